@@ -1,6 +1,5 @@
 //! One budget of attempts for gateway and workers together.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -78,8 +77,8 @@ async fn answer(mut connection: TcpStream, asked: Arc<AtomicU64>) -> anyhow::Res
     Ok(connection.shutdown().await?)
 }
 
-/// A mesh in front of the engine, and its data directory. Without `retries_per_s`, the budget of retries is the share of the
-/// chunks alone.
+/// A mesh in front of the engine, and its data directory. Without `retries_per_s`, the budget of retries is the share
+/// of the chunks alone.
 async fn in_front_of(
     engine: &FailingEngine,
     gateway: &str,

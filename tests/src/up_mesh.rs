@@ -49,7 +49,8 @@ impl UpMesh {
         UpMesh::start_tuned(data_dir, settings, |_| {}).await
     }
 
-    /// [`start_in`](Self::start_in) with values that no configuration has: `tune` sets fields that are not deserialised.
+    /// [`start_in`](Self::start_in) with values that no configuration has: `tune` sets fields that are not
+    /// deserialised.
     ///
     /// # Errors
     /// As [`UpMesh::start_with`].

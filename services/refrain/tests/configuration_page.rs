@@ -359,7 +359,8 @@ fn optional_sections_are_found() {
 }
 
 /// Fields of requests and metrics that are named like keys.
-const NOT_KEYS: [&str; 8] = [
+const NOT_KEYS: [&str; 9] = [
+    "chunk_tokens",
     "steps",
     "max_tokens",
     "max_completion_tokens",

@@ -10,8 +10,8 @@
 //! * `streaming`: the driver for engines that generate by themselves. It relays one stream per chunk.
 //! * `drive`: drive mode, where a streaming engine is made to verify drafts.
 //! * `running`: the state of a request while its chunk is decoded, with its draft.
-//! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its metrics
-//!   and the statistics that the draft store keeps.
+//! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its
+//!   metrics and the statistics that the draft store keeps.
 //! * `engine`: the traits of engines, and the third-party engines with their wire formats (`engine/dialect`).
 //! * `worker_engine`: either kind of engine, and the connection to a third-party engine.
 //! * `config`, `metrics`.

@@ -1,6 +1,7 @@
 //! Routing in the decode loop: the router of `refrain-speculation` with its inputs, outputs and metrics.
 //!
-//! The decisions are those of [`refrain_speculation::router`]; this folder has the rim around them. Read [`Routing`] first.
+//! The decisions are those of [`refrain_speculation::router`]; this folder has the rim around them. Read [`Routing`]
+//! first.
 //!
 //! * `settings`: the configuration, fitted to the abilities of the engine.
 //! * `statistics`: acceptance statistics that outlive the worker, kept by the draft store.

@@ -271,13 +271,15 @@ fn formats() -> Vec<Format> {
             "acceptance_stats_request",
             AcceptanceStatsRequest {
                 namespace: signed(),
-                observed: vec![1, 2, 3],
+                table: 9,
+                statistics: vec![1, 2, 3],
             },
         ),
         format(
             "acceptance_stats_reply",
             AcceptanceStatsReply {
-                tables: vec![1, 2, 3],
+                table: 9,
+                statistics: vec![1, 2, 3],
             },
         ),
         format(

@@ -23,8 +23,8 @@ use crate::telemetry::Metrics;
 /// caller's name, separated by `;`. In a response of the scheduler: the mesh time. Times are Unix milliseconds.
 pub const CLOCK_HEADER: &str = "x-refrain-clock";
 
-/// Default of `mesh.clock_skew_s_max`, in seconds. A clock that nobody adjusts is off by a few minutes after months, and
-/// a clock in the wrong time zone is off by hours.
+/// Default of `mesh.clock_skew_s_max`, in seconds. A clock that nobody adjusts is off by a few minutes after months,
+/// and a clock in the wrong time zone is off by hours.
 pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
 
 /// How often one service sends its clock to another.

@@ -137,8 +137,8 @@ fn expansion(bencher: Bencher<'_, '_>, paths: usize) {
     bench_propose(bencher, &index(1, IndexConfig::default()), &params);
 }
 
-/// Where counts saturate (`count_cap`, 1024). On ordinary text a cap neither costs nor saves anything; what it is for,
-/// text that repeats one token, has a test of its own that counts the work.
+/// Where counts saturate (`count_cap`, 1024). On ordinary text a cap neither costs nor saves anything; what it is
+/// for, text that repeats one token, has a test of its own that counts the work.
 #[divan::bench(args = [16, 1024, u16::MAX], sample_count = 5, sample_size = 1)]
 fn count_cap(bencher: Bencher<'_, '_>, count_cap: u16) {
     let config = IndexConfig {

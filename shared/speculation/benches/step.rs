@@ -1,13 +1,14 @@
-//! What deciding a step of a batch takes: 64 proposals over an index of millions of tokens with the chances of what was
-//! found, and the division of the step. What is learnt from a step is seen to while the next one is made, and stands apart.
+//! What deciding a step of a batch takes: 64 proposals over an index of millions of tokens with the chances of what
+//! was found, and the division of the step. What is learnt from a step is seen to while the next one is made, and
+//! stands apart.
 //!
 //! ```text
 //! cargo bench -p refrain-speculation --bench step
 //! ```
 //!
-//! Every request looks into its own text and into its namespace, three segments and a live part, with the settings that
-//! a worker has by default, and may have the head's draft instead. Every step is of a batch that was not met before. The threads wait for the step as those of a worker do; run by one nobody is
-//! woken.
+//! Every request looks into its own text and into its namespace, three segments and a live part, with the settings
+//! that a worker has by default, and may have the head's draft instead. Every step is of a batch that was not met
+//! before. The threads wait for the step as those of a worker do; run by one nobody is woken.
 
 mod text;
 

@@ -136,8 +136,8 @@ fn measure_growth(documents: &[Vec<Token>]) -> Index {
     index
 }
 
-/// What one look at memory takes that depends on the one before, in as much memory as the index has: proposals are made
-/// of some dozens of them. On a machine with neighbours it varies more than anything else here.
+/// What one look at memory takes that depends on the one before, in as much memory as the index has: proposals are
+/// made of some dozens of them. On a machine with neighbours it varies more than anything else here.
 fn measure_memory(bytes: usize) {
     const LINE_WORDS: usize = 16;
     let lines = bytes / (4 * LINE_WORDS);
@@ -166,7 +166,8 @@ fn measure_memory(bytes: usize) {
     println!("one look at memory: {:?}", times[times.len() / 2]);
 }
 
-/// New documents are decoded as they stand, with drafts from themselves and from the corpus, which they become part of.
+/// New documents are decoded as they stand, with drafts from themselves and from the corpus, which they become part
+/// of.
 fn measure_decoding(index: &mut Index, documents: &[Vec<Token>]) {
     let settings = [
         ("linear", Expansion::Linear, 24),

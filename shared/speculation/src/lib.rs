@@ -1,9 +1,9 @@
-//! The decisions of speculative decoding over suffix indexes, as pure functions: what to draft, whether to verify it, and
-//! which tokens to keep.
+//! The decisions of speculative decoding over suffix indexes, as pure functions: what to draft, whether to verify it,
+//! and which tokens to keep.
 //!
-//! One step of decoding proposes a draft tree, has the target model verify it, and keeps the path that the target itself
-//! would have taken. This crate proposes and decides; the model belongs to the caller. It has no model, no sampling, no
-//! wire format, no clock and no I/O.
+//! One step of decoding proposes a draft tree, has the target model verify it, and keeps the path that the target
+//! itself would have taken. This crate proposes and decides; the model belongs to the caller. It has no model, no
+//! sampling, no wire format, no clock and no I/O.
 //!
 //! ```
 //! use refrain_speculation::draft::{Lookup, ProposeParams, Scope, Source, propose};

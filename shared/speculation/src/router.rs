@@ -1,18 +1,20 @@
 //! Which draft each request of a step verifies.
 //!
 //! One [`Router`] belongs to one engine. Before a step it turns what each request could verify ([`Prospect`]) into an
-//! [`Offer`]; after the step it is told what the engine did ([`Step`]) and what each request got ([`Outcome`]), and learns.
-//! Two policies stand behind it. [`Policy::Score`] is the hybrid rule of SuffixDecoding, for each request by itself.
-//! [`Policy::Goodput`] divides a step among all requests of the batch by what drafts are expected to bring and what the step
-//! is expected to take. A guard compares steps with and without drafts under either, and turns drafting off where it loses.
+//! [`Offer`]; after the step it is told what the engine did ([`Step`]) and what each request got ([`Outcome`]), and
+//! learns. Two policies stand behind it. [`Policy::Score`] is the hybrid rule of SuffixDecoding, for each request by
+//! itself. [`Policy::Goodput`] divides a step among all requests of the batch by what drafts are expected to bring
+//! and what the step is expected to take. A guard compares steps with and without drafts under either, and turns
+//! drafting off where it loses.
 //!
 //! ```text
 //! Prospect --score, or goodput (budget)--> Offer --engine--> Step, Outcome --> statistics, costs, trials
 //! ```
 //!
-//! There is no clock and no I/O here. The worker runs a router before a real engine, and `refrain replay` runs the same one
-//! before a modelled engine. Two parts of learning are cheap and decide what the next step may try ([`Router::observe`]). The
-//! rest may wait until the next step is under way ([`Router::learn`], [`Router::learn_step`]).
+//! There is no clock and no I/O here. The worker runs a router before a real engine, and `refrain replay` runs the
+//! same one before a modelled engine. Two parts of learning are cheap and decide what the next step may try
+//! ([`Router::observe`]). The rest may wait until the next step is under way ([`Router::learn`],
+//! [`Router::learn_step`]).
 //!
 //! | file | holds |
 //! |---|---|
@@ -77,7 +79,8 @@ pub struct RouterParams {
     pub policy: Policy,
     /// tau of the score policy. Under both policies a fixed 0 keeps `auto` requests from the head.
     pub threshold: Threshold,
-    /// Tokens per second with drafts over those without, below which the guard turns drafting off; 0 turns the guard off.
+    /// Tokens per second with drafts over those without, below which the guard turns drafting off; 0 turns the guard
+    /// off.
     pub gain_min: f64,
     /// Requests in a step above which `auto` requests draft nothing.
     pub off_above_batch: Option<u32>,
@@ -137,8 +140,8 @@ impl<N: Copy + Hash + Eq> Router<N> {
         }
     }
 
-    /// Starts from measured steps: the tokens of each, and its seconds with next to no KV. Steps that were observed before
-    /// are worth more and are kept instead.
+    /// Starts from measured steps: the tokens of each, and its seconds with next to no KV. Steps that were observed
+    /// before are worth more and are kept instead.
     pub fn start_from_profile(&mut self, profile: &[(u32, f64)]) {
         self.goodput.start_from_profile(profile);
     }
@@ -148,14 +151,15 @@ impl<N: Copy + Hash + Eq> Router<N> {
         self.goodput.statistics(namespace)
     }
 
-    /// Whether `auto` requests draft nothing in a step that decodes for `batch` requests, because the batch is too large.
+    /// Whether `auto` requests draft nothing in a step that decodes for `batch` requests, because the batch is too
+    /// large.
     pub fn is_off(&self, batch: u32) -> bool {
         self.params.off_above_batch.is_some_and(|most| batch > most)
     }
 
-    /// Whether the guard holds back the drafts of `auto` requests in a step that decodes for `batch` requests. The caller
-    /// then looks for no suffix drafts, and says so in [`Step::withheld`]. A step that also reads a prompt is no trial: it would pay for one and be no
-    /// evidence.
+    /// Whether the guard holds back the drafts of `auto` requests in a step that decodes for `batch` requests. The
+    /// caller then looks for no suffix drafts, and says so in [`Step::withheld`]. A step that also reads a prompt is
+    /// no trial: it would pay for one and be no evidence.
     pub fn withholds(&self, batch: u32, reads_prompt: bool) -> bool {
         let may_try = !reads_prompt && !self.head.is_on_trial(batch);
         self.guard
@@ -163,8 +167,8 @@ impl<N: Copy + Hash + Eq> Router<N> {
             .is_some_and(|guard| guard.withholds(batch, may_try))
     }
 
-    /// f of each node of the prospect's suffix draft, for [`Prospect::path_probabilities`]; empty where the policy does not
-    /// use it. It only reads, so that many requests are estimated at once.
+    /// f of each node of the prospect's suffix draft, for [`Prospect::path_probabilities`]; empty where the policy
+    /// does not use it. It only reads, so that many requests are estimated at once.
     pub fn estimate(&self, prospect: &Prospect<N>) -> Vec<f32> {
         let is_divided = self.params.policy == Policy::Goodput && prospect.asked == Asked::Auto;
         match prospect.candidate.as_ref().filter(|_| is_divided) {
@@ -227,8 +231,8 @@ impl<N: Copy + Hash + Eq> Router<N> {
         offer
     }
 
-    /// Takes a step into account as far as it decides what the next one may try. Returns the guard's verdict, if the step was
-    /// evidence. Call [`learn_step`](Self::learn_step) after it, while the next step is under way.
+    /// Takes a step into account as far as it decides what the next one may try. Returns the guard's verdict, if the
+    /// step was evidence. Call [`learn_step`](Self::learn_step) after it, while the next step is under way.
     pub fn observe(&mut self, step: Step) -> Option<Verdict> {
         let batch = step.batch();
         let guard_tries = self
@@ -261,8 +265,8 @@ impl<N: Copy + Hash + Eq> Router<N> {
         }
     }
 
-    /// Takes into account that a request ended which the head could have served: the length of its context at the start,
-    /// and the tokens that steps without a suffix draft emitted for it.
+    /// Takes into account that a request ended which the head could have served: the length of its context at the
+    /// start, and the tokens that steps without a suffix draft emitted for it.
     pub fn request_ended(&mut self, context_tokens: u32, unmatched_tokens: u32) {
         self.head.request_ended(context_tokens, unmatched_tokens);
     }

@@ -1,27 +1,29 @@
 //! Acceptance statistics: the probability that a draft node is accepted, learnt from the target's own tokens.
 //!
 //! D(N) of SuffixDecoding is a ratio of counts, not a probability. After a match of one token the most frequent
-//! continuation is rejected far more often than its share says; after a match of fifty it hardly ever is. A router that
-//! compares a sum of D with a cost decides badly (Hybrid Verified Decoding, arXiv 2606.01019). So acceptance is counted in
-//! two stages.
+//! continuation is rejected far more often than its share says; after a match of fifty it hardly ever is. A router
+//! that compares a sum of D with a cost decides badly (Hybrid Verified Decoding, arXiv 2606.01019). So acceptance is
+//! counted in two stages.
 //!
 //! **Stage one: nodes.** Acceptance is counted by the features that are known of a node before it is verified
-//! ([`NodeFeatures`]): its source and scope, the length of the match, its depth, its share C(N) = D(N) / D(parent), and how
-//! often it was seen. Most cells of this grid see little. So the estimate of a cell is shrunk towards that of the cells
-//! without the count, those towards the cells without the match length, those towards the cells of the share alone, and
-//! these towards C(N). Each level weighs as much as a few observations. The feature of a head's draft is the length of the
-//! context instead of a match, since heads decay past the lengths that they were trained on.
+//! ([`NodeFeatures`]): its source and scope, the length of the match, its depth, its share C(N) = D(N) / D(parent),
+//! and how often it was seen. Most cells of this grid see little. So the estimate of a cell is shrunk towards that of
+//! the cells without the count, those towards the cells without the match length, those towards the cells of the
+//! share alone, and these towards C(N). Each level weighs as much as a few observations. The feature of a head's
+//! draft is the length of the context instead of a match, since heads decay past the lengths that they were trained
+//! on.
 //!
-//! **Stage two: drafts.** The features of a single node do not say how predictable its text is. Long copies fail less often
-//! than the product of their nodes' probabilities says, and mixed text more often. So failures are counted by the number of
-//! tokens that stage one expects of the whole draft, and compared with the failures that it expected at the nodes that were
-//! reached. The ratio of the two scales the probability that a draft ends at a node. (On recorded agents, stage one alone
-//! expected 3 to 4 % too little where text repeats most; with stage two all recordings are within 2 %.)
+//! **Stage two: drafts.** The features of a single node do not say how predictable its text is. Long copies fail less
+//! often than the product of their nodes' probabilities says, and mixed text more often. So failures are counted by
+//! the number of tokens that stage one expects of the whole draft, and compared with the failures that it expected at
+//! the nodes that were reached. The ratio of the two scales the probability that a draft ends at a node. (On recorded
+//! agents, stage one alone expected 3 to 4 % too little where text repeats most; with stage two all recordings are
+//! within 2 %.)
 //!
-//! **Observations.** The children of a node are judged by the token that the target drew after it: those of the root in
-//! every step, those of an accepted node by the token that followed. A node whose parent was not reached teaches nothing.
-//! Verification changes no token, so a draft that was held back is judged as well: a source that is out of favour is seen to
-//! recover. Older observations decay, because workloads change.
+//! **Observations.** The children of a node are judged by the token that the target drew after it: those of the root
+//! in every step, those of an accepted node by the token that followed. A node whose parent was not reached teaches
+//! nothing. Verification changes no token, so a draft that was held back is judged as well: a source that is out of
+//! favour is seen to recover. Older observations decay, because workloads change.
 
 mod bytes;
 
@@ -36,8 +38,8 @@ const HALF_LIFE: f32 = 256.0;
 /// Drafts of a size after which an older one counts half in stage two.
 const DRAFTS_HALF_LIFE: f32 = 512.0;
 
-/// Acceptance probability of each token of a head's draft before any was observed. A draft of any depth then brings one token
-/// at most, and the step [`ACCEPTED_LENGTH_PRIOR`](crate::router::ACCEPTED_LENGTH_PRIOR).
+/// Acceptance probability of each token of a head's draft before any was observed. A draft of any depth then brings
+/// one token at most, and the step [`ACCEPTED_LENGTH_PRIOR`](crate::router::ACCEPTED_LENGTH_PRIOR).
 const HEAD_PROBABILITY_PRIOR: f32 = 0.5;
 
 /// Observations that the estimate of the next coarser level counts for.
@@ -144,8 +146,8 @@ impl AcceptanceStatistics {
         self.observations
     }
 
-    /// The probability of stage one that the node is accepted if its parent was, above 0 and below 1. The root counts as
-    /// accepted.
+    /// The probability of stage one that the node is accepted if its parent was, above 0 and below 1. The root counts
+    /// as accepted.
     pub fn node_probability(&self, node: &NodeFeatures) -> f32 {
         let mut probability = if node.share.is_finite() {
             node.share.clamp(0.0, 1.0)
@@ -162,9 +164,9 @@ impl AcceptanceStatistics {
         probability.clamp(f32::MIN_POSITIVE, NODE_PROBABILITY_MAX)
     }
 
-    /// f of each node of a draft, in their order: the probability that the whole path to it is accepted. It is never above
-    /// that of the parent, and siblings never add up to more than their parent. The sum over all nodes is the number of
-    /// accepted draft tokens that is expected.
+    /// f of each node of a draft, in their order: the probability that the whole path to it is accepted. It is never
+    /// above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is the
+    /// number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
         let draft = Draft::new(candidate);
         let mut conditional = self.conditional(&draft);
@@ -180,8 +182,8 @@ impl AcceptanceStatistics {
         draft.along_paths(conditional)
     }
 
-    /// Learns from the target's tokens where the draft was proposed, whether it was verified or not. The caller leaves out
-    /// tokens that a stop rule cut off, or that are unknown for another reason.
+    /// Learns from the target's tokens where the draft was proposed, whether it was verified or not. The caller
+    /// leaves out tokens that a stop rule cut off, or that are unknown for another reason.
     pub fn observe(&mut self, candidate: &Candidate, emitted: &[Token]) {
         let draft = Draft::new(candidate);
         let conditional = self.conditional(&draft);
@@ -257,8 +259,8 @@ impl AcceptanceStatistics {
         })
     }
 
-    /// Learns from a head's draft that was to be `depth` tokens deep and of which `accepted` were accepted. A head that stops
-    /// earlier counts as rejected there, so that the expectation is that of asking the head.
+    /// Learns from a head's draft that was to be `depth` tokens deep and of which `accepted` were accepted. A head
+    /// that stops earlier counts as rejected there, so that the expectation is that of asking the head.
     pub fn observe_head(&mut self, context_tokens: u32, depth: u32, accepted: u32) {
         for at in 1..=depth.min(accepted.saturating_add(1)) {
             self.observe_node(&head_node(context_tokens, at), at <= accepted);

@@ -32,8 +32,8 @@ fn naive_children(
     children
 }
 
-/// The most probable child of a leaf or inner node that is not in the tree yet, over and over; for chains, of the last
-/// depth alone. The first of equals is taken: parents as they came in.
+/// The most probable child of a leaf or inner node that is not in the tree yet, over and over; for chains, of the
+/// last depth alone. The first of equals is taken: parents as they came in.
 fn naive_expand(
     oracle: &Oracle,
     pattern: &[Token],

@@ -1,5 +1,5 @@
-//! Chooses the drafts of a step for the whole batch, by one policy, and keeps account of what came of it on the modelled
-//! engine.
+//! Chooses the drafts of a step for the whole batch, by one policy, and keeps account of what came of it on the
+//! modelled engine.
 
 use std::num::NonZeroUsize;
 

@@ -14,13 +14,15 @@ const PROPOSE_THREADS_MAX: usize = 256;
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculationConfig {
-    /// How drafts of `auto` requests are chosen: `goodput` for the whole batch at once, or `score` for each request by itself.
+    /// How drafts of `auto` requests are chosen: `goodput` for the whole batch at once, or `score` for each request
+    /// by itself.
     pub router: RouterChoice,
     /// Requests in a step above which `auto` requests draft nothing, under the goodput router; 0 never stops them.
     pub off_above_batch: u32,
     /// A pattern of p tokens may draft alpha * p tokens (MAX_SPEC of SuffixDecoding).
     pub alpha: f32,
-    /// Safety limit of the draft tokens of one request in one step. Drafts end where they are no longer likely enough.
+    /// Safety limit of the draft tokens of one request in one step. Drafts end where they are no longer likely
+    /// enough.
     pub max_spec_tokens: usize,
     /// Draft tokens less likely than this are left out.
     pub min_token_prob: f32,
@@ -28,22 +30,23 @@ pub struct SpeculationConfig {
     pub max_pattern_tokens: u32,
     /// Whether drafts branch.
     pub tree: bool,
-    /// The SCORE that a suffix draft must exceed under the score router: a number, or `auto`. Under both routers, 0 keeps
-    /// `auto` requests from the fallback.
+    /// The SCORE that a suffix draft must exceed under the score router: a number, or `auto`. Under both routers, 0
+    /// keeps `auto` requests from the fallback.
     pub score_threshold: ScoreThreshold,
-    /// The drafter for steps without a good suffix draft: `self` for the engine's own head or draft model, `off`, or the name of
-    /// a worker.
+    /// The drafter for steps without a good suffix draft: `self` for the engine's own head or draft model, `off`, or
+    /// the name of a worker.
     pub fallback: FallbackChoice,
-    /// Tokens per second with drafts over those without, by batch size, below which `auto` requests go without drafts (under
-    /// the score router, without suffix drafts); 0 never holds drafts back.
+    /// Tokens per second with drafts over those without, by batch size, below which `auto` requests go without drafts
+    /// (under the score router, without suffix drafts); 0 never holds drafts back.
     pub gain_min: f64,
-    /// How often a worker saves the acceptance statistics of a namespace in the draft store, milliseconds; 0 never saves.
+    /// How often a worker saves the acceptance statistics of a namespace in the draft store, milliseconds; 0 never
+    /// saves.
     pub statistics_interval_ms: u64,
-    /// Threads that look for the drafts of a step, the decode loop's own included; 0 uses one less than there are cores, and at
-    /// most sixteen.
+    /// Threads that look for the drafts of a step, the decode loop's own included; 0 uses one less than there are
+    /// cores, and at most sixteen.
     pub propose_threads: usize,
-    /// Requests of a step from which on threads look for drafts together. Waking them takes about as long as 100 microseconds of
-    /// searching.
+    /// Requests of a step from which on threads look for drafts together. Waking them takes about as long as 100
+    /// microseconds of searching.
     #[serde(skip)]
     pub propose_together_min: usize,
     /// The engine's own drafter.
@@ -96,9 +99,9 @@ pub struct Eagle3Config {
     pub tokens_max: u32,
     /// Paths that the head thinks less likely than this are left out.
     pub path_prob_min: f32,
-    /// Whether the head draws its tokens as the request samples, instead of taking the likeliest. More of them are accepted
-    /// at higher temperatures. The output keeps the engine's distribution, but not, token for token, the output without drafts.
-    /// Needs `top_k` 1.
+    /// Whether the head draws its tokens as the request samples, instead of taking the likeliest. More of them are
+    /// accepted at higher temperatures. The output keeps the engine's distribution, but not, token for token, the
+    /// output without drafts. Needs `top_k` 1.
     pub sampled: bool,
     /// Trials of the head under the score router.
     #[serde(skip)]

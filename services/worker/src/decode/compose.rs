@@ -80,7 +80,8 @@ impl DecodeLoop {
         }
     }
 
-    /// The remote look-ups of a step: for requests that may draft in it and whose namespace has no complete replica here.
+    /// The remote look-ups of a step: for requests that may draft in it and whose namespace has no complete replica
+    /// here.
     pub(super) fn remote_queries(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
         let limits = self.limits();
         let context_tokens = self.remote_lookup.context_tokens();
@@ -180,8 +181,8 @@ impl DecodeLoop {
         (parts, left)
     }
 
-    /// What the requests that sample could draft, in their order, and the seconds of each search. The piece that ends a prompt
-    /// can verify a draft as well.
+    /// What the requests that sample could draft, in their order, and the seconds of each search. The piece that ends
+    /// a prompt can verify a draft as well.
     fn prospects(
         &self,
         batch: &[ActiveChunk],

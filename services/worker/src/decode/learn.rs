@@ -1,4 +1,5 @@
-//! Learning from a step: the part that the next step needs at once, and the part that waits until the next step is under way.
+//! Learning from a step: the part that the next step needs at once, and the part that waits until the next step is
+//! under way.
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepResponse, StepResult};
@@ -10,8 +11,8 @@ use crate::chunk::ActiveChunk;
 use crate::running::ActiveRequest;
 
 impl DecodeLoop {
-    /// Tells the router of a step, as far as it decides what the next step tries. The requests have not absorbed their results
-    /// yet.
+    /// Tells the router of a step, as far as it decides what the next step tries. The requests have not absorbed
+    /// their results yet.
     pub(super) fn observe(
         &mut self,
         response: &StepResponse,
@@ -38,7 +39,8 @@ impl DecodeLoop {
         });
     }
 
-    /// Does the work of the last step that the next one does not need, while that one is under way or no request can move.
+    /// Does the work of the last step that the next one does not need, while that one is under way or no request can
+    /// move.
     pub(super) fn catch_up(&mut self, batch: &mut [ActiveChunk]) {
         for chunk in batch {
             self.settle(chunk);
@@ -105,8 +107,8 @@ fn step_item(
     }
 }
 
-/// The tokens that the head reads of each text that it is behind with: together no more than a step holds, the first texts
-/// first. It reads the rest in later steps, and drafts then.
+/// The tokens that the head reads of each text that it is behind with: together no more than a step holds, the first
+/// texts first. It reads the rest in later steps, and drafts then.
 fn read_in_step(
     behind: impl Iterator<Item = u32>,
     step_tokens_max: u32,

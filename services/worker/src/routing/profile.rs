@@ -1,9 +1,10 @@
 //! What the engine's steps take by their number of tokens, measured before the first request: the budget of the first
 //! steps then goes by something.
 //!
-//! A few steps of one throw-away session, each twice: the first of a size pays for buffers and compiled kernels that the
-//! next ones have. The session is of no tenant's namespace and shares no text with another, nothing of it is kept, and it ends
-//! early when its time is up. Where it fails, costs are learnt from requests, as they would be without it.
+//! A few steps of one throw-away session, each twice: the first of a size pays for buffers and compiled kernels that
+//! the next ones have. The session is of no tenant's namespace and shares no text with another, nothing of it is
+//! kept, and it ends early when its time is up. Where it fails, costs are learnt from requests, as they would be
+//! without it.
 
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ const SIZES_MIN: usize = 4;
 /// Tokens that stand before those of a step: the one that opened the session.
 const KEPT_TOKENS: u32 = 1;
 
-/// Tokens of a step and its seconds, for sizes up to `tokens_max`, as far as `time_max` reaches; nothing if it does not reach
-/// far. To end the session may take as long again.
+/// Tokens of a step and its seconds, for sizes up to `tokens_max`, as far as `time_max` reaches; nothing if it does
+/// not reach far. To end the session may take as long again.
 pub(crate) async fn profile(
     engine: &dyn VerifyingEngine,
     tokens_max: u32,

@@ -16,13 +16,13 @@ const THREADS_MAX: usize = 16;
 
 /// Does something for each of many, on its own threads beside the caller's.
 ///
-/// A proposal takes some microseconds, waking a thread takes some tens. So helpers are woken for large batches alone; for
-/// any other the caller does all of it as if there were none.
+/// A proposal takes some microseconds, waking a thread takes some tens. So helpers are woken for large batches alone;
+/// for any other the caller does all of it as if there were none.
 ///
-/// The caller waits until each helper that it woke has run, also one that finds nothing left to do: what they look at is
-/// borrowed from the batch, and only unsafe code could go on while a thread may still come to look at it. On a machine
-/// whose cores are all taken such a helper makes the step wait for the system's scheduler. So a core is left free, and
-/// with two cores nobody helps, unless the configuration says otherwise.
+/// The caller waits until each helper that it woke has run, also one that finds nothing left to do: what they look at
+/// is borrowed from the batch, and only unsafe code could go on while a thread may still come to look at it. On a
+/// machine whose cores are all taken such a helper makes the step wait for the system's scheduler. So a core is left
+/// free, and with two cores nobody helps, unless the configuration says otherwise.
 pub(crate) struct Proposers {
     /// The helpers; none where the caller is alone.
     helpers: Option<ThreadPool>,
@@ -81,7 +81,8 @@ impl Proposers {
     }
 }
 
-/// Takes some of so many items: fewer at a time as the end comes near, where everybody would wait for whoever has several left.
+/// Takes some of so many items: fewer at a time as the end comes near, where everybody would wait for whoever has
+/// several left.
 fn take(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>> {
     let end = |from: usize| from + ((items - from) / (2 * threads)).clamp(1, TAKEN_MAX);
     let take = |from: usize| (from < items).then(|| end(from));

@@ -1,10 +1,10 @@
 //! Acceptance statistics that outlive the worker.
 //!
-//! The draft store keeps one table per namespace. A worker that meets a namespace asks for it and goes on from there, and saves
-//! its own table now and then and when it stops. Where several workers serve a namespace, the last one that saves
-//! wins: each of them began with the table of all before it, so little is lost. (Workers used to send their counts, and
-//! the store added them up. Replayed recordings are served 0.5 % faster at most with statistics that are known from the start,
-//! which does not pay for the sum.)
+//! The draft store keeps one table per namespace. A worker that meets a namespace asks for it and goes on from there,
+//! and saves its own table now and then and when it stops. Where several workers serve a namespace, the last one that
+//! saves wins: each of them began with the table of all before it, so little is lost. (Workers used to send their
+//! counts, and the store added them up. Replayed recordings are served 0.5 % faster at most with statistics that are
+//! known from the start, which does not pay for the sum.)
 //!
 //! A task of its own makes the calls. The decode loop passes bytes and takes in answers, and never waits.
 

@@ -54,7 +54,8 @@ impl Transfers {
         }
     }
 
-    /// Reports how the engine's head does at the batch size that it serves best. An idle worker would else be judged by a straggler.
+    /// Reports how the engine's head does at the batch size that it serves best. An idle worker would else be judged
+    /// by a straggler.
     pub(super) fn report(&self, status: &HeadStatus) {
         let accepted_length = status.accepted_length.map(|length| length as f32);
         *lock(&self.reports.own) = Some(Eagle3Report {

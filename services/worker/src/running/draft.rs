@@ -98,8 +98,8 @@ pub(super) fn accepted_of_head(offer: Option<&Offer>, output: &StepOutput) -> u3
     output.accepted_nodes.iter().take_while(drafted).count() as u32
 }
 
-/// The labels of a step. A draft of the engine reads the request and nothing else, but it was found in no text, so it has
-/// no scope.
+/// The labels of a step. A draft of the engine reads the request and nothing else, but it was found in no text, so it
+/// has no scope.
 pub(super) fn step_labels(
     offer: Option<&Offer>,
     drafter: Option<DrafterKind>,
@@ -180,8 +180,8 @@ impl ActiveRequest {
             .min(self.emit_left(limits).saturating_sub(1))
     }
 
-    /// What the request could have verified in a step with room for `room` draft tokens. With `withholds`, drafts of `auto`
-    /// requests are held back.
+    /// What the request could have verified in a step with room for `room` draft tokens. With `withholds`, drafts of
+    /// `auto` requests are held back.
     pub(crate) fn prospect(
         &self,
         room: u32,
@@ -215,8 +215,8 @@ impl ActiveRequest {
         }
     }
 
-    /// The request's target between tokens, counted from the first token of the chunk. Earlier chunks ran elsewhere, and the
-    /// request waited between them.
+    /// The request's target between tokens, counted from the first token of the chunk. Earlier chunks ran elsewhere,
+    /// and the request waited between them.
     fn pace(&self, now: Instant) -> Option<Pace> {
         let tpot_ms = self.request.urgency.tpot_ms?;
         let first = self.first_token_at?;

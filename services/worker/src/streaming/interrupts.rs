@@ -41,8 +41,8 @@ impl Interrupts {
         }
     }
 
-    /// The ending by a control message that has arrived already. A chunk whose stream is always ready never waits, so it would not
-    /// poll for interrupts.
+    /// The ending by a control message that has arrived already. A chunk whose stream is always ready never waits, so
+    /// it would not poll for interrupts.
     pub(super) fn pending_control(&mut self, running: &ActiveRequest) -> Option<ChunkEnding> {
         let control = self.controls.try_recv().ok()?;
         Some(ChunkEnding::by_control(control, running))

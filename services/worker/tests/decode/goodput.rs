@@ -1,5 +1,5 @@
-//! The goodput router over a scripted engine, whose steps take what they are said to take: what is drafted, and what all
-//! of it takes.
+//! The goodput router over a scripted engine, whose steps take what they are said to take: what is drafted, and what
+//! all of it takes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -22,7 +22,8 @@ async fn worker(store: Arc<FakeStore>, interval_ms: u64) -> Bench {
     engine.verify_s = 0.000_01;
     bench_on(store, engine, |config| {
         config.speculation.gain_min = 0.0;
-        // Short chains are verified to the end. In a large tree the part that is left out is learnt to be worthless at once.
+        // Short chains are verified to the end. In a large tree the part that is left out is learnt to be worthless
+        // at once.
         config.speculation.tree = false;
         config.speculation.max_spec_tokens = 16;
         config.speculation.min_token_prob = 0.45;

@@ -12,8 +12,8 @@ pub enum Expansion {
     Linear,
     /// A tree, best first.
     Tree,
-    /// As many chains as this at most, the most probable ones at every depth (Seer's beam, arXiv 2511.14617). MAX_SPEC
-    /// limits their length; all of them together have at most so many times as many nodes. One is
+    /// As many chains as this at most, the most probable ones at every depth (Seer's beam, arXiv 2511.14617).
+    /// MAX_SPEC limits their length; all of them together have at most so many times as many nodes. One is
     /// [`Linear`](Self::Linear).
     Paths(usize),
 }
@@ -53,8 +53,8 @@ pub(crate) struct Drafted {
 /// A child of a drafted node that was not taken yet.
 struct Pending {
     probability: f32,
-    /// Its place in `Expander::found`, in the order of finding: among equals the earlier one is taken, so a proposal is
-    /// always the same.
+    /// Its place in `Expander::found`, in the order of finding: among equals the earlier one is taken, so a proposal
+    /// is always the same.
     order: u32,
 }
 
@@ -99,10 +99,10 @@ impl Expander {
     /// Expands `found` and returns the SCORE of the tree, which is left in `drafted`; 0, and no tree, if there
     /// is nothing to draft or if its SCORE could not exceed `beat`.
     ///
-    /// D is shrunk, n / (n + 1), once per candidate, not once per level: a single copy is worth 1/2, not 1, and 500 of 520
-    /// are worth 0.96. The doubt is whether this context goes the way of those seen. Once it has agreed with the only
-    /// copy for one token that doubt is gone, and a factor for every level would have made long drafts from one copy,
-    /// the best there are, worthless.
+    /// D is shrunk, n / (n + 1), once per candidate, not once per level: a single copy is worth 1/2, not 1, and 500
+    /// of 520 are worth 0.96. The doubt is whether this context goes the way of those seen. Once it has agreed with
+    /// the only copy for one token that doubt is gone, and a factor for every level would have made long drafts from
+    /// one copy, the best there are, worthless.
     pub(crate) fn expand(
         &mut self,
         search: &mut Search<'_>,
@@ -273,15 +273,15 @@ fn shrink(total: u64) -> f32 {
     total as f32 / (total as f32 + 1.0)
 }
 
-/// Whether a tree that scores so much, with so many nodes to come of which none is more probable than the last, scores
-/// no more than `beat`. Rounding is allowed for, as in [`ceiling`].
+/// Whether a tree that scores so much, with so many nodes to come of which none is more probable than the last,
+/// scores no more than `beat`. Rounding is allowed for, as in [`ceiling`].
 fn cannot_reach(beat: f32, score: f32, probability: f32, left: usize) -> bool {
     let left = left as f32;
     (score + left * probability) * (1.0 + (left + 4.0) * f32::EPSILON) <= beat
 }
 
-/// No tree of so many nodes that is `depth` deep scores more, if no level's probabilities add up to more than `d`. The
-/// second factor covers what rounding may add to a score while it is summed.
+/// No tree of so many nodes that is `depth` deep scores more, if no level's probabilities add up to more than `d`.
+/// The second factor covers what rounding may add to a score while it is summed.
 pub(crate) fn ceiling(d: f32, depth: usize, nodes: usize) -> f32 {
     (1.0 + depth as f32 * d) * (1.0 + (nodes as f32 + 4.0) * f32::EPSILON)
 }

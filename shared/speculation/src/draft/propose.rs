@@ -20,8 +20,8 @@ pub struct ProposeParams {
     pub max_spec_tokens: usize,
     /// Nodes with D(N) below this are not drafted.
     pub min_token_prob: f32,
-    /// D of the first level is multiplied by n / (n + 1), where n is how often anything was seen to follow the pattern: a
-    /// single copy is worth 1/2, not 1. Without it D is as in the paper.
+    /// D of the first level is multiplied by n / (n + 1), where n is how often anything was seen to follow the
+    /// pattern: a single copy is worth 1/2, not 1. Without it D is as in the paper.
     pub shrinks: bool,
     /// Shortest pattern that counts as a match (at least 1).
     pub min_match_len: u32,

@@ -26,7 +26,8 @@ pub struct DraftNode {
     pub parent: Option<u32>,
     /// D(N): estimated probability that the whole path to this node is accepted (SuffixDecoding, section 3).
     pub probability: f32,
-    /// How often it was seen to follow its parent there, at least 1 if it was read from a text; 0 if nothing was counted.
+    /// How often it was seen to follow its parent there, at least 1 if it was read from a text; 0 if nothing was
+    /// counted.
     pub count: u32,
     /// Who drafted it.
     pub origin: Origin,

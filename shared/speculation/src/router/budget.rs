@@ -1,33 +1,35 @@
 //! How many tokens a step verifies, and for which requests, decided for the whole batch at once.
 //!
-//! A draft token is worth its expected benefit, and costs what it adds to the step. That cost depends on the drafts of all
-//! other requests: alone, a request may have thirty tokens verified for next to nothing; beside sixty-three others, the second
-//! token of each already fills the machine. So all draft tokens of all requests stand in one order, by acceptance probability
-//! times the weight of their request, and are admitted from the best on. Goodput decides how many: expected tokens of the
-//! step over its time. The time of a step is a staircase, so every stair is tried: past one that loses there may be
-//! one that wins. The nodes of one stair come for the price of the first, so each stair is weighed at its end.
+//! A draft token is worth its expected benefit, and costs what it adds to the step. That cost depends on the drafts
+//! of all other requests: alone, a request may have thirty tokens verified for next to nothing; beside sixty-three
+//! others, the second token of each already fills the machine. So all draft tokens of all requests stand in one
+//! order, by acceptance probability times the weight of their request, and are admitted from the best on. Goodput
+//! decides how many: expected tokens of the step over its time. The time of a step is a staircase, so every stair is
+//! tried: past one that loses there may be one that wins. The nodes of one stair come for the price of the first, so
+//! each stair is weighed at its end.
 //!
-//! Along a path probabilities never rise, so a node is never admitted before its parent. Greedy is optimal here (AdaServe,
-//! arXiv 2501.12162, theorem 4.1, has the same order).
+//! Along a path probabilities never rise, so a node is never admitted before its parent. Greedy is optimal here
+//! (AdaServe, arXiv 2501.12162, theorem 4.1, has the same order).
 //!
-//! **The rate.** The best ratio of one step is not the best for the run: a step with a good draft would stop adding where a
-//! token brings less than *its own* high rate, although the steps around it bring much less per second. A caller that knows
-//! the worth of time passes it ([`BudgetStep::rate`]). Then a token is admitted while it brings more than its time is worth
-//! elsewhere (Dinkelbach's method for a ratio of sums).
+//! **The rate.** The best ratio of one step is not the best for the run: a step with a good draft would stop adding
+//! where a token brings less than *its own* high rate, although the steps around it bring much less per second. A
+//! caller that knows the worth of time passes it ([`BudgetStep::rate`]). Then a token is admitted while it brings
+//! more than its time is worth elsewhere (Dinkelbach's method for a ratio of sums).
 //!
-//! **Heads.** A draft of the engine's head is taken or left as a whole: it costs passes of the head before the step, and its
-//! tokens are not known in advance. Requests choose between their tree and the head at the price that slots have when all take
-//! trees. That choice is compared with "none" and "all", and the best of the three wins. A head's draft needs room for all
-//! tokens that it may have. Where there is not enough room for every head, those with the greatest advantage have it.
+//! **Heads.** A draft of the engine's head is taken or left as a whole: it costs passes of the head before the step,
+//! and its tokens are not known in advance. Requests choose between their tree and the head at the price that slots
+//! have when all take trees. That choice is compared with "none" and "all", and the best of the three wins. A head's
+//! draft needs room for all tokens that it may have. Where there is not enough room for every head, those with the
+//! greatest advantage have it.
 //!
-//! **Merged trees.** Where the engine verifies both as one tree, the nodes of a request that has the head stand in the order as
-//! well, at what they add to the head's draft (`merged.rs`).
+//! **Merged trees.** Where the engine verifies both as one tree, the nodes of a request that has the head stand in
+//! the order as well, at what they add to the head's draft (`merged.rs`).
 //!
 //! **Priorities and targets.** Weights carry priorities; Seer's two classes (arXiv 2511.14617) are two of them
-//! ([`Priority`](super::Priority)). A request with a target for the time between tokens ([`Pace`](super::Pace)) that is behind
-//! needs more than one token of a step. Its likeliest tokens, as many as are expected to bring what it needs, count several
-//! times (the selection of AdaServe for its targets). They do not count without limit: where a request cannot keep its target,
-//! the others do not pay for it with all they have.
+//! ([`Priority`](super::Priority)). A request with a target for the time between tokens ([`Pace`](super::Pace)) that
+//! is behind needs more than one token of a step. Its likeliest tokens, as many as are expected to bring what it
+//! needs, count several times (the selection of AdaServe for its targets). They do not count without limit: where a
+//! request cannot keep its target, the others do not pay for it with all they have.
 //!
 //! For chains of one probability and a measured cost this is the draft length of TurboSpec (arXiv 2406.14066).
 
@@ -76,8 +78,8 @@ pub(super) struct BudgetStep {
     pub(super) tokens: u32,
     /// Most draft tokens in all.
     pub(super) slots_max: u32,
-    /// The worth of a second, in weighted tokens; `None` looks at the step alone. It is never taken to be less than plain
-    /// decoding brings.
+    /// The worth of a second, in weighted tokens; `None` looks at the step alone. It is never taken to be less than
+    /// plain decoding brings.
     pub(super) rate: Option<f64>,
 }
 
@@ -112,11 +114,11 @@ pub(super) struct Budgeted {
 /// Slots over which the price of one is averaged: more than the edge of a tile, fewer than a batch has.
 const PRICE_SLOTS: u32 = 16;
 
-/// Divides a step. `seconds(tokens)` is the time of a step of so many tokens, and never falls; `head_seconds(requests,
-/// depth)` is the time of the head before it.
+/// Divides a step. `seconds(tokens)` is the time of a step of so many tokens, and never falls;
+/// `head_seconds(requests, depth)` is the time of the head before it.
 ///
-/// The step is never expected to do worse than plain decoding. It costs a sort of all nodes and up to three walks over them,
-/// with one call of `seconds` for each stair.
+/// The step is never expected to do worse than plain decoding. It costs a sort of all nodes and up to three walks
+/// over them, with one call of `seconds` for each stair.
 pub(super) fn divide(
     requests: &[BudgetRequest<'_>],
     step: &BudgetStep,
@@ -161,7 +163,8 @@ fn worth(requests: &[BudgetRequest<'_>]) -> f64 {
         .sum()
 }
 
-/// The nodes of all requests, one list after the other: for each request those of its tree, then the same beside the head.
+/// The nodes of all requests, one list after the other: for each request those of its tree, then the same beside the
+/// head.
 struct Nodes {
     /// The worth of each node.
     worths: Vec<f32>,
@@ -169,7 +172,8 @@ struct Nodes {
     owners: Vec<Owner>,
     /// The ranges of each request's nodes.
     of: Vec<Places>,
-    /// The nodes with a positive worth, best first. Among equals the earlier one comes first, so a parent before its child.
+    /// The nodes with a positive worth, best first. Among equals the earlier one comes first, so a parent before its
+    /// child.
     order: Vec<u32>,
 }
 
@@ -375,7 +379,8 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             .collect()
     }
 
-    /// The requests that take the head: those with a greater advantage than `above`, the greatest first, while there is room.
+    /// The requests that take the head: those with a greater advantage than `above`, the greatest first, while there
+    /// is room.
     fn fitting(&self, advantages: &[Option<f64>], above: f64) -> Vec<bool> {
         let mut wanting: Vec<(f64, usize, u32)> = advantages
             .iter()

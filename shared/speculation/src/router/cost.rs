@@ -1,13 +1,13 @@
 //! The time of a step, learnt from the steps that were made.
 //!
-//! A draft token costs little as long as the engine waits for memory anyway, more once it is short of arithmetic, and as much as
-//! a whole tile at the edge of one. So the cost of a step is a staircase in the tokens of its batch, and a different one on each
-//! machine. It is measured during operation.
+//! A draft token costs little as long as the engine waits for memory anyway, more once it is short of arithmetic, and
+//! as much as a whole tile at the edge of one. So the cost of a step is a staircase in the tokens of its batch, and a
+//! different one on each machine. It is measured during operation.
 //!
-//! [`StepCost`] is a line fitted to all steps (seconds from tokens and KV tokens, by least squares of the *relative* error,
-//! so that prompts do not decide the cost of decoding). To the line it adds, by number of tokens, the mean distance of the
-//! steps of that size. A size that was never seen lies between its neighbours, nearer to the smaller. The curve never falls
-//! as tokens grow.
+//! [`StepCost`] is a line fitted to all steps (seconds from tokens and KV tokens, by least squares of the *relative*
+//! error, so that prompts do not decide the cost of decoding). To the line it adds, by number of tokens, the mean
+//! distance of the steps of that size. A size that was never seen lies between its neighbours, nearer to the smaller.
+//! The curve never falls as tokens grow.
 
 use super::HeadWork;
 use crate::DecayedRatio;
@@ -16,8 +16,8 @@ use crate::DecayedRatio;
 const HALF_LIFE_STEPS: f64 = 512.0;
 /// Steps of a size for which the line counts beside them.
 const LINE_WEIGHT: f64 = 2.0;
-/// A step that takes this many times as long as expected was held up by something else, and one that takes so much less was
-/// miscounted. No step counts as further off.
+/// A step that takes this many times as long as expected was held up by something else, and one that takes so much
+/// less was miscounted. No step counts as further off.
 const HELD_UP: f64 = 3.0;
 /// Steps before which no step counts as held up.
 const USUAL_STEPS_MIN: f64 = 8.0;
@@ -30,8 +30,8 @@ const UNKNOWN_S: f64 = 1e-3;
 /// Shortest possible step, in seconds. A step that is reported to be shorter was not measured.
 pub const STEP_SECONDS_MIN: f64 = 1e-6;
 
-/// Sizes up to `.0` tokens are measured together in buckets of `.1`, each closed above: edges of tiles are multiples of
-/// powers of two.
+/// Sizes up to `.0` tokens are measured together in buckets of `.1`, each closed above: edges of tiles are multiples
+/// of powers of two.
 const WIDTHS: [(u32, u32); 4] = [(64, 1), (256, 4), (1024, 16), (4096, 64)];
 
 /// Seconds of an engine's step by its tokens and KV tokens. The module documentation has the method.
@@ -140,7 +140,8 @@ impl StepCost {
         }
     }
 
-    /// Takes a step into account; `seconds` are those without the head. A step of less than [`STEP_SECONDS_MIN`] is left out.
+    /// Takes a step into account; `seconds` are those without the head. A step of less than [`STEP_SECONDS_MIN`] is
+    /// left out.
     pub fn observe(&mut self, batched_tokens: u32, kv_tokens: u64, seconds: f64) {
         if !is_time(seconds) || batched_tokens == 0 {
             return;
@@ -190,9 +191,9 @@ impl StepCost {
             self.curve[at] = match (left, seen.get(next)) {
                 (Some((from, seconds)), Some(&(to, other))) => {
                     let share = (middle(at) - middle(from)) / (middle(to) - middle(from));
-                    // Squared, so that an unseen size is taken to cost little until it is near a seen one. A straight line from
-                    // small steps over a ridge to large ones would price out every step between them, and none would ever be
-                    // made to show that it is cheap.
+                    // Squared, so that an unseen size is taken to cost little until it is near a seen one. A straight
+                    // line from small steps over a ridge to large ones would price out every step between them, and
+                    // none would ever be made to show that it is cheap.
                     seconds + (other - seconds) * share * share
                 }
                 (Some((near, seconds)), None) | (None, Some(&(near, seconds))) => {
@@ -284,8 +285,8 @@ impl Line {
             [ts - tokens * seconds, ks - kv_tokens * seconds],
             [tt, kk],
         );
-        // A step over an edge can tilt the line until it meets zero above zero tokens. Small steps would then be free, and
-        // their true times would look held up.
+        // A step over an edge can tilt the line until it meets zero above zero tokens. Small steps would then be
+        // free, and their true times would look held up.
         let sloped = per_token * tokens + per_kv_token * kv_tokens;
         let scale = if sloped > seconds {
             seconds / sloped
@@ -376,8 +377,8 @@ fn middle(at: usize) -> f64 {
 
 /// The time that an engine's head takes in a step, and the part of its allowed tokens that it drafts.
 ///
-/// Its passes come one after the other, each for all requests together. So there are seconds per pass, and seconds per pass
-/// and request.
+/// Its passes come one after the other, each for all requests together. So there are seconds per pass, and seconds
+/// per pass and request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadCost {
     steps: f64,
@@ -403,8 +404,8 @@ impl Default for HeadCost {
 }
 
 impl HeadCost {
-    /// Takes the head's work of a step into account. If the head first read `read_tokens` of text, more than the last steps
-    /// brought, the step tells the time of reading and nothing else.
+    /// Takes the head's work of a step into account. If the head first read `read_tokens` of text, more than the last
+    /// steps brought, the step tells the time of reading and nothing else.
     pub(super) fn observe(&mut self, work: HeadWork, read_tokens: u32, seconds: f64) {
         let HeadWork {
             requests,

@@ -1,8 +1,8 @@
-//! The goodput policy: the drafts of a whole batch, chosen by what they are expected to bring and what the step is expected to
-//! take. Both are learnt from the steps that were made.
+//! The goodput policy: the drafts of a whole batch, chosen by what they are expected to bring and what the step is
+//! expected to take. Both are learnt from the steps that were made.
 //!
-//! Per namespace it keeps the [`AcceptanceStatistics`] and the trials of the head; for the engine, the time that steps take
-//! ([`StepCost`], [`HeadCost`]) and the worth of a token ([`TimeValue`]). [`divide`] does the choosing.
+//! Per namespace it keeps the [`AcceptanceStatistics`] and the trials of the head; for the engine, the time that
+//! steps take ([`StepCost`], [`HeadCost`]) and the worth of a token ([`TimeValue`]). [`divide`] does the choosing.
 
 mod head_trials;
 mod readings;
@@ -91,8 +91,8 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         }
     }
 
-    /// Chooses for requests that leave it to the router. `frame` has the tokens and the room that are left beside those with
-    /// an explicit mode.
+    /// Chooses for requests that leave it to the router. `frame` has the tokens and the room that are left beside
+    /// those with an explicit mode.
     pub(super) fn offer(
         &mut self,
         prospects: Vec<Prospect<N>>,
@@ -148,8 +148,8 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .within(prospect.draft_max)
     }
 
-    /// Has requests try the head where no request of their namespace has had it for long, first those without a suffix draft.
-    /// Returns which requests do, and what is left of the step.
+    /// Has requests try the head where no request of their namespace has had it for long, first those without a
+    /// suffix draft. Returns which requests do, and what is left of the step.
     fn try_heads(
         &mut self,
         prospects: &[Prospect<N>],
@@ -279,8 +279,8 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         options
     }
 
-    /// The weight of a token of each open request: the seconds that it saves, times the request's priority over the mean
-    /// priority. `None` until enough steps were seen.
+    /// The weight of a token of each open request: the seconds that it saves, times the request's priority over the
+    /// mean priority. `None` until enough steps were seen.
     fn weights(&self, prospects: &[Prospect<N>], open: &[usize], batch: u32) -> Option<Vec<f32>> {
         let priority = |at: &usize| prospects[*at].priority.weight();
         // Over the mean, so that nothing changes where all requests have the same priority.

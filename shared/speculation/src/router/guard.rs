@@ -1,8 +1,8 @@
 //! The guard: measures steps with drafts against steps without them, and turns drafting off where it loses.
 //!
-//! It believes no estimate of the router. Suffix drafts need no head, but where verifying them is not nearly free, drafts that
-//! are often rejected make every request slower. Under the score policy the guard holds back suffix drafts only, because the
-//! head has trials of its own there. Under the goodput policy it holds back all drafts.
+//! It believes no estimate of the router. Suffix drafts need no head, but where verifying them is not nearly free,
+//! drafts that are often rejected make every request slower. Under the score policy the guard holds back suffix
+//! drafts only, because the head has trials of its own there. Under the goodput policy it holds back all drafts.
 
 use std::collections::HashMap;
 
@@ -46,7 +46,8 @@ impl Guard {
     /// A guard that holds drafts back below `gain_min`, tokens per second with drafts over those without.
     pub(super) fn new(gain_min: f64, guarded: Guarded) -> Self {
         let usual = TrialParams::default();
-        // The goodput policy leaves out by itself what does not pay, so a verdict against all of it has time to be sure.
+        // The goodput policy leaves out by itself what does not pay, so a verdict against all of it has time to be
+        // sure.
         let patience = match guarded {
             Guarded::SuffixDrafts => 1,
             Guarded::AllDrafts => 3,
@@ -66,8 +67,8 @@ impl Guard {
         }
     }
 
-    /// Whether a step that decodes for `batch` requests verifies no guarded drafts. The guard starts no trial unless it
-    /// `may_try`.
+    /// Whether a step that decodes for `batch` requests verifies no guarded drafts. The guard starts no trial unless
+    /// it `may_try`.
     pub(super) fn withholds(&self, batch: u32, may_try: bool) -> bool {
         match self.trials.phase(batch) {
             phase if may_try => phase.mode() == Mode::Without,
@@ -123,8 +124,8 @@ impl Guard {
         })
     }
 
-    /// Whether guarded drafts were verified, or might have been had they not been held back. Steps without any are the same
-    /// with and without.
+    /// Whether guarded drafts were verified, or might have been had they not been held back. Steps without any are
+    /// the same with and without.
     fn concerns(&self, step: &Step) -> bool {
         let is_guarded = |route| match route {
             Some(Route::Suffix) => true,

@@ -98,8 +98,8 @@ impl HeadMonitor {
         }
     }
 
-    /// Whether the head, or doing without it, is on trial. No other trial may run then: each would be blamed for the effect of
-    /// the other.
+    /// Whether the head, or doing without it, is on trial. No other trial may run then: each would be blamed for the
+    /// effect of the other.
     pub(super) fn is_on_trial(&self, batch: u32) -> bool {
         self.in_use(batch).on_trial
     }
@@ -120,8 +120,8 @@ impl HeadMonitor {
         })
     }
 
-    /// See [`Fallback::InUse`]. Times are compared within a batch size: a step of eight requests does not take eight times
-    /// as long as a step of one.
+    /// See [`Fallback::InUse`]. Times are compared within a batch size: a step of eight requests does not take eight
+    /// times as long as a step of one.
     fn break_even(&self, batch: u32) -> Option<f32> {
         let accepted_length = self.accepted_length.value()?;
         let times = self.steps.get(&batch_bucket(batch));
@@ -171,8 +171,8 @@ impl HeadMonitor {
         }
     }
 
-    /// Shows a step to the trials as what they had let it do. The requests of a batch seldom decode all in one way; it
-    /// counts that the trials decided for one of them.
+    /// Shows a step to the trials as what they had let it do. The requests of a batch seldom decode all in one way;
+    /// it counts that the trials decided for one of them.
     fn judge(&mut self, step: &Step, others_try: bool) {
         let mode = self.phase(step.batch()).map(Phase::mode);
         let (Some(mode), Some(trials)) = (mode, &mut self.trials) else {

@@ -1,17 +1,18 @@
 //! The worth of a suffix draft beside a draft of the engine's head, when both are verified as one tree.
 //!
-//! A token that both draft stands in the tree once, and of two different first tokens one is wrong at best. The tree brings as
-//! many tokens as the longer of the two drafts would, never the sum. So a node of the suffix draft only counts where the
-//! head's draft has ended above it. There it is right less often than in general, since the text is hard where the head fails,
-//! or more often. [`Rescue`] counts how often, from every step in which the head drafted for a request that had a suffix draft
-//! too, verified or not.
+//! A token that both draft stands in the tree once, and of two different first tokens one is wrong at best. The tree
+//! brings as many tokens as the longer of the two drafts would, never the sum. So a node of the suffix draft only
+//! counts where the head's draft has ended above it. There it is right less often than in general, since the text is
+//! hard where the head fails, or more often. [`Rescue`] counts how often, from every step in which the head drafted
+//! for a request that had a suffix draft too, verified or not.
 
 use refrain_suffix_index::Token;
 
 use crate::DecayedRatio;
 use crate::draft::{Candidate, DraftNode};
 
-/// Assumed ratio before any observation: where the head has failed, a suffix draft is right half as often as elsewhere.
+/// Assumed ratio before any observation: where the head has failed, a suffix draft is right half as often as
+/// elsewhere.
 const RESCUE_PRIOR: f64 = 0.5;
 /// Expected tokens that the assumed ratio counts for.
 const PRIOR_WEIGHT: f64 = 4.0;
@@ -36,8 +37,8 @@ impl Rescue {
         self.ratio.value().unwrap_or(RESCUE_PRIOR) as f32
     }
 
-    /// Learns from a step in which the head's draft brought `by_head` tokens beside the candidate `found`, which has path
-    /// probabilities `f`, and in which the target emitted `emitted`.
+    /// Learns from a step in which the head's draft brought `by_head` tokens beside the candidate `found`, which has
+    /// path probabilities `f`, and in which the target emitted `emitted`.
     pub(super) fn observe(
         &mut self,
         found: &Candidate,
@@ -90,8 +91,8 @@ fn depths(nodes: &[DraftNode]) -> impl Iterator<Item = u32> + '_ {
     })
 }
 
-/// Values by whose order nodes can be admitted, parents before children. A node that is worth less than the nodes below it gets
-/// the mean of them all. (This is Horn's order for trees; sums stay the same.)
+/// Values by whose order nodes can be admitted, parents before children. A node that is worth less than the nodes
+/// below it gets the mean of them all. (This is Horn's order for trees; sums stay the same.)
 pub(super) fn pooled(nodes: &[DraftNode], worth: &[f32]) -> Vec<f32> {
     struct Block {
         sum: f32,

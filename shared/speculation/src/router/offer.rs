@@ -125,7 +125,8 @@ pub struct Offer {
     pub decision: Decision,
     /// The draft.
     pub draft: Draft,
-    /// Accepted tokens that the router expects of the draft, if it reckoned; of a merged draft, beside those of the head.
+    /// Accepted tokens that the router expects of the draft, if it reckoned; of a merged draft, beside those of the
+    /// head.
     pub expected: Option<f32>,
     /// Accepted tokens that it expects of the head in a merged draft.
     pub expected_of_head: Option<f32>,

@@ -1,15 +1,15 @@
 //! The score policy: SuffixDecoding's hybrid rule for a request by itself.
 //!
-//! The rule (section 3 of the paper) verifies the suffix draft if SCORE > tau, and else asks the model-based speculator. Here
-//! the speculator, an EAGLE-3 head or a draft model, may be absent, may not pay, or may be on trial. tau follows it: a head
-//! that brings three tokens a step is only beaten by drafts that promise more.
+//! The rule (section 3 of the paper) verifies the suffix draft if SCORE > tau, and else asks the model-based
+//! speculator. Here the speculator, an EAGLE-3 head or a draft model, may be absent, may not pay, or may be on trial.
+//! tau follows it: a head that brings three tokens a step is only beaten by drafts that promise more.
 
 use super::{Asked, Decision, Draft, HeadParams, HeadState, Offer, Prospect, Route, RouteReason};
 
 /// The accepted length that a fallback in use is credited with before its own was measured.
 ///
-/// A trained head brings two tokens a step and more. A higher prior would win over good suffix drafts unseen; a lower one
-/// only delays the measurement a little.
+/// A trained head brings two tokens a step and more. A higher prior would win over good suffix drafts unseen; a lower
+/// one only delays the measurement a little.
 pub const ACCEPTED_LENGTH_PRIOR: f32 = 2.0;
 
 /// Tokens of a step without a draft. Every SCORE exceeds it.
@@ -20,7 +20,8 @@ const PLAIN_LENGTH: f32 = 1.0;
 pub enum Threshold {
     /// A constant. 0 turns the fallback off: suffix drafts or none.
     Fixed(f32),
-    /// The tokens that the alternative brings: the break-even of the fallback while it is in use, else 1 for plain decoding.
+    /// The tokens that the alternative brings: the break-even of the fallback while it is in use, else 1 for plain
+    /// decoding.
     Auto,
 }
 
@@ -37,9 +38,9 @@ pub enum Fallback {
     Probed,
     /// It is in use.
     InUse {
-        /// Tokens, the target's own included, that a step with a suffix draft must bring to be worth as much as one of the
-        /// fallback. It is the fallback's accepted length times the ratio of the times that the two steps take; `None`
-        /// until it is measured.
+        /// Tokens, the target's own included, that a step with a suffix draft must bring to be worth as much as one
+        /// of the fallback. It is the fallback's accepted length times the ratio of the times that the two steps
+        /// take; `None` until it is measured.
         break_even: Option<f32>,
     },
     /// It is in use, and is left out for a few steps to measure plain decoding again.

@@ -1,17 +1,17 @@
 //! The worth of a token: the step time that it saves its request.
 //!
-//! The router weighs tokens against seconds. A rate for all tokens, tokens per second of the mean step, is wrong where text
-//! is uneven: where a text repeats itself tokens come by the dozen, elsewhere one by one. At the mean rate the time of a
-//! draft in hard text looks dear, as if it were lost to easy text. But a text has to be written to its end. A token that
-//! is gained in hard text saves the time that a token takes *there*; one that is gained in easy text saves next to nothing,
-//! since the next long draft would have had it as well. (In terms of Markov decisions: tokens are priced by the relative
-//! value of the position that they lead to, under the policy so far.)
+//! The router weighs tokens against seconds. A rate for all tokens, tokens per second of the mean step, is wrong
+//! where text is uneven: where a text repeats itself tokens come by the dozen, elsewhere one by one. At the mean rate
+//! the time of a draft in hard text looks dear, as if it were lost to easy text. But a text has to be written to its
+//! end. A token that is gained in hard text saves the time that a token takes *there*; one that is gained in easy
+//! text saves next to nothing, since the next long draft would have had it as well. (In terms of Markov decisions:
+//! tokens are priced by the relative value of the position that they lead to, under the policy so far.)
 //!
-//! So the time per token is measured by how predictable the text is, which is the number of tokens that the best suffix draft
-//! is expected to bring ([`Offer::predictability`](super::Offer::predictability)), and by batch size. A step is worth the
-//! time that its tokens save all its requests, less the time that it takes all of them. No constant is left to tune. A
-//! constant share of the mean rate was used before: where half of the recorded calls were repeats, it lost up to 11 % to the score
-//! policy.
+//! So the time per token is measured by how predictable the text is, which is the number of tokens that the best
+//! suffix draft is expected to bring ([`Offer::predictability`](super::Offer::predictability)), and by batch size. A
+//! step is worth the time that its tokens save all its requests, less the time that it takes all of them. No constant
+//! is left to tune. A constant share of the mean rate was used before: where half of the recorded calls were repeats,
+//! it lost up to 11 % to the score policy.
 
 use std::collections::HashMap;
 
@@ -77,7 +77,8 @@ impl TimeValue {
         }
     }
 
-    /// Seconds that a token of such a request takes it, in steps of so many requests; `None` until enough steps were seen.
+    /// Seconds that a token of such a request takes it, in steps of so many requests; `None` until enough steps were
+    /// seen.
     pub(super) fn seconds_per_token(&self, batch: u32, predictability: f32) -> Option<f64> {
         let sized = self.sizes.get(&batch_bucket(batch))?;
         let all = &sized.all;

@@ -92,11 +92,11 @@ pub struct Candidacy {
 
 /// Whether to hand the request over now.
 ///
-/// One that asked for the fallback goes where one is, before anything was read for it; later it stays. For others the output still to come is taken to be
-/// as long as what has come, within what is allowed: of texts that have reached a length, half go on for about as
-/// long again, and `max_tokens` is mostly far above what is said. On those tokens 1 - 1 / speedup of the decoding
-/// time is saved; the text's prefill is paid. Both are reckoned at the speeds of this worker, as that of
-/// the other one is not known; it serves the same model.
+/// One that asked for the fallback goes where one is, before anything was read for it; later it stays. For others the
+/// output still to come is taken to be as long as what has come, within what is allowed: of texts that have reached a
+/// length, half go on for about as long again, and `max_tokens` is mostly far above what is said. On those tokens 1 -
+/// 1 / speedup of the decoding time is saved; the text's prefill is paid. Both are reckoned at the speeds of this
+/// worker, as that of the other one is not known; it serves the same model.
 pub fn should_transfer(of: &Candidacy, params: &TransferParams) -> bool {
     let Some(speedup) = of.speedup.filter(|speedup| speedup.is_finite()) else {
         return false;

@@ -1,24 +1,24 @@
 //! Trials: whether a way of drafting pays on this engine, measured against doing without it, by batch size.
 //!
-//! A draft head earns its keep on one machine and loses on another, wins at a batch of one and loses at sixteen, and nobody
-//! can say so in advance. So both ways are measured. The way in use is measured all the time; the other one is *tried* for a
-//! few steps now and then. The score policy asks this of the head, the guard asks it of all drafts, and drive mode of its
-//! calls.
+//! A draft head earns its keep on one machine and loses on another, wins at a batch of one and loses at sixteen, and
+//! nobody can say so in advance. So both ways are measured. The way in use is measured all the time; the other one is
+//! *tried* for a few steps now and then. The score policy asks this of the head, the guard asks it of all drafts, and
+//! drive mode of its calls.
 //!
-//! **The cost of a trial.** A trial of the slower way loses time, and the loss is known when it ends. The next one waits until
-//! the way in use has run for `1 / trial_cost_share_max` times as long ([`Schedule`]). Trials can thus not cost more than
-//! that share, however slow the other way is, and a trial that is clearly losing ends early. After clear losses the wait also
-//! doubles, up to a limit. (A share alone was rejected: a machine where drafts never pay would go on paying for the
-//! question.)
+//! **The cost of a trial.** A trial of the slower way loses time, and the loss is known when it ends. The next one
+//! waits until the way in use has run for `1 / trial_cost_share_max` times as long ([`Schedule`]). Trials can thus
+//! not cost more than that share, however slow the other way is, and a trial that is clearly losing ends early. After
+//! clear losses the wait also doubles, up to a limit. (A share alone was rejected: a machine where drafts never pay
+//! would go on paying for the question.)
 //!
-//! **Evidence.** Only steps count in which every request sampled, and all in the same way. A step that also read prompts or
-//! verified other drafts says nothing about either way; it only advances a trial to its end.
+//! **Evidence.** Only steps count in which every request sampled, and all in the same way. A step that also read
+//! prompts or verified other drafts says nothing about either way; it only advances a trial to its end.
 //!
-//! **Reading the text.** A head must read the context before it can draft: once per request, and in one go if it was out of
-//! use. A trial of eight steps that pays for reading a long context would make a head look hopeless that pays for it once in
-//! a thousand steps. Leaving it out would make the head look good for long prompts with short answers. So reading is measured
-//! apart, as seconds per token read, and charged at the recent ratio of context tokens to emitted ones. (The loss of a
-//! trial counts it in full, since that time is gone.)
+//! **Reading the text.** A head must read the context before it can draft: once per request, and in one go if it was
+//! out of use. A trial of eight steps that pays for reading a long context would make a head look hopeless that pays
+//! for it once in a thousand steps. Leaving it out would make the head look good for long prompts with short answers.
+//! So reading is measured apart, as seconds per token read, and charged at the recent ratio of context tokens to
+//! emitted ones. (The loss of a trial counts it in full, since that time is gone.)
 
 mod bucket;
 mod schedule;
@@ -132,8 +132,8 @@ pub struct Trials {
     contexts: DecayedRatio,
 }
 
-/// Requests that ended after which an older one counts half in the ratio of context to output. It is also the number of
-/// readings after which an older one counts half in the speed of reading.
+/// Requests that ended after which an older one counts half in the ratio of context to output. It is also the number
+/// of readings after which an older one counts half in the speed of reading.
 const HALF_LIFE_REQUESTS: f64 = 13.5;
 
 impl Trials {
@@ -164,17 +164,17 @@ impl Trials {
         }
     }
 
-    /// Takes a step into account whose requests had asked for one way. It advances no trial. Its evidence for drafts counts
-    /// only until the first trial: requests that always draft with the head accept more than those that turn to it where
-    /// nothing else was found.
+    /// Takes a step into account whose requests had asked for one way. It advances no trial. Its evidence for drafts
+    /// counts only until the first trial: requests that always draft with the head accept more than those that turn
+    /// to it where nothing else was found.
     pub(super) fn learn(&mut self, step: Sample) {
         if let Some((bucket, _)) = self.measure(&step) {
             self.buckets[bucket].learn(&step);
         }
     }
 
-    /// Learns from a step how fast the head reads. Returns the bucket of its batch and the seconds of reading per emitted
-    /// token; `None` if the figures of the step make no sense.
+    /// Learns from a step how fast the head reads. Returns the bucket of its batch and the seconds of reading per
+    /// emitted token; `None` if the figures of the step make no sense.
     fn measure(&mut self, step: &Sample) -> Option<(usize, f64)> {
         let sane = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
         if step.batch == 0
@@ -204,8 +204,8 @@ impl Trials {
         }
     }
 
-    /// Takes into account that a request ended which the head could have served: the length of its context at the start,
-    /// and the tokens that were emitted by steps that the head drafted or could have.
+    /// Takes into account that a request ended which the head could have served: the length of its context at the
+    /// start, and the tokens that were emitted by steps that the head drafted or could have.
     pub(super) fn request_ended(&mut self, context_tokens: u32, emitted_tokens: u32) {
         if emitted_tokens > 0 {
             self.contexts
@@ -233,7 +233,8 @@ impl Trials {
             })
     }
 
-    /// Seconds of reading the context per emitted token. Until a request has ended, as much context as output is assumed.
+    /// Seconds of reading the context per emitted token. Until a request has ended, as much context as output is
+    /// assumed.
     fn reading_per_token(&self) -> f64 {
         self.reading.value().unwrap_or(0.0) * self.contexts.value().unwrap_or(1.0)
     }

@@ -35,8 +35,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Tokens that a step of so many seconds must bring for the request to have its pace after it: below 1 if it is ahead.
-    /// (AdaServe, arXiv 2501.12162, section 4.)
+    /// Tokens that a step of so many seconds must bring for the request to have its pace after it: below 1 if it is
+    /// ahead. (AdaServe, arXiv 2501.12162, section 4.)
     pub fn due_tokens(&self, step_seconds: f64) -> f32 {
         let wanted = (self.elapsed_s + step_seconds) / self.tpot_s;
         let due = wanted - f64::from(self.tokens);

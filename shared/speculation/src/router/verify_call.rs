@@ -1,10 +1,11 @@
 //! Whether a draft is worth a call of its own to an engine that generates by itself, and how much of it.
 //!
-//! Such an engine streams a token every so often. To have it verify a draft, its stream is given up, a call is made that
-//! judges the draft as a part of a prompt, and a stream is started again behind what was accepted. The call brings what
-//! is accepted and the target's own token at once, but it has a price that decoding has not: a fixed part, and a part for
-//! each prompt and token that it carries; and the new stream is silent for a while before its first token. So a call pays
-//! where the tokens that it is expected to bring would have taken the stream longer than all of that.
+//! Such an engine streams a token every so often. To have it verify a draft, its stream is given up, a call is made
+//! that judges the draft as a part of a prompt, and a stream is started again behind what was accepted. The call
+//! brings what is accepted and the target's own token at once, but it has a price that decoding has not: a fixed
+//! part, and a part for each prompt and token that it carries; and the new stream is silent for a while before its
+//! first token. So a call pays where the tokens that it is expected to bring would have taken the stream longer than
+//! all of that.
 //!
 //! Nothing here is a constant: the pace of streams and the price of calls are measured by whoever asks.
 
@@ -27,7 +28,8 @@ pub struct StreamPace {
     pub token_s: f64,
     /// Seconds that a stream is silent before its first token, beyond what a token takes.
     pub restart_s: f64,
-    /// Whether there is a stream now. If there is none, one has to be started anyway, with or without a call before it.
+    /// Whether there is a stream now. If there is none, one has to be started anyway, with or without a call before
+    /// it.
     pub is_streaming: bool,
 }
 
@@ -52,8 +54,8 @@ impl CallWorth {
 /// Chooses the part of a draft whose call saves most. If none does, the one that comes nearest to it, by the stream's
 /// seconds over the call's. `call_s(nodes)` is what a call with so many nodes takes. `None` without a node.
 ///
-/// Along a path chances never rise, so the likeliest nodes are a tree; every number of them is tried, since a call with a
-/// high fixed price pays for long drafts alone.
+/// Along a path chances never rise, so the likeliest nodes are a tree; every number of them is tried, since a call
+/// with a high fixed price pays for long drafts alone.
 pub fn best_call(
     offer: &CallOffer<'_>,
     pace: &StreamPace,

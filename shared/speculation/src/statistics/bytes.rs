@@ -1,9 +1,10 @@
 //! Acceptance statistics as bytes, for the wire and the disk: versioned and checksummed.
 //!
-//! Magic (2), version (1), zero (1), number of cells (2), the cells in order, xxh3 of all that (8). A cell is its number and
-//! two numbers of 16 bits: decayed counts in steps of 1/128 for stage one, decayed failures in steps of 1/64 for stage two.
-//! Cells of which next to nothing is known are left out, so some hundred cells are usual and [`STATISTICS_BYTES_MAX`] is the
-//! limit. Damaged bytes and bytes of another version are an error and nothing worse: statistics are learnt again.
+//! Magic (2), version (1), zero (1), number of cells (2), the cells in order, xxh3 of all that (8). A cell is its
+//! number and two numbers of 16 bits: decayed counts in steps of 1/128 for stage one, decayed failures in steps of
+//! 1/64 for stage two. Cells of which next to nothing is known are left out, so some hundred cells are usual and
+//! [`STATISTICS_BYTES_MAX`] is the limit. Damaged bytes and bytes of another version are an error and nothing worse:
+//! statistics are learnt again.
 
 use xxhash_rust::xxh3::xxh3_64;
 

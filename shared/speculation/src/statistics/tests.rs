@@ -286,8 +286,8 @@ fn heads_are_judged_by_depth_and_by_length_of_the_context() {
     assert_eq!(cut.expected_of_head(10, 0), 0.0);
 }
 
-/// Long copies: all of them are accepted, or none. The product over their nodes is far too low for the long ones, and the
-/// second stage finds that out.
+/// Long copies: all of them are accepted, or none. The product over their nodes is far too low for the long ones, and
+/// the second stage finds that out.
 #[test]
 fn texts_that_differ_in_how_predictable_they_are_are_told_apart_by_the_length_of_their_drafts() {
     let mut statistics = AcceptanceStatistics::new();

@@ -1,9 +1,9 @@
 //! Speculative sampling, the classic rule: drafts that were drawn from a drafter's own distribution.
 //!
-//! A drafter that knows its distribution q can draw from it instead of offering its likeliest token. The target, whose
-//! distribution is p, keeps the token x with chance min(1, p(x) / q(x)) and otherwise draws from what p has more than
-//! q, max(0, p - q), normalised: the outcome has the law p, and a token is kept with chance Σ min(p, q), more
-//! often than a fixed token is (Leviathan et al., arXiv 2211.17192, theorem 3.5; Chen et al., arXiv 2302.01318).
+//! A drafter that knows its distribution q can draw from it instead of offering its likeliest token. The target,
+//! whose distribution is p, keeps the token x with chance min(1, p(x) / q(x)) and otherwise draws from what p has
+//! more than q, max(0, p - q), normalised: the outcome has the law p, and a token is kept with chance Σ min(p, q),
+//! more often than a fixed token is (Leviathan et al., arXiv 2211.17192, theorem 3.5; Chen et al., arXiv 2302.01318).
 //! Lossless in law, not token for token: what comes out depends on the draft as well as on the noise.
 
 use refrain_suffix_index::Token;
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(draw(&[0.0, 1.0], 0.999_999_999_999_999_9), Some(1));
     }
 
-    /// Over all draws of the draft and all noise, the outcome has the target's law, and a draft is kept as often as the
-    /// two distributions have in common.
+    /// Over all draws of the draft and all noise, the outcome has the target's law, and a draft is kept as often as
+    /// the two distributions have in common.
     #[test]
     fn the_outcome_has_the_law_of_the_target() {
         const POINTS: usize = 240;

@@ -25,8 +25,8 @@ pub fn walk(tree: &DraftTree, mut target: impl FnMut(&[Token]) -> Token) -> Walk
 }
 
 /// The same walk where the target has been asked at all nodes at once: `drawn` is what it drew under the root, then
-/// under each node, in their order. `None`, or an end of the list, is a draw that is not known: the walk stops before it,
-/// and what it emitted stands, since no draw depends on one that comes after it. It may have emitted nothing.
+/// under each node, in their order. `None`, or an end of the list, is a draw that is not known: the walk stops before
+/// it, and what it emitted stands, since no draw depends on one that comes after it. It may have emitted nothing.
 pub fn walk_drawn(tree: &DraftTree, drawn: &[Option<Token>]) -> Walk {
     let place = |at: Option<u32>| at.map_or(0, |node| node as usize + 1);
     descend(tree, |at, _| drawn.get(place(at)).copied().flatten())

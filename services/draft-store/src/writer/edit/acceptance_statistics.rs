@@ -5,8 +5,8 @@
 //! one, and of everybody if it names no tenant. This holds also for an erasure of one session or a time range only,
 //! since nobody can tell which counts came from there. The counts are learnt again.
 //!
-//! A worker keeps counts in memory, too. Each table has a number, and an update names the table that it continues. So counts
-//! from before an erasure are refused, except those of a worker that has never exchanged any.
+//! A worker keeps counts in memory, too. Each table has a number, and an update names the table that it continues. So
+//! counts from before an erasure are refused, except those of a worker that has never exchanged any.
 
 use refrain_protocol::{Namespace, NamespaceId};
 
@@ -74,7 +74,8 @@ impl Edit<'_> {
     }
 }
 
-/// The statistics as they will be once the batch is committed. A damaged record counts as none: they are learnt again.
+/// The statistics as they will be once the batch is committed. A damaged record counts as none: they are learnt
+/// again.
 pub(in crate::writer) fn read(
     batch: &Batch,
     log: &dyn RecordLog,

@@ -19,7 +19,8 @@ impl BudgetRequest<'_> {
         let first = into.len();
         into.extend(nodes.iter().map(|f| self.weight * f));
         if missing > 0.0 {
-            // The likeliest come first, and parents before children among equals, so that the raised nodes are a tree, too.
+            // The likeliest come first, and parents before children among equals, so that the raised nodes are a
+            // tree, too.
             let mut order: Vec<usize> = (0..nodes.len()).collect();
             order.sort_by(|a, b| nodes[*b].total_cmp(&nodes[*a]));
             for at in order {

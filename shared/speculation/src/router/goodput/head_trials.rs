@@ -6,14 +6,16 @@ use crate::router::trials::Schedule;
 const PATIENCE_STEPS_MIN: u32 = 4;
 /// The greatest wait between trials, in steps.
 const PATIENCE_STEPS_MAX: u32 = 4096;
-/// Share of the time since the last trial that the next one may take. An expensive head is thus not tried every few steps.
+/// Share of the time since the last trial that the next one may take. An expensive head is thus not tried every few
+/// steps.
 const COST_SHARE_MAX: f64 = 0.02;
 
 /// Trials of the head in one namespace: a head may disappoint one namespace and serve another.
 ///
-/// A step counts once however many requests are in it, since all of them wait while the head drafts for one. After each trial
-/// the next one waits twice as long and takes in twice as many requests: a pass of the head that is too expensive for one
-/// request may pay for many. A head that convinces needs no further trial, because the budget then chooses it by itself.
+/// A step counts once however many requests are in it, since all of them wait while the head drafts for one. After
+/// each trial the next one waits twice as long and takes in twice as many requests: a pass of the head that is too
+/// expensive for one request may pay for many. A head that convinces needs no further trial, because the budget then
+/// chooses it by itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadTrials {
     /// Steps in a row in which the head could have drafted and was not chosen. The unit of time is one step.

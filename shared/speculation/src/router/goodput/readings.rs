@@ -7,11 +7,13 @@ const DRAFTS_PRIOR: f64 = 8.0;
 /// and for how many texts this counts.
 const PRIOR_TEXTS: f64 = 4.0;
 
-/// Drafts of the head lately, per text that it read for them: what a text takes to read is charged to so many of them.
+/// Drafts of the head lately, per text that it read for them: what a text takes to read is charged to so many of
+/// them.
 ///
-/// It depends on what is asked for. An output of hundreds of tokens that nothing else is found for has a hundred drafts
-/// after one prompt; one of twenty tokens, most of them found, has one, and reading may cost more than that brings. A
-/// text counts once, when most of it is read; what other drafts brought meanwhile is read for the rest of those drafts.
+/// It depends on what is asked for. An output of hundreds of tokens that nothing else is found for has a hundred
+/// drafts after one prompt; one of twenty tokens, most of them found, has one, and reading may cost more than that
+/// brings. A text counts once, when most of it is read; what other drafts brought meanwhile is read for the rest of
+/// those drafts.
 #[derive(Clone, Debug)]
 pub(super) struct Readings {
     drafts_per_text: DecayedRatio,
@@ -32,7 +34,8 @@ impl Readings {
         self.drafts_per_text.add(1.0, f64::from(u8::from(is_text)));
     }
 
-    /// The head is on trial: it was not chosen for long, and what was seen when it was is not held against it for ever.
+    /// The head is on trial: it was not chosen for long, and what was seen when it was is not held against it for
+    /// ever.
     pub(super) fn tried(&mut self) {
         self.drafts_per_text.add(DRAFTS_PRIOR, 1.0);
     }

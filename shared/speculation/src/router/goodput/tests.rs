@@ -126,8 +126,8 @@ fn nodes(offer: &Offer) -> u32 {
     offer.sent_tokens()
 }
 
-/// Makes a step of one request: the target agrees with the first `true_tokens` of the suffix draft, and with none of the
-/// head's. Returns the offer.
+/// Makes a step of one request: the target agrees with the first `true_tokens` of the suffix draft, and with none of
+/// the head's. Returns the offer.
 fn step(
     router: &mut Goodput<u8>,
     found: Option<&Candidate>,

@@ -27,8 +27,8 @@ fn step(batch: u32, tokens: u32, seconds: f64, withheld: bool) -> Step {
     }
 }
 
-/// Runs steps of four requests that take `seconds(withheld)`, and emit 8 tokens with drafts and 4 without. Returns the number
-/// of withheld steps and the last verdict.
+/// Runs steps of four requests that take `seconds(withheld)`, and emit 8 tokens with drafts and 4 without. Returns
+/// the number of withheld steps and the last verdict.
 fn run(guard: &mut Guard, steps: u32, seconds: impl Fn(bool) -> f64) -> (u32, Verdict) {
     let mut withheld_steps = 0;
     let mut last = None;

@@ -10,8 +10,8 @@ const TRIAL_STEPS_MIN: u32 = 3;
 const HOPELESS: f64 = 0.8;
 /// The same ratio, below which the next trial waits longer.
 const CLEAR_LOSS: f64 = 0.9;
-/// A step that takes more than this many times as long as others of its kind was held up by something else, and the excess
-/// does not count. Trials are short, so one such step would decide them.
+/// A step that takes more than this many times as long as others of its kind was held up by something else, and the
+/// excess does not count. Trials are short, so one such step would decide them.
 const HELD_UP: f64 = 3.0;
 /// Steps of one way before which no step counts as held up.
 const USUAL_STEPS_MIN: f64 = 8.0;
@@ -152,8 +152,8 @@ impl Bucket {
         {
             return false;
         }
-        // The present speed, against the last one of the other way, speaks for the other way. Then a trial is no loss, and
-        // waits for nothing.
+        // The present speed, against the last one of the other way, speaks for the other way. Then a trial is no
+        // loss, and waits for nothing.
         let in_doubt = self.gain(reading).is_some_and(|gain| match self.in_use {
             Mode::Without => gain > params.gain_enter,
             Mode::With => gain < params.gain_leave,
@@ -165,8 +165,8 @@ impl Bucket {
     }
 
     fn begin_trial(&mut self, params: &TrialParams) {
-        // Earlier evidence weighs half as much as the new one: it steadies a short trial, and is outvoted when the speed has
-        // changed.
+        // Earlier evidence weighs half as much as the new one: it steadies a short trial, and is outvoted when the
+        // speed has changed.
         let kept = f64::from(params.trial_steps) / 2.0;
         self.speed_mut(other(self.in_use)).cap(kept);
         self.trial = Some(Trial::default());
