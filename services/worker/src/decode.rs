@@ -12,6 +12,7 @@
 
 mod compose;
 mod learn;
+mod step;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use self::compose::{Composed, Member};
+use self::step::{Composed, Member};
 use crate::chunk::{ActiveChunk, Command, NewChunk, OutputSink, serve_cuts};
 use crate::engine::VerifyingEngine;
 use crate::metrics::{ChunkOutcome, WorkerMetrics};

@@ -5,7 +5,9 @@
 mod absorb;
 mod draft;
 mod generated;
+mod sent_draft;
 mod sources;
+mod step_record;
 
 use std::time::Instant;
 
@@ -19,10 +21,10 @@ use self::sources::{OWN, prompt_end};
 use crate::routing::{DraftSettings, asked};
 use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
 
-pub(crate) use self::absorb::{Absorbed, StepRecord};
-pub(crate) use self::draft::labels;
 pub(crate) use self::generated::JudgedDraft;
+pub(crate) use self::sent_draft::labels;
 pub(crate) use self::sources::Sources;
+pub(crate) use self::step_record::{Absorbed, StepRecord};
 
 /// The limits of the engine that concern one request.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +259,7 @@ impl ActiveRequest {
             Some(_) => self.unread_tokens(),
             None => 0,
         };
-        let draft = draft::wire_draft(self.offer.as_ref());
+        let draft = sent_draft::wire_draft(self.offer.as_ref());
         let self_draft = head.and_then(|head| settings.self_draft(head));
         StepItem {
             session: self.session,

@@ -23,9 +23,9 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use refrain_speculation::draft::{
     Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose,
 };
-use refrain_speculation::router::{HeadWork, Priority};
-use refrain_speculation::{
-    Goodput, GoodputParams, Granted, HeadDrafted, HeadWish, StepFrame, StepTaken, Wish,
+use refrain_speculation::router::{
+    Asked, Frame, HeadParams, HeadState, HeadWork, Offer, Outcome, Policy, Priority, Prospect,
+    Route, Router, RouterParams, Step, StepItem, Threshold, TrialParams,
 };
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, SegmentBuilder, Token};
 use text::{Corpus, Random};
@@ -163,8 +163,6 @@ fn main() {
     }
 }
 
-/// A draft that was found, and the chances of its nodes.
-type Found = Option<(Candidate, Vec<f32>)>;
 
 /// Where steps are decided, on so many threads.
 struct Desk<'a> {
@@ -172,7 +170,7 @@ struct Desk<'a> {
     params: &'a ProposeParams,
     threads: usize,
     helpers: Option<ThreadPool>,
-    router: Goodput<u8>,
+    router: Router<u8>,
     /// Microseconds of each step: proposals, division, both, learning.
     times: [Vec<f64>; 4],
     drafted: usize,
@@ -193,12 +191,12 @@ impl<'a> Desk<'a> {
     }
 
     fn decide(&mut self, batch: &[Request]) {
-        let (found, proposing) = timed(|| self.find(batch, &self.router));
-        let (granted, dividing) = timed(|| divide(&found, &mut self.router));
+        let (prospects, proposing) = timed(|| self.find(batch, &self.router));
+        let drafts = prospects.iter().filter_map(|of| of.candidate.as_ref());
+        self.drafted += drafts.map(|draft| draft.tree.len()).sum::<usize>();
+        let (offers, dividing) = timed(|| divide(prospects, &mut self.router));
         // While the engine computes.
-        let ((), learning) = timed(|| learn(batch, &found, &granted, &mut self.router));
-        let drafts = found.iter().flatten();
-        self.drafted += drafts.map(|(found, _)| found.tree.len()).sum::<usize>();
+        let ((), learning) = timed(|| learn(batch, &offers, &mut self.router));
         let spent = [proposing, dividing, proposing + dividing, learning];
         for (times, time) in self.times.iter_mut().zip(spent) {
             times.push(time);
@@ -221,11 +219,23 @@ impl<'a> Desk<'a> {
         row("  beside the step: learning", learning);
     }
 
-    fn find(&self, batch: &[Request], router: &Goodput<u8>) -> Vec<Found> {
+    fn find(&self, batch: &[Request], router: &Router<u8>) -> Vec<Prospect<u8>> {
         let find = |request: &Request| {
-            let found = request.propose(self.namespace, self.params)?;
-            let chances = router.chances(NAMESPACE, &found);
-            Some((found, chances))
+            let mut prospect = Prospect {
+                namespace: NAMESPACE,
+                asked: Asked::Auto,
+                context_tokens: CONTEXT_TOKENS as u32,
+                draft_max: 4096,
+                tree_max: 4096,
+                candidate: request.propose(self.namespace, self.params),
+                path_probabilities: Vec::new(),
+                withheld: false,
+                head: HeadState::Ready { unread_tokens: 0 },
+                priority: Priority::Normal,
+                pace: None,
+            };
+            prospect.path_probabilities = router.estimate(&prospect);
+            prospect
         };
         match &self.helpers {
             Some(helpers) => on_threads(helpers, batch, find),
@@ -234,48 +244,34 @@ impl<'a> Desk<'a> {
     }
 }
 
-fn divide(found: &[Found], router: &mut Goodput<u8>) -> Granted {
-    let wishes: Vec<Wish<'_, u8>> = found
-        .iter()
-        .map(|found| Wish {
-            namespace: NAMESPACE,
-            priority: Priority::Normal,
-            pace: None,
-            context_tokens: CONTEXT_TOKENS as u32,
-            found: found.as_ref().map(|(found, _)| found),
-            chances: found.as_ref().map_or(&[], |(_, chances)| chances),
-            head: Some(HeadWish {
-                depth: HEAD_DEPTH,
-                tokens_max: HEAD_DEPTH,
-                unread_tokens: 0,
-                merges: false,
-            }),
-        })
-        .collect();
-    let frame = StepFrame {
+fn divide(prospects: Vec<Prospect<u8>>, router: &mut Router<u8>) -> Vec<Offer> {
+    let frame = Frame {
         tokens: BATCH as u32,
         kv_tokens: KV_TOKENS,
         slots_max: 4096,
         batch: BATCH as u32,
     };
-    black_box(router.divide(&wishes, frame))
+    black_box(router.offer(prospects, frame))
 }
 
-fn learn(batch: &[Request], found: &[Found], granted: &Granted, router: &mut Goodput<u8>) {
-    let calibration = router.calibration(NAMESPACE);
-    for (found, request) in found.iter().zip(batch) {
-        if let Some((found, _)) = found {
-            calibration.observe(found, &request.next);
-        }
+fn learn(batch: &[Request], offers: &[Offer], router: &mut Router<u8>) {
+    for (offer, request) in offers.iter().zip(batch) {
+        let outcome = Outcome {
+            emitted: &request.next,
+            head_drafted: false,
+            head_accepted: 0,
+        };
+        router.learn(NAMESPACE, offer, &outcome);
     }
-    router.step_done(&made(BATCH as u32 + granted.admitted));
+    let sent: u32 = offers.iter().map(Offer::sent_tokens).sum();
+    router.observe(made(sent));
+    router.learn_step();
 }
 
-/// As a worker's by default: trees of at most 32 tokens, none less likely than 0.1.
+/// The default of a worker: trees, none of whose tokens is less likely than 0.1.
 fn params() -> ProposeParams {
     ProposeParams {
         expansion: Expansion::Tree,
-        max_spec_tokens: 32,
         min_token_prob: 0.1,
         ..ProposeParams::default()
     }
@@ -283,38 +279,55 @@ fn params() -> ProposeParams {
 
 const HEAD_DEPTH: u32 = 4;
 
-/// A step of an engine that takes 8 ms and more for each 64 tokens, and whose head drafts for all.
-fn made(tokens: u32) -> StepTaken {
+/// A step of an engine that takes 8 ms and more for each 64 tokens, and whose head drafts for all requests.
+fn made(draft_tokens: u32) -> Step {
     let draft_seconds = 1e-5 * f64::from(BATCH as u32 * HEAD_DEPTH);
-    let drafted_tokens = BATCH as u32 * HEAD_DEPTH;
-    StepTaken {
-        batched_tokens: tokens,
-        kv_tokens: KV_TOKENS,
+    let item = |at: u32| StepItem {
+        route: Some(Route::Fallback),
+        is_auto: true,
+        may_use_head: true,
+        predictability: 0.5,
+        context_tokens: 1,
+        text_tokens: KV_TOKENS as u32 / BATCH as u32,
+        draft_tokens: draft_tokens / BATCH as u32 + u32::from(at < draft_tokens % BATCH as u32),
+        head: Some(HeadWork {
+            requests: 1,
+            depth: HEAD_DEPTH,
+            tokens_max: HEAD_DEPTH,
+            drafted: HEAD_DEPTH,
+        }),
+        read_tokens: 0,
+        emitted: Some(2),
+    };
+    let tokens = BATCH as u32 + draft_tokens;
+    Step {
+        items: (0..BATCH as u32).map(item).collect(),
         seconds: 0.008 + 1e-6 * f64::from(tokens.next_multiple_of(64)) + draft_seconds,
         draft_seconds,
-        head: HeadWork {
-            requests: BATCH as u32,
-            depth: HEAD_DEPTH,
-            drafted: HeadDrafted {
-                tokens: drafted_tokens,
-                asked_tokens: drafted_tokens,
-                read_tokens: 0,
-            },
-        },
-        ..StepTaken::default()
+        ..Step::default()
     }
 }
 
-/// It knows what steps of all sizes take, and that the head brings a token or two.
-fn router() -> Goodput<u8> {
-    let mut router = Goodput::new(GoodputParams {
-        namespaces_max: NonZeroUsize::MIN,
+/// A router that knows the times of steps of all sizes, and a head that brings a token or two.
+fn router() -> Router<u8> {
+    let mut router = Router::new(RouterParams {
+        policy: Policy::Goodput,
+        threshold: Threshold::Auto,
+        gain_min: 0.0,
         off_above_batch: None,
+        namespaces_max: NonZeroUsize::MIN,
+        head: Some(HeadParams {
+            depth: HEAD_DEPTH,
+            tokens_max: HEAD_DEPTH,
+            merges: false,
+        }),
+        head_trials: TrialParams::default(),
     });
     for step in 0..2000u32 {
-        router.step_done(&made(1 + step * 31 % 2048));
-        let calibration = router.calibration(NAMESPACE);
-        calibration.observe_head(CONTEXT_TOKENS as u32, HEAD_DEPTH, step % 4);
+        router.observe(made(step * 31 % 2048));
+        router.learn_step();
+        let statistics = router.statistics(NAMESPACE);
+        statistics.observe_head(CONTEXT_TOKENS as u32, HEAD_DEPTH, step % 4);
     }
     router
 }

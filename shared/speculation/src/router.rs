@@ -18,7 +18,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `prospect.rs`, `offer.rs`, `step.rs` | the values that go in and come out |
+//! | `prospect.rs`, `offer.rs`, `step.rs`, `decision.rs` | the values that go in and come out |
 //! | `score.rs` | SCORE > tau |
 //! | `goodput.rs`, `budget.rs` | the division of a step, and what it learns from |
 //! | `cost.rs`, `time_value.rs`, `merged.rs` | what steps take, what time is worth, what a suffix draft adds to a head's |
@@ -29,11 +29,13 @@
 
 mod budget;
 mod cost;
+mod decision;
 mod goodput;
 mod guard;
 mod head;
 mod merged;
 mod offer;
+mod params;
 mod prospect;
 mod score;
 mod step;
@@ -44,13 +46,14 @@ mod urgency;
 mod verify_call;
 
 use std::hash::Hash;
-use std::num::NonZeroUsize;
 
 pub use cost::{STEP_SECONDS_MIN, StepCost};
+pub use decision::{Asked, Decision, HeadDraft, HeadState, Route, RouteReason};
 pub use guard::Verdict;
 pub use head::{HeadStatus, Speeds};
-pub use offer::{Decision, Draft, HeadDraft, Offer, Route, RouteReason};
-pub use prospect::{Asked, Frame, HeadState, Prospect};
+pub use offer::{Draft, Offer};
+pub use params::{HeadParams, Policy, RouterParams};
+pub use prospect::{Frame, Prospect};
 pub use score::{ACCEPTED_LENGTH_PRIOR, Fallback, Found, Threshold, route_by_score};
 pub use step::{HeadWork, Outcome, Step, StepItem};
 pub use transfer::{Candidacy, RecentRoutes, TransferParams, should_transfer};
@@ -62,56 +65,6 @@ use crate::statistics::AcceptanceStatistics;
 use goodput::Goodput;
 use guard::{Guard, Guarded};
 use head::HeadMonitor;
-
-/// How the drafts of `auto` requests are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// Each request by itself: its suffix draft if SCORE exceeds the threshold, else the fallback.
-    Score,
-    /// The whole batch at once: the drafts that bring the most tokens per second.
-    Goodput,
-}
-
-/// Settings of a router.
-#[derive(Clone, Copy, Debug)]
-pub struct RouterParams {
-    /// How drafts are chosen.
-    pub policy: Policy,
-    /// tau of the score policy. Under both policies a fixed 0 keeps `auto` requests from the head.
-    pub threshold: Threshold,
-    /// Tokens per second with drafts over those without, below which the guard turns drafting off; 0 turns the guard
-    /// off.
-    pub gain_min: f64,
-    /// Requests in a step above which `auto` requests draft nothing.
-    pub off_above_batch: Option<u32>,
-    /// Namespaces whose statistics are kept; the least recently used goes first.
-    pub namespaces_max: NonZeroUsize,
-    /// The engine's own drafter, an EAGLE-3 head or a draft model, if it has one and may use it.
-    pub head: Option<HeadParams>,
-    /// Trials of the head under the score policy.
-    pub head_trials: TrialParams,
-}
-
-/// What the engine's own drafter is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadParams {
-    /// Most passes, which is the depth of its draft.
-    pub depth: u32,
-    /// Most tokens of its draft.
-    pub tokens_max: u32,
-    /// The engine verifies a suffix draft and the head's as one tree.
-    pub merges: bool,
-}
-
-impl HeadParams {
-    /// The request to the head where at most `draft_max` tokens are of use; `None` where none is.
-    pub fn within(&self, draft_max: u32) -> Option<HeadDraft> {
-        (draft_max > 0).then(|| HeadDraft {
-            depth: self.depth.min(draft_max),
-            tokens_max: self.tokens_max.min(draft_max),
-        })
-    }
-}
 
 /// The router of one engine, by namespaces `N`. The module documentation has the method.
 #[derive(Clone, Debug)]
@@ -218,7 +171,7 @@ impl<N: Copy + Hash + Eq> Router<N> {
     /// Decides for one request by itself, and takes its tokens out of the frame.
     fn settle(&self, prospect: Prospect<N>, fallback: Fallback, frame: &mut Frame) -> Offer {
         let params = &self.params;
-        let offer = score::offer(
+        let offer = Offer::by_score(
             prospect,
             frame.slots_max,
             params.threshold,

@@ -34,13 +34,30 @@ impl Source {
     /// Reads a file.
     pub(super) fn read(text: &str) -> Self {
         let mut reader = Reader {
-            tokens: tokens(text),
+            tokens: without_visibility_paths(tokens(text)),
             at: 0,
             source: Source::default(),
         };
         reader.block(&mut Vec::new());
         reader.source
     }
+}
+
+/// The tokens with `pub(in a::b)` reduced to `pub`: the path of a visibility imports nothing.
+fn without_visibility_paths(tokens: Vec<String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::with_capacity(tokens.len());
+    let mut is_hidden = false;
+    for token in tokens {
+        if is_hidden {
+            is_hidden = token != ")";
+        } else if token == "in" && kept.ends_with(&["pub".to_owned(), "(".to_owned()]) {
+            kept.pop();
+            is_hidden = true;
+        } else {
+            kept.push(token);
+        }
+    }
+    kept
 }
 
 /// Identifiers, `::`, and single characters, without comments, strings and white space.
@@ -192,16 +209,34 @@ impl Reader {
                 }
                 // `use<'a>` in a type is not a declaration.
                 "use" if self.peek(1) != "<" => self.use_declaration(inline_modules),
-                "struct" | "enum" | "union" | "trait" | "type" | "const" | "static" | "fn"
-                | "macro_rules" => {
+                "struct" | "enum" | "union" | "trait" | "type" | "const" | "static" | "fn" => {
                     let name = match self.peek(1) {
-                        "!" | "mut" => self.peek(2),
+                        "mut" => self.peek(2),
                         name => name,
                     };
                     self.source.defined.insert(name.to_owned());
                     self.at += 1;
                 }
+                "macro_rules" => {
+                    self.source.defined.insert(self.peek(2).to_owned());
+                    self.skip_macro();
+                }
                 _ => self.code(inline_modules),
+            }
+        }
+    }
+
+    /// Skips the rules of a macro. Their `super` depends on the place of the call.
+    fn skip_macro(&mut self) {
+        let mut depth = 0usize;
+        while self.at < self.tokens.len() {
+            let token = self.peek(0).to_owned();
+            self.at += 1;
+            match token.as_str() {
+                "{" => depth += 1,
+                "}" if depth == 1 => return,
+                "}" => depth -= 1,
+                _ => {}
             }
         }
     }

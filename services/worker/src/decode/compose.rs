@@ -5,58 +5,12 @@ use std::time::Instant;
 use refrain_draft_replica::{DraftQuery, RemoteDrafts};
 use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::Speculation;
-use refrain_protocol::engine::{StepItem, StepRequest};
-use refrain_speculation::router::{Decision, Frame, Prospect};
+use refrain_speculation::router::{Frame, Prospect};
 
 use super::DecodeLoop;
+use super::step::{Composed, Movers, Part};
 use crate::chunk::ActiveChunk;
 use crate::running::{ActiveRequest, EngineLimits};
-
-/// A step that is ready for the engine.
-#[derive(Default)]
-pub(super) struct Composed {
-    pub(super) request: StepRequest,
-    /// The requests of the items, in the order of the items.
-    pub(super) members: Vec<Member>,
-    /// Seconds that the search for a draft took, for each request that samples.
-    pub(super) propose_seconds: Vec<f64>,
-}
-
-/// The requests that move in a step.
-pub(super) struct Movers {
-    parts: Vec<Part>,
-    /// Most draft tokens beside the tokens that the requests owe.
-    room: u32,
-    /// Number of requests that decode.
-    pub(super) decoding: u32,
-    /// The guard holds drafts back.
-    pub(super) withholds: bool,
-}
-
-/// The request of an item.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
-    /// Place in the batch.
-    pub(super) place: usize,
-    pub(super) sampled: bool,
-    /// It decodes; otherwise the item is a piece of a prompt.
-    pub(super) decodes: bool,
-    /// The router's decision; `None` for a piece of a prompt that does not sample.
-    pub(super) decision: Option<Decision>,
-    /// Context tokens of the item.
-    pub(super) context: u32,
-    /// Tokens that the head has to read at once.
-    pub(super) catch_up_tokens: u32,
-}
-
-/// A request that moves.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    place: usize,
-    /// Tokens that it brings of those that it owes.
-    context: u32,
-    decodes: bool,
-}
 
 impl DecodeLoop {
     pub(super) fn limits(&self) -> EngineLimits {
@@ -209,25 +163,5 @@ impl DecodeLoop {
             (prospect, started.elapsed().as_secs_f64())
         });
         prospects.into_iter().unzip()
-    }
-}
-
-impl Composed {
-    fn push(
-        &mut self,
-        part: Part,
-        decision: Option<Decision>,
-        item: StepItem,
-        running: &ActiveRequest,
-    ) {
-        self.members.push(Member {
-            place: part.place,
-            sampled: item.sample,
-            decodes: part.decodes,
-            decision,
-            context: item.tokens.len() as u32,
-            catch_up_tokens: running.catch_up_tokens(),
-        });
-        self.request.items.push(item);
     }
 }

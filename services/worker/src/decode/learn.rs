@@ -5,7 +5,7 @@ use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepResponse, StepResult};
 use refrain_speculation::router::{HeadWork, Offer, Step, StepItem};
 
-use super::compose::Member;
+use super::step::Member;
 use super::{DecodeLoop, HowComposed};
 use crate::chunk::ActiveChunk;
 use crate::running::ActiveRequest;

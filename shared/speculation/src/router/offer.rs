@@ -1,108 +1,10 @@
 //! What the router answers: the draft that a request verifies, and why.
 
-use super::Prospect;
+use super::decision::{Asked, Decision, HeadDraft, Route, RouteReason};
+use super::params::HeadParams;
+use super::prospect::Prospect;
+use super::score::{Fallback, Threshold, route_by_score};
 use crate::draft::Candidate;
-
-/// What a step does for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Route {
-    /// It verifies the suffix draft.
-    Suffix,
-    /// The fallback drafts.
-    Fallback,
-    /// It verifies the suffix draft and one of the fallback as one tree.
-    Merged,
-    /// It decodes without a draft.
-    Plain,
-}
-
-impl Route {
-    /// The label of metrics. The caller knows which drafter the fallback is.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Route::Suffix => "suffix",
-            Route::Fallback => "fallback",
-            Route::Merged => "merged",
-            Route::Plain => "plain",
-        }
-    }
-}
-
-/// The reason of a route; a label of metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RouteReason {
-    /// The suffix draft's SCORE exceeds the threshold.
-    AboveThreshold,
-    /// It does not.
-    BelowThreshold,
-    /// The budget of the batch has room for the draft, or for its best part.
-    WithinBudget,
-    /// It has none: other tokens are worth more, or the draft takes longer than it is worth.
-    OverBudget,
-    /// The batch is larger than those that drafts are made for.
-    LargeBatch,
-    /// No suffix draft was found.
-    NoMatch,
-    /// Suffix drafts would be slower.
-    SuffixNotPaying,
-    /// The request asked for it.
-    Asked,
-    /// The fallback is on trial.
-    Probe,
-    /// The fallback is left out for a trial of plain decoding.
-    Pause,
-    /// The fallback would be slower.
-    NotPaying,
-    /// The request asked for the fallback, and there is none.
-    NoFallback,
-    /// The step ends a prompt: the fallback has read nothing yet.
-    Prompt,
-    /// The request asked for no drafts.
-    Off,
-    /// The step has no room for a draft.
-    NoRoom,
-}
-
-impl RouteReason {
-    /// The label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            RouteReason::AboveThreshold => "above_threshold",
-            RouteReason::BelowThreshold => "below_threshold",
-            RouteReason::WithinBudget => "within_budget",
-            RouteReason::OverBudget => "over_budget",
-            RouteReason::LargeBatch => "large_batch",
-            RouteReason::NoMatch => "no_match",
-            RouteReason::SuffixNotPaying => "suffix_not_paying",
-            RouteReason::Asked => "asked",
-            RouteReason::Probe => "probe",
-            RouteReason::Pause => "pause",
-            RouteReason::NotPaying => "not_paying",
-            RouteReason::NoFallback => "no_fallback",
-            RouteReason::Prompt => "prompt",
-            RouteReason::Off => "off",
-            RouteReason::NoRoom => "no_room",
-        }
-    }
-}
-
-/// A route and its reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// What the step does for the request.
-    pub route: Route,
-    /// Why.
-    pub reason: RouteReason,
-}
-
-/// A draft that the engine's head is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadDraft {
-    /// Most passes, which is the depth.
-    pub depth: u32,
-    /// Most tokens.
-    pub tokens_max: u32,
-}
 
 /// The draft of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -153,6 +55,33 @@ impl Offer {
             unread_tokens: prospect.unread_tokens(),
             found: prospect.candidate,
         }
+    }
+
+    /// Decides and makes the draft of one request, which may have at most `room` tokens.
+    pub(super) fn by_score<N>(
+        prospect: Prospect<N>,
+        room: u32,
+        threshold: Threshold,
+        fallback: Fallback,
+        head: Option<HeadParams>,
+    ) -> Offer {
+        let draft_max = prospect.draft_max.min(room);
+        if draft_max == 0 && prospect.asked != Asked::Off {
+            return Offer::plain(RouteReason::NoRoom, prospect);
+        }
+        let fallback = fallback.of(prospect.head);
+        let decision = route_by_score(prospect.asked, prospect.found(), threshold, fallback);
+        let draft = match decision.route {
+            Route::Suffix => prospect.candidate.clone().map(|mut candidate| {
+                candidate.tree.truncate(draft_max as usize);
+                Draft::Suffix(candidate)
+            }),
+            Route::Fallback => head
+                .and_then(|head| head.within(draft_max))
+                .map(Draft::Head),
+            Route::Merged | Route::Plain => None,
+        };
+        Offer::new(decision, draft.unwrap_or_default(), prospect)
     }
 
     /// No draft, for this reason.

@@ -1,35 +1,9 @@
 //! What the router is asked: the requests of a step, and the room that it has.
 
+use super::decision::{Asked, HeadState};
 use super::score::Found;
-use super::{Pace, Priority};
+use super::urgency::{Pace, Priority};
 use crate::draft::Candidate;
-
-/// The drafts that a request asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Asked {
-    /// Whatever serves it best.
-    Auto,
-    /// Suffix drafts only.
-    Suffix,
-    /// The fallback's drafts only.
-    Fallback,
-    /// No drafts.
-    Off,
-}
-
-/// Whether the engine's own drafter can draft for a request in this step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeadState {
-    /// There is none, or the request's session was opened without it.
-    Absent,
-    /// It cannot yet: the step ends a prompt, of which the head has read nothing.
-    Blind,
-    /// It can.
-    Ready {
-        /// Text that it would have to read first, in tokens.
-        unread_tokens: u32,
-    },
-}
 
 /// What a request could have verified in a step that samples for it.
 #[derive(Clone, Debug)]

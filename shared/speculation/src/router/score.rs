@@ -4,7 +4,7 @@
 //! speculator. Here the speculator, an EAGLE-3 head or a draft model, may be absent, may not pay, or may be on trial.
 //! tau follows it: a head that brings three tokens a step is only beaten by drafts that promise more.
 
-use super::{Asked, Decision, Draft, HeadParams, HeadState, Offer, Prospect, Route, RouteReason};
+use super::decision::{Asked, Decision, HeadState, Route, RouteReason};
 
 /// The accepted length that a fallback in use is credited with before its own was measured.
 ///
@@ -90,33 +90,6 @@ pub enum Found {
     Score(f32),
     /// There was no search: suffix drafts do not pay at this batch size.
     Withheld,
-}
-
-/// Decides and makes the draft of one request, which may have at most `room` tokens.
-pub(super) fn offer<N>(
-    prospect: Prospect<N>,
-    room: u32,
-    threshold: Threshold,
-    fallback: Fallback,
-    head: Option<HeadParams>,
-) -> Offer {
-    let draft_max = prospect.draft_max.min(room);
-    if draft_max == 0 && prospect.asked != Asked::Off {
-        return Offer::plain(RouteReason::NoRoom, prospect);
-    }
-    let fallback = fallback.of(prospect.head);
-    let decision = route_by_score(prospect.asked, prospect.found(), threshold, fallback);
-    let draft = match decision.route {
-        Route::Suffix => prospect.candidate.clone().map(|mut candidate| {
-            candidate.tree.truncate(draft_max as usize);
-            Draft::Suffix(candidate)
-        }),
-        Route::Fallback => head
-            .and_then(|head| head.within(draft_max))
-            .map(Draft::Head),
-        Route::Merged | Route::Plain => None,
-    };
-    Offer::new(decision, draft.unwrap_or_default(), prospect)
 }
 
 /// Decides a step of one request.

@@ -1,6 +1,7 @@
 //! Both ways of decoding at one batch size: which one is in use, and when the other one is tried.
 
-use super::{Mode, Phase, Sample, Schedule, TrialParams};
+use super::sample::{Mode, Phase, Sample, TrialParams};
+use super::schedule::Schedule;
 
 /// Weight that an older step keeps when one more comes: half after 128 steps.
 const STEP_DECAY: f64 = 0.9946;
