@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn softmax_sums_by_position_only() {
         let scores: Vec<f32> = (0..77).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
-        let mut weights = scores.clone();
+        let mut weights = scores;
         let sum = softmax_weights(&mut weights, 0.5);
         let truth: f64 = weights.iter().map(|w| f64::from(*w)).sum();
         assert!((f64::from(sum) - truth).abs() < 1e-5);

@@ -50,7 +50,7 @@ fn names_of_other_loaders_and_older_keys() {
     flat["eos_token_id"] = json!([99_999]);
     flat.as_object_mut().unwrap().remove("target_hidden_size");
     assert_eq!(logits(load_head(&flat, &tensors).unwrap()), truth);
-    let mut flagged = tensors.clone();
+    let mut flagged = tensors;
     flagged.insert("t2d".into(), vocab_flags(&guessed(DRAFT_VOCAB)));
     assert_eq!(logits(load_head(&config, &flagged).unwrap()), truth);
 }
@@ -99,7 +99,7 @@ fn another_width_with_an_embedding_of_its_own() {
 fn the_default_layers_are_used_if_none_are_named() {
     let config = head_config();
     let mut target = tiny().architecture.clone();
-    let mut unnamed = config.clone();
+    let mut unnamed = config;
     unnamed["eagle_config"] = json!({});
     let bytes = serde_json::to_vec(&unnamed).unwrap();
     let captured = |target: &crate::model::Architecture| {
