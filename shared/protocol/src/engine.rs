@@ -222,8 +222,9 @@ pub struct StepItem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<Draft>,
     /// Asks the engine to draft by itself; only with `sample`, in sessions that were opened for it. The result may be
-    /// no draft at all, for example if a head has seen none of the text. Beside a `draft`, the engine's draft is
-    /// merged into it (see [`Draft::merge`]), and both are verified as one tree. Sampled drafts cannot be merged.
+    /// no draft at all, for example if a head has seen none of the text. If the item also has a `draft`, the engine's
+    /// draft is merged into it (see [`Draft::merge`]), and both are verified as one tree. Sampled drafts cannot be
+    /// merged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub self_draft: Option<SelfDraft>,
     /// Most tokens to emit, at least 1.

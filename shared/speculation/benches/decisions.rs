@@ -1,11 +1,11 @@
-//! What the defaults are decided by: each group varies one setting, all else at its default.
+//! The measurements that decide the defaults: each group varies one setting and leaves all others at their defaults.
 //!
 //! ```text
 //! cargo bench -p refrain-speculation --bench decisions
 //! ```
 //!
-//! A proposal is one call with one source, at the places of documents that the corpus does not hold. Compare within a
-//! group, and medians: the machine's memory is part of what is measured.
+//! A proposal is one call with one source, at the places of documents that the corpus does not hold. Compare only
+//! medians, and only within a group: the machine's memory is part of the measurement.
 
 mod text;
 

@@ -1,14 +1,14 @@
-//! What deciding a step of a batch takes: 64 proposals over an index of millions of tokens with the chances of what
-//! was found, and the division of the step. What is learnt from a step is seen to while the next one is made, and
-//! stands apart.
+//! The time that it takes to decide a step of a batch: 64 proposals over an index of millions of tokens, their
+//! acceptance probabilities, and the division of the step. The router learns from a step while the engine makes the
+//! next one, so that time is printed apart.
 //!
 //! ```text
 //! cargo bench -p refrain-speculation --bench step
 //! ```
 //!
-//! Every request looks into its own text and into its namespace, three segments and a live part, with the settings
-//! that a worker has by default, and may have the head's draft instead. Every step is of a batch that was not met
-//! before. The threads wait for the step as those of a worker do; run by one nobody is woken.
+//! Every request searches its own text and its namespace, which has three segments and a live part. The settings are
+//! the defaults of a worker, and the request may have the head's draft instead. Every step has a new batch. The
+//! threads wait for the step as those of a worker do; with one thread, none has to be woken.
 
 mod text;
 
@@ -35,20 +35,20 @@ const SEGMENTS: usize = 3;
 const BATCH: usize = 64;
 /// Steps for each number of threads.
 const ROUNDS: usize = 48;
-/// Of which so many come first, to fill caches and to learn chances from.
+/// Steps before the measured ones, to fill caches and to learn acceptance probabilities.
 const ROUNDS_BEFORE: usize = 8;
 /// Text of a request that a search may read.
 const CONTEXT_TOKENS: usize = 64;
 const STEP_MS: f64 = 11.0;
-/// What all of it may take of that, percent.
+/// Largest share of that time that the decision may take, in percent.
 const SHARE_MAX: f64 = 3.0;
-/// As many as a worker's, unless it is told otherwise.
+/// Most threads, as in a worker with the default configuration.
 const THREADS_MAX: usize = 16;
 /// Requests that a thread takes at a time.
 const TAKEN_MAX: usize = 4;
 /// Tokens of all texts of a batch.
 const KV_TOKENS: u64 = 50_000;
-/// Whose requests they are.
+/// The namespace of the requests.
 const NAMESPACE: u8 = 0;
 
 const OWN: DocumentKey = DocumentKey(0);
@@ -58,7 +58,7 @@ struct Request {
     own: Index,
     key: DocumentKey,
     context: Vec<Token>,
-    /// What it goes on with.
+    /// The next tokens of its output.
     next: Vec<Token>,
 }
 
@@ -358,7 +358,7 @@ fn on_threads<T: Sync, R: Send>(
     made.into_iter().flat_map(|(_, part)| part).collect()
 }
 
-/// What was done, and microseconds.
+/// The result of the work, and its microseconds.
 fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let done = black_box(work());

@@ -1,4 +1,4 @@
-//! What an index of a given size costs: memory, building, sealing, merging, appending, proposing.
+//! The costs of an index of a given size: memory, building, sealing, merging, appending, proposing.
 //!
 //! ```text
 //! cargo run --release -p refrain-speculation --example scale [-- TOKENS...]
@@ -21,7 +21,7 @@ use text::{Corpus, Random};
 /// Documents that are decoded, one after the other, against the corpus.
 const DECODED_DOCUMENTS: usize = 400;
 
-/// What the live part may hold before it is sealed.
+/// Most tokens in the live part before it is sealed.
 const LIVE_TOKENS_MAX: u64 = 1 << 19;
 
 /// Documents that run at any time, and are therefore not sealed.
@@ -136,8 +136,8 @@ fn measure_growth(documents: &[Vec<Token>]) -> Index {
     index
 }
 
-/// What one look at memory takes that depends on the one before, in as much memory as the index has: proposals are
-/// made of some dozens of them. On a machine with neighbours it varies more than anything else here.
+/// Measures a memory read that depends on the one before, in as much memory as the index has. A proposal makes some
+/// dozens of them. On a machine with neighbours this time varies more than all others here.
 fn measure_memory(bytes: usize) {
     const LINE_WORDS: usize = 16;
     let lines = bytes / (4 * LINE_WORDS);

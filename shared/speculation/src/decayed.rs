@@ -1,4 +1,4 @@
-//! What was the case lately: a quotient of two sums in which older entries count less.
+//! A quotient of two sums in which older entries count less.
 
 /// A quotient of two decayed sums: tokens per second, accepted per drafted, a mean.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -89,7 +89,7 @@ const KINDS: usize = Scope::ALL.len() + 2;
 /// The features of a draft node that are known before it is verified.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeFeatures {
-    /// What drafted it.
+    /// The source that drafted it.
     pub source: Source,
     /// The text it was read from; only used for [`Source::Suffix`].
     pub scope: Scope,

@@ -229,7 +229,7 @@ fn sealed_origins_lead_to_the_documents() {
         .map(|place| (place.document.0, place.position))
         .collect();
     assert_eq!(places, [(1, 3), (1, 4), (1, 5)]);
-    // What was removed while a proposal was used cannot be credited.
+    // A document that was removed while a proposal was used cannot be credited.
     index.remove(&[DocumentKey(1)]);
     assert!(propose_one(&index, "Xabc", &ProposeParams::default()).is_none());
 }

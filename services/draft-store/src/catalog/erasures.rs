@@ -49,7 +49,7 @@ impl ErasureRecord {
     }
 }
 
-/// What was erased lately.
+/// The recent erasures, and the documents that they erased.
 #[derive(Default)]
 pub(crate) struct Erasures {
     marks: BTreeMap<u128, ErasureRecord>,

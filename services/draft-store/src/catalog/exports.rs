@@ -151,7 +151,7 @@ pub(crate) struct ExportSnapshot {
     held: Mutex<ExportHoldings>,
 }
 
-/// What is kept for an export besides its list.
+/// Texts that an export holds besides its list, and their sizes.
 #[derive(Default)]
 struct ExportHoldings {
     texts: HashMap<DocumentKey, DocumentUpdate>,

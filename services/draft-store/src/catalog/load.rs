@@ -253,8 +253,8 @@ fn load_documents(
     )?;
     let sealed = sealed_documents(&found, &marks);
     states.extend(sealed.map(|(key, state, slot)| (key, state, Some(slot))));
-    // Only salvaged or adopted documents can occur twice. The later change wins. Of two copies of the same change,
-    // the one in the newer segment wins, since a stable sort puts it last.
+    // Only salvaged or adopted documents can occur twice. The later change wins. If the same change has two copies,
+    // the one in the newer segment wins, since the sort puts it last.
     states.sort_by_key(|(key, state, slot)| (*key, state.sequence, slot.map(|slot| slot.segment)));
     states.dedup_by(|later, earlier| {
         let same = later.0 == earlier.0;

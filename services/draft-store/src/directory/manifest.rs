@@ -8,7 +8,7 @@ use crate::catalog::{Catalog, LoadedCatalog};
 use crate::log::{LogError, refused, sync_directory};
 use crate::record::StoreRecord;
 
-/// What is known about the log without opening it.
+/// The facts about the log that are known without opening it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     /// Number of the log in use: `log-<number>`, or `log` for 0. All others are leftovers.

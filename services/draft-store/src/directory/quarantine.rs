@@ -291,8 +291,8 @@ pub(crate) struct Cleared {
     pub(crate) kept: u64,
 }
 
-/// Deletes the quarantines of which everything was salvaged, and with `all` every other one, too. What the others
-/// hold cannot be attributed to a tenant.
+/// Deletes the quarantines of which everything was salvaged, and with `all` every other one, too. The content of the
+/// others cannot be attributed to a tenant.
 pub(crate) fn clear_quarantines(dir: &Path, all: bool) -> Result<Cleared, LogError> {
     let failed = |error: std::io::Error| refused("clear", dir, &error);
     let mut cleared = Cleared::default();

@@ -8,7 +8,7 @@ use refrain_protocol::NamespaceId;
 use crate::metrics::RemovalReason;
 use crate::record::{DocumentKey, SegmentId};
 
-/// What a commit did.
+/// The outcome of a commit.
 #[derive(Debug, Default)]
 pub(crate) struct CommitOutcome {
     /// Per append and update: the new length of the document. `None` if the append would add one namespace too many.

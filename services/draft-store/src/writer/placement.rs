@@ -32,7 +32,7 @@ impl TextState {
     }
 }
 
-/// What an update does to a document.
+/// The effect of an update on a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// The text does not change: the update has an older epoch, follows a gap, or has nothing new. Its finish reason

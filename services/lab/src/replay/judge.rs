@@ -21,7 +21,7 @@ use super::policy::Policy;
 /// Stands for the end of a text, which no draft has: recordings hold no such token.
 const END: Token = Token::MAX;
 
-/// What drafts are chosen with.
+/// The settings by which drafts are chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct Judging {
     pub(crate) policy: Policy,
@@ -35,7 +35,7 @@ pub(crate) struct Judging {
 
 /// A request that takes part in a step.
 pub(super) struct Turn {
-    /// Whose chances its drafts have.
+    /// The namespace whose acceptance statistics its drafts have.
     pub(super) namespace: usize,
     /// Tokens of its prompt and output so far.
     pub(super) context_tokens: usize,
@@ -43,11 +43,11 @@ pub(super) struct Turn {
     pub(super) found: Option<Candidate>,
 }
 
-/// What it does in the step.
+/// The draft of a request in the step.
 pub(super) enum Draft {
     /// Nothing is drafted.
     Plain,
-    /// This part of what was found is verified.
+    /// This part of the suffix draft is verified.
     Suffix(DraftTree),
     /// The head drafts so many tokens.
     Head(usize),
@@ -61,7 +61,7 @@ enum Routed {
     Head,
 }
 
-/// A [`Turn`] with what was chosen for it.
+/// A [`Turn`] with the draft that was chosen for it.
 pub(super) struct Choice {
     namespace: usize,
     pub(super) draft: Draft,
@@ -78,9 +78,9 @@ pub(super) struct Verified {
     pub(super) choice: Choice,
     /// The drafted tokens that were accepted, from the root down.
     pub(super) path: Vec<u32>,
-    /// What came out: the accepted tokens and the recording's next.
+    /// The emitted tokens: the accepted ones and the recording's next one.
     pub(super) said: Vec<Token>,
-    /// Whether the recording ends with it.
+    /// Whether the recording ends with them.
     pub(super) is_last: bool,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Judge {
     router: Router<usize>,
     /// The guard holds drafts back in the step under way.
     withholds: bool,
-    /// What came of the head's drafts.
+    /// Drafted and accepted tokens of the head.
     head: Acceptance,
     pub(super) account: Account,
 }

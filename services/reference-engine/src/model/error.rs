@@ -29,7 +29,7 @@ pub enum ModelError {
     WeightFile {
         /// Path of the file.
         file: String,
-        /// What is wrong with it.
+        /// The fault in the file.
         reason: String,
     },
     /// A tensor that no file holds.

@@ -87,7 +87,7 @@ pub enum FallbackChoice {
     Worker(String),
 }
 
-/// What the engine's own drafter, an EAGLE-3 head or a draft model, is asked for.
+/// The drafts that the engine's own drafter, an EAGLE-3 head or a draft model, is asked for.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Config {

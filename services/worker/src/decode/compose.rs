@@ -135,7 +135,7 @@ impl DecodeLoop {
         (parts, left)
     }
 
-    /// What the requests that sample could draft, in their order, and the seconds of each search. The piece that ends
+    /// The prospects of the requests that sample, in their order, and the seconds of each search. The piece that ends
     /// a prompt can verify a draft as well.
     fn prospects(
         &self,

@@ -187,8 +187,8 @@ impl Pools {
         if let Some(pool) = self.lock().get(&runtime) {
             return Ok(pool.clone());
         }
-        // Created without the lock: it takes a while, and other calls need the lock meanwhile. Of two pools that
-        // are created at once, the first one stays.
+        // Created without the lock: it takes a while, and other calls need the lock meanwhile. If two pools are
+        // created at once, the first one stays.
         let pool = new_pool().map_err(ApiError::internal)?;
         Ok(self.lock().get_or_insert(runtime, || pool).clone())
     }

@@ -1,5 +1,5 @@
-//! What the engine's steps take by their number of tokens, measured before the first request: the budget of the first
-//! steps then goes by something.
+//! The seconds of the engine's steps by their number of tokens, measured before the first request. The budget of the
+//! first steps uses them.
 //!
 //! A few steps of one throw-away session, each twice: the first of a size pays for buffers and compiled kernels that
 //! the next ones have. The session is of no tenant's namespace and shares no text with another, nothing of it is

@@ -44,7 +44,7 @@ impl Proposers {
         })
     }
 
-    /// What `make` makes of each, in their order.
+    /// The results of `make` for each item, in the order of the items.
     pub(crate) fn map<T: Sync, R: Send>(
         &self,
         items: &[T],
@@ -58,7 +58,7 @@ impl Proposers {
         let made: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::with_capacity(items.len()));
         let next = AtomicUsize::new(0);
         let work = || {
-            // Who comes late finds nothing to do.
+            // A helper that starts late finds nothing to do.
             while let Some(part) = take(&next, items.len(), threads) {
                 let first = part.start;
                 let part = items[part].iter().map(&make).collect();

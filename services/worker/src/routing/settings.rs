@@ -11,7 +11,7 @@ use refrain_speculation::router::{
 
 use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig, WorkerConfig};
 
-/// What requests may draft from, and how much.
+/// The sources that requests may draft from, and the sizes of their drafts.
 #[derive(Clone, Debug)]
 pub(crate) struct DraftSettings {
     pub(crate) params: ProposeParams,

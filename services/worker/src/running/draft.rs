@@ -35,8 +35,8 @@ impl ActiveRequest {
             .min(self.emit_left(limits).saturating_sub(1))
     }
 
-    /// What the request could have verified in a step with room for `room` draft tokens. With `withholds`, drafts of
-    /// `auto` requests are held back.
+    /// The drafts that the request could have verified in a step with room for `room` draft tokens. With `withholds`,
+    /// drafts of `auto` requests are held back.
     pub(crate) fn prospect(
         &self,
         room: u32,

@@ -1,4 +1,4 @@
-//! What a request may draft from.
+//! The texts that a request may draft from.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 /// The one document of a request's own index.
 pub(super) const OWN: DocumentKey = DocumentKey(0);
 
-/// What a request may draft from.
+/// The texts that a request may draft from.
 pub(crate) struct Sources {
     pub(crate) memory: Arc<NamespaceReplica>,
-    /// What its group of samples said here, if it is one of a group.
+    /// The outputs of its group of samples on this worker, if it belongs to a group.
     pub(crate) group: Option<GroupMembership>,
     /// The request's own tree: prompt and output.
     pub(super) own: Index,
-    /// What the client predicts as its output, if it does.
+    /// The output that the client predicts, if it predicts one.
     pub(super) predicted: Option<Index>,
 }
 

@@ -81,7 +81,7 @@ async fn where_tokens_are_dear_hardly_any_is_drafted() {
     assert!(drafted < 60.0, "{drafted} drafted");
     assert!(seconds < 1.03 * plain, "{seconds} s against {plain} s");
     assert!(bench.decisions("plain", "over_budget") > 200.0);
-    // Who asks for them gets them all the same.
+    // A request that asks for drafts gets them all the same.
     let mut asked = chunk(&bench, &[1, 2, 3], 50);
     asked.speculation = Speculation::Suffix;
     let said = run(&bench, asked).await;
@@ -100,7 +100,7 @@ async fn the_batch_decides_which_drafts_are_worth_it() {
             seconds < 0.98 * by_score && seconds < 0.97 * plain,
             "{count} at once: {seconds} s, by score {by_score} s, plain {plain} s"
         );
-        // What it expected is what came.
+        // About as many tokens were accepted as the router expected.
         let series = |name: &str| {
             bench.figure(&format!(
                 "refrain_spec_{name}_total{{model=\"fake\",source=\"suffix\"}}"
@@ -235,12 +235,12 @@ async fn where_either_draft_is_often_wrong_both_are_verified_as_one_tree() {
     let (bench, steps) = serve(true).await;
     let merged = bench.decisions("merged", "within_budget");
     assert!(merged > 200.0, "{merged} merged trees");
-    // Of independent halves, the two bring more than the better one does.
+    // Two independent drafts bring more tokens together than the better one alone.
     assert!(
         (steps as f64) < 0.93 * steps_apart as f64,
         "{steps} steps, {steps_apart} with one draft at a time"
     );
-    // Each source has its own, and what was expected of it.
+    // The accepted and the expected tokens of each source are counted.
     let series = |name: &str, labels: &str| {
         let name = format!("refrain_spec_{name}_total{{model=\"fake\",{labels}}}");
         bench.figure(&name)

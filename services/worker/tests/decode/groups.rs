@@ -28,7 +28,7 @@ async fn a_sample_drafts_from_its_group_and_credits_it() {
     let second = run(&bench, sample(&bench, Some("g"))).await;
     assert_eq!(second.tokens, first.tokens);
     assert!(second.accepted > 20, "{} accepted", second.accepted);
-    // The namespace has the same text. Of equal drafts, the more local one is taken.
+    // The namespace has the same text. Among equal drafts, the more local one is taken.
     assert!(second.scopes.contains(&DraftScope::Group));
     assert!(!second.scopes.contains(&DraftScope::Tenant));
     eventually("the first sample is touched", || {

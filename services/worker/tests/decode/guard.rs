@@ -28,7 +28,7 @@ async fn drafts_that_cost_more_than_they_bring_are_held_back() {
     assert_eq!(said.tokens, plainly(misleading, &[1, 2, 3], 1500));
     assert_eq!(bench.figure(IN_USE), 0.0);
     assert!(bench.decisions("plain", "suffix_not_paying") > 100.0);
-    // Who asks for them gets them all the same.
+    // A request that asks for drafts gets them all the same.
     let mut asked = chunk(&bench, &[1, 2, 3], 50);
     asked.speculation = Speculation::Suffix;
     let said = run(&bench, asked).await;

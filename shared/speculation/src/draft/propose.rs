@@ -34,7 +34,8 @@ pub struct ProposeParams {
     /// are short patterns such as a comma, which predict little; reading all that ever followed one would be
     /// most of the cost of a proposal.
     pub max_fan_out: usize,
-    /// Of a pattern that occurs more often than this in sealed text, so many evenly spaced occurrences are read.
+    /// Most occurrences of a pattern that are read in sealed text. If a pattern occurs more often, evenly spaced
+    /// occurrences are read.
     pub samples_max: usize,
 }
 
@@ -124,7 +125,7 @@ impl ProposeParams {
 pub struct Lookup<'a> {
     /// Label of what it finds.
     pub source: Source,
-    /// Whose text it is; more local ones win ties.
+    /// The text that it searches; more local scopes win ties.
     pub scope: Scope,
     /// The index.
     pub index: &'a Index,
@@ -138,15 +139,15 @@ pub struct Lookup<'a> {
 /// The best draft that was found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// What to verify; not empty.
+    /// The draft tokens to verify; not empty.
     pub tree: DraftTree,
     /// SCORE: expected tokens of the step, the target's own included; more than 1.
     pub score: f32,
     /// Length of the pattern it was found under.
     pub match_len: u32,
-    /// What found it.
+    /// The source that found it.
     pub source: Source,
-    /// Whose text it is.
+    /// The text that it was read from.
     pub scope: Scope,
 }
 

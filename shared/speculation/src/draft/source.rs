@@ -1,6 +1,6 @@
 //! Where a draft comes from. The names are metric labels.
 
-/// What made a draft.
+/// The maker of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
     /// A suffix index.
@@ -33,7 +33,7 @@ impl Source {
     }
 }
 
-/// Whose text a draft was read from, most local first.
+/// The text that a draft was read from, most local first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// The request's own prompt and output so far.

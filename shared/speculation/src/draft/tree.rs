@@ -6,12 +6,12 @@ use refrain_suffix_index::Token;
 
 use super::{Scope, Source};
 
-/// Who is to be credited when a draft token is accepted.
+/// The source that is credited when a draft token is accepted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Origin {
-    /// What drafted it.
+    /// The source that drafted it.
     pub source: Source,
-    /// Whose text it was read from.
+    /// The text that it was read from.
     pub scope: Scope,
     /// A place where it stands, if it was read from a text.
     pub place: Option<refrain_suffix_index::Origin>,
@@ -29,7 +29,7 @@ pub struct DraftNode {
     /// How often it was seen to follow its parent there, at least 1 if it was read from a text; 0 if nothing was
     /// counted.
     pub count: u32,
-    /// Who drafted it.
+    /// The source and the place that it was read from.
     pub origin: Origin,
 }
 

@@ -52,7 +52,8 @@ pub(super) struct BudgetRequest<'a> {
     pub(super) tree: &'a [f32],
     /// The draft that the engine's head would make instead, if it may.
     pub(super) head: Option<HeadOption>,
-    /// What each node of the draft adds to the head's, never above its parent; empty if the two cannot be merged.
+    /// Expected accepted tokens that each node of the draft adds to the head's draft, never more than its parent
+    /// adds; empty if the two cannot be merged.
     pub(super) beside: &'a [f32],
 }
 

@@ -27,7 +27,7 @@ pub enum HeadState {
     },
 }
 
-/// What a step does for a request.
+/// The way in which a step decodes a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// It verifies the suffix draft.
@@ -113,7 +113,7 @@ impl RouteReason {
 /// A route and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What the step does for the request.
+    /// The way in which the step decodes the request.
     pub route: Route,
     /// Why.
     pub reason: RouteReason,

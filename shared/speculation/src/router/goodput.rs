@@ -27,7 +27,7 @@ use crate::DecayedRatio;
 use crate::draft::Candidate;
 use crate::statistics::AcceptanceStatistics;
 
-/// What is learnt of one namespace.
+/// The figures that are learnt for one namespace.
 #[derive(Clone, Debug, Default)]
 struct Learnt {
     statistics: AcceptanceStatistics,

@@ -69,8 +69,8 @@ impl Rescue {
             .add(f64::from(u8::from(is_right)), f64::from(expected));
     }
 
-    /// What each node of a suffix draft with path probabilities `f` adds to a head's draft that reaches depth d with
-    /// probability `head_paths[d - 1]`. The sum is what the whole draft adds.
+    /// Expected accepted tokens that each node of a suffix draft with path probabilities `f` adds to a head's draft.
+    /// The head's draft reaches depth d with probability `head_paths[d - 1]`. The whole draft adds the sum.
     pub(super) fn beside(&self, found: &Candidate, f: &[f32], head_paths: &[f32]) -> Vec<f32> {
         let factor = self.factor();
         let worth = |(depth, f): (u32, &f32)| {

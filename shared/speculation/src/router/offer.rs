@@ -1,4 +1,4 @@
-//! What the router answers: the draft that a request verifies, and why.
+//! The router's answer: the draft that a request verifies, and the reason.
 
 use super::decision::{Asked, Decision, HeadDraft, Route, RouteReason};
 use super::params::HeadParams;
@@ -20,15 +20,15 @@ pub enum Draft {
     Merged(Candidate, HeadDraft),
 }
 
-/// What a request verifies in a step, with what the router needs to learn from the outcome.
+/// The draft that a request verifies in a step, with the data that the router needs to learn from the outcome.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// The route, and why.
     pub decision: Decision,
     /// The draft.
     pub draft: Draft,
-    /// Accepted tokens that the router expects of the draft, if it reckoned; of a merged draft, beside those of the
-    /// head.
+    /// Accepted tokens that the router expects of the draft, if it computed them. For a merged draft they come in
+    /// addition to those of the head.
     pub expected: Option<f32>,
     /// Accepted tokens that it expects of the head in a merged draft.
     pub expected_of_head: Option<f32>,

@@ -35,7 +35,7 @@ pub struct RouterParams {
     pub head_trials: TrialParams,
 }
 
-/// What the engine's own drafter is asked for.
+/// The drafts that the engine's own drafter is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadParams {
     /// Most passes, which is the depth of its draft.

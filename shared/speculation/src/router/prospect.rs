@@ -1,11 +1,11 @@
-//! What the router is asked: the requests of a step, and the room that it has.
+//! The router's input: the requests of a step, and the room that the step has.
 
 use super::decision::{Asked, HeadState};
 use super::score::Found;
 use super::urgency::{Pace, Priority};
 use crate::draft::Candidate;
 
-/// What a request could have verified in a step that samples for it.
+/// The drafts that a request could have verified in a step that samples for it.
 #[derive(Clone, Debug)]
 pub struct Prospect<N> {
     /// The namespace whose acceptance statistics its drafts have.

@@ -253,7 +253,7 @@ mod tests {
             (Auto, Nothing, fixed(0.0), all("plain: no_match")),
             (Auto, Nothing, fixed(-0.0), all("plain: no_match")),
             (Auto, Score(1.1), fixed(0.0), all(suffix)),
-            // What is not a number turns no draft on.
+            // A score or threshold that is not a number turns no draft on.
             (Auto, Score(9.0), fixed(f32::NAN), below.clone()),
             (Auto, Score(f32::NAN), fixed(1.0), below.clone()),
             (
@@ -263,7 +263,7 @@ mod tests {
                 all("plain: below_threshold"),
             ),
             (Auto, Score(f32::NAN), Threshold::Auto, below),
-            // What was asked for, no gate and no threshold.
+            // A request that asks for a route gets it, without a gate or a threshold.
             (Suffix, Nothing, Threshold::Auto, all("plain: no_match")),
             (Suffix, Score(1.1), Threshold::Auto, all("suffix: asked")),
             (Suffix, Score(1.1), fixed(9.0), all("suffix: asked")),

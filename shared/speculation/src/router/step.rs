@@ -1,4 +1,4 @@
-//! What the router is told of a step that was made.
+//! The report to the router about a step that the engine made.
 
 use refrain_suffix_index::Token;
 
@@ -44,7 +44,7 @@ pub struct StepItem {
     pub emitted: Option<u32>,
 }
 
-/// What the head was asked for and drafted, for one request or for several.
+/// The drafts that the head was asked for and the tokens that it drafted, for one request or several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadWork {
     /// Requests that it drafted for.
@@ -57,7 +57,7 @@ pub struct HeadWork {
     pub drafted: u32,
 }
 
-/// What a step brought one request.
+/// The outcome of a step for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
     /// The emitted tokens; never empty.

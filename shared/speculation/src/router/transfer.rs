@@ -63,7 +63,7 @@ impl RecentRoutes {
     }
 }
 
-/// What is known of a request that might go.
+/// The facts about a request that might be transferred.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidacy {
     /// Which drafts it asked for.

@@ -1,6 +1,6 @@
-//! What a request wants of the steps that it shares with others.
+//! The pace and the priority that a request wants in the steps that it shares with others.
 
-/// What a request's tokens count beside those of others in the same batch.
+/// The weight of a request's tokens compared with those of others in the same batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
     /// Half.

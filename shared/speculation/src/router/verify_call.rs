@@ -9,7 +9,7 @@
 //!
 //! Nothing here is a constant: the pace of streams and the price of calls are measured by whoever asks.
 
-/// What could be verified in one call.
+/// A draft that could be verified in one call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOffer<'a> {
     /// f of each node of the draft, parents first and never above their parents': see
@@ -100,9 +100,9 @@ pub fn best_call(
 #[derive(Clone, Copy, Debug)]
 struct Weighed {
     expected: f64,
-    /// What its tokens would take the stream.
+    /// Seconds that the stream would take for its tokens.
     stream_s: f64,
-    /// What they take by a call.
+    /// Seconds that a call takes for them.
     call_s: f64,
 }
 

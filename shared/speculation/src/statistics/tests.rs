@@ -292,7 +292,7 @@ fn heads_are_judged_by_depth_and_by_length_of_the_context() {
 fn texts_that_differ_in_how_predictable_they_are_are_told_apart_by_the_length_of_their_drafts() {
     let mut statistics = AcceptanceStatistics::new();
     let mut dice = Dice(5);
-    // Of two texts with the same node features within the draft, drafts of the first are long and always right.
+    // The two texts have the same node features within the draft. Drafts of the first are long and always right.
     let long = chain(Scope::Tenant, 30, 40);
     let short = chain(Scope::Tenant, 30, 12);
     for _ in 0..3000 {

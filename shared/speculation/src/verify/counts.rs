@@ -1,4 +1,4 @@
-//! What came of drafts, counted.
+//! Counters of drafted, accepted and emitted tokens.
 
 use std::ops::AddAssign;
 
@@ -28,7 +28,7 @@ impl Acceptance {
         };
     }
 
-    /// What was counted after `earlier`, a state of these same counters.
+    /// The counts since `earlier`, an earlier state of these counters.
     pub fn since(&self, earlier: &Acceptance) -> Acceptance {
         Acceptance {
             steps: self.steps - earlier.steps,

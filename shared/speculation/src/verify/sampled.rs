@@ -8,7 +8,7 @@
 
 use refrain_suffix_index::Token;
 
-/// A token and how much of a distribution it has. What a distribution sums up to is of no matter.
+/// A token and its weight in a distribution. The weights of a distribution need not add up to 1.
 pub type Weight = (Token, f32);
 
 /// Draws from a distribution, given as the weight of each token id, by inverting its sum at `uniform`, in [0, 1).

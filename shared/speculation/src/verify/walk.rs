@@ -4,7 +4,7 @@ use refrain_suffix_index::Token;
 
 use crate::draft::DraftTree;
 
-/// What one verified tree came to.
+/// The outcome of the verification of one tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walk {
     /// Indices of the accepted nodes, from the root down.
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn both_walks_are_one() {
         let tree = tree();
-        // What the target says depends on the whole path.
+        // The target's token depends on the whole path.
         let target = |path: &[Token]| [5, 7, 1][path.len().min(2)];
         let drawn = [Some(5), Some(7), Some(1), Some(1), Some(1)];
         assert_eq!(walk(&tree, target), walk_drawn(&tree, &drawn));

@@ -124,7 +124,8 @@ impl DraftStoreHandle {
         self.rewrite().await?;
         self.inner.lookup_views.forget();
         if self.inner.shared.openings() != openings {
-            // What was quarantined then, or came back from a log that was rolled back, was not searched.
+            // Documents that were quarantined then, or that came back with a log that was rolled back, were not
+            // searched.
             let message = "the store was reopened during the erasure; repeat the erasure";
             return Err(unavailable().with_detail(message));
         }

@@ -262,7 +262,7 @@ fn where_there_is_no_room_for_all_heads_those_that_gain_most_have_theirs() {
     assert!(heads(16).shares.iter().all(|share| *share == Share::Head));
     let half = heads(9);
     assert_eq!(sizes(&half), [1000, 1, 1000, 0]);
-    // What gave way to a head was not refused for its price.
+    // A suffix draft that a head replaces does not count as refused.
     assert_eq!((half.admitted, half.refused), (1, 3));
     assert_eq!(sizes(&heads(3)), [0, 2, 0, 1]);
 }
@@ -517,7 +517,7 @@ fn who_is_behind_its_pace_goes_first_for_what_it_needs() {
         no_head,
     );
     assert_eq!(sizes(&dear), [0]);
-    // What costs more than others get for it is, within reason.
+    // A request that is behind also gets tokens that cost more than they bring, within reason.
     let wanted = |due_tokens| {
         let requests = [BudgetRequest {
             due_tokens,

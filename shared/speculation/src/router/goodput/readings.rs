@@ -40,7 +40,7 @@ impl Readings {
         self.drafts_per_text.add(DRAFTS_PRIOR, 1.0);
     }
 
-    /// What of the time that reading takes falls on one draft.
+    /// Share of the reading time that is charged to one draft.
     pub(super) fn share(&self) -> f64 {
         let drafts = self.drafts_per_text.value().unwrap_or(DRAFTS_PRIOR);
         1.0 / drafts.max(1.0)
@@ -74,7 +74,7 @@ mod tests {
             readings.drafted(300, 300);
         }
         assert!((readings.share() - 1.0).abs() < 0.01);
-        // What is read over and over again is charged in full, never more.
+        // A text that is read again for each draft is charged in full, never more.
         assert!(readings.share() <= 1.0);
         // Not chosen any more, it is given another chance some time.
         for _ in 0..200 {

@@ -11,7 +11,7 @@ fn chain(len: u32) -> Candidate {
     candidate(&nodes)
 }
 
-/// What the better of two independent drafts brings, by drawing both.
+/// Expected accepted tokens of the better one of two independent drafts, by drawing both.
 fn drawn(f: &[f32], head_paths: &[f32]) -> f32 {
     let reach = |paths: &[f32], uniform: f32| {
         let reached = paths.iter().take_while(|path| uniform < **path);

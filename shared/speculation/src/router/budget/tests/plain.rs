@@ -1,4 +1,4 @@
-//! The division as it is described: every number of nodes is tried. What is quicker has to come to the same.
+//! The division as it is described: every number of nodes is tried. The quicker algorithm must have the same result.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ struct Node {
     chance: f32,
 }
 
-/// What a choice of heads comes to.
+/// The figures of one choice of heads.
 struct Weighed {
     merit: f64,
     worth: f64,
