@@ -320,14 +320,18 @@ const OF_SCORE: &str = "refrain_spec_threshold";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
     let (_, usual) = split()?;
-    all_return_data(SETTINGS, &usual).await
+    Box::pin(all_return_data(SETTINGS, &usual)).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queries_about_the_score_router_return_data_with_it() -> anyhow::Result<()> {
     let (of_score, _) = split()?;
     ensure!(!of_score.is_empty(), "no query asks for {OF_SCORE}");
-    all_return_data("[worker.speculation]\nrouter = \"score\"", &of_score).await
+    Box::pin(all_return_data(
+        "[worker.speculation]\nrouter = \"score\"",
+        &of_score,
+    ))
+    .await
 }
 
 /// All queries, divided into those that need the score router and the others.

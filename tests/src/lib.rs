@@ -5,6 +5,13 @@
 //! tests need it, and [`Scrape`] reads `/metrics`. Tests assert work that was done, never seconds. The limit in
 //! [`wait_until`] only keeps a broken mesh from hanging.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 mod client;
 mod http_mesh;
 mod program;

@@ -185,7 +185,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     };
     let address = config.address_limit();
     let server = serve_public(options, address, &deps.metrics, readiness, move |app| {
-        http::routes(&gateway, app)
+        http::routes(&gateway, app);
     })?;
     tracing::info!(addr = %server.addr(), "the gateway listens");
     Ok(GatewayServer {

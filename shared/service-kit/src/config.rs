@@ -167,7 +167,7 @@ fn deserialize<T: DeserializeOwned>(mut table: Table, faults: &mut Vec<String>) 
             let deserializer =
                 serde_path_to_error::Deserializer::new(Value::Table(table.clone()), &mut track);
             serde_ignored::deserialize::<_, _, T>(deserializer, |path| {
-                unknown.push(path.to_string())
+                unknown.push(path.to_string());
             })
         };
         match outcome {

@@ -10,6 +10,13 @@
 //! the defaults of a worker, and the request may have the head's draft instead. Every step has a new batch. The
 //! threads wait for the step as those of a worker do; with one thread, none has to be woken.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a measurement that cannot run should stop"
+)]
+
 mod text;
 
 use std::collections::BTreeSet;

@@ -6,6 +6,13 @@
 //!
 //! TOKENS are corpus sizes; 1, 10 and 50 million without any. The text is made from a seed (`benches/text`).
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a measurement that cannot run should stop"
+)]
+
 #[path = "../benches/text/mod.rs"]
 mod text;
 

@@ -1,6 +1,13 @@
 //! Against the naive truth: Algorithm 1 as it is printed, over an index that scans everything; and plain
 //! decoding, which no draft may change.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use proptest::prelude::*;
 use refrain_speculation::draft::{
     DraftNode, DraftTree, Expansion, Lookup, Origin, ProposeParams, Scope, Source, propose,

@@ -82,7 +82,7 @@ impl TokenSpelling {
                     match characters.get(&character) {
                         Some(byte) => bytes.push(*byte),
                         None => {
-                            bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes())
+                            bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
                         }
                     }
                 }

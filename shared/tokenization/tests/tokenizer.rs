@@ -1,5 +1,12 @@
 //! Tests of encoding, decoding and identity with a small byte-level vocabulary.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use std::sync::Arc;
 
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END, IM_START, byte_level_files};

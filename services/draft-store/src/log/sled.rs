@@ -149,9 +149,7 @@ impl SledLog {
 
     /// Number of files with values that are too large for sled's pages: an alarm unless 0.
     pub(crate) fn blob_files(&self) -> u64 {
-        std::fs::read_dir(self.path.join("blobs"))
-            .map(|files| files.count() as u64)
-            .unwrap_or(0)
+        std::fs::read_dir(self.path.join("blobs")).map_or(0, |files| files.count() as u64)
     }
 }
 

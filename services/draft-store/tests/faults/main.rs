@@ -1,6 +1,13 @@
 //! Starts that are interrupted at every call to the disk. Whatever fails, the next start has everything that was
 //! acknowledged.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 mod disk;
 #[path = "../support/files.rs"]
 mod files;

@@ -200,7 +200,7 @@ async fn a_body_that_does_not_arrive_in_time_is_408() {
         while writing.write_all(b"1\r\n{\r\n").await.is_ok() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     tokio::select! {
         // The connection may be reset, because bytes arrive after it was closed.

@@ -1,5 +1,12 @@
 //! The gateway over HTTP, with a scripted scheduler and scripted workers behind it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 mod errors;
 mod failures;
 mod limits;

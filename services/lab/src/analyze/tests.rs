@@ -156,7 +156,7 @@ fn the_page_shows_some_of_many_rows_and_progress_reaches_the_end() -> anyhow::Re
     let args = ["analyze", path, "--concurrency", "1,1"];
     let mut last = ReplayProgress::default();
     let report = run(&Cli::try_parse_from(args)?.options, |progress| {
-        last = progress
+        last = progress;
     })?;
     assert!((last.share - 1.0).abs() < 1e-9, "{last:?}");
     assert_eq!(report.rows[9].policies.len(), POLICIES.len());

@@ -347,7 +347,7 @@ fn progress_comes_after_every_call() -> anyhow::Result<()> {
     ];
     let mut seen = Vec::new();
     run(&Cli::try_parse_from(args)?.options, |progress| {
-        seen.push(progress)
+        seen.push(progress);
     })?;
     let docs: Vec<u64> = seen.iter().map(|progress| progress.docs).collect();
     assert_eq!(docs, [1, 2, 3, 4]);

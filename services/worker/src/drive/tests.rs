@@ -462,7 +462,7 @@ fn no_call_carries_more_tokens_than_it_may() {
     }
     // Texts of 102 to 300 tokens: longer texts have room for fewer nodes.
     let mut world = World::new(QUICK, |config| {
-        config.engine.drive_prompt_tokens_max = 6_000
+        config.engine.drive_prompt_tokens_max = 6_000;
     });
     run(&mut world, &script(LEN));
     assert!(!world.calls.is_empty());

@@ -185,7 +185,7 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
 async fn a_head_that_loses_is_tried_and_left() {
     let engine = FakeEngine::new(counting).with_head(wrong, 0.001);
     let bench = bench(engine, |config| {
-        config.speculation.router = RouterChoice::Score
+        config.speculation.router = RouterChoice::Score;
     })
     .await;
     let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;

@@ -21,7 +21,7 @@ async fn drafts_that_cost_more_than_they_bring_are_held_back() {
     let mut engine = FakeEngine::new(misleading);
     engine.verify_s = 0.001;
     let bench = bench(engine, |config| {
-        config.speculation.router = RouterChoice::Score
+        config.speculation.router = RouterChoice::Score;
     })
     .await;
     let said = run(&bench, chunk(&bench, &[1, 2, 3], 1500)).await;
@@ -40,7 +40,7 @@ async fn drafts_that_pay_stay_but_for_a_look_at_what_goes_without() {
     let mut engine = FakeEngine::new(counting);
     engine.verify_s = 0.000_01;
     let bench = bench(engine, |config| {
-        config.speculation.router = RouterChoice::Score
+        config.speculation.router = RouterChoice::Score;
     })
     .await;
     // The first time there is nothing to draft from, and going without is no loss.

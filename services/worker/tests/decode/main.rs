@@ -1,5 +1,12 @@
 //! The worker over scripted engines: the output is that of the target model, whatever is drafted.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 mod bench;
 mod drain;
 mod drive;

@@ -340,8 +340,7 @@ async fn observe(
         .get("x-request-id")
         .and_then(|value| value.to_str().ok())
         .filter(|text| !text.is_empty() && text.len() <= 128)
-        .map(str::to_owned)
-        .unwrap_or_else(random_id);
+        .map_or_else(random_id, str::to_owned);
     request
         .extensions_mut()
         .insert(RequestIdentity(identity.clone()));

@@ -244,7 +244,7 @@ mod tests {
                 ),
             ),
             // A number holds whatever the fallback brings.
-            (Auto, Nothing, fixed(4.0), no_match.clone()),
+            (Auto, Nothing, fixed(4.0), no_match),
             (Auto, Score(4.0), fixed(4.0), below.clone()),
             (Auto, Score(4.1), fixed(4.0), all(suffix)),
             (Auto, Score(1.2), fixed(1.0), all(suffix)),

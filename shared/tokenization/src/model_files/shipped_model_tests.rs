@@ -1,5 +1,12 @@
 //! Tests with the model that the repository ships, which has a trained vocabulary.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use std::path::Path;
 
 use crate::{ChatInput, ModelFiles};

@@ -272,7 +272,7 @@ fn a_text_that_just_fits_is_encoded_as_without_a_limit() {
 fn tokenizers_that_drop_or_shorten_text_have_no_lower_bound() {
     let changes: [fn(&mut Value); 6] = [
         |file| {
-            file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true})
+            file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
         },
         |file| file["normalizer"] = json!({"type": "NFKC"}),
         |file| {
