@@ -36,7 +36,7 @@ impl UpMesh {
     /// The settings are invalid, or the mesh does not start.
     pub async fn start_with(settings: &str) -> anyhow::Result<Self> {
         let data = tempfile::tempdir()?;
-        let mut mesh = UpMesh::start_in(data.path(), settings).await?;
+        let mut mesh = Box::pin(UpMesh::start_in(data.path(), settings)).await?;
         mesh._data = Some(data);
         Ok(mesh)
     }
@@ -46,7 +46,7 @@ impl UpMesh {
     /// # Errors
     /// As [`UpMesh::start_with`].
     pub async fn start_in(data_dir: &Path, settings: &str) -> anyhow::Result<Self> {
-        UpMesh::start_tuned(data_dir, settings, |_| {}).await
+        Box::pin(UpMesh::start_tuned(data_dir, settings, |_| {})).await
     }
 
     /// [`start_in`](Self::start_in) with values that no configuration has: `tune` sets fields that are not
@@ -72,7 +72,7 @@ impl UpMesh {
         );
         let mut file: MeshFile = table.try_into()?;
         tune(&mut file);
-        let process = Process::start(Role::Up, file).await?;
+        let process = Box::pin(Process::start(Role::Up, file)).await?;
         let addr = process
             .addr()
             .ok_or_else(|| anyhow::anyhow!("a gateway without a listener"))?;

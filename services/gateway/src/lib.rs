@@ -272,7 +272,7 @@ async fn follow_models(
             match answered {
                 true => tracing::info!("the scheduler answers"),
                 false => {
-                    tracing::warn!("the scheduler does not answer; no model is ready meanwhile")
+                    tracing::warn!("the scheduler does not answer; no model is ready meanwhile");
                 }
             }
         }

@@ -45,9 +45,10 @@ impl Drop for ProgressLine {
 }
 
 fn bar_style() -> ProgressStyle {
-    ProgressStyle::with_template("{percent:>3} % [{bar:30}]  {msg}")
-        .map(|style| style.progress_chars("=> "))
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
+    ProgressStyle::with_template("{percent:>3} % [{bar:30}]  {msg}").map_or_else(
+        |_| ProgressStyle::default_bar(),
+        |style| style.progress_chars("=> "),
+    )
 }
 
 #[cfg(test)]

@@ -258,7 +258,7 @@ async fn confirm(args: ConfirmArgs) -> anyhow::Result<()> {
     }
     match reply.lost_documents {
         Some(documents) => {
-            println!("the store now serves without {documents} documents that it had")
+            println!("the store now serves without {documents} documents that it had");
         }
         None if args.loss => println!("the store has lost no documents"),
         None => {}

@@ -1,6 +1,13 @@
 //! `docs/configuration.md` is generated from the types that read the configuration, and the files in `deploy/config`
 //! name only keys that exist, with the defaults that they have.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -1,5 +1,12 @@
 //! The documents are short, and every link and file name in them leads somewhere.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use std::path::{Path, PathBuf};
 
 fn repository() -> PathBuf {

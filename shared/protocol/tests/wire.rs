@@ -4,6 +4,13 @@
 //! A file may change only if services of both versions understand both forms, since services of a mesh are upgraded
 //! one by one. `UPDATE_EXPECT=1` writes the files anew.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::panic::RefUnwindSafe;

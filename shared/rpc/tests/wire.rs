@@ -4,6 +4,13 @@
 //! bincode has no names and no optional fields, so any change of a type is a change of its format. `UPDATE_EXPECT=1`
 //! writes the files anew.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use std::fmt::Debug;
 use std::panic::RefUnwindSafe;
 use std::path::PathBuf;

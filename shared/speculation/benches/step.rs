@@ -170,7 +170,6 @@ fn main() {
     }
 }
 
-
 /// Where steps are decided, on so many threads.
 struct Desk<'a> {
     namespace: &'a Index,

@@ -3,7 +3,7 @@
 /// A quotient of two decayed sums: tokens per second, accepted per drafted, a mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecayedRatio {
-    /// Weight that an older entry keeps when one more comes.
+    /// Weight that an older entry keeps when one more is added.
     kept: f64,
     of: f64,
     per: f64,
@@ -11,7 +11,7 @@ pub struct DecayedRatio {
 }
 
 impl DecayedRatio {
-    /// Nothing yet. An entry counts half after `entries` more.
+    /// A ratio without entries. An entry counts half after `entries` more.
     pub fn with_half_life(entries: f64) -> Self {
         DecayedRatio {
             kept: 0.5f64.powf(1.0 / entries),
@@ -21,25 +21,25 @@ impl DecayedRatio {
         }
     }
 
-    /// Takes in `of` for `per`.
+    /// Adds `of` to the numerator and `per` to the denominator.
     pub fn add(&mut self, of: f64, per: f64) {
         self.of = self.of * self.kept + of;
         self.per = self.per * self.kept + per;
         self.entries += 1;
     }
 
-    /// The quotient, once there was anything to divide by.
+    /// The quotient; `None` while the denominator is 0.
     pub fn value(&self) -> Option<f64> {
         (self.per > 0.0).then(|| self.of / self.per)
     }
 
-    /// How often something was added.
+    /// Number of entries that were added.
     pub fn entries(&self) -> u64 {
         self.entries
     }
 }
 
-/// Half after 128 entries: what steps are usually averaged over.
+/// An entry counts half after 128 more, the usual half-life for averages over steps.
 impl Default for DecayedRatio {
     fn default() -> Self {
         DecayedRatio::with_half_life(128.0)
@@ -60,7 +60,7 @@ mod tests {
             ratio.add(0.0, 0.0);
         }
         ratio.add(0.0, 1.0);
-        // 10 halved, for 1 halved and 1.
+        // The sums are 10 halved, and 1 halved plus 1.
         assert!((ratio.value().unwrap() - 5.0 / 1.5).abs() < 1e-12);
         assert_eq!(ratio.entries(), 5);
     }

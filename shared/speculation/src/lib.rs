@@ -38,7 +38,7 @@
 //! | module | holds | read first |
 //! |---|---|---|
 //! | [`draft`] | draft trees; Algorithm 1 of SuffixDecoding (arXiv 2411.04975) | [`draft::propose`] |
-//! | [`router`] | which draft each request of a batch verifies, learnt from the steps that were made | [`router::Router`] |
+//! | [`router`] | which draft each request of a batch verifies | [`router::Router`] |
 //! | [`statistics`] | how often drafts of a kind are accepted, per namespace | [`statistics::AcceptanceStatistics`] |
 //! | [`verify`] | the lossless acceptance rules, and counters of their outcome | [`verify::walk`] |
 

@@ -21,7 +21,7 @@
 //! | `prospect.rs`, `offer.rs`, `step.rs`, `decision.rs` | the values that go in and come out |
 //! | `score.rs` | SCORE > tau |
 //! | `goodput.rs`, `budget.rs` | the division of a step, and what it learns from |
-//! | `cost.rs`, `time_value.rs`, `merged.rs` | what steps take, what time is worth, what a suffix draft adds to a head's |
+//! | `cost.rs`, `time_value.rs`, `merged.rs` | the price of a step, the worth of time and of merged drafts |
 //! | `trials.rs`, `guard.rs`, `head.rs` | trials of a way of drafting against doing without it |
 //! | `urgency.rs` | priorities and `tpot_ms` |
 //! | `transfer.rs` | whether a request is better off at another worker |

@@ -1,5 +1,12 @@
 //! Proposals: the formulas by hand, traps, and Algorithm 1 done naively over the naive index.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 use refrain_speculation::draft::{
     Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose,
 };

@@ -1,5 +1,10 @@
 //! The naive index, with which tests compare. It scans every document for every query.
 
+#![expect(
+    clippy::expect_used,
+    reason = "the oracle is for tests, where a panic is a failure"
+)]
+
 use std::collections::BTreeMap;
 
 use crate::{DocumentKey, Token};

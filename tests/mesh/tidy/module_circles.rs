@@ -86,7 +86,7 @@ impl Modules {
                     .sources
                     .contains_key(&[from, &[child.to_owned()]].concat()) =>
             {
-                base = from.to_owned()
+                base = from.to_owned();
             }
             _ => return None,
         }

@@ -99,10 +99,9 @@ impl JournaledLog {
                 (SledLog::open(path, cache_bytes)?, 0)
             }
         };
-        let name = match found.name {
-            Some(name) => name,
+        let Some(name) = found.name else {
             // The journal was emptied, and the index has everything.
-            None => return Self::with_new_journal(path, index),
+            return Self::with_new_journal(path, index);
         };
         if from < found.end {
             replay(path, &index, from)?;

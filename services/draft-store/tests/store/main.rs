@@ -1,5 +1,12 @@
 //! The draft store through its public interface, on a real disk.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed"
+)]
+
 mod acceptance_statistics;
 mod crash;
 mod damage;

@@ -134,7 +134,7 @@ impl RelayContext {
                 ChunkOutcome::Finished => {
                     match open {
                         Some((worker, stream)) => {
-                            guard.end_with_cut(worker, stream, run.choice.output_len())
+                            guard.end_with_cut(worker, stream, run.choice.output_len());
                         }
                         None => drop(guard.end(LeaseOutcome::Done)),
                     }

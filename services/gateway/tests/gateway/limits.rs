@@ -182,7 +182,7 @@ async fn rest(stream: &mut TcpStream) -> String {
 #[tokio::test]
 async fn a_body_that_does_not_arrive_in_time_is_408() {
     let bench = Bench::with(tuned(|tuning| {
-        tuning.body_time_max = Duration::from_millis(50)
+        tuning.body_time_max = Duration::from_millis(50);
     }))
     .await;
     let answer = rest(&mut send_chat(&bench, &chat(json!({})), 1).await).await;

@@ -154,7 +154,8 @@ impl OutputSink {
 
     /// Shortens the output of a chunk that has just ended.
     pub(crate) fn cut_ended(&self, cut: ChunkCut) {
-        if let Some(mut ended) = self.ended().pop(&cut.lease) {
+        let ended = self.ended().pop(&cut.lease);
+        if let Some(mut ended) = ended {
             let update = &mut ended.update;
             update.prev_len = update.prev_len.min(cut.output_len);
             self.shorten(ended);

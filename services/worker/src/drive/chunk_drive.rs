@@ -153,7 +153,7 @@ impl ChunkDrive {
             StreamState::Running(None) => {}
         }
         self.followed.advance(tokens, |found, emitted| {
-            policy.learn(self.namespace, found, emitted)
+            policy.learn(self.namespace, found, emitted);
         });
         if let Some(measured) = &mut self.measured {
             measured.tokens += tokens.len() as u32;
@@ -284,7 +284,7 @@ impl ChunkDrive {
         let mut policy = self.shared.lock();
         policy.record_tokens(tokens.len());
         self.followed.advance(tokens, |found, emitted| {
-            policy.learn(self.namespace, found, emitted)
+            policy.learn(self.namespace, found, emitted);
         });
         if let Some(measured) = &mut self.measured {
             measured.tokens += tokens.len() as u32;

@@ -1,10 +1,9 @@
 //! The seconds of the engine's steps by their number of tokens, measured before the first request. The budget of the
 //! first steps uses them.
 //!
-//! A few steps of one throw-away session, each twice: the first of a size pays for buffers and compiled kernels that
-//! the next ones have. The session is of no tenant's namespace and shares no text with another, nothing of it is
-//! kept, and it ends early when its time is up. Where it fails, costs are learnt from requests, as they would be
-//! without it.
+//! One throw-away session makes a few steps, each twice: the first step of a size pays for buffers and compiled
+//! kernels that the next ones reuse. The session belongs to no tenant's namespace, and nothing of it is kept. It ends
+//! early when its time is up. If it fails, the costs are learnt from requests, as without a profile.
 
 use std::time::Duration;
 
@@ -14,15 +13,15 @@ use refrain_service_kit::random;
 
 use crate::engine::VerifyingEngine;
 
-/// Steps of a size, of which the quickest counts.
+/// Steps of each size; the quickest one counts.
 const REPEATS: usize = 2;
-/// Sizes below which nothing is said: a slope through the smallest steps tells nothing about large ones.
+/// Fewest sizes of a profile: a slope through the smallest steps does not predict large ones.
 const SIZES_MIN: usize = 4;
-/// Tokens that stand before those of a step: the one that opened the session.
+/// Tokens before those of a step: the one that opened the session.
 const KEPT_TOKENS: u32 = 1;
 
-/// Tokens of a step and its seconds, for sizes up to `tokens_max`, as far as `time_max` reaches; nothing if it does
-/// not reach far. To end the session may take as long again.
+/// Measures the seconds of steps of up to `tokens_max` tokens, for at most `time_max`. The result is pairs of tokens
+/// and seconds, or nothing if too few sizes were measured. To end the session may take `time_max` again.
 pub(crate) async fn profile(
     engine: &dyn VerifyingEngine,
     tokens_max: u32,
@@ -45,7 +44,7 @@ pub(crate) async fn profile(
         Ok(Ok(())) | Err(_) => {}
         Ok(Err(error)) => tracing::debug!(%error, "the engine's steps were not all measured"),
     }
-    // Also a step that still waits ends with it, and no KV is kept. Where it fails, the session expires by itself.
+    // The abort also ends a step that still waits, and no KV is kept. If it fails, the session expires by itself.
     match tokio::time::timeout(time_max, engine.abort(vec![session])).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "the session that measured was not aborted"),
@@ -97,7 +96,7 @@ async fn measure(
     Ok(())
 }
 
-/// Makes a step of one item. Its seconds.
+/// Makes a step of one item and returns its seconds.
 async fn step(engine: &dyn VerifyingEngine, item: StepItem) -> Result<f64, ApiError> {
     let response = engine.step(StepRequest { items: vec![item] }).await?;
     for result in response.results {

@@ -1,4 +1,4 @@
-//! The threads that a step's drafts are looked for on.
+//! The threads that search for the drafts of a step.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -14,17 +14,17 @@ const TAKEN_MAX: usize = 4;
 /// Most threads unless the configuration says otherwise.
 const THREADS_MAX: usize = 16;
 
-/// Does something for each of many, on its own threads beside the caller's.
+/// Maps many items, on its own threads and the caller's.
 ///
-/// A proposal takes some microseconds, waking a thread takes some tens. So helpers are woken for large batches alone;
-/// for any other the caller does all of it as if there were none.
+/// A proposal takes some microseconds, and waking a thread takes some tens of microseconds. So helpers are woken only
+/// for large batches. The caller handles a smaller batch alone.
 ///
-/// The caller waits until each helper that it woke has run, also one that finds nothing left to do: what they look at
-/// is borrowed from the batch, and only unsafe code could go on while a thread may still come to look at it. On a
-/// machine whose cores are all taken such a helper makes the step wait for the system's scheduler. So a core is left
-/// free, and with two cores nobody helps, unless the configuration says otherwise.
+/// The caller waits until each helper that it woke has run, even one that finds nothing left to do. The helpers
+/// borrow from the batch, and only unsafe code could go on while a thread may still read it. On a machine whose cores
+/// are all busy, such a helper makes the step wait for the system's scheduler. So one core is left free, and with two
+/// cores there is no helper, unless the configuration says otherwise.
 pub(crate) struct Proposers {
-    /// The helpers; none where the caller is alone.
+    /// The helpers; `None` if the caller works alone.
     helpers: Option<ThreadPool>,
     together_min: usize,
 }
@@ -81,8 +81,7 @@ impl Proposers {
     }
 }
 
-/// Takes some of so many items: fewer at a time as the end comes near, where everybody would wait for whoever has
-/// several left.
+/// Takes some of the items. It takes fewer near the end, where all threads would wait for one that has several left.
 fn take(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>> {
     let end = |from: usize| from + ((items - from) / (2 * threads)).clamp(1, TAKEN_MAX);
     let take = |from: usize| (from < items).then(|| end(from));
@@ -90,7 +89,8 @@ fn take(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>
     from.ok().map(|from| from..end(from))
 }
 
-/// How many look for drafts on a machine with so many cores, the caller included; 0 `asked` for leaves a core free.
+/// Number of threads that search for drafts on a machine with `cores` cores, including the caller. If `asked` is 0, a
+/// core is left free.
 fn threads(asked: usize, cores: usize) -> usize {
     match asked {
         0 => cores.saturating_sub(1).clamp(1, THREADS_MAX),
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_large_batch_is_made_at_once_and_a_small_one_by_the_caller() {
         let proposers = proposers(2, 8);
-        // Nobody gets past it unless two are there: whoever has the first item waits for whoever has the last.
+        // The barrier needs two threads: the one with the first item waits for the one with the last.
         let both = Barrier::new(2);
         let items: Vec<usize> = (0..8).collect();
         let threads = proposers.map(&items, |item| {

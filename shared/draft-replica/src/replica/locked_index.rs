@@ -80,7 +80,8 @@ impl LockedIndex {
     /// Applies an update of an output. Tokens past the index's capacity cannot be drafted from, which is all the
     /// harm.
     pub(super) fn merge(&self, update: DocumentUpdateRef<'_>) {
-        if let Err(error) = self.write().merge(update, Instant::now()) {
+        let merged = self.write().merge(update, Instant::now());
+        if let Err(error) = merged {
             tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
         }
     }

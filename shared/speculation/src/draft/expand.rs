@@ -1,4 +1,4 @@
-//! Expand of Algorithm 1: the most probable tokens under one match.
+//! The function Expand of Algorithm 1: the most probable tokens under one match.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -12,9 +12,9 @@ pub enum Expansion {
     Linear,
     /// A tree, best first.
     Tree,
-    /// As many chains as this at most, the most probable ones at every depth (Seer's beam, arXiv 2511.14617).
-    /// MAX_SPEC limits their length; all of them together have at most so many times as many nodes. One is
-    /// [`Linear`](Self::Linear).
+    /// At most this many chains, the most probable ones at every depth (Seer's beam, arXiv 2511.14617). MAX_SPEC
+    /// limits the length of each chain, so all chains together have at most this many times MAX_SPEC nodes. One chain
+    /// is [`Linear`](Self::Linear).
     Paths(usize),
 }
 
@@ -24,9 +24,9 @@ pub(crate) struct Limits {
     pub(crate) expansion: Expansion,
     /// The pattern's length.
     pub(crate) match_len: u32,
-    /// MAX_SPEC(p): longest path, at least 1.
+    /// MAX_SPEC(p): the longest path, at least 1.
     pub(crate) depth_max: usize,
-    /// Most draft tokens, at least 1; the same but for several paths.
+    /// Most draft tokens, at least 1; equal to `depth_max` unless there are several paths.
     pub(crate) nodes_max: usize,
     pub(crate) min_token_prob: f32,
     /// Whether D of the first level is shrunk.
@@ -34,7 +34,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// D of the pattern itself, after which so many continuations were seen.
+    /// D of the pattern itself, after which `total` continuations were seen.
     fn root_probability(&self, total: u64) -> f32 {
         if self.shrinks { shrink(total) } else { 1.0 }
     }
@@ -50,11 +50,11 @@ pub(crate) struct Drafted {
     pub(crate) sighting: Sighting,
 }
 
-/// A child of a drafted node that was not taken yet.
+/// A child of a drafted node that is not yet drafted.
 struct Pending {
     probability: f32,
-    /// Its place in `Expander::found`, in the order of finding: among equals the earlier one is taken, so a proposal
-    /// is always the same.
+    /// Its place in `Expander::found`, which is in the order of finding. Among equals the earlier one is taken, so a
+    /// proposal is deterministic.
     order: u32,
 }
 
@@ -91,18 +91,18 @@ pub(crate) struct Expander {
     beam: Vec<(u32, Node)>,
     /// The tree of the last expansion, parents first.
     drafted: Vec<Drafted>,
-    /// The one that was kept.
+    /// The tree that was kept.
     pub(crate) best: Vec<Drafted>,
 }
 
 impl Expander {
-    /// Expands `found` and returns the SCORE of the tree, which is left in `drafted`; 0, and no tree, if there
-    /// is nothing to draft or if its SCORE could not exceed `beat`.
+    /// Expands `found`, leaves the tree in `drafted` and returns its SCORE. The result is 0 if there is nothing to
+    /// draft or if the SCORE could not exceed `beat`.
     ///
-    /// D is shrunk, n / (n + 1), once per candidate, not once per level: a single copy is worth 1/2, not 1, and 500
-    /// of 520 are worth 0.96. The doubt is whether this context goes the way of those seen. Once it has agreed with
-    /// the only copy for one token that doubt is gone, and a factor for every level would have made long drafts from
-    /// one copy, the best there are, worthless.
+    /// D is shrunk by n / (n + 1) once per candidate, not once per level: a single copy is worth 1/2, not 1, and 500
+    /// of 520 are worth 0.96. The factor stands for the doubt whether this context continues like those seen. That
+    /// doubt is gone once the context has agreed with the only copy for one token. A factor for every level would
+    /// make long drafts from one copy worthless, and those are the best drafts.
     pub(crate) fn expand(
         &mut self,
         search: &mut Search<'_>,
@@ -138,7 +138,7 @@ impl Expander {
         std::mem::swap(&mut self.drafted, &mut self.best);
     }
 
-    /// The most probable child, its most probable child, and so on.
+    /// Adds the most probable child, its most probable child, and so on.
     fn expand_linear(
         &mut self,
         search: &mut Search<'_>,
@@ -169,7 +169,7 @@ impl Expander {
         score
     }
 
-    /// Greedy: of all children of the tree so far, the most probable.
+    /// Adds the most probable child of the tree so far, again and again.
     fn expand_tree(
         &mut self,
         search: &mut Search<'_>,
@@ -199,7 +199,7 @@ impl Expander {
         score
     }
 
-    /// Depth by depth, the most probable `paths` of all children of the depth before.
+    /// At every depth, adds the `paths` most probable children of the nodes of the depth before.
     fn expand_paths(
         &mut self,
         search: &mut Search<'_>,
@@ -273,15 +273,15 @@ fn shrink(total: u64) -> f32 {
     total as f32 / (total as f32 + 1.0)
 }
 
-/// Whether a tree that scores so much, with so many nodes to come of which none is more probable than the last,
-/// scores no more than `beat`. Rounding is allowed for, as in [`ceiling`].
+/// Whether a tree with the SCORE `score` so far cannot exceed `beat`, if `left` nodes may follow and none of them is
+/// more probable than `probability`. The result allows for rounding, as in [`ceiling`].
 fn cannot_reach(beat: f32, score: f32, probability: f32, left: usize) -> bool {
     let left = left as f32;
     (score + left * probability) * (1.0 + (left + 4.0) * f32::EPSILON) <= beat
 }
 
-/// No tree of so many nodes that is `depth` deep scores more, if no level's probabilities add up to more than `d`.
-/// The second factor covers what rounding may add to a score while it is summed.
+/// The highest SCORE of a tree with `nodes` nodes and depth `depth` whose levels' probabilities each add up to at
+/// most `d`. The second factor covers the rounding errors of the sum.
 pub(crate) fn ceiling(d: f32, depth: usize, nodes: usize) -> f32 {
     (1.0 + depth as f32 * d) * (1.0 + (nodes as f32 + 4.0) * f32::EPSILON)
 }

@@ -7,32 +7,32 @@ use refrain_suffix_index::{Cursor, Index, Match, SearchLimits, Token};
 use super::expand::{Drafted, Expander, Expansion, Limits, ceiling};
 use super::{DraftNode, DraftTree, Origin, Scope, Source};
 
-/// How much is drafted, and from what.
+/// The sizes of drafts, and the limits of the search for them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProposeParams {
     /// Chain or tree.
     pub expansion: Expansion,
-    /// A pattern of p tokens may draft alpha * p + offset tokens. The paper: 1 to 4 for agents.
+    /// A pattern of p tokens may draft alpha * p + offset tokens. The paper uses 1 to 4 for agents.
     pub alpha: f32,
     /// See `alpha`.
     pub offset: f32,
-    /// Most draft tokens of one proposal, whatever the pattern.
+    /// Most draft tokens of one proposal, for every pattern length.
     pub max_spec_tokens: usize,
     /// Nodes with D(N) below this are not drafted.
     pub min_token_prob: f32,
-    /// D of the first level is multiplied by n / (n + 1), where n is how often anything was seen to follow the
-    /// pattern: a single copy is worth 1/2, not 1. Without it D is as in the paper.
+    /// D of the first level is multiplied by n / (n + 1), where n is the number of continuations seen after the
+    /// pattern. So a single copy is worth 1/2, not 1. Without it D is as in the paper.
     pub shrinks: bool,
     /// Shortest pattern that counts as a match (at least 1).
     pub min_match_len: u32,
-    /// Longest pattern; longer matches are taken for matches of this length.
+    /// Longest pattern; longer matches count as matches of this length.
     pub max_pattern: u32,
-    /// Most tokens of a pattern and its draft together: the rule of indexes of limited depth, where a long match
-    /// leaves little to draft. Only for comparison with one.
+    /// Most tokens of a pattern and its draft together. This is the rule of indexes of limited depth, where a long
+    /// match leaves little to draft; it is only for comparison with such an index.
     pub match_plus_draft_cap: Option<u32>,
     /// Nodes with more different continuations than this in the live part of an index are not expanded there. They
-    /// are short patterns such as a comma, which predict little; reading all that ever followed one would be
-    /// most of the cost of a proposal.
+    /// are short patterns such as a comma, which predict little. Reading all their continuations would be most of the
+    /// cost of a proposal.
     pub max_fan_out: usize,
     /// Most occurrences of a pattern that are read in sealed text. If a pattern occurs more often, evenly spaced
     /// occurrences are read.
@@ -58,10 +58,10 @@ impl Default for ProposeParams {
 }
 
 impl ProposeParams {
-    /// MAX_SPEC(p), draft tokens (the root is not one), where `room` is all that the caller can use.
+    /// MAX_SPEC(p) in draft tokens, without the root. The caller can use at most `room` tokens.
     pub fn max_spec(&self, pattern_len: u32, room: usize) -> usize {
-        // A negative or NaN alpha is 0, so that without a cap a longer pattern never drafts less. The cast saturates:
-        // negative and NaN are 0.
+        // A negative or NaN alpha counts as 0, so that without a cap a longer pattern never drafts less. The cast
+        // saturates: negative numbers and NaN become 0.
         let wanted = self.alpha.max(0.0) * pattern_len as f32 + self.offset;
         let left = match self.match_plus_draft_cap {
             Some(cap) => cap.saturating_sub(pattern_len) as usize,
@@ -73,8 +73,8 @@ impl ProposeParams {
             .min(room)
     }
 
-    /// The pattern length that may draft most of those up to `len` and longer than `shorter`, the longest of equals,
-    /// and how much that is.
+    /// Among the pattern lengths above `shorter` and up to `len`, the one that may draft most tokens, and that
+    /// number. The longest one wins ties.
     fn best_spec(&self, len: u32, shorter: u32, room: usize) -> (u32, usize) {
         let shortest = shorter.max(self.min_match_len.max(1) - 1) + 1;
         let longest = (len, self.max_spec(len, room));
@@ -120,10 +120,10 @@ impl ProposeParams {
     }
 }
 
-/// Where to look for a draft: an index and where the context stands in it.
+/// One place to search for a draft: an index, and the position of the context in it.
 #[derive(Clone, Copy)]
 pub struct Lookup<'a> {
-    /// Label of what it finds.
+    /// Source of the drafts that it finds.
     pub source: Source,
     /// The text that it searches; more local scopes win ties.
     pub scope: Scope,
@@ -131,8 +131,8 @@ pub struct Lookup<'a> {
     pub index: &'a Index,
     /// The context's cursor in it.
     pub cursor: Cursor,
-    /// The end of the context itself, for what is looked up by its text rather than by a cursor: the index's
-    /// `pattern_tokens_max` tokens, or all of it, since what stands before them is not read.
+    /// The end of the context itself, for parts of the index that are searched by text rather than by a cursor. Its
+    /// last tokens are enough, as many as the index's `pattern_tokens_max`, since earlier ones are not read.
     pub context: &'a [Token],
 }
 
@@ -141,9 +141,9 @@ pub struct Lookup<'a> {
 pub struct Candidate {
     /// The draft tokens to verify; not empty.
     pub tree: DraftTree,
-    /// SCORE: expected tokens of the step, the target's own included; more than 1.
+    /// SCORE: the expected tokens of the step, including the target's own; more than 1.
     pub score: f32,
-    /// Length of the pattern it was found under.
+    /// Length of the pattern under which it was found, in tokens.
     pub match_len: u32,
     /// The source that found it.
     pub source: Source,
@@ -154,15 +154,15 @@ pub struct Candidate {
 /// The tree with the highest SCORE over all lookups and pattern lengths; `None` if nothing follows any
 /// pattern.
 ///
-/// Sources are compared and never summed, since the same text stands in several of them. Ties go to the most
-/// local scope, then to the lookup that stands earlier, then to the longer pattern.
+/// Sources are compared and never summed, since several of them contain the same text. Ties go to the most local
+/// scope, then to the earlier lookup, then to the longer pattern.
 ///
 /// The paper's loop over p = 1..P visits each set of occurrences once here, with its longest pattern: shorter
-/// patterns of the same set draft a part of the same tree. It goes from long to short and stops when no shorter
-/// pattern may draft enough to win: the D of nodes of one depth add up to at most 1, so SCORE <= 1 + MAX_SPEC(p).
+/// patterns of the same set draft a part of the same tree. The loop goes from long to short patterns and stops when
+/// no shorter pattern can win: the D of nodes of one depth add up to at most 1, so SCORE <= 1 + MAX_SPEC(p).
 pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> Option<Candidate> {
     thread_local! {
-        /// Its buffers grow once in a thread instead of in every proposal.
+        /// Each thread has one, so that its buffers do not grow anew in every proposal.
         static EXPANDER: RefCell<Expander> = RefCell::default();
     }
     EXPANDER.with_borrow_mut(|expander| {
@@ -171,7 +171,7 @@ pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> O
     })
 }
 
-/// The best draft's tree is left in the expander.
+/// Finds the best draft and leaves its tree in the expander.
 fn best_of<'a>(
     lookups: &[Lookup<'a>],
     params: &ProposeParams,

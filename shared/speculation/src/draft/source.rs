@@ -1,4 +1,4 @@
-//! Where a draft comes from. The names are metric labels.
+//! The origin of a draft. The names are metric labels.
 
 /// The maker of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -9,7 +9,7 @@ pub enum Source {
     Eagle3,
     /// The output that the client predicted.
     Prediction,
-    /// Nothing: a plain decoding step.
+    /// No draft: a plain decoding step.
     None,
 }
 
@@ -40,7 +40,7 @@ pub enum Scope {
     Request,
     /// The other samples of the request's group.
     Group,
-    /// Everything of the tenant's namespace.
+    /// The whole namespace of the tenant.
     Tenant,
 }
 

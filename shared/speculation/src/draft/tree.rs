@@ -13,7 +13,7 @@ pub struct Origin {
     pub source: Source,
     /// The text that it was read from.
     pub scope: Scope,
-    /// A place where it stands, if it was read from a text.
+    /// A place where the text has it, if it was read from a text.
     pub place: Option<refrain_suffix_index::Origin>,
 }
 
@@ -22,11 +22,11 @@ pub struct Origin {
 pub struct DraftNode {
     /// The token.
     pub token: Token,
-    /// Index of the token it follows; `None` for a child of the context's last token.
+    /// Index of its parent; `None` for a child of the context's last token.
     pub parent: Option<u32>,
     /// D(N): estimated probability that the whole path to this node is accepted (SuffixDecoding, section 3).
     pub probability: f32,
-    /// How often it was seen to follow its parent there, at least 1 if it was read from a text; 0 if nothing was
+    /// Number of times that it was seen after its parent, at least 1 if it was read from a text; 0 if nothing was
     /// counted.
     pub count: u32,
     /// The source and the place that it was read from.
@@ -36,18 +36,18 @@ pub struct DraftNode {
 /// Draft tokens as a tree whose root, the context's last token, is not part of it. A chain is a tree of
 /// width one.
 ///
-/// Parents stand before their children and siblings differ in token, so any prefix of the nodes is a tree.
+/// Parents come before their children and siblings differ in token, so any prefix of the nodes is a tree.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DraftTree {
     nodes: Vec<DraftNode>,
 }
 
-/// Why a node does not fit into a tree.
+/// The reason why a node does not fit into a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeError {
     /// The parent is not in the tree (yet).
     UnknownParent(u32),
-    /// The parent has a child with this token already: verification could not tell them apart.
+    /// The parent already has a child with this token. Verification could not distinguish the two.
     DuplicateSibling(Token),
 }
 
@@ -70,7 +70,7 @@ impl DraftTree {
         DraftTree::default()
     }
 
-    /// Adds a node; returns its index. Costs a look at the nodes after the parent.
+    /// Adds a node and returns its index. It compares the node with all nodes after the parent.
     pub fn push(&mut self, node: DraftNode) -> Result<u32, TreeError> {
         let len = self.nodes.len() as u32;
         if let Some(parent) = node.parent.filter(|&parent| parent >= len) {
@@ -83,7 +83,7 @@ impl DraftTree {
         Ok(len)
     }
 
-    /// For nodes that are known to make a tree.
+    /// A tree of nodes that are known to form one.
     pub(crate) fn from_nodes(nodes: Vec<DraftNode>) -> Self {
         debug_assert!(
             nodes.iter().enumerate().all(|(at, node)| {
@@ -122,7 +122,7 @@ impl DraftTree {
         self.nodes.iter().map(|node| node.parent)
     }
 
-    /// The child of `parent` (`None`: of the root) with this token.
+    /// The child of `parent` with this token; `None` as the parent is the root.
     pub fn child(&self, parent: Option<u32>, token: Token) -> Option<u32> {
         let from = parent.map_or(0, |parent| parent as usize + 1);
         let within = self
@@ -133,14 +133,14 @@ impl DraftTree {
         Some((from + within) as u32)
     }
 
-    /// Keeps the first `len` nodes. Proposals come best first, so what goes is what was worth least.
+    /// Keeps the first `len` nodes. Proposals have their best nodes first, so the least valuable nodes are dropped.
     pub fn truncate(&mut self, len: usize) {
         self.nodes.truncate(len);
     }
 
-    /// The nodes that `keep` names by their index, as a tree of their own.
+    /// The nodes for whose index `keep` is true, as a new tree.
     ///
-    /// A node whose parent is not kept goes as well.
+    /// A node whose parent is dropped is dropped as well.
     pub fn select(&self, mut keep: impl FnMut(usize) -> bool) -> DraftTree {
         let mut places = vec![None; self.nodes.len()];
         let mut nodes = Vec::new();
@@ -158,8 +158,8 @@ impl DraftTree {
         DraftTree { nodes }
     }
 
-    /// SCORE: expected tokens of the step, the target's own included (SuffixDecoding, section 3; its sum has
-    /// the root in it with D = 1). 0 for an empty tree.
+    /// SCORE: the expected tokens of the step, including the target's own (SuffixDecoding, section 3; its sum
+    /// includes the root with D = 1). It is 0 for an empty tree.
     pub fn score(&self) -> f32 {
         if self.nodes.is_empty() {
             0.0
@@ -218,7 +218,7 @@ mod tests {
             (Some(2), None, None)
         );
         assert_eq!(tree.score(), 2.5);
-        // Token 2 stays, token 1 goes and its child with it.
+        // Token 2 stays; token 1 is dropped with its child.
         let selected = tree.select(|node| node != 0);
         assert_eq!(
             (

@@ -1,21 +1,21 @@
-//! Whether a request goes on at another worker, one whose EAGLE-3 head serves it better.
+//! Decides whether a request is transferred to another worker, one whose EAGLE-3 head serves it better.
 //!
-//! A switch costs a prefill of the whole text over there, so it is made between chunks, once at most, and only
-//! when suffix drafts have failed the request for a while and enough output is expected to earn the prefill
-//! back.
+//! A transfer costs a prefill of the whole text on the other worker. So it is made between chunks and once at most.
+//! Suffix drafts must have failed the request for a while, and the expected output must be long enough to earn the
+//! prefill back.
 
 use std::collections::VecDeque;
 
 use super::{Asked, Route};
 
-/// When requests are handed over.
+/// The conditions under which requests are transferred.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransferParams {
-    /// Decisions of the router that are looked back on; none is made before there are as many.
+    /// Number of recent router decisions that are considered. No `auto` request is transferred before it has as many.
     pub after_steps: usize,
-    /// Share of them that found no suffix draft worth verifying.
+    /// Least share of them that found no suffix draft worth verifying.
     pub misses_share_min: f32,
-    /// Seconds saved / seconds of prefill, at least. Above 1, since both are estimates.
+    /// Least ratio of the seconds saved to the seconds of the prefill. It is above 1, since both are estimates.
     pub saving_ratio_min: f64,
 }
 
@@ -37,7 +37,7 @@ pub struct RecentRoutes {
 }
 
 impl RecentRoutes {
-    /// Adds one, and forgets the oldest beyond the `window` newest.
+    /// Adds a decision, and forgets all but the `window` newest ones.
     pub fn push(&mut self, route: Route, window: usize) {
         let miss = route != Route::Suffix;
         self.misses.push_back(miss);
@@ -47,17 +47,17 @@ impl RecentRoutes {
         }
     }
 
-    /// How many are held.
+    /// Number of decisions that are held.
     pub fn len(&self) -> usize {
         self.misses.len()
     }
 
-    /// Whether none is.
+    /// Whether no decision is held.
     pub fn is_empty(&self) -> bool {
         self.misses.is_empty()
     }
 
-    /// Share of them that were not suffix drafts; 0 if there are none.
+    /// Share of the decisions that were not suffix drafts; 0 without decisions.
     pub fn misses_share(&self) -> f32 {
         self.missed as f32 / self.misses.len().max(1) as f32
     }
@@ -66,37 +66,38 @@ impl RecentRoutes {
 /// The facts about a request that might be transferred.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidacy {
-    /// Which drafts it asked for.
+    /// The drafts that it asked for.
     pub asked: Asked,
-    /// It comes from a worker that handed it over: it stays.
+    /// Another worker transferred it to this one, so it stays.
     pub transferred: bool,
     /// The fallback can be used on this worker.
     pub fallback_here: bool,
-    /// How many decisions [`RecentRoutes`] holds.
+    /// Number of decisions that [`RecentRoutes`] holds.
     pub decisions: usize,
     /// See [`RecentRoutes::misses_share`].
     pub misses_share: f32,
-    /// Text that would have to be read over there, tokens.
+    /// Tokens of the text that the other worker would have to read.
     pub context_tokens: u32,
-    /// Output so far, tokens.
+    /// Output so far, in tokens.
     pub output_tokens: u32,
-    /// Output that is still allowed, tokens.
+    /// Output that is still allowed, in tokens.
     pub remaining_tokens_max: u32,
-    /// Tokens per second over there with its head / without; `None` if the worker is not to be had.
+    /// Tokens per second of the other worker with its head, divided by those without; `None` if it is not available.
     pub speedup: Option<f32>,
-    /// Tokens per second of reading prompts, measured here.
+    /// Tokens per second of prefills, measured on this worker.
     pub prefill_tokens_s: Option<f64>,
-    /// Tokens per second of one request that decodes without drafts, measured here.
+    /// Tokens per second of one request that decodes without drafts, measured on this worker.
     pub decode_tokens_s: Option<f64>,
 }
 
-/// Whether to hand the request over now.
+/// Whether to transfer the request now.
 ///
-/// One that asked for the fallback goes where one is, before anything was read for it; later it stays. For others the
-/// output still to come is taken to be as long as what has come, within what is allowed: of texts that have reached a
-/// length, half go on for about as long again, and `max_tokens` is mostly far above what is said. On those tokens 1 -
-/// 1 / speedup of the decoding time is saved; the text's prefill is paid. Both are reckoned at the speeds of this
-/// worker, as that of the other one is not known; it serves the same model.
+/// A request that asked for the fallback is transferred to a worker that has one, before its first decision; later it
+/// stays. For other requests the remaining output is assumed to be as long as the output so far, within the limit.
+/// Half of the texts that have reached a length go on for about as long again, and `max_tokens` is mostly far above
+/// the emitted output. On those tokens 1 - 1 / speedup of the decoding time is saved, and the text's prefill is paid.
+/// Both are computed with the speeds of this worker, since those of the other one are unknown; it serves the same
+/// model.
 pub fn should_transfer(of: &Candidacy, params: &TransferParams) -> bool {
     let Some(speedup) = of.speedup.filter(|speedup| speedup.is_finite()) else {
         return false;
@@ -130,7 +131,7 @@ pub fn should_transfer(of: &Candidacy, params: &TransferParams) -> bool {
 mod tests {
     use super::*;
 
-    /// Earns 200 / 100 * (1 - 1 / 2) = 1 s for 300 / 1000 = 0.3 s.
+    /// A transfer saves 200 / 100 * (1 - 1 / 2) = 1 s for a prefill of 300 / 1000 = 0.3 s.
     const GOOD: Candidacy = Candidacy {
         asked: Asked::Auto,
         transferred: false,

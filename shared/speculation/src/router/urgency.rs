@@ -3,17 +3,17 @@
 /// The weight of a request's tokens compared with those of others in the same batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// Half.
+    /// Half the weight of a normal request.
     Low,
-    /// As much as most.
+    /// The weight of most requests.
     #[default]
     Normal,
-    /// Twice.
+    /// Twice the weight of a normal request.
     High,
 }
 
 impl Priority {
-    /// For [`BudgetRequest::weight`](crate::BudgetRequest::weight).
+    /// The value for [`BudgetRequest::weight`](crate::BudgetRequest::weight).
     pub fn weight(self) -> f32 {
         match self {
             Priority::Low => 0.5,
@@ -23,20 +23,20 @@ impl Priority {
     }
 }
 
-/// How a request stands with the time that it wants between its tokens.
+/// The progress of a request, compared with the time that it wants between its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
     /// Seconds per output token that it wants at most, on average.
     pub tpot_s: f64,
     /// Seconds since its first token.
     pub elapsed_s: f64,
-    /// Tokens that it was given after that one.
+    /// Tokens emitted after that one.
     pub tokens: u32,
 }
 
 impl Pace {
-    /// Tokens that a step of so many seconds must bring for the request to have its pace after it: below 1 if it is
-    /// ahead. (AdaServe, arXiv 2501.12162, section 4.)
+    /// Tokens that a step of `step_seconds` must bring so that the request keeps its pace: below 1 if it is ahead.
+    /// (AdaServe, arXiv 2501.12162, section 4.)
     pub fn due_tokens(&self, step_seconds: f64) -> f32 {
         let wanted = (self.elapsed_s + step_seconds) / self.tpot_s;
         let due = wanted - f64::from(self.tokens);
@@ -55,7 +55,7 @@ mod tests {
             elapsed_s: 1.0,
             tokens: 48,
         };
-        // 51 tokens should be there after a step of 20 ms.
+        // 51 tokens are due after a step of 20 ms.
         assert!((pace.due_tokens(0.02) - 3.0).abs() < 1e-5);
         let ahead = Pace { tokens: 80, ..pace };
         assert!(ahead.due_tokens(0.02) < 1.0);

@@ -1,44 +1,42 @@
-//! Whether a draft is worth a call of its own to an engine that generates by itself, and how much of it.
+//! Decides whether a draft, and how much of it, is worth a call of its own to an engine that generates by itself.
 //!
-//! Such an engine streams a token every so often. To have it verify a draft, its stream is given up, a call is made
-//! that judges the draft as a part of a prompt, and a stream is started again behind what was accepted. The call
-//! brings what is accepted and the target's own token at once, but it has a price that decoding has not: a fixed
-//! part, and a part for each prompt and token that it carries; and the new stream is silent for a while before its
-//! first token. So a call pays where the tokens that it is expected to bring would have taken the stream longer than
-//! all of that.
+//! Such an engine streams tokens at a steady pace. To verify a draft, the caller ends the stream, makes a call that
+//! checks the draft as a part of a prompt, and starts a new stream after the accepted tokens. The call brings the
+//! accepted tokens and the target's own token at once. But it has a price that decoding has not: a fixed part, and a
+//! part for each prompt and token that it carries. The new stream is also silent for a while before its first token.
+//! So a call pays if the stream would have needed longer for the expected tokens than all of that takes.
 //!
-//! Nothing here is a constant: the pace of streams and the price of calls are measured by whoever asks.
+//! This module has no constants: the caller measures the pace of streams and the price of calls.
 
 /// A draft that could be verified in one call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOffer<'a> {
     /// f of each node of the draft, parents first and never above their parents': see
-    /// [`Calibration::expect`](crate::Calibration::expect).
+    /// [`path_probabilities`](crate::statistics::AcceptanceStatistics::path_probabilities).
     pub tree: &'a [f32],
-    /// The node that ends the output if it is accepted, if there is one: no stream is needed behind it.
+    /// The node that ends the output if it is accepted, if there is one. No stream is needed after it.
     pub ends_with: Option<u32>,
     /// Most nodes.
     pub nodes_max: u32,
 }
 
-/// How the engine streams.
+/// The pace of the engine's streams.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamPace {
     /// Seconds per token.
     pub token_s: f64,
-    /// Seconds that a stream is silent before its first token, beyond what a token takes.
+    /// Seconds that a stream is silent before its first token, beyond `token_s`.
     pub restart_s: f64,
-    /// Whether there is a stream now. If there is none, one has to be started anyway, with or without a call before
-    /// it.
+    /// Whether there is a stream now. If not, one must be started anyway, with or without a call before it.
     pub is_streaming: bool,
 }
 
 /// The best call for a draft.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallWorth {
-    /// The nodes that it verifies, ascending: a tree again.
+    /// The nodes that it verifies, ascending. They are a tree.
     pub nodes: Vec<u32>,
-    /// Draft tokens that are expected to be accepted.
+    /// Expected number of accepted draft tokens.
     pub expected: f32,
     /// Seconds that it is expected to save; at most 0 if it does not pay.
     pub saved_s: f64,
@@ -51,18 +49,19 @@ impl CallWorth {
     }
 }
 
-/// Chooses the part of a draft whose call saves most. If none does, the one that comes nearest to it, by the stream's
-/// seconds over the call's. `call_s(nodes)` is what a call with so many nodes takes. `None` without a node.
+/// Chooses the part of a draft whose call saves most time. If no call saves time, it chooses the part with the
+/// highest ratio of the stream's seconds to the call's. `call_s(nodes)` is the seconds of a call with so many nodes.
+/// `None` without a node.
 ///
-/// Along a path chances never rise, so the likeliest nodes are a tree; every number of them is tried, since a call
-/// with a high fixed price pays for long drafts alone.
+/// Probabilities never rise along a path, so the most probable nodes are a tree. Every number of them is tried, since
+/// a call with a high fixed price pays only for long drafts.
 pub fn best_call(
     offer: &CallOffer<'_>,
     pace: &StreamPace,
     call_s: impl Fn(u32) -> f64,
 ) -> Option<CallWorth> {
     let mut order: Vec<u32> = (0..offer.tree.len() as u32).collect();
-    // Stable: parents stay before children that are as likely.
+    // The sort is stable, so parents stay before children that are equally probable.
     order.sort_by(|a, b| offer.tree[*b as usize].total_cmp(&offer.tree[*a as usize]));
     order.truncate(offer.nodes_max as usize);
     let mut best: Option<(Weighed, usize)> = None;
@@ -115,7 +114,7 @@ impl Weighed {
         if self.saved_s() > 0.0 || other.saved_s() > 0.0 {
             return self.saved_s() > other.saved_s();
         }
-        // Neither pays, so both calls take some time.
+        // Neither call pays, so both take more than 0 seconds.
         self.stream_s * other.call_s > other.stream_s * self.call_s
     }
 }

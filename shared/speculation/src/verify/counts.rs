@@ -13,7 +13,7 @@ pub struct Acceptance {
     pub drafted: u64,
     /// Draft tokens accepted.
     pub accepted: u64,
-    /// Tokens emitted: the accepted ones and the target's own, less what a stop rule cut.
+    /// Tokens emitted: the accepted ones and the target's own, less those that a stop rule cut.
     pub emitted: u64,
 }
 
@@ -38,12 +38,12 @@ impl Acceptance {
         }
     }
 
-    /// Accepted draft tokens per draft token, once there was one.
+    /// Accepted draft tokens per draft token; `None` without draft tokens.
     pub fn acceptance_rate(&self) -> Option<f64> {
         (self.drafted > 0).then(|| self.accepted as f64 / self.drafted as f64)
     }
 
-    /// Tokens per step, the target's own included (tau in papers), once there was a step.
+    /// Tokens per step, including the target's own (tau in papers); `None` without steps.
     pub fn accepted_length(&self) -> Option<f64> {
         (self.steps > 0).then(|| self.emitted as f64 / self.steps as f64)
     }
@@ -70,12 +70,12 @@ impl AcceptanceTable {
         &self.cells[source as usize][scope as usize]
     }
 
-    /// The same, to count into.
+    /// The counters of one source and scope, to be changed.
     pub fn get_mut(&mut self, source: Source, scope: Scope) -> &mut Acceptance {
         &mut self.cells[source as usize][scope as usize]
     }
 
-    /// All counters, those of 0 steps left out.
+    /// All counters except those with 0 steps.
     pub fn iter(&self) -> impl Iterator<Item = (Source, Scope, &Acceptance)> {
         Source::ALL
             .into_iter()
@@ -83,7 +83,7 @@ impl AcceptanceTable {
             .filter(|(_, _, counts)| counts.steps > 0)
     }
 
-    /// All of it together.
+    /// The sum of all counters.
     pub fn total(&self) -> Acceptance {
         let mut total = Acceptance::default();
         self.cells

@@ -1,18 +1,19 @@
-//! Speculative sampling, the classic rule: drafts that were drawn from a drafter's own distribution.
+//! Speculative sampling, the classic rule for drafts that were drawn from a drafter's own distribution.
 //!
-//! A drafter that knows its distribution q can draw from it instead of offering its likeliest token. The target,
-//! whose distribution is p, keeps the token x with chance min(1, p(x) / q(x)) and otherwise draws from what p has
-//! more than q, max(0, p - q), normalised: the outcome has the law p, and a token is kept with chance Σ min(p, q),
-//! more often than a fixed token is (Leviathan et al., arXiv 2211.17192, theorem 3.5; Chen et al., arXiv 2302.01318).
-//! Lossless in law, not token for token: what comes out depends on the draft as well as on the noise.
+//! A drafter that knows its distribution q can draw from it instead of offering its most probable token. The target
+//! has the distribution p. It keeps the token x with probability min(1, p(x) / q(x)), and otherwise draws from max(0,
+//! p - q), normalised. Then the outcome has the distribution p, and a token is kept with probability Σ min(p, q),
+//! more often than a fixed token (Leviathan et al., arXiv 2211.17192, theorem 3.5; Chen et al., arXiv 2302.01318).
+//! The rule is lossless in distribution, but not token for token: the emitted tokens depend on the draft as well as
+//! on the noise.
 
 use refrain_suffix_index::Token;
 
 /// A token and its weight in a distribution. The weights of a distribution need not add up to 1.
 pub type Weight = (Token, f32);
 
-/// Draws from a distribution, given as the weight of each token id, by inverting its sum at `uniform`, in [0, 1).
-/// `None` if nothing has weight.
+/// Draws from a distribution, given as the weight of each token id, by inverting its cumulative sum at `uniform`, in
+/// [0, 1). `None` if no token has weight.
 pub fn draw(weights: &[f32], uniform: f64) -> Option<Token> {
     let target = uniform * sum(weights.iter().copied());
     let mut below = 0.0;
@@ -32,8 +33,8 @@ pub fn draw(weights: &[f32], uniform: f64) -> Option<Token> {
 /// The token at a position where `drafted` was drawn from `draft`: `drafted` itself if it is kept, else another one.
 /// `target` holds the target's weight of each token id, and is changed.
 ///
-/// `keep` and `redraw` are uniform in [0, 1), and neither has anything to do with how `drafted` was drawn. `None` if
-/// the target has no weight anywhere.
+/// `keep` and `redraw` are uniform in [0, 1) and independent of the draw of `drafted`. `None` if the target has no
+/// weight anywhere.
 pub fn judge(
     target: &mut [f32],
     draft: &[Weight],
@@ -46,7 +47,7 @@ pub fn judge(
     let weight = draft.iter().find(|(token, _)| *token == drafted);
     let chance = weight.map_or(0.0, |(_, weight)| f64::from(*weight) / drafted_all);
     if !(all > 0.0 && chance > 0.0) {
-        // It was not drawn from there, so it proves nothing.
+        // The token cannot have been drawn from `draft`, so the target draws by itself.
         return draw(target, redraw);
     }
     let wanted = target
@@ -61,7 +62,7 @@ pub fn judge(
             *left = more.max(0.0) as f32;
         }
     }
-    // Where p is q but for rounding, next to nothing is refused, and then any token will do.
+    // If p equals q but for rounding, hardly any token is rejected, and a rejected one may be kept after all.
     draw(target, redraw).or((wanted > 0.0).then_some(drafted))
 }
 
@@ -73,7 +74,7 @@ fn sum(weights: impl Iterator<Item = f32>) -> f64 {
 mod tests {
     use super::*;
 
-    /// Points of the unit interval, in the middle of equal parts.
+    /// Points of the unit interval, in the middles of equal parts.
     fn grid(points: usize) -> impl Iterator<Item = f64> {
         (0..points).map(move |at| (at as f64 + 0.5) / points as f64)
     }
@@ -117,8 +118,8 @@ mod tests {
         assert_eq!(draw(&[0.0, 1.0], 0.999_999_999_999_999_9), Some(1));
     }
 
-    /// Over all draws of the draft and all noise, the outcome has the target's law, and a draft is kept as often as
-    /// the two distributions have in common.
+    /// Over all draws of the draft and all noise, the outcome has the target's distribution. A draft is kept with the
+    /// probability that the two distributions have in common.
     #[test]
     fn the_outcome_has_the_law_of_the_target() {
         const POINTS: usize = 240;
@@ -158,7 +159,8 @@ mod tests {
         let judge = |target: &[f32], draft: &[Weight], drafted| {
             judge(&mut target.to_vec(), draft, drafted, 0.0, 0.3)
         };
-        // Drawn from nothing, from elsewhere, beyond the vocabulary; and nothing to draw from.
+        // The cases are an empty draft distribution, a token without weight in it, a token beyond the vocabulary, and
+        // a target without weight.
         assert_eq!(judge(&[0.0, 1.0], &[], 0), Some(1));
         assert_eq!(judge(&[0.0, 1.0], &[(1, 1.0)], 0), Some(1));
         assert_eq!(judge(&[0.0, 1.0], &[(9, 1.0)], 9), Some(1));

@@ -9,24 +9,24 @@ use crate::draft::DraftTree;
 pub struct Walk {
     /// Indices of the accepted nodes, from the root down.
     pub accepted: Vec<u32>,
-    /// Their tokens, then the target's own: never empty.
+    /// Their tokens, then the target's own token. The list is empty only if the first draw is not known.
     pub emitted: Vec<Token>,
 }
 
-/// Draws the target's token at each node, once; descends while it is a child, else stops with it.
+/// Draws the target's token at each node once. The walk descends while the token is a child of the node, and ends
+/// with the first token that is not.
 ///
-/// `target(path)` is the token that the target draws after the context and `path`. Drafts decide only
-/// how far one forward pass reaches: each emitted token is the target's own draw after those before it, so
-/// the output is that of plain decoding, for greedy decoding and for any sampling (a draft is a point mass,
-/// for which the rule of Leviathan et al., arXiv 2211.17192, accepts with exactly the target's
-/// probability of it).
+/// `target(path)` is the token that the target draws after the context and `path`. Drafts decide only how many tokens
+/// one forward pass emits. Each emitted token is the target's own draw after those before it, so the output is that
+/// of plain decoding, for greedy decoding and for any sampling. (A draft is a point mass, which the rule of Leviathan
+/// et al., arXiv 2211.17192, accepts with exactly the probability that the target gives it.)
 pub fn walk(tree: &DraftTree, mut target: impl FnMut(&[Token]) -> Token) -> Walk {
     descend(tree, |_, path| Some(target(path)))
 }
 
-/// The same walk where the target has been asked at all nodes at once: `drawn` is what it drew under the root, then
-/// under each node, in their order. `None`, or an end of the list, is a draw that is not known: the walk stops before
-/// it, and what it emitted stands, since no draw depends on one that comes after it. It may have emitted nothing.
+/// The same walk for a target that has drawn at all nodes at once. `drawn` holds its tokens under the root, then
+/// under each node, in their order. `None`, or an end of the list, is a draw that is not known. The walk stops before
+/// it and keeps the emitted tokens, since no draw depends on a later one. It may emit nothing.
 pub fn walk_drawn(tree: &DraftTree, drawn: &[Option<Token>]) -> Walk {
     let place = |at: Option<u32>| at.map_or(0, |node| node as usize + 1);
     descend(tree, |at, _| drawn.get(place(at)).copied().flatten())
@@ -72,7 +72,7 @@ mod tests {
             ),
             (&[Some(6), Some(8), Some(1), None, None], &[1], &[6, 1]),
             (&[Some(4), Some(8), Some(1), None, None], &[], &[4]),
-            // The target's own last word is not known.
+            // The target's own last token is not known.
             (&[Some(5), Some(7), None, None, Some(9)], &[0, 2], &[5, 7]),
             (&[Some(5)], &[0], &[5]),
             (&[None, Some(8), None, None, Some(9)], &[], &[]),

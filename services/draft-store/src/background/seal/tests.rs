@@ -126,7 +126,7 @@ fn broken_off(merges: bool, broken: SealStep) {
     let mounted = if counts { vec![plan.id] } else { before };
     assert_eq!(store.mounted(), mounted, "{broken:?}");
     let (files, others) = list(dir.path()).unwrap();
-    assert_eq!((files, others.len()), (mounted.clone(), 0), "{broken:?}");
+    assert_eq!((files, others.len()), (mounted, 0), "{broken:?}");
     // The next seal and merge succeed.
     store.seal("a");
     let all = store.mounted();

@@ -1,19 +1,18 @@
-//! How many drafts of the head a text serves that it has to read first.
+//! The number of drafts of the head per text that the head has to read first.
 
 use crate::DecayedRatio;
 
-/// Drafts that a text is taken to serve until that was seen,
+/// Assumed drafts per text before any were observed.
 const DRAFTS_PRIOR: f64 = 8.0;
-/// and for how many texts this counts.
+/// Weight of the assumption, in texts.
 const PRIOR_TEXTS: f64 = 4.0;
 
-/// Drafts of the head lately, per text that it read for them: what a text takes to read is charged to so many of
-/// them.
+/// Recent drafts of the head per text that it read for them. The time to read a text is charged to so many drafts.
 ///
-/// It depends on what is asked for. An output of hundreds of tokens that nothing else is found for has a hundred
-/// drafts after one prompt; one of twenty tokens, most of them found, has one, and reading may cost more than that
-/// brings. A text counts once, when most of it is read; what other drafts brought meanwhile is read for the rest of
-/// those drafts.
+/// The number depends on the requests. An output of hundreds of tokens without suffix drafts has a hundred drafts of
+/// the head after one prompt. An output of twenty tokens, most of them from suffix drafts, has one, and reading may
+/// cost more than it brings. A text counts once, when most of it is read. Tokens that other drafts brought meanwhile
+/// are read later and do not count as a text.
 #[derive(Clone, Debug)]
 pub(super) struct Readings {
     drafts_per_text: DecayedRatio,
@@ -28,14 +27,14 @@ impl Default for Readings {
 }
 
 impl Readings {
-    /// The head drafted for a text, some of which it had to read first.
+    /// Adds a draft of the head, which first had to read `unread_tokens` of the text.
     pub(super) fn drafted(&mut self, context_tokens: u32, unread_tokens: u32) {
         let is_text = unread_tokens > context_tokens / 2;
         self.drafts_per_text.add(1.0, f64::from(u8::from(is_text)));
     }
 
-    /// The head is on trial: it was not chosen for long, and what was seen when it was is not held against it for
-    /// ever.
+    /// The head is on trial because it was not chosen for long. The figures move towards the assumption, so that old
+    /// evidence does not exclude the head for ever.
     pub(super) fn tried(&mut self) {
         self.drafts_per_text.add(DRAFTS_PRIOR, 1.0);
     }
@@ -55,7 +54,8 @@ mod tests {
     fn a_text_is_charged_to_as_many_drafts_as_texts_serve() {
         let mut readings = Readings::default();
         assert_eq!(readings.share(), 1.0 / 8.0);
-        // Ten drafts after each prompt, and before every third what other drafts brought meanwhile.
+        // Each prompt has ten drafts. Before every third one the head reads the tokens that other drafts brought
+        // meanwhile.
         for draft in 0..1000 {
             let unread_tokens = match draft % 10 {
                 0 => 300,
@@ -69,14 +69,14 @@ mod tests {
             "{}",
             readings.share()
         );
-        // One each.
+        // Each text has one draft.
         for _ in 0..1000 {
             readings.drafted(300, 300);
         }
         assert!((readings.share() - 1.0).abs() < 0.01);
         // A text that is read again for each draft is charged in full, never more.
         assert!(readings.share() <= 1.0);
-        // Not chosen any more, it is given another chance some time.
+        // A head that is no longer chosen is tried again after some time.
         for _ in 0..200 {
             readings.tried();
         }

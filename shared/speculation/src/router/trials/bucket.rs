@@ -1,24 +1,25 @@
-//! Both ways of decoding at one batch size: which one is in use, and when the other one is tried.
+//! Both ways of decoding at one batch size, with and without drafts: which one is in use, and when the other one is
+//! tried.
 
 use super::sample::{Mode, Phase, Sample, TrialParams};
 use super::schedule::Schedule;
 
-/// Weight that an older step keeps when one more comes: half after 128 steps.
+/// Weight that an older step keeps when one more is added: half after 128 steps.
 const STEP_DECAY: f64 = 0.9946;
 /// Steps of evidence below which a trial decides nothing.
 const TRIAL_STEPS_MIN: u32 = 3;
-/// The speed of a trial over that of the way in use, below which the trial is given up early.
+/// Ratio of a trial's speed to the speed of the way in use, below which the trial ends early.
 const HOPELESS: f64 = 0.8;
 /// The same ratio, below which the next trial waits longer.
 const CLEAR_LOSS: f64 = 0.9;
-/// A step that takes more than this many times as long as others of its kind was held up by something else, and the
-/// excess does not count. Trials are short, so one such step would decide them.
+/// A step that takes more than this many times as long as others of its kind was delayed by something else. The
+/// excess does not count, since trials are short and one such step would decide them.
 const HELD_UP: f64 = 3.0;
-/// Steps of one way before which no step counts as held up.
+/// Steps of one way before any step of it counts as delayed.
 const USUAL_STEPS_MIN: f64 = 8.0;
-/// Clear losses in a row after which the share of time that trials may cost shrinks no further.
+/// Clear losses in a row after which the share of time that trials may cost no longer shrinks.
 const SURE: u32 = 4;
-/// Most steps of a trial, as a multiple of `trial_steps`: many of them may be no evidence.
+/// Most steps of a trial, as a multiple of `trial_steps`, since many steps may be no evidence.
 const TRIAL_STEPS_FACTOR: u32 = 4;
 
 /// Both ways at one batch size.
@@ -53,7 +54,7 @@ struct Trial {
     /// Its steps that are evidence.
     evidence: Vec<Sample>,
     steps_in_all: u32,
-    /// Seconds more than the way in use would have taken.
+    /// Seconds that it took beyond those of the way in use.
     lost_seconds: f64,
 }
 
@@ -84,7 +85,7 @@ impl Bucket {
         self.plain.steps > 0.0 || self.drafted.steps > 0.0
     }
 
-    /// Seconds per step that the head drafts, without reading; `None` if that was never seen.
+    /// Seconds per step that the head drafts, without its reading; `None` if no such step was observed.
     pub(super) fn draft_seconds(&self) -> Option<f64> {
         if self.drafted.steps > 0.0 {
             return Some(self.drafted.draft_seconds / self.drafted.steps);
@@ -132,7 +133,7 @@ impl Bucket {
         }
     }
 
-    /// The step as evidence for its way: without the time of reading, which is charged apart.
+    /// The step as evidence for its way, without the head's reading time, which is charged separately.
     fn evidence(&self, step: &Sample) -> Option<(Mode, Sample)> {
         let mode = step.mode?;
         if step.read_tokens == 0 {
@@ -153,8 +154,8 @@ impl Bucket {
         {
             return false;
         }
-        // The present speed, against the last one of the other way, speaks for the other way. Then a trial is no
-        // loss, and waits for nothing.
+        // The last speed of the other way was better than the present one of the way in use. Then a trial is expected
+        // to lose no time and starts at once.
         let in_doubt = self.gain(reading).is_some_and(|gain| match self.in_use {
             Mode::Without => gain > params.gain_enter,
             Mode::With => gain < params.gain_leave,
@@ -166,8 +167,8 @@ impl Bucket {
     }
 
     fn begin_trial(&mut self, params: &TrialParams) {
-        // Earlier evidence weighs half as much as the new one: it steadies a short trial, and is outvoted when the
-        // speed has changed.
+        // Earlier evidence counts half as much as new evidence. It steadies a short trial, but does not decide it
+        // when the speed has changed.
         let kept = f64::from(params.trial_steps) / 2.0;
         self.speed_mut(other(self.in_use)).cap(kept);
         self.trial = Some(Trial::default());
@@ -189,7 +190,7 @@ impl Bucket {
             let usual_seconds = usual.map_or(step.seconds, |usual| usual * f64::from(step.tokens));
             trial.lost_seconds += step.seconds - usual_seconds;
         } else if tried == Mode::With {
-            // In a mixed step only the time of the head is known to be lost.
+            // In a mixed step only the head's time is known to be lost.
             trial.lost_seconds += step.draft_seconds;
         }
         trial.evidence.extend(evidence);
@@ -199,7 +200,7 @@ impl Bucket {
         let speed = usual
             .filter(|_| steps > 0)
             .map(|usual| usual / (seen_alone.seconds / seen_alone.tokens + charged));
-        // Accepted lengths scatter about as much as they are long, so a few may be short by chance.
+        // The standard deviation of accepted lengths is about their mean, so a few may be short by chance.
         let seen = f64::from(steps) * f64::from(step.batch);
         let at_best = speed.map(|speed| speed * (1.0 + 1.0 / seen.max(1.0).sqrt()));
         let hopeless = steps >= TRIAL_STEPS_MIN && at_best.is_some_and(|speed| speed < HOPELESS);
@@ -213,19 +214,20 @@ impl Bucket {
         }
     }
 
-    /// `speed` is that of the way on trial over that of the way in use; `None` if it was not seen, or was hopeless.
+    /// Ends the trial. `speed` is the ratio of the tried way's speed to that of the way in use; `None` if it was not
+    /// observed, or was hopeless.
     fn end_trial(&mut self, trial: &Trial, speed: Option<f64>, reading: f64, params: &TrialParams) {
         let seen = trial.speed();
         self.speed_mut(other(self.in_use)).join(&seen);
         let better = match (self.in_use, self.gain(reading)) {
-            // Earlier evidence does not speak for a way that does so badly now.
+            // Earlier evidence does not count for a way that is so slow now.
             _ if speed.is_none() => self.in_use,
             _ if (trial.evidence.len() as u32) < TRIAL_STEPS_MIN => self.in_use,
             (Mode::Without, Some(gain)) if gain > params.gain_enter => Mode::With,
             (Mode::With, Some(gain)) if gain < params.gain_leave => Mode::Without,
             (in_use, _) => in_use,
         };
-        // No evidence at all is as good a reason to wait longer as a clear loss.
+        // Without any evidence the next trial waits longer, as after a clear loss.
         let clear = better == self.in_use && speed.is_none_or(|speed| speed < CLEAR_LOSS);
         self.clear_wins = if clear {
             self.clear_wins.saturating_add(1)
@@ -309,7 +311,7 @@ impl Speed {
         self.draft_seconds += other.draft_seconds;
     }
 
-    /// Reduces the weight to that of at most so many steps.
+    /// Reduces the weight to that of at most `steps` steps.
     fn cap(&mut self, steps: f64) {
         if self.steps > steps {
             self.scale(steps / self.steps);

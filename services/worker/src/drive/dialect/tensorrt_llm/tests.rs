@@ -36,7 +36,7 @@ fn a_fan_out_requests_ids_and_no_unknown_fields() {
     };
     // An end that the request does not know is left open.
     assert_eq!(read(&asked), [Some(7), None]);
-    let mut known = asked.clone();
+    let mut known = asked;
     known.text.sampling.stop_token_ids = vec![2];
     assert_eq!(read(&known), [Some(7), Some(2)]);
     let chain = test_verify_request(VerifyMethod::Chain, &[5], &[None], Sampling::default());
