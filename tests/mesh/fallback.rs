@@ -1,8 +1,9 @@
-//! A worker without an EAGLE-3 head hands requests over to a worker that has one.
+//! A worker without an EAGLE-3 head transfers requests to a worker that has one.
 
 use anyhow::ensure;
 use e2e::{Chat, HttpMesh, Service, varied_prompts, wait_until};
 use futures_util::future::try_join_all;
+use refrain::config::MeshFile;
 
 /// Worker 0 has no head and falls back to worker 1. Worker 1 accepts no suffix draft, and uses its head as soon as it
 /// has tried it, however slow the head is on this machine.
@@ -16,17 +17,22 @@ fallback = "worker-1"
 [worker-1.speculation]
 router = "score"
 score_threshold = 1000
-
-[worker-1.speculation.eagle3]
-backoff_steps = 4
-backoff_steps_max = 8
-gain_enter = 0.001
-gain_leave = 0.001
 "#;
+
+/// Has worker 1 try its head soon, and use it whatever it brings.
+fn try_head_early(service: Service, file: &mut MeshFile) {
+    if service == Service::Worker(1) {
+        let trials = &mut file.worker.speculation.eagle3.trials;
+        trials.backoff_steps = 4;
+        trials.backoff_steps_max = 8;
+        trials.gain_enter = 0.001;
+        trials.gain_leave = 0.001;
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_moves_to_the_worker_that_has_a_head() -> anyhow::Result<()> {
-    let mesh = HttpMesh::start_here(2, SETTINGS).await?;
+    let mesh = HttpMesh::start_here_tuned(2, SETTINGS, try_head_early).await?;
     let client = mesh.client();
     let prompts = varied_prompts(8);
     let chat = Chat::new(&prompts[0]).max_tokens(48).endless();
@@ -51,7 +57,7 @@ async fn a_request_moves_to_the_worker_that_has_a_head() -> anyhow::Result<()> {
 
     // An idle mesh sends requests to worker 0, the first of two equal workers. It learns about worker 1 from
     // heartbeats.
-    let moved = wait_until("a request is handed over", async || {
+    let moved = wait_until("a request is transferred", async || {
         let answer = client
             .chat(&chat.clone().speculation("eagle3"))
             .await

@@ -51,9 +51,23 @@ impl HttpMesh {
     /// # Errors
     /// A service does not start.
     pub async fn start_here(workers: usize, settings: &str) -> anyhow::Result<Self> {
+        HttpMesh::start_here_tuned(workers, settings, |_, _| {}).await
+    }
+
+    /// [`start_here`](Self::start_here) with values that no configuration has: `tune` sets fields that are not
+    /// deserialised.
+    ///
+    /// # Errors
+    /// A service does not start.
+    pub async fn start_here_tuned(
+        workers: usize,
+        settings: &str,
+        tune: impl Fn(Service, &mut MeshFile),
+    ) -> anyhow::Result<Self> {
         let mut mesh = HttpMesh::prepare(workers, settings, &[])?;
         for service in mesh.services() {
-            let file: MeshFile = mesh.file(service)?.try_into()?;
+            let mut file: MeshFile = mesh.file(service)?.try_into()?;
+            tune(service, &mut file);
             let process = Process::start(service.role(), file).await?;
             mesh.running
                 .insert(service, RunningService::Here(process.into()));

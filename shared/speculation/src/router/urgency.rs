@@ -13,7 +13,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// The value for [`BudgetRequest::weight`](crate::BudgetRequest::weight).
+    /// The factor of the worth of its tokens.
     pub fn weight(self) -> f32 {
         match self {
             Priority::Low => 0.5,
