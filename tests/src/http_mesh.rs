@@ -51,7 +51,7 @@ impl HttpMesh {
     /// # Errors
     /// A service does not start.
     pub async fn start_here(workers: usize, settings: &str) -> anyhow::Result<Self> {
-        HttpMesh::start_here_tuned(workers, settings, |_, _| {}).await
+        Box::pin(HttpMesh::start_here_tuned(workers, settings, |_, _| {})).await
     }
 
     /// [`start_here`](Self::start_here) with values that no configuration has: `tune` sets fields that are not
@@ -68,7 +68,7 @@ impl HttpMesh {
         for service in mesh.services() {
             let mut file: MeshFile = mesh.file(service)?.try_into()?;
             tune(service, &mut file);
-            let process = Process::start(service.role(), file).await?;
+            let process = Box::pin(Process::start(service.role(), file)).await?;
             mesh.running
                 .insert(service, RunningService::Here(process.into()));
         }
