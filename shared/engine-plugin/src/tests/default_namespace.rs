@@ -107,7 +107,7 @@ fn tokens_that_will_never_be_valid_are_refused() {
         ..sign(&keys.signer, "model").namespace
     });
     for (token, why) in [
-        (foreign, "not signed by this mesh"),
+        (foreign, "not signed by the gateway of this mesh"),
         (token_of(&other).unwrap(), "another tokenizer"),
     ] {
         std::fs::write(&file, &token).unwrap();
