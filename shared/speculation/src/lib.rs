@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use refrain_speculation::draft::{Lookup, ProposeParams, Scope, Source, propose};
-//! use refrain_speculation::router::{Asked, Fallback, Route, Threshold, route_by_score};
+//! use refrain_speculation::router::{Asked, Fallback, Found, Route, Threshold, route_by_score};
 //! use refrain_speculation::verify::walk;
 //! use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 //!
@@ -26,7 +26,7 @@
 //! };
 //! let candidate = propose(&[lookup], &ProposeParams::default(), 32).expect("2 3 4 was seen before");
 //! assert_eq!(candidate.tree.tokens().collect::<Vec<_>>(), [5, 6]);
-//! let decision = route_by_score(Asked::Auto, Some(candidate.score), Threshold::Auto, Fallback::Absent);
+//! let decision = route_by_score(Asked::Auto, Found::Score(candidate.score), Threshold::Auto, Fallback::Absent);
 //! assert_eq!(decision.route, Route::Suffix);
 //!
 //! // The target agrees with 5, and goes its own way after it.

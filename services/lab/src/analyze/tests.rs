@@ -162,7 +162,7 @@ fn the_page_shows_some_of_many_rows_and_progress_reaches_the_end() -> anyhow::Re
     assert_eq!(report.rows[9].policies.len(), POLICIES.len());
     let page = html(&report)?;
     assert!(page.contains("the first 9 of 10 rows"));
-    for wanted in ["prompts are left out", "at most 32 tokens"] {
+    for wanted in ["prompts are left out", "at most 128 tokens"] {
         assert!(
             page.contains(wanted) && report.table().contains(wanted),
             "{wanted}"

@@ -295,7 +295,7 @@ fn figures_without_a_measurement_are_null() -> anyhow::Result<()> {
         report["settings"]["sources"],
         json!(["request", "group", "global"])
     );
-    assert_eq!(report["settings"]["max_spec_tokens"], 32);
+    assert_eq!(report["settings"]["max_spec_tokens"], 128);
     Ok(())
 }
 

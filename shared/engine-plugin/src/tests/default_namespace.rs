@@ -119,5 +119,5 @@ fn tokens_that_will_never_be_valid_are_refused() {
         }
     }
     let nonsense = keys.start(|config| config.token = Some("nonsense".into()));
-    assert!(nonsense.err().unwrap().to_string().contains("no token"));
+    assert!(nonsense.err().unwrap().to_string().contains("not a token"));
 }
