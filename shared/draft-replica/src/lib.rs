@@ -10,7 +10,6 @@
 //! The worker's decode loop and the plugin inside an engine each hold these three. No step of an engine waits for the
 //! store, except for a look-up, and for that at most as long as the configuration allows.
 
-mod backoff;
 mod config;
 mod metrics;
 mod remote_lookup;

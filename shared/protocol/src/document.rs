@@ -143,56 +143,6 @@ pub struct TouchRequest {
     pub documents: Vec<DocumentId>,
 }
 
-/// Registers a group of samples. From then on its log has the documents of the group that are appended. These are
-/// documents of the namespace like all others, and stay when the group ends.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RegisterGroupRequest {
-    /// The namespace, signed by the gateway.
-    pub namespace: SignedNamespace,
-    /// The name of the group, as in [`DocumentHead::group`].
-    pub group: String,
-    /// Milliseconds after the last registration until the log ends.
-    pub ttl_ms: u64,
-    /// Version of the weights. The log has no documents of older ones.
-    pub weight_version: u64,
-}
-
-/// A position in the log of a group.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupCursor {
-    /// The group.
-    pub group: String,
-    /// The position.
-    pub after: FeedCursor,
-}
-
-/// Asks for the changes of some groups.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FetchGroupsRequest {
-    /// The namespace, signed by the gateway.
-    pub namespace: SignedNamespace,
-    /// The groups, each with a position.
-    pub groups: Vec<GroupCursor>,
-    /// Most tokens of the answer, which has at least one change.
-    pub max_tokens: u32,
-}
-
-/// The changes of a group.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GroupLog {
-    /// Whether the group is registered. If not, `log` is empty.
-    pub is_registered: bool,
-    /// The changes, as in the feed of a namespace.
-    pub log: FollowReply,
-}
-
-/// The answer to [`FetchGroupsRequest`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FetchGroupsReply {
-    /// One entry for each group of the request, in that order.
-    pub groups: Vec<GroupLog>,
-}
-
 /// The size of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStats {

@@ -3,8 +3,7 @@
 use async_trait::async_trait;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
-    RegisterGroupRequest, StoreStats, TouchRequest,
+    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
@@ -39,25 +38,6 @@ pub trait DraftStore: Send + Sync {
 
     /// Reads the size of the store in numbers.
     async fn stats(&self) -> Result<StoreStats, ApiError>;
-
-    /// Registers a group of samples, or renews its registration.
-    ///
-    /// # Errors
-    /// `Overloaded` when the store has as many groups as it may.
-    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        drop(request);
-        Err(not_offered("groups of samples"))
-    }
-
-    /// Reads the changes of some groups, each since a cursor (`fetch_cst` of the Seer paper). The reply says of each
-    /// group whether it is registered.
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        drop(request);
-        Err(not_offered("groups of samples"))
-    }
 
     /// Lists the sealed segments of a namespace, and its documents that are in no segment.
     async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
@@ -108,7 +88,7 @@ fn not_offered(feature: &str) -> ApiError {
     ApiError::new(ErrorKind::NotFound, message)
 }
 
-/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,segments,
+/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,segments,
 /// segments/piece,documents,lookup,acceptance-stats}` in bincode, `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
@@ -148,17 +128,6 @@ impl DraftStore for HttpDraftStore {
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {
         self.client.get_json("/internal/v1/stats").await
-    }
-
-    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        self.call("groups/register", &request).await
-    }
-
-    async fn fetch_groups(
-        &self,
-        request: FetchGroupsRequest,
-    ) -> Result<FetchGroupsReply, ApiError> {
-        self.call("groups/fetch", &request).await
     }
 
     async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {

@@ -21,9 +21,8 @@ use refrain_protocol::admin::{
     ExportCursor, ExportReply, ExportRequest, ExportedDocument, ImportRequest,
 };
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent,
-    FetchGroupsReply, FetchGroupsRequest, FinishReason, FollowReply, FollowRequest, GroupCursor,
-    GroupLog, RegisterGroupRequest, TouchRequest,
+    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
+    FollowReply, FollowRequest, TouchRequest,
 };
 use refrain_protocol::lookup::{
     FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
@@ -157,35 +156,6 @@ fn formats() -> Vec<Format> {
             TouchRequest {
                 namespace: signed(),
                 documents: vec![DocumentId(7)],
-            },
-        ),
-        format(
-            "register_group_request",
-            RegisterGroupRequest {
-                namespace: signed(),
-                group: "g".into(),
-                ttl_ms: 60_000,
-                weight_version: 2,
-            },
-        ),
-        format(
-            "fetch_groups_request",
-            FetchGroupsRequest {
-                namespace: signed(),
-                groups: vec![GroupCursor {
-                    group: "g".into(),
-                    after: cursor(),
-                }],
-                max_tokens: 1_000,
-            },
-        ),
-        format(
-            "fetch_groups_reply",
-            FetchGroupsReply {
-                groups: vec![GroupLog {
-                    is_registered: true,
-                    log: feed(),
-                }],
             },
         ),
         format(

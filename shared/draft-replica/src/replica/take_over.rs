@@ -27,8 +27,8 @@ use tokio::time::Instant;
 use super::capacity::{Capacity, IndexSize};
 use super::draft_index::IncomingSegments;
 use super::ingest::Ingest;
-use crate::backoff::Backoff;
 use crate::metrics::ReplicaMetrics;
+use refrain_service_kit::backoff::Backoff;
 
 pub(super) use self::retry::TakeOverRetry;
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backoff::Backoff;
 use crate::config::UploadConfig;
+use refrain_service_kit::backoff::Backoff;
 
 /// Longest pause while the store cannot be reached, without its random part; or the interval, if that is longer.
 const PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backoff::Backoff;
+use refrain_service_kit::backoff::Backoff;
 
 /// The longest pause, in multiples of the shortest.
 const PAUSES_MAX: u32 = 64;
