@@ -101,8 +101,10 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
     mesh.stop().await
 }
 
-/// Tunes a worker with room for one answer, which waits for look-ups as long as needed.
+/// Tunes a worker with room for one answer, which waits for look-ups as long as needed. The store seals every two
+/// answers: at its usual tick it could seal three at once, and the fourth alone is too little for a segment.
 fn small_replica(file: &mut MeshFile) {
+    file.draft_store.tuning.tick_ms = 20;
     let memory = &mut file.worker.memory;
     memory.namespace_tokens_max = 150;
     memory.upkeep_ms = 5;
