@@ -110,7 +110,8 @@ struct Cell {
     accepted: f32,
 }
 
-/// Decayed sums over drafts of one expected length.
+/// Decayed sums over drafts of one expected length. A failure counts as the part of the whole draft's gain that it
+/// costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Failures {
     /// Failures that stage one expected at the nodes that were reached.
@@ -169,16 +170,7 @@ impl AcceptanceStatistics {
     /// number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
         let draft = Draft::new(candidate);
-        let mut conditional = self.conditional(&draft);
-        if let Some(ratio) = self.failure_ratio(&draft, &conditional) {
-            let continues = draft.sums_of_siblings(&conditional);
-            for (at, node) in draft.nodes().iter().enumerate() {
-                let before = continues[sibling_group(node)];
-                let after =
-                    (1.0 - ratio * (1.0 - before)).clamp(CORRECTION_MIN * before, PROBABILITY_MAX);
-                conditional[at] *= after / before;
-            }
-        }
+        let conditional = self.corrected(&draft, self.conditional(&draft));
         draft.along_paths(conditional)
     }
 
@@ -190,6 +182,7 @@ impl AcceptanceStatistics {
         let place = kind(candidate.source, candidate.scope)
             .map(|kind| (kind, expected_bucket(&draft, &conditional)));
         let continues = draft.sums_of_siblings(&conditional);
+        let gains = draft.gains(&self.corrected(&draft, conditional));
         let mut failures = Failures::default();
         let mut reached = None;
         let mut from = 0;
@@ -211,9 +204,10 @@ impl AcceptanceStatistics {
                 break;
             }
             let group = reached.map_or(0, |node: u32| node as usize + 1);
-            failures.expected += (1.0 - continues[group]).max(0.0);
+            let weight = gains[group] / gains[0];
+            failures.expected += weight * (1.0 - continues[group]).max(0.0);
             let Some(accepted) = next else {
-                failures.observed += 1.0;
+                failures.observed += weight;
                 break;
             };
             reached = Some(accepted as u32);
@@ -280,7 +274,21 @@ impl AcceptanceStatistics {
         conditional
     }
 
-    /// Stage two: observed over expected failures of drafts of this length; `None` before any was observed.
+    /// Stage two: the probability of each node given its parent, with the failures that drafts of this length have.
+    fn corrected(&self, draft: &Draft<'_>, mut conditional: Vec<f32>) -> Vec<f32> {
+        if let Some(ratio) = self.failure_ratio(draft, &conditional) {
+            let continues = draft.sums_of_siblings(&conditional);
+            for (at, node) in draft.nodes().iter().enumerate() {
+                let before = continues[sibling_group(node)];
+                let after =
+                    (1.0 - ratio * (1.0 - before)).clamp(CORRECTION_MIN * before, PROBABILITY_MAX);
+                conditional[at] *= after / before;
+            }
+        }
+        conditional
+    }
+
+    /// Observed over expected failures of drafts of this length; `None` before any was observed.
     fn failure_ratio(&self, draft: &Draft<'_>, conditional: &[f32]) -> Option<f32> {
         let kind = kind(draft.candidate.source, draft.candidate.scope)?;
         let failures = self.drafts[kind].get(expected_bucket(draft, conditional))?;
@@ -349,6 +357,19 @@ impl<'a> Draft<'a> {
             sums[sibling_group(node)] += value;
         }
         sums
+    }
+
+    /// The tokens that a draft is expected to bring from here on if it does not fail here, by [`sibling_group`]: what
+    /// a failure there costs.
+    fn gains(&self, conditional: &[f32]) -> Vec<f32> {
+        let mut expected = vec![0.0f32; self.nodes().len() + 1];
+        for (at, node) in self.nodes().iter().enumerate().rev() {
+            expected[sibling_group(node)] += conditional[at] * (1.0 + expected[at + 1]);
+        }
+        let continues = self.sums_of_siblings(conditional);
+        let each = expected.into_iter().zip(continues);
+        each.map(|(expected, continues)| if continues > 0.0 { expected / continues } else { 0.0 })
+            .collect()
     }
 
     /// Products along the paths from the root.
