@@ -17,8 +17,8 @@ mod replica;
 mod update;
 mod uploader;
 
-pub use config::{ReplicaConfig, UploadConfig};
-pub use metrics::{ReplicaMetrics, UploadMetrics};
+pub use config::{ReplicaConfig, UploaderConfig};
+pub use metrics::{ReplicaMetrics, UploaderMetrics};
 pub use remote_lookup::{DraftQuery, RemoteDrafts, RemoteLookup};
 pub use replica::{DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica};
 pub use update::DocumentUpdateRef;

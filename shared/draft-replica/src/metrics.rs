@@ -196,19 +196,19 @@ const GROUP_TOKENS_MAX: &str = "group_tokens_max";
 
 /// Collectors of the upload. A clone shares them.
 #[derive(Clone)]
-pub struct UploadMetrics {
+pub struct UploaderMetrics {
     pub(crate) pending_tokens: IntGauge,
     pub(crate) dropped_tokens: IntCounter,
     pub(crate) failures: IntCounter,
 }
 
-impl UploadMetrics {
+impl UploaderMetrics {
     /// Registers all collectors.
     ///
     /// # Errors
     /// A name is taken.
     pub fn new(metrics: &Metrics) -> anyhow::Result<Self> {
-        Ok(UploadMetrics {
+        Ok(UploaderMetrics {
             pending_tokens: metrics.gauge(
                 "refrain_upload_pending_tokens",
                 "Output tokens held for the draft store: not acknowledged yet, or of outputs that still run.",

@@ -19,8 +19,8 @@ use tokio::time::Instant;
 
 use self::pending_outputs::{PendingOutputs, UploadBatch};
 use self::schedule::{FlushOutcome, UploadSchedule};
-use crate::config::UploadConfig;
-use crate::metrics::UploadMetrics;
+use crate::config::UploaderConfig;
+use crate::metrics::UploaderMetrics;
 use crate::update::DocumentUpdateRef;
 
 /// The handle of the upload. Requests push updates, and a task sends them. A clone is the same uploader.
@@ -37,15 +37,19 @@ struct Inner {
     drains: AtomicUsize,
     /// Wakes the idle task.
     work: Arc<Notify>,
-    config: UploadConfig,
-    metrics: UploadMetrics,
+    config: UploaderConfig,
+    metrics: UploaderMetrics,
     /// Signals the end of each upload.
     flushed: Notify,
 }
 
 impl Uploader {
     /// Starts the task that sends, on the runtime of the caller.
-    pub fn start(config: UploadConfig, store: Arc<dyn DraftStore>, metrics: UploadMetrics) -> Self {
+    pub fn start(
+        config: UploaderConfig,
+        store: Arc<dyn DraftStore>,
+        metrics: UploaderMetrics,
+    ) -> Self {
         let uploader = Uploader {
             inner: Arc::new(Inner::new(config, metrics)),
         };
@@ -148,7 +152,7 @@ impl Drop for Drain<'_> {
 }
 
 impl Inner {
-    fn new(config: UploadConfig, metrics: UploadMetrics) -> Self {
+    fn new(config: UploaderConfig, metrics: UploaderMetrics) -> Self {
         Inner {
             pending: Mutex::default(),
             is_idle: AtomicBool::new(false),

@@ -1,7 +1,7 @@
 //! Metrics of the plugin.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
-use refrain_draft_replica::{ReplicaMetrics, UploadMetrics};
+use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_service_kit::telemetry::Metrics;
 
 /// All collectors. A clone shares them.
@@ -20,7 +20,7 @@ pub(crate) struct PluginMetrics {
     pub(crate) token_failures: IntCounter,
     pub(crate) rejections: IntCounterVec,
     pub(crate) replica: ReplicaMetrics,
-    pub(crate) upload: UploadMetrics,
+    pub(crate) upload: UploaderMetrics,
 }
 
 /// Label of output that had to wait with its request, or was not merged, since too much was queued.
@@ -90,7 +90,7 @@ impl PluginMetrics {
             )?,
             rejections,
             replica: ReplicaMetrics::new(metrics)?,
-            upload: UploadMetrics::new(metrics)?,
+            upload: UploaderMetrics::new(metrics)?,
         })
     }
 

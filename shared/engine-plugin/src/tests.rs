@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use refrain_draft_replica::{DraftIndex, GroupMembership, NamespaceReplica, UploadConfig};
+use refrain_draft_replica::{DraftIndex, GroupMembership, NamespaceReplica, UploaderConfig};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedEvent, FinishReason, FollowReply,
     FollowRequest, LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
@@ -105,9 +105,9 @@ impl Rig {
         let mut config = PluginConfig {
             token: Some(token_of(&sign(&signer, "model")).unwrap()),
             mesh,
-            harvest: UploadConfig {
+            uploader: UploaderConfig {
                 interval_ms: 10,
-                ..UploadConfig::default()
+                ..UploaderConfig::default()
             },
             ..PluginConfig::default()
         };

@@ -96,8 +96,8 @@ fn two_tokens(document: u128, finish: Option<FinishReason>) -> DocumentUpdate {
 
 /// Three finished outputs of two tokens, 12 to 14, and a store that accepts `updates_max` at a time.
 fn three_pending(updates_max: usize) -> (Inner, PickyStore) {
-    let metrics = UploadMetrics::new(&Metrics::new().unwrap()).unwrap();
-    let uploader = Inner::new(UploadConfig::default(), metrics);
+    let metrics = UploaderMetrics::new(&Metrics::new().unwrap()).unwrap();
+    let uploader = Inner::new(UploaderConfig::default(), metrics);
     let namespace = namespace();
     for document in 12..=14 {
         let update = two_tokens(document, Some(FinishReason::Stop));
@@ -152,12 +152,12 @@ async fn nothing_is_sent_again_to_a_store_of_another_mesh() {
 fn started() -> (Uploader, Arc<PickyStore>) {
     let store = Arc::new(PickyStore::default());
     store.state.lock().unwrap().updates_max = 3;
-    let config = UploadConfig {
+    let config = UploaderConfig {
         interval_ms: 1,
         growing_every: u32::MAX,
-        ..UploadConfig::default()
+        ..UploaderConfig::default()
     };
-    let metrics = UploadMetrics::new(&Metrics::new().unwrap()).unwrap();
+    let metrics = UploaderMetrics::new(&Metrics::new().unwrap()).unwrap();
     (Uploader::start(config, store.clone(), metrics), store)
 }
 

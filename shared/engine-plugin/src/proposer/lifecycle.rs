@@ -77,12 +77,12 @@ impl Proposer {
             .build()?;
         let entered = runtime.enter();
         let replica = Arc::new(DraftReplica::new(
-            config.memory.clone(),
+            config.replica.clone(),
             config.pattern_tokens_max,
             store.clone(),
             metrics.replica.clone(),
         ));
-        let uploader = Uploader::start(config.harvest.clone(), store, metrics.upload.clone());
+        let uploader = Uploader::start(config.uploader.clone(), store, metrics.upload.clone());
         let (outbox, inbox) = Outbox::new(&config, metrics.clone());
         let background = Background {
             replica: replica.clone(),
@@ -102,7 +102,7 @@ impl Proposer {
         let paused_max = at_least_one(config.paused_requests_max);
         let requests = Requests {
             running: HashMap::new(),
-            statistics: LruCache::new(at_least_one(config.memory.namespaces_max)),
+            statistics: LruCache::new(at_least_one(config.replica.namespaces_max)),
             paused: PausedRequests::new(paused_max, config.paused_tokens_max),
             default_namespace: signed,
         };
