@@ -92,8 +92,8 @@ impl WorkerMetrics {
                 "Repeated attempts to open a stream of a streaming engine.",
             )?,
             streaming: StreamingMetrics::new(metrics, model)?,
-            replica: ReplicaMetrics::new(metrics)?,
-            uploader: UploaderMetrics::new(metrics)?,
+            replica: ReplicaMetrics::register(metrics.registry())?,
+            uploader: UploaderMetrics::register(metrics.registry())?,
         })
     }
 

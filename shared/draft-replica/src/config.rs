@@ -79,9 +79,6 @@ pub struct UploaderConfig {
     /// run.
     #[serde(skip)]
     pub growing_every: u32,
-    /// Most tokens of one message.
-    #[serde(skip)]
-    pub batch_tokens: usize,
 }
 
 /// Bytes reckoned for a live token: three times what one takes, so that live outputs alone never cause an eviction.
@@ -116,7 +113,6 @@ impl Default for UploaderConfig {
             interval_ms: 250,
             pending_tokens_max: 4_000_000,
             growing_every: 2,
-            batch_tokens: 65_536,
         }
     }
 }

@@ -123,7 +123,7 @@ impl RemoteLookup {
             let Some(in_flight) = InFlight::begin(&replica) else {
                 continue;
             };
-            self.metrics.lookup("asked");
+            self.count("asked");
             let request = LookupRequest {
                 namespace: replica.signed(),
                 rules: self.rules,
@@ -145,7 +145,7 @@ impl RemoteLookup {
         while !calls.is_empty() {
             match tokio::time::timeout_at(deadline, calls.join_next()).await {
                 Ok(Some(Ok(Ok((documents, drafts))))) => {
-                    self.metrics.lookup("answered");
+                    self.count("answered");
                     let drafts = documents.into_iter().zip(drafts);
                     found.extend(drafts.filter_map(|(document, draft)| {
                         Some((document, candidate(draft.as_ref()?)?))
@@ -155,7 +155,7 @@ impl RemoteLookup {
                 Ok(_) => {}
                 Err(_) => {
                     for _ in 0..calls.len() {
-                        self.metrics.lookup("late");
+                        self.count("late");
                     }
                     // They end by themselves: aborting them would cost a connection each.
                     calls.detach_all();
@@ -165,9 +165,14 @@ impl RemoteLookup {
         found
     }
 
+    /// Counts a look-up, or its outcome.
+    fn count(&self, outcome: &str) {
+        self.metrics.lookups.with_label_values(&[outcome]).inc();
+    }
+
     /// Asks nothing more of a namespace for a while, since a call failed.
     fn pause(&mut self, namespace: NamespaceId, error: &ApiError) {
-        self.metrics.lookup("failed");
+        self.count("failed");
         let pause = match error.kind {
             ErrorKind::Overloaded => PAUSE_OVERLOADED,
             _ => PAUSE,

@@ -7,10 +7,11 @@
 mod pending_outputs;
 mod schedule;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::document::AppendRequest;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
@@ -22,6 +23,9 @@ use self::schedule::{FlushOutcome, UploadSchedule};
 use crate::config::UploaderConfig;
 use crate::metrics::UploaderMetrics;
 use crate::update::DocumentUpdateRef;
+
+/// Most tokens of one message.
+const BATCH_TOKENS: usize = 65_536;
 
 /// The handle of the upload. Requests push updates, and a task sends them. A clone is the same uploader.
 #[derive(Clone)]
@@ -109,14 +113,14 @@ impl Uploader {
         namespace: &SignedNamespace,
         document: DocumentId,
     ) {
-        let mut pending = self.inner.lock();
+        let mut pending = self.inner.pending.lock();
         pending.touch(namespace_id, namespace, document);
         self.inner.wake(&pending);
     }
 
     /// Notes that no more updates of a document come from here.
     pub fn release(&self, namespace_id: NamespaceId, document: DocumentId) {
-        self.inner.lock().release(namespace_id, document);
+        self.inner.pending.lock().release(namespace_id, document);
     }
 
     /// Waits until the store has everything, at most for `grace`. Returns whether it has.
@@ -125,7 +129,7 @@ impl Uploader {
         let is_acknowledged = async {
             loop {
                 let flushed = self.inner.flushed.notified();
-                if self.inner.lock().is_acknowledged() {
+                if self.inner.pending.lock().is_acknowledged() {
                     return;
                 }
                 flushed.await;
@@ -164,12 +168,8 @@ impl Inner {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, PendingOutputs> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(&self, change: impl FnOnce(&mut PendingOutputs)) {
-        let mut pending = self.lock();
+        let mut pending = self.pending.lock();
         change(&mut pending);
         self.wake(&pending);
         let lost = pending.shed(self.config.pending_tokens_max);
@@ -186,7 +186,7 @@ impl Inner {
 
     /// Notes and returns whether there is nothing to send. The task then sleeps until there is.
     fn note_idle(&self) -> bool {
-        let pending = self.lock();
+        let pending = self.pending.lock();
         let is_idle = pending.is_acknowledged() && !pending.has_touched();
         self.is_idle.store(is_idle, Ordering::Relaxed);
         is_idle
@@ -201,11 +201,8 @@ impl Inner {
     /// Sends one batch, with outputs that merely grow if `growing`.
     async fn flush(&self, store: &dyn DraftStore, growing: bool) -> FlushOutcome {
         let (batch, touched) = {
-            let mut pending = self.lock();
-            (
-                pending.batch(self.config.batch_tokens, growing),
-                pending.take_touched(),
-            )
+            let mut pending = self.pending.lock();
+            (pending.batch(BATCH_TOKENS, growing), pending.take_touched())
         };
         let UploadBatch {
             requests,
@@ -296,7 +293,7 @@ impl Inner {
             .append(request.clone())
             .await
             .inspect_err(|_| self.metrics.failures.inc())?;
-        let mut pending = self.lock();
+        let mut pending = self.pending.lock();
         let lost = pending.acknowledge(namespace_id, request, &reply);
         self.observe(pending, lost);
         if lost > 0 {
@@ -309,7 +306,7 @@ impl Inner {
     }
 
     fn give_up(&self, namespace_id: NamespaceId, request: &AppendRequest, error: &ApiError) {
-        let mut pending = self.lock();
+        let mut pending = self.pending.lock();
         let lost = pending.give_up(namespace_id, request);
         self.observe(pending, lost);
         tracing::error!(%error, lost, "the draft store refuses outputs for good; they are dropped");

@@ -10,7 +10,7 @@ use refrain_protocol::{DocumentId, SignedNamespace};
 use tokio::sync::oneshot;
 
 use crate::metrics::{INDEX, PluginMetrics};
-use crate::sources::{DraftSources, SourceState};
+use crate::sources::{AwaitedSources, DraftSources};
 
 /// A task that the engine's thread leaves to the background thread.
 pub(crate) enum BackgroundEvent {
@@ -49,7 +49,7 @@ impl BackgroundEvent {
 
 /// The work that is left for a request that has ended.
 pub(crate) struct EndedRequest {
-    pub(crate) sources: SourceState,
+    pub(crate) sources: AwaitedSources,
     /// The update that the replica of the namespace lacks, and the one that the group lacks.
     pub(crate) unmerged: UnmergedUpdate,
     pub(crate) group_unmerged: Option<UnmergedUpdate>,
@@ -142,7 +142,7 @@ impl Background {
             touched,
         } = ended;
         // Sources that were not found when the request ended are found by now: events are handled in order.
-        let Some(DraftSources { namespace, group }) = sources.get() else {
+        let Some(DraftSources { namespace, group }) = sources.poll() else {
             return;
         };
         let UnmergedUpdate {

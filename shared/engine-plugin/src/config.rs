@@ -45,12 +45,10 @@ pub struct PluginConfig {
     pub metrics_listen: Option<SocketAddr>,
     /// The replica of the drafts. The plugin makes no look-ups in the store.
     pub replica: ReplicaConfig,
-    /// The upload to the draft store.
-    pub uploader: UploaderConfig,
 
-    /// Deadline of ordinary calls to the store, milliseconds. No step of the engine waits for them.
+    /// The upload to the draft store.
     #[serde(skip)]
-    pub timeout_ms: u64,
+    pub uploader: UploaderConfig,
     /// Longest match that is searched for, tokens. Longer ones hardly draft better, and cost more to find.
     #[serde(skip)]
     pub pattern_tokens_max: u32,
@@ -88,7 +86,6 @@ impl Default for PluginConfig {
             metrics_listen: None,
             replica: ReplicaConfig::default(),
             uploader: UploaderConfig::default(),
-            timeout_ms: 10_000,
             pattern_tokens_max: 64,
             prompt_tokens_at_once: 1_024,
             reading_tokens_max: 4_194_304,
@@ -130,7 +127,6 @@ impl PluginConfig {
             "token and token_file: set only one of them",
         );
         self.replica.check(&mut check);
-        self.uploader.check(&mut check);
         faults
     }
 }

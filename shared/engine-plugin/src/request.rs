@@ -13,7 +13,7 @@ use crate::background::{BackgroundEvent, EndedRequest};
 use crate::metrics::{INDEX, PluginMetrics};
 use crate::own_index::OwnIndex;
 use crate::request_state::{MergeProgress, RequestState};
-use crate::sources::{DraftSources, SourceState};
+use crate::sources::{AwaitedSources, DraftSources};
 
 /// Most documents remembered as touched between two uploads.
 const TOUCHED_MAX: usize = 64;
@@ -21,7 +21,7 @@ const TOUCHED_MAX: usize = 64;
 /// A request that runs.
 pub(crate) struct Request {
     state: RequestState,
-    sources: SourceState,
+    sources: AwaitedSources,
     own: OwnIndex,
     /// Output tokens that were queued for upload.
     uploaded: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(state: RequestState, sources: SourceState, own: OwnIndex) -> Self {
+    pub(crate) fn new(state: RequestState, sources: AwaitedSources, own: OwnIndex) -> Self {
         Request {
             uploaded: state.output().len(),
             state,
@@ -100,7 +100,7 @@ impl Request {
     fn merge(&mut self, metrics: &PluginMetrics) {
         let state = &mut self.state;
         let len = state.output().len();
-        let Some(DraftSources { namespace, group }) = self.sources.get_or_count(metrics) else {
+        let Some(DraftSources { namespace, group }) = self.sources.poll_or_count(metrics) else {
             return;
         };
         if let Some(mut index) = namespace.try_write() {
@@ -149,7 +149,7 @@ impl Request {
 
     /// The upload of these tokens, if the sources have been found.
     pub(crate) fn take_upload(&mut self) -> Option<BackgroundEvent> {
-        let namespace = self.sources.get()?.namespace.clone();
+        let namespace = self.sources.poll()?.namespace.clone();
         let update = self.state.update_from(self.uploaded).clone();
         self.uploaded = self.state.output().len();
         let touched = std::mem::take(&mut self.touched);
@@ -160,12 +160,12 @@ impl Request {
     pub(crate) fn end(mut self, finish: FinishReason) -> (RequestState, Option<Box<EndedRequest>>) {
         let state = &mut self.state;
         state.update.finish = Some(finish);
-        if matches!(self.sources, SourceState::None) {
+        if matches!(self.sources, AwaitedSources::Missing) {
             return (self.state, None);
         }
         let has_no_group = matches!(
             self.sources,
-            SourceState::Found(DraftSources { group: None, .. })
+            AwaitedSources::Ready(DraftSources { group: None, .. })
         );
         let (merged, group_merged) = (state.merged, state.group_merged);
         let ended = EndedRequest {
@@ -186,7 +186,7 @@ impl Request {
         metrics: &PluginMetrics,
     ) -> Option<&Candidate> {
         self.own.catch_up(&self.state.text);
-        let sources = self.sources.get_or_count(metrics);
+        let sources = self.sources.poll_or_count(metrics);
         let RequestState {
             text,
             prompt_len,

@@ -1,7 +1,7 @@
 //! The part of a request that outlives an interruption: its text, its document, and how far replicas have the output.
 
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, LEFT_CONTEXT_TOKENS};
-use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_protocol::NamespaceId;
+use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 
 use crate::background::UnmergedUpdate;
 
@@ -31,44 +31,27 @@ pub(crate) struct MergeProgress {
     pub(crate) is_sole_source: bool,
 }
 
-/// The document that a request's output belongs to.
-pub(crate) struct OutputDocument {
-    pub(crate) document: DocumentId,
-    pub(crate) epoch: u64,
-    /// Tokens at the end of the prompt that are output already.
-    pub(crate) written: usize,
-    pub(crate) is_named: bool,
-}
-
 impl RequestState {
-    /// The state of a request that begins.
+    /// The state of a request that begins. The last `written` tokens of `text` are output already, of the document that
+    /// `update` names.
     pub(crate) fn new(
         text: Vec<u32>,
-        output: &OutputDocument,
+        written: usize,
         namespace: Option<NamespaceId>,
-        head: DocumentHead,
+        mut update: DocumentUpdate,
+        is_named: bool,
     ) -> Self {
-        let prompt_len = text.len().saturating_sub(output.written);
+        let prompt_len = text.len().saturating_sub(written);
         let from = prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS);
-        let head = DocumentHead {
-            left_context: text[from..prompt_len].to_vec(),
-            ..head
-        };
+        update.head.left_context = text[from..prompt_len].to_vec();
         RequestState {
             namespace,
             prompt_len,
             text,
-            update: DocumentUpdate {
-                document: output.document,
-                epoch: output.epoch,
-                prev_len: 0,
-                tokens: Vec::new(),
-                head,
-                finish: None,
-            },
+            update,
             merged: MergeProgress::default(),
             group_merged: MergeProgress::default(),
-            is_named: output.is_named,
+            is_named,
         }
     }
 

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use lru::LruCache;
-use refrain_draft_replica::{DraftReplica, Uploader};
+use parking_lot::Mutex;
+use refrain_draft_replica::{DraftReplica, ReplicaMetrics, Uploader, UploaderMetrics};
 use refrain_rpc::{DraftStore, HttpDraftStore};
 use refrain_service_kit::http::{MeshClient, Server};
 use refrain_service_kit::mesh::MeshAuth;
@@ -26,6 +27,9 @@ use crate::metrics_server::serve_metrics;
 use crate::outbox::Outbox;
 use crate::own_index::PromptReader;
 use crate::paused::PausedRequests;
+
+/// Deadline of ordinary calls to the store. No step of the engine waits for them.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Proposer {
     /// Reads the tokenizer's files from the configured folder, or else from `tokenizer`, and follows the configured
@@ -45,8 +49,7 @@ impl Proposer {
         };
         // The first client of a process sets up the log, and further ones use it.
         let _ = telemetry::init(&telemetry, "refrain-client");
-        let timeout = Duration::from_millis(config.timeout_ms);
-        let client = MeshClient::new(&config.store_url, &config.mesh.secret, timeout)?;
+        let client = MeshClient::new(&config.store_url, &config.mesh.secret, CALL_TIMEOUT)?;
         let store = Arc::new(HttpDraftStore::new(client));
         Proposer::start(config, tokenizer.identity(), store)
     }
@@ -62,13 +65,14 @@ impl Proposer {
     ) -> anyhow::Result<Self> {
         let auth = MeshAuth::new(&config.mesh)?;
         let registry = Metrics::new()?;
-        let metrics = PluginMetrics::new(&registry)?;
-        let default_namespace = Arc::new(DefaultNamespace::new(
-            config.token_file.clone(),
+        let metrics = PluginMetrics::register(registry.registry())?;
+        let default_namespace = Arc::new(DefaultNamespace {
+            file: config.token_file.clone(),
             auth,
-            tokenizer.to_owned(),
-            metrics.token_failures.clone(),
-        ));
+            tokenizer: tokenizer.to_owned(),
+            failures: metrics.token_failures.clone(),
+            signed: Mutex::default(),
+        });
         let signed = default_namespace.first(config.token.as_deref())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -80,9 +84,10 @@ impl Proposer {
             config.replica.clone(),
             config.pattern_tokens_max,
             store.clone(),
-            metrics.replica.clone(),
+            ReplicaMetrics::register(registry.registry())?,
         ));
-        let uploader = Uploader::start(config.uploader.clone(), store, metrics.upload.clone());
+        let upload_metrics = UploaderMetrics::register(registry.registry())?;
+        let uploader = Uploader::start(config.uploader.clone(), store, upload_metrics);
         let (outbox, inbox) = Outbox::new(&config, metrics.clone());
         let background = Background {
             replica: replica.clone(),
@@ -124,7 +129,7 @@ impl Proposer {
     /// Counters of the work done, and the size of the replica.
     pub fn stats(&self) -> HashMap<&'static str, u64> {
         let counted = |value: i64| value.max(0) as u64;
-        let signed = self.default_namespace.signed();
+        let signed = self.default_namespace.signed.lock().clone();
         let namespace = signed.map(|signed| self.replica.namespace(signed.namespace.id(), &signed));
         let (documents, tokens) = namespace.as_ref().map_or((0, 0), |namespace| {
             let index = namespace.read();

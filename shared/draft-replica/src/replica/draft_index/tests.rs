@@ -63,7 +63,7 @@ impl Bench {
     }
 
     fn pin(&mut self, document: u128) {
-        self.drafts.pin(DocumentId(document), self.now).unwrap();
+        self.drafts.pin(DocumentId(document), self.now);
     }
 
     fn seal(&mut self) {
