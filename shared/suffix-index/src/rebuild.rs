@@ -43,7 +43,8 @@ struct CopiedVersion {
 /// A new live part and perhaps a segment, to be passed to [`Index::finish_rebuild`].
 pub struct Rebuilt {
     live: LivePart,
-    segment: Option<Arc<Segment>>,
+    /// The segment of the sealed documents, if any document was sealed.
+    pub(crate) segment: Option<Arc<Segment>>,
     /// The generation of the live part that was copied.
     generation: u64,
     /// The copied documents of that live part.
@@ -93,14 +94,6 @@ impl Rebuild {
             generation: self.generation,
             copied,
         })
-    }
-}
-
-impl Rebuilt {
-    /// The segment of the sealed documents, for instance to be written to a file, or `None` if no document was
-    /// sealed.
-    pub fn segment(&self) -> Option<&Arc<Segment>> {
-        self.segment.as_ref()
     }
 }
 

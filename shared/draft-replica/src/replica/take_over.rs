@@ -205,8 +205,7 @@ impl Ingest {
             );
             words.extend(&piece.words);
         }
-        let bytes = words.len() * size_of::<u32>();
-        self.shared.metrics.take_over_bytes.inc_by(bytes as u64);
+        self.shared.metrics.take_over_bytes.inc_by(4 * info.words);
         let opened = tokio::task::spawn_blocking(move || Segment::open_words(words));
         opened
             .await?

@@ -82,8 +82,8 @@ fn a_resumed_request_goes_on_where_it_stopped() {
         );
     }
     // Nothing was cut off and appended again.
-    assert_eq!(rig.namespace().read().index().dead_tokens(), 0);
-    assert_eq!(member.group().read().index().dead_tokens(), 0);
+    assert_eq!(rig.namespace().read().index().sizes().dead_tokens, 0);
+    assert_eq!(member.group().read().index().sizes().dead_tokens, 0);
 }
 
 #[test]

@@ -133,11 +133,11 @@ fn tokens_that_a_higher_epoch_repeats_are_not_appended_again() {
         assert_eq!(bench.is_sealed(1), sealed);
         bench.merge(&update(1, 3, 1, &[2, 3, 4, 5]));
         assert_eq!(bench.len(1), Some(5));
-        assert_eq!(bench.drafts.index.dead_tokens(), 0);
+        assert_eq!(bench.drafts.index.sizes().dead_tokens, 0);
         bench.merge(&update(1, 4, 1, &[2, 3, 9]));
         bench.merge(&update(1, 5, 2, &[3]));
         assert_eq!(bench.len(1), Some(3));
-        assert_eq!(bench.drafts.index.dead_tokens(), 3);
+        assert_eq!(bench.drafts.index.sizes().dead_tokens, 3);
     }
 }
 
