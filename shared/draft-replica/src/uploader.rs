@@ -249,38 +249,23 @@ impl Inner {
                     updates = request.updates.len(),
                     "the draft store refuses a message; its updates are sent one by one"
                 );
-                self.send_singly(store, namespace_id, request).await
+                for update in request.updates {
+                    let single = AppendRequest {
+                        namespace: request.namespace.clone(),
+                        updates: vec![update],
+                    };
+                    if !Box::pin(self.send(store, namespace_id, single)).await {
+                        // The updates that were not sent are still pending.
+                        return false;
+                    }
+                }
+                true
             }
             Refusal::AsItStands | Refusal::ForGood => {
                 self.give_up(namespace_id, &request, &error);
                 true
             }
         }
-    }
-
-    async fn send_singly(
-        &self,
-        store: &dyn DraftStore,
-        namespace_id: NamespaceId,
-        request: AppendRequest,
-    ) -> bool {
-        let AppendRequest { namespace, updates } = request;
-        for update in updates {
-            let single = AppendRequest {
-                namespace: namespace.clone(),
-                updates: vec![update],
-            };
-            let Err(error) = self.append(store, namespace_id, &single).await else {
-                continue;
-            };
-            if matches!(Refusal::of(&error), Refusal::ForNow) {
-                // The updates that were not sent are still pending.
-                tracing::warn!(%error, "the draft store did not accept outputs; they are sent again");
-                return false;
-            }
-            self.give_up(namespace_id, &single, &error);
-        }
-        true
     }
 
     async fn append(

@@ -52,10 +52,8 @@ pub(crate) struct PromptReader {
     metrics: PluginMetrics,
 }
 
-struct LongPrompt {
-    text: Vec<u32>,
-    reply: oneshot::Sender<Box<Index>>,
-}
+/// The text of a long prompt, and where its index goes.
+type LongPrompt = (Vec<u32>, oneshot::Sender<Box<Index>>);
 
 impl PromptReader {
     /// Starts the thread, which ends when the reader is dropped.
@@ -91,15 +89,14 @@ impl PromptReader {
         }
         let (reply, reading) = oneshot::channel();
         self.metrics.reading_tokens.add(text.len() as i64);
-        let text = text.to_vec();
         // If the thread is gone, so is the sender of the reply, and the text is not drafted from.
-        let _ = self.waiting.send(LongPrompt { text, reply });
+        let _ = self.waiting.send((text.to_vec(), reply));
         OwnIndex::Pending(reading)
     }
 }
 
 fn read_all(prompts: &mpsc::Receiver<LongPrompt>, config: &IndexConfig, metrics: &PluginMetrics) {
-    for LongPrompt { text, reply } in prompts {
+    for (text, reply) in prompts {
         // The receiver is gone where the request has ended.
         if !reply.is_closed()
             && let Some(index) = index_of(&text, config)

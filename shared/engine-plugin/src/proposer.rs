@@ -151,7 +151,7 @@ impl Proposer {
         let state = RequestState::new(start.prompt, start.written, namespace, update, is_named);
         let prompt_len = state.tokens();
         // The caller of a refused request gets no length, so it is never resumed from a paused state.
-        let paused = self.take_paused(&start.request);
+        let paused = self.requests.lock().paused.take(&start.request);
         let paused = paused.filter(|paused| refused.is_ok() && paused.is_resumed_by(&state));
         let state = paused.map_or(state, RequestState::resume);
         let known = state.tokens() - prompt_len;
@@ -186,7 +186,7 @@ impl Proposer {
         let mut all = self.requests.lock();
         let draft = |(id, tokens_max): (String, usize)| {
             let request = all.running.get_mut(&id)?;
-            request.propose(&params, tokens_max, &self.metrics)?;
+            request.propose(&params, tokens_max, &self.metrics);
             let found = request.offer(&self.metrics)?;
             Some(DraftChain {
                 tokens: found.tree.tokens().collect(),
@@ -239,14 +239,10 @@ impl Proposer {
         self.metrics.requests.set(requests.running.len() as i64);
         let finish = finish_of(reason);
         let paused = self.outbox.end(ended, finish);
-        if finish != FinishReason::Cancelled {
-            // The output is complete, so the request is not resumed.
-            return;
+        // Otherwise the output is complete, so the request is not resumed.
+        if finish == FinishReason::Cancelled {
+            requests.paused.put(request, paused);
         }
-        let forgotten = requests.paused.put(request, paused);
-        let tokens = requests.paused.tokens();
-        self.metrics.paused_tokens.set(tokens as i64);
-        self.metrics.forgotten.inc_by(forgotten);
     }
 
     fn params(&self, factor: f32, offset: f32, min_token_prob: f32) -> ProposeParams {
@@ -289,14 +285,6 @@ impl Proposer {
         if let Some(unfinished) = unfinished {
             self.outbox.end(unfinished, FinishReason::Cancelled);
         }
-    }
-
-    fn take_paused(&self, id: &str) -> Option<RequestState> {
-        let mut requests = self.requests.lock();
-        let paused = requests.paused.take(id);
-        let tokens = requests.paused.tokens();
-        self.metrics.paused_tokens.set(tokens as i64);
-        paused
     }
 
     /// Finds the sources of a request: now, if that takes no wait, or else on the background thread.

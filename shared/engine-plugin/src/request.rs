@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use refrain_draft_replica::DocumentUpdateRef;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::draft::{
@@ -12,7 +13,7 @@ use refrain_speculation::statistics::AcceptanceStatistics;
 use crate::background::{BackgroundEvent, EndedRequest};
 use crate::metrics::{INDEX, PluginMetrics};
 use crate::own_index::OwnIndex;
-use crate::request_state::{MergeProgress, RequestState};
+use crate::request_state::RequestState;
 use crate::sources::{AwaitedSources, DraftSources};
 
 /// Most documents remembered as touched between two uploads.
@@ -99,43 +100,23 @@ impl Request {
     /// Lets other requests draft from the output. A replica that another thread holds gets it with a later step.
     fn merge(&mut self, metrics: &PluginMetrics) {
         let state = &mut self.state;
-        let len = state.output().len();
         let Some(DraftSources { namespace, group }) = self.sources.poll_or_count(metrics) else {
             return;
         };
-        if let Some(mut index) = namespace.try_write() {
-            let MergeProgress {
-                len: from,
-                is_sole_source,
-            } = state.merged;
-            let update = state.update_from(from).into();
-            let merged = index.merge_emitted(update, is_sole_source, Instant::now());
-            let is_sole_source = merged.unwrap_or_else(|_| {
+        let merge = |update: DocumentUpdateRef<'_>, is_sole_source| {
+            let mut index = namespace.try_write()?;
+            let merged = index.merge(update, is_sole_source, Instant::now());
+            Some(merged.unwrap_or_else(|_| {
                 metrics.rejected(INDEX);
                 is_sole_source
-            });
-            state.merged = MergeProgress {
-                len,
-                is_sole_source,
-            };
-        } else {
-            metrics.busy.inc();
-        }
+            }))
+        };
+        state.merged = state.merge_rest(state.merged, merge, metrics);
         if let Some(membership) = group {
-            let MergeProgress {
-                len: from,
-                is_sole_source,
-            } = state.group_merged;
-            let update = state.update_from(from).into();
-            match membership.group().try_merge_emitted(update, is_sole_source) {
-                Some(is_sole_source) => {
-                    state.group_merged = MergeProgress {
-                        len,
-                        is_sole_source,
-                    };
-                }
-                None => metrics.busy.inc(),
-            }
+            let merge = |update: DocumentUpdateRef<'_>, is_sole_source| {
+                membership.group().try_merge_emitted(update, is_sole_source)
+            };
+            state.group_merged = state.merge_rest(state.group_merged, merge, metrics);
         }
     }
 
@@ -184,7 +165,7 @@ impl Request {
         params: &ProposeParams,
         tokens_max: usize,
         metrics: &PluginMetrics,
-    ) -> Option<&Candidate> {
+    ) {
         self.own.catch_up(&self.state.text);
         let sources = self.sources.poll_or_count(metrics);
         let RequestState {
@@ -194,15 +175,15 @@ impl Request {
             ..
         } = &self.state;
         let output_len = (text.len() - prompt_len) as u32;
-        let namespace = sources.map(|sources| sources.namespace.try_read());
+        let unless_busy = |drafts: Option<_>| {
+            drafts.or_else(|| {
+                metrics.busy.inc();
+                None
+            })
+        };
+        let namespace = sources.and_then(|sources| unless_busy(sources.namespace.try_read()));
         let membership = sources.and_then(|sources| sources.group.as_ref());
-        let group = membership.map(|membership| membership.group().try_read());
-        for is_busy in [
-            namespace.as_ref().is_some_and(Option::is_none),
-            group.as_ref().is_some_and(Option::is_none),
-        ] {
-            metrics.busy.inc_by(u64::from(is_busy));
-        }
+        let group = membership.and_then(|member| unless_busy(member.group().try_read()));
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,
@@ -215,32 +196,18 @@ impl Request {
             .search()
             .map(|(own, tip)| lookup(Scope::Request, own, tip));
         // A request alone in its group would search its own output again.
-        let group = group.as_ref().and_then(Option::as_ref);
+        let group = group.as_ref();
         let group = group.filter(|group| group.index().documents() > 1);
         let group = group.map(|group| {
             let cursor = group.cursor(update.document, output_len, text);
             lookup(Scope::Group, group.index(), cursor)
         });
-        let namespace = namespace.as_ref().and_then(Option::as_ref);
-        let tenant = namespace.map(|namespace| {
+        let tenant = namespace.as_ref().map(|namespace| {
             let cursor = namespace.cursor(update.document, output_len, text);
             lookup(Scope::Tenant, namespace.index(), cursor)
         });
-        // The common cases stay on the stack.
-        let lookups = [own, group, tenant];
-        let found = match lookups {
-            [Some(own), Some(group), Some(tenant)] => {
-                propose(&[own, group, tenant], params, tokens_max)
-            }
-            [Some(own), None, Some(tenant)] => propose(&[own, tenant], params, tokens_max),
-            _ => propose(
-                &Vec::from_iter(lookups.into_iter().flatten()),
-                params,
-                tokens_max,
-            ),
-        };
-        self.found = found;
-        self.found.as_ref()
+        let lookups = Vec::from_iter([own, group, tenant].into_iter().flatten());
+        self.found = propose(&lookups, params, tokens_max);
     }
 
     /// Offers the engine the draft that was found.

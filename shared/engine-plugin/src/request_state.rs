@@ -1,9 +1,11 @@
 //! The part of a request that outlives an interruption: its text, its document, and how far replicas have the output.
 
+use refrain_draft_replica::DocumentUpdateRef;
 use refrain_protocol::NamespaceId;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 
 use crate::background::UnmergedUpdate;
+use crate::metrics::PluginMetrics;
 
 /// Enough of a request to resume it where it stopped.
 pub(crate) struct RequestState {
@@ -81,6 +83,25 @@ impl RequestState {
         self.update.tokens.clear();
         self.update.tokens.extend_from_slice(&output[from..]);
         &self.update
+    }
+
+    /// Has `merge` bring a replica what it lacks of the output. Returns how far the replica has it now. A replica that
+    /// another thread holds, for which `merge` returns `None`, is counted, and gets the rest with a later step.
+    pub(crate) fn merge_rest(
+        &mut self,
+        progress: MergeProgress,
+        merge: impl FnOnce(DocumentUpdateRef<'_>, bool) -> Option<bool>,
+        metrics: &PluginMetrics,
+    ) -> MergeProgress {
+        let update = self.update_from(progress.len).into();
+        let Some(is_sole_source) = merge(update, progress.is_sole_source) else {
+            metrics.busy.inc();
+            return progress;
+        };
+        MergeProgress {
+            len: self.output().len(),
+            is_sole_source,
+        }
     }
 
     /// The update that a replica lacks.

@@ -135,7 +135,7 @@ impl Rig {
     fn group(&self, name: &str) -> GroupMembership {
         let replica = &self.proposer.replica;
         replica
-            .join_group(self.namespace().id(), name, DocumentId(1))
+            .join_group(self.namespace().id, name, DocumentId(1))
             .unwrap()
     }
 

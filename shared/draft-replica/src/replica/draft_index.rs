@@ -107,25 +107,14 @@ impl DraftIndex {
     /// Applies an update, whether the request or the store's feed brings it first. Overlaps are cut off. A higher
     /// epoch may shorten the document. An update of an older epoch, or one after a gap, is ignored.
     ///
-    /// # Errors
-    /// The index has no capacity for more states.
-    pub(super) fn merge(
-        &mut self,
-        update: DocumentUpdateRef<'_>,
-        now: Instant,
-    ) -> Result<(), IndexError> {
-        self.merge_emitted(update, true, now).map(drop)
-    }
-
-    /// Applies an update that comes from the request that emitted it.
-    ///
-    /// An earlier attempt of the same epoch may have emitted other tokens. Until the request `is_sole_source` of what
-    /// stands here, the text is compared with the update, and the update holds. Returns whether the request is the
-    /// sole source from here on: nothing of an earlier attempt stands behind the update.
+    /// An earlier attempt of the same epoch may have emitted other tokens than the request that brings the update.
+    /// Until the request `is_sole_source` of what stands here, the text is compared with the update, and the update
+    /// holds. The feed needs no comparison, and counts as the sole source. Returns whether the request is the sole
+    /// source from here on: nothing of an earlier attempt stands behind the update.
     ///
     /// # Errors
     /// The index has no capacity for more states.
-    pub fn merge_emitted(
+    pub fn merge(
         &mut self,
         update: DocumentUpdateRef<'_>,
         is_sole_source: bool,

@@ -92,7 +92,7 @@ impl GroupReplica {
         self.apply(self.write(), update, true);
     }
 
-    /// Applies an update that comes from the request that emitted it; see [`DraftIndex::merge_emitted`].
+    /// Applies an update that comes from the request that emitted it; see [`DraftIndex::merge`].
     pub fn merge_emitted(&self, update: DocumentUpdateRef<'_>, is_sole_source: bool) -> bool {
         self.apply(self.write(), update, is_sole_source)
     }
@@ -133,8 +133,7 @@ impl GroupReplica {
         }
         // Where all of the tree runs, this output is left out from here on: its next update comes after a gap.
         let is_full = exceeds(&index) && new > 0;
-        let merged =
-            (!is_full).then(|| index.merge_emitted(update, is_sole_source, Instant::now()));
+        let merged = (!is_full).then(|| index.merge(update, is_sole_source, Instant::now()));
         // An index without capacity for more states is as much a limit of the tree.
         let Some(Ok(is_sole_source)) = merged else {
             let rejections = &self.metrics.group_rejections;
@@ -240,13 +239,13 @@ impl Groups {
 
     /// Drops the groups of a namespace. Running requests keep theirs through their own references.
     pub(super) fn forget(&self, namespace: NamespaceId) {
-        self.retain(|key, _| key.0 != namespace);
+        self.groups.lock().retain(|key, _| key.0 != namespace);
     }
 
     /// Drops idle groups that no request has joined or left for their time to live.
     pub(super) fn expire(&self, now: Instant) {
         let ttl = Duration::from_millis(self.config.group_ttl_ms);
-        self.retain(|_, group| {
+        self.groups.lock().retain(|_, group| {
             now.saturating_duration_since(*group.last_used.lock()) < ttl || group.is_in_use()
         });
     }
@@ -260,15 +259,6 @@ impl Groups {
         let groups = self.groups.lock();
         let of = groups.iter().filter(|(key, _)| key.0 == namespace);
         of.map(|(_, group)| group.clone()).collect()
-    }
-
-    fn retain(&self, keeps: impl Fn(&GroupKey, &GroupReplica) -> bool) {
-        let mut groups = self.groups.lock();
-        let dropped = groups.iter().filter(|(key, group)| !keeps(key, group));
-        let dropped: Vec<GroupKey> = dropped.map(|(key, _)| key.clone()).collect();
-        for key in dropped {
-            groups.pop(&key);
-        }
     }
 }
 

@@ -15,7 +15,8 @@ use crate::update::DocumentUpdateRef;
 
 /// The drafts of one namespace.
 pub struct NamespaceReplica {
-    pub(crate) id: NamespaceId,
+    /// The id of the namespace.
+    pub id: NamespaceId,
     pub(super) index: Arc<LockedIndex>,
     pub(super) signed: Mutex<SignedNamespace>,
     /// Signals that `signed` is a newer one.
@@ -61,11 +62,6 @@ impl NamespaceReplica {
         self.index.drafts.try_write()
     }
 
-    /// The id of the namespace.
-    pub fn id(&self) -> NamespaceId {
-        self.id
-    }
-
     /// The newest signature of the namespace that a request brought.
     pub fn signed(&self) -> SignedNamespace {
         self.signed.lock().clone()
@@ -89,7 +85,7 @@ impl NamespaceReplica {
     /// Applies an update of an output. Tokens past the index's capacity cannot be drafted from, which is all the
     /// harm.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
-        let merged = self.write().merge(update, Instant::now());
+        let merged = self.write().merge(update, true, Instant::now());
         if let Err(error) = merged {
             tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
         }

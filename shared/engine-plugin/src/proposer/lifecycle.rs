@@ -103,12 +103,11 @@ impl Proposer {
         let server = server.and_then(|addr| serve_metrics(addr, &registry, replica.clone()));
         drop(entered);
         let reader = PromptReader::start(&config, metrics.clone())?;
-        let at_least_one = |most| NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
-        let paused_max = at_least_one(config.paused_requests_max);
+        let namespaces_max = NonZeroUsize::new(config.replica.namespaces_max);
         let requests = Requests {
             running: HashMap::new(),
-            statistics: LruCache::new(at_least_one(config.replica.namespaces_max)),
-            paused: PausedRequests::new(paused_max, config.paused_tokens_max),
+            statistics: LruCache::new(namespaces_max.unwrap_or(NonZeroUsize::MIN)),
+            paused: PausedRequests::new(&config, metrics.clone()),
             default_namespace: signed,
         };
         Ok(Proposer {

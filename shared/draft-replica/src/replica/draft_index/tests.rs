@@ -59,7 +59,7 @@ impl Bench {
     }
 
     fn merge(&mut self, update: &DocumentUpdate) {
-        self.drafts.merge(update.into(), self.now).unwrap();
+        self.drafts.merge(update.into(), true, self.now).unwrap();
     }
 
     fn pin(&mut self, document: u128) {
@@ -154,7 +154,7 @@ fn the_newest_attempt_of_an_epoch_replaces_earlier_ones() {
             let piece = update(1, 1, prev_len, tokens);
             let emitted = bench
                 .drafts
-                .merge_emitted((&piece).into(), is_sole_source, bench.now);
+                .merge((&piece).into(), is_sole_source, bench.now);
             (emitted.unwrap(), bench.len(1))
         };
         assert_eq!(emitted(&mut bench, 0, &[1, 2], false), (false, Some(5)));
