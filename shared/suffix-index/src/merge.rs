@@ -93,13 +93,9 @@ impl Merge {
                 }
             }
         }
-        let segment = match builder.documents() {
-            0 => None,
-            _ => Some(Arc::new(builder.build()?)),
-        };
         Ok(Merged {
             inputs: self.inputs,
-            segment,
+            segment: builder.build_unless_empty()?,
         })
     }
 }

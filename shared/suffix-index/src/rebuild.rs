@@ -84,13 +84,9 @@ impl Rebuild {
             }
             copied.insert(text.key, text.copied);
         }
-        let segment = match builder.documents() {
-            0 => None,
-            _ => Some(Arc::new(builder.build()?)),
-        };
         Ok(Rebuilt {
             live,
-            segment,
+            segment: builder.build_unless_empty()?,
             generation: self.generation,
             copied,
         })
@@ -165,9 +161,7 @@ impl Index {
         for (&key, copied) in &copied {
             if self.live.documents[copied.slot as usize].removed {
                 match &mut mounted {
-                    Some(mounted) if copied.sealed => {
-                        mounted.mask(key);
-                    }
+                    Some(mounted) if copied.sealed => mounted.mask(key),
                     _ => {
                         live.remove(key);
                     }
