@@ -34,8 +34,8 @@ pub(crate) struct MergeProgress {
 }
 
 impl RequestState {
-    /// The state of a request that begins. The last `written` tokens of `text` are output already, of the document that
-    /// `update` names.
+    /// The state of a request that begins. The last `written` tokens of `text` are output already, of the document
+    /// that `update` names.
     pub(crate) fn new(
         text: Vec<u32>,
         written: usize,
@@ -85,8 +85,10 @@ impl RequestState {
         &self.update
     }
 
-    /// Has `merge` bring a replica what it lacks of the output. Returns how far the replica has it now. A replica that
-    /// another thread holds, for which `merge` returns `None`, is counted, and gets the rest with a later step.
+    /// Has `merge` bring a replica what it lacks of the output. Returns how far the replica has it now.
+    ///
+    /// For a replica that another thread holds, `merge` returns `None`. It is counted as busy, and gets the rest with
+    /// a later step.
     pub(crate) fn merge_rest(
         &mut self,
         progress: MergeProgress,

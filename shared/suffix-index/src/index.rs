@@ -220,8 +220,8 @@ impl Index {
 
     /// Adds many segments at once. No two of them may share a document, masked ones apart.
     ///
-    /// A document that the index already has stays as it is, and the segments' copy is masked. The cost is a look into
-    /// each new segment for each document of the index, so it is small for an index that is nearly empty.
+    /// A document that the index already has stays as it is, and the segments' copy is masked. The cost is a look
+    /// into each new segment for each document of the index, so it is small for an index that is nearly empty.
     pub fn mount_all(&mut self, mut segments: Vec<MountedSegment>) {
         let live = self.live.present().map(|(_, document)| document.key);
         let sealed = self.sealed.iter().flat_map(|mounted| mounted.keys(false));

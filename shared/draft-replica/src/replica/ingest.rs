@@ -13,8 +13,8 @@ use super::registry::SharedState;
 use crate::config::ReplicaConfig;
 use crate::update::DocumentUpdateRef;
 
-/// The side of a namespace that the store writes to. Its follower takes segments over (`take_over.rs`) and applies the
-/// feed (`follower.rs`).
+/// The side of a namespace that the store writes to. The task that follows the store takes segments over
+/// (`take_over.rs`), and applies the feed (`follower.rs`).
 pub(super) struct Ingest {
     pub(super) namespace: Arc<NamespaceReplica>,
     pub(super) shared: Arc<SharedState>,
