@@ -17,7 +17,7 @@ use super::namespace::NamespaceReplica;
 use crate::config::ReplicaConfig;
 use crate::metrics::ReplicaMetrics;
 
-/// What requests, followers and the maintenance task share.
+/// The state that requests, followers and the maintenance task share.
 pub(super) struct SharedState {
     pub(super) config: ReplicaConfig,
     pub(super) store: Arc<dyn DraftStore>,
