@@ -10,8 +10,8 @@ const TOKENS: u32 = 120;
 
 /// Seals so early that hardly any output stays live.
 fn seal_early(file: &mut MeshFile) {
-    file.worker.memory.seal_tokens = 64;
-    file.worker.memory.upkeep_ms = 5;
+    file.worker.replica.seal_tokens = 64;
+    file.worker.replica.upkeep_ms = 5;
 }
 
 /// A chat with a random output, so that drafts can only come from an earlier answer to the same chat.

@@ -105,11 +105,11 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
 /// answers: at its usual tick it could seal three at once, and the fourth alone is too little for a segment.
 fn small_replica(file: &mut MeshFile) {
     file.draft_store.tuning.tick_ms = 20;
-    let memory = &mut file.worker.memory;
-    memory.namespace_tokens_max = 150;
-    memory.upkeep_ms = 5;
-    memory.lookup_wait_us_max = 1_000_000;
-    memory.lookup_step_share_max = 1.0;
+    let replica = &mut file.worker.replica;
+    replica.namespace_tokens_max = 150;
+    replica.upkeep_ms = 5;
+    replica.lookup_wait_us_max = 1_000_000;
+    replica.lookup_step_share_max = 1.0;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -78,7 +78,7 @@ async fn every_fault_of_a_configuration_is_reported_at_once() -> anyhow::Result<
         queue_max = 0
         [worker]
         running_max = "many"
-        [worker.memory]
+        [worker.replica]
         namespaces_max = 0
         [draft_store]
         retention_days = 0
@@ -104,7 +104,7 @@ async fn every_fault_of_a_configuration_is_reported_at_once() -> anyhow::Result<
         "keyz",
         "scheduler.queue_max",
         "worker.running_max",
-        "worker.memory.namespaces_max",
+        "worker.replica.namespaces_max",
         "draft_store.retention_days",
         "engine.max_batch",
         "telemetry.log_json",

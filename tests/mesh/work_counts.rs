@@ -6,13 +6,13 @@ use anyhow::ensure;
 use e2e::{Chat, HttpMesh, Service, long_task, wait_until};
 
 const TOKENS: u32 = 100;
-const HARVEST_INTERVAL_MS: u32 = 500;
+const UPLOAD_INTERVAL_MS: u32 = 500;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
     // The test counts steps, so it does without those of a profile.
     let settings = format!(
-        "[worker]\nprofile_ms_max = 0\n[worker.harvest]\ninterval_ms = {HARVEST_INTERVAL_MS}"
+        "[worker]\nprofile_ms_max = 0\n[worker.uploader]\ninterval_ms = {UPLOAD_INTERVAL_MS}"
     );
     let mesh = HttpMesh::start_here(1, &settings).await?;
     let started = Instant::now();
@@ -41,7 +41,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
         (pending == 0.0 && leases > 0.0).then_some(())
     })
     .await;
-    let intervals = started.elapsed().as_millis() as f64 / f64::from(HARVEST_INTERVAL_MS);
+    let intervals = started.elapsed().as_millis() as f64 / f64::from(UPLOAD_INTERVAL_MS);
 
     let scheduler = mesh.scrape(Service::Scheduler).await?;
     ensure!(

@@ -340,7 +340,7 @@ fn units_follow_from_names() {
         ("gateway.body_ms_max", "milliseconds"),
         ("mesh.clock_skew_s_max", "seconds"),
         ("draft_store.retention_days", "days"),
-        ("worker.memory.bytes_max", "bytes"),
+        ("worker.replica.bytes_max", "bytes"),
         ("prompt_tokens_at_once", "tokens"),
         ("gateway.retries_per_s_min", "per second"),
         ("gateway.listen", ""),

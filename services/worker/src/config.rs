@@ -5,7 +5,7 @@ mod speculation;
 
 use std::net::SocketAddr;
 
-use refrain_draft_replica::{ReplicaConfig, UploadConfig};
+use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
@@ -42,9 +42,9 @@ pub struct WorkerConfig {
     /// Drafts and their routing.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
-    pub memory: ReplicaConfig,
+    pub replica: ReplicaConfig,
     /// The upload of outputs to the draft store.
-    pub harvest: UploadConfig,
+    pub uploader: UploaderConfig,
     /// Number of steps that the reader of a chunk may lag behind before its request pauses. 256 steps are a few
     /// seconds of decoding.
     #[serde(skip)]
@@ -75,8 +75,8 @@ impl Default for WorkerConfig {
             drain_grace_ms: 20_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
-            memory: ReplicaConfig::default(),
-            harvest: UploadConfig::default(),
+            replica: ReplicaConfig::default(),
+            uploader: UploaderConfig::default(),
             event_queue: 256,
             reader_stall_ms_max: 2_000,
             slot_wait_ms: 1_000,
@@ -105,8 +105,8 @@ impl Validate for WorkerConfig {
         );
         self.engine.check(&mut check);
         self.speculation.check(&self.id, &mut check);
-        self.memory.check(&mut check);
-        self.harvest.check(&mut check);
+        self.replica.check(&mut check);
+        self.uploader.check(&mut check);
         check(
             self.listen.is_none()
                 || self.advertise_url.starts_with("http://")

@@ -63,7 +63,7 @@ pub use engine::{
     HttpEngine, IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad,
     VerifyingEngine,
 };
-pub use refrain_draft_replica::{ReplicaConfig, UploadConfig};
+pub use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 pub use service::WorkerHandle;
 pub use worker_engine::{WorkerEngine, connect_third_party};
 
@@ -103,7 +103,7 @@ struct Shared {
 struct StartedDriver {
     task: JoinHandle<()>,
     /// The copy of the drafts; `None` where the worker does not draft.
-    memory: Option<DraftReplica>,
+    replica: Option<DraftReplica>,
     /// `None` where the engine generates by itself.
     settings: Option<Arc<DraftSettings>>,
 }
@@ -116,13 +116,13 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
     let model = with.engine.served().model.to_owned();
     let metrics = WorkerMetrics::new(&with.metrics, &model)?;
     let drive_metrics = DriveMetrics::new(&with.metrics, &model)?;
-    let harvest = Uploader::start(
-        config.harvest.clone(),
+    let uploader = Uploader::start(
+        config.uploader.clone(),
         with.store.clone(),
-        metrics.harvest.clone(),
+        metrics.uploader.clone(),
     );
     let shared = Shared {
-        sink: OutputSink::new(harvest.clone(), metrics.clone()),
+        sink: OutputSink::new(uploader.clone(), metrics.clone()),
         store: with.store,
         reports: Arc::default(),
         engine_ready: Arc::new(AtomicBool::new(true)),
@@ -139,8 +139,8 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
         parts: Arc::new(WorkerParts {
             commands,
             admission: Arc::new(admission),
-            memory: driver.memory,
-            harvest,
+            replica: driver.replica,
+            uploader,
             auth: with.auth,
             drain: Drain::new(),
             metrics,
@@ -184,7 +184,7 @@ async fn start_driver(
         WorkerEngine::Verifying(engine) => {
             let decode = shared.decode_loop(engine.clone()).await?;
             Ok(StartedDriver {
-                memory: Some(shared.memory()),
+                replica: Some(shared.replica()),
                 settings: Some(decode.routing.settings.clone()),
                 task: tokio::spawn(decode.run(inbox)),
             })
@@ -210,7 +210,7 @@ async fn start_driver(
             );
             Ok(StartedDriver {
                 // Only drive mode drafts for such an engine.
-                memory: drafts.then(|| shared.memory()),
+                replica: drafts.then(|| shared.replica()),
                 settings: None,
                 task: tokio::spawn(StreamDriver::new(context).run(inbox)),
             })
@@ -238,9 +238,9 @@ impl Shared {
             engine,
             remote_lookup: RemoteLookup::new(
                 self.store.clone(),
-                &config.memory,
+                &config.replica,
                 &routing.settings.params,
-                metrics.memory.clone(),
+                metrics.replica.clone(),
             ),
             proposers: Proposers::new(&config.speculation)
                 .context("starting the threads that propose drafts")?,
@@ -255,12 +255,12 @@ impl Shared {
     }
 
     /// The copy of the drafts.
-    fn memory(&self) -> DraftReplica {
+    fn replica(&self) -> DraftReplica {
         DraftReplica::new(
-            self.config.memory.clone(),
+            self.config.replica.clone(),
             self.config.speculation.max_pattern_tokens,
             self.store.clone(),
-            self.metrics.memory.clone(),
+            self.metrics.replica.clone(),
         )
     }
 
@@ -294,7 +294,7 @@ impl WorkerServer {
         let store_grace = Duration::from_millis(parts.config.store_grace_ms);
         let began = Instant::now();
         // The driver still runs: readers may still shorten the outputs that they received last.
-        parts.harvest.drain(store_grace).await;
+        parts.uploader.drain(store_grace).await;
         let left = || store_grace.saturating_sub(began.elapsed()).max(LAST_GRACE);
         let end_driver = tokio::time::timeout(left(), async {
             // The driver may have stopped already. It uploads the acceptance statistics before it ends.
@@ -303,15 +303,15 @@ impl WorkerServer {
         });
         let has_ended = end_driver.await.is_ok();
         // Outputs that were shortened since.
-        if !parts.harvest.drain(left()).await {
+        if !parts.uploader.drain(left()).await {
             tracing::warn!("some outputs could not be uploaded to the draft store");
         }
         if !has_ended {
             tracing::warn!("the driver did not end in time; its last statistics are lost");
             driver.abort();
         }
-        if let Some(memory) = &parts.memory {
-            memory.stop();
+        if let Some(replica) = &parts.replica {
+            replica.stop();
         }
         heartbeats.abort();
         if let Some(server) = &server {

@@ -5,7 +5,7 @@ mod speculation;
 mod streaming;
 
 use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
-use refrain_draft_replica::{ReplicaMetrics, UploadMetrics};
+use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
@@ -32,8 +32,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) engine_retries: IntCounter,
     /// Metrics of streaming engines.
     pub(crate) streaming: StreamingMetrics,
-    pub(crate) memory: ReplicaMetrics,
-    pub(crate) harvest: UploadMetrics,
+    pub(crate) replica: ReplicaMetrics,
+    pub(crate) uploader: UploaderMetrics,
 }
 
 impl WorkerMetrics {
@@ -92,8 +92,8 @@ impl WorkerMetrics {
                 "Repeated attempts to open a stream of a streaming engine.",
             )?,
             streaming: StreamingMetrics::new(metrics, model)?,
-            memory: ReplicaMetrics::new(metrics)?,
-            harvest: UploadMetrics::new(metrics)?,
+            replica: ReplicaMetrics::register(metrics.registry())?,
+            uploader: UploaderMetrics::register(metrics.registry())?,
         })
     }
 

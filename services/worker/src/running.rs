@@ -131,14 +131,14 @@ impl ActiveRequest {
         };
         // Other requests can draft from the earlier output of a continued request too. A worker that decoded it has
         // it already.
-        sources.memory.pin(running.document());
+        sources.replica.pin(running.document());
         let from = |held: Option<u32>| {
             let output = running.output();
             let held = held.unwrap_or(0).min(output.len() as u32);
             running.piece(held, &output[held as usize..], None)
         };
-        let held = sources.memory.read().len_of(running.document());
-        sources.memory.merge(from(held));
+        let held = sources.replica.read().len_of(running.document());
+        sources.replica.merge(from(held));
         if let Some(group) = sources.group.as_ref().map(GroupMembership::group) {
             let held = group.read().len_of(running.document());
             group.merge(from(held));
@@ -340,7 +340,7 @@ impl ActiveRequest {
         let Some(sources) = &self.sources else {
             return;
         };
-        sources.memory.merge(piece);
+        sources.replica.merge(piece);
         if let Some(membership) = &sources.group {
             membership.group().merge(piece);
         }
@@ -382,7 +382,7 @@ impl ActiveRequest {
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
         if let Some(sources) = &self.sources {
-            sources.memory.unpin(self.document());
+            sources.replica.unpin(self.document());
         }
     }
 }

@@ -68,7 +68,7 @@ pub struct ReplicaConfig {
 /// Limits of the upload to the draft store.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct UploadConfig {
+pub struct UploaderConfig {
     /// Pause between two uploads, milliseconds.
     pub interval_ms: u64,
     /// Most tokens held while the store cannot be reached; past it the oldest finished outputs are dropped.
@@ -79,9 +79,6 @@ pub struct UploadConfig {
     /// run.
     #[serde(skip)]
     pub growing_every: u32,
-    /// Most tokens of one message.
-    #[serde(skip)]
-    pub batch_tokens: usize,
 }
 
 /// Bytes reckoned for a live token: three times what one takes, so that live outputs alone never cause an eviction.
@@ -110,13 +107,12 @@ impl Default for ReplicaConfig {
     }
 }
 
-impl Default for UploadConfig {
+impl Default for UploaderConfig {
     fn default() -> Self {
-        UploadConfig {
+        UploaderConfig {
             interval_ms: 250,
             pending_tokens_max: 4_000_000,
             growing_every: 2,
-            batch_tokens: 65_536,
         }
     }
 }
@@ -126,24 +122,24 @@ impl ReplicaConfig {
     pub fn check(&self, check: &mut impl FnMut(bool, &str)) {
         check(
             self.namespaces_max >= 1,
-            "memory.namespaces_max: must be at least 1",
+            "replica.namespaces_max: must be at least 1",
         );
         let bytes_min = self.live_tokens_max.saturating_mul(LIVE_TOKEN_BYTES);
         check(
             self.bytes_max >= bytes_min,
             &format!(
-                "memory.bytes_max: must be at least {bytes_min}, so that live outputs alone evict nothing"
+                "replica.bytes_max: must be at least {bytes_min}, so that live outputs alone evict nothing"
             ),
         );
     }
 }
 
-impl UploadConfig {
+impl UploaderConfig {
     /// Passes each check to `check`, with the message for the case that it fails.
     pub fn check(&self, check: &mut impl FnMut(bool, &str)) {
         check(
             self.interval_ms >= 1,
-            "harvest.interval_ms: must be at least 1",
+            "uploader.interval_ms: must be at least 1",
         );
     }
 }

@@ -7,8 +7,8 @@
 //! * [`RemoteLookup`] (`remote_lookup.rs`) asks the store's own index for drafts where a namespace is not all here.
 //! * [`Uploader`] (`uploader.rs`) sends outputs to the store until the store has acknowledged them.
 //!
-//! The worker's decode loop and the plugin inside an engine each hold these three. No step of an engine waits for the
-//! store, except for a look-up, and for that at most as long as the configuration allows.
+//! The worker's decode loop holds these three; the plugin inside an engine makes no look-ups. No step of an engine
+//! waits for the store, except for a look-up, and for that at most as long as the configuration allows.
 
 mod config;
 mod metrics;
@@ -17,8 +17,8 @@ mod replica;
 mod update;
 mod uploader;
 
-pub use config::{ReplicaConfig, UploadConfig};
-pub use metrics::{ReplicaMetrics, UploadMetrics};
+pub use config::{ReplicaConfig, UploaderConfig};
+pub use metrics::{ReplicaMetrics, UploaderMetrics};
 pub use remote_lookup::{DraftQuery, RemoteDrafts, RemoteLookup};
 pub use replica::{DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica};
 pub use update::DocumentUpdateRef;

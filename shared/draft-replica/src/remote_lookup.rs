@@ -106,7 +106,7 @@ impl RemoteLookup {
     }
 
     /// Asks the store for drafts, and waits for them as long as a step may.
-    pub async fn look_up(&mut self, queries: Vec<DraftQuery>) -> RemoteDrafts {
+    pub async fn look_up(&mut self, mut queries: Vec<DraftQuery>) -> RemoteDrafts {
         let mut found = RemoteDrafts::new();
         let Some(wait) = self.wait().filter(|_| !queries.is_empty()) else {
             return found;
@@ -114,16 +114,18 @@ impl RemoteLookup {
         let now = Instant::now();
         self.paused_until.retain(|_, until| now < *until);
         let mut calls = JoinSet::new();
-        for (replica, mut queries) in by_namespace(queries) {
-            if self.paused_until.contains_key(&replica.id) {
+        queries.sort_by_key(|query| query.replica.id);
+        for queries in queries.chunk_by(|one, next| one.replica.id == next.replica.id) {
+            let replica = &queries[0].replica;
+            let namespace = replica.id;
+            if self.paused_until.contains_key(&namespace) {
                 continue;
             }
-            queries.truncate(CONTEXTS_MAX);
-            let namespace = replica.id;
-            let Some(in_flight) = InFlight::begin(&replica) else {
+            let Some(in_flight) = InFlight::begin(replica) else {
                 continue;
             };
-            self.metrics.lookup("asked");
+            let queries = &queries[..queries.len().min(CONTEXTS_MAX)];
+            self.count("asked");
             let request = LookupRequest {
                 namespace: replica.signed(),
                 rules: self.rules,
@@ -145,7 +147,7 @@ impl RemoteLookup {
         while !calls.is_empty() {
             match tokio::time::timeout_at(deadline, calls.join_next()).await {
                 Ok(Some(Ok(Ok((documents, drafts))))) => {
-                    self.metrics.lookup("answered");
+                    self.count("answered");
                     let drafts = documents.into_iter().zip(drafts);
                     found.extend(drafts.filter_map(|(document, draft)| {
                         Some((document, candidate(draft.as_ref()?)?))
@@ -155,7 +157,7 @@ impl RemoteLookup {
                 Ok(_) => {}
                 Err(_) => {
                     for _ in 0..calls.len() {
-                        self.metrics.lookup("late");
+                        self.count("late");
                     }
                     // They end by themselves: aborting them would cost a connection each.
                     calls.detach_all();
@@ -165,9 +167,14 @@ impl RemoteLookup {
         found
     }
 
+    /// Counts a look-up, or its outcome.
+    fn count(&self, outcome: &str) {
+        self.metrics.lookups.with_label_values(&[outcome]).inc();
+    }
+
     /// Asks nothing more of a namespace for a while, since a call failed.
     fn pause(&mut self, namespace: NamespaceId, error: &ApiError) {
-        self.metrics.lookup("failed");
+        self.count("failed");
         let pause = match error.kind {
             ErrorKind::Overloaded => PAUSE_OVERLOADED,
             _ => PAUSE,
@@ -193,18 +200,6 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.is_looking_up.store(false, Ordering::Relaxed);
     }
-}
-
-fn by_namespace(queries: Vec<DraftQuery>) -> Vec<(Arc<NamespaceReplica>, Vec<DraftQuery>)> {
-    let mut namespaces: Vec<(Arc<NamespaceReplica>, Vec<DraftQuery>)> = Vec::new();
-    for query in queries {
-        let mut known = namespaces.iter_mut();
-        match known.find(|(replica, _)| replica.id == query.replica.id) {
-            Some((_, of_namespace)) => of_namespace.push(query),
-            None => namespaces.push((query.replica.clone(), vec![query])),
-        }
-    }
-    namespaces
 }
 
 /// A draft of the store as if it had been found here; `None` for one that is no tree.

@@ -7,10 +7,11 @@
 mod pending_outputs;
 mod schedule;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::document::AppendRequest;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
@@ -19,9 +20,12 @@ use tokio::time::Instant;
 
 use self::pending_outputs::{PendingOutputs, UploadBatch};
 use self::schedule::{FlushOutcome, UploadSchedule};
-use crate::config::UploadConfig;
-use crate::metrics::UploadMetrics;
+use crate::config::UploaderConfig;
+use crate::metrics::UploaderMetrics;
 use crate::update::DocumentUpdateRef;
+
+/// Most tokens of one message.
+const BATCH_TOKENS: usize = 65_536;
 
 /// The handle of the upload. Requests push updates, and a task sends them. A clone is the same uploader.
 #[derive(Clone)]
@@ -37,15 +41,19 @@ struct Inner {
     drains: AtomicUsize,
     /// Wakes the idle task.
     work: Arc<Notify>,
-    config: UploadConfig,
-    metrics: UploadMetrics,
+    config: UploaderConfig,
+    metrics: UploaderMetrics,
     /// Signals the end of each upload.
     flushed: Notify,
 }
 
 impl Uploader {
     /// Starts the task that sends, on the runtime of the caller.
-    pub fn start(config: UploadConfig, store: Arc<dyn DraftStore>, metrics: UploadMetrics) -> Self {
+    pub fn start(
+        config: UploaderConfig,
+        store: Arc<dyn DraftStore>,
+        metrics: UploaderMetrics,
+    ) -> Self {
         let uploader = Uploader {
             inner: Arc::new(Inner::new(config, metrics)),
         };
@@ -105,14 +113,14 @@ impl Uploader {
         namespace: &SignedNamespace,
         document: DocumentId,
     ) {
-        let mut pending = self.inner.lock();
+        let mut pending = self.inner.pending.lock();
         pending.touch(namespace_id, namespace, document);
         self.inner.wake(&pending);
     }
 
     /// Notes that no more updates of a document come from here.
     pub fn release(&self, namespace_id: NamespaceId, document: DocumentId) {
-        self.inner.lock().release(namespace_id, document);
+        self.inner.pending.lock().release(namespace_id, document);
     }
 
     /// Waits until the store has everything, at most for `grace`. Returns whether it has.
@@ -121,7 +129,7 @@ impl Uploader {
         let is_acknowledged = async {
             loop {
                 let flushed = self.inner.flushed.notified();
-                if self.inner.lock().is_acknowledged() {
+                if self.inner.pending.lock().is_acknowledged() {
                     return;
                 }
                 flushed.await;
@@ -148,7 +156,7 @@ impl Drop for Drain<'_> {
 }
 
 impl Inner {
-    fn new(config: UploadConfig, metrics: UploadMetrics) -> Self {
+    fn new(config: UploaderConfig, metrics: UploaderMetrics) -> Self {
         Inner {
             pending: Mutex::default(),
             is_idle: AtomicBool::new(false),
@@ -160,12 +168,8 @@ impl Inner {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, PendingOutputs> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(&self, change: impl FnOnce(&mut PendingOutputs)) {
-        let mut pending = self.lock();
+        let mut pending = self.pending.lock();
         change(&mut pending);
         self.wake(&pending);
         let lost = pending.shed(self.config.pending_tokens_max);
@@ -182,7 +186,7 @@ impl Inner {
 
     /// Notes and returns whether there is nothing to send. The task then sleeps until there is.
     fn note_idle(&self) -> bool {
-        let pending = self.lock();
+        let pending = self.pending.lock();
         let is_idle = pending.is_acknowledged() && !pending.has_touched();
         self.is_idle.store(is_idle, Ordering::Relaxed);
         is_idle
@@ -197,11 +201,8 @@ impl Inner {
     /// Sends one batch, with outputs that merely grow if `growing`.
     async fn flush(&self, store: &dyn DraftStore, growing: bool) -> FlushOutcome {
         let (batch, touched) = {
-            let mut pending = self.lock();
-            (
-                pending.batch(self.config.batch_tokens, growing),
-                pending.take_touched(),
-            )
+            let mut pending = self.pending.lock();
+            (pending.batch(BATCH_TOKENS, growing), pending.take_touched())
         };
         let UploadBatch {
             requests,
@@ -248,38 +249,23 @@ impl Inner {
                     updates = request.updates.len(),
                     "the draft store refuses a message; its updates are sent one by one"
                 );
-                self.send_singly(store, namespace_id, request).await
+                for update in request.updates {
+                    let single = AppendRequest {
+                        namespace: request.namespace.clone(),
+                        updates: vec![update],
+                    };
+                    if !Box::pin(self.send(store, namespace_id, single)).await {
+                        // The updates that were not sent are still pending.
+                        return false;
+                    }
+                }
+                true
             }
             Refusal::AsItStands | Refusal::ForGood => {
                 self.give_up(namespace_id, &request, &error);
                 true
             }
         }
-    }
-
-    async fn send_singly(
-        &self,
-        store: &dyn DraftStore,
-        namespace_id: NamespaceId,
-        request: AppendRequest,
-    ) -> bool {
-        let AppendRequest { namespace, updates } = request;
-        for update in updates {
-            let single = AppendRequest {
-                namespace: namespace.clone(),
-                updates: vec![update],
-            };
-            let Err(error) = self.append(store, namespace_id, &single).await else {
-                continue;
-            };
-            if matches!(Refusal::of(&error), Refusal::ForNow) {
-                // The updates that were not sent are still pending.
-                tracing::warn!(%error, "the draft store did not accept outputs; they are sent again");
-                return false;
-            }
-            self.give_up(namespace_id, &single, &error);
-        }
-        true
     }
 
     async fn append(
@@ -292,7 +278,7 @@ impl Inner {
             .append(request.clone())
             .await
             .inspect_err(|_| self.metrics.failures.inc())?;
-        let mut pending = self.lock();
+        let mut pending = self.pending.lock();
         let lost = pending.acknowledge(namespace_id, request, &reply);
         self.observe(pending, lost);
         if lost > 0 {
@@ -305,7 +291,7 @@ impl Inner {
     }
 
     fn give_up(&self, namespace_id: NamespaceId, request: &AppendRequest, error: &ApiError) {
-        let mut pending = self.lock();
+        let mut pending = self.pending.lock();
         let lost = pending.give_up(namespace_id, request);
         self.observe(pending, lost);
         tracing::error!(%error, lost, "the draft store refuses outputs for good; they are dropped");

@@ -10,7 +10,7 @@ use refrain_protocol::{DocumentId, SignedNamespace};
 use tokio::sync::oneshot;
 
 use crate::metrics::{INDEX, PluginMetrics};
-use crate::sources::{DraftSources, SourceState};
+use crate::sources::{AwaitedSources, DraftSources};
 
 /// A task that the engine's thread leaves to the background thread.
 pub(crate) enum BackgroundEvent {
@@ -49,7 +49,7 @@ impl BackgroundEvent {
 
 /// The work that is left for a request that has ended.
 pub(crate) struct EndedRequest {
-    pub(crate) sources: SourceState,
+    pub(crate) sources: AwaitedSources,
     /// The update that the replica of the namespace lacks, and the one that the group lacks.
     pub(crate) unmerged: UnmergedUpdate,
     pub(crate) group_unmerged: Option<UnmergedUpdate>,
@@ -75,7 +75,7 @@ impl EndedRequest {
     }
 }
 
-/// An update that a replica lacks, as [`merge_emitted`](refrain_draft_replica::DraftIndex::merge_emitted) takes it.
+/// An update that a replica lacks, as [`merge`](refrain_draft_replica::DraftIndex::merge) takes it.
 pub(crate) struct UnmergedUpdate {
     pub(crate) update: DocumentUpdate,
     pub(crate) is_sole_source: bool,
@@ -133,35 +133,27 @@ impl Background {
         }
     }
 
-    fn end(&self, ended: EndedRequest) {
-        let EndedRequest {
-            mut sources,
-            unmerged,
-            group_unmerged,
-            upload,
-            touched,
-        } = ended;
+    fn end(&self, mut ended: EndedRequest) {
         // Sources that were not found when the request ended are found by now: events are handled in order.
-        let Some(DraftSources { namespace, group }) = sources.get() else {
+        let Some(DraftSources { namespace, group }) = ended.sources.poll() else {
             return;
         };
         let UnmergedUpdate {
             update,
             is_sole_source,
-        } = unmerged;
-        let merged =
-            namespace
-                .write()
-                .merge_emitted((&update).into(), is_sole_source, Instant::now());
+        } = &ended.unmerged;
+        let mut index = namespace.write();
+        let merged = index.merge(update.into(), *is_sole_source, Instant::now());
+        drop(index);
         if merged.is_err() {
             self.metrics.rejected(INDEX);
         }
-        if let (Some(membership), Some(unmerged)) = (group, group_unmerged) {
+        if let (Some(membership), Some(unmerged)) = (group, &ended.group_unmerged) {
             let group = membership.group();
             group.merge_emitted((&unmerged.update).into(), unmerged.is_sole_source);
         }
         namespace.unpin(update.document);
-        self.upload(namespace, upload, touched);
+        self.upload(namespace, ended.upload, ended.touched);
     }
 
     fn upload(
@@ -172,11 +164,10 @@ impl Background {
     ) {
         let signed = namespace.signed();
         for document in touched {
-            self.uploader.touch(namespace.id(), &signed, document);
+            self.uploader.touch(namespace.id, &signed, document);
         }
         if let Some(update) = update {
-            self.uploader
-                .push(namespace.id(), &signed, (&update).into());
+            self.uploader.push(namespace.id, &signed, (&update).into());
         }
     }
 }

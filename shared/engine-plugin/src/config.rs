@@ -4,12 +4,12 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use refrain_draft_replica::{ReplicaConfig, UploadConfig};
+use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 use refrain_service_kit::config::{ConfigError, EnvRule, load};
 use refrain_service_kit::mesh::MeshConfig;
 use serde::Deserialize;
 
-/// Variables such as `REFRAIN_CLIENT_STORE_URL` and `REFRAIN_CLIENT_MEMORY__BYTES_MAX`.
+/// Variables such as `REFRAIN_CLIENT_STORE_URL` and `REFRAIN_CLIENT_REPLICA__BYTES_MAX`.
 const ENV_RULE: EnvRule = EnvRule {
     prefix: "REFRAIN_CLIENT_",
     top_level: &[
@@ -44,13 +44,11 @@ pub struct PluginConfig {
     /// own.
     pub metrics_listen: Option<SocketAddr>,
     /// The replica of the drafts. The plugin makes no look-ups in the store.
-    pub memory: ReplicaConfig,
-    /// The upload to the draft store.
-    pub harvest: UploadConfig,
+    pub replica: ReplicaConfig,
 
-    /// Deadline of ordinary calls to the store, milliseconds. No step of the engine waits for them.
+    /// The upload to the draft store.
     #[serde(skip)]
-    pub timeout_ms: u64,
+    pub uploader: UploaderConfig,
     /// Longest match that is searched for, tokens. Longer ones hardly draft better, and cost more to find.
     #[serde(skip)]
     pub pattern_tokens_max: u32,
@@ -86,9 +84,8 @@ impl Default for PluginConfig {
             tokenizer: None,
             log: "warn".into(),
             metrics_listen: None,
-            memory: ReplicaConfig::default(),
-            harvest: UploadConfig::default(),
-            timeout_ms: 10_000,
+            replica: ReplicaConfig::default(),
+            uploader: UploaderConfig::default(),
             pattern_tokens_max: 64,
             prompt_tokens_at_once: 1_024,
             reading_tokens_max: 4_194_304,
@@ -129,8 +126,7 @@ impl PluginConfig {
             self.token.is_none() || self.token_file.is_none(),
             "token and token_file: set only one of them",
         );
-        self.memory.check(&mut check);
-        self.harvest.check(&mut check);
+        self.replica.check(&mut check);
         faults
     }
 }

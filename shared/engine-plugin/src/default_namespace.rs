@@ -1,10 +1,12 @@
 //! The namespace of requests that bring none: a token of the configuration, or of a file that is read again and
 //! again.
 
+use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 use refrain_draft_replica::DraftReplica;
 use refrain_protocol::error::code;
@@ -24,44 +26,23 @@ pub(crate) struct DefaultNamespace {
     pub(crate) tokenizer: String,
     /// Counts the times that there was no valid token.
     pub(crate) failures: IntCounter,
-    signed: Mutex<Option<SignedNamespace>>,
+    pub(crate) signed: Mutex<Option<SignedNamespace>>,
 }
 
 /// Why a token is not valid.
-pub(crate) enum TokenFault {
-    /// A valid one may be there later: this one is expired, or its file cannot be read or is not complete.
-    ForNow(String),
-    /// It is of another mesh, or of another tokenizer.
-    ForGood(String),
+pub(crate) struct TokenFault {
+    why: String,
+    /// It is of another mesh, or of another tokenizer. Otherwise a valid one may be there later: this one is expired,
+    /// or its file cannot be read or is not complete.
+    is_final: bool,
 }
 
-impl TokenFault {
-    fn of(error: &ApiError) -> Self {
-        let why = error.to_string();
-        if error.has_code(code::NAMESPACE_EXPIRED) {
-            TokenFault::ForNow(why)
-        } else {
-            TokenFault::ForGood(why)
-        }
-    }
+/// Whether a token that is refused with this error will never be valid.
+fn is_final(refusal: &ApiError) -> bool {
+    !refusal.has_code(code::NAMESPACE_EXPIRED)
 }
 
 impl DefaultNamespace {
-    pub(crate) fn new(
-        file: Option<PathBuf>,
-        auth: MeshAuth,
-        tokenizer: String,
-        failures: IntCounter,
-    ) -> Self {
-        DefaultNamespace {
-            file,
-            auth,
-            tokenizer,
-            failures,
-            signed: Mutex::default(),
-        }
-    }
-
     /// The namespace to start with: that of the token, or else of the file. `None` where neither is configured, or
     /// where the token may be valid later: an engine must start all the same.
     ///
@@ -69,16 +50,16 @@ impl DefaultNamespace {
     /// The token will never be valid.
     pub(crate) fn first(&self, token: Option<&str>) -> anyhow::Result<Option<SignedNamespace>> {
         let found = match token {
-            Some(token) => self
-                .check(token)
-                .map(Some)
-                .map_err(|error| TokenFault::of(&error)),
+            Some(token) => self.check(token).map(Some).map_err(|error| TokenFault {
+                why: error.to_string(),
+                is_final: is_final(&error),
+            }),
             None => self.read(),
         };
         match found {
             Ok(found) => Ok(found),
-            Err(TokenFault::ForGood(why)) => Err(anyhow::anyhow!(why)),
-            Err(TokenFault::ForNow(why)) => {
+            Err(fault) if fault.is_final => Err(anyhow::anyhow!(fault.why)),
+            Err(TokenFault { why, .. }) => {
                 self.failures.inc();
                 tracing::warn!(
                     why,
@@ -107,13 +88,9 @@ impl DefaultNamespace {
         ))
     }
 
-    pub(crate) fn signed(&self) -> Option<SignedNamespace> {
-        self.lock().clone()
-    }
-
     /// Brings a copy of the namespace up to date, without waiting: not while another thread renews it.
     pub(crate) fn refresh(&self, copy: &mut Option<SignedNamespace>) {
-        if let Ok(signed) = self.signed.try_lock()
+        if let Some(signed) = self.signed.try_lock()
             && *copy != *signed
         {
             copy.clone_from(&signed);
@@ -123,7 +100,7 @@ impl DefaultNamespace {
     /// Sets the namespace, and follows the store for it from now on, before its first request.
     pub(crate) fn set(&self, signed: SignedNamespace, replica: &DraftReplica) {
         replica.namespace(signed.namespace.id(), &signed);
-        *self.lock() = Some(signed);
+        *self.signed.lock() = Some(signed);
     }
 
     /// Reads the token's file.
@@ -131,24 +108,23 @@ impl DefaultNamespace {
         let Some(file) = &self.file else {
             return Ok(None);
         };
-        let at = |why: &str| format!("{}: {why}", file.display());
-        let token = std::fs::read_to_string(file);
-        let token = token.map_err(|error| TokenFault::ForNow(at(&error.to_string())))?;
+        let fault = |why: &dyn Display, is_final| TokenFault {
+            why: format!("{}: {why}", file.display()),
+            is_final,
+        };
+        let token = std::fs::read_to_string(file).map_err(|error| fault(&error, false))?;
         // A file that is being written may hold half a token.
-        let signed = from_token(&token);
-        let signed = signed.map_err(|error| TokenFault::ForNow(at(&error.to_string())))?;
-        match self.verify(&signed).map_err(|error| TokenFault::of(&error)) {
-            Ok(()) => Ok(Some(signed)),
-            Err(TokenFault::ForNow(why)) => Err(TokenFault::ForNow(at(&why))),
-            Err(TokenFault::ForGood(why)) => Err(TokenFault::ForGood(at(&why))),
-        }
+        let signed = from_token(&token).map_err(|error| fault(&error, false))?;
+        let verified = self.verify(&signed);
+        verified.map_err(|error| fault(&error, is_final(&error)))?;
+        Ok(Some(signed))
     }
 
     /// Reads the file again and again.
     pub(crate) async fn renew(self: Arc<Self>, replica: Arc<DraftReplica>) {
         let mut logged = None;
         loop {
-            let is_missing = self.lock().is_none();
+            let is_missing = self.signed.lock().is_none();
             tokio::time::sleep(if is_missing {
                 READ_EVERY_AT_FIRST
             } else {
@@ -161,7 +137,7 @@ impl DefaultNamespace {
                     logged = None;
                 }
                 Ok(None) => return,
-                Err(TokenFault::ForNow(why) | TokenFault::ForGood(why)) => {
+                Err(TokenFault { why, .. }) => {
                     self.failures.inc();
                     // Each reason is logged once, not every second.
                     if logged.as_ref() != Some(&why) {
@@ -174,9 +150,5 @@ impl DefaultNamespace {
                 }
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<SignedNamespace>> {
-        self.signed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! `request.rs` is one request; `request_state.rs` is the part of it that outlives an interruption.
 
+mod awaited;
 mod background;
 mod config;
 mod default_namespace;

@@ -9,39 +9,28 @@ use std::sync::mpsc;
 
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig};
 use tokio::sync::oneshot;
-use tokio::sync::oneshot::error::TryRecvError;
 
+use crate::awaited::Awaited;
 use crate::config::PluginConfig;
 use crate::metrics::{PluginMetrics, READING_TOKENS_MAX};
 
 /// The key of the text in its index.
 const OWN: DocumentKey = DocumentKey(0);
 
-/// The index of a request's own text.
-pub(crate) enum OwnIndex {
-    /// The text is too long for an index.
-    Missing,
-    /// The reader's thread is indexing the prompt.
-    Reading(oneshot::Receiver<Index>),
-    Ready(Box<Index>),
-}
+/// The index of a request's own text, which the reader's thread makes of a long prompt. It is missing where the text
+/// is too long for an index.
+pub(crate) type OwnIndex = Awaited<Box<Index>>;
 
 impl OwnIndex {
     /// Appends the tokens of `text` that the index lacks.
     pub(crate) fn catch_up(&mut self, text: &[u32]) {
-        if let OwnIndex::Reading(reading) = self {
-            match reading.try_recv() {
-                Ok(index) => *self = OwnIndex::Ready(Box::new(index)),
-                Err(TryRecvError::Closed) => *self = OwnIndex::Missing,
-                Err(TryRecvError::Empty) => {}
-            }
-        }
-        if let OwnIndex::Ready(index) = self {
-            let known = index.len_of(OWN).unwrap_or(0) as usize;
-            let more = text.get(known..).unwrap_or_default();
-            if !more.is_empty() && index.append(OWN, more).is_err() {
-                *self = OwnIndex::Missing;
-            }
+        let Some(index) = self.poll() else {
+            return;
+        };
+        let known = index.len_of(OWN).unwrap_or(0) as usize;
+        let more = text.get(known..).unwrap_or_default();
+        if !more.is_empty() && index.append(OWN, more).is_err() {
+            *self = OwnIndex::Missing;
         }
     }
 
@@ -49,7 +38,7 @@ impl OwnIndex {
     pub(crate) fn search(&self) -> Option<(&Index, Cursor)> {
         match self {
             OwnIndex::Ready(index) => Some((index, index.tip(OWN)?)),
-            OwnIndex::Missing | OwnIndex::Reading(_) => None,
+            OwnIndex::Missing | OwnIndex::Pending(_) => None,
         }
     }
 }
@@ -63,10 +52,8 @@ pub(crate) struct PromptReader {
     metrics: PluginMetrics,
 }
 
-struct LongPrompt {
-    text: Vec<u32>,
-    reply: oneshot::Sender<Index>,
-}
+/// The text of a long prompt, and where its index goes.
+type LongPrompt = (Vec<u32>, oneshot::Sender<Box<Index>>);
 
 impl PromptReader {
     /// Starts the thread, which ends when the reader is dropped.
@@ -93,7 +80,7 @@ impl PromptReader {
     pub(crate) fn read(&self, text: &[u32]) -> OwnIndex {
         if text.len() <= self.tokens_at_once {
             let index = index_of(text, &self.index);
-            return index.map_or(OwnIndex::Missing, |index| OwnIndex::Ready(Box::new(index)));
+            return index.map_or(OwnIndex::Missing, OwnIndex::Ready);
         }
         let waiting = self.metrics.reading_tokens.get().max(0) as usize;
         if waiting + text.len() > self.waiting_tokens_max {
@@ -102,15 +89,14 @@ impl PromptReader {
         }
         let (reply, reading) = oneshot::channel();
         self.metrics.reading_tokens.add(text.len() as i64);
-        let text = text.to_vec();
         // If the thread is gone, so is the sender of the reply, and the text is not drafted from.
-        let _ = self.waiting.send(LongPrompt { text, reply });
-        OwnIndex::Reading(reading)
+        let _ = self.waiting.send((text.to_vec(), reply));
+        OwnIndex::Pending(reading)
     }
 }
 
 fn read_all(prompts: &mpsc::Receiver<LongPrompt>, config: &IndexConfig, metrics: &PluginMetrics) {
-    for LongPrompt { text, reply } in prompts {
+    for (text, reply) in prompts {
         // The receiver is gone where the request has ended.
         if !reply.is_closed()
             && let Some(index) = index_of(&text, config)
@@ -121,8 +107,8 @@ fn read_all(prompts: &mpsc::Receiver<LongPrompt>, config: &IndexConfig, metrics:
     }
 }
 
-fn index_of(text: &[u32], config: &IndexConfig) -> Option<Index> {
-    let mut index = Index::new(config.clone());
+fn index_of(text: &[u32], config: &IndexConfig) -> Option<Box<Index>> {
+    let mut index = Box::new(Index::new(config.clone()));
     index.open(OWN, &[]).ok()?;
     index.append(OWN, text).ok()?;
     Some(index)

@@ -4,50 +4,56 @@ use std::num::NonZeroUsize;
 
 use lru::LruCache;
 
+use crate::config::PluginConfig;
+use crate::metrics::PluginMetrics;
 use crate::request_state::RequestState;
 
 /// A limited number of requests, with a limited number of tokens. The one interrupted first is forgotten first.
 pub(crate) struct PausedRequests {
     by_id: LruCache<String, RequestState>,
+    /// Tokens of their texts.
     tokens: usize,
     tokens_max: usize,
+    metrics: PluginMetrics,
 }
 
 impl PausedRequests {
-    pub(crate) fn new(requests_max: NonZeroUsize, tokens_max: usize) -> Self {
+    pub(crate) fn new(config: &PluginConfig, metrics: PluginMetrics) -> Self {
+        let requests_max = NonZeroUsize::new(config.paused_requests_max);
         PausedRequests {
-            by_id: LruCache::new(requests_max),
+            by_id: LruCache::new(requests_max.unwrap_or(NonZeroUsize::MIN)),
             tokens: 0,
-            tokens_max,
+            tokens_max: config.paused_tokens_max,
+            metrics,
         }
     }
 
-    /// Tokens of their texts.
-    pub(crate) fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    /// Remembers a request. Returns how many were forgotten for it; one that is too long by itself is among them.
-    pub(crate) fn put(&mut self, id: String, paused: RequestState) -> u64 {
+    /// Remembers a request. Others may be forgotten for it; one that is too long by itself is forgotten, too.
+    pub(crate) fn put(&mut self, id: String, paused: RequestState) {
         self.take(&id);
         self.tokens += paused.tokens();
         // Its own id is not there, so a request that is pushed out is another one.
-        let pushed_out = self.by_id.push(id, paused);
-        let mut forgotten = u64::from(pushed_out.is_some());
-        self.tokens -= pushed_out.map_or(0, |(_, paused)| paused.tokens());
-        while self.tokens > self.tokens_max
-            && let Some((_, paused)) = self.by_id.pop_lru()
-        {
-            self.tokens -= paused.tokens();
-            forgotten += 1;
+        if let Some((_, pushed_out)) = self.by_id.push(id, paused) {
+            self.forget(&pushed_out);
         }
-        forgotten
+        while self.tokens > self.tokens_max
+            && let Some((_, oldest)) = self.by_id.pop_lru()
+        {
+            self.forget(&oldest);
+        }
+        self.metrics.paused_tokens.set(self.tokens as i64);
+    }
+
+    fn forget(&mut self, paused: &RequestState) {
+        self.tokens -= paused.tokens();
+        self.metrics.forgotten.inc();
     }
 
     /// Removes and returns a request.
     pub(crate) fn take(&mut self, id: &str) -> Option<RequestState> {
         let paused = self.by_id.pop(id)?;
         self.tokens -= paused.tokens();
+        self.metrics.paused_tokens.set(self.tokens as i64);
         Some(paused)
     }
 }

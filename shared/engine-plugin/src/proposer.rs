@@ -3,11 +3,12 @@
 mod lifecycle;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_draft_replica::{DraftReplica, Uploader};
-use refrain_protocol::document::{DocumentHead, FinishReason};
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, SignedNamespace};
 use refrain_service_kit::http::Server;
 use refrain_service_kit::telemetry::Metrics;
@@ -25,8 +26,8 @@ use crate::outbox::Outbox;
 use crate::own_index::PromptReader;
 use crate::paused::PausedRequests;
 use crate::request::Request;
-use crate::request_state::{OutputDocument, RequestState};
-use crate::sources::{DraftSources, SourceState};
+use crate::request_state::RequestState;
+use crate::sources::{AwaitedSources, DraftSources};
 
 /// A replica of the drafts inside an engine, which follows a mesh's draft store and uploads the engine's outputs.
 pub struct Proposer {
@@ -133,22 +134,24 @@ impl Proposer {
                 (None, Err(error))
             }
         };
-        let head = DocumentHead {
-            group: start.group.clone(),
-            created_ms: clock::unix_ms(),
-            ..DocumentHead::default()
-        };
-        let output = OutputDocument {
+        let update = DocumentUpdate {
             document,
             epoch: start.epoch,
-            written: start.written,
-            is_named: start.document.is_some(),
+            prev_len: 0,
+            tokens: Vec::new(),
+            head: DocumentHead {
+                group: start.group.clone(),
+                created_ms: clock::unix_ms(),
+                ..DocumentHead::default()
+            },
+            finish: None,
         };
         let namespace = signed.as_ref().map(|signed| signed.namespace.id());
-        let state = RequestState::new(start.prompt, &output, namespace, head);
+        let is_named = start.document.is_some();
+        let state = RequestState::new(start.prompt, start.written, namespace, update, is_named);
         let prompt_len = state.tokens();
         // The caller of a refused request gets no length, so it is never resumed from a paused state.
-        let paused = self.take_paused(&start.request);
+        let paused = self.requests.lock().paused.take(&start.request);
         let paused = paused.filter(|paused| refused.is_ok() && paused.is_resumed_by(&state));
         let state = paused.map_or(state, RequestState::resume);
         let known = state.tokens() - prompt_len;
@@ -164,7 +167,7 @@ impl Proposer {
     /// Takes the tokens that the engine emitted. Other requests can draft from them at once. Unknown requests are
     /// ignored.
     pub fn extend(&self, request: &str, emitted: &[u32]) {
-        if let Some(request) = self.lock().running.get_mut(request) {
+        if let Some(request) = self.requests.lock().running.get_mut(request) {
             request.extend(emitted, None, &self.metrics);
             self.outbox.upload_if_due(request);
         }
@@ -180,10 +183,10 @@ impl Proposer {
         min_token_prob: f32,
     ) -> Vec<DraftChain> {
         let params = self.params(factor, offset, min_token_prob);
-        let mut all = self.lock();
+        let mut all = self.requests.lock();
         let draft = |(id, tokens_max): (String, usize)| {
             let request = all.running.get_mut(&id)?;
-            request.propose(&params, tokens_max, &self.metrics)?;
+            request.propose(&params, tokens_max, &self.metrics);
             let found = request.offer(&self.metrics)?;
             Some(DraftChain {
                 tokens: found.tree.tokens().collect(),
@@ -209,7 +212,7 @@ impl Proposer {
             running,
             statistics,
             ..
-        } = &mut *self.lock();
+        } = &mut *self.requests.lock();
         let draft = |step: RequestStep| {
             let request = running.get_mut(&step.request)?;
             let statistics =
@@ -229,21 +232,17 @@ impl Proposer {
     /// Ends a request, maybe only for now. `reason` is the engine's finish reason, if it has one. Unknown requests
     /// are ignored.
     pub fn finish(&self, request: String, reason: Option<&str>) {
-        let mut requests = self.lock();
+        let mut requests = self.requests.lock();
         let Some(ended) = requests.running.remove(&request) else {
             return;
         };
         self.metrics.requests.set(requests.running.len() as i64);
         let finish = finish_of(reason);
         let paused = self.outbox.end(ended, finish);
-        if finish != FinishReason::Cancelled {
-            // The output is complete, so the request is not resumed.
-            return;
+        // Otherwise the output is complete, so the request is not resumed.
+        if finish == FinishReason::Cancelled {
+            requests.paused.put(request, paused);
         }
-        let forgotten = requests.paused.put(request, paused);
-        let tokens = requests.paused.tokens();
-        self.metrics.paused_tokens.set(tokens as i64);
-        self.metrics.forgotten.inc_by(forgotten);
     }
 
     fn params(&self, factor: f32, offset: f32, min_token_prob: f32) -> ProposeParams {
@@ -260,7 +259,7 @@ impl Proposer {
 
     /// The configured namespace, as it is now or was a moment ago.
     fn default_namespace(&self) -> Option<SignedNamespace> {
-        let mut requests = self.lock();
+        let mut requests = self.requests.lock();
         self.default_namespace
             .refresh(&mut requests.default_namespace);
         requests.default_namespace.clone()
@@ -275,10 +274,10 @@ impl Proposer {
     ) {
         let sources = match signed {
             Some(signed) => self.find_sources(signed, group, state.update.document),
-            None => SourceState::None,
+            None => AwaitedSources::Missing,
         };
         let own = self.reader.read(&state.text);
-        let mut requests = self.lock();
+        let mut requests = self.requests.lock();
         let unfinished = requests
             .running
             .insert(id, Request::new(state, sources, own));
@@ -288,21 +287,13 @@ impl Proposer {
         }
     }
 
-    fn take_paused(&self, id: &str) -> Option<RequestState> {
-        let mut requests = self.lock();
-        let paused = requests.paused.take(id);
-        let tokens = requests.paused.tokens();
-        self.metrics.paused_tokens.set(tokens as i64);
-        paused
-    }
-
     /// Finds the sources of a request: now, if that takes no wait, or else on the background thread.
     fn find_sources(
         &self,
         signed: SignedNamespace,
         group: Option<String>,
         document: DocumentId,
-    ) -> SourceState {
+    ) -> AwaitedSources {
         let id = signed.namespace.id();
         let at_once = || {
             let namespace = self.replica.try_namespace(id, &signed)?;
@@ -315,7 +306,7 @@ impl Proposer {
         if let Some(sources) = at_once() {
             let pin = BackgroundEvent::Pin(sources.namespace.clone(), document);
             self.outbox.send(pin);
-            return SourceState::Found(sources);
+            return AwaitedSources::Ready(sources);
         }
         let (reply, pending) = oneshot::channel();
         self.outbox.send(BackgroundEvent::FindSources {
@@ -324,10 +315,6 @@ impl Proposer {
             document,
             reply,
         });
-        SourceState::Pending(pending)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Requests> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+        AwaitedSources::Pending(pending)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use refrain_draft_replica::DocumentUpdateRef;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::draft::{
@@ -12,8 +13,8 @@ use refrain_speculation::statistics::AcceptanceStatistics;
 use crate::background::{BackgroundEvent, EndedRequest};
 use crate::metrics::{INDEX, PluginMetrics};
 use crate::own_index::OwnIndex;
-use crate::request_state::{MergeProgress, RequestState};
-use crate::sources::{DraftSources, SourceState};
+use crate::request_state::RequestState;
+use crate::sources::{AwaitedSources, DraftSources};
 
 /// Most documents remembered as touched between two uploads.
 const TOUCHED_MAX: usize = 64;
@@ -21,7 +22,7 @@ const TOUCHED_MAX: usize = 64;
 /// A request that runs.
 pub(crate) struct Request {
     state: RequestState,
-    sources: SourceState,
+    sources: AwaitedSources,
     own: OwnIndex,
     /// Output tokens that were queued for upload.
     uploaded: usize,
@@ -35,7 +36,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(state: RequestState, sources: SourceState, own: OwnIndex) -> Self {
+    pub(crate) fn new(state: RequestState, sources: AwaitedSources, own: OwnIndex) -> Self {
         Request {
             uploaded: state.output().len(),
             state,
@@ -99,43 +100,23 @@ impl Request {
     /// Lets other requests draft from the output. A replica that another thread holds gets it with a later step.
     fn merge(&mut self, metrics: &PluginMetrics) {
         let state = &mut self.state;
-        let len = state.output().len();
-        let Some(DraftSources { namespace, group }) = self.sources.get_or_count(metrics) else {
+        let Some(DraftSources { namespace, group }) = self.sources.poll_or_count(metrics) else {
             return;
         };
-        if let Some(mut index) = namespace.try_write() {
-            let MergeProgress {
-                len: from,
-                is_sole_source,
-            } = state.merged;
-            let update = state.update_from(from).into();
-            let merged = index.merge_emitted(update, is_sole_source, Instant::now());
-            let is_sole_source = merged.unwrap_or_else(|_| {
+        let merge = |update: DocumentUpdateRef<'_>, is_sole_source| {
+            let mut index = namespace.try_write()?;
+            let merged = index.merge(update, is_sole_source, Instant::now());
+            Some(merged.unwrap_or_else(|_| {
                 metrics.rejected(INDEX);
                 is_sole_source
-            });
-            state.merged = MergeProgress {
-                len,
-                is_sole_source,
-            };
-        } else {
-            metrics.busy.inc();
-        }
+            }))
+        };
+        state.merged = state.merge_rest(state.merged, merge, metrics);
         if let Some(membership) = group {
-            let MergeProgress {
-                len: from,
-                is_sole_source,
-            } = state.group_merged;
-            let update = state.update_from(from).into();
-            match membership.group().try_merge_emitted(update, is_sole_source) {
-                Some(is_sole_source) => {
-                    state.group_merged = MergeProgress {
-                        len,
-                        is_sole_source,
-                    };
-                }
-                None => metrics.busy.inc(),
-            }
+            let merge = |update: DocumentUpdateRef<'_>, is_sole_source| {
+                membership.group().try_merge_emitted(update, is_sole_source)
+            };
+            state.group_merged = state.merge_rest(state.group_merged, merge, metrics);
         }
     }
 
@@ -149,7 +130,7 @@ impl Request {
 
     /// The upload of these tokens, if the sources have been found.
     pub(crate) fn take_upload(&mut self) -> Option<BackgroundEvent> {
-        let namespace = self.sources.get()?.namespace.clone();
+        let namespace = self.sources.poll()?.namespace.clone();
         let update = self.state.update_from(self.uploaded).clone();
         self.uploaded = self.state.output().len();
         let touched = std::mem::take(&mut self.touched);
@@ -160,12 +141,12 @@ impl Request {
     pub(crate) fn end(mut self, finish: FinishReason) -> (RequestState, Option<Box<EndedRequest>>) {
         let state = &mut self.state;
         state.update.finish = Some(finish);
-        if matches!(self.sources, SourceState::None) {
+        if matches!(self.sources, AwaitedSources::Missing) {
             return (self.state, None);
         }
         let has_no_group = matches!(
             self.sources,
-            SourceState::Found(DraftSources { group: None, .. })
+            AwaitedSources::Ready(DraftSources { group: None, .. })
         );
         let (merged, group_merged) = (state.merged, state.group_merged);
         let ended = EndedRequest {
@@ -184,9 +165,9 @@ impl Request {
         params: &ProposeParams,
         tokens_max: usize,
         metrics: &PluginMetrics,
-    ) -> Option<&Candidate> {
+    ) {
         self.own.catch_up(&self.state.text);
-        let sources = self.sources.get_or_count(metrics);
+        let sources = self.sources.poll_or_count(metrics);
         let RequestState {
             text,
             prompt_len,
@@ -194,15 +175,15 @@ impl Request {
             ..
         } = &self.state;
         let output_len = (text.len() - prompt_len) as u32;
-        let namespace = sources.map(|sources| sources.namespace.try_read());
+        let unless_busy = |drafts: Option<_>| {
+            drafts.or_else(|| {
+                metrics.busy.inc();
+                None
+            })
+        };
+        let namespace = sources.and_then(|sources| unless_busy(sources.namespace.try_read()));
         let membership = sources.and_then(|sources| sources.group.as_ref());
-        let group = membership.map(|membership| membership.group().try_read());
-        for is_busy in [
-            namespace.as_ref().is_some_and(Option::is_none),
-            group.as_ref().is_some_and(Option::is_none),
-        ] {
-            metrics.busy.inc_by(u64::from(is_busy));
-        }
+        let group = membership.and_then(|member| unless_busy(member.group().try_read()));
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,
@@ -215,32 +196,18 @@ impl Request {
             .search()
             .map(|(own, tip)| lookup(Scope::Request, own, tip));
         // A request alone in its group would search its own output again.
-        let group = group.as_ref().and_then(Option::as_ref);
+        let group = group.as_ref();
         let group = group.filter(|group| group.index().documents() > 1);
         let group = group.map(|group| {
             let cursor = group.cursor(update.document, output_len, text);
             lookup(Scope::Group, group.index(), cursor)
         });
-        let namespace = namespace.as_ref().and_then(Option::as_ref);
-        let tenant = namespace.map(|namespace| {
+        let tenant = namespace.as_ref().map(|namespace| {
             let cursor = namespace.cursor(update.document, output_len, text);
             lookup(Scope::Tenant, namespace.index(), cursor)
         });
-        // The common cases stay on the stack.
-        let lookups = [own, group, tenant];
-        let found = match lookups {
-            [Some(own), Some(group), Some(tenant)] => {
-                propose(&[own, group, tenant], params, tokens_max)
-            }
-            [Some(own), None, Some(tenant)] => propose(&[own, tenant], params, tokens_max),
-            _ => propose(
-                &Vec::from_iter(lookups.into_iter().flatten()),
-                params,
-                tokens_max,
-            ),
-        };
-        self.found = found;
-        self.found.as_ref()
+        let lookups = Vec::from_iter([own, group, tenant].into_iter().flatten());
+        self.found = propose(&lookups, params, tokens_max);
     }
 
     /// Offers the engine the draft that was found.

@@ -1,9 +1,11 @@
 //! The part of a request that outlives an interruption: its text, its document, and how far replicas have the output.
 
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, LEFT_CONTEXT_TOKENS};
-use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_draft_replica::DocumentUpdateRef;
+use refrain_protocol::NamespaceId;
+use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 
 use crate::background::UnmergedUpdate;
+use crate::metrics::PluginMetrics;
 
 /// Enough of a request to resume it where it stopped.
 pub(crate) struct RequestState {
@@ -31,44 +33,27 @@ pub(crate) struct MergeProgress {
     pub(crate) is_sole_source: bool,
 }
 
-/// The document that a request's output belongs to.
-pub(crate) struct OutputDocument {
-    pub(crate) document: DocumentId,
-    pub(crate) epoch: u64,
-    /// Tokens at the end of the prompt that are output already.
-    pub(crate) written: usize,
-    pub(crate) is_named: bool,
-}
-
 impl RequestState {
-    /// The state of a request that begins.
+    /// The state of a request that begins. The last `written` tokens of `text` are output already, of the document
+    /// that `update` names.
     pub(crate) fn new(
         text: Vec<u32>,
-        output: &OutputDocument,
+        written: usize,
         namespace: Option<NamespaceId>,
-        head: DocumentHead,
+        mut update: DocumentUpdate,
+        is_named: bool,
     ) -> Self {
-        let prompt_len = text.len().saturating_sub(output.written);
+        let prompt_len = text.len().saturating_sub(written);
         let from = prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS);
-        let head = DocumentHead {
-            left_context: text[from..prompt_len].to_vec(),
-            ..head
-        };
+        update.head.left_context = text[from..prompt_len].to_vec();
         RequestState {
             namespace,
             prompt_len,
             text,
-            update: DocumentUpdate {
-                document: output.document,
-                epoch: output.epoch,
-                prev_len: 0,
-                tokens: Vec::new(),
-                head,
-                finish: None,
-            },
+            update,
             merged: MergeProgress::default(),
             group_merged: MergeProgress::default(),
-            is_named: output.is_named,
+            is_named,
         }
     }
 
@@ -98,6 +83,27 @@ impl RequestState {
         self.update.tokens.clear();
         self.update.tokens.extend_from_slice(&output[from..]);
         &self.update
+    }
+
+    /// Has `merge` bring a replica what it lacks of the output. Returns how far the replica has it now.
+    ///
+    /// For a replica that another thread holds, `merge` returns `None`. It is counted as busy, and gets the rest with
+    /// a later step.
+    pub(crate) fn merge_rest(
+        &mut self,
+        progress: MergeProgress,
+        merge: impl FnOnce(DocumentUpdateRef<'_>, bool) -> Option<bool>,
+        metrics: &PluginMetrics,
+    ) -> MergeProgress {
+        let update = self.update_from(progress.len).into();
+        let Some(is_sole_source) = merge(update, progress.is_sole_source) else {
+            metrics.busy.inc();
+            return progress;
+        };
+        MergeProgress {
+            len: self.output().len(),
+            is_sole_source,
+        }
     }
 
     /// The update that a replica lacks.

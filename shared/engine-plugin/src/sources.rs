@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use refrain_draft_replica::{GroupMembership, NamespaceReplica};
-use tokio::sync::oneshot;
-use tokio::sync::oneshot::error::TryRecvError;
 
+use crate::awaited::Awaited;
 use crate::metrics::PluginMetrics;
 
 /// The replicas that a request drafts from, besides its own text.
@@ -14,37 +13,21 @@ pub(crate) struct DraftSources {
     pub(crate) group: Option<GroupMembership>,
 }
 
-/// Whether the sources of a request have been found.
-pub(crate) enum SourceState {
-    /// The request drafts from its own text alone, and its output is not kept.
-    None,
-    /// The background thread is looking for them, because that may take a wait.
-    Pending(oneshot::Receiver<DraftSources>),
-    Found(DraftSources),
-}
+/// The sources of a request. The background thread looks for them where that may take a wait. A request without any
+/// drafts from its own text alone, and its output is not kept.
+pub(crate) type AwaitedSources = Awaited<DraftSources>;
 
-impl SourceState {
-    /// The sources, if they have been found.
-    pub(crate) fn get(&mut self) -> Option<&DraftSources> {
-        if let SourceState::Pending(pending) = self {
-            match pending.try_recv() {
-                Ok(sources) => *self = SourceState::Found(sources),
-                Err(TryRecvError::Closed) => *self = SourceState::None,
-                Err(TryRecvError::Empty) => {}
+impl AwaitedSources {
+    /// The sources in a step. A step that goes without them, since they are still pending, is counted.
+    pub(crate) fn poll_or_count(&mut self, metrics: &PluginMetrics) -> Option<&DraftSources> {
+        self.poll();
+        match self {
+            Awaited::Ready(sources) => Some(sources),
+            Awaited::Missing => None,
+            Awaited::Pending(_) => {
+                metrics.busy.inc();
+                None
             }
         }
-        match self {
-            SourceState::Found(sources) => Some(sources),
-            SourceState::Pending(_) | SourceState::None => None,
-        }
-    }
-
-    /// [`get`](Self::get) in a step. A step that goes without sources, since they are still pending, is counted.
-    pub(crate) fn get_or_count(&mut self, metrics: &PluginMetrics) -> Option<&DraftSources> {
-        self.get();
-        if matches!(self, SourceState::Pending(_)) {
-            metrics.busy.inc();
-        }
-        self.get()
     }
 }

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use refrain_draft_replica::{DraftIndex, GroupMembership, NamespaceReplica, UploadConfig};
+use refrain_draft_replica::{DraftIndex, GroupMembership, NamespaceReplica, UploaderConfig};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedEvent, FinishReason, FollowReply,
     FollowRequest, LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
@@ -105,9 +105,9 @@ impl Rig {
         let mut config = PluginConfig {
             token: Some(token_of(&sign(&signer, "model")).unwrap()),
             mesh,
-            harvest: UploadConfig {
+            uploader: UploaderConfig {
                 interval_ms: 10,
-                ..UploadConfig::default()
+                ..UploaderConfig::default()
             },
             ..PluginConfig::default()
         };
@@ -135,7 +135,7 @@ impl Rig {
     fn group(&self, name: &str) -> GroupMembership {
         let replica = &self.proposer.replica;
         replica
-            .join_group(self.namespace().id(), name, DocumentId(1))
+            .join_group(self.namespace().id, name, DocumentId(1))
             .unwrap()
     }
 

@@ -11,10 +11,6 @@ pub struct IndexConfig {
     /// [`Index::needs_rebuild`](crate::Index::needs_rebuild) becomes true when more than this share of the live
     /// part's tokens is dead.
     pub dead_share_max: f32,
-    /// Most segments before some are merged (at least 1). Each search looks into every segment.
-    pub segments_max: usize,
-    /// A segment is rewritten when more than this share of its tokens is masked.
-    pub masked_share_max: f32,
 }
 
 impl Default for IndexConfig {
@@ -23,8 +19,6 @@ impl Default for IndexConfig {
             count_cap: 1024,
             pattern_tokens_max: 64,
             dead_share_max: 0.25,
-            segments_max: 3,
-            masked_share_max: 0.25,
         }
     }
 }

@@ -48,7 +48,6 @@ impl Index {
     pub fn new(config: IndexConfig) -> Self {
         let config = IndexConfig {
             pattern_tokens_max: config.pattern_tokens_max.max(1),
-            segments_max: config.segments_max.max(1),
             ..config
         };
         Index {
@@ -127,11 +126,6 @@ impl Index {
         }
     }
 
-    /// Whether a document has this key.
-    pub fn contains(&self, key: DocumentKey) -> bool {
-        self.live.contains(key) || self.find_sealed(key).is_some()
-    }
-
     /// Whether a document has this key and is sealed.
     pub fn is_sealed(&self, key: DocumentKey) -> bool {
         self.find_sealed(key).is_some()
@@ -188,11 +182,6 @@ impl Index {
         self.live.tokens()
     }
 
-    /// Tokens of the live part that were removed or cut off. They cost memory until the next rebuild.
-    pub fn dead_tokens(&self) -> u64 {
-        self.live.dead_tokens()
-    }
-
     /// Whether more of the live part is dead than [`IndexConfig::dead_share_max`] allows, so that a rebuild pays.
     pub fn needs_rebuild(&self) -> bool {
         self.live.needs_rebuild(self.config.dead_share_max)
@@ -223,31 +212,16 @@ impl Index {
         sizes
     }
 
-    /// Adds a sealed segment without its `masked` documents, for instance one that was opened from a file.
-    ///
-    /// A document that the index already has stays as it is, and the segment's copy is masked. Returns the number of
-    /// such documents.
-    pub fn mount(
-        &mut self,
-        segment: Arc<Segment>,
-        masked: impl IntoIterator<Item = DocumentKey>,
-    ) -> usize {
-        let mut mounted = MountedSegment::without(segment, masked);
-        let known: Vec<DocumentKey> = mounted
-            .keys(false)
-            .filter(|&key| self.contains(key))
-            .collect();
-        for &key in &known {
-            mounted.mask(key);
-        }
-        self.sealed.push(mounted);
-        known.len()
+    /// Adds a sealed segment without its `masked` documents, for instance one that was opened from a file. See
+    /// [`mount_all`](Self::mount_all).
+    pub fn mount(&mut self, segment: Arc<Segment>, masked: impl IntoIterator<Item = DocumentKey>) {
+        self.mount_all(vec![MountedSegment::without(segment, masked)]);
     }
 
     /// Adds many segments at once. No two of them may share a document, masked ones apart.
     ///
-    /// As with [`mount`](Self::mount), documents that the index already has stay. The cost is a look into each new
-    /// segment for each document of the index, so it is small for an index that is nearly empty.
+    /// A document that the index already has stays as it is, and the segments' copy is masked. The cost is a look
+    /// into each new segment for each document of the index, so it is small for an index that is nearly empty.
     pub fn mount_all(&mut self, mut segments: Vec<MountedSegment>) {
         let live = self.live.present().map(|(_, document)| document.key);
         let sealed = self.sealed.iter().flat_map(|mounted| mounted.keys(false));

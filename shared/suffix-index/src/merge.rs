@@ -21,6 +21,12 @@ pub struct MergePolicy {
     pub masked_share_max: f32,
 }
 
+/// The policy of indexes. Each search looks into every segment, so there are few.
+const MERGE_POLICY: MergePolicy = MergePolicy {
+    segments_max: 3,
+    masked_share_max: 0.25,
+};
+
 impl MergePolicy {
     /// Chooses the segments to merge into one, as ascending positions in `segments`. A single position means that the
     /// segment is rewritten without its masked documents. `None` means that nothing needs to be done.
@@ -87,13 +93,9 @@ impl Merge {
                 }
             }
         }
-        let segment = match builder.documents() {
-            0 => None,
-            _ => Some(Arc::new(builder.build()?)),
-        };
         Ok(Merged {
             inputs: self.inputs,
-            segment,
+            segment: builder.build_unless_empty()?,
         })
     }
 }
@@ -112,14 +114,10 @@ impl Merged {
 }
 
 impl Index {
-    /// Chooses the segments to merge, by the configured policy.
+    /// Chooses the segments to merge, by the policy of indexes.
     pub fn plan_merge(&self) -> Option<Vec<usize>> {
-        let policy = MergePolicy {
-            segments_max: self.config.segments_max,
-            masked_share_max: self.config.masked_share_max,
-        };
         let stats: Vec<SegmentStats> = self.sealed.iter().map(MountedSegment::stats).collect();
-        policy.plan(&stats)
+        MERGE_POLICY.plan(&stats)
     }
 
     /// Takes references to the segments at these positions. Positions out of range are ignored.

@@ -68,10 +68,10 @@ impl MountedSegment {
         (!self.is_masked(number)).then_some(number)
     }
 
-    /// Masks a document. Returns whether it was there.
-    pub(crate) fn mask(&mut self, key: DocumentKey) -> bool {
+    /// Masks a document, if it is there.
+    pub(crate) fn mask(&mut self, key: DocumentKey) {
         let Some(number) = self.find(key) else {
-            return false;
+            return;
         };
         if self.masked.is_empty() {
             self.masked = vec![0; self.segment.documents().div_ceil(64)];
@@ -79,7 +79,6 @@ impl MountedSegment {
         self.masked[number / 64] |= 1 << (number % 64);
         self.masked_documents += 1;
         self.masked_tokens += self.segment.view().tokens_of(number);
-        true
     }
 
     /// The keys of the masked documents, or of the other ones.

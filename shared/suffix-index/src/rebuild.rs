@@ -43,7 +43,8 @@ struct CopiedVersion {
 /// A new live part and perhaps a segment, to be passed to [`Index::finish_rebuild`].
 pub struct Rebuilt {
     live: LivePart,
-    segment: Option<Arc<Segment>>,
+    /// The segment of the sealed documents, if any document was sealed.
+    pub(crate) segment: Option<Arc<Segment>>,
     /// The generation of the live part that was copied.
     generation: u64,
     /// The copied documents of that live part.
@@ -83,24 +84,12 @@ impl Rebuild {
             }
             copied.insert(text.key, text.copied);
         }
-        let segment = match builder.documents() {
-            0 => None,
-            _ => Some(Arc::new(builder.build()?)),
-        };
         Ok(Rebuilt {
             live,
-            segment,
+            segment: builder.build_unless_empty()?,
             generation: self.generation,
             copied,
         })
-    }
-}
-
-impl Rebuilt {
-    /// The segment of the sealed documents, for instance to be written to a file, or `None` if no document was
-    /// sealed.
-    pub fn segment(&self) -> Option<&Arc<Segment>> {
-        self.segment.as_ref()
     }
 }
 
@@ -172,9 +161,7 @@ impl Index {
         for (&key, copied) in &copied {
             if self.live.documents[copied.slot as usize].removed {
                 match &mut mounted {
-                    Some(mounted) if copied.sealed => {
-                        mounted.mask(key);
-                    }
+                    Some(mounted) if copied.sealed => mounted.mask(key),
                     _ => {
                         live.remove(key);
                     }

@@ -111,10 +111,10 @@ impl Judge {
     pub(super) fn new(judging: Judging) -> Self {
         let WorkerConfig {
             speculation: SpeculationConfig { gain_min, .. },
-            memory,
+            replica,
             ..
         } = WorkerConfig::default();
-        let namespaces_max = NonZeroUsize::new(memory.namespaces_max);
+        let namespaces_max = NonZeroUsize::new(replica.namespaces_max);
         let depth = judging.head.acceptance.len() as u32;
         let router = Router::new(RouterParams {
             policy: RouterPolicy::Goodput,

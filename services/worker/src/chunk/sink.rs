@@ -19,7 +19,7 @@ const ENDED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// The destination of all output. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct OutputSink {
-    harvest: Uploader,
+    uploader: Uploader,
     metrics: WorkerMetrics,
     /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the same step as
     /// the chunk.
@@ -29,7 +29,7 @@ pub(crate) struct OutputSink {
 /// Everything needed to shorten an output, also after its chunk has ended.
 struct OutputCut {
     namespace_id: NamespaceId,
-    memory: Option<Arc<NamespaceReplica>>,
+    replica: Option<Arc<NamespaceReplica>>,
     /// A weak reference: many chunks are remembered, and a group goes when no request needs it.
     group: Option<Weak<GroupReplica>>,
     namespace: SignedNamespace,
@@ -43,7 +43,7 @@ impl OutputCut {
         let sources = running.sources.as_ref();
         OutputCut {
             namespace_id: running.namespace,
-            memory: sources.map(|sources| sources.memory.clone()),
+            replica: sources.map(|sources| sources.replica.clone()),
             group: sources
                 .and_then(|sources| sources.group.as_ref())
                 .map(|member| Arc::downgrade(member.group())),
@@ -54,9 +54,9 @@ impl OutputCut {
 }
 
 impl OutputSink {
-    pub(crate) fn new(harvest: Uploader, metrics: WorkerMetrics) -> Self {
+    pub(crate) fn new(uploader: Uploader, metrics: WorkerMetrics) -> Self {
         OutputSink {
-            harvest,
+            uploader,
             metrics,
             ended: Arc::new(Mutex::new(LruCache::new(ENDED_MAX))),
         }
@@ -66,7 +66,7 @@ impl OutputSink {
     pub(crate) fn adopt(&self, running: &ActiveRequest) {
         if !running.output().is_empty() {
             let earlier = running.piece(0, running.output(), None);
-            self.harvest
+            self.uploader
                 .adopt(running.namespace, &running.request.namespace, earlier);
         }
     }
@@ -79,9 +79,9 @@ impl OutputSink {
         }
         let namespace = &running.request.namespace;
         for document in &record.credited {
-            self.harvest.touch(running.namespace, namespace, *document);
+            self.uploader.touch(running.namespace, namespace, *document);
         }
-        self.harvest
+        self.uploader
             .push(running.namespace, namespace, running.piece_of(&record));
     }
 
@@ -99,7 +99,7 @@ impl OutputSink {
         };
         let piece = running.piece(running.output().len() as u32, &[], Some(finish));
         running.remember(piece);
-        self.harvest
+        self.uploader
             .push(running.namespace, &running.request.namespace, piece);
     }
 
@@ -107,7 +107,7 @@ impl OutputSink {
     pub(crate) fn record_cancelled(&self, running: &ActiveRequest) {
         let len = running.output().len() as u32;
         let piece = running.piece(len, &[], Some(FinishReason::Cancelled));
-        self.harvest
+        self.uploader
             .push(running.namespace, &running.request.namespace, piece);
     }
 
@@ -123,7 +123,7 @@ impl OutputSink {
         };
         if goes_on {
             let running = &chunk.running;
-            self.harvest.release(running.namespace, running.document());
+            self.uploader.release(running.namespace, running.document());
         }
         let cut = OutputCut::new(chunk, u32::MAX);
         self.ended().put(chunk.lease, cut);
@@ -133,7 +133,7 @@ impl OutputSink {
 
     /// Sends an error to the reader. The output so far remains an unfinished document, for the request's next chunk.
     pub(crate) fn fail(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
-        self.harvest
+        self.uploader
             .release(chunk.running.namespace, chunk.running.document());
         chunk.send_last(Err(error));
         ChunkOutcome::Failed
@@ -178,18 +178,18 @@ impl OutputSink {
     fn shorten(&self, cut: OutputCut) {
         let OutputCut {
             namespace_id,
-            memory,
+            replica,
             group,
             namespace,
             update,
         } = cut;
-        if let Some(memory) = memory {
-            memory.merge((&update).into());
+        if let Some(replica) = replica {
+            replica.merge((&update).into());
         }
         if let Some(group) = group.and_then(|group| group.upgrade()) {
             group.merge((&update).into());
         }
-        self.harvest
+        self.uploader
             .push(namespace_id, &namespace, (&update).into());
     }
 

@@ -65,8 +65,8 @@ pub struct EngineConfig {
     #[serde(skip)]
     pub drive_prompt_tokens_max: u64,
     /// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python
-    /// client inside. Equal to the default of the client's `memory.namespaces_max`, which evicts the namespaces above
-    /// it.
+    /// client inside. Equal to the default of the client's `replica.namespaces_max`, which evicts the namespaces
+    /// above it.
     #[serde(skip)]
     pub introduced_namespaces_max: usize,
 }

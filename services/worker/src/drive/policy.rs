@@ -108,7 +108,7 @@ impl DrivePolicy {
         drive_metrics: DriveMetrics,
     ) -> Self {
         let speculation = &config.speculation;
-        let namespaces = NonZeroUsize::new(config.memory.namespaces_max);
+        let namespaces = NonZeroUsize::new(config.replica.namespaces_max);
         let has_guard = speculation.gain_min > 0.0;
         let trials = has_guard.then(|| {
             Trials::new(TrialParams {

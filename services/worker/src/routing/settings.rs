@@ -65,7 +65,7 @@ impl DraftSettings {
     /// The settings of the router.
     pub(super) fn router_params(&self, config: &WorkerConfig) -> RouterParams {
         let speculation = &config.speculation;
-        let namespaces_max = NonZeroUsize::new(config.memory.namespaces_max);
+        let namespaces_max = NonZeroUsize::new(config.replica.namespaces_max);
         RouterParams {
             policy: match speculation.router {
                 RouterChoice::Score => Policy::Score,

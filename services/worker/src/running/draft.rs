@@ -14,16 +14,16 @@ use crate::routing::{asked, drafts_from_indexes};
 impl ActiveRequest {
     /// The query for a remote look-up, while the request decodes and its namespace has no complete replica here.
     pub(crate) fn remote_query(&self, context_tokens: usize) -> Option<DraftQuery> {
-        let memory = &self.sources.as_ref()?.memory;
+        let replica = &self.sources.as_ref()?.replica;
         if !drafts_from_indexes(self.request.speculation)
             || !self.is_decoding()
-            || !memory.is_partial()
+            || !replica.is_partial()
         {
             return None;
         }
         let from = self.text.len().saturating_sub(context_tokens);
         Some(DraftQuery {
-            replica: memory.clone(),
+            replica: replica.clone(),
             document: self.document(),
             context: self.text[from..].to_vec(),
         })
@@ -98,7 +98,7 @@ impl ActiveRequest {
     /// The best draft over all suffix indexes that the request may read.
     pub(super) fn suffix_draft(&self, draft_max: u32, params: &ProposeParams) -> Option<Candidate> {
         let sources = self.sources.as_ref()?;
-        let drafts = sources.memory.read();
+        let drafts = sources.replica.read();
         let group = sources.group.as_ref().map(|member| member.group().read());
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,

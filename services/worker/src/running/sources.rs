@@ -13,7 +13,7 @@ pub(super) const OWN: DocumentKey = DocumentKey(0);
 
 /// The texts that a request may draft from.
 pub(crate) struct Sources {
-    pub(crate) memory: Arc<NamespaceReplica>,
+    pub(crate) replica: Arc<NamespaceReplica>,
     /// The outputs of its group of samples on this worker, if it belongs to a group.
     pub(crate) group: Option<GroupMembership>,
     /// The request's own tree: prompt and output.
@@ -29,7 +29,7 @@ impl Sources {
     /// A text that is too long for an index.
     pub(crate) fn new(
         request: &mut ChunkRequest,
-        memory: Arc<NamespaceReplica>,
+        replica: Arc<NamespaceReplica>,
         group: Option<GroupMembership>,
         index: IndexConfig,
     ) -> Result<Self, ApiError> {
@@ -50,7 +50,7 @@ impl Sources {
             }
         };
         Ok(Sources {
-            memory,
+            replica,
             group,
             own,
             predicted,

@@ -36,8 +36,8 @@ pub(crate) struct WorkerParts {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) admission: Arc<Admission>,
     /// The copy of the drafts; `None` where the worker does not draft.
-    pub(crate) memory: Option<DraftReplica>,
-    pub(crate) harvest: Uploader,
+    pub(crate) replica: Option<DraftReplica>,
+    pub(crate) uploader: Uploader,
     pub(crate) auth: MeshAuth,
     pub(crate) drain: Drain,
     pub(crate) metrics: WorkerMetrics,
@@ -119,14 +119,14 @@ impl WorkerParts {
     /// Collects the sources that a new request may draft from, and indexes its text.
     fn sources(
         &self,
-        memory: &DraftReplica,
+        replica: &DraftReplica,
         namespace: NamespaceId,
         request: &mut ChunkRequest,
     ) -> Result<Sources, ApiError> {
-        let drafts = memory.namespace(namespace, &request.namespace);
+        let drafts = replica.namespace(namespace, &request.namespace);
         let group = request.group.as_deref().and_then(|group| {
             let document = request.request.into();
-            memory.join_group(namespace, group, document)
+            replica.join_group(namespace, group, document)
         });
         let index = IndexConfig {
             pattern_tokens_max: self.config.speculation.max_pattern_tokens,
@@ -174,8 +174,8 @@ impl Worker for WorkerHandle {
             speculation = ?request.speculation,
         );
         // Indexing a long prompt takes milliseconds, so it is done here and not in the loop that all requests share.
-        let sources = match &parts.memory {
-            Some(memory) => Some(parts.sources(memory, namespace_id, &mut request)?),
+        let sources = match &parts.replica {
+            Some(replica) => Some(parts.sources(replica, namespace_id, &mut request)?),
             None => None,
         };
         let self_drafts = parts

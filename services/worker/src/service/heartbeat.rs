@@ -56,8 +56,8 @@ impl Heartbeats {
     /// Sends a heartbeat. Returns the pause before the next one.
     pub(crate) async fn send(&self) -> Duration {
         let parts = &self.worker.parts;
-        if let Some(memory) = &parts.memory {
-            memory.observe();
+        if let Some(replica) = &parts.replica {
+            replica.observe();
         }
         self.confirm_engine().await;
         let served = parts.engine.served();

@@ -118,7 +118,7 @@ async fn start_bench<E>(
         store_grace_ms: 3_600_000,
         ..WorkerConfig::default()
     };
-    config.harvest.interval_ms = 5;
+    config.uploader.interval_ms = 5;
     change(&mut config);
     let scheduler = Arc::new(FakeScheduler::default());
     let metrics = Metrics::new().unwrap();

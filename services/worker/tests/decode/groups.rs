@@ -47,7 +47,7 @@ async fn a_sample_drafts_from_its_group_and_credits_it() {
 #[tokio::test]
 async fn without_room_for_groups_the_namespace_serves() {
     let bench = bench(FakeEngine::new(stopping), |config| {
-        config.memory.groups_max = 0;
+        config.replica.groups_max = 0;
     })
     .await;
     let first = run(&bench, sample(&bench, Some("g"))).await;
@@ -63,8 +63,8 @@ async fn without_room_for_groups_the_namespace_serves() {
 async fn a_group_does_not_draft_tokens_that_were_cut() {
     let bench = bench(FakeEngine::new(stopping), |config| {
         // The output is cut after it has ended and was sealed.
-        config.memory.seal_tokens = 1;
-        config.memory.upkeep_ms = 1;
+        config.replica.seal_tokens = 1;
+        config.replica.upkeep_ms = 1;
     })
     .await;
     let request = sample(&bench, Some("g"));

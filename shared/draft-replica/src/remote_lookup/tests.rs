@@ -92,7 +92,7 @@ impl Bench {
             ..ReplicaConfig::default()
         };
         let metrics = Metrics::new().unwrap();
-        let own = ReplicaMetrics::new(&metrics).unwrap();
+        let own = ReplicaMetrics::register(metrics.registry()).unwrap();
         let params = ProposeParams::default();
         Bench {
             lookup: RemoteLookup::new(store.clone(), &config, &params, own.clone()),

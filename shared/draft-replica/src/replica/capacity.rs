@@ -4,8 +4,9 @@
 //! index.
 
 use std::ops::{Add, AddAssign};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use refrain_protocol::segment::SegmentInfo;
 
 use crate::config::ReplicaConfig;
@@ -129,7 +130,7 @@ impl Capacity {
     /// Replaces the held size by the one that `count` finds, and returns the reserved size. No segment arrives
     /// meanwhile.
     pub(super) fn recount(&self, count: impl FnOnce() -> IndexSize) -> IndexSize {
-        let mut usage = self.lock();
+        let mut usage = self.usage.lock();
         usage.held = count();
         usage.reserved
     }
@@ -141,7 +142,7 @@ impl Capacity {
         mut segments: Vec<SegmentInfo>,
         config: &ReplicaConfig,
     ) -> (Vec<SegmentInfo>, Reservation) {
-        let mut usage = self.lock();
+        let mut usage = self.usage.lock();
         let left = usage.left(config);
         let mut taken = IndexSize::default();
         let fits = |info: &&SegmentInfo| {
@@ -158,7 +159,7 @@ impl Capacity {
 
     /// Whether `all` of a namespace in use would fit, if the `own` part that it holds were gone.
     pub(super) fn would_fit(&self, all: IndexSize, own: IndexSize, config: &ReplicaConfig) -> bool {
-        let usage = self.lock();
+        let usage = self.usage.lock();
         let others = Usage {
             held: usage.held.saturating_sub(own),
             reserved: usage.reserved,
@@ -168,13 +169,9 @@ impl Capacity {
 
     /// Gives back the `own` capacity of a namespace in use, which `empty` empties.
     pub(super) fn give_back(&self, own: IndexSize, empty: impl FnOnce()) {
-        let mut usage = self.lock();
+        let mut usage = self.usage.lock();
         empty();
         usage.held = usage.held.saturating_sub(own);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Usage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -182,7 +179,7 @@ impl Reservation {
     /// Installs what the capacity was reserved for. Its size counts as held from now on.
     pub(super) fn fill(mut self, install: impl FnOnce()) {
         let capacity = self.capacity.clone();
-        let mut usage = capacity.lock();
+        let mut usage = capacity.usage.lock();
         install();
         let size = std::mem::take(&mut self.size);
         usage.held += size;
@@ -193,7 +190,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.size != IndexSize::default() {
-            let mut usage = self.capacity.lock();
+            let mut usage = self.capacity.usage.lock();
             usage.reserved = usage.reserved.saturating_sub(self.size);
         }
     }

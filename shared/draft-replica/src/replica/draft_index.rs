@@ -107,25 +107,14 @@ impl DraftIndex {
     /// Applies an update, whether the request or the store's feed brings it first. Overlaps are cut off. A higher
     /// epoch may shorten the document. An update of an older epoch, or one after a gap, is ignored.
     ///
-    /// # Errors
-    /// The index has no capacity for more states.
-    pub(super) fn merge(
-        &mut self,
-        update: DocumentUpdateRef<'_>,
-        now: Instant,
-    ) -> Result<(), IndexError> {
-        self.apply(update, false, now)
-    }
-
-    /// Applies an update that comes from the request that emitted it.
-    ///
-    /// An earlier attempt of the same epoch may have emitted other tokens. Until the request `is_sole_source` of what
-    /// stands here, the text is compared with the update, and the update holds. Returns whether the request is the
-    /// sole source from here on: nothing of an earlier attempt stands behind the update.
+    /// An earlier attempt of the same epoch may have emitted other tokens than the request that brings the update.
+    /// Until the request `is_sole_source` of what stands here, the text is compared with the update, and the update
+    /// holds. The feed needs no comparison, and counts as the sole source. Returns whether the request is the sole
+    /// source from here on: nothing of an earlier attempt stands behind the update.
     ///
     /// # Errors
     /// The index has no capacity for more states.
-    pub fn merge_emitted(
+    pub fn merge(
         &mut self,
         update: DocumentUpdateRef<'_>,
         is_sole_source: bool,
@@ -233,12 +222,9 @@ impl DraftIndex {
 
     /// Keeps a document from eviction and sealing while a request emits its output. A sealed document is taken back
     /// to the live part, because it is going to grow.
-    ///
-    /// # Errors
-    /// The index has no capacity for that. The document is still there, sealed.
-    pub(super) fn pin(&mut self, document: DocumentId, now: Instant) -> Result<(), IndexError> {
+    pub(super) fn pin(&mut self, document: DocumentId, now: Instant) {
         *self.pinned.entry(document).or_default() += 1;
-        self.revive(document, now)
+        self.revive(document, now);
     }
 
     pub(super) fn unpin(&mut self, document: DocumentId) {
@@ -268,9 +254,8 @@ impl DraftIndex {
 
     /// Removes all documents but those of requests that run here.
     pub(super) fn reset(&mut self) {
-        let others = self.by_age.values().copied();
-        let others = others.filter(|document| !self.pinned.contains_key(document));
-        let others: Vec<DocumentId> = others.collect();
+        let mut others: Vec<DocumentId> = self.by_age.values().copied().collect();
+        others.retain(|document| !self.pinned.contains_key(document));
         self.remove(&others);
     }
 
@@ -341,9 +326,7 @@ impl DraftIndex {
         // Meanwhile a request may have begun to continue an output that had ended.
         let pinned: Vec<DocumentId> = self.pinned.keys().copied().collect();
         for document in pinned {
-            if let Err(error) = self.revive(document, now) {
-                tracing::warn!(%error, "an output stays sealed while it runs");
-            }
+            self.revive(document, now);
         }
         Ok(retired)
     }
@@ -355,17 +338,20 @@ impl DraftIndex {
             })
     }
 
-    /// Takes a sealed document back to the live part.
-    fn revive(&mut self, document: DocumentId, now: Instant) -> Result<(), IndexError> {
-        if self.index.is_sealed(key(document)) {
-            self.index.append(key(document), &[])?;
-            let live = LiveState {
-                changed: now,
-                ended: false,
-            };
-            self.live.insert(document, live);
+    /// Takes a sealed document back to the live part. Without capacity for that it stays as it is.
+    fn revive(&mut self, document: DocumentId, now: Instant) {
+        if !self.index.is_sealed(key(document)) {
+            return;
         }
-        Ok(())
+        if let Err(error) = self.index.append(key(document), &[]) {
+            tracing::warn!(%error, "the index has no capacity to take an output back; it stays sealed while it runs");
+            return;
+        }
+        let live = LiveState {
+            changed: now,
+            ended: false,
+        };
+        self.live.insert(document, live);
     }
 }
 

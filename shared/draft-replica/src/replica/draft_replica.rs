@@ -5,18 +5,22 @@ use std::sync::Arc;
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_suffix_index::{IndexConfig, IndexSizes};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::groups::GroupMembership;
-use super::maintenance::Maintenance;
+use super::ingest::Ingest;
 use super::namespace::NamespaceReplica;
-use super::registry::Registry;
+use super::registry::{FollowedNamespace, Registry};
 use crate::config::ReplicaConfig;
 use crate::metrics::ReplicaMetrics;
 
 /// All drafts beside an engine, except for the requests' own texts.
 pub struct DraftReplica {
     pub(super) registry: Arc<Registry>,
+    index: IndexConfig,
+    /// The runtime of the followers. A namespace may first be met on a thread of a listener that stops earlier.
+    runtime: Handle,
     maintenance: JoinHandle<()>,
 }
 
@@ -38,29 +42,55 @@ impl DraftReplica {
             pattern_tokens_max,
             ..IndexConfig::default()
         };
-        let registry = Arc::new(Registry::new(config, index, store, metrics));
-        let maintenance = Maintenance {
-            registry: registry.clone(),
-        };
+        let registry = Arc::new(Registry::new(config, index.clone(), store, metrics));
+        let runtime = Handle::current();
         DraftReplica {
-            maintenance: registry.runtime.spawn(maintenance.run()),
+            maintenance: runtime.spawn(registry.clone().maintain()),
             registry,
+            index,
+            runtime,
         }
     }
 
     /// The drafts of a namespace whose signature the caller has checked. The store is followed from the first call
-    /// on.
+    /// on. Past the limit the least recently used namespace is evicted.
     pub fn namespace(&self, id: NamespaceId, signed: &SignedNamespace) -> Arc<NamespaceReplica> {
-        self.registry.namespace(id, signed)
+        let mut namespaces = self.registry.namespaces.lock();
+        if let Some(followed) = namespaces.get(&id) {
+            let replica = followed.replica.clone();
+            replica.renew(replica.signed.lock(), signed);
+            return replica;
+        }
+        let replica = Arc::new(NamespaceReplica::new(id, signed, self.index.clone()));
+        let shared = &self.registry.shared;
+        let ingest = Ingest {
+            namespace: replica.clone(),
+            shared: shared.clone(),
+        };
+        let followed = FollowedNamespace {
+            replica: replica.clone(),
+            follower: self.runtime.spawn(ingest.follow()),
+        };
+        if let Some((evicted, _)) = namespaces.push(id, followed) {
+            shared.forget(evicted);
+        }
+        shared.metrics.namespaces.set(namespaces.len() as i64);
+        replica
     }
 
-    /// [`namespace`](Self::namespace) without waiting: `None` also where the namespace is not followed yet.
+    /// [`namespace`](Self::namespace) without waiting: `None` also where the namespace is not followed yet. Where
+    /// another thread holds the signature, that stays: the next request brings a newer one as well.
     pub fn try_namespace(
         &self,
         id: NamespaceId,
         signed: &SignedNamespace,
     ) -> Option<Arc<NamespaceReplica>> {
-        self.registry.try_namespace(id, signed)
+        let mut namespaces = self.registry.namespaces.try_lock()?;
+        let replica = namespaces.get(&id)?.replica.clone();
+        if let Some(held) = replica.signed.try_lock() {
+            replica.renew(held, signed);
+        }
+        Some(replica)
     }
 
     /// Adds a request to its group of the namespace. `None` where requests of as many groups run as there may be.
@@ -70,7 +100,7 @@ impl DraftReplica {
         group: &str,
         document: DocumentId,
     ) -> Option<GroupMembership> {
-        self.registry.groups.join(namespace, group, document)
+        self.registry.shared.groups.join(namespace, group, document)
     }
 
     /// [`join_group`](Self::join_group) without waiting: `None` also where another group would have to be evicted.
@@ -80,13 +110,16 @@ impl DraftReplica {
         group: &str,
         document: DocumentId,
     ) -> Option<GroupMembership> {
-        self.registry.groups.try_join(namespace, group, document)
+        self.registry
+            .shared
+            .groups
+            .try_join(namespace, group, document)
     }
 
     /// Stops following the store, and all maintenance.
     pub fn stop(&self) {
         self.maintenance.abort();
-        self.registry.clear();
+        self.registry.namespaces.lock().clear();
     }
 
     /// Brings the gauges up to date.
@@ -102,15 +135,17 @@ impl DraftReplica {
             sum.segment_tokens += sizes.segment_tokens;
             sum.segment_bytes += sizes.segment_bytes;
         }
-        let groups = self.registry.groups.all();
+        let metrics = &self.registry.shared.metrics;
+        metrics.set_index_sizes(&sum);
+        let groups = self.registry.shared.groups.all();
         let sizes = groups.iter().map(|group| {
             let index = group.read();
             (index.index.tokens(), index.index.bytes())
         });
         let (tokens, bytes) = sizes.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        let metrics = &self.registry.metrics;
-        metrics.set_index_sizes(&sum);
-        metrics.set_group_sizes(groups.len(), tokens, bytes);
+        metrics.groups.set(groups.len() as i64);
+        metrics.group_tokens.set(tokens as i64);
+        metrics.group_bytes.set(bytes as i64);
     }
 }
 

@@ -8,49 +8,45 @@ use refrain_protocol::document::{FeedCursor, FeedEvent, FollowReply, FollowReque
 use tokio::time::Instant;
 
 use super::ingest::Ingest;
-use super::take_over::{TakeOver, TakeOverRetry, store_backoff};
+use super::registry::SharedState;
+use super::take_over::{TakeOverRetry, store_backoff};
 
-/// The task that keeps a namespace up to date.
-pub(super) struct Follower {
-    pub(super) take_over: TakeOver,
-}
-
-impl Follower {
-    /// Runs until it is aborted.
-    pub(super) async fn run(self) {
-        let TakeOver {
-            ingest,
+impl Ingest {
+    /// Keeps the namespace up to date until it is aborted.
+    pub(super) async fn follow(self) {
+        let Ingest { namespace, shared } = &self;
+        let SharedState {
+            config,
             store,
             metrics,
             ..
-        } = &self.take_over;
-        let namespace = &ingest.namespace;
-        let mut cursor = self.take_over.run().await;
+        } = &**shared;
+        let mut cursor = self.take_over().await;
         // Documents that were removed during the take-over are drafted from until the feed says so: that comes first.
         let mut is_taken_over = cursor != FeedCursor::default();
-        let pause = Duration::from_millis(ingest.config.take_over_again_ms);
+        let pause = Duration::from_millis(config.take_over_again_ms);
         let mut retry = TakeOverRetry::new(pause, now());
         let mut backoff = store_backoff();
         let mut outage = Outage::default();
         loop {
             if !is_taken_over {
-                ingest.wait_for_seals().await;
+                self.wait_for_seals().await;
             }
             let request = FollowRequest {
                 namespace: namespace.signed(),
                 after: cursor,
-                max_tokens: ingest.config.follow_tokens,
+                max_tokens: config.follow_tokens,
                 wait_ms: match is_taken_over {
                     true => 0,
-                    false => ingest.config.follow_wait_ms,
+                    false => config.follow_wait_ms,
                 },
             };
             match store.follow(request).await {
                 Ok(reply) if reply.reset && cursor != FeedCursor::default() => {
                     // The feed from its beginning would bring it all as well, but document by document.
-                    ingest.reset();
+                    self.reset();
                     tokio::time::sleep(backoff.pause()).await;
-                    cursor = self.take_over.run().await;
+                    cursor = self.take_over().await;
                     is_taken_over = cursor != FeedCursor::default();
                 }
                 Ok(reply) => {
@@ -60,13 +56,13 @@ impl Follower {
                     }
                     cursor = reply.cursor;
                     let is_caught_up = reply.caught_up;
-                    apply(ingest, reply).await;
+                    self.apply(reply).await;
                     if is_caught_up {
                         is_taken_over = false;
                         namespace.is_behind.store(false, Ordering::Relaxed);
-                        if self.take_over.would_fit(&mut retry).await {
+                        if self.would_fit(&mut retry).await {
                             // Meanwhile the store looks drafts up, as it did for what was left out.
-                            cursor = self.take_over.run_again(cursor).await;
+                            cursor = self.take_over_again(cursor).await;
                             retry.record_take_over(now());
                             is_taken_over = cursor != FeedCursor::default();
                         }
@@ -92,6 +88,24 @@ impl Follower {
                 }
             }
         }
+    }
+
+    /// Applies a reply of the feed.
+    async fn apply(&self, reply: FollowReply) {
+        if reply.reset {
+            self.reset();
+        }
+        let mut removed = Vec::new();
+        for event in reply.events {
+            match event {
+                FeedEvent::Remove(document) => removed.push(document),
+                FeedEvent::Update(update) => {
+                    self.remove(&std::mem::take(&mut removed));
+                    self.merge(&update).await;
+                }
+            }
+        }
+        self.remove(&removed);
     }
 }
 
@@ -119,24 +133,6 @@ impl Outage {
     fn end(&mut self) -> bool {
         std::mem::take(&mut self.is_logged)
     }
-}
-
-/// Applies a reply of the feed.
-async fn apply(ingest: &Ingest, reply: FollowReply) {
-    if reply.reset {
-        ingest.reset();
-    }
-    let mut removed = Vec::new();
-    for event in reply.events {
-        match event {
-            FeedEvent::Remove(document) => removed.push(document),
-            FeedEvent::Update(update) => {
-                ingest.remove(&std::mem::take(&mut removed));
-                ingest.merge(&update).await;
-            }
-        }
-    }
-    ingest.remove(&removed);
 }
 
 fn now() -> std::time::Instant {

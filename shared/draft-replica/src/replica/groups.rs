@@ -3,18 +3,19 @@
 //! A group's tree holds outputs that ran here. It is always live, and is dropped soon after the group: its documents
 //! are those of the namespace, which keeps them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_suffix_index::IndexConfig;
 
 use super::draft_index::DraftIndex;
 use super::locked_index::LockedIndex;
 use crate::config::ReplicaConfig;
-use crate::metrics::ReplicaMetrics;
+use crate::metrics::{GROUP_TOKENS_MAX, GROUPS_MAX, ReplicaMetrics};
 use crate::update::DocumentUpdateRef;
 
 /// The drafts of one group of samples.
@@ -36,7 +37,7 @@ pub struct GroupMembership {
 impl GroupMembership {
     fn new(group: &Arc<GroupReplica>, document: DocumentId) -> Self {
         group.touch();
-        group.index.pin(document);
+        group.write().pin(document, Instant::now());
         GroupMembership {
             group: group.clone(),
             document,
@@ -45,8 +46,11 @@ impl GroupMembership {
 
     /// [`new`](Self::new) without waiting: `None` while another thread holds the group's index.
     fn try_new(group: &Arc<GroupReplica>, document: DocumentId) -> Option<Self> {
-        group.index.try_pin(document)?;
-        group.try_touch();
+        let now = Instant::now();
+        group.index.drafts.try_write()?.pin(document, now);
+        if let Some(mut last_used) = group.last_used.try_lock() {
+            *last_used = now;
+        }
         Some(GroupMembership {
             group: group.clone(),
             document,
@@ -62,24 +66,24 @@ impl GroupMembership {
 impl Drop for GroupMembership {
     fn drop(&mut self) {
         self.group.touch();
-        self.group.index.unpin(self.document);
+        self.group.write().unpin(self.document);
     }
 }
 
 impl GroupReplica {
     /// The index, shared with other readers. Hold it for microseconds, and not twice in one thread.
     pub fn read(&self) -> RwLockReadGuard<'_, DraftIndex> {
-        self.index.read()
+        self.index.drafts.read()
     }
 
     /// [`read`](Self::read) without waiting: `None` while a writer holds the index or waits for it.
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, DraftIndex>> {
-        self.index.try_read()
+        self.index.drafts.try_read()
     }
 
     /// The index, for one writer. Hold it for microseconds.
     pub fn write(&self) -> RwLockWriteGuard<'_, DraftIndex> {
-        self.index.write()
+        self.index.drafts.write()
     }
 
     /// Applies an update of a running output. An output of newer weights drives out those of older ones: these are no
@@ -88,7 +92,7 @@ impl GroupReplica {
         self.apply(self.write(), update, true);
     }
 
-    /// Applies an update that comes from the request that emitted it; see [`DraftIndex::merge_emitted`].
+    /// Applies an update that comes from the request that emitted it; see [`DraftIndex::merge`].
     pub fn merge_emitted(&self, update: DocumentUpdateRef<'_>, is_sole_source: bool) -> bool {
         self.apply(self.write(), update, is_sole_source)
     }
@@ -99,7 +103,7 @@ impl GroupReplica {
         update: DocumentUpdateRef<'_>,
         is_sole_source: bool,
     ) -> Option<bool> {
-        let index = self.index.try_write()?;
+        let index = self.index.drafts.try_write()?;
         Some(self.apply(index, update, is_sole_source))
     }
 
@@ -129,38 +133,22 @@ impl GroupReplica {
         }
         // Where all of the tree runs, this output is left out from here on: its next update comes after a gap.
         let is_full = exceeds(&index) && new > 0;
-        let merged =
-            (!is_full).then(|| index.merge_emitted(update, is_sole_source, Instant::now()));
+        let merged = (!is_full).then(|| index.merge(update, is_sole_source, Instant::now()));
         // An index without capacity for more states is as much a limit of the tree.
         let Some(Ok(is_sole_source)) = merged else {
-            self.metrics.group_full();
+            let rejections = &self.metrics.group_rejections;
+            rejections.with_label_values(&[GROUP_TOKENS_MAX]).inc();
             return is_sole_source;
         };
         is_sole_source
     }
 
     fn touch(&self) {
-        *self.lock_last_used() = Instant::now();
-    }
-
-    fn try_touch(&self) {
-        if let Ok(mut last_used) = self.last_used.try_lock() {
-            *last_used = Instant::now();
-        }
+        *self.last_used.lock() = Instant::now();
     }
 
     fn is_in_use(&self) -> bool {
         self.read().is_in_use()
-    }
-
-    fn last_used(&self) -> Instant {
-        *self.lock_last_used()
-    }
-
-    fn lock_last_used(&self) -> MutexGuard<'_, Instant> {
-        self.last_used
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -169,21 +157,17 @@ type GroupKey = (NamespaceId, String);
 /// All groups of all namespaces.
 pub(super) struct Groups {
     index: IndexConfig,
-    groups_max: usize,
-    tokens_max: u64,
-    ttl: Duration,
+    config: ReplicaConfig,
     metrics: ReplicaMetrics,
     /// Unbounded, because eviction passes over groups in use.
     groups: Mutex<LruCache<GroupKey, Arc<GroupReplica>>>,
 }
 
 impl Groups {
-    pub(super) fn new(config: &ReplicaConfig, index: IndexConfig, metrics: ReplicaMetrics) -> Self {
+    pub(super) fn new(config: ReplicaConfig, index: IndexConfig, metrics: ReplicaMetrics) -> Self {
         Groups {
             index,
-            groups_max: config.groups_max,
-            tokens_max: config.group_tokens_max,
-            ttl: Duration::from_millis(config.group_ttl_ms),
+            config,
             metrics,
             groups: Mutex::new(LruCache::unbounded()),
         }
@@ -197,23 +181,19 @@ impl Groups {
         document: DocumentId,
     ) -> Option<GroupMembership> {
         let key = (namespace, group.to_owned());
-        let mut groups = self.lock();
-        if let Some(group) = groups.get(&key) {
-            return Some(GroupMembership::new(group, document));
-        }
-        if groups.len() >= self.groups_max {
+        let mut groups = self.groups.lock();
+        if groups.len() >= self.config.groups_max && !groups.contains(&key) {
             let idle = groups.iter().rev().find(|(_, group)| !group.is_in_use());
             let Some(idle) = idle.map(|(key, _)| key.clone()) else {
-                self.metrics.group_refused();
+                let rejections = &self.metrics.group_rejections;
+                rejections.with_label_values(&[GROUPS_MAX]).inc();
                 return None;
             };
             groups.pop(&idle);
             self.metrics.group_evictions.inc();
         }
-        let group = self.create();
-        let membership = GroupMembership::new(&group, document);
-        groups.put(key, group);
-        Some(membership)
+        let group = groups.get_or_insert(key, || self.create());
+        Some(GroupMembership::new(group, document))
     }
 
     /// [`join`](Self::join) without waiting: `None` also where another group would have to be evicted, or another
@@ -225,23 +205,18 @@ impl Groups {
         document: DocumentId,
     ) -> Option<GroupMembership> {
         let key = (namespace, group.to_owned());
-        let mut groups = self.groups.try_lock().ok()?;
-        if let Some(group) = groups.get(&key) {
-            return GroupMembership::try_new(group, document);
-        }
-        if groups.len() >= self.groups_max {
+        let mut groups = self.groups.try_lock()?;
+        if groups.len() >= self.config.groups_max && !groups.contains(&key) {
             return None;
         }
-        let group = self.create();
-        let membership = GroupMembership::try_new(&group, document)?;
-        groups.put(key, group);
-        Some(membership)
+        let group = groups.get_or_insert(key, || self.create());
+        GroupMembership::try_new(group, document)
     }
 
     fn create(&self) -> Arc<GroupReplica> {
         Arc::new(GroupReplica {
             index: Arc::new(LockedIndex::new(self.index.clone())),
-            tokens_max: self.tokens_max,
+            tokens_max: self.config.group_tokens_max,
             weight_version: AtomicU64::new(0),
             last_used: Mutex::new(Instant::now()),
             metrics: self.metrics.clone(),
@@ -264,38 +239,26 @@ impl Groups {
 
     /// Drops the groups of a namespace. Running requests keep theirs through their own references.
     pub(super) fn forget(&self, namespace: NamespaceId) {
-        self.retain(|key, _| key.0 != namespace);
+        self.groups.lock().retain(|key, _| key.0 != namespace);
     }
 
     /// Drops idle groups that no request has joined or left for their time to live.
     pub(super) fn expire(&self, now: Instant) {
-        self.retain(|_, group| {
-            now.saturating_duration_since(group.last_used()) < self.ttl || group.is_in_use()
+        let ttl = Duration::from_millis(self.config.group_ttl_ms);
+        self.groups.lock().retain(|_, group| {
+            now.saturating_duration_since(*group.last_used.lock()) < ttl || group.is_in_use()
         });
     }
 
     pub(super) fn all(&self) -> Vec<Arc<GroupReplica>> {
-        let groups = self.lock();
+        let groups = self.groups.lock();
         groups.iter().map(|(_, group)| group.clone()).collect()
     }
 
     fn of(&self, namespace: NamespaceId) -> Vec<Arc<GroupReplica>> {
-        let groups = self.lock();
+        let groups = self.groups.lock();
         let of = groups.iter().filter(|(key, _)| key.0 == namespace);
         of.map(|(_, group)| group.clone()).collect()
-    }
-
-    fn retain(&self, keeps: impl Fn(&GroupKey, &GroupReplica) -> bool) {
-        let mut groups = self.lock();
-        let dropped = groups.iter().filter(|(key, group)| !keeps(key, group));
-        let dropped: Vec<GroupKey> = dropped.map(|(key, _)| key.clone()).collect();
-        for key in dropped {
-            groups.pop(&key);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LruCache<GroupKey, Arc<GroupReplica>>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

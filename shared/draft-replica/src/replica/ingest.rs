@@ -1,25 +1,23 @@
 //! Applying what the store sends to a namespace and its groups, without keeping requests waiting.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentUpdate;
 use tokio::time::Instant;
 
-use super::groups::Groups;
 use super::namespace::NamespaceReplica;
+use super::registry::SharedState;
 use crate::config::ReplicaConfig;
 use crate::update::DocumentUpdateRef;
 
-/// The writing end of a namespace, as its follower and its take-over use it.
+/// The side of a namespace that the store writes to. The task that follows the store takes segments over
+/// (`take_over.rs`), and applies the feed (`follower.rs`).
 pub(super) struct Ingest {
     pub(super) namespace: Arc<NamespaceReplica>,
-    pub(super) groups: Arc<Groups>,
-    /// Tokens of the live parts of all namespaces.
-    pub(super) live_tokens: Arc<AtomicU64>,
-    pub(super) config: ReplicaConfig,
+    pub(super) shared: Arc<SharedState>,
 }
 
 /// Tokens merged under one hold of the lock: well under a millisecond.
@@ -44,7 +42,7 @@ impl Ingest {
     pub(super) fn remove(&self, documents: &[DocumentId]) {
         for documents in documents.chunks(REMOVED_AT_ONCE) {
             self.namespace.write().remove(documents);
-            self.groups.remove(self.namespace.id, documents);
+            self.shared.groups.remove(self.namespace.id, documents);
         }
     }
 
@@ -52,13 +50,13 @@ impl Ingest {
     pub(super) fn reset(&self) {
         self.namespace.is_behind.store(true, Ordering::Relaxed);
         self.namespace.write().reset();
-        self.groups.reset(self.namespace.id);
+        self.shared.groups.reset(self.namespace.id);
     }
 
     /// Waits until sealing has caught up. A worker that starts receives documents faster than they are sealed, and
     /// the live part takes several times the memory of a segment with the same text.
     pub(super) async fn wait_for_seals(&self) {
-        let pause = Duration::from_millis(self.config.upkeep_ms);
+        let pause = Duration::from_millis(self.shared.config.upkeep_ms);
         let deadline = Instant::now() + SEAL_WAIT_MAX;
         loop {
             let now = Instant::now();
@@ -75,9 +73,9 @@ impl Ingest {
             live_tokens_max,
             seal_after_ms,
             ..
-        } = self.config;
+        } = self.shared.config;
         let quiet = Duration::from_millis(seal_after_ms);
-        let is_crowded = self.live_tokens.load(Ordering::Relaxed) / 2 >= live_tokens_max;
+        let is_crowded = self.shared.live_tokens.load(Ordering::Relaxed) / 2 >= live_tokens_max;
         let index = self.namespace.read();
         let is_full = index.index.live_tokens() / 2 >= seal_tokens;
         let enough = if is_crowded { 1 } else { seal_tokens };

@@ -10,24 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use refrain_suffix_index::IndexError;
-
 use self::plan::{IndexView, Job, next_job};
 use super::capacity::IndexSize;
 use super::draft_index::DraftIndex;
 use super::locked_index::LockedIndex;
-use super::registry::Registry;
+use super::registry::{Registry, SharedState};
 use crate::metrics::ReplicaMetrics;
 
-/// The maintenance task.
-pub(super) struct Maintenance {
-    pub(super) registry: Arc<Registry>,
-}
-
-impl Maintenance {
-    /// Runs until it is aborted.
-    pub(super) async fn run(self) {
-        let pause = Duration::from_millis(self.registry.config.upkeep_ms);
+impl Registry {
+    /// Maintains all indexes until it is aborted.
+    pub(super) async fn maintain(self: Arc<Self>) {
+        let pause = Duration::from_millis(self.shared.config.upkeep_ms);
         loop {
             let evicted = self.evict();
             let worked = self.do_next_job().await;
@@ -41,15 +34,16 @@ impl Maintenance {
 
     /// Evicts what exceeds the limits. Returns whether it evicted documents, so that there may be more to evict.
     fn evict(&self) -> bool {
-        let Registry {
+        let SharedState {
             config,
             groups,
             metrics,
+            capacity,
             ..
-        } = &*self.registry;
+        } = &*self.shared;
         groups.expire(Instant::now());
         let mut evicted = 0;
-        let namespaces = self.registry.namespaces();
+        let namespaces = self.namespaces();
         for namespace in &namespaces {
             // Proposals wait behind the exclusive lock, so it is taken only where documents have to go.
             if namespace.read().index.tokens() <= config.namespace_tokens_max {
@@ -62,7 +56,7 @@ impl Maintenance {
             evicted += documents;
         }
         let mut sizes = Vec::new();
-        let reserved = self.registry.capacity.recount(|| {
+        let reserved = capacity.recount(|| {
             let mut in_use = IndexSize::default();
             for namespace in &namespaces {
                 let index = namespace.read();
@@ -85,13 +79,13 @@ impl Maintenance {
             }
             if others.is_empty() {
                 let tokens_max = last.tokens_within(limit);
-                if let Some(namespace) = self.registry.namespaces().last() {
+                if let Some(namespace) = self.namespaces().last() {
                     namespace.lacks_capacity.store(true, Ordering::Relaxed);
                     evicted += namespace.write().evict(tokens_max);
                 }
                 break;
             }
-            self.registry.evict_one();
+            self.evict_one();
             sizes.remove(0);
         }
         metrics.evictions.inc_by(evicted as u64);
@@ -100,18 +94,18 @@ impl Maintenance {
 
     /// Does the most urgent job. Returns whether there was one.
     async fn do_next_job(&self) -> bool {
-        let config = &self.registry.config;
+        let config = &self.shared.config;
         let now = Instant::now();
         let quiet = Duration::from_millis(config.seal_after_ms);
         let mut indexes: Vec<Arc<LockedIndex>> = Vec::new();
         let mut views = Vec::new();
-        for namespace in self.registry.namespaces() {
+        for namespace in self.namespaces() {
             views.push(view(&namespace.index, now, quiet));
             indexes.push(namespace.index.clone());
         }
         let live = views.iter().map(|view| view.live_tokens).sum();
-        self.registry.live_tokens.store(live, Ordering::Relaxed);
-        for group in self.registry.groups.all() {
+        self.shared.live_tokens.store(live, Ordering::Relaxed);
+        for group in self.shared.groups.all() {
             let needs_rebuild = group.read().index.needs_rebuild();
             views.push(IndexView {
                 needs_rebuild,
@@ -122,10 +116,10 @@ impl Maintenance {
         let Some((at, job)) = next_job(&views, config, now) else {
             return false;
         };
-        let (name, metrics) = (job.name(), &self.registry.metrics);
+        let (name, metrics) = (job.name(), &self.shared.metrics);
         match run(&indexes[at], job, quiet, metrics).await {
             Ok(()) => {
-                metrics.job(name);
+                metrics.jobs.with_label_values(&[name]).inc();
                 true
             }
             Err(error) => {
@@ -138,8 +132,8 @@ impl Maintenance {
 
 /// The properties of an index that the choice of the next job depends on.
 fn view(index: &LockedIndex, now: Instant, quiet: Duration) -> IndexView {
-    let sealed_at = index.sealed_at();
-    let index = index.read();
+    let sealed_at = *index.sealed_at.lock();
+    let index = index.drafts.read();
     IndexView {
         live_tokens: index.index.live_tokens(),
         sealable_tokens: index.sealable_tokens(now, quiet),
@@ -157,7 +151,7 @@ async fn run(
     quiet: Duration,
     metrics: &ReplicaMetrics,
 ) -> anyhow::Result<()> {
-    let lock_seconds = metrics.lock_seconds(job.name());
+    let lock_seconds = metrics.lock_seconds.with_label_values(&[job.name()]);
     let retired = match &job {
         Job::Seal | Job::Rebuild => {
             let _building = index.building.lock().await;
@@ -170,15 +164,14 @@ async fn run(
             let finish = |index: &mut DraftIndex| index.finish_rebuild(rebuilt, Instant::now());
             let retired = index.write_timed(&lock_seconds, finish)?;
             if job == Job::Seal {
-                index.set_sealed_at(Instant::now());
+                *index.sealed_at.lock() = Some(Instant::now());
             }
             retired
         }
         Job::Merge(positions) => {
             let begin = |index: &mut DraftIndex| index.index.begin_merge(positions);
             let merge = index.write_timed(&lock_seconds, begin);
-            let merged = tokio::task::spawn_blocking(move || merge.run().map_err(IndexError::from))
-                .await??;
+            let merged = tokio::task::spawn_blocking(move || merge.run()).await??;
             index.write_timed(&lock_seconds, |index| index.index.finish_merge(merged))?
         }
     };

@@ -1,10 +1,10 @@
 //! The replica of one namespace, as its requests and its follower share it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError,
-};
+use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_suffix_index::IndexConfig;
 use tokio::sync::Notify;
@@ -15,7 +15,8 @@ use crate::update::DocumentUpdateRef;
 
 /// The drafts of one namespace.
 pub struct NamespaceReplica {
-    pub(crate) id: NamespaceId,
+    /// The id of the namespace.
+    pub id: NamespaceId,
     pub(super) index: Arc<LockedIndex>,
     pub(super) signed: Mutex<SignedNamespace>,
     /// Signals that `signed` is a newer one.
@@ -43,32 +44,27 @@ impl NamespaceReplica {
 
     /// The index, shared with other readers. Hold it for microseconds, and not twice in one thread.
     pub fn read(&self) -> RwLockReadGuard<'_, DraftIndex> {
-        self.index.read()
+        self.index.drafts.read()
     }
 
     /// [`read`](Self::read) without waiting: `None` while a writer holds the index or waits for it.
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, DraftIndex>> {
-        self.index.try_read()
+        self.index.drafts.try_read()
     }
 
     /// The index, for one writer. Hold it for microseconds.
     pub fn write(&self) -> RwLockWriteGuard<'_, DraftIndex> {
-        self.index.write()
+        self.index.drafts.write()
     }
 
     /// [`write`](Self::write) without waiting: `None` while another thread holds the index.
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, DraftIndex>> {
-        self.index.try_write()
-    }
-
-    /// The id of the namespace.
-    pub fn id(&self) -> NamespaceId {
-        self.id
+        self.index.drafts.try_write()
     }
 
     /// The newest signature of the namespace that a request brought.
     pub fn signed(&self) -> SignedNamespace {
-        self.lock_signed().clone()
+        self.signed.lock().clone()
     }
 
     /// Whether the store has more of the namespace than is here.
@@ -78,44 +74,32 @@ impl NamespaceReplica {
 
     /// Keeps an output from eviction and sealing, since a request here emits it.
     pub fn pin(&self, document: DocumentId) {
-        self.index.pin(document);
+        self.write().pin(document, Instant::now());
     }
 
     /// Takes back one [`pin`](Self::pin).
     pub fn unpin(&self, document: DocumentId) {
-        self.index.unpin(document);
+        self.write().unpin(document);
     }
 
-    /// Applies an update of an output.
+    /// Applies an update of an output. Tokens past the index's capacity cannot be drafted from, which is all the
+    /// harm.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
-        self.index.merge(update);
-    }
-
-    /// Keeps `signed`, if it is newer.
-    pub(super) fn renew(&self, signed: &SignedNamespace) {
-        self.renew_locked(self.lock_signed(), signed);
-    }
-
-    /// [`renew`](Self::renew) without waiting. Where another thread holds the signature it does nothing: the next
-    /// request brings a newer one as well.
-    pub(super) fn try_renew(&self, signed: &SignedNamespace) {
-        match self.signed.try_lock() {
-            Ok(held) => self.renew_locked(held, signed),
-            Err(TryLockError::Poisoned(poisoned)) => {
-                self.renew_locked(poisoned.into_inner(), signed);
-            }
-            Err(TryLockError::WouldBlock) => {}
+        let merged = self.write().merge(update, true, Instant::now());
+        if let Err(error) = merged {
+            tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
         }
     }
 
-    fn renew_locked(&self, mut held: MutexGuard<'_, SignedNamespace>, signed: &SignedNamespace) {
+    /// Replaces the signature that is `held` by `signed`, if that is newer.
+    pub(super) fn renew(
+        &self,
+        mut held: MutexGuard<'_, SignedNamespace>,
+        signed: &SignedNamespace,
+    ) {
         if signed.issued_at_s > held.issued_at_s {
             held.clone_from(signed);
             self.renewed.notify_one();
         }
-    }
-
-    fn lock_signed(&self) -> MutexGuard<'_, SignedNamespace> {
-        self.signed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

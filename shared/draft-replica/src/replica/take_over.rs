@@ -10,7 +10,6 @@
 
 mod retry;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -20,15 +19,13 @@ use refrain_protocol::segment::{
     DocumentsRequest, SegmentInfo, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
-use refrain_rpc::DraftStore;
+use refrain_service_kit::backoff::Backoff;
 use refrain_suffix_index::{Segment, SegmentWords};
 use tokio::time::Instant;
 
-use super::capacity::{Capacity, IndexSize};
+use super::capacity::IndexSize;
 use super::draft_index::IncomingSegments;
 use super::ingest::Ingest;
-use crate::metrics::ReplicaMetrics;
-use refrain_service_kit::backoff::Backoff;
 
 pub(super) use self::retry::TakeOverRetry;
 
@@ -44,23 +41,15 @@ const PIECE_WORDS: u32 = 1 << 20;
 /// Documents asked for with one call.
 const DOCUMENTS_AT_ONCE: usize = 1_024;
 
-/// Fetches the store's segments of one namespace.
-pub(super) struct TakeOver {
-    pub(super) ingest: Ingest,
-    pub(super) capacity: Arc<Capacity>,
-    pub(super) store: Arc<dyn DraftStore>,
-    pub(super) metrics: ReplicaMetrics,
-}
-
-impl TakeOver {
+impl Ingest {
     /// Takes over the segments that the store has. Returns the position where the feed goes on: its beginning where
     /// there is nothing to take over.
-    pub(super) async fn run(&self) -> FeedCursor {
+    pub(super) async fn take_over(&self) -> FeedCursor {
         for _ in 0..ATTEMPTS_MAX {
             match self.attempt().await {
                 Ok(cursor) => {
                     let outcome = if cursor.is_some() { "done" } else { "nothing" };
-                    self.metrics.take_over(outcome);
+                    self.count_take_over(outcome);
                     return cursor.unwrap_or_default();
                 }
                 // A segment was merged away.
@@ -76,14 +65,14 @@ impl TakeOver {
         }
         // The feed brings everything, and what does not fit is evicted again.
         self.set_lacks_capacity(false);
-        self.metrics.take_over("failed");
+        self.count_take_over("failed");
         FeedCursor::default()
     }
 
     /// Whether all that the store has would now fit, with some slack, where a part was left out or evicted. The store
     /// is asked now and then while requests of the namespace run: other namespaces have no claim to the capacity.
     pub(super) async fn would_fit(&self, retry: &mut TakeOverRetry) -> bool {
-        let namespace = &self.ingest.namespace;
+        let namespace = &self.namespace;
         let lacks_capacity = namespace.lacks_capacity.load(Ordering::Relaxed);
         let is_due = retry.is_due(lacks_capacity, Instant::now().into_std());
         if !is_due || !namespace.read().is_in_use() {
@@ -93,8 +82,8 @@ impl TakeOver {
         let request = SegmentsRequest {
             namespace: namespace.signed(),
         };
-        let Ok(listed) = self.store.segments(request).await else {
-            self.metrics.follow_failures.inc();
+        let Ok(listed) = self.shared.store.segments(request).await else {
+            self.shared.metrics.follow_failures.inc();
             return false;
         };
         let (own, unsealed) = {
@@ -105,20 +94,21 @@ impl TakeOver {
             (own, own.of_more(lens.map(u64::from).sum()))
         };
         let all = IndexSize::of_segments(&listed.segments) + unsealed;
-        self.capacity
-            .would_fit(all.with_slack(), own, &self.ingest.config)
+        self.shared
+            .capacity
+            .would_fit(all.with_slack(), own, &self.shared.config)
     }
 
     /// Takes a namespace over once more. Groups keep their documents, so the feed goes on from `before`, if that is
     /// earlier: documents removed since then are to be removed from groups as well.
-    pub(super) async fn run_again(&self, before: FeedCursor) -> FeedCursor {
-        let namespace = &self.ingest.namespace;
+    pub(super) async fn take_over_again(&self, before: FeedCursor) -> FeedCursor {
+        let namespace = &self.namespace;
         let own = namespace.read().size();
-        self.capacity.give_back(own, || {
+        self.shared.capacity.give_back(own, || {
             namespace.is_behind.store(true, Ordering::Relaxed);
             namespace.write().reset();
         });
-        let again = self.run().await;
+        let again = self.take_over().await;
         let is_of_another_feed = again.generation != before.generation;
         match again != FeedCursor::default() && is_of_another_feed {
             // The store answers `before` with a reset, and then everything begins anew.
@@ -129,8 +119,8 @@ impl TakeOver {
 
     async fn attempt(&self) -> anyhow::Result<Option<FeedCursor>> {
         let list = || {
-            self.store.segments(SegmentsRequest {
-                namespace: self.ingest.namespace.signed(),
+            self.shared.store.segments(SegmentsRequest {
+                namespace: self.namespace.signed(),
             })
         };
         let listed = match self.persist(list).await {
@@ -143,7 +133,7 @@ impl TakeOver {
             unsealed,
         } = listed;
         let all = segments.len();
-        let (fitting, reservation) = self.capacity.reserve(segments, &self.ingest.config);
+        let (fitting, reservation) = self.shared.capacity.reserve(segments, &self.shared.config);
         self.set_lacks_capacity(fitting.len() < all);
         if all == 0 {
             return Ok(None);
@@ -156,9 +146,13 @@ impl TakeOver {
         }
         let incoming = tokio::task::spawn_blocking(move || incoming(fetched)).await??;
         self.fetch_documents(&unsealed).await?;
-        let lock_seconds = self.metrics.lock_seconds("mount");
+        let lock_seconds = self
+            .shared
+            .metrics
+            .lock_seconds
+            .with_label_values(&["mount"]);
         reservation.fill(|| {
-            let index = &self.ingest.namespace.index;
+            let index = &self.namespace.index;
             index.write_timed(&lock_seconds, |index| index.install(incoming));
         });
         Ok(Some(cursor))
@@ -174,7 +168,7 @@ impl TakeOver {
         loop {
             match call().await {
                 Err(error) if is_transient(error.kind) && failures < FAILURES_MAX => {
-                    self.metrics.follow_failures.inc();
+                    self.shared.metrics.follow_failures.inc();
                     failures += 1;
                     tokio::time::sleep(backoff.pause()).await;
                 }
@@ -188,8 +182,8 @@ impl TakeOver {
         let mut offset = 0;
         while offset < info.words {
             let call = || {
-                self.store.segment_piece(SegmentPieceRequest {
-                    namespace: self.ingest.namespace.signed(),
+                self.shared.store.segment_piece(SegmentPieceRequest {
+                    namespace: self.namespace.signed(),
                     segment: info.segment,
                     offset,
                     max_words: PIECE_WORDS,
@@ -211,8 +205,7 @@ impl TakeOver {
             );
             words.extend(&piece.words);
         }
-        let bytes = words.len() * size_of::<u32>();
-        self.metrics.take_over_bytes.inc_by(bytes as u64);
+        self.shared.metrics.take_over_bytes.inc_by(4 * info.words);
         let opened = tokio::task::spawn_blocking(move || Segment::open_words(words));
         opened
             .await?
@@ -222,26 +215,31 @@ impl TakeOver {
     async fn fetch_documents(&self, documents: &[DocumentId]) -> anyhow::Result<()> {
         let mut left = documents;
         while !left.is_empty() {
-            self.ingest.wait_for_seals().await;
+            self.wait_for_seals().await;
             let call = || {
-                self.store.documents(DocumentsRequest {
-                    namespace: self.ingest.namespace.signed(),
+                self.shared.store.documents(DocumentsRequest {
+                    namespace: self.namespace.signed(),
                     documents: left[..left.len().min(DOCUMENTS_AT_ONCE)].to_vec(),
-                    max_tokens: self.ingest.config.follow_tokens,
+                    max_tokens: self.shared.config.follow_tokens,
                 })
             };
             let reply = self.persist(call).await?;
             anyhow::ensure!(reply.covered > 0, "the store answered for no document");
             left = left.get(reply.covered as usize..).unwrap_or_default();
             for update in reply.updates {
-                self.ingest.merge(&update).await;
+                self.merge(&update).await;
             }
         }
         Ok(())
     }
 
+    fn count_take_over(&self, outcome: &str) {
+        let take_overs = &self.shared.metrics.take_overs;
+        take_overs.with_label_values(&[outcome]).inc();
+    }
+
     fn set_lacks_capacity(&self, lacks_capacity: bool) {
-        let flag = &self.ingest.namespace.lacks_capacity;
+        let flag = &self.namespace.lacks_capacity;
         flag.store(lacks_capacity, Ordering::Relaxed);
     }
 }

@@ -273,21 +273,18 @@ impl PendingOutputs {
         let mut lost = 0;
         for (update, &length) in request.updates.iter().zip(&reply.lengths) {
             let key = (namespace_id, update.document);
-            let Some(pending) = self
-                .by_id
-                .get(&key)
-                .and_then(|order| self.documents.get_mut(order))
-                .filter(|pending| pending.epoch == update.epoch)
-            else {
+            // Tokens that came since it was sent have waited less than outputs that were not sent at all.
+            self.next_order += 1;
+            let waits_since = self.next_order;
+            let pending = self.get_mut(key);
+            let Some(pending) = pending.filter(|pending| pending.epoch == update.epoch) else {
                 continue;
             };
             let sent_len = update.prev_len + update.tokens.len() as u32;
             // A length below `prev_len` means that the store lost the beginning. It gets what there is again.
             pending.acknowledged = length.min(sent_len).clamp(pending.base, pending.len());
             pending.is_end_known = pending.finish == update.finish && length >= sent_len;
-            // Tokens that came since it was sent have waited less than outputs that were not sent at all.
-            self.next_order += 1;
-            pending.waits_since = self.next_order;
+            pending.waits_since = waits_since;
             let is_done =
                 pending.is_acknowledged() && (pending.finish.is_some() || pending.is_released);
             // A store that takes nothing of an update that fits knows a newer attempt.
@@ -321,11 +318,7 @@ impl PendingOutputs {
     /// Notes that no more updates of a document come.
     pub(crate) fn release(&mut self, namespace_id: NamespaceId, document: DocumentId) {
         let key = (namespace_id, document);
-        let Some(pending) = self
-            .by_id
-            .get(&key)
-            .and_then(|order| self.documents.get_mut(order))
-        else {
+        let Some(pending) = self.get_mut(key) else {
             return;
         };
         pending.is_released = true;
@@ -367,6 +360,10 @@ impl PendingOutputs {
                 documents: documents.into_iter().collect(),
             })
             .collect()
+    }
+
+    fn get_mut(&mut self, key: OutputKey) -> Option<&mut PendingOutput> {
+        self.documents.get_mut(self.by_id.get(&key)?)
     }
 
     /// Drops a document. Returns the number of its tokens that the store has not acknowledged.

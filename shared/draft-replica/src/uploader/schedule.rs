@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::config::UploadConfig;
+use crate::config::UploaderConfig;
 use refrain_service_kit::backoff::Backoff;
 
 /// Longest pause while the store cannot be reached, without its random part; or the interval, if that is longer.
@@ -33,7 +33,7 @@ pub(super) enum FlushOutcome {
 }
 
 impl UploadSchedule {
-    pub(super) fn new(config: &UploadConfig, now: Instant) -> Self {
+    pub(super) fn new(config: &UploaderConfig, now: Instant) -> Self {
         let interval = Duration::from_millis(config.interval_ms);
         UploadSchedule {
             interval,
@@ -94,10 +94,10 @@ mod tests {
     const FULL: FlushOutcome = FlushOutcome::Accepted { is_complete: false };
 
     fn schedule(growing_every: u32, began: Instant) -> UploadSchedule {
-        let config = UploadConfig {
+        let config = UploaderConfig {
             interval_ms: 100,
             growing_every,
-            ..UploadConfig::default()
+            ..UploaderConfig::default()
         };
         UploadSchedule::new(&config, began)
     }

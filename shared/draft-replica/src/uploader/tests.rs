@@ -34,7 +34,7 @@ const ACCEPTED: FlushOutcome = FlushOutcome::Accepted { is_complete: true };
 #[async_trait]
 impl DraftStore for PickyStore {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         state.calls += 1;
         if let Some(kind) = state.refuses {
             return Err(ApiError::new(kind, "no"));
@@ -96,20 +96,20 @@ fn two_tokens(document: u128, finish: Option<FinishReason>) -> DocumentUpdate {
 
 /// Three finished outputs of two tokens, 12 to 14, and a store that accepts `updates_max` at a time.
 fn three_pending(updates_max: usize) -> (Inner, PickyStore) {
-    let metrics = UploadMetrics::new(&Metrics::new().unwrap()).unwrap();
-    let uploader = Inner::new(UploadConfig::default(), metrics);
+    let metrics = UploaderMetrics::register(Metrics::new().unwrap().registry()).unwrap();
+    let uploader = Inner::new(UploaderConfig::default(), metrics);
     let namespace = namespace();
     for document in 12..=14 {
         let update = two_tokens(document, Some(FinishReason::Stop));
         uploader.change(|pending| pending.push(NamespaceId(1), &namespace, (&update).into()));
     }
     let store = PickyStore::default();
-    store.state.lock().unwrap().updates_max = updates_max;
+    store.state.lock().updates_max = updates_max;
     (uploader, store)
 }
 
 fn stored(store: &PickyStore) -> Vec<u128> {
-    let state = store.state.lock().unwrap();
+    let state = store.state.lock();
     state.lengths.keys().map(|document| document.0).collect()
 }
 
@@ -119,22 +119,22 @@ async fn only_outputs_that_are_refused_by_themselves_are_given_up() {
         let (uploader, store) = three_pending(updates_max);
         assert_eq!(uploader.flush(&store, true).await, ACCEPTED);
         assert_eq!(stored(&store), [12, 14]);
-        assert_eq!(store.state.lock().unwrap().calls, 4);
+        assert_eq!(store.state.lock().calls, 4);
         assert_eq!(uploader.metrics.dropped_tokens.get(), 2);
         assert_eq!(uploader.metrics.pending_tokens.get(), 0);
         // Nothing is left to be sent again.
         assert_eq!(uploader.flush(&store, true).await, FlushOutcome::Nothing);
-        assert_eq!(store.state.lock().unwrap().calls, 4);
+        assert_eq!(store.state.lock().calls, 4);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_cannot_be_reached_gets_everything_later() {
     let (uploader, store) = three_pending(3);
-    store.state.lock().unwrap().refuses = Some(ErrorKind::Unavailable);
+    store.state.lock().refuses = Some(ErrorKind::Unavailable);
     assert_eq!(uploader.flush(&store, true).await, FlushOutcome::Refused);
     assert_eq!(uploader.metrics.dropped_tokens.get(), 0);
-    store.state.lock().unwrap().refuses = None;
+    store.state.lock().refuses = None;
     assert_eq!(uploader.flush(&store, true).await, ACCEPTED);
     assert_eq!(stored(&store), [12, 14]);
 }
@@ -142,22 +142,22 @@ async fn a_store_that_cannot_be_reached_gets_everything_later() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_again_to_a_store_of_another_mesh() {
     let (uploader, store) = three_pending(3);
-    store.state.lock().unwrap().refuses = Some(ErrorKind::Unauthorized);
+    store.state.lock().refuses = Some(ErrorKind::Unauthorized);
     assert_eq!(uploader.flush(&store, true).await, ACCEPTED);
-    assert_eq!(store.state.lock().unwrap().calls, 1);
+    assert_eq!(store.state.lock().calls, 1);
     assert_eq!(uploader.metrics.dropped_tokens.get(), 6);
 }
 
 /// A running uploader that by itself sends growing outputs only after weeks.
 fn started() -> (Uploader, Arc<PickyStore>) {
     let store = Arc::new(PickyStore::default());
-    store.state.lock().unwrap().updates_max = 3;
-    let config = UploadConfig {
+    store.state.lock().updates_max = 3;
+    let config = UploaderConfig {
         interval_ms: 1,
         growing_every: u32::MAX,
-        ..UploadConfig::default()
+        ..UploaderConfig::default()
     };
-    let metrics = UploadMetrics::new(&Metrics::new().unwrap()).unwrap();
+    let metrics = UploaderMetrics::register(Metrics::new().unwrap().registry()).unwrap();
     (Uploader::start(config, store.clone(), metrics), store)
 }
 
@@ -199,14 +199,14 @@ async fn a_drain_sends_outputs_that_still_grow() {
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_ends_does_not_slow_down_another_one() {
     let (uploader, store) = started();
-    store.state.lock().unwrap().refuses = Some(ErrorKind::Unavailable);
+    store.state.lock().refuses = Some(ErrorKind::Unavailable);
     let update = two_tokens(1, None);
     uploader.push(NamespaceId(1), &namespace(), (&update).into());
     let gives_up = async {
-        let calls = || store.state.lock().unwrap().calls;
+        let calls = || store.state.lock().calls;
         eventually("the store is asked", || calls() > 0).await;
         assert!(!uploader.drain(Duration::ZERO).await);
-        store.state.lock().unwrap().refuses = None;
+        store.state.lock().refuses = None;
     };
     let waits = tokio::time::timeout(Duration::from_secs(60), uploader.drain(HOUR));
     let (waited, ()) = tokio::join!(waits, gives_up);

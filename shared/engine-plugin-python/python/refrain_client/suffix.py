@@ -30,7 +30,7 @@ class SuffixDecodingDraft(NamedTuple):
 class SuffixDecodingCache:
     """The cache as vLLM calls it, step by step.
 
-    REFRAIN_CLIENT_MEMORY__... variables limit its size; `max_cached_requests` is ignored. A request that was stopped
+    REFRAIN_CLIENT_REPLICA__... variables limit its size; `max_cached_requests` is ignored. A request that was stopped
     and begins again is resumed, because an engine stops requests to make room for others.
     """
 

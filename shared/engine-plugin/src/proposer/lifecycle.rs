@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use lru::LruCache;
-use refrain_draft_replica::{DraftReplica, Uploader};
+use parking_lot::Mutex;
+use refrain_draft_replica::{DraftReplica, ReplicaMetrics, Uploader, UploaderMetrics};
 use refrain_rpc::{DraftStore, HttpDraftStore};
 use refrain_service_kit::http::{MeshClient, Server};
 use refrain_service_kit::mesh::MeshAuth;
@@ -26,6 +27,9 @@ use crate::metrics_server::serve_metrics;
 use crate::outbox::Outbox;
 use crate::own_index::PromptReader;
 use crate::paused::PausedRequests;
+
+/// Deadline of ordinary calls to the store. No step of the engine waits for them.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Proposer {
     /// Reads the tokenizer's files from the configured folder, or else from `tokenizer`, and follows the configured
@@ -45,8 +49,7 @@ impl Proposer {
         };
         // The first client of a process sets up the log, and further ones use it.
         let _ = telemetry::init(&telemetry, "refrain-client");
-        let timeout = Duration::from_millis(config.timeout_ms);
-        let client = MeshClient::new(&config.store_url, &config.mesh.secret, timeout)?;
+        let client = MeshClient::new(&config.store_url, &config.mesh.secret, CALL_TIMEOUT)?;
         let store = Arc::new(HttpDraftStore::new(client));
         Proposer::start(config, tokenizer.identity(), store)
     }
@@ -62,13 +65,14 @@ impl Proposer {
     ) -> anyhow::Result<Self> {
         let auth = MeshAuth::new(&config.mesh)?;
         let registry = Metrics::new()?;
-        let metrics = PluginMetrics::new(&registry)?;
-        let default_namespace = Arc::new(DefaultNamespace::new(
-            config.token_file.clone(),
+        let metrics = PluginMetrics::register(registry.registry())?;
+        let default_namespace = Arc::new(DefaultNamespace {
+            file: config.token_file.clone(),
             auth,
-            tokenizer.to_owned(),
-            metrics.token_failures.clone(),
-        ));
+            tokenizer: tokenizer.to_owned(),
+            failures: metrics.token_failures.clone(),
+            signed: Mutex::default(),
+        });
         let signed = default_namespace.first(config.token.as_deref())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -77,12 +81,13 @@ impl Proposer {
             .build()?;
         let entered = runtime.enter();
         let replica = Arc::new(DraftReplica::new(
-            config.memory.clone(),
+            config.replica.clone(),
             config.pattern_tokens_max,
             store.clone(),
-            metrics.replica.clone(),
+            ReplicaMetrics::register(registry.registry())?,
         ));
-        let uploader = Uploader::start(config.harvest.clone(), store, metrics.upload.clone());
+        let upload_metrics = UploaderMetrics::register(registry.registry())?;
+        let uploader = Uploader::start(config.uploader.clone(), store, upload_metrics);
         let (outbox, inbox) = Outbox::new(&config, metrics.clone());
         let background = Background {
             replica: replica.clone(),
@@ -98,12 +103,11 @@ impl Proposer {
         let server = server.and_then(|addr| serve_metrics(addr, &registry, replica.clone()));
         drop(entered);
         let reader = PromptReader::start(&config, metrics.clone())?;
-        let at_least_one = |most| NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
-        let paused_max = at_least_one(config.paused_requests_max);
+        let namespaces_max = NonZeroUsize::new(config.replica.namespaces_max);
         let requests = Requests {
             running: HashMap::new(),
-            statistics: LruCache::new(at_least_one(config.memory.namespaces_max)),
-            paused: PausedRequests::new(paused_max, config.paused_tokens_max),
+            statistics: LruCache::new(namespaces_max.unwrap_or(NonZeroUsize::MIN)),
+            paused: PausedRequests::new(&config, metrics.clone()),
             default_namespace: signed,
         };
         Ok(Proposer {
@@ -124,7 +128,7 @@ impl Proposer {
     /// Counters of the work done, and the size of the replica.
     pub fn stats(&self) -> HashMap<&'static str, u64> {
         let counted = |value: i64| value.max(0) as u64;
-        let signed = self.default_namespace.signed();
+        let signed = self.default_namespace.signed.lock().clone();
         let namespace = signed.map(|signed| self.replica.namespace(signed.namespace.id(), &signed));
         let (documents, tokens) = namespace.as_ref().map_or((0, 0), |namespace| {
             let index = namespace.read();

@@ -88,7 +88,7 @@ fn a_token_file_is_waited_for() {
         let whole = folder.path().join("whole");
         std::fs::write(&whole, &token).unwrap();
         std::fs::rename(&whole, &file).unwrap();
-        wait_until(|| proposer.default_namespace.signed().is_some());
+        wait_until(|| proposer.default_namespace.signed.lock().is_some());
         let known = keys.store.outputs().len();
         emit(&proposer, "after");
         assert!(proposer.drain(PATIENCE));

@@ -30,7 +30,7 @@ fn document_of(
 #[test]
 fn an_output_that_is_erased_while_it_runs_stays_erased() {
     let rig = Rig::new(|config| {
-        config.memory.follow_wait_ms = 1;
+        config.replica.follow_wait_ms = 1;
         config.piece_tokens = 1;
     });
     let member = rig.group("g");
@@ -82,8 +82,8 @@ fn a_resumed_request_goes_on_where_it_stopped() {
         );
     }
     // Nothing was cut off and appended again.
-    assert_eq!(rig.namespace().read().index().dead_tokens(), 0);
-    assert_eq!(member.group().read().index().dead_tokens(), 0);
+    assert_eq!(rig.namespace().read().index().sizes().dead_tokens, 0);
+    assert_eq!(member.group().read().index().sizes().dead_tokens, 0);
 }
 
 #[test]

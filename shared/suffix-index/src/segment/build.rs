@@ -1,5 +1,7 @@
 //! Builds a segment from documents.
 
+use std::sync::Arc;
+
 use libsais::{LibsaisError, SuffixArrayConstruction};
 
 use super::Segment;
@@ -55,6 +57,14 @@ impl SegmentBuilder {
     /// Number of tokens added.
     pub fn tokens(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// [`build`](Self::build), or `None` without documents.
+    pub(crate) fn build_unless_empty(self) -> Result<Option<Arc<Segment>>, SegmentError> {
+        let has_documents = !self.documents.is_empty();
+        has_documents
+            .then(|| self.build().map(Arc::new))
+            .transpose()
     }
 
     /// Sorts the text and builds the segment. The cost is linear in the tokens, and about 12 bytes of memory per

@@ -17,8 +17,6 @@
 //! was rejected because every comparison, the main work of a search, would then have to shift and mask. Also, mapped
 //! pages could no longer be read as slices of tokens.
 
-use std::fmt;
-
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DocumentKey, Token};
@@ -40,13 +38,16 @@ const CHECKED_FROM: usize = 4;
 const KEY_WORDS: usize = 4;
 
 /// The reason why a segment cannot be built or opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
     /// The bytes do not begin like a segment.
+    #[error("the bytes are not a segment")]
     NotASegment,
     /// This program does not read the format version.
+    #[error("the segment has format version {0}; this program reads {VERSION}")]
     UnknownVersion(u32),
     /// The bytes are fewer or more than the header says.
+    #[error("the segment has {found} bytes, but its header says {expected}")]
     WrongLength {
         /// Number of bytes by the header.
         expected: u64,
@@ -54,47 +55,21 @@ pub enum SegmentError {
         found: u64,
     },
     /// The bytes are damaged.
+    #[error("the segment is damaged: its checksum is wrong")]
     WrongChecksum,
     /// The checksum is right, but the named section has impossible content. Another program must have written it.
+    #[error("the segment's section {0} is inconsistent")]
     Inconsistent(&'static str),
     /// A key was added twice.
+    #[error("document {:032x} is in the segment twice", .0.0)]
     DuplicateDocument(DocumentKey),
     /// There are more than 2^31 tokens. Divide them into several segments.
+    #[error("too many tokens for one segment: divide them into several")]
     TooLarge,
     /// There is not enough memory to sort the text.
+    #[error("not enough memory to sort the segment")]
     OutOfMemory,
 }
-
-impl fmt::Display for SegmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SegmentError::NotASegment => f.write_str("the bytes are not a segment"),
-            SegmentError::UnknownVersion(version) => write!(
-                f,
-                "the segment has format version {version}; this program reads {VERSION}"
-            ),
-            SegmentError::WrongLength { expected, found } => write!(
-                f,
-                "the segment has {found} bytes, but its header says {expected}"
-            ),
-            SegmentError::WrongChecksum => {
-                f.write_str("the segment is damaged: its checksum is wrong")
-            }
-            SegmentError::Inconsistent(section) => {
-                write!(f, "the segment's section {section} is inconsistent")
-            }
-            SegmentError::DuplicateDocument(key) => {
-                write!(f, "document {:032x} is in the segment twice", key.0)
-            }
-            SegmentError::TooLarge => {
-                f.write_str("too many tokens for one segment: divide them into several")
-            }
-            SegmentError::OutOfMemory => f.write_str("not enough memory to sort the segment"),
-        }
-    }
-}
-
-impl std::error::Error for SegmentError {}
 
 /// The lengths of the sections. [`Layout::check`] and the builder make it, so it fits its words.
 #[derive(Clone, Copy, Debug)]

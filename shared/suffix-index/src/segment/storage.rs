@@ -59,16 +59,6 @@ impl SegmentWords {
         reserve_huge(&mut self.0, words.len());
         self.0.extend_from_slice(words);
     }
-
-    /// Number of words so far.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are none yet.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 /// A copy on huge pages, if it is large enough to fill one page.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::format::{FENCE_TOKENS, Layout};
+use super::format::{FENCE_TOKENS, Layout, key_words};
 use super::ngrams::NgramTables;
 use crate::{DocumentKey, Token};
 
@@ -79,17 +79,7 @@ impl<'a> SegmentView<'a> {
 
     /// The number of the document with this key.
     pub(crate) fn find(&self, key: DocumentKey) -> Option<usize> {
-        let mut low = 0;
-        let mut high = self.documents();
-        while low < high {
-            let middle = low.midpoint(high);
-            match self.key(middle).cmp(&key) {
-                std::cmp::Ordering::Less => low = middle + 1,
-                std::cmp::Ordering::Equal => return Some(middle),
-                std::cmp::Ordering::Greater => high = middle,
-            }
-        }
-        None
+        self.keys.binary_search(&key_words(key)).ok()
     }
 
     pub(crate) fn document(&self, number: usize) -> SealedDocument<'a> {

@@ -195,7 +195,7 @@ impl World {
             self.oracle.set_sealed(key, self.index.is_sealed(key));
         }
         assert_eq!(self.index.tokens(), self.oracle.tokens());
-        let clean = self.index.dead_tokens() == 0;
+        let clean = self.index.sizes().dead_tokens == 0;
         let mut contexts = vec![self.context.clone()];
         for key in self.oracle.keys() {
             let (left, output) = self.oracle.text(key);
@@ -223,7 +223,7 @@ impl World {
 
     /// Checks that every match of the cursor is true. If `exact` is set, the first one must also be the longest.
     fn check_cursor(&self, context: &[Token], cursor: Cursor, exact: bool) {
-        let clean = self.index.dead_tokens() == 0;
+        let clean = self.index.sizes().dead_tokens == 0;
         let longest = self.oracle.longest(context, PATTERN_MAX as usize);
         assert!(cursor.len() as usize <= longest || !clean);
         assert!(

@@ -59,11 +59,11 @@ impl Bench {
     }
 
     fn merge(&mut self, update: &DocumentUpdate) {
-        self.drafts.merge(update.into(), self.now).unwrap();
+        self.drafts.merge(update.into(), true, self.now).unwrap();
     }
 
     fn pin(&mut self, document: u128) {
-        self.drafts.pin(DocumentId(document), self.now).unwrap();
+        self.drafts.pin(DocumentId(document), self.now);
     }
 
     fn seal(&mut self) {
@@ -133,11 +133,11 @@ fn tokens_that_a_higher_epoch_repeats_are_not_appended_again() {
         assert_eq!(bench.is_sealed(1), sealed);
         bench.merge(&update(1, 3, 1, &[2, 3, 4, 5]));
         assert_eq!(bench.len(1), Some(5));
-        assert_eq!(bench.drafts.index.dead_tokens(), 0);
+        assert_eq!(bench.drafts.index.sizes().dead_tokens, 0);
         bench.merge(&update(1, 4, 1, &[2, 3, 9]));
         bench.merge(&update(1, 5, 2, &[3]));
         assert_eq!(bench.len(1), Some(3));
-        assert_eq!(bench.drafts.index.dead_tokens(), 3);
+        assert_eq!(bench.drafts.index.sizes().dead_tokens, 3);
     }
 }
 
@@ -154,7 +154,7 @@ fn the_newest_attempt_of_an_epoch_replaces_earlier_ones() {
             let piece = update(1, 1, prev_len, tokens);
             let emitted = bench
                 .drafts
-                .merge_emitted((&piece).into(), is_sole_source, bench.now);
+                .merge((&piece).into(), is_sole_source, bench.now);
             (emitted.unwrap(), bench.len(1))
         };
         assert_eq!(emitted(&mut bench, 0, &[1, 2], false), (false, Some(5)));

@@ -46,7 +46,7 @@ async fn a_namespace_is_returned_at_once_or_not_at_all() {
         });
         (signed.namespace.id(), signed)
     };
-    let metrics = ReplicaMetrics::new(&Metrics::new().unwrap()).unwrap();
+    let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
     let replica = DraftReplica::new(
         ReplicaConfig::default(),
         64,
@@ -58,11 +58,11 @@ async fn a_namespace_is_returned_at_once_or_not_at_all() {
     let known = replica.namespace(first.0, &first.1);
     replica.namespace(second.0, &second.1);
 
-    let all = replica.registry.namespaces.lock().unwrap();
+    let all = replica.registry.namespaces.lock();
     assert!(replica.try_namespace(first.0, &first.1).is_none());
     drop(all);
     // It does not wait for the signature or the index either.
-    let (held, index) = (known.signed.lock().unwrap(), known.write());
+    let (held, index) = (known.signed.lock(), known.write());
     let mut newer = first.1.clone();
     newer.issued_at_s += 1;
     assert!(replica.try_namespace(first.0, &newer).is_some());

@@ -66,7 +66,7 @@ impl DraftStore for CrowdedStore {
 #[tokio::test(start_paused = true)]
 async fn a_refused_follower_asks_ever_more_seldom_and_still_gets_news() {
     let store = Arc::new(CrowdedStore::default());
-    let metrics = ReplicaMetrics::new(&Metrics::new().unwrap()).unwrap();
+    let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
     let replica = DraftReplica::new(ReplicaConfig::default(), 64, store.clone(), metrics);
     let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
     let signed = signer.sign(Namespace {

@@ -9,8 +9,8 @@ const ANOTHER: NamespaceId = NamespaceId(2);
 fn groups(change: impl FnOnce(&mut ReplicaConfig)) -> Groups {
     let mut config = ReplicaConfig::default();
     change(&mut config);
-    let metrics = ReplicaMetrics::new(&Metrics::new().unwrap()).unwrap();
-    Groups::new(&config, IndexConfig::default(), metrics)
+    let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
+    Groups::new(config, IndexConfig::default(), metrics)
 }
 
 fn update(document: u128, prev_len: u32, tokens: &[u32], weight_version: u64) -> DocumentUpdate {
@@ -160,7 +160,7 @@ fn calls_that_must_not_wait_return_while_another_thread_holds_a_lock() {
     groups.forget(ONE);
     let member = try_join(1).unwrap();
 
-    let all = groups.lock();
+    let all = groups.groups.lock();
     assert!(try_join(2).is_none());
     drop(all);
     let drafts = member.group().write();

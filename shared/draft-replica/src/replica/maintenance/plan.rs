@@ -66,9 +66,8 @@ pub(super) fn next_job(
 fn next_merge(views: &[IndexView], is_wanted: impl Fn(&IndexView) -> bool) -> Option<(usize, Job)> {
     let candidates = views.iter().enumerate().filter(|(_, view)| is_wanted(view));
     let (at, positions) = candidates
-        .filter_map(|(at, view)| Some((at, view.segments, view.merge.as_ref()?)))
-        .max_by_key(|(_, segments, _)| *segments)
-        .map(|(at, _, positions)| (at, positions))?;
+        .filter_map(|(at, view)| Some((at, view.merge.as_ref()?)))
+        .max_by_key(|(at, _)| views[*at].segments)?;
     Some((at, Job::Merge(positions.clone())))
 }
 

@@ -105,7 +105,7 @@ impl Bench {
         };
         change(&mut config);
         let metrics = Metrics::new().unwrap();
-        let own = ReplicaMetrics::new(&metrics).unwrap();
+        let own = ReplicaMetrics::register(metrics.registry()).unwrap();
         let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
         Bench {
             replica: DraftReplica::new(config, 64, store, own),

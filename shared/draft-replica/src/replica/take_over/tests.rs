@@ -205,7 +205,7 @@ async fn met_beside(fault: Fault, config: ReplicaConfig, coming: u64) -> (Met, R
         pieces: AtomicUsize::new(0),
     });
     let metrics = Metrics::new().unwrap();
-    let own = ReplicaMetrics::new(&metrics).unwrap();
+    let own = ReplicaMetrics::register(metrics.registry()).unwrap();
     let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
     let signed = signer.sign(Namespace {
         tenant: "acme".into(),
@@ -219,7 +219,11 @@ async fn met_beside(fault: Fault, config: ReplicaConfig, coming: u64) -> (Met, R
         tokens: coming,
         masked: Vec::new(),
     };
-    let (_, reservation) = replica.registry.capacity.reserve(vec![of_another], &config);
+    let (_, reservation) = replica
+        .registry
+        .shared
+        .capacity
+        .reserve(vec![of_another], &config);
     let namespace = replica.namespace(NamespaceId(1), &signed);
     let waited = tokio::time::timeout(Duration::from_secs(60), async {
         let has = |document| namespace.read().len_of(DocumentId(document)).is_some();
