@@ -14,7 +14,7 @@ use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
 use refrain_service_kit::clock;
-use refrain_service_kit::guard::Guarded;
+use refrain_service_kit::guard::{Guarded, Panicked};
 use tokio::sync::oneshot;
 
 use crate::config::SchedulerConfig;
@@ -80,12 +80,8 @@ impl Clock {
 
     fn now_ms(&self) -> u64 {
         self.start_unix_ms
-            .saturating_add(millis(self.start.elapsed()))
+            .saturating_add(clock::millis(self.start.elapsed()))
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The dispatcher: the core and the calls that wait for its answers.
@@ -292,20 +288,10 @@ impl DispatchActor {
                     let _ = reply.send(answer);
                 }
             }
-            DispatchMessage::Models { reply } => {
-                if let Ok(models) = self.core.run(|core| core.models()) {
-                    let _ = reply.send(models);
-                } else {
-                    self.after_rebuild();
-                }
-            }
+            DispatchMessage::Models { reply } => self.read(reply, |core| core.models()),
             DispatchMessage::Observe { reply } => {
                 let now_ms = self.clock.now_ms();
-                if let Ok(state) = self.core.run(|core| core.observe(now_ms)) {
-                    let _ = reply.send(state);
-                } else {
-                    self.after_rebuild();
-                }
+                self.read(reply, |core| core.observe(now_ms));
             }
             DispatchMessage::Drain { reply } => {
                 self.draining = true;
@@ -314,10 +300,15 @@ impl DispatchActor {
             }
             #[cfg(test)]
             DispatchMessage::Panic => {
-                if self.core.run(|_| panic!("a test asked for it")).is_err() {
-                    self.after_rebuild();
-                }
+                self.read(oneshot::channel().0, |_| panic!("a test asked for it"));
             }
+        }
+    }
+
+    fn read<A>(&mut self, reply: oneshot::Sender<A>, read: impl FnOnce(&Dispatch) -> A) {
+        match self.core.run(|core| read(core)) {
+            Ok(answer) => drop(reply.send(answer)),
+            Err(Panicked) => self.after_rebuild(),
         }
     }
 }

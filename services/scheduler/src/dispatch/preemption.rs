@@ -64,7 +64,10 @@ impl Dispatch {
             submitted_ms_max: self.now_ms.saturating_sub(PATIENCE_MS),
             fits: &|request| workers.fits(worker, request),
         };
-        for lease in self.queue.claim_slots(&pool, demand, preemptible) {
+        let Some(pool) = self.queue.pool_mut(&pool) else {
+            return preempted;
+        };
+        for lease in pool.claim_slots(demand, preemptible) {
             if let Some(running) = self.leases.get_mut(lease) {
                 running.preempted = true;
             }
