@@ -1,7 +1,7 @@
 //! The routes of OpenAI's API, and the way of a request through the modules of the gateway.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use actix_web::http::ConnectionType;
 use actix_web::http::header::{
@@ -10,14 +10,16 @@ use actix_web::http::header::{
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clock::millis;
 use refrain_service_kit::http::{HttpError, get, post};
 use tracing::Instrument;
 
+use crate::config::GatewayTuning;
 use crate::intake::{Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter};
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::{RelayContext, RelayEvent};
-use crate::request::{Endpoint, GenerateRequest, RequestLimits};
+use crate::request::{Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, EventStreamBody};
 
 /// The state that all handlers share.
@@ -28,10 +30,8 @@ pub(crate) struct GatewayState {
     pub(crate) tokenizing: TokenizingLimiter,
     pub(crate) relay: Arc<RelayContext>,
     pub(crate) metrics: Arc<GatewayMetrics>,
-    pub(crate) limits: RequestLimits,
     pub(crate) bodies: BodyReader,
-    pub(crate) stream_head_wait: Duration,
-    pub(crate) stream_keep_alive: Duration,
+    pub(crate) tuning: GatewayTuning,
 }
 
 /// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough
@@ -116,7 +116,10 @@ async fn generate(
                 .await
         }
         Err(error) => {
-            gateway.count_refused(&error);
+            gateway.metrics.ended(&error.kind.status().to_string());
+            if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
+                gateway.metrics.rejected("context");
+            }
             Err(error)
         }
     };
@@ -137,7 +140,7 @@ async fn generate(
     });
     response.headers_mut().insert(
         HeaderName::from_static("openai-processing-ms"),
-        HeaderValue::from(u64::try_from(received.elapsed().as_millis()).unwrap_or(u64::MAX)),
+        HeaderValue::from(millis(received.elapsed())),
     );
     response
 }
@@ -181,9 +184,11 @@ impl GatewayState {
         };
         let gateway = self.clone();
         let parse = move || match endpoint {
-            Endpoint::Chat => GenerateRequest::chat(body, &tenant, &gateway.models, gateway.limits),
+            Endpoint::Chat => {
+                GenerateRequest::chat(body, &tenant, &gateway.models, &gateway.tuning)
+            }
             Endpoint::Completion => {
-                GenerateRequest::completion(body, &tenant, &gateway.models, gateway.limits)
+                GenerateRequest::completion(body, &tenant, &gateway.models, &gateway.tuning)
             }
         };
         let accepted = match permit {
@@ -217,7 +222,7 @@ impl GatewayState {
                 .body(body));
         }
         // An early error gets its own status. Without an event for too long, the head is sent and the status is 200.
-        let first = match tokio::time::timeout(self.stream_head_wait, events.next()).await {
+        let first = match tokio::time::timeout(self.tuning.stream_head_wait, events.next()).await {
             Ok(None) => return Err(ApiError::internal("a request ended without a last event")),
             Ok(Some(RelayEvent::Failed(error))) => return Err(error),
             Ok(Some(event)) => Some(event),
@@ -232,23 +237,7 @@ impl GatewayState {
                 first,
                 events,
                 writer,
-                self.stream_keep_alive,
+                self.tuning.stream_keep_alive,
             )))
-    }
-
-    fn count_refused(&self, error: &ApiError) {
-        let status = error.kind.status().to_string();
-        self.metrics
-            .families
-            .requests
-            .with_label_values(&[status.as_str()])
-            .inc();
-        if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
-            self.metrics
-                .families
-                .rejections
-                .with_label_values(&["context"])
-                .inc();
-        }
     }
 }

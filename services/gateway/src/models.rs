@@ -156,7 +156,7 @@ impl Models {
     pub(crate) fn list(&self, tenant: &str) -> ModelList {
         let open = self.models.iter().filter(|model| model.is_open_to(tenant));
         ModelList {
-            object: "list".into(),
+            object: "list",
             data: open.map(|model| self.card(model)).collect(),
         }
     }
@@ -165,9 +165,9 @@ impl Models {
     pub(crate) fn card(&self, model: &Model) -> ModelCard {
         ModelCard {
             id: model.id.clone(),
-            object: "model".into(),
+            object: "model",
             created: self.created,
-            owned_by: OWNED_BY.into(),
+            owned_by: OWNED_BY,
         }
     }
 

@@ -11,22 +11,21 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use crate::TokenId;
 
 /// Most entries of `logit_bias`.
-pub const LOGIT_BIAS_MAX: usize = 1024;
+pub(super) const LOGIT_BIAS_MAX: usize = 1024;
 /// Most texts in `stop`, as with OpenAI.
-pub const STOPS_MAX: usize = 4;
+const STOPS_MAX: usize = 4;
 /// Most prompts of a body that are read. The gateway allows fewer.
-pub const PROMPTS_READ_MAX: usize = 65_536;
+const PROMPTS_READ_MAX: usize = 65_536;
 
-/// `stop`: one text or several, at most [`STOPS_MAX`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// One text.
-    One(String),
-    /// Several texts.
-    Several(Vec<String>),
-}
+/// `stop`: one text or several, at most 4.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stop(pub Vec<String>);
 
-/// `prompt`: one or several, at most [`PROMPTS_READ_MAX`].
+/// `logit_bias`: values by token id, at most 1024.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LogitBias(pub BTreeMap<String, f64>);
+
+/// `prompt`: one or several, at most 65,536.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// One text.
@@ -39,26 +38,17 @@ pub enum Prompt {
     TokenLists(Vec<Vec<TokenId>>),
 }
 
-/// Reads `logit_bias`, which may be null.
-pub(super) fn logit_bias<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<BTreeMap<String, f64>>, D::Error> {
-    Ok(Option::<Biases>::deserialize(deserializer)?.map(|biases| biases.0))
-}
-
-struct Biases(BTreeMap<String, f64>);
-
-impl<'de> Deserialize<'de> for Biases {
+impl<'de> Deserialize<'de> for LogitBias {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Shape;
         impl<'de> Visitor<'de> for Shape {
-            type Value = Biases;
+            type Value = LogitBias;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("an object of token ids and numbers")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
                 let mut biases = BTreeMap::new();
                 while let Some((token, bias)) = map.next_entry()? {
                     biases.insert(token, bias);
@@ -66,7 +56,7 @@ impl<'de> Deserialize<'de> for Biases {
                         return Err(too_many(LOGIT_BIAS_MAX, "tokens"));
                     }
                 }
-                Ok(Biases(biases))
+                Ok(LogitBias(biases))
             }
         }
         deserializer.deserialize_map(Shape)
@@ -84,7 +74,7 @@ impl<'de> Deserialize<'de> for Stop {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Stop, E> {
-                Ok(Stop::One(text.to_owned()))
+                Ok(Stop(vec![text.to_owned()]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
@@ -95,7 +85,7 @@ impl<'de> Deserialize<'de> for Stop {
                     }
                     texts.push(text);
                 }
-                Ok(Stop::Several(texts))
+                Ok(Stop(texts))
             }
         }
         deserializer.deserialize_any(Shape)
