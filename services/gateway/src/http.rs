@@ -44,26 +44,14 @@ const RETRY_AFTER_MS: u64 = 1_000;
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
     app.app_data(web::Data::from(gateway.clone()))
-        .service(post("/v1/chat/completions", chat))
-        .service(post("/v1/completions", completion))
+        .service(post("/v1/chat/completions", |gateway, request, payload| {
+            generate(gateway, Endpoint::Chat, request, payload)
+        }))
+        .service(post("/v1/completions", |gateway, request, payload| {
+            generate(gateway, Endpoint::Completion, request, payload)
+        }))
         .service(get("/v1/models", list_models))
         .service(get("/v1/models/{id:.*}", get_model));
-}
-
-async fn chat(
-    gateway: web::Data<GatewayState>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> HttpResponse {
-    generate(gateway.into_inner(), Endpoint::Chat, request, payload).await
-}
-
-async fn completion(
-    gateway: web::Data<GatewayState>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> HttpResponse {
-    generate(gateway.into_inner(), Endpoint::Completion, request, payload).await
 }
 
 async fn list_models(
@@ -91,12 +79,13 @@ fn announced_bytes(request: &HttpRequest) -> Option<u64> {
 }
 
 async fn generate(
-    gateway: Arc<GatewayState>,
+    gateway: web::Data<GatewayState>,
     endpoint: Endpoint,
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
     let received = Instant::now();
+    let gateway = gateway.into_inner();
     let outcome = match gateway.accept(endpoint, &request, payload, received).await {
         Ok((accepted, ticket)) => {
             let span = tracing::info_span!(
@@ -182,15 +171,12 @@ impl GatewayState {
                 Some(entered.map_err(|_| time.error())??)
             }
         };
-        let gateway = self.clone();
-        let parse = move || match endpoint {
-            Endpoint::Chat => {
-                GenerateRequest::chat(body, &tenant, &gateway.models, &gateway.tuning)
-            }
-            Endpoint::Completion => {
-                GenerateRequest::completion(body, &tenant, &gateway.models, &gateway.tuning)
-            }
+        let read = match endpoint {
+            Endpoint::Chat => GenerateRequest::chat,
+            Endpoint::Completion => GenerateRequest::completion,
         };
+        let gateway = self.clone();
+        let parse = move || read(body, &tenant, &gateway.models, &gateway.tuning);
         let accepted = match permit {
             // The work goes on if the client leaves meanwhile, so the permit belongs to it.
             Some(permit) => tokio::task::spawn_blocking(move || {

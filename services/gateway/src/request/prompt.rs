@@ -36,9 +36,8 @@ pub(super) fn chat(
 /// Number of prompts of a text completion.
 pub(super) fn count(prompt: &Prompt) -> usize {
     match prompt {
-        Prompt::Text(_) | Prompt::Tokens(_) => 1,
         Prompt::Texts(texts) => texts.len(),
-        Prompt::TokenLists(lists) => lists.len(),
+        Prompt::Tokens(lists) => lists.len(),
     }
 }
 
@@ -55,10 +54,8 @@ pub(super) fn completions(
             .map_err(|error| refused("prompt", &error, context))
     };
     let prompts = match prompt {
-        Prompt::Text(text) => vec![encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
-        Prompt::Tokens(tokens) => vec![tokens],
-        Prompt::TokenLists(lists) => lists,
+        Prompt::Tokens(lists) => lists,
     };
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
         return Err(ApiError::invalid(

@@ -37,8 +37,6 @@ pub(super) struct FairQueue {
     pools: BTreeMap<PoolKey, PoolQueue>,
     /// The pool and the tenant of each waiting call.
     owners: HashMap<LeaseCallId, (PoolKey, String)>,
-    /// Number of waiting requests by tenant, over all pools.
-    waiting_by_tenant: HashMap<String, usize>,
     tenants_tracked_max: usize,
 }
 
@@ -47,7 +45,6 @@ impl FairQueue {
         FairQueue {
             pools: BTreeMap::new(),
             owners: HashMap::new(),
-            waiting_by_tenant: HashMap::new(),
             tenants_tracked_max,
         }
     }
@@ -61,7 +58,9 @@ impl FairQueue {
     }
 
     pub(super) fn waiting_of_tenant(&self, tenant: &str) -> usize {
-        self.waiting_by_tenant.get(tenant).copied().unwrap_or(0)
+        let queues = self.pools.values();
+        let queues = queues.filter_map(|pool| pool.tenants.get(tenant));
+        queues.map(|queue| queue.waiting.len()).sum()
     }
 
     pub(super) fn waiting_in_pool(&self, key: &PoolKey) -> usize {
@@ -95,7 +94,6 @@ impl FairQueue {
         };
         pool.push(call, &tenant, waiting);
         pool.forget_idle_past(self.tenants_tracked_max);
-        *self.waiting_by_tenant.entry(tenant.clone()).or_default() += 1;
         self.owners.insert(call, (key, tenant));
     }
 
@@ -114,12 +112,6 @@ impl FairQueue {
     /// Takes a request out without a grant.
     pub(super) fn remove(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {
         let (key, tenant) = self.owners.remove(&call)?;
-        if let Some(count) = self.waiting_by_tenant.get_mut(&tenant) {
-            *count -= 1;
-            if *count == 0 {
-                self.waiting_by_tenant.remove(&tenant);
-            }
-        }
         self.pools.get_mut(&key)?.remove(call, &tenant)
     }
 

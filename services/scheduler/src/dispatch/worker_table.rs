@@ -30,12 +30,23 @@ pub(super) struct LiveWorker {
     pub(super) leases: BTreeSet<LeaseId>,
     /// Leases that it named and that the lease table does not hold: grants of an earlier process of the scheduler, or
     /// chunks that it has not ended yet. They take slots like all others.
-    foreign: BTreeSet<LeaseId>,
+    pub(super) foreign: BTreeSet<LeaseId>,
     /// When a chunk last failed there, if the worker has neither reported nor completed a chunk since.
     suspect_since_ms: Option<u64>,
 }
 
 impl LiveWorker {
+    /// Marks a worker on which a chunk failed. It gets no new chunks until it reports again or completes a chunk.
+    pub(super) fn suspect(&mut self, now_ms: u64) {
+        self.suspect_since_ms = Some(now_ms);
+    }
+
+    /// Clears the mark of a worker that completed a chunk at `ended_ms`. A chunk that ended before the failure, or in
+    /// the same millisecond, proves nothing.
+    pub(super) fn trust(&mut self, ended_ms: u64) {
+        self.suspect_since_ms = self.suspect_since_ms.filter(|since| *since >= ended_ms);
+    }
+
     fn candidate(&self) -> Candidate<'_> {
         Candidate {
             heartbeat: &self.heartbeat,
@@ -125,29 +136,18 @@ impl WorkerTable {
             );
             return Err(ApiError::new(ErrorKind::Conflict, message).with_code("worker_name_taken"));
         }
-        let restarted = known.heartbeat.incarnation != heartbeat.incarnation;
-        let mut lost = Vec::new();
-        if restarted {
-            known.previous_incarnation = Some(known.heartbeat.incarnation);
-            known.registered_ms = now_ms;
-            known.foreign.clear();
-            lost.extend(known.leases.iter().copied());
-        }
         known.reported_ms = now_ms;
         known.suspect_since_ms = None;
-        known.heartbeat = heartbeat;
-        Ok(if restarted {
-            Registration::Restarted(lost)
-        } else {
-            Registration::Renewed
-        })
-    }
-
-    /// Replaces the leases that a worker runs and the lease table does not hold.
-    pub(super) fn set_foreign(&mut self, worker: &WorkerId, foreign: BTreeSet<LeaseId>) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.foreign = foreign;
+        let before = std::mem::replace(&mut known.heartbeat, heartbeat);
+        if before.incarnation == known.heartbeat.incarnation {
+            return Ok(Registration::Renewed);
         }
+        known.previous_incarnation = Some(before.incarnation);
+        known.registered_ms = now_ms;
+        known.foreign.clear();
+        Ok(Registration::Restarted(
+            known.leases.iter().copied().collect(),
+        ))
     }
 
     /// Removes a foreign lease from the worker that named it. Returns `false` if no worker did.
@@ -155,25 +155,6 @@ impl WorkerTable {
         self.workers
             .values_mut()
             .any(|worker| worker.foreign.remove(&lease))
-    }
-
-    /// Marks a worker on which a chunk failed. It gets no new chunks until it reports again or completes a chunk.
-    pub(super) fn suspect(&mut self, worker: &WorkerId, now_ms: u64) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.suspect_since_ms = Some(now_ms);
-        }
-    }
-
-    /// Clears the mark of a worker that completed a chunk at `ended_ms`. A chunk that ended before the failure, or in
-    /// the same millisecond, proves nothing.
-    pub(super) fn trust(&mut self, worker: &WorkerId, ended_ms: u64) {
-        if let Some(worker) = self.workers.get_mut(worker)
-            && worker
-                .suspect_since_ms
-                .is_some_and(|since| since < ended_ms)
-        {
-            worker.suspect_since_ms = None;
-        }
     }
 
     /// The oldest of all workers' last heartbeats.

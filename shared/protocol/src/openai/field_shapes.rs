@@ -28,14 +28,10 @@ pub struct LogitBias(pub BTreeMap<String, f64>);
 /// `prompt`: one or several, at most 65,536.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// One text.
-    Text(String),
-    /// One prompt of tokens. An empty list counts as one.
-    Tokens(Vec<TokenId>),
-    /// Several texts.
+    /// Prompts as text.
     Texts(Vec<String>),
-    /// Several prompts of tokens.
-    TokenLists(Vec<Vec<TokenId>>),
+    /// Prompts of tokens. A list without entries is one prompt without tokens.
+    Tokens(Vec<Vec<TokenId>>),
 }
 
 impl<'de> Deserialize<'de> for LogitBias {
@@ -103,41 +99,29 @@ impl<'de> Deserialize<'de> for Prompt {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Prompt, E> {
-                Ok(Prompt::Text(text.to_owned()))
+                Ok(Prompt::Texts(vec![text.to_owned()]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
-                let mut prompt = match list.next_element()? {
-                    None => return Ok(Prompt::Tokens(Vec::new())),
-                    Some(PromptItem::Token(token)) => Prompt::Tokens(vec![token]),
-                    Some(PromptItem::Text(text)) => Prompt::Texts(vec![text]),
-                    Some(PromptItem::Tokens(tokens)) => Prompt::TokenLists(vec![tokens]),
-                };
+                let (mut tokens, mut texts, mut lists) = (Vec::new(), Vec::new(), Vec::new());
                 while let Some(item) = list.next_element()? {
-                    let prompts = match (&mut prompt, item) {
-                        (Prompt::Tokens(tokens), PromptItem::Token(token)) => {
-                            tokens.push(token);
-                            1
-                        }
-                        (Prompt::Texts(texts), PromptItem::Text(text)) => {
-                            texts.push(text);
-                            texts.len()
-                        }
-                        (Prompt::TokenLists(lists), PromptItem::Tokens(tokens)) => {
-                            lists.push(tokens);
-                            lists.len()
-                        }
-                        _ => {
-                            return Err(A::Error::custom(
-                                "all entries must be tokens, or all texts, or all lists of tokens",
-                            ));
-                        }
-                    };
-                    if prompts > PROMPTS_READ_MAX {
+                    match item {
+                        PromptItem::Token(token) => tokens.push(token),
+                        PromptItem::Text(text) => texts.push(text),
+                        PromptItem::Tokens(tokens) => lists.push(tokens),
+                    }
+                    if texts.len().max(lists.len()) > PROMPTS_READ_MAX {
                         return Err(too_many(PROMPTS_READ_MAX, "prompts"));
                     }
                 }
-                Ok(prompt)
+                match (tokens.is_empty(), texts.is_empty(), lists.is_empty()) {
+                    (_, true, true) => Ok(Prompt::Tokens(vec![tokens])),
+                    (true, false, true) => Ok(Prompt::Texts(texts)),
+                    (true, true, false) => Ok(Prompt::Tokens(lists)),
+                    _ => Err(A::Error::custom(
+                        "all entries must be tokens, or all texts, or all lists of tokens",
+                    )),
+                }
             }
         }
         deserializer.deserialize_any(Shape)
@@ -195,14 +179,11 @@ mod tests {
     #[test]
     fn prompts_come_in_four_shapes() {
         let read = |json: &str| serde_json::from_str::<Prompt>(json).unwrap();
-        assert_eq!(read("\"a\""), Prompt::Text("a".into()));
+        assert_eq!(read("\"a\""), Prompt::Texts(vec!["a".into()]));
         assert_eq!(read("[\"a\"]"), Prompt::Texts(vec!["a".into()]));
-        assert_eq!(read("[1, 2]"), Prompt::Tokens(vec![1, 2]));
-        assert_eq!(read("[]"), Prompt::Tokens(Vec::new()));
-        assert_eq!(
-            read("[[1], [2]]"),
-            Prompt::TokenLists(vec![vec![1], vec![2]])
-        );
+        assert_eq!(read("[1, 2]"), Prompt::Tokens(vec![vec![1, 2]]));
+        assert_eq!(read("[]"), Prompt::Tokens(vec![Vec::new()]));
+        assert_eq!(read("[[1], [2]]"), Prompt::Tokens(vec![vec![1], vec![2]]));
         for json in [
             "[1, \"a\"]",
             "[\"a\", [1]]",
