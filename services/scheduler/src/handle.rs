@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use crate::actor::{DispatchMessage, QUEUE_LOST};
-use crate::dispatch::{DispatchState, LeaseCallId, scheduler_unavailable};
+use crate::dispatch::{DispatchEvent, DispatchState, LeaseCallId, scheduler_unavailable};
 use crate::metrics::SchedulerMetrics;
 
 /// A handle on the running scheduler. It is cheap to clone.
@@ -119,10 +119,12 @@ impl Drop for PendingLease {
         // Once the channel is closed, the dispatcher takes back any grant by itself. A grant that has already arrived
         // is returned here.
         answer.close();
-        self.dispatch.do_send(match answer.try_recv() {
-            Ok(Ok(lease)) => DispatchMessage::Undelivered { lease },
-            _ => DispatchMessage::Withdraw { call: self.call },
-        });
+        let event = match answer.try_recv() {
+            Ok(Ok(Lease { lease, .. })) => DispatchEvent::Undelivered { lease },
+            _ => DispatchEvent::Withdraw { call: self.call },
+        };
+        self.dispatch
+            .do_send(DispatchMessage::Event(Box::new(event)));
     }
 }
 
@@ -153,7 +155,8 @@ impl Scheduler for SchedulerHandle {
 
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {
         // `do_send` ignores the mailbox's limit: returned leases are what empties the queue.
-        self.dispatch.do_send(DispatchMessage::Finish(finish));
+        let event = Box::new(DispatchEvent::Finish(finish));
+        self.dispatch.do_send(DispatchMessage::Event(event));
         Ok(())
     }
 
