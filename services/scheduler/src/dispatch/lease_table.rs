@@ -164,7 +164,7 @@ impl LeaseTable {
         }
     }
 
-    /// What a late `finish` of this lease corrects. Only the first call returns it.
+    /// The values that a late `finish` of this lease corrects. Only the first call returns them.
     pub(super) fn settle_ended(&mut self, lease: LeaseId) -> Option<Unsettled> {
         self.ended.get_mut(&lease)?.unsettled.take()
     }

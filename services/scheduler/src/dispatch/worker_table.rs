@@ -47,6 +47,18 @@ impl LiveWorker {
         self.suspect_since_ms = self.suspect_since_ms.filter(|since| *since >= ended_ms);
     }
 
+    /// Whether it would take chunks but has no free slot.
+    pub(super) fn is_full(&self) -> bool {
+        let candidate = self.candidate();
+        !self.heartbeat.draining && !candidate.suspect && !candidate.has_slot()
+    }
+
+    /// Whether a request of its pool could be placed on it if it had a free slot.
+    pub(super) fn fits(&self, request: &LeaseRequest) -> bool {
+        let own = &self.heartbeat;
+        own.max_context > request.context_tokens && !request.exclude.contains(&own.worker)
+    }
+
     fn candidate(&self) -> Candidate<'_> {
         Candidate {
             heartbeat: &self.heartbeat,
@@ -88,6 +100,10 @@ pub(super) struct WorkerTable {
 impl WorkerTable {
     pub(super) fn len(&self) -> usize {
         self.workers.len()
+    }
+
+    pub(super) fn get(&self, worker: &WorkerId) -> Option<&LiveWorker> {
+        self.workers.get(worker)
     }
 
     pub(super) fn get_mut(&mut self, worker: &WorkerId) -> Option<&mut LiveWorker> {
@@ -211,27 +227,6 @@ impl WorkerTable {
         // A full worker would send the request back here, after a wasted prefill.
         let is_open = !fallback.draining && candidate.has_slot();
         fallback.eagle3.filter(|_| same_text && is_open)
-    }
-
-    /// Whether a worker would take chunks but has no free slot.
-    pub(super) fn is_full(&self, worker: &WorkerId) -> bool {
-        self.workers.get(worker).is_some_and(|known| {
-            let candidate = known.candidate();
-            !known.heartbeat.draining && !candidate.suspect && !candidate.has_slot()
-        })
-    }
-
-    pub(super) fn pool_of(&self, worker: &WorkerId) -> Option<PoolKey> {
-        let heartbeat = &self.workers.get(worker)?.heartbeat;
-        Some(PoolKey::of_worker(heartbeat))
-    }
-
-    /// Whether a request of the worker's pool could be placed on it if it had a free slot.
-    pub(super) fn fits(&self, worker: &WorkerId, request: &LeaseRequest) -> bool {
-        self.workers.get(worker).is_some_and(|known| {
-            known.heartbeat.max_context > request.context_tokens
-                && !request.exclude.contains(worker)
-        })
     }
 
     pub(super) fn serves(&self, pool: &PoolKey) -> bool {
