@@ -246,50 +246,34 @@ impl Validate for GatewayConfig {
             &format!("retry_share: must be between 0 and {RETRY_SHARE_MAX}"),
         );
         for (place, proxy) in self.proxies.iter().enumerate() {
+            let rule = "must be an address or a network, such as 10.0.0.7 or 10.1.0.0/16";
             require(
                 network(proxy).is_some(),
-                &format!(
-                    "proxies[{place}]: must be an address or a network, such as 10.0.0.7 or 10.1.0.0/16"
-                ),
+                &format!("proxies[{place}]: {rule}"),
             );
         }
-        for (place, key) in self.keys.iter().enumerate() {
+        for (place, entry) in self.keys.iter().enumerate() {
+            let at = format!("keys[{place}]");
+            let tenant = &entry.tenant;
             require(
-                !key.tenant.is_empty(),
-                &format!("keys[{place}].tenant: must not be empty"),
+                !tenant.is_empty(),
+                &format!("{at}.tenant: must not be empty"),
             );
             let is_hash = |text: &String| hex::decode(text).is_ok_and(|bytes| bytes.len() == 32);
-            match (&key.key, &key.key_sha256) {
-                (Some(key), None) => require(
-                    !key.is_empty(),
-                    &format!("keys[{place}].key: must not be empty"),
-                ),
-                (None, Some(hash)) => {
-                    require(
-                        is_hash(hash),
-                        &format!("keys[{place}].key_sha256: must be 64 hex digits"),
-                    );
-                }
-                _ => require(
-                    false,
-                    &format!("keys[{place}]: set either key or key_sha256"),
-                ),
-            }
+            let (holds, fault) = match (&entry.key, &entry.key_sha256) {
+                (Some(key), None) => (!key.is_empty(), ".key: must not be empty"),
+                (None, Some(hash)) => (is_hash(hash), ".key_sha256: must be 64 hex digits"),
+                _ => (false, ": set either key or key_sha256"),
+            };
+            require(holds, &format!("{at}{fault}"));
         }
         let mut ids = BTreeSet::new();
-        for (place, model) in self.models.iter().enumerate() {
-            require(
-                !model.id.is_empty(),
-                &format!("models[{place}].id: must not be empty"),
-            );
-            require(
-                !model.files.is_empty(),
-                &format!("models[{place}].files: must be a folder, or builtin:name"),
-            );
-            require(
-                ids.insert(&model.id),
-                &format!("models[{place}].id: {} is listed twice", model.id),
-            );
+        for (place, ModelConfig { id, files, .. }) in self.models.iter().enumerate() {
+            let at = format!("models[{place}]");
+            require(!id.is_empty(), &format!("{at}.id: must not be empty"));
+            let fault = format!("{at}.files: must be a folder, or builtin:name");
+            require(!files.is_empty(), &fault);
+            require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
         }
         faults
     }

@@ -1,7 +1,7 @@
 //! The routes of OpenAI's API, and the way of a request through the modules of the gateway.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use actix_web::http::ConnectionType;
 use actix_web::http::header::{
@@ -10,14 +10,16 @@ use actix_web::http::header::{
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clock::millis;
 use refrain_service_kit::http::{HttpError, get, post};
 use tracing::Instrument;
 
+use crate::config::GatewayTuning;
 use crate::intake::{Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter};
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::{RelayContext, RelayEvent};
-use crate::request::{Endpoint, GenerateRequest, RequestLimits};
+use crate::request::{Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, EventStreamBody};
 
 /// The state that all handlers share.
@@ -28,10 +30,8 @@ pub(crate) struct GatewayState {
     pub(crate) tokenizing: TokenizingLimiter,
     pub(crate) relay: Arc<RelayContext>,
     pub(crate) metrics: Arc<GatewayMetrics>,
-    pub(crate) limits: RequestLimits,
     pub(crate) bodies: BodyReader,
-    pub(crate) stream_head_wait: Duration,
-    pub(crate) stream_keep_alive: Duration,
+    pub(crate) tuning: GatewayTuning,
 }
 
 /// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough
@@ -44,26 +44,14 @@ const RETRY_AFTER_MS: u64 = 1_000;
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
     app.app_data(web::Data::from(gateway.clone()))
-        .service(post("/v1/chat/completions", chat))
-        .service(post("/v1/completions", completion))
+        .service(post("/v1/chat/completions", |gateway, request, payload| {
+            generate(gateway, Endpoint::Chat, request, payload)
+        }))
+        .service(post("/v1/completions", |gateway, request, payload| {
+            generate(gateway, Endpoint::Completion, request, payload)
+        }))
         .service(get("/v1/models", list_models))
         .service(get("/v1/models/{id:.*}", get_model));
-}
-
-async fn chat(
-    gateway: web::Data<GatewayState>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> HttpResponse {
-    generate(gateway.into_inner(), Endpoint::Chat, request, payload).await
-}
-
-async fn completion(
-    gateway: web::Data<GatewayState>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> HttpResponse {
-    generate(gateway.into_inner(), Endpoint::Completion, request, payload).await
 }
 
 async fn list_models(
@@ -91,12 +79,13 @@ fn announced_bytes(request: &HttpRequest) -> Option<u64> {
 }
 
 async fn generate(
-    gateway: Arc<GatewayState>,
+    gateway: web::Data<GatewayState>,
     endpoint: Endpoint,
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
     let received = Instant::now();
+    let gateway = gateway.into_inner();
     let outcome = match gateway.accept(endpoint, &request, payload, received).await {
         Ok((accepted, ticket)) => {
             let span = tracing::info_span!(
@@ -116,7 +105,10 @@ async fn generate(
                 .await
         }
         Err(error) => {
-            gateway.count_refused(&error);
+            gateway.metrics.ended(&error.kind.status().to_string());
+            if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
+                gateway.metrics.rejected("context");
+            }
             Err(error)
         }
     };
@@ -137,7 +129,7 @@ async fn generate(
     });
     response.headers_mut().insert(
         HeaderName::from_static("openai-processing-ms"),
-        HeaderValue::from(u64::try_from(received.elapsed().as_millis()).unwrap_or(u64::MAX)),
+        HeaderValue::from(millis(received.elapsed())),
     );
     response
 }
@@ -179,13 +171,12 @@ impl GatewayState {
                 Some(entered.map_err(|_| time.error())??)
             }
         };
-        let gateway = self.clone();
-        let parse = move || match endpoint {
-            Endpoint::Chat => GenerateRequest::chat(body, &tenant, &gateway.models, gateway.limits),
-            Endpoint::Completion => {
-                GenerateRequest::completion(body, &tenant, &gateway.models, gateway.limits)
-            }
+        let read = match endpoint {
+            Endpoint::Chat => GenerateRequest::chat,
+            Endpoint::Completion => GenerateRequest::completion,
         };
+        let gateway = self.clone();
+        let parse = move || read(body, &tenant, &gateway.models, &gateway.tuning);
         let accepted = match permit {
             // The work goes on if the client leaves meanwhile, so the permit belongs to it.
             Some(permit) => tokio::task::spawn_blocking(move || {
@@ -217,7 +208,7 @@ impl GatewayState {
                 .body(body));
         }
         // An early error gets its own status. Without an event for too long, the head is sent and the status is 200.
-        let first = match tokio::time::timeout(self.stream_head_wait, events.next()).await {
+        let first = match tokio::time::timeout(self.tuning.stream_head_wait, events.next()).await {
             Ok(None) => return Err(ApiError::internal("a request ended without a last event")),
             Ok(Some(RelayEvent::Failed(error))) => return Err(error),
             Ok(Some(event)) => Some(event),
@@ -232,23 +223,7 @@ impl GatewayState {
                 first,
                 events,
                 writer,
-                self.stream_keep_alive,
+                self.tuning.stream_keep_alive,
             )))
-    }
-
-    fn count_refused(&self, error: &ApiError) {
-        let status = error.kind.status().to_string();
-        self.metrics
-            .families
-            .requests
-            .with_label_values(&[status.as_str()])
-            .inc();
-        if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
-            self.metrics
-                .families
-                .rejections
-                .with_label_values(&["context"])
-                .inc();
-        }
     }
 }

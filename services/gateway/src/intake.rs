@@ -4,9 +4,23 @@
 mod admission;
 mod api_keys;
 mod bodies;
+mod tenant_counts;
 mod tokenizing;
 
 pub(crate) use admission::{Admission, AdmissionTicket};
 pub(crate) use api_keys::ApiKeys;
 pub(crate) use bodies::{BodyLimits, BodyReader};
 pub(crate) use tokenizing::TokenizingLimiter;
+
+use refrain_protocol::error::code;
+use refrain_protocol::{ApiError, ErrorKind};
+
+/// Time after which a refused client may try again.
+const RETRY_AFTER_MS: u64 = 1_000;
+
+/// The error of a request beyond a limit on what is in flight.
+fn rate_limited(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorKind::Overloaded, message)
+        .with_code(code::RATE_LIMIT_EXCEEDED)
+        .with_retry_after_ms(RETRY_AFTER_MS)
+}

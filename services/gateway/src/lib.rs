@@ -116,18 +116,15 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         models: models.clone(),
         metrics: metrics.clone(),
         tasks: tokio::runtime::Handle::current(),
-        failures_max: tuning.failures_max,
         retries: relay::RetryBudget::new(
             config.retry_share,
             tuning.retries_per_s_min,
             &deps.metrics,
             metrics.families.rejections.with_label_values(&["retries"]),
         )?,
-        retry_backoff: tuning.retry_backoff,
-        worker_silence_max: tuning.worker_silence_max,
         scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         time: time.clone(),
-        events_max: tuning.stream_events_max,
+        tuning: tuning.clone(),
     };
     let gateway = Arc::new(http::GatewayState {
         keys: intake::ApiKeys::new(&config.keys, config.anonymous_tenant.clone()),
@@ -136,12 +133,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             config.requests_in_flight_max,
             config.tenant_requests_in_flight_max,
             drain.clone(),
-            &metrics,
+            metrics.clone(),
         ),
         tokenizing: intake::TokenizingLimiter::new(
             tuning.tokenizing_bytes_max,
             waiting_bytes_max,
-            &metrics,
+            metrics.clone(),
         ),
         relay: Arc::new(relay),
         bodies: intake::BodyReader::new(
@@ -152,18 +149,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
                 tenant_bodies_max: config.tenant_requests_in_flight_max,
                 arrived_bytes_max: waiting_bytes_max,
             },
-            &metrics,
+            metrics.clone(),
         ),
         metrics,
-        limits: request::RequestLimits {
-            choices_max: tuning.choices_max,
-            rollout_chunk_tokens: tuning.rollout_chunk_tokens,
-            chunk_tokens: tuning.chunk_tokens,
-        },
-        stream_head_wait: tuning.stream_head_wait,
-        stream_keep_alive: tuning.stream_keep_alive,
+        tuning,
     });
-    let period = tuning.models_poll;
+    let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
     let readiness = {

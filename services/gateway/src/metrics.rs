@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use refrain_protocol::ApiError;
-use refrain_protocol::error::code;
+use prometheus::HistogramVec;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
+
+use crate::request::GenerateRequest;
 
 /// Most tenants with label values of their own. The others share `other`.
 const TENANT_LABELS_MAX: usize = 1000;
@@ -91,14 +92,20 @@ impl GatewayMetrics {
         })
     }
 
-    /// Counts a request that ends because it gets no lease.
-    pub(crate) fn lease_given_up(&self, error: &ApiError) {
-        if error.has_code(code::SCHEDULER_UNAVAILABLE) {
-            self.families
-                .rejections
-                .with_label_values(&["scheduler_wait"])
-                .inc();
-        }
+    /// Counts a request that was refused because a limit was reached.
+    pub(crate) fn rejected(&self, limit: &str) {
+        self.families.rejections.with_label_values(&[limit]).inc();
+    }
+
+    /// Counts a request by its final status.
+    pub(crate) fn ended(&self, status: &str) {
+        self.families.requests.with_label_values(&[status]).inc();
+    }
+
+    /// Observes a value of a request in a family with the labels `tenant` and `model`.
+    pub(crate) fn observe(&self, family: &HistogramVec, request: &GenerateRequest, value: f64) {
+        let labels = [self.tenant_label(&request.tenant), &request.model.id];
+        family.with_label_values(&labels).observe(value);
     }
 
     /// The label value of a tenant.

@@ -1,7 +1,7 @@
 //! The models on offer: their tokenizers and templates, and the workers that serve them now.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::Context;
 use refrain_protocol::error::code;
@@ -142,13 +142,11 @@ impl Models {
             .iter()
             .find(|model| model.id == id && model.is_open_to(tenant));
         found.cloned().ok_or_else(|| {
-            let mut error = ApiError::new(
-                ErrorKind::NotFound,
-                "the model does not exist, or this key may not use it; GET /v1/models lists the models of this key",
-            )
-            .with_code(code::MODEL_NOT_FOUND);
-            error.param = Some("model".into());
-            error
+            let message = "the model does not exist, or this key may not use it; GET /v1/models lists the models of this key";
+            ApiError {
+                kind: ErrorKind::NotFound,
+                ..ApiError::invalid("model", message).with_code(code::MODEL_NOT_FOUND)
+            }
         })
     }
 
@@ -156,7 +154,7 @@ impl Models {
     pub(crate) fn list(&self, tenant: &str) -> ModelList {
         let open = self.models.iter().filter(|model| model.is_open_to(tenant));
         ModelList {
-            object: "list".into(),
+            object: "list",
             data: open.map(|model| self.card(model)).collect(),
         }
     }
@@ -165,34 +163,30 @@ impl Models {
     pub(crate) fn card(&self, model: &Model) -> ModelCard {
         ModelCard {
             id: model.id.clone(),
-            object: "model".into(),
+            object: "model",
             created: self.created,
-            owned_by: OWNED_BY.into(),
+            owned_by: OWNED_BY,
         }
     }
 
     /// Longest text of a model, tokens: the lesser of the limits of its files and its workers.
     pub(crate) fn max_context(&self, model: &Model) -> u32 {
-        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
-        let workers = served
-            .iter()
-            .find(|entry| serves(entry, model))
-            .map(|entry| entry.max_context);
-        match (model.max_context, workers) {
-            (Some(files), Some(workers)) => files.min(workers),
-            (Some(limit), None) | (None, Some(limit)) => limit,
-            (None, None) => CONTEXT_DEFAULT,
-        }
+        let served = self.served();
+        let workers = served.iter().find(|entry| serves(entry, model));
+        let workers = workers.map(|entry| entry.max_context);
+        let limits = model.max_context.into_iter().chain(workers);
+        limits.min().unwrap_or(CONTEXT_DEFAULT)
+    }
+
+    fn served(&self) -> RwLockReadGuard<'_, Vec<ServedModel>> {
+        self.served.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of live workers of a model, by the last answer of the scheduler.
     pub(crate) fn worker_count(&self, model: &Model) -> usize {
-        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
-        served
-            .iter()
-            .filter(|entry| serves(entry, model))
-            .map(|entry| entry.workers as usize)
-            .sum()
+        let served = self.served();
+        let ours = served.iter().filter(|entry| serves(entry, model));
+        ours.map(|entry| entry.workers as usize).sum()
     }
 
     /// Takes an answer of the scheduler.
@@ -211,10 +205,9 @@ impl Models {
 
     /// Whether any model has a worker.
     pub(crate) fn is_any_served(&self) -> bool {
-        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
-        self.models
-            .iter()
-            .any(|model| served.iter().any(|entry| serves(entry, model)))
+        let served = self.served();
+        let is_served = |model: &Arc<Model>| served.iter().any(|entry| serves(entry, model));
+        self.models.iter().any(is_served)
     }
 
     /// The signed namespace of a tenant and a model. It is signed anew after half of the life of a signature.
@@ -222,24 +215,20 @@ impl Models {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (tenant.to_owned(), model.id.clone());
         let now_s = clock::unix_s();
-        match signed.get(&key) {
-            // A signature from the future was made before the clock was set back, and would be refused.
-            Some(known)
-                if known.issued_at_s <= now_s
-                    && now_s - known.issued_at_s < NAMESPACE_TTL_S / 2 =>
-            {
-                known.clone()
-            }
-            _ => {
-                let fresh = self.signer.sign(Namespace {
-                    tenant: tenant.to_owned(),
-                    model: model.id.clone(),
-                    tokenizer: model.tokenizer_identity.clone(),
-                });
-                signed.insert(key, fresh.clone());
-                fresh
-            }
+        // A signature from the future was made before the clock was set back, and would be refused.
+        let is_fresh = |known: &&SignedNamespace| {
+            known.issued_at_s <= now_s && now_s - known.issued_at_s < NAMESPACE_TTL_S / 2
+        };
+        if let Some(known) = signed.get(&key).filter(is_fresh) {
+            return known.clone();
         }
+        let fresh = self.signer.sign(Namespace {
+            tenant: tenant.to_owned(),
+            model: model.id.clone(),
+            tokenizer: model.tokenizer_identity.clone(),
+        });
+        signed.insert(key, fresh.clone());
+        fresh
     }
 }
 

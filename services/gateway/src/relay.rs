@@ -19,7 +19,6 @@ mod request_events;
 mod request_run;
 mod request_time;
 mod retry_budget;
-mod retry_decision;
 mod scheduler_absence;
 
 pub(crate) use choice::{ChoiceProgress, OutputToken};

@@ -11,9 +11,10 @@ use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::error::code;
 use refrain_protocol::openai::Parameters;
-use refrain_protocol::{ApiError, TokenId};
+use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::de::DeserializeOwned;
 
+use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
 use body::{ChatFields, CompletionFields, RequestBody};
 
@@ -72,16 +73,6 @@ pub(crate) struct GenerateRequest {
     _sealed: (),
 }
 
-/// The limits on a single request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestLimits {
-    pub(crate) choices_max: u32,
-    /// Tokens of a chunk of requests with a group; 0: one chunk.
-    pub(crate) rollout_chunk_tokens: u32,
-    /// Tokens of a chunk of other requests; 0: one chunk.
-    pub(crate) chunk_tokens: u32,
-}
-
 /// Output limit of text completions that set none: OpenAI's default.
 const COMPLETION_MAX_TOKENS: u64 = 16;
 
@@ -94,15 +85,16 @@ impl GenerateRequest {
         body: Bytes,
         tenant: &str,
         models: &Models,
-        limits: RequestLimits,
+        limits: &GatewayTuning,
     ) -> Result<Self, ApiError> {
         let RequestBody::<ChatFields> {
             parameters,
+            required: messages,
             own: mut chat,
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
-        fields::check_chat(&chat)?;
+        fields::check_chat(&messages, &chat)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
         let mut request = GenerateRequest::common(
             Endpoint::Chat,
@@ -115,7 +107,7 @@ impl GenerateRequest {
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
-        let tokens = prompt::chat(chat, &request.model, context)?;
+        let tokens = prompt::chat(messages, chat, &request.model, context)?;
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
         let max_new_tokens =
@@ -137,10 +129,11 @@ impl GenerateRequest {
         body: Bytes,
         tenant: &str,
         models: &Models,
-        limits: RequestLimits,
+        limits: &GatewayTuning,
     ) -> Result<Self, ApiError> {
         let RequestBody::<CompletionFields> {
             parameters,
+            required: prompt,
             own: completion,
         } = read(&body)?;
         drop(body);
@@ -157,9 +150,9 @@ impl GenerateRequest {
         let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
         let context = models.max_context(&request.model);
         // This comes before anything is encoded, since a body may have very many prompts.
-        let count = prompt::count(&completion.prompt);
+        let count = prompt::count(&prompt);
         request.check_choices(count, limits)?;
-        for tokens in prompt::completions(completion.prompt, &request.model, context)? {
+        for tokens in prompt::completions(prompt, &request.model, context)? {
             let max_new_tokens = prompt::output_limit(
                 "prompt",
                 tokens.len(),
@@ -186,7 +179,7 @@ impl GenerateRequest {
         parameters: &Parameters,
         tenant: &str,
         model: Arc<Model>,
-        limits: RequestLimits,
+        limits: &GatewayTuning,
         top_logprobs: Option<u32>,
     ) -> Result<Self, ApiError> {
         fields::check_names(parameters)?;
@@ -216,7 +209,7 @@ impl GenerateRequest {
         })
     }
 
-    fn check_choices(&self, prompts: usize, limits: RequestLimits) -> Result<(), ApiError> {
+    fn check_choices(&self, prompts: usize, limits: &GatewayTuning) -> Result<(), ApiError> {
         let most = limits.choices_max;
         if prompts > most as usize {
             return Err(ApiError::invalid(
@@ -260,9 +253,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
             .and_then(|rest| rest.split('`').next());
         let param = match (path.as_str(), missing) {
             (".", Some(field)) => field.to_owned(),
-            (".", None) => {
-                return ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message);
-            }
+            (".", None) => return ApiError::new(ErrorKind::InvalidRequest, message),
             (path, Some(field)) => format!("{path}.{field}"),
             (path, None) => path.to_owned(),
         };
@@ -274,8 +265,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 
 fn not_json(error: &serde_json::Error) -> ApiError {
     let message = format!("the body is not JSON: {error}");
-    ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message)
-        .with_code(code::INVALID_JSON)
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::INVALID_JSON)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use refrain_draft_store::DraftStoreConfig;
 use refrain_gateway::{GatewayConfig, KeyConfig, ModelConfig};
 use refrain_reference_engine::{EngineConfig, SHIPPED_MODEL};
 use refrain_scheduler::SchedulerConfig;
-use refrain_service_kit::config::{ConfigError, EnvRule, Validate, load};
+use refrain_service_kit::config::{EnvRule, Validate, load};
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry::TelemetryConfig;
 use refrain_worker::WorkerConfig;
@@ -130,7 +130,7 @@ impl MeshFile {
     ///
     /// # Errors
     /// All faults of the sections that the role reads.
-    pub fn load(role: Role, file: Option<&Path>) -> Result<Self, ConfigError> {
+    pub fn load(role: Role, file: Option<&Path>) -> anyhow::Result<Self> {
         load(file, ENV_RULE, std::env::vars_os(), |config: &MeshFile| {
             config.faults(role)
         })
@@ -140,7 +140,7 @@ impl MeshFile {
     ///
     /// # Errors
     /// All faults of these sections.
-    pub fn load_to_sign(file: &Path) -> Result<Self, ConfigError> {
+    pub fn load_to_sign(file: &Path) -> anyhow::Result<Self> {
         load(Some(file), ENV_RULE, std::env::vars_os(), |config| {
             MeshFile::signing_faults(config)
         })

@@ -10,11 +10,9 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
 use refrain_protocol::ApiError;
-use refrain_protocol::scheduling::{
-    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
-};
+use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, Lease, LeaseRequest, ServedModel};
 use refrain_service_kit::clock;
-use refrain_service_kit::guard::Guarded;
+use refrain_service_kit::guard::{Guarded, Panicked};
 use tokio::sync::oneshot;
 
 use crate::config::SchedulerConfig;
@@ -39,13 +37,8 @@ pub(crate) enum DispatchMessage {
         request: Box<LeaseRequest>,
         reply: oneshot::Sender<Result<Lease, ApiError>>,
     },
-    Withdraw {
-        call: LeaseCallId,
-    },
-    Undelivered {
-        lease: Lease,
-    },
-    Finish(LeaseFinish),
+    /// An event that nobody waits for.
+    Event(Box<DispatchEvent>),
     Heartbeat {
         heartbeat: Box<Heartbeat>,
         reply: oneshot::Sender<Result<HeartbeatReply, ApiError>>,
@@ -80,12 +73,8 @@ impl Clock {
 
     fn now_ms(&self) -> u64 {
         self.start_unix_ms
-            .saturating_add(millis(self.start.elapsed()))
+            .saturating_add(clock::millis(self.start.elapsed()))
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The dispatcher: the core and the calls that wait for its answers.
@@ -94,6 +83,8 @@ pub(crate) struct DispatchActor {
     clock: Clock,
     /// Calls that wait for a lease.
     waiting: HashMap<LeaseCallId, oneshot::Sender<Result<Lease, ApiError>>>,
+    /// The reply to the heartbeat that is applied now.
+    heartbeat_reply: Option<oneshot::Sender<Result<HeartbeatReply, ApiError>>>,
     /// The newest epoch granted, for the core that follows a panic.
     epoch_last: Arc<AtomicU64>,
     draining: bool,
@@ -126,6 +117,7 @@ impl DispatchActor {
             core: Guarded::new("dispatch", rebuild, metrics.actor_restarts.clone()),
             clock,
             waiting: HashMap::new(),
+            heartbeat_reply: None,
             epoch_last,
             draining: false,
             metrics,
@@ -133,9 +125,8 @@ impl DispatchActor {
         }
     }
 
-    /// Applies an event and all events that follow from it. Returns the answer if the event was a heartbeat.
-    fn apply(&mut self, event: DispatchEvent) -> Option<Result<HeartbeatReply, ApiError>> {
-        let mut heartbeat_answer = None;
+    /// Applies an event and all events that follow from it.
+    fn apply(&mut self, event: DispatchEvent) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let now_ms = self.clock.now_ms();
@@ -144,19 +135,13 @@ impl DispatchActor {
                 break;
             };
             for effect in effects {
-                self.carry_out(effect, &mut events, &mut heartbeat_answer);
+                self.carry_out(effect, &mut events);
             }
         }
         self.metrics.observe(self.core.core());
-        heartbeat_answer
     }
 
-    fn carry_out(
-        &mut self,
-        effect: DispatchEffect,
-        events: &mut VecDeque<DispatchEvent>,
-        heartbeat_answer: &mut Option<Result<HeartbeatReply, ApiError>>,
-    ) {
+    fn carry_out(&mut self, effect: DispatchEffect, events: &mut VecDeque<DispatchEvent>) {
         match effect {
             DispatchEffect::Grant {
                 call,
@@ -189,7 +174,9 @@ impl DispatchActor {
                 if let Err(error) = &answer {
                     tracing::warn!(%error, "heartbeat refused");
                 }
-                *heartbeat_answer = Some(answer);
+                if let Some(reply) = self.heartbeat_reply.take() {
+                    let _ = reply.send(answer);
+                }
             }
             DispatchEffect::LeaseEnded { lease, worker, end } => {
                 self.metrics.ended(end);
@@ -231,6 +218,7 @@ impl DispatchActor {
 
     /// Cleans up after a panic, when the core is a fresh one: fails the calls that waited in the old core.
     fn after_rebuild(&mut self) {
+        self.heartbeat_reply = None;
         for (_, reply) in self.waiting.drain() {
             self.metrics.rejected("restarted");
             let _ = reply.send(Err(scheduler_unavailable(QUEUE_LOST)));
@@ -277,35 +265,20 @@ impl DispatchActor {
                     request: *request,
                 });
             }
-            DispatchMessage::Withdraw { call } => {
-                self.waiting.remove(&call);
-                self.apply(DispatchEvent::Withdraw { call });
-            }
-            DispatchMessage::Undelivered { lease } => {
-                self.apply(DispatchEvent::Undelivered { lease: lease.lease });
-            }
-            DispatchMessage::Finish(finish) => {
-                self.apply(DispatchEvent::Finish(finish));
+            DispatchMessage::Event(event) => {
+                if let DispatchEvent::Withdraw { call } = *event {
+                    self.waiting.remove(&call);
+                }
+                self.apply(*event);
             }
             DispatchMessage::Heartbeat { heartbeat, reply } => {
-                if let Some(answer) = self.apply(DispatchEvent::Heartbeat(*heartbeat)) {
-                    let _ = reply.send(answer);
-                }
+                self.heartbeat_reply = Some(reply);
+                self.apply(DispatchEvent::Heartbeat(*heartbeat));
             }
-            DispatchMessage::Models { reply } => {
-                if let Ok(models) = self.core.run(|core| core.models()) {
-                    let _ = reply.send(models);
-                } else {
-                    self.after_rebuild();
-                }
-            }
+            DispatchMessage::Models { reply } => self.read(reply, |core| core.models()),
             DispatchMessage::Observe { reply } => {
                 let now_ms = self.clock.now_ms();
-                if let Ok(state) = self.core.run(|core| core.observe(now_ms)) {
-                    let _ = reply.send(state);
-                } else {
-                    self.after_rebuild();
-                }
+                self.read(reply, |core| core.observe(now_ms));
             }
             DispatchMessage::Drain { reply } => {
                 self.draining = true;
@@ -314,10 +287,15 @@ impl DispatchActor {
             }
             #[cfg(test)]
             DispatchMessage::Panic => {
-                if self.core.run(|_| panic!("a test asked for it")).is_err() {
-                    self.after_rebuild();
-                }
+                self.read(oneshot::channel().0, |_| panic!("a test asked for it"));
             }
+        }
+    }
+
+    fn read<A>(&mut self, reply: oneshot::Sender<A>, read: impl FnOnce(&Dispatch) -> A) {
+        match self.core.run(|core| read(core)) {
+            Ok(answer) => drop(reply.send(answer)),
+            Err(Panicked) => self.after_rebuild(),
         }
     }
 }

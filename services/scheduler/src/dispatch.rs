@@ -223,33 +223,33 @@ impl Dispatch {
             worker_ended_ms_ago,
         } = finish;
         if let Some(running) = self.end(lease, LeaseEnd::Finished(outcome), true, effects) {
-            self.queue.settle(
-                &running.pool,
-                &running.tenant,
-                running.charge,
-                emitted_tokens,
-            );
+            if let Some(pool) = self.queue.pool_mut(&running.pool) {
+                pool.settle(&running.tenant, running.charge, emitted_tokens);
+                if outcome != LeaseOutcome::WorkerFailed {
+                    pool.note_service(self.now_ms.saturating_sub(running.granted_ms));
+                }
+            }
+            let Some(worker) = self.workers.get_mut(&running.worker) else {
+                return;
+            };
             if outcome == LeaseOutcome::WorkerFailed {
                 // The worker's slot is free on paper. Without this mark, the next request would be sent there to fail
                 // as well, since an idle worker is preferred to busy ones. Requests wait for it even if there is no
                 // other worker: a dead worker comes back later than a request's attempts last. Its next heartbeat
                 // clears the mark, and so does a chunk that it completes from now on. So a request on which the
                 // engine always fails delays the other requests by one heartbeat at most.
-                self.workers.suspect(&running.worker, self.now_ms);
-            } else {
-                if let Some(ended_ms_ago) = worker_ended_ms_ago
-                    && emitted_tokens > 0
-                {
-                    let ended_ms = self.now_ms.saturating_sub(ended_ms_ago);
-                    self.workers.trust(&running.worker, ended_ms);
-                }
-                let held_ms = self.now_ms.saturating_sub(running.granted_ms);
-                self.queue.note_service(&running.pool, held_ms);
+                worker.suspect(self.now_ms);
+            } else if let Some(ended_ms_ago) = worker_ended_ms_ago
+                && emitted_tokens > 0
+            {
+                worker.trust(self.now_ms.saturating_sub(ended_ms_ago));
             }
         } else if let Some((pool, tenant, charge)) = self.leases.settle_ended(lease) {
-            self.queue.settle(&pool, &tenant, charge, emitted_tokens);
+            if let Some(pool) = self.queue.pool_mut(&pool) {
+                pool.settle(&tenant, charge, emitted_tokens);
+            }
         } else if self.workers.end_foreign(lease) {
-            self.leases.end_foreign(lease, self.now_ms);
+            self.leases.remember_ended(lease, self.now_ms, None);
         }
     }
 
@@ -283,7 +283,6 @@ impl Dispatch {
                 foreign.insert(lease);
             }
         }
-        self.workers.set_foreign(&worker, foreign);
         let has_ended = |lease: &LeaseId| {
             self.leases.get(*lease).is_some_and(|running| {
                 // An earlier heartbeat named a preempted lease, so it has ended once it is missing. Its `finish` may
@@ -292,10 +291,11 @@ impl Dispatch {
                 was_preempted || self.now_ms >= running.last_seen_ms.saturating_add(grace_ms)
             })
         };
-        let ended: Vec<LeaseId> = match self.workers.get_mut(&worker) {
-            Some(worker) => worker.leases.iter().copied().filter(has_ended).collect(),
-            None => Vec::new(),
-        };
+        let mut ended: Vec<LeaseId> = Vec::new();
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.foreign = foreign;
+            ended.extend(worker.leases.iter().copied().filter(has_ended));
+        }
         for lease in ended {
             self.end(lease, LeaseEnd::Healed, false, effects);
         }
@@ -347,7 +347,9 @@ impl Dispatch {
         if let Some(worker) = self.workers.get_mut(&running.worker) {
             worker.leases.remove(&lease);
         }
-        self.queue.ended(&running.pool, &running.tenant);
+        if let Some(pool) = self.queue.pool_mut(&running.pool) {
+            pool.chunk_ended(&running.tenant);
+        }
         effects.push(DispatchEffect::LeaseEnded {
             lease,
             worker: running.worker.clone(),

@@ -15,22 +15,18 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use crate::actor::{DispatchMessage, QUEUE_LOST};
-use crate::dispatch::{DispatchState, LeaseCallId, scheduler_unavailable};
+use crate::dispatch::{DispatchEvent, DispatchState, LeaseCallId, scheduler_unavailable};
 use crate::metrics::SchedulerMetrics;
 
 /// A handle on the running scheduler. It is cheap to clone.
 #[derive(Clone)]
 pub struct SchedulerHandle {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     dispatch: Recipient<DispatchMessage>,
     mesh: MeshAuth,
     metrics: SchedulerMetrics,
     /// The id of the next call for a lease.
-    next_call: AtomicU64,
-    draining: AtomicBool,
+    next_call: Arc<AtomicU64>,
+    draining: Arc<AtomicBool>,
 }
 
 impl SchedulerHandle {
@@ -40,13 +36,11 @@ impl SchedulerHandle {
         metrics: SchedulerMetrics,
     ) -> Self {
         SchedulerHandle {
-            inner: Arc::new(Inner {
-                dispatch,
-                mesh,
-                metrics,
-                next_call: AtomicU64::new(0),
-                draining: AtomicBool::new(false),
-            }),
+            dispatch,
+            mesh,
+            metrics,
+            next_call: Arc::default(),
+            draining: Arc::default(),
         }
     }
 
@@ -57,36 +51,34 @@ impl SchedulerHandle {
 
     /// Fails with the reason if the scheduler cannot grant any lease.
     pub(crate) fn readiness(&self) -> Result<(), String> {
-        if self.inner.draining.load(Ordering::Relaxed) {
+        if self.draining.load(Ordering::Relaxed) {
             Err("draining".to_owned())
-        } else if !self.inner.dispatch.connected() {
+        } else if !self.dispatch.connected() {
             Err("the dispatcher has stopped".to_owned())
         } else {
-            self.inner.mesh.clocks().readiness()
+            self.mesh.clocks().readiness()
         }
     }
 
     /// Refuses all waiting and all later calls for a lease.
     pub(crate) async fn drain(&self) {
-        self.inner.draining.store(true, Ordering::Relaxed);
+        self.draining.store(true, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         // `do_send` ignores the mailbox's limit: a drain must not fail because the mailbox is full.
-        self.inner
-            .dispatch
-            .do_send(DispatchMessage::Drain { reply });
+        self.dispatch.do_send(DispatchMessage::Drain { reply });
         // An error means that the dispatcher has already stopped.
         let _ = answer.await;
     }
 
     #[cfg(test)]
     pub(crate) fn panic(&self) {
-        self.inner.dispatch.do_send(DispatchMessage::Panic);
+        self.dispatch.do_send(DispatchMessage::Panic);
     }
 
     /// Puts a message into the mailbox, if there is room.
     fn send(&self, message: DispatchMessage) -> Result<(), ApiError> {
-        self.inner.dispatch.try_send(message).map_err(|error| {
-            self.inner.metrics.rejected("mailbox_max");
+        self.dispatch.try_send(message).map_err(|error| {
+            self.metrics.rejected("mailbox_max");
             scheduler_unavailable("the scheduler is too busy; try again").with_detail(error)
         })
     }
@@ -127,23 +119,22 @@ impl Drop for PendingLease {
         // Once the channel is closed, the dispatcher takes back any grant by itself. A grant that has already arrived
         // is returned here.
         answer.close();
-        self.dispatch.do_send(match answer.try_recv() {
-            Ok(Ok(lease)) => DispatchMessage::Undelivered { lease },
-            _ => DispatchMessage::Withdraw { call: self.call },
-        });
+        let event = match answer.try_recv() {
+            Ok(Ok(Lease { lease, .. })) => DispatchEvent::Undelivered { lease },
+            _ => DispatchEvent::Withdraw { call: self.call },
+        };
+        self.dispatch
+            .do_send(DispatchMessage::Event(Box::new(event)));
     }
 }
 
 #[async_trait]
 impl Scheduler for SchedulerHandle {
     async fn lease(&self, request: LeaseRequest) -> Result<Lease, ApiError> {
-        self.inner
-            .mesh
-            .verify(&request.namespace)
-            .inspect_err(|_| {
-                self.inner.metrics.rejected("signature");
-            })?;
-        let call = LeaseCallId(self.inner.next_call.fetch_add(1, Ordering::Relaxed));
+        self.mesh.verify(&request.namespace).inspect_err(|_| {
+            self.metrics.rejected("signature");
+        })?;
+        let call = LeaseCallId(self.next_call.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
         self.send(DispatchMessage::Submit {
             call,
@@ -151,7 +142,7 @@ impl Scheduler for SchedulerHandle {
             reply,
         })?;
         let pending = PendingLease {
-            dispatch: self.inner.dispatch.clone(),
+            dispatch: self.dispatch.clone(),
             call,
             answer: Some(answer),
         };
@@ -164,7 +155,8 @@ impl Scheduler for SchedulerHandle {
 
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {
         // `do_send` ignores the mailbox's limit: returned leases are what empties the queue.
-        self.inner.dispatch.do_send(DispatchMessage::Finish(finish));
+        let event = Box::new(DispatchEvent::Finish(finish));
+        self.dispatch.do_send(DispatchMessage::Event(event));
         Ok(())
     }
 

@@ -1,73 +1,41 @@
 //! The scheduler's metrics.
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
-use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
+use refrain_service_kit::telemetry::SECONDS_BUCKETS;
 
 use crate::dispatch::{Dispatch, LeaseEnd, LeaseRefusal};
 
-/// Gauges and counters. They are cheap to clone.
-#[derive(Clone)]
-pub(crate) struct SchedulerMetrics {
-    queue_length: IntGauge,
-    leases_running: IntGauge,
-    workers: IntGauge,
-    leases: IntCounterVec,
-    lease_wait_seconds: Histogram,
-    rejections: IntCounterVec,
-    expired_leases: IntCounter,
-    pub(crate) actor_restarts: IntCounter,
+/// Values of the label `limit` beside those of [`LeaseRefusal`].
+const OTHER_LIMITS: [&str; 3] = ["mailbox_max", "signature", "restarted"];
+
+fn limits() -> impl Iterator<Item = &'static str> {
+    let refusals = LeaseRefusal::ALL.into_iter().map(LeaseRefusal::as_str);
+    refusals.chain(OTHER_LIMITS)
+}
+
+refrain_service_kit::metric_families! {
+    /// Gauges and counters. They are cheap to clone.
+    #[derive(Clone)]
+    pub(crate) struct SchedulerMetrics {
+        /// Requests that wait for a lease now.
+        queue_length: IntGauge = "refrain_scheduler_queue_length",
+        /// Leases that are held now.
+        leases_running: IntGauge = "refrain_scheduler_leases_running",
+        /// Live workers, by their heartbeats.
+        workers: IntGauge = "refrain_scheduler_workers",
+        /// Leases that ended, by outcome.
+        leases: IntCounterVec = "refrain_scheduler_leases_total" ["outcome"],
+        /// Time from a request for a lease to its grant.
+        lease_wait_seconds: Histogram = "refrain_scheduler_lease_wait_seconds" in SECONDS_BUCKETS,
+        /// Requests that were refused a lease, by the limit they reached.
+        rejections: IntCounterVec = "refrain_scheduler_rejections_total" ["limit"] with limits(),
+        /// Leases that expired because no heartbeat named them.
+        expired_leases: IntCounter = "refrain_scheduler_expired_leases_total",
+        /// Rebuilds of the dispatcher after a panic.
+        pub(crate) actor_restarts: IntCounter = "refrain_scheduler_actor_restarts_total",
+    }
 }
 
 impl SchedulerMetrics {
-    pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
-        let rejections = metrics.counter_vec(
-            "refrain_scheduler_rejections_total",
-            "Requests that were refused a lease, by the limit they reached.",
-            &["limit"],
-        )?;
-        // A rate over a missing counter is empty, so all limits are registered at the start.
-        let limits = LeaseRefusal::ALL.map(LeaseRefusal::as_str);
-        for limit in limits
-            .iter()
-            .chain(&["mailbox_max", "signature", "restarted"])
-        {
-            rejections.with_label_values(&[*limit]);
-        }
-        Ok(SchedulerMetrics {
-            queue_length: metrics.gauge(
-                "refrain_scheduler_queue_length",
-                "Requests that wait for a lease now.",
-            )?,
-            leases_running: metrics.gauge(
-                "refrain_scheduler_leases_running",
-                "Leases that are held now.",
-            )?,
-            workers: metrics.gauge(
-                "refrain_scheduler_workers",
-                "Live workers, by their heartbeats.",
-            )?,
-            leases: metrics.counter_vec(
-                "refrain_scheduler_leases_total",
-                "Leases that ended, by outcome.",
-                &["outcome"],
-            )?,
-            lease_wait_seconds: metrics.histogram(
-                "refrain_scheduler_lease_wait_seconds",
-                "Time from a request for a lease to its grant.",
-                SECONDS_BUCKETS,
-            )?,
-            rejections,
-            expired_leases: metrics.counter(
-                "refrain_scheduler_expired_leases_total",
-                "Leases that expired because no heartbeat named them.",
-            )?,
-            actor_restarts: metrics.counter(
-                "refrain_scheduler_actor_restarts_total",
-                "Rebuilds of the dispatcher after a panic.",
-            )?,
-        })
-    }
-
     pub(crate) fn granted(&self, waited_ms: u64) {
         self.lease_wait_seconds.observe(waited_ms as f64 / 1_000.0);
     }

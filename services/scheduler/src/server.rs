@@ -47,7 +47,7 @@ pub async fn start(
         "scheduler configuration: {}",
         faults.join("; ")
     );
-    let scheduler_metrics = SchedulerMetrics::new(metrics)?;
+    let scheduler_metrics = SchedulerMetrics::register(metrics.registry())?;
     let (core_config, core_metrics) = (config.clone(), scheduler_metrics.clone());
     let start_actor = move || {
         let actor = DispatchActor::new(core_config, core_metrics);
@@ -55,28 +55,21 @@ pub async fn start(
     };
     let (dispatch, recipient) = ActorThread::start("scheduler-dispatch", start_actor).await?;
     let handle = SchedulerHandle::new(recipient, mesh.clone(), scheduler_metrics);
-    let listener = match config.listen {
-        None => None,
-        Some(listen) => {
-            let options = ServeOptions {
-                service: "scheduler",
-                listen,
-                threads: HTTP_THREADS,
-                body_bytes_max: BODY_BYTES_MAX,
-                connections_max: config.connections_max,
-            };
-            let ready = handle.clone();
-            let routes_handle = handle.clone();
-            Some(serve(
-                options,
-                metrics,
-                Arc::new(move || ready.readiness()),
-                move |app| {
-                    http::routes(app, routes_handle.clone(), mesh.clone());
-                },
-            )?)
-        }
+    let listen = |listen| {
+        let options = ServeOptions {
+            service: "scheduler",
+            listen,
+            threads: HTTP_THREADS,
+            body_bytes_max: BODY_BYTES_MAX,
+            connections_max: config.connections_max,
+        };
+        let (ready, handle) = (handle.clone(), handle.clone());
+        let readiness = Arc::new(move || ready.readiness());
+        serve(options, metrics, readiness, move |app| {
+            http::routes(app, handle.clone(), mesh.clone());
+        })
     };
+    let listener = config.listen.map(listen).transpose()?;
     Ok(SchedulerServer {
         handle,
         listener,

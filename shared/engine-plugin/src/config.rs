@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
-use refrain_service_kit::config::{ConfigError, EnvRule, load};
+use refrain_service_kit::config::{EnvRule, load};
 use refrain_service_kit::mesh::MeshConfig;
 use serde::Deserialize;
 
@@ -102,7 +102,7 @@ impl PluginConfig {
     ///
     /// # Errors
     /// The file cannot be read, a key is unknown, or a value is out of range; the error lists all faults.
-    pub fn load(file: Option<PathBuf>) -> Result<Self, ConfigError> {
+    pub fn load(file: Option<PathBuf>) -> anyhow::Result<Self> {
         load(
             file.as_deref(),
             ENV_RULE,

@@ -11,65 +11,44 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// 400: the request can never succeed as it stands.
-    InvalidRequest,
+    InvalidRequest = 400,
     /// 401: the key or secret is missing or unknown.
-    Unauthorized,
+    Unauthorized = 401,
     /// 404: there is no such model, session or route.
-    NotFound,
+    NotFound = 404,
     /// 405: the route exists, but takes other methods.
-    MethodNotAllowed,
+    MethodNotAllowed = 405,
     /// 408: the request did not arrive in time.
-    RequestTimeout,
+    RequestTimeout = 408,
     /// 409: a newer attempt, with a higher fencing epoch, has taken over.
-    Conflict,
+    Conflict = 409,
     /// 413: the body is over its limit.
-    TooLarge,
+    TooLarge = 413,
     /// 429: a limit is reached; the caller may retry after `retry_after_ms`.
-    Overloaded,
+    Overloaded = 429,
     /// 500: a fault of the service itself.
-    Internal,
+    Internal = 500,
     /// 502: an engine or a service behind this one failed while it carried out the call.
-    Upstream,
+    Upstream = 502,
     /// 503: the service is not ready, drains, cannot be reached, or has nobody to do the work.
-    Unavailable,
+    Unavailable = 503,
     /// 504: a deadline passed.
-    Timeout,
+    Timeout = 504,
 }
 
 impl ErrorKind {
     /// The HTTP status of this kind.
     pub fn status(self) -> u16 {
-        match self {
-            ErrorKind::InvalidRequest => 400,
-            ErrorKind::Unauthorized => 401,
-            ErrorKind::NotFound => 404,
-            ErrorKind::MethodNotAllowed => 405,
-            ErrorKind::RequestTimeout => 408,
-            ErrorKind::Conflict => 409,
-            ErrorKind::TooLarge => 413,
-            ErrorKind::Overloaded => 429,
-            ErrorKind::Internal => 500,
-            ErrorKind::Upstream => 502,
-            ErrorKind::Unavailable => 503,
-            ErrorKind::Timeout => 504,
-        }
+        self as u16
     }
 
     /// OpenAI's `error.type` for this kind.
     pub fn openai_type(self) -> &'static str {
-        match self {
-            ErrorKind::InvalidRequest
-            | ErrorKind::NotFound
-            | ErrorKind::MethodNotAllowed
-            | ErrorKind::RequestTimeout
-            | ErrorKind::TooLarge
-            | ErrorKind::Conflict => "invalid_request_error",
-            ErrorKind::Unauthorized => "authentication_error",
-            ErrorKind::Overloaded => "rate_limit_error",
-            ErrorKind::Internal
-            | ErrorKind::Upstream
-            | ErrorKind::Unavailable
-            | ErrorKind::Timeout => "server_error",
+        match self.status() {
+            401 => "authentication_error",
+            429 => "rate_limit_error",
+            ..500 => "invalid_request_error",
+            _ => "server_error",
         }
     }
 }

@@ -20,15 +20,17 @@ impl Namespace {
     /// The 128-bit id for keys, paths and messages: SHA-256 over the length-prefixed parts, cut to 16 bytes. The hash
     /// is cryptographic, so that no tenant can choose names that collide with another namespace.
     pub fn id(&self) -> NamespaceId {
-        let mut hash = Sha256::new();
-        for part in [&self.tenant, &self.model, &self.tokenizer] {
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part.as_bytes());
-        }
-        let digest = hash.finalize();
+        let digest = Sha256::digest(self.length_prefixed());
         let mut bytes = [0u8; 16];
         bytes.copy_from_slice(&digest[..16]);
         NamespaceId(u128::from_be_bytes(bytes))
+    }
+
+    fn length_prefixed(&self) -> Vec<u8> {
+        let parts = [&self.tenant, &self.model, &self.tokenizer].into_iter();
+        parts
+            .flat_map(|part| [&(part.len() as u64).to_le_bytes(), part.as_bytes()].concat())
+            .collect()
     }
 }
 
@@ -48,13 +50,12 @@ pub struct SignedNamespace {
 impl SignedNamespace {
     /// The bytes under the signature: a domain tag, the time, and the length-prefixed parts.
     pub fn signed_bytes(namespace: &Namespace, issued_at_s: u64) -> Vec<u8> {
-        let mut bytes = b"refrain-namespace-v1".to_vec();
-        bytes.extend_from_slice(&issued_at_s.to_le_bytes());
-        for part in [&namespace.tenant, &namespace.model, &namespace.tokenizer] {
-            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(part.as_bytes());
-        }
-        bytes
+        [
+            &b"refrain-namespace-v1"[..],
+            &issued_at_s.to_le_bytes(),
+            &namespace.length_prefixed(),
+        ]
+        .concat()
     }
 }
 

@@ -12,7 +12,7 @@ mod request;
 mod response;
 
 pub use error::{ErrorBody, ErrorFields};
-pub use field_shapes::{LOGIT_BIAS_MAX, PROMPTS_READ_MAX, Prompt, STOPS_MAX, Stop};
+pub use field_shapes::{LogitBias, Prompt, Stop};
 pub use request::{Parameters, RequestPriority, ResponseFormat, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,

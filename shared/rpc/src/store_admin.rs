@@ -10,6 +10,8 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_service_kit::http::MeshClient;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::codec::post;
 
@@ -62,6 +64,16 @@ impl HttpStoreAdmin {
     pub fn new(client: MeshClient) -> Self {
         HttpStoreAdmin { client }
     }
+
+    async fn over_whole_log<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        call: &str,
+        request: &Q,
+    ) -> Result<A, ApiError> {
+        let path = format!("/admin/v1/{call}");
+        let timeout = Some(WHOLE_LOG_TIMEOUT);
+        self.client.post_json(&path, request, timeout).await
+    }
 }
 
 #[async_trait]
@@ -71,47 +83,29 @@ impl StoreAdmin for HttpStoreAdmin {
     }
 
     async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError> {
-        post(
-            &self.client,
-            "/admin/v1/import",
-            &request,
-            self.client.timeout(),
-        )
-        .await
+        let timeout = self.client.timeout();
+        post(&self.client, "/admin/v1/import", &request, timeout).await
     }
 
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {
-        post(
-            &self.client,
-            "/admin/v1/export",
-            &request,
-            self.client.timeout(),
-        )
-        .await
+        let timeout = self.client.timeout();
+        post(&self.client, "/admin/v1/export", &request, timeout).await
     }
 
     async fn verify(&self) -> Result<VerifyReply, ApiError> {
-        self.client
-            .post_json("/admin/v1/verify", &(), Some(WHOLE_LOG_TIMEOUT))
-            .await
+        self.over_whole_log("verify", &()).await
     }
 
     async fn compact(&self) -> Result<CompactReply, ApiError> {
-        self.client
-            .post_json("/admin/v1/compact", &(), Some(WHOLE_LOG_TIMEOUT))
-            .await
+        self.over_whole_log("compact", &()).await
     }
 
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
-        self.client
-            .post_json("/admin/v1/erase", &request, Some(WHOLE_LOG_TIMEOUT))
-            .await
+        self.over_whole_log("erase", &request).await
     }
 
     async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
-        let timeout = Some(self.client.timeout());
-        self.client
-            .post_json("/admin/v1/confirm", &request, timeout)
-            .await
+        let path = "/admin/v1/confirm";
+        self.client.post_json(path, &request, None).await
     }
 }

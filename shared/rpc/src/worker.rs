@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -68,9 +68,8 @@ impl Worker for HttpWorker {
     }
 
     async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError> {
-        self.client
-            .post_json("/internal/v1/cut", &cut, Some(self.client.timeout()))
-            .await
+        let path = "/internal/v1/cut";
+        self.client.post_json(path, &cut, None).await
     }
 }
 
@@ -180,19 +179,16 @@ impl HttpWorkers {
 
 impl Workers for HttpWorkers {
     fn at(&self, url: &str) -> Arc<dyn Worker> {
-        let mut by_url = self
-            .by_url
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut by_url = self.by_url.lock().unwrap_or_else(PoisonError::into_inner);
         if by_url.len() >= WORKERS_REMEMBERED_MAX {
             by_url.clear();
         }
-        let worker = by_url.entry(url.to_owned()).or_insert_with(|| {
+        let client = || {
             Arc::new(HttpWorker {
                 client: self.template.at(url),
             })
-        });
-        worker.clone()
+        };
+        by_url.entry(url.to_owned()).or_insert_with(client).clone()
     }
 }
 

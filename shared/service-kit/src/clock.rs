@@ -9,7 +9,12 @@ pub fn unix_s() -> u64 {
 
 /// Milliseconds since 1970.
 pub fn unix_ms() -> u64 {
-    u64::try_from(since_1970().as_millis()).unwrap_or(u64::MAX)
+    millis(since_1970())
+}
+
+/// A time in whole milliseconds.
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A clock before 1970 was never set. It reads as 1970, and signatures then fail as too new or too old.

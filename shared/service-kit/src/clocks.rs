@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::clock;
+use crate::clock::{self, millis};
 use crate::telemetry::Metrics;
 
 /// Header that carries clocks. In a request: the caller's time, the mesh time as far as the caller knows it, and the
@@ -320,10 +320,6 @@ fn ahead_ms(other_ms: u64, own_ms: u64) -> i64 {
 fn ahead_or_behind(skew_ms: i64) -> String {
     let side = if skew_ms < 0 { "behind" } else { "ahead of" };
     format!("{} s {side}", skew_ms.unsigned_abs() / 1_000)
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@
 //! Other variables are ignored. A setting that names no key, or is not UTF-8, is a fault.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::{anyhow, bail};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
@@ -18,30 +19,6 @@ use toml::{Table, Value};
 pub trait Validate {
     /// The faults of the values, one sentence per fault. Each names its key.
     fn faults(&self) -> Vec<String>;
-}
-
-/// The reason why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        source: std::io::Error,
-    },
-    /// The file is not TOML.
-    #[error("{path} is not TOML: {source}")]
-    NotToml {
-        /// The file.
-        path: PathBuf,
-        /// The place and the reason.
-        source: Box<toml::de::Error>,
-    },
-    /// All faults, one line each.
-    #[error("configuration has {} fault(s):\n  - {}", .0.len(), .0.join("\n  - "))]
-    Faulty(Vec<String>),
 }
 
 /// The rule that tells which environment variables are settings. The documentation of the module explains it.
@@ -73,19 +50,15 @@ pub fn load<T: DeserializeOwned>(
     env_rule: EnvRule,
     env: impl Iterator<Item = (OsString, OsString)>,
     rules: impl Fn(&T) -> Vec<String>,
-) -> Result<T, ConfigError> {
+) -> anyhow::Result<T> {
     let mut table = match file {
         None => Table::new(),
         Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
-                path: path.into(),
-                source,
-            })?;
-            text.parse::<Table>()
-                .map_err(|source| ConfigError::NotToml {
-                    path: path.into(),
-                    source: Box::new(source),
-                })?
+            let name = path.display();
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| anyhow!("cannot read {name}: {error}"))?;
+            text.parse()
+                .map_err(|error| anyhow!("{name} is not TOML: {error}"))?
         }
     };
     let mut faults = overlay(&mut table, env_rule, env);
@@ -95,7 +68,11 @@ pub fn load<T: DeserializeOwned>(
     }
     match config {
         Some(config) if faults.is_empty() => Ok(config),
-        _ => Err(ConfigError::Faulty(faults)),
+        _ => bail!(
+            "configuration has {} fault(s):\n  - {}",
+            faults.len(),
+            faults.join("\n  - ")
+        ),
     }
 }
 
@@ -127,16 +104,10 @@ fn overlay(
 }
 
 fn parse_value(text: &str) -> Value {
-    format!("value = {text}")
-        .parse::<Table>()
-        .ok()
-        .and_then(|mut table| {
-            if table.len() == 1 {
-                table.remove("value")
-            } else {
-                None
-            }
-        })
+    let table = format!("value = {text}").parse::<Table>().ok();
+    table
+        .filter(|table| table.len() == 1)
+        .and_then(|mut table| table.remove("value"))
         .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
@@ -172,11 +143,8 @@ fn deserialize<T: DeserializeOwned>(mut table: Table, faults: &mut Vec<String>) 
         };
         match outcome {
             Ok(config) => {
-                faults.extend(
-                    unknown
-                        .into_iter()
-                        .map(|path| format!("{path}: unknown key")),
-                );
+                let unknown = unknown.iter();
+                faults.extend(unknown.map(|path| format!("{path}: unknown key")));
                 return Some(config);
             }
             Err(error) => {
@@ -187,13 +155,9 @@ fn deserialize<T: DeserializeOwned>(mut table: Table, faults: &mut Vec<String>) 
                 let keys: Vec<String> = path.iter().map(|segment| segment.to_string()).collect();
                 // With `deny_unknown_fields` the path ends at the parent, and the message names the key.
                 let named = message.split('`').nth(1).map(str::to_owned);
-                if !remove(&mut table, &keys)
-                    && !named.is_some_and(|name| {
-                        let mut keys = keys.clone();
-                        keys.retain(|key| key != ".");
-                        keys.push(name);
-                        remove(&mut table, &keys)
-                    })
+                let parents = keys.iter().filter(|key| *key != ".").cloned();
+                let unknown: Vec<String> = parents.chain(named.clone()).collect();
+                if !remove(&mut table, &keys) && (named.is_none() || !remove(&mut table, &unknown))
                 {
                     return None;
                 }

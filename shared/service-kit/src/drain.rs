@@ -14,9 +14,7 @@ pub struct Drain {
 }
 
 /// A piece of work in flight. A drain waits until it is dropped.
-pub struct InFlight {
-    _token: TaskTrackerToken,
-}
+pub type InFlight = TaskTrackerToken;
 
 impl Drain {
     /// Creates a drain that has not begun, with nothing in flight.
@@ -28,7 +26,7 @@ impl Drain {
     pub fn enter(&self) -> Option<InFlight> {
         // The token comes first: a drain that begins between the two lines waits for it, and then it is dropped.
         let token = self.in_flight.token();
-        (!self.is_draining()).then(|| InFlight { _token: token })
+        (!self.is_draining()).then_some(token)
     }
 
     /// Begins the drain. Repeats are harmless.

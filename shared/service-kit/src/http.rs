@@ -15,7 +15,5 @@ pub use body::RawBody;
 pub use client::{MeshClient, failed_call_kind};
 pub use connection_table::AddressLimit;
 pub use error::{HttpError, HttpResult};
-pub use mesh_only::{MeshOnly, MeshOnlyService, mesh_only};
-pub use server::{
-    Readiness, RequestIdentity, ServeOptions, Server, get, post, serve, serve_public,
-};
+pub use mesh_only::mesh_only;
+pub use server::{Readiness, ServeOptions, Server, get, post, serve, serve_public};

@@ -86,55 +86,39 @@ impl MeshConfig {
 
     /// Whether any key is set.
     pub fn has_keys(&self) -> bool {
-        let keys = [
-            &self.secret,
-            &self.namespace_public_key,
-            &self.namespace_signing_key,
-        ];
-        keys.iter().any(|key| !key.is_empty())
+        !self.secret.is_empty()
+            || !self.namespace_public_key.is_empty()
+            || !self.namespace_signing_key.is_empty()
     }
 
     /// The faults of the configuration, for a service that verifies namespaces and, if `signs`, also signs them.
     pub fn faults(&self, signs: bool) -> Vec<String> {
         let mut faults = Vec::new();
+        let mut fault = |key: &str, rule: &str| faults.push(format!("mesh.{key}: {rule}"));
         if self.secret.len() < 32 {
-            faults.push(
-                "mesh.secret: must have at least 32 characters; `refrain keys` makes one"
-                    .to_owned(),
+            fault(
+                "secret",
+                "must have at least 32 characters; `refrain keys` makes one",
             );
         }
-        if !(1..=NAMESPACE_TTL_S / 2).contains(&self.clock_skew_s_max) {
-            faults.push(format!(
-                "mesh.clock_skew_s_max: must be from 1 to {}, half of the life of a signature",
-                NAMESPACE_TTL_S / 2
-            ));
+        let skew_s_max = NAMESPACE_TTL_S / 2;
+        if !(1..=skew_s_max).contains(&self.clock_skew_s_max) {
+            let rule = format!("must be from 1 to {skew_s_max}, half of the life of a signature");
+            fault("clock_skew_s_max", &rule);
         }
-        if hex::decode(&self.namespace_public_key).map(|key| key.len()) != Ok(32) {
-            faults.push(
-                "mesh.namespace_public_key: must be 64 hex digits; `refrain keys` makes one"
-                    .to_owned(),
-            );
+        let not_a_key = "must be 64 hex digits; `refrain keys` makes one";
+        let public_key = self.namespace_public_key.to_ascii_lowercase();
+        if hex::decode(&public_key).map(|key| key.len()) != Ok(32) {
+            fault("namespace_public_key", not_a_key);
         }
-        if signs {
-            match hex::decode(&self.namespace_signing_key)
-                .map_err(anyhow::Error::from)
-                .and_then(|seed| NamespaceSigner::from_seed(&seed))
-            {
-                Err(_) => faults.push(
-                    "mesh.namespace_signing_key: must be 64 hex digits; `refrain keys` makes one"
-                        .to_owned(),
-                ),
-                Ok(signer)
-                    if signer.public_key_hex()
-                        != self.namespace_public_key.to_ascii_lowercase() =>
-                {
-                    faults.push(
-                        "mesh.namespace_signing_key: does not belong to mesh.namespace_public_key"
-                            .to_owned(),
-                    );
-                }
-                Ok(_) => {}
-            }
+        match NamespaceSigner::new(self) {
+            _ if !signs => {}
+            Err(_) => fault("namespace_signing_key", not_a_key),
+            Ok(signer) if signer.public_key_hex() == public_key => {}
+            Ok(_) => fault(
+                "namespace_signing_key",
+                "does not belong to mesh.namespace_public_key",
+            ),
         }
         faults
     }
@@ -197,15 +181,12 @@ impl MeshAuth {
             .map(|value| value.as_bytes())
             .unwrap_or_default();
         if bool::from(given.ct_eq(self.inner.secret.as_bytes())) {
-            Ok(())
-        } else {
-            Err(ApiError::new(
-                ErrorKind::Unauthorized,
-                format!(
-                    "this listener serves only the mesh; send the mesh secret in the header {MESH_SECRET_HEADER}"
-                ),
-            ))
+            return Ok(());
         }
+        let message = format!(
+            "this listener serves only the mesh; send the mesh secret in the header {MESH_SECRET_HEADER}"
+        );
+        Err(ApiError::new(ErrorKind::Unauthorized, message))
     }
 
     /// Verifies the signature of a namespace and returns its id.
@@ -307,14 +288,9 @@ pub fn token_of(signed: &SignedNamespace) -> anyhow::Result<String> {
 /// `Unauthorized` for any other word.
 pub fn from_token(token: &str) -> Result<SignedNamespace, ApiError> {
     let bytes = URL_SAFE_NO_PAD.decode(token.trim()).ok();
-    bytes
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .ok_or_else(|| {
-            ApiError::new(
-                ErrorKind::Unauthorized,
-                "namespace refused: it is not a token that `refrain store sign` printed",
-            )
-        })
+    let signed = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let message = "namespace refused: it is not a token that `refrain store sign` printed";
+    signed.ok_or_else(|| ApiError::new(ErrorKind::Unauthorized, message))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Logs, traces and metrics.
 
 mod metrics;
+mod process;
 
 use std::io::IsTerminal;
 use std::sync::Once;

@@ -1,18 +1,15 @@
 //! Limits on requests in flight, of all tenants and of each. A request with n choices is as much work as n requests,
 //! and counts as n.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use prometheus::{IntCounterVec, IntGauge};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::drain::{Drain, InFlight};
 
+use super::tenant_counts::TenantCounts;
+use super::{RETRY_AFTER_MS, rate_limited};
 use crate::metrics::GatewayMetrics;
-
-/// Time after which a refused client may try again.
-const RETRY_AFTER_MS: u64 = 1_000;
 
 /// Counts the requests in flight and admits new ones. Cheap to clone.
 #[derive(Clone)]
@@ -21,19 +18,12 @@ pub(crate) struct Admission {
 }
 
 struct Shared {
-    counts: Mutex<InFlightCounts>,
+    /// Requests in flight.
+    counts: Mutex<TenantCounts>,
     requests_max: usize,
     tenant_requests_max: usize,
     drain: Drain,
-    in_flight: IntGauge,
-    rejections: IntCounterVec,
-}
-
-#[derive(Default)]
-struct InFlightCounts {
-    total: usize,
-    /// Tenants with requests in flight.
-    by_tenant: HashMap<String, usize>,
+    metrics: Arc<GatewayMetrics>,
 }
 
 /// The admission of a request. It counts until it is dropped.
@@ -51,7 +41,7 @@ impl Admission {
         requests_max: usize,
         tenant_requests_max: usize,
         drain: Drain,
-        metrics: &GatewayMetrics,
+        metrics: Arc<GatewayMetrics>,
     ) -> Self {
         Admission {
             shared: Arc::new(Shared {
@@ -59,8 +49,7 @@ impl Admission {
                 requests_max,
                 tenant_requests_max,
                 drain,
-                in_flight: metrics.families.in_flight.clone(),
-                rejections: metrics.families.rejections.clone(),
+                metrics,
             }),
         }
     }
@@ -86,9 +75,8 @@ impl Admission {
         };
         let mut counts = self.shared.counts();
         self.shared.check_room(&counts, tenant, 0, 1)?;
-        *counts.by_tenant.entry(tenant.to_owned()).or_default() += 1;
-        counts.total += 1;
-        self.shared.in_flight.set(counts.total as i64);
+        counts.add(tenant, 1);
+        self.shared.show(&counts);
         Ok(AdmissionTicket {
             tenant: tenant.to_owned(),
             slots: 1,
@@ -110,16 +98,14 @@ impl Shared {
     /// one with more choices than the limit could never run. The number of choices has a limit of its own.
     fn check_room(
         &self,
-        counts: &InFlightCounts,
+        counts: &TenantCounts,
         tenant: &str,
         held: usize,
         wanted: usize,
     ) -> Result<(), ApiError> {
         let refused = |limit: &str, message: String| {
-            self.rejections.with_label_values(&[limit]).inc();
-            Err(ApiError::new(ErrorKind::Overloaded, message)
-                .with_code(code::RATE_LIMIT_EXCEEDED)
-                .with_retry_after_ms(RETRY_AFTER_MS))
+            self.metrics.rejected(limit);
+            Err(rate_limited(message))
         };
         let others = counts.total - held;
         if others > 0 && others + wanted > self.requests_max {
@@ -128,7 +114,7 @@ impl Shared {
                 format!("this gateway has {others} requests in flight; try again"),
             );
         }
-        let others = counts.by_tenant.get(tenant).copied().unwrap_or(0) - held;
+        let others = counts.of(tenant) - held;
         if others > 0 && others + wanted > self.tenant_requests_max {
             let message = format!(
                 "you have {others} requests in flight, counted by their choices, and this one has {wanted} choices; wait for some to end"
@@ -138,8 +124,12 @@ impl Shared {
         Ok(())
     }
 
-    fn counts(&self) -> MutexGuard<'_, InFlightCounts> {
+    fn counts(&self) -> MutexGuard<'_, TenantCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show(&self, counts: &TenantCounts) {
+        self.metrics.families.in_flight.set(counts.total as i64);
     }
 }
 
@@ -156,9 +146,8 @@ impl AdmissionTicket {
             return Ok(());
         }
         shared.check_room(&counts, &self.tenant, self.slots, choices)?;
-        *counts.by_tenant.entry(self.tenant.clone()).or_default() += more;
-        counts.total += more;
-        shared.in_flight.set(counts.total as i64);
+        counts.add(&self.tenant, more);
+        shared.show(&counts);
         self.slots += more;
         Ok(())
     }
@@ -168,14 +157,8 @@ impl Drop for AdmissionTicket {
     fn drop(&mut self) {
         let shared = &self.admission.shared;
         let mut counts = shared.counts();
-        counts.total -= self.slots;
-        shared.in_flight.set(counts.total as i64);
-        if let Some(of_tenant) = counts.by_tenant.get_mut(&self.tenant) {
-            *of_tenant -= self.slots;
-            if *of_tenant == 0 {
-                counts.by_tenant.remove(&self.tenant);
-            }
-        }
+        counts.remove(&self.tenant, self.slots);
+        shared.show(&counts);
     }
 }
 
@@ -186,8 +169,8 @@ mod tests {
 
     #[test]
     fn a_request_counts_as_many_times_as_it_has_choices() {
-        let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
-        let admission = Admission::new(10, 6, Drain::new(), &metrics);
+        let metrics = Arc::new(GatewayMetrics::new(&Metrics::new().unwrap()).unwrap());
+        let admission = Admission::new(10, 6, Drain::new(), metrics.clone());
         let mut wide = admission.admit("a").unwrap();
         wide.count_choices(4).unwrap();
         assert_eq!(metrics.families.in_flight.get(), 4);
@@ -218,9 +201,9 @@ mod tests {
 
     #[test]
     fn requests_are_counted_until_they_end() {
-        let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
+        let metrics = Arc::new(GatewayMetrics::new(&Metrics::new().unwrap()).unwrap());
         let drain = Drain::new();
-        let admission = Admission::new(3, 2, drain.clone(), &metrics);
+        let admission = Admission::new(3, 2, drain.clone(), metrics.clone());
         let first = admission.admit("a").unwrap();
         let _second = admission.admit("a").unwrap();
         let error = admission.admit("a").err().unwrap();

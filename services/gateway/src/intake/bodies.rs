@@ -12,17 +12,15 @@ use std::time::{Duration, Instant};
 use actix_web::web;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
-use prometheus::{IntCounterVec, IntGauge};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::Notify;
 
+use super::rate_limited;
 use crate::metrics::GatewayMetrics;
 
 /// A body is not cut off for another one before it has had this time to arrive. Most take less.
 const CUT_OFF_AFTER: Duration = Duration::from_secs(1);
-/// Time after which a refused client may try again.
-const RETRY_AFTER_MS: u64 = 1_000;
 
 /// The limits on bodies.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +40,7 @@ pub(crate) struct BodyLimits {
 pub(crate) struct BodyReader {
     limits: BodyLimits,
     arriving: Mutex<ArrivingBodies>,
-    gauge: IntGauge,
-    rejections: IntCounterVec,
+    metrics: Arc<GatewayMetrics>,
 }
 
 /// The bodies that are arriving.
@@ -74,12 +71,11 @@ struct BodySlot<'a> {
 
 impl BodyReader {
     /// Creates a reader without arriving bodies.
-    pub(crate) fn new(limits: BodyLimits, metrics: &GatewayMetrics) -> Self {
+    pub(crate) fn new(limits: BodyLimits, metrics: Arc<GatewayMetrics>) -> Self {
         BodyReader {
             limits,
             arriving: Mutex::default(),
-            gauge: metrics.families.bodies.clone(),
-            rejections: metrics.families.rejections.clone(),
+            metrics,
         }
     }
 
@@ -129,12 +125,10 @@ impl BodyReader {
             (None, "")
         };
         if let Some(crowded) = crowded {
-            self.rejections.with_label_values(&[limit]).inc();
+            self.metrics.rejected(limit);
             if !arriving.cut_off_oldest(&crowded, now) {
                 let message = "too many bodies are arriving at once; try again";
-                return Err(ApiError::new(ErrorKind::Overloaded, message)
-                    .with_code(code::RATE_LIMIT_EXCEEDED)
-                    .with_retry_after_ms(RETRY_AFTER_MS));
+                return Err(rate_limited(message));
             }
         }
         arriving.last_number += 1;
@@ -148,7 +142,7 @@ impl BodyReader {
         };
         let of_tenant = arriving.by_tenant.entry(tenant.to_owned()).or_default();
         of_tenant.insert(number, body);
-        self.gauge.set(arriving.total as i64);
+        self.show(&arriving);
         Ok(BodySlot {
             bodies: self,
             tenant,
@@ -165,11 +159,8 @@ impl BodyReader {
         let mut body = BytesMut::new();
         while let Some(chunk) = payload.next().await {
             let chunk = chunk.map_err(|error| {
-                ApiError::new(
-                    ErrorKind::InvalidRequest,
-                    "the connection broke off before the body was complete",
-                )
-                .with_detail(error)
+                let message = "the connection broke off before the body was complete";
+                ApiError::new(ErrorKind::InvalidRequest, message).with_detail(error)
             })?;
             if body.len() + chunk.len() > self.limits.bytes_max {
                 return Err(self.too_large());
@@ -183,12 +174,10 @@ impl BodyReader {
                 Instant::now(),
             );
             if !has_room {
-                self.rejections.with_label_values(&["bodies_bytes"]).inc();
+                self.metrics.rejected("bodies_bytes");
                 let message =
                     "the bodies that are arriving have reached their memory limit; try again";
-                return Err(ApiError::new(ErrorKind::Overloaded, message)
-                    .with_code(code::RATE_LIMIT_EXCEEDED)
-                    .with_retry_after_ms(RETRY_AFTER_MS));
+                return Err(rate_limited(message));
             }
             body.extend_from_slice(&chunk);
         }
@@ -196,15 +185,19 @@ impl BodyReader {
     }
 
     fn too_large(&self) -> ApiError {
-        self.rejections.with_label_values(&["body_bytes"]).inc();
+        self.metrics.rejected("body_bytes");
         let most = self.limits.bytes_max;
         let message = format!("the body is larger than {most} bytes");
         ApiError::new(ErrorKind::TooLarge, message).with_code(code::REQUEST_TOO_LARGE)
     }
 
     fn late(&self, message: String) -> ApiError {
-        self.rejections.with_label_values(&["body_time"]).inc();
+        self.metrics.rejected("body_time");
         ApiError::new(ErrorKind::RequestTimeout, message).with_code("body_timeout")
+    }
+
+    fn show(&self, arriving: &ArrivingBodies) {
+        self.metrics.families.bodies.set(arriving.total as i64);
     }
 
     fn arriving(&self) -> MutexGuard<'_, ArrivingBodies> {
@@ -245,13 +238,12 @@ impl ArrivingBodies {
                 // It was cut off, and its reader is about to notice.
                 return true;
             };
-            let held: usize = of_tenant.values().map(|body| body.bytes).sum();
-            let crowded = if held + bytes > most / 2 && of_tenant.len() > 1 {
+            let held = |bodies: &BTreeMap<u64, ArrivingBody>| {
+                bodies.values().map(|body| body.bytes).sum::<usize>()
+            };
+            let crowded = if held(of_tenant) + bytes > most / 2 && of_tenant.len() > 1 {
                 tenant.to_owned()
             } else if self.bytes + bytes > most {
-                let held = |bodies: &BTreeMap<u64, ArrivingBody>| {
-                    bodies.values().map(|body| body.bytes).sum::<usize>()
-                };
                 match self.by_tenant.iter().max_by_key(|(_, bodies)| held(bodies)) {
                     Some((tenant, _)) => tenant.clone(),
                     None => return false,
@@ -286,7 +278,7 @@ impl Drop for BodySlot<'_> {
     fn drop(&mut self) {
         let mut arriving = self.bodies.arriving();
         arriving.remove(self.tenant, self.number);
-        self.bodies.gauge.set(arriving.total as i64);
+        self.bodies.show(&arriving);
     }
 }
 
@@ -304,7 +296,7 @@ mod tests {
             tenant_bodies_max,
             arrived_bytes_max: 1_000,
         };
-        BodyReader::new(limits, &metrics)
+        BodyReader::new(limits, Arc::new(metrics))
     }
 
     async fn is_cut_off(slot: &BodySlot<'_>) -> bool {
@@ -329,10 +321,13 @@ mod tests {
         let of_d = bodies.begin("d", later).unwrap();
         assert!(is_cut_off(&of_a[1]).await);
         assert!(!is_cut_off(&of_b).await && !is_cut_off(&of_c).await);
-        assert_eq!(bodies.gauge.get(), 5);
+        assert_eq!(bodies.metrics.families.bodies.get(), 5);
         drop((of_a, of_b, of_c, of_d, newer));
         assert_eq!(
-            (bodies.gauge.get(), bodies.arriving().by_tenant.len()),
+            (
+                bodies.metrics.families.bodies.get(),
+                bodies.arriving().by_tenant.len()
+            ),
             (0, 0)
         );
     }

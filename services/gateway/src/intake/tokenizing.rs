@@ -5,14 +5,13 @@
 //! order in which they came. A body that waits is in memory as well, so the bytes of waiting bodies are limited, and
 //! a tenant may have half.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use prometheus::{IntCounter, IntGauge};
-use refrain_protocol::error::code;
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::ApiError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::rate_limited;
+use super::tenant_counts::TenantCounts;
 use crate::metrics::GatewayMetrics;
 
 /// Largest body of the lane for small bodies.
@@ -23,8 +22,6 @@ const SMALL_SHARE: usize = 4;
 const TENANT_SHARE: usize = 2;
 /// Bytes per permit of a semaphore. Semaphores have at most 2^29 permits on 32-bit machines.
 const UNIT_BYTES: usize = 1 << 10;
-/// Time after which a refused client may try again.
-const RETRY_AFTER_MS: u64 = 1_000;
 
 /// Admits bodies to be parsed and tokenized. Cheap to clone.
 #[derive(Clone)]
@@ -32,10 +29,6 @@ pub(crate) struct TokenizingLimiter {
     small: Lane,
     large: Lane,
     waiting: Arc<Waiting>,
-    /// Bytes of bodies that run.
-    running: IntGauge,
-    /// Bodies that were refused.
-    rejections: IntCounter,
 }
 
 /// The bodies of one class of size.
@@ -49,21 +42,15 @@ struct Lane {
 /// The bodies that wait in both lanes.
 struct Waiting {
     bytes_max: usize,
-    counts: Mutex<WaitingBytes>,
-    gauge: IntGauge,
-}
-
-#[derive(Default)]
-struct WaitingBytes {
-    total: usize,
-    /// Tenants with waiting bodies.
-    by_tenant: HashMap<String, usize>,
+    /// Bytes of bodies that wait.
+    counts: Mutex<TenantCounts>,
+    metrics: Arc<GatewayMetrics>,
 }
 
 /// The permission to parse and tokenize a body. It counts until it is dropped.
 pub(crate) struct TokenizingPermit {
     bytes: i64,
-    running: IntGauge,
+    metrics: Arc<GatewayMetrics>,
     /// `None` only during the drop.
     units: Option<OwnedSemaphorePermit>,
     lane: Lane,
@@ -92,7 +79,11 @@ impl Lane {
 
 impl TokenizingLimiter {
     /// Creates the limits: bytes of bodies that run at once, and that wait.
-    pub(crate) fn new(running_max: usize, waiting_max: usize, metrics: &GatewayMetrics) -> Self {
+    pub(crate) fn new(
+        running_max: usize,
+        waiting_max: usize,
+        metrics: Arc<GatewayMetrics>,
+    ) -> Self {
         map_large_blocks();
         let small = running_max / SMALL_SHARE;
         TokenizingLimiter {
@@ -101,13 +92,8 @@ impl TokenizingLimiter {
             waiting: Arc::new(Waiting {
                 bytes_max: waiting_max,
                 counts: Mutex::default(),
-                gauge: metrics.families.tokenizing_waiting.clone(),
+                metrics,
             }),
-            running: metrics.families.tokenizing.clone(),
-            rejections: metrics
-                .families
-                .rejections
-                .with_label_values(&["tokenizing"]),
         }
     }
 
@@ -135,10 +121,11 @@ impl TokenizingLimiter {
             }
         };
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.running.add(bytes);
+        let metrics = &self.waiting.metrics;
+        metrics.families.tokenizing.add(bytes);
         Ok(TokenizingPermit {
             bytes,
-            running: self.running.clone(),
+            metrics: metrics.clone(),
             units: Some(units),
             lane: lane.clone(),
         })
@@ -147,23 +134,19 @@ impl TokenizingLimiter {
     fn wait(&self, tenant: &str, bytes: usize) -> Result<WaitingBody, ApiError> {
         let waiting = &self.waiting;
         let mut counts = waiting.lock();
-        let of_tenant = counts.by_tenant.get(tenant).copied().unwrap_or(0);
+        let of_tenant = counts.of(tenant);
         // The first one of a tenant may always wait if there is room at all, however large it is.
         let is_past_share = of_tenant > 0 && of_tenant + bytes > waiting.bytes_max / TENANT_SHARE;
         if is_past_share || counts.total + bytes > waiting.bytes_max {
             drop(counts);
-            self.rejections.inc();
+            waiting.metrics.rejected("tokenizing");
             let whose = if is_past_share { "of yours " } else { "" };
-            return Err(ApiError::new(
-                ErrorKind::Overloaded,
-                format!("too many large requests {whose}wait to be tokenized; try again"),
-            )
-            .with_code(code::RATE_LIMIT_EXCEEDED)
-            .with_retry_after_ms(RETRY_AFTER_MS));
+            return Err(rate_limited(format!(
+                "too many large requests {whose}wait to be tokenized; try again"
+            )));
         }
-        counts.total += bytes;
-        *counts.by_tenant.entry(tenant.to_owned()).or_default() += bytes;
-        waiting.gauge.set(counts.total as i64);
+        counts.add(tenant, bytes);
+        waiting.show(&counts);
         Ok(WaitingBody {
             tenant: tenant.to_owned(),
             bytes,
@@ -173,8 +156,13 @@ impl TokenizingLimiter {
 }
 
 impl Waiting {
-    fn lock(&self) -> std::sync::MutexGuard<'_, WaitingBytes> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, TenantCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show(&self, counts: &TenantCounts) {
+        let gauge = &self.metrics.families.tokenizing_waiting;
+        gauge.set(counts.total as i64);
     }
 }
 
@@ -188,20 +176,14 @@ struct WaitingBody {
 impl Drop for WaitingBody {
     fn drop(&mut self) {
         let mut counts = self.waiting.lock();
-        counts.total -= self.bytes;
-        self.waiting.gauge.set(counts.total as i64);
-        if let Some(of_tenant) = counts.by_tenant.get_mut(&self.tenant) {
-            *of_tenant -= self.bytes;
-            if *of_tenant == 0 {
-                counts.by_tenant.remove(&self.tenant);
-            }
-        }
+        counts.remove(&self.tenant, self.bytes);
+        self.waiting.show(&counts);
     }
 }
 
 impl Drop for TokenizingPermit {
     fn drop(&mut self) {
-        self.running.sub(self.bytes);
+        self.metrics.families.tokenizing.sub(self.bytes);
         drop(self.units.take());
         if self.lane.is_large && self.lane.is_empty() {
             return_freed_memory();
@@ -239,6 +221,7 @@ fn return_freed_memory() {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
+    use refrain_protocol::ErrorKind;
     use refrain_service_kit::telemetry::Metrics;
 
     const MIB: usize = 1 << 20;
@@ -246,7 +229,16 @@ mod tests {
     /// 6 MiB of large bodies and 2 MiB of small ones may run at once, and 10 MiB may wait.
     fn tokenizing() -> TokenizingLimiter {
         let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
-        TokenizingLimiter::new(8 * MIB, 10 * MIB, &metrics)
+        TokenizingLimiter::new(8 * MIB, 10 * MIB, Arc::new(metrics))
+    }
+
+    fn waiting_bytes(tokenizing: &TokenizingLimiter) -> i64 {
+        let families = &tokenizing.waiting.metrics.families;
+        families.tokenizing_waiting.get()
+    }
+
+    fn running_bytes(tokenizing: &TokenizingLimiter) -> i64 {
+        tokenizing.waiting.metrics.families.tokenizing.get()
     }
 
     fn permit(entered: Option<Result<TokenizingPermit, ApiError>>) -> TokenizingPermit {
@@ -263,15 +255,15 @@ mod tests {
         let mut third = Box::pin(tokenizing.enter("b", MIB));
         assert!((&mut third).now_or_never().is_none());
         let small = permit(tokenizing.enter("b", 100 << 10).now_or_never());
-        assert_eq!(tokenizing.waiting.gauge.get(), 5 * MIB as i64);
+        assert_eq!(waiting_bytes(&tokenizing), 5 * MIB as i64);
         let running = 5 * MIB + (100 << 10);
-        assert_eq!(tokenizing.running.get(), running as i64);
+        assert_eq!(running_bytes(&tokenizing), running as i64);
         drop(first);
         let second = permit(second.now_or_never());
         let third = permit(third.now_or_never());
-        assert_eq!(tokenizing.waiting.gauge.get(), 0);
+        assert_eq!(waiting_bytes(&tokenizing), 0);
         drop((second, third, small));
-        assert_eq!(tokenizing.running.get(), 0);
+        assert_eq!(running_bytes(&tokenizing), 0);
     }
 
     #[test]
@@ -298,15 +290,17 @@ mod tests {
         let error = waits("a", 2 * MIB).err().unwrap();
         assert_eq!(
             (error.kind, error.retry_after_ms),
-            (ErrorKind::Overloaded, Some(RETRY_AFTER_MS))
+            (ErrorKind::Overloaded, Some(super::super::RETRY_AFTER_MS))
         );
         assert!(error.message.contains("of yours"));
         let second = waits("b", 6 * MIB).ok().unwrap();
         assert!(!waits("c", MIB).err().unwrap().message.contains("of yours"));
-        assert_eq!(tokenizing.rejections.get(), 2);
+        let families = &tokenizing.waiting.metrics.families;
+        let refused = families.rejections.with_label_values(&["tokenizing"]);
+        assert_eq!(refused.get(), 2);
         // Clients that went away make room.
         drop((first, second));
-        assert_eq!(tokenizing.waiting.gauge.get(), 0);
+        assert_eq!(waiting_bytes(&tokenizing), 0);
         assert!(tokenizing.waiting.lock().by_tenant.is_empty());
         assert!(waits("c", 7 * MIB).is_ok());
     }

@@ -1,4 +1,5 @@
-//! The decision after a lease was refused or a chunk failed: a plain policy, without clock or I/O.
+//! The decision after a lease was refused or a chunk failed: a plain policy, without clock or I/O. It is the pause
+//! before the next attempt, or the error that ends the request.
 //!
 //! A scheduler that cannot be reached is waited for (`scheduler_absence.rs`). Before the first token of a request,
 //! the answer that no worker is there is asked for once more, and failures of workers and engines are retried up to
@@ -18,7 +19,6 @@ use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_service_kit::backoff::Backoff;
 
-use crate::relay::retry_decision::RetryDecision;
 use crate::relay::scheduler_absence::SchedulerAbsence;
 
 /// Longest nominal pause between two attempts. Pauses are at most twice that.
@@ -137,14 +137,14 @@ impl Attempts {
         error: ApiError,
         has_output: bool,
         now: Instant,
-    ) -> RetryDecision {
+    ) -> Result<Duration, ApiError> {
         if SchedulerAbsence::is_shown_by(&error) {
             return self.absence.call_failed(error, now);
         }
         self.absence.call_answered();
         let had_excluded = !self.exclude.is_empty();
         match error.kind {
-            ErrorKind::Overloaded if !has_output => RetryDecision::GiveUp(error),
+            ErrorKind::Overloaded if !has_output => Err(error),
             ErrorKind::Overloaded => self.failed(error, self.failures_max),
             ErrorKind::Unavailable | ErrorKind::Internal => {
                 // A worker that failed is better than none.
@@ -156,10 +156,8 @@ impl Attempts {
                 };
                 self.failed(error, failures_max)
             }
-            ErrorKind::Unauthorized => {
-                RetryDecision::GiveUp(signature_refused(error, "the scheduler"))
-            }
-            _ => RetryDecision::GiveUp(error),
+            ErrorKind::Unauthorized => Err(signature_refused(error, "the scheduler")),
+            _ => Err(error),
         }
     }
 
@@ -170,7 +168,7 @@ impl Attempts {
         error: ApiError,
         output: OutputSoFar,
         may_retry: impl FnOnce() -> bool,
-    ) -> (LeaseOutcome, RetryDecision) {
+    ) -> (LeaseOutcome, Result<Duration, ApiError>) {
         if output == OutputSoFar::ThisChunk {
             self.made_progress();
         }
@@ -185,17 +183,17 @@ impl Attempts {
             || code.is_some_and(|code| NO_ENGINE_ASKED.contains(&code));
         let outcome = match error.kind {
             ErrorKind::InvalidRequest | ErrorKind::TooLarge => {
-                return (LeaseOutcome::Done, RetryDecision::GiveUp(error));
+                return (LeaseOutcome::Done, Err(error));
             }
             // Nobody waits for the output any more, and no worker is to blame.
             ErrorKind::Timeout if code == Some(code::REQUEST_TIMEOUT) => {
-                return (LeaseOutcome::Done, RetryDecision::GiveUp(error));
+                return (LeaseOutcome::Done, Err(error));
             }
             // The client has waited for as long as an engine may take, and another engine may take as long.
             ErrorKind::Timeout
                 if code == Some(code::ENGINE_TIMEOUT) && output != OutputSoFar::ThisChunk =>
             {
-                return (LeaseOutcome::WorkerFailed, RetryDecision::GiveUp(error));
+                return (LeaseOutcome::WorkerFailed, Err(error));
             }
             // A newer attempt of this request has taken over, so the worker is well.
             ErrorKind::Conflict => LeaseOutcome::Continues,
@@ -213,9 +211,7 @@ impl Attempts {
             }
         };
         let decision = match self.failed(error.clone(), self.failures_max) {
-            RetryDecision::RetryAfter(_) if !is_free && !may_retry() => {
-                RetryDecision::GiveUp(error)
-            }
+            Ok(_) if !is_free && !may_retry() => Err(error),
             decision => decision,
         };
         (outcome, decision)
@@ -275,14 +271,13 @@ impl Attempts {
     }
 
     /// Counts a failure. Gives up at the last one of `failures_max`.
-    fn failed(&mut self, error: ApiError, failures_max: u32) -> RetryDecision {
+    fn failed(&mut self, error: ApiError, failures_max: u32) -> Result<Duration, ApiError> {
         self.failures = self.failures.saturating_add(1);
         if self.failures >= failures_max {
-            return RetryDecision::GiveUp(error);
+            return Err(error);
         }
         let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
-        let pause = self.backoff.pause().max(hint.min(HINTED_PAUSE_MAX));
-        RetryDecision::RetryAfter(pause)
+        Ok(self.backoff.pause().max(hint.min(HINTED_PAUSE_MAX)))
     }
 }
 

@@ -7,8 +7,9 @@ use futures_util::StreamExt;
 use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::{Lease, LeaseRequest};
-use refrain_protocol::{ApiError, ErrorKind, RequestId};
+use refrain_protocol::{ApiError, ErrorKind, RequestId, SignedNamespace};
 use refrain_rpc::{ChunkStream, Worker};
+use refrain_service_kit::clock::millis;
 use refrain_service_kit::deadline::Deadline;
 use tokio::sync::mpsc;
 
@@ -51,7 +52,16 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) first_token: Option<Instant>,
 }
 
+fn worker_failed(message: &str) -> ApiError {
+    ApiError::new(ErrorKind::Upstream, message)
+}
+
 impl ChoiceRun<'_> {
+    fn namespace(&self) -> SignedNamespace {
+        let models = &self.context.models;
+        models.namespace(&self.request.tenant, &self.request.model)
+    }
+
     pub(super) fn lease_request(&self, attempts: &Attempts) -> LeaseRequest {
         // A worker that failed is better than none. A scheduler that has to exclude all workers would wait for a new
         // one first.
@@ -62,10 +72,7 @@ impl ChoiceRun<'_> {
         };
         LeaseRequest {
             request: self.id,
-            namespace: self
-                .context
-                .models
-                .namespace(&self.request.tenant, &self.request.model),
+            namespace: self.namespace(),
             group: self.request.group.clone(),
             context_tokens: self.choice.prompt_len() + self.choice.output_len(),
             generated_tokens: self.choice.output_len(),
@@ -77,14 +84,14 @@ impl ChoiceRun<'_> {
     }
 
     fn chunk_request(&self, lease: &Lease, attempts: &Attempts) -> ChunkRequest {
+        let retries_left = self.context.retries.left();
+        let time_left = self.context.time.left(self.received);
+        let prediction = self.request.prediction.as_deref().unwrap_or_default();
         ChunkRequest {
             lease: lease.lease,
             epoch: lease.epoch,
             request: self.id,
-            namespace: self
-                .context
-                .models
-                .namespace(&self.request.tenant, &self.request.model),
+            namespace: self.namespace(),
             session: self.request.session.clone(),
             group: self.request.group.clone(),
             tokens: self.choice.context(),
@@ -98,26 +105,14 @@ impl ChoiceRun<'_> {
             speculation: self.request.speculation,
             urgency: self.request.urgency,
             budget: ChunkBudget {
-                attempts: attempts
-                    .left()
-                    .min(self.context.retries.left().saturating_add(1)),
-                time_left_ms: Some(self.time_left_ms()),
+                attempts: attempts.left().min(retries_left.saturating_add(1)),
+                // After this time the request has certainly run out of time.
+                time_left_ms: Some(millis(time_left.saturating_add(WORKER_TIME_SLACK))),
             },
-            prediction: self
-                .request
-                .prediction
-                .as_deref()
-                .unwrap_or_default()
-                .to_vec(),
+            prediction: prediction.to_vec(),
             transferred: attempts.is_transferred(),
             alive_within_ms: Some(lease.ttl_ms.max(ALIVE_WITHIN_MS_MIN)),
         }
-    }
-
-    /// Milliseconds after which the request has certainly run out of time.
-    fn time_left_ms(&self) -> u64 {
-        let left = self.context.time.left(self.received);
-        u64::try_from(left.saturating_add(WORKER_TIME_SLACK).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Decodes one chunk. If it leaves a stream in `open`, that stream has to be cut.
@@ -128,7 +123,7 @@ impl ChoiceRun<'_> {
         guard: &mut LeaseGuard,
         open: &mut Option<(Arc<dyn Worker>, ChunkStream)>,
     ) -> Result<ChunkOutcome, ApiError> {
-        let silence_max = self.context.worker_silence_max;
+        let silence_max = self.context.tuning.worker_silence_max;
         let silent = || {
             let message = format!("an engine was silent for {} s", silence_max.as_secs());
             ApiError::new(ErrorKind::Timeout, message)
@@ -150,11 +145,8 @@ impl ChoiceRun<'_> {
                 Some(Some(Ok(event))) => event,
                 Some(Some(Err(error))) => return self.chunk_lost(error).await,
                 Some(None) => {
-                    let error = ApiError::new(
-                        ErrorKind::Upstream,
-                        "a worker was lost and no other could continue",
-                    );
-                    return self.chunk_lost(error).await;
+                    let message = "a worker was lost and no other could continue";
+                    return self.chunk_lost(worker_failed(message)).await;
                 }
                 None => return self.chunk_lost(silent()).await,
             };
@@ -170,15 +162,13 @@ impl ChoiceRun<'_> {
                     let progress = match self.choice.step(self.received.elapsed(), message) {
                         Ok(progress) => progress,
                         Err(fault) => {
-                            let error =
-                                ApiError::new(ErrorKind::Upstream, "a worker sent an invalid step");
+                            let error = worker_failed("a worker sent an invalid step");
                             return self.chunk_lost(error.with_detail(fault)).await;
                         }
                     };
                     guard.set_emitted(self.choice.chunk_output_len());
                     self.observe_first_token();
-                    let needs_cut = progress.needs_cut;
-                    if needs_cut {
+                    if progress.needs_cut {
                         *open = Some((worker.clone(), stream));
                         self.send(progress).await?;
                         return Ok(ChunkOutcome::Finished);
@@ -191,9 +181,7 @@ impl ChoiceRun<'_> {
                         && self.choice.chunk_output_len() == 0 =>
                 {
                     let message = "a worker transferred a request that had been transferred to it";
-                    return self
-                        .chunk_lost(ApiError::new(ErrorKind::Upstream, message))
-                        .await;
+                    return self.chunk_lost(worker_failed(message)).await;
                 }
                 ChunkEvent::End(end) => {
                     // A worker can pause a chunk while its engine is silent, but it cannot finish one. This is noted
@@ -258,15 +246,8 @@ impl ChoiceRun<'_> {
         if self.first_token.is_none() {
             self.first_token = Some(Instant::now());
             let metrics = &self.context.metrics;
-            let labels = [
-                metrics.tenant_label(&self.request.tenant),
-                self.request.model.id.as_str(),
-            ];
-            metrics
-                .families
-                .first_token_seconds
-                .with_label_values(&labels)
-                .observe(self.received.elapsed().as_secs_f64());
+            let seconds = self.received.elapsed().as_secs_f64();
+            metrics.observe(&metrics.families.first_token_seconds, self.request, seconds);
         }
     }
 
@@ -275,15 +256,11 @@ impl ChoiceRun<'_> {
             return;
         };
         let metrics = &self.context.metrics;
-        let labels = [
-            metrics.tenant_label(&self.request.tenant),
-            self.request.model.id.as_str(),
-        ];
         let per_token_s = first.elapsed().as_secs_f64() / f64::from(tokens - 1);
-        metrics
-            .families
-            .per_token_seconds
-            .with_label_values(&labels)
-            .observe(per_token_s);
+        metrics.observe(
+            &metrics.families.per_token_seconds,
+            self.request,
+            per_token_s,
+        );
     }
 }

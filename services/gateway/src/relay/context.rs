@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use refrain_rpc::{Scheduler, Workers};
 
+use crate::config::GatewayTuning;
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::request_time::RequestTime;
@@ -18,11 +19,8 @@ pub(crate) struct RelayContext {
     pub(crate) metrics: Arc<GatewayMetrics>,
     /// The runtime on which leases are given back.
     pub(crate) tasks: tokio::runtime::Handle,
-    pub(crate) failures_max: u32,
     pub(crate) retries: RetryBudget,
-    pub(crate) retry_backoff: Duration,
-    pub(crate) worker_silence_max: Duration,
     pub(crate) scheduler_wait: Duration,
     pub(crate) time: Arc<RequestTime>,
-    pub(crate) events_max: usize,
+    pub(crate) tuning: GatewayTuning,
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use refrain_protocol::chunk::ChunkCut;
 use refrain_protocol::scheduling::{Lease, LeaseFinish, LeaseOutcome};
 use refrain_rpc::{ChunkStream, Scheduler, Worker};
+use refrain_service_kit::clock::millis;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
@@ -65,8 +66,14 @@ impl LeaseGuard {
     /// Gives the lease back. A request that continues awaits the task before it asks for its next lease, so that the
     /// slot is free. If the handle is dropped, the task runs on.
     pub(crate) fn end(mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
-        let mut finish = self.finish.take()?;
-        finish.outcome = outcome;
+        self.send(outcome)
+    }
+
+    fn send(&mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
+        let finish = LeaseFinish {
+            outcome,
+            ..self.finish.take()?
+        };
         let task = send_finish(self.scheduler.clone(), finish, self.worker_ended);
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
@@ -87,17 +94,11 @@ impl LeaseGuard {
                 lease: finish.lease,
                 output_len,
             };
-            let worker_ended = match tokio::time::timeout(CUT_TIMEOUT, worker.cut(cut)).await {
-                Ok(Ok(())) => Some(Instant::now()),
-                Ok(Err(error)) => {
-                    tracing::debug!(%error, "the worker refused the cut of an output");
-                    None
-                }
-                Err(_) => {
-                    tracing::debug!("the cut of an output took too long");
-                    None
-                }
-            };
+            let cut = tokio::time::timeout(CUT_TIMEOUT, worker.cut(cut)).await;
+            let worker_ended = matches!(cut, Ok(Ok(()))).then(Instant::now);
+            if worker_ended.is_none() {
+                tracing::debug!(?cut, "the worker was not told where the output ends");
+            }
             drop(stream);
             send_finish(scheduler, finish, worker_ended).await;
         };
@@ -107,10 +108,7 @@ impl LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        if let Some(finish) = self.finish.take() {
-            let task = send_finish(self.scheduler.clone(), finish, self.worker_ended);
-            self.tasks.spawn(task.instrument(self.span.clone()));
-        }
+        drop(self.send(LeaseOutcome::Done));
     }
 }
 
@@ -120,8 +118,7 @@ async fn send_finish(
     worker_ended: Option<Instant>,
 ) {
     let finish = || LeaseFinish {
-        worker_ended_ms_ago: worker_ended
-            .map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
+        worker_ended_ms_ago: worker_ended.map(|at| millis(at.elapsed())),
         ..finish.clone()
     };
     if scheduler.finish(finish()).await.is_err() {

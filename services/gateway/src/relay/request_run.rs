@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use refrain_protocol::chunk::DraftSource;
+use refrain_protocol::error::code;
 use refrain_protocol::openai::{
     CompletionTokensDetails, PromptTokensDetails, ResponseMetrics, Usage,
 };
@@ -23,7 +24,6 @@ use crate::relay::events::{RelayEvent, RequestSummary};
 use crate::relay::lease_guard::LeaseGuard;
 use crate::relay::output_text::OutputText;
 use crate::relay::request_events::RequestEvents;
-use crate::relay::retry_decision::RetryDecision;
 use crate::request::{GenerateRequest, PreparedPrompt};
 
 impl RelayContext {
@@ -35,7 +35,7 @@ impl RelayContext {
         received: Instant,
     ) -> RequestEvents {
         let context = self.clone();
-        let events = RequestEvents::new(self.events_max, move |events| {
+        let events = RequestEvents::new(self.tuning.stream_events_max, move |events| {
             let work = async move {
                 let mut record = OutcomeRecord {
                     context: &context,
@@ -101,24 +101,22 @@ impl RelayContext {
             received,
             first_token: None,
         };
-        let mut attempts =
-            Attempts::new(self.failures_max, self.retry_backoff, self.scheduler_wait);
+        let (failures_max, first_pause) = (self.tuning.failures_max, self.tuning.retry_backoff);
+        let mut attempts = Attempts::new(failures_max, first_pause, self.scheduler_wait);
         let may_retry = || self.retries.take();
         loop {
             let lease = match self.scheduler.lease(run.lease_request(&attempts)).await {
                 Ok(lease) => lease,
                 Err(error) => {
                     let has_output = run.choice.output_len() > 0;
-                    match attempts.lease_refused(error, has_output, Instant::now()) {
-                        RetryDecision::GiveUp(error) => {
-                            self.metrics.lease_given_up(&error);
-                            return Err(error);
+                    let decision = attempts.lease_refused(error, has_output, Instant::now());
+                    let pause = decision.inspect_err(|error| {
+                        if error.has_code(code::SCHEDULER_UNAVAILABLE) {
+                            self.metrics.rejected("scheduler_wait");
                         }
-                        RetryDecision::RetryAfter(pause) => {
-                            tokio::time::sleep(pause).await;
-                            continue;
-                        }
-                    }
+                    })?;
+                    tokio::time::sleep(pause).await;
+                    continue;
                 }
             };
             attempts.leased(&lease.worker);
@@ -143,17 +141,14 @@ impl RelayContext {
                 }
                 ChunkOutcome::Continues(next) => {
                     attempts.chunk_ended(&lease.worker, next);
-                    (
-                        guard.end(LeaseOutcome::Continues),
-                        RetryDecision::RetryAfter(Duration::ZERO),
-                    )
+                    (guard.end(LeaseOutcome::Continues), Ok(Duration::ZERO))
                 }
                 ChunkOutcome::Failed { error, output } => {
                     let detail = error.detail.clone();
                     tracing::warn!(worker = %lease.worker, kind = ?error.kind, detail, "chunk failed");
                     let (outcome, decision) =
                         attempts.chunk_failed(&lease.worker, error, output, may_retry);
-                    if matches!(decision, RetryDecision::RetryAfter(_)) {
+                    if decision.is_ok() {
                         self.metrics.families.continuations.inc();
                     }
                     (guard.end(outcome), decision)
@@ -163,60 +158,7 @@ impl RelayContext {
                 // The result does not matter: if the task panicked, the lease ends by its time to live.
                 let _ = task.await;
             }
-            match decision {
-                RetryDecision::GiveUp(error) => return Err(error),
-                RetryDecision::RetryAfter(pause) => tokio::time::sleep(pause).await,
-            }
-        }
-    }
-
-    /// Counts a request. `outcome` is `None` if the client went away.
-    fn record(
-        &self,
-        request: &GenerateRequest,
-        outcome: Option<&Result<RequestSummary, ApiError>>,
-        received: Instant,
-    ) {
-        let labels = [
-            self.metrics.tenant_label(&request.tenant),
-            request.model.id.as_str(),
-        ];
-        let status = match outcome {
-            None => "499".to_owned(),
-            Some(Ok(_)) => "200".to_owned(),
-            Some(Err(error)) => error.kind.status().to_string(),
-        };
-        self.metrics
-            .families
-            .requests
-            .with_label_values(&[status.as_str()])
-            .inc();
-        self.metrics
-            .families
-            .request_seconds
-            .with_label_values(&labels)
-            .observe(received.elapsed().as_secs_f64());
-        let span = Span::current();
-        match outcome {
-            Some(Ok(summary)) => {
-                let usage = summary.usage;
-                for (kind, tokens) in [
-                    ("input", usage.prompt_tokens),
-                    ("output", usage.completion_tokens),
-                ] {
-                    let labels = [labels[0], labels[1], kind];
-                    self.metrics
-                        .families
-                        .token_usage
-                        .with_label_values(&labels)
-                        .observe(tokens as f64);
-                }
-                span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
-                span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
-            }
-            Some(Err(_)) | None => {
-                span.record("error.type", status);
-            }
+            tokio::time::sleep(decision?).await;
         }
     }
 }
@@ -231,13 +173,39 @@ struct OutcomeRecord<'a> {
 
 impl Drop for OutcomeRecord<'_> {
     fn drop(&mut self) {
-        let outcome = match self.outcome.take() {
-            // The gateway may have ended the request while the client still waits.
-            None => self.context.time.ended_by(self.received).map(Err),
-            outcome => outcome,
+        let RelayContext { metrics, time, .. } = self.context;
+        let families = &metrics.families;
+        // The gateway may have ended the request while the client still waits.
+        let outcome = self.outcome.take();
+        let outcome = outcome.or_else(|| time.ended_by(self.received).map(Err));
+        let status = match &outcome {
+            None => "499".to_owned(),
+            Some(Ok(_)) => "200".to_owned(),
+            Some(Err(error)) => error.kind.status().to_string(),
         };
-        self.context
-            .record(self.request, outcome.as_ref(), self.received);
+        metrics.ended(&status);
+        let seconds = self.received.elapsed().as_secs_f64();
+        metrics.observe(&families.request_seconds, self.request, seconds);
+        let span = Span::current();
+        let Some(Ok(RequestSummary { usage, .. })) = outcome else {
+            span.record("error.type", status);
+            return;
+        };
+        let (tenant, model) = (
+            metrics.tenant_label(&self.request.tenant),
+            &*self.request.model.id,
+        );
+        for (kind, tokens) in [
+            ("input", usage.prompt_tokens),
+            ("output", usage.completion_tokens),
+        ] {
+            let of_kind = families
+                .token_usage
+                .with_label_values(&[tenant, model, kind]);
+            of_kind.observe(tokens as f64);
+        }
+        span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
+        span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
     }
 }
 

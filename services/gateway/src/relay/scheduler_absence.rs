@@ -9,8 +9,6 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::backoff::Backoff;
 
-use crate::relay::retry_decision::RetryDecision;
-
 /// Longest nominal pause between two calls. A restarted scheduler is found within twice this.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
@@ -44,18 +42,25 @@ impl SchedulerAbsence {
             || error.has_code(code::SERVICE_UNREACHABLE)
     }
 
-    /// Decides after a call that failed with such an error.
-    pub(crate) fn call_failed(&mut self, error: ApiError, now: Instant) -> RetryDecision {
+    /// Returns the pause after a call that failed with such an error.
+    ///
+    /// # Errors
+    /// The error that ends the request, which has waited long enough.
+    pub(crate) fn call_failed(
+        &mut self,
+        error: ApiError,
+        now: Instant,
+    ) -> Result<Duration, ApiError> {
         let since = *self.since.get_or_insert(now);
         let left = self
             .wait
             .saturating_sub(now.saturating_duration_since(since));
         if left.is_zero() {
-            return RetryDecision::GiveUp(unreachable(error));
+            return Err(unreachable(error));
         }
         let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
         // The last call is made when the wait ends.
-        RetryDecision::RetryAfter(self.backoff.pause().max(hint).min(left))
+        Ok(self.backoff.pause().max(hint).min(left))
     }
 
     /// Notes that the scheduler answered.
@@ -93,8 +98,8 @@ mod tests {
         let mut now = start;
         for calls in 1..10_000 {
             match absence.call_failed(unreached(), now) {
-                RetryDecision::RetryAfter(pause) => now += pause,
-                RetryDecision::GiveUp(error) => {
+                Ok(pause) => now += pause,
+                Err(error) => {
                     assert_eq!(error.kind, ErrorKind::Unavailable);
                     assert_eq!(error.code.as_deref(), Some(code::SCHEDULER_UNAVAILABLE));
                     assert!(error.retry_after_ms.is_some());
@@ -125,9 +130,6 @@ mod tests {
         let mut absence = SchedulerAbsence::new(WAIT, PAUSE);
         let hinted = unreached().with_retry_after_ms(1_500);
         let decision = absence.call_failed(hinted, Instant::now());
-        assert_eq!(
-            decision,
-            RetryDecision::RetryAfter(Duration::from_millis(1_500))
-        );
+        assert_eq!(decision, Ok(Duration::from_millis(1_500)));
     }
 }

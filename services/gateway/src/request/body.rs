@@ -7,23 +7,41 @@
 use std::fmt;
 
 use refrain_protocol::openai::{Parameters, Prompt, ResponseFormat};
-use refrain_tokenization::{ChatInput, JsonList, JsonMap, JsonValue};
+use refrain_tokenization::{JsonList, JsonMap, JsonValue};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
 
 /// A body: the parameters of both endpoints, and the own fields of one.
 #[derive(Debug)]
-pub(super) struct RequestBody<T> {
+pub(super) struct RequestBody<T: OwnFields> {
     pub(super) parameters: Parameters,
+    pub(super) required: T::Required,
     pub(super) own: T,
 }
 
-/// The fields that only chats have.
-#[derive(Debug)]
+/// The optional fields that only one endpoint has. Null counts as missing.
+pub(super) trait OwnFields: Default {
+    /// Their names.
+    const NAMES: &[&str];
+
+    /// The name of the field that the endpoint needs beside them.
+    const REQUIRED: &str;
+
+    /// The value of that field.
+    type Required: for<'de> Deserialize<'de>;
+
+    /// Reads the value of one of these fields.
+    fn read<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error>;
+}
+
+/// The fields that only chats have, beside their messages.
+#[derive(Debug, Default)]
 pub(super) struct ChatFields {
-    /// Messages, tools, and variables of the template.
-    pub(super) input: ChatInput,
+    /// The functions that the model may call.
+    pub(super) tools: Option<JsonList>,
+    /// Variables of the template.
+    pub(super) chat_template_kwargs: Option<JsonMap>,
     /// Whether to report log-probabilities.
     pub(super) logprobs: Option<bool>,
     /// Number of most likely tokens to report beside the chosen one.
@@ -36,11 +54,36 @@ pub(super) struct ChatFields {
     pub(super) prediction: Option<JsonValue>,
 }
 
-/// The fields that only text completions have.
-#[derive(Debug)]
+impl OwnFields for ChatFields {
+    const NAMES: &[&str] = &[
+        "tools",
+        "chat_template_kwargs",
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "tool_choice",
+        "prediction",
+    ];
+    const REQUIRED: &str = "messages";
+    type Required = JsonList;
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        match name {
+            "tools" => self.tools = map.next_value()?,
+            "chat_template_kwargs" => self.chat_template_kwargs = map.next_value()?,
+            "logprobs" => self.logprobs = map.next_value()?,
+            "top_logprobs" => self.top_logprobs = map.next_value()?,
+            "response_format" => self.response_format = map.next_value()?,
+            "tool_choice" => self.tool_choice = map.next_value()?,
+            _ => self.prediction = map.next_value()?,
+        }
+        Ok(())
+    }
+}
+
+/// The fields that only text completions have, beside their prompt.
+#[derive(Debug, Default)]
 pub(super) struct CompletionFields {
-    /// One prompt or several, as text or as tokens.
-    pub(super) prompt: Prompt,
     /// Number of most likely tokens whose log-probabilities are reported, beside that of the chosen one.
     pub(super) logprobs: Option<u64>,
     /// Whether the answer begins with the prompt.
@@ -51,125 +94,20 @@ pub(super) struct CompletionFields {
     pub(super) suffix: Option<String>,
 }
 
-/// The own fields of an endpoint, beside the parameters.
-pub(super) trait OwnFields: Sized {
-    /// The fields that were read so far.
-    type Partial: Default;
-
-    /// Reads the value of `key` if it is one of these fields. Returns whether it is.
-    fn read<'de, A: MapAccess<'de>>(
-        fields: &mut Self::Partial,
-        key: &str,
-        map: &mut A,
-    ) -> Result<bool, A::Error>;
-
-    /// Completes the fields at the end of the body.
-    fn whole<E: Error>(fields: Self::Partial) -> Result<Self, E>;
-}
-
-/// A field that was read or not. Null counts as missing.
-type Field<T> = Option<Option<T>>;
-
-#[derive(Default)]
-pub(super) struct PartialChatFields {
-    messages: Option<JsonList>,
-    tools: Field<JsonList>,
-    chat_template_kwargs: Field<JsonMap>,
-    logprobs: Field<bool>,
-    top_logprobs: Field<u64>,
-    response_format: Field<ResponseFormat>,
-    tool_choice: Field<JsonValue>,
-    prediction: Field<JsonValue>,
-}
-
-impl OwnFields for ChatFields {
-    type Partial = PartialChatFields;
-
-    fn read<'de, A: MapAccess<'de>>(
-        fields: &mut PartialChatFields,
-        key: &str,
-        map: &mut A,
-    ) -> Result<bool, A::Error> {
-        match key {
-            "messages" => once("messages", &mut fields.messages, map),
-            "tools" => once("tools", &mut fields.tools, map),
-            "chat_template_kwargs" => once(
-                "chat_template_kwargs",
-                &mut fields.chat_template_kwargs,
-                map,
-            ),
-            "logprobs" => once("logprobs", &mut fields.logprobs, map),
-            "top_logprobs" => once("top_logprobs", &mut fields.top_logprobs, map),
-            "response_format" => once("response_format", &mut fields.response_format, map),
-            "tool_choice" => once("tool_choice", &mut fields.tool_choice, map),
-            "prediction" => once("prediction", &mut fields.prediction, map),
-            _ => Ok(false),
-        }
-    }
-
-    fn whole<E: Error>(fields: PartialChatFields) -> Result<Self, E> {
-        let messages = fields.messages.ok_or(E::missing_field("messages"))?;
-        let (tools, kwargs) = (fields.tools, fields.chat_template_kwargs);
-        Ok(ChatFields {
-            input: ChatInput::new(messages, tools.flatten(), kwargs.flatten()),
-            logprobs: fields.logprobs.flatten(),
-            top_logprobs: fields.top_logprobs.flatten(),
-            response_format: fields.response_format.flatten(),
-            tool_choice: fields.tool_choice.flatten(),
-            prediction: fields.prediction.flatten(),
-        })
-    }
-}
-
-#[derive(Default)]
-pub(super) struct PartialCompletionFields {
-    prompt: Option<Prompt>,
-    logprobs: Field<u64>,
-    echo: Field<bool>,
-    best_of: Field<u64>,
-    suffix: Field<String>,
-}
-
 impl OwnFields for CompletionFields {
-    type Partial = PartialCompletionFields;
+    const NAMES: &[&str] = &["logprobs", "echo", "best_of", "suffix"];
+    const REQUIRED: &str = "prompt";
+    type Required = Prompt;
 
-    fn read<'de, A: MapAccess<'de>>(
-        fields: &mut PartialCompletionFields,
-        key: &str,
-        map: &mut A,
-    ) -> Result<bool, A::Error> {
-        match key {
-            "prompt" => once("prompt", &mut fields.prompt, map),
-            "logprobs" => once("logprobs", &mut fields.logprobs, map),
-            "echo" => once("echo", &mut fields.echo, map),
-            "best_of" => once("best_of", &mut fields.best_of, map),
-            "suffix" => once("suffix", &mut fields.suffix, map),
-            _ => Ok(false),
+    fn read<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        match name {
+            "logprobs" => self.logprobs = map.next_value()?,
+            "echo" => self.echo = map.next_value()?,
+            "best_of" => self.best_of = map.next_value()?,
+            _ => self.suffix = map.next_value()?,
         }
+        Ok(())
     }
-
-    fn whole<E: Error>(fields: PartialCompletionFields) -> Result<Self, E> {
-        Ok(CompletionFields {
-            prompt: fields.prompt.ok_or(E::missing_field("prompt"))?,
-            logprobs: fields.logprobs.flatten(),
-            echo: fields.echo.flatten(),
-            best_of: fields.best_of.flatten(),
-            suffix: fields.suffix.flatten(),
-        })
-    }
-}
-
-/// Reads the value of a field that may come only once.
-fn once<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
-    name: &'static str,
-    field: &mut Option<T>,
-    map: &mut A,
-) -> Result<bool, A::Error> {
-    if field.is_some() {
-        return Err(A::Error::duplicate_field(name));
-    }
-    *field = Some(map.next_value()?);
-    Ok(true)
 }
 
 impl<'de, T: OwnFields> Deserialize<'de> for RequestBody<T> {
@@ -188,24 +126,32 @@ impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RequestBody<T>, A::Error> {
-        let mut fields = T::Partial::default();
-        let parameters = WithoutOwnFields::<A, T> {
+        let mut rest = WithoutOwnFields {
             map,
-            fields: &mut fields,
+            required: None,
+            own: T::default(),
+            seen: Vec::new(),
         };
-        let parameters = Parameters::deserialize(MapAccessDeserializer::new(parameters))?;
-        let own = T::whole(fields)?;
-        Ok(RequestBody { parameters, own })
+        let parameters = Parameters::deserialize(MapAccessDeserializer::new(&mut rest))?;
+        let missing = || A::Error::missing_field(T::REQUIRED);
+        Ok(RequestBody {
+            parameters,
+            required: rest.required.ok_or_else(missing)?,
+            own: rest.own,
+        })
     }
 }
 
 /// An object without the fields of `T`, which it takes out and reads by itself.
-struct WithoutOwnFields<'a, A, T: OwnFields> {
+struct WithoutOwnFields<A, T: OwnFields> {
     map: A,
-    fields: &'a mut T::Partial,
+    required: Option<T::Required>,
+    own: T,
+    /// The optional fields that were read.
+    seen: Vec<&'static str>,
 }
 
-impl<'de, A: MapAccess<'de>, T: OwnFields> MapAccess<'de> for WithoutOwnFields<'_, A, T> {
+impl<'de, A: MapAccess<'de>, T: OwnFields> MapAccess<'de> for &mut WithoutOwnFields<A, T> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
@@ -213,7 +159,18 @@ impl<'de, A: MapAccess<'de>, T: OwnFields> MapAccess<'de> for WithoutOwnFields<'
         seed: K,
     ) -> Result<Option<K::Value>, A::Error> {
         while let Some(key) = self.map.next_key::<String>()? {
-            if !T::read(self.fields, &key, &mut self.map)? {
+            if key == T::REQUIRED {
+                if self.required.is_some() {
+                    return Err(A::Error::duplicate_field(T::REQUIRED));
+                }
+                self.required = Some(self.map.next_value()?);
+            } else if let Some(name) = T::NAMES.iter().find(|name| **name == key) {
+                if self.seen.contains(name) {
+                    return Err(A::Error::duplicate_field(name));
+                }
+                self.seen.push(name);
+                self.own.read(name, &mut self.map)?;
+            } else {
                 return seed.deserialize(key.into_deserializer()).map(Some);
             }
         }

@@ -2,10 +2,10 @@
 
 use refrain_protocol::chunk::{Priority, Urgency};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::openai::{LOGIT_BIAS_MAX, Parameters, STOPS_MAX, Stop};
+use refrain_protocol::openai::{LogitBias, Parameters};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
-use refrain_tokenization::JsonValue;
+use refrain_tokenization::{JsonList, JsonValue};
 
 use super::body::{ChatFields, CompletionFields};
 use crate::models::Model;
@@ -33,8 +33,9 @@ const ROLES: [&str; 6] = [
     "function",
 ];
 
-fn invalid<T>(param: impl Into<String>, message: impl Into<String>) -> Result<T, ApiError> {
-    Err(ApiError::invalid(param, message))
+/// Refuses a field, whose name begins the message.
+fn invalid<T>(param: &str, fault: impl std::fmt::Display) -> Result<T, ApiError> {
+    Err(ApiError::invalid(param, format!("{param}: {fault}")))
 }
 
 fn unsupported<T>(param: &str, message: &str) -> Result<T, ApiError> {
@@ -49,7 +50,7 @@ pub(super) fn urgency(parameters: &Parameters) -> Result<Urgency, ApiError> {
     let tpot_ms = match parameters.tpot_ms {
         None => None,
         Some(wanted @ 1..=TPOT_MS_MAX) => Some(wanted as u32),
-        Some(_) => return invalid("tpot_ms", format!("tpot_ms: must be 1 to {TPOT_MS_MAX}")),
+        Some(_) => return invalid("tpot_ms", format!("must be 1 to {TPOT_MS_MAX}")),
     };
     Ok(Urgency {
         priority: parameters
@@ -69,10 +70,7 @@ pub(super) fn check_names(parameters: &Parameters) -> Result<(), ApiError> {
             .as_ref()
             .is_some_and(|text| text.is_empty() || text.len() > NAME_BYTES_MAX)
         {
-            return invalid(
-                name,
-                format!("{name}: must have 1 to {NAME_BYTES_MAX} bytes"),
-            );
+            return invalid(name, format!("must have 1 to {NAME_BYTES_MAX} bytes"));
         }
     }
     Ok(())
@@ -105,43 +103,30 @@ pub(super) fn check_unsupported(parameters: &Parameters) -> Result<(), ApiError>
 pub(super) fn choices(parameters: &Parameters) -> Result<u32, ApiError> {
     match parameters.n.unwrap_or(1) {
         n @ 1..=CHOICES_MAX => Ok(n as u32),
-        _ => invalid("n", format!("n: must be 1 to {CHOICES_MAX}")),
+        _ => invalid("n", format!("must be 1 to {CHOICES_MAX}")),
     }
 }
 
 /// Reads `stop`.
 pub(super) fn stops(parameters: &Parameters) -> Result<Vec<String>, ApiError> {
-    let stops = match &parameters.stop {
-        None => Vec::new(),
-        Some(Stop::One(stop)) => vec![stop.clone()],
-        Some(Stop::Several(stops)) => stops.clone(),
-    };
-    if stops.len() > STOPS_MAX {
-        return invalid(
+    let stops = parameters.stop.clone().unwrap_or_default().0;
+    let is_valid = |stop: &String| (1..=STOP_BYTES_MAX).contains(&stop.len());
+    match stops.iter().all(is_valid) {
+        true => Ok(stops),
+        false => invalid(
             "stop",
-            format!("stop: at most {STOPS_MAX} texts are allowed"),
-        );
+            format!("a text must have 1 to {STOP_BYTES_MAX} bytes"),
+        ),
     }
-    if stops
-        .iter()
-        .any(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX)
-    {
-        return invalid(
-            "stop",
-            format!("stop: a text must have 1 to {STOP_BYTES_MAX} bytes"),
-        );
-    }
-    Ok(stops)
 }
 
 /// Reads `stream_options.include_usage`.
 pub(super) fn include_usage(parameters: &Parameters) -> Result<bool, ApiError> {
     match &parameters.stream_options {
         None => Ok(false),
-        Some(_) if parameters.stream != Some(true) => invalid(
-            "stream_options",
-            "stream_options: is allowed only with stream: true",
-        ),
+        Some(_) if parameters.stream != Some(true) => {
+            invalid("stream_options", "is allowed only with stream: true")
+        }
         Some(options) => Ok(options.include_usage.unwrap_or(false)),
     }
 }
@@ -155,17 +140,15 @@ pub(super) fn sampling(
     let within =
         |name: &str, value: Option<f64>, default: f64, most: f64| match value.unwrap_or(default) {
             value if (0.0..=most).contains(&value) => Ok(value as f32),
-            _ => invalid(name, format!("{name}: must be 0 to {most}")),
+            _ => invalid(name, format!("must be 0 to {most}")),
         };
     let top_k = match parameters.top_k.unwrap_or(0) {
         -1 => 0,
         value => match u32::try_from(value) {
             Ok(value) => value,
             Err(_) => {
-                return invalid(
-                    "top_k",
-                    "top_k: must be a positive number, or 0 or -1 to keep all tokens",
-                );
+                let fault = "must be a positive number, or 0 or -1 to keep all tokens";
+                return invalid("top_k", fault);
             }
         },
     };
@@ -177,10 +160,8 @@ pub(super) fn sampling(
     let mut stop_token_ids = model.stop_token_ids.clone();
     let extra = parameters.stop_token_ids.as_deref().unwrap_or_default();
     if extra.len() > STOP_TOKEN_IDS_MAX {
-        return invalid(
-            "stop_token_ids",
-            format!("stop_token_ids: at most {STOP_TOKEN_IDS_MAX} ids are allowed"),
-        );
+        let fault = format!("at most {STOP_TOKEN_IDS_MAX} ids are allowed");
+        return invalid("stop_token_ids", fault);
     }
     check_ids("stop_token_ids", extra, model)?;
     stop_token_ids.extend(extra.iter().filter(|id| !model.stop_token_ids.contains(id)));
@@ -199,25 +180,14 @@ pub(super) fn sampling(
 }
 
 fn logit_bias(parameters: &Parameters, model: &Model) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    let given = parameters.logit_bias.iter().flatten();
-    if parameters
-        .logit_bias
-        .as_ref()
-        .is_some_and(|biases| biases.len() > LOGIT_BIAS_MAX)
-    {
-        return invalid(
-            "logit_bias",
-            format!("logit_bias: at most {LOGIT_BIAS_MAX} tokens are allowed"),
-        );
-    }
     let mut biases = Vec::new();
-    for (token, bias) in given {
+    for (token, bias) in parameters.logit_bias.iter().flat_map(|LogitBias(of)| of) {
         let Ok(token) = token.parse::<TokenId>() else {
-            return invalid("logit_bias", "logit_bias: keys must be token ids");
+            return invalid("logit_bias", "keys must be token ids");
         };
         check_ids("logit_bias", &[token], model)?;
         if !(-100.0..=100.0).contains(bias) {
-            return invalid("logit_bias", "logit_bias: values must be from -100 to 100");
+            return invalid("logit_bias", "values must be from -100 to 100");
         }
         biases.push((token, *bias as f32));
     }
@@ -230,26 +200,23 @@ pub(super) fn check_ids(param: &str, ids: &[TokenId], model: &Model) -> Result<(
     match ids.iter().find(|id| **id >= size) {
         Some(id) => invalid(
             param,
-            format!(
-                "{param}: token {id} is not in the vocabulary of this model, which has {size} tokens"
-            ),
+            format!("token {id} is not in the vocabulary of this model, which has {size} tokens"),
         ),
         None => Ok(()),
     }
 }
 
 /// Checks the messages, the prediction, the response format and the tools of a chat.
-pub(super) fn check_chat(chat: &ChatFields) -> Result<(), ApiError> {
-    let messages = chat.input.messages();
+pub(super) fn check_chat(messages: &JsonList, chat: &ChatFields) -> Result<(), ApiError> {
     if messages.is_empty() {
-        return invalid("messages", "messages: must have at least one message");
+        return invalid("messages", "must have at least one message");
     }
     for (place, message) in messages.items().enumerate() {
         check_message(&message, &format!("messages[{place}]"))?;
     }
     if let Some(prediction) = &chat.prediction {
         if prediction.get("type").as_ref().and_then(JsonValue::as_str) != Some("content") {
-            return invalid("prediction.type", "prediction.type: must be \"content\"");
+            return invalid("prediction.type", "must be \"content\"");
         }
         check_content(prediction.get("content"), "prediction.content")?;
     }
@@ -273,24 +240,17 @@ pub(super) fn check_chat(chat: &ChatFields) -> Result<(), ApiError> {
 /// Checks one message. `place` is its path in the request.
 fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
     if !message.is_object() {
-        return invalid(
-            place,
-            format!("{place}: must be an object with role and content"),
-        );
+        return invalid(place, "must be an object with role and content");
     }
     let at = |field: &str| format!("{place}.{field}");
     let role = message.get("role");
     let role = role.as_ref().and_then(JsonValue::as_str);
     if !role.is_some_and(|role| ROLES.contains(&role)) {
-        let message = format!("{}: must be one of {}", at("role"), ROLES.join(", "));
-        return invalid(at("role"), message);
+        return invalid(&at("role"), format!("must be one of {}", ROLES.join(", ")));
     }
     let calls = message.get("tool_calls");
     if calls.as_ref().is_some_and(|calls| calls.items().is_none()) {
-        return invalid(
-            at("tool_calls"),
-            format!("{}: must be a list", at("tool_calls")),
-        );
+        return invalid(&at("tool_calls"), "must be a list");
     }
     match message.get("content") {
         None if role == Some("assistant") && calls.is_some() => Ok(()),
@@ -300,30 +260,21 @@ fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
 
 /// Checks a content, which may only be text.
 fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError> {
-    let Some(content) = content else {
-        return invalid(
-            name,
-            format!("{name}: must be a text or a list of text parts"),
-        );
-    };
-    if content.as_str().is_some() {
+    if content.as_ref().and_then(JsonValue::as_str).is_some() {
         return Ok(());
     }
-    let Some(parts) = content.items() else {
-        return invalid(
-            name,
-            format!("{name}: must be a text or a list of text parts"),
-        );
+    let Some(parts) = content.as_ref().and_then(JsonValue::items) else {
+        return invalid(name, "must be a text or a list of text parts");
     };
     for (place, part) in parts.enumerate() {
         let field = |field: &str| part.get(field);
         if field("type").as_ref().and_then(JsonValue::as_str) != Some("text") {
             let param = format!("{name}[{place}].type");
-            return invalid(&param, format!("{param}: only text parts are supported"));
+            return invalid(&param, "only text parts are supported");
         }
         if field("text").as_ref().and_then(JsonValue::as_str).is_none() {
             let param = format!("{name}[{place}].text");
-            return invalid(&param, format!("{param}: a text part must have a text"));
+            return invalid(&param, "a text part must have a text");
         }
     }
     Ok(())
@@ -333,14 +284,11 @@ fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError>
 pub(super) fn chat_logprobs(chat: &ChatFields) -> Result<Option<u32>, ApiError> {
     match (chat.logprobs.unwrap_or(false), chat.top_logprobs) {
         (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => invalid(
-            "top_logprobs",
-            "top_logprobs: is allowed only with logprobs: true",
-        ),
+        (false, Some(_)) => invalid("top_logprobs", "is allowed only with logprobs: true"),
         (true, top @ (None | Some(0..=CHAT_TOP_LOGPROBS_MAX))) => Ok(Some(top.unwrap_or(0) as u32)),
         (true, Some(_)) => invalid(
             "top_logprobs",
-            format!("top_logprobs: must be 0 to {CHAT_TOP_LOGPROBS_MAX}"),
+            format!("must be 0 to {CHAT_TOP_LOGPROBS_MAX}"),
         ),
     }
 }
@@ -350,21 +298,14 @@ pub(super) fn completion_logprobs(
     parameters: &Parameters,
     completion: &CompletionFields,
 ) -> Result<Option<u32>, ApiError> {
-    if completion
-        .suffix
-        .as_ref()
-        .is_some_and(|suffix| !suffix.is_empty())
-    {
+    let suffix = completion.suffix.as_deref();
+    if suffix.is_some_and(|suffix| !suffix.is_empty()) {
         return unsupported("suffix", "suffix is not supported; leave it out");
     }
-    if completion
-        .best_of
-        .is_some_and(|best_of| best_of != parameters.n.unwrap_or(1))
-    {
-        return unsupported(
-            "best_of",
-            "best_of is not supported; leave it out or set it to n",
-        );
+    let n = parameters.n.unwrap_or(1);
+    if completion.best_of.is_some_and(|best_of| best_of != n) {
+        let message = "best_of is not supported; leave it out or set it to n";
+        return unsupported("best_of", message);
     }
     match completion.logprobs {
         None => Ok(None),
@@ -375,7 +316,7 @@ pub(super) fn completion_logprobs(
         Some(top @ 0..=COMPLETION_LOGPROBS_MAX) => Ok(Some(top as u32)),
         Some(_) => invalid(
             "logprobs",
-            format!("logprobs: must be 0 to {COMPLETION_LOGPROBS_MAX}"),
+            format!("must be 0 to {COMPLETION_LOGPROBS_MAX}"),
         ),
     }
 }

@@ -6,15 +6,9 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::testing::byte_level_files;
 
-use super::{GenerateRequest, RequestLimits};
-use crate::config::ModelConfig;
+use super::GenerateRequest;
+use crate::config::{GatewayTuning, ModelConfig};
 use crate::models::Models;
-
-const LIMITS: RequestLimits = RequestLimits {
-    choices_max: 128,
-    rollout_chunk_tokens: 2_048,
-    chunk_tokens: 0,
-};
 
 /// Valid bodies that between them have all fields.
 const CHATS: [&str; 3] = [
@@ -39,11 +33,16 @@ fn models() -> Models {
     Models::new(&[config], &|_| Ok(byte_level_files()), signer).unwrap()
 }
 
-type Parse = fn(Bytes, &str, &Models, RequestLimits) -> Result<GenerateRequest, ApiError>;
+type Parse = fn(Bytes, &str, &Models, &GatewayTuning) -> Result<GenerateRequest, ApiError>;
 
 /// Parses a body and checks the answer.
 fn check(parse: Parse, models: &Models, body: Vec<u8>) {
-    let error = match parse(Bytes::from(body), "tenant", models, LIMITS) {
+    let error = match parse(
+        Bytes::from(body),
+        "tenant",
+        models,
+        &GatewayTuning::default(),
+    ) {
         Ok(request) => {
             assert!(!request.prompts.is_empty() && request.choice_count() > 0);
             let context = models.max_context(&request.model);
@@ -72,7 +71,7 @@ fn check(parse: Parse, models: &Models, body: Vec<u8>) {
 fn fuzz(parse: Parse, valid: [&'static str; 3]) {
     let models = models();
     for body in valid {
-        parse(body.into(), "tenant", &models, LIMITS).unwrap();
+        parse(body.into(), "tenant", &models, &GatewayTuning::default()).unwrap();
     }
     let models = std::panic::AssertUnwindSafe(models);
     bolero::check!()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use refrain_protocol::error::code;
 use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
-use refrain_tokenization::{JsonValue, TokenizationError};
+use refrain_tokenization::{ChatInput, JsonList, JsonValue, TokenizationError};
 
 use super::body::ChatFields;
 use super::fields::check_ids;
@@ -13,6 +13,7 @@ use crate::models::Model;
 
 /// Renders the messages of a chat by the model's template and tokenizes them.
 pub(super) fn chat(
+    messages: JsonList,
     chat: ChatFields,
     model: &Model,
     context: u32,
@@ -23,13 +24,10 @@ pub(super) fn chat(
             "this model has no chat template; use /v1/completions",
         ));
     };
-    let mut input = chat.input;
-    if chat
-        .tool_choice
-        .is_some_and(|choice| choice.as_str() == Some("none"))
-    {
-        input = input.without_tools();
-    }
+    let choice = chat.tool_choice;
+    let is_none = choice.is_some_and(|choice| choice.as_str() == Some("none"));
+    let tools = chat.tools.filter(|_| !is_none);
+    let input = ChatInput::new(messages, tools, chat.chat_template_kwargs);
     template
         .encode_within(&model.tokenizer, &input, true, prompt_tokens_max(context))
         .map_err(|error| refused("messages", &error, context))
@@ -38,9 +36,8 @@ pub(super) fn chat(
 /// Number of prompts of a text completion.
 pub(super) fn count(prompt: &Prompt) -> usize {
     match prompt {
-        Prompt::Text(_) | Prompt::Tokens(_) => 1,
         Prompt::Texts(texts) => texts.len(),
-        Prompt::TokenLists(lists) => lists.len(),
+        Prompt::Tokens(lists) => lists.len(),
     }
 }
 
@@ -57,10 +54,8 @@ pub(super) fn completions(
             .map_err(|error| refused("prompt", &error, context))
     };
     let prompts = match prompt {
-        Prompt::Text(text) => vec![encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
-        Prompt::Tokens(tokens) => vec![tokens],
-        Prompt::TokenLists(lists) => lists,
+        Prompt::Tokens(lists) => lists,
     };
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
         return Err(ApiError::invalid(

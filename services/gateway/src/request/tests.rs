@@ -10,8 +10,8 @@ use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
 use serde_json::{Value, json};
 
-use super::{GenerateRequest, RequestLimits};
-use crate::config::ModelConfig;
+use super::GenerateRequest;
+use crate::config::{GatewayTuning, ModelConfig};
 use crate::models::Models;
 
 /// Counts the bytes that the current thread has allocated, and their peak.
@@ -70,18 +70,22 @@ fn shipped() -> Models {
     Models::new(&[config], &files, signer).unwrap()
 }
 
-const LIMITS: RequestLimits = RequestLimits {
-    choices_max: 128,
-    rollout_chunk_tokens: 0,
-    chunk_tokens: 0,
-};
-
 fn chat(models: &Models, body: &Value) -> Result<GenerateRequest, ApiError> {
-    GenerateRequest::chat(Bytes::from(body.to_string()), "a", models, LIMITS)
+    GenerateRequest::chat(
+        Bytes::from(body.to_string()),
+        "a",
+        models,
+        &GatewayTuning::default(),
+    )
 }
 
 fn completion(models: &Models, body: &Value) -> Result<GenerateRequest, ApiError> {
-    GenerateRequest::completion(Bytes::from(body.to_string()), "a", models, LIMITS)
+    GenerateRequest::completion(
+        Bytes::from(body.to_string()),
+        "a",
+        models,
+        &GatewayTuning::default(),
+    )
 }
 
 fn says(text: &str) -> Value {
@@ -216,7 +220,8 @@ fn a_large_body_takes_a_few_times_its_bytes_and_is_refused_without_being_tokeniz
         } else {
             GenerateRequest::completion
         };
-        let error = read(Bytes::from(body), "a", &models, LIMITS).expect_err(name);
+        let error =
+            read(Bytes::from(body), "a", &models, &GatewayTuning::default()).expect_err(name);
         // The body was there before.
         let peak = (HELD_MAX.get() - held) as usize + bytes;
         let times = peak as f64 / bytes as f64;
@@ -300,7 +305,7 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
     let models = shipped();
     let parse = |body: &str| {
         let body = Bytes::from(body.to_owned());
-        GenerateRequest::chat(body, "a", &models, LIMITS)
+        GenerateRequest::chat(body, "a", &models, &GatewayTuning::default())
             .map_err(|error| (error.param, error.message))
     };
     let message = r#""messages":[{"role":"user","content":"a"}]"#;

@@ -16,26 +16,31 @@ fn clamped(logprob: f32) -> f64 {
     f64::from(logprob).max(LOGPROB_MIN)
 }
 
+/// The log-probability of the token itself.
+fn chosen(token: &OutputToken) -> f64 {
+    let entry = token.logprob.as_ref();
+    entry.map_or(LOGPROB_MIN, |entry| clamped(entry.logprob))
+}
+
+/// The most likely tokens in its place.
+fn top(token: &OutputToken) -> impl Iterator<Item = (TokenId, f64)> {
+    let top = token.logprob.iter().flat_map(|entry| &entry.top);
+    top.map(|(id, logprob)| (*id, clamped(*logprob)))
+}
+
 /// The shape of chats.
 pub(super) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[OutputToken]) -> ChatLogprobs {
-    let text = |id: TokenId| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
+    let of = |id: TokenId, logprob: f64| {
+        let bytes = tokenizer.token_bytes(id);
+        TopLogprob {
+            token: String::from_utf8_lossy(bytes).into_owned(),
+            logprob,
+            bytes: bytes.to_vec(),
+        }
+    };
     let content = tokens.iter().map(|token| ChatTokenLogprob {
-        token: text(token.id),
-        logprob: token
-            .logprob
-            .as_ref()
-            .map_or(LOGPROB_MIN, |entry| clamped(entry.logprob)),
-        bytes: tokenizer.token_bytes(token.id).to_vec(),
-        top_logprobs: token
-            .logprob
-            .iter()
-            .flat_map(|entry| &entry.top)
-            .map(|(id, logprob)| TopLogprob {
-                token: text(*id),
-                logprob: clamped(*logprob),
-                bytes: tokenizer.token_bytes(*id).to_vec(),
-            })
-            .collect(),
+        chosen: of(token.id, chosen(token)),
+        top_logprobs: top(token).map(|(id, logprob)| of(id, logprob)).collect(),
     });
     ChatLogprobs {
         content: content.collect(),
@@ -51,15 +56,9 @@ pub(super) fn completion_logprobs(
 ) -> CompletionLogprobs {
     let mut logprobs = CompletionLogprobs::default();
     for token in tokens {
-        let logprob = token
-            .logprob
-            .as_ref()
-            .map_or(LOGPROB_MIN, |entry| clamped(entry.logprob));
-        let mut top: BTreeMap<String, f64> = token
-            .logprob
-            .iter()
-            .flat_map(|entry| &entry.top)
-            .map(|(id, logprob)| (spelt(tokenizer, *id), clamped(*logprob)))
+        let logprob = chosen(token);
+        let mut top: BTreeMap<String, f64> = top(token)
+            .map(|(id, logprob)| (spelt(tokenizer, id), logprob))
             .collect();
         // As with OpenAI, the chosen token is always among them.
         top.insert(spelt(tokenizer, token.id), logprob);
@@ -108,10 +107,10 @@ mod tests {
     fn a_very_unlikely_token_has_a_finite_value() {
         let tokenizer = byte_level_files().tokenizer().unwrap();
         let logprobs = chat_logprobs(&tokenizer, &[token(b'a', f32::NAN), token(0xC3, -0.5)]);
-        assert_eq!(logprobs.content[0].logprob, LOGPROB_MIN);
+        assert_eq!(logprobs.content[0].chosen.logprob, LOGPROB_MIN);
         assert_eq!(logprobs.content[0].top_logprobs[0].logprob, LOGPROB_MIN);
-        assert_eq!(logprobs.content[1].logprob, -0.5);
-        assert_eq!(logprobs.content[1].bytes, [0xC3]);
+        assert_eq!(logprobs.content[1].chosen.logprob, -0.5);
+        assert_eq!(logprobs.content[1].chosen.bytes, [0xC3]);
     }
 
     #[test]

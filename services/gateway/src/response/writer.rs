@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::{
-    Answer, AnswerMessage, ChatChoice, ChatChunkChoice, CompletionChoice, Delta, FinishReason,
+    Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice,
+    CompletionLogprobs, Delta, FinishReason,
 };
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
@@ -65,11 +66,8 @@ impl AnswerWriter {
     /// # Errors
     /// The error of the request.
     pub(crate) async fn collect(mut self, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
-        let mut collected: Vec<CollectedChoice> = self
-            .choices
-            .iter()
-            .map(|_| CollectedChoice::default())
-            .collect();
+        let mut collected = Vec::new();
+        collected.resize_with(self.choices.len(), CollectedChoice::default);
         let summary = loop {
             match events.next().await {
                 None => {
@@ -92,13 +90,11 @@ impl AnswerWriter {
                 let choices = collected.map(|(index, choice)| ChatChoice {
                     index,
                     message: AnswerMessage {
-                        role: "assistant".into(),
+                        role: "assistant",
                         content: choice.text,
                         refusal: None,
                     },
-                    logprobs: self
-                        .wants_logprobs()
-                        .then(|| self.chat_logprobs(&choice.tokens)),
+                    logprobs: self.chat_logprobs(&choice.tokens),
                     finish_reason: choice.finish,
                 });
                 to_json(&self.envelope("chat.completion", choices.collect(), Some(&summary)))
@@ -107,13 +103,10 @@ impl AnswerWriter {
                 let choices: Vec<_> = collected
                     .map(|(index, choice)| {
                         let echo = self.begin_completion(index);
-                        let logprobs = self
-                            .wants_logprobs()
-                            .then(|| self.completion_logprobs(index, &choice.tokens));
                         CompletionChoice {
                             index,
                             text: echo + &choice.text,
-                            logprobs,
+                            logprobs: self.completion_logprobs(index, &choice.tokens),
                             finish_reason: choice.finish,
                         }
                     })
@@ -133,8 +126,8 @@ impl AnswerWriter {
         progress: ChoiceProgress,
     ) -> Result<Vec<u8>, ApiError> {
         let mut frames = Vec::with_capacity(FRAME_BYTES + progress.text.len());
-        let has_content =
-            !progress.text.is_empty() || (self.wants_logprobs() && !progress.tokens.is_empty());
+        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
+        let has_content = !progress.text.is_empty() || has_logprobs;
         match self.request.endpoint {
             Endpoint::Chat => {
                 let begins = self
@@ -143,7 +136,7 @@ impl AnswerWriter {
                     .is_some_and(|choice| !std::mem::replace(&mut choice.has_begun, true));
                 if begins {
                     let delta = Delta {
-                        role: Some("assistant".into()),
+                        role: Some("assistant"),
                         content: Some(String::new()),
                     };
                     self.chat_frame(&mut frames, index, delta, None, None)?;
@@ -153,7 +146,8 @@ impl AnswerWriter {
                         role: None,
                         content: Some(progress.text),
                     };
-                    self.chat_frame(&mut frames, index, delta, Some(&progress.tokens), None)?;
+                    let logprobs = self.chat_logprobs(&progress.tokens);
+                    self.chat_frame(&mut frames, index, delta, logprobs, None)?;
                 }
                 if progress.finish.is_some() {
                     self.chat_frame(&mut frames, index, Delta::default(), None, progress.finish)?;
@@ -165,18 +159,18 @@ impl AnswerWriter {
                     echo => echo + &progress.text,
                 };
                 if !text.is_empty() || has_content || progress.finish.is_some() {
-                    let logprobs = (self.wants_logprobs() && !progress.tokens.is_empty())
-                        .then(|| self.completion_logprobs(index, &progress.tokens));
+                    let logprobs = match has_logprobs {
+                        true => self.completion_logprobs(index, &progress.tokens),
+                        false => None,
+                    };
                     let choice = CompletionChoice {
                         index,
                         text,
                         logprobs,
                         finish_reason: progress.finish,
                     };
-                    write_frame(
-                        &mut frames,
-                        &self.envelope("text_completion", vec![choice], None),
-                    )?;
+                    let event = self.envelope("text_completion", vec![choice], None);
+                    write_frame(&mut frames, &event)?;
                 }
             }
         }
@@ -194,34 +188,30 @@ impl AnswerWriter {
                 Endpoint::Chat => "chat.completion.chunk",
                 Endpoint::Completion => "text_completion",
             };
-            write_frame(
-                &mut frames,
-                &self.envelope::<ChatChunkChoice>(object, Vec::new(), Some(summary)),
-            )?;
+            let event = self.envelope::<ChatChunkChoice>(object, Vec::new(), Some(summary));
+            write_frame(&mut frames, &event)?;
         }
         frames.extend_from_slice(b"data: [DONE]\n\n");
         Ok(frames)
     }
 
-    fn wants_logprobs(&self) -> bool {
-        self.request.wants_logprobs()
+    /// Log-probabilities in the shape of chats, if asked for.
+    fn chat_logprobs(&self, tokens: &[OutputToken]) -> Option<ChatLogprobs> {
+        let request = &self.request;
+        let wants = request.wants_logprobs();
+        wants.then(|| chat_logprobs(&request.model.tokenizer, tokens))
     }
 
-    fn chat_logprobs(&self, tokens: &[OutputToken]) -> refrain_protocol::openai::ChatLogprobs {
-        chat_logprobs(&self.request.model.tokenizer, tokens)
-    }
-
+    /// Log-probabilities in the shape of text completions, if asked for.
     fn completion_logprobs(
         &mut self,
         index: u32,
         tokens: &[OutputToken],
-    ) -> refrain_protocol::openai::CompletionLogprobs {
-        let mut unused = 0;
-        let offset = self
-            .choices
-            .get_mut(index as usize)
-            .map_or(&mut unused, |choice| &mut choice.offset);
-        completion_logprobs(&self.request.model.tokenizer, tokens, offset)
+    ) -> Option<CompletionLogprobs> {
+        let request = &self.request;
+        let choice = self.choices.get_mut(index as usize)?;
+        let wants = request.wants_logprobs();
+        wants.then(|| completion_logprobs(&request.model.tokenizer, tokens, &mut choice.offset))
     }
 
     /// The echoed prompt, at the first call for a choice.
@@ -230,11 +220,8 @@ impl AnswerWriter {
         match self.choices.get_mut(index as usize) {
             Some(choice) if !choice.has_begun => {
                 choice.has_begun = true;
-                let echo = self
-                    .request
-                    .prompts
-                    .get(prompt)
-                    .map_or("", |prompt| prompt.echo.as_str());
+                let prompt = self.request.prompts.get(prompt);
+                let echo = prompt.map_or("", |prompt| &*prompt.echo);
                 choice.offset = echo.chars().count() as u64;
                 echo.to_owned()
             }
@@ -247,22 +234,17 @@ impl AnswerWriter {
         frames: &mut Vec<u8>,
         index: u32,
         delta: Delta,
-        tokens: Option<&[OutputToken]>,
+        logprobs: Option<ChatLogprobs>,
         finish_reason: Option<FinishReason>,
     ) -> Result<(), ApiError> {
-        let logprobs = tokens
-            .filter(|_| self.wants_logprobs())
-            .map(|tokens| self.chat_logprobs(tokens));
         let choice = ChatChunkChoice {
             index,
             delta,
             logprobs,
             finish_reason,
         };
-        write_frame(
-            frames,
-            &self.envelope("chat.completion.chunk", vec![choice], None),
-        )
+        let event = self.envelope("chat.completion.chunk", vec![choice], None);
+        write_frame(frames, &event)
     }
 
     /// The fields of all answers and events. In an event, `usage` is null if a later one will have it.
@@ -273,10 +255,10 @@ impl AnswerWriter {
         summary: Option<&RequestSummary>,
     ) -> Answer<'_, C> {
         Answer {
-            id: self.id.as_str().into(),
-            object: object.into(),
+            id: &self.id,
+            object,
             created: self.created,
-            model: self.request.model.id.as_str().into(),
+            model: &self.request.model.id,
             choices,
             usage: match summary {
                 Some(summary) => Some(Some(summary.usage)),

@@ -20,7 +20,6 @@ mod waiting_request;
 
 use std::collections::{BTreeMap, HashMap};
 
-use refrain_protocol::LeaseId;
 use refrain_protocol::scheduling::LeaseRequest;
 
 pub(super) use self::pool_queue::Charge;
@@ -38,8 +37,6 @@ pub(super) struct FairQueue {
     pools: BTreeMap<PoolKey, PoolQueue>,
     /// The pool and the tenant of each waiting call.
     owners: HashMap<LeaseCallId, (PoolKey, String)>,
-    /// Number of waiting requests by tenant, over all pools.
-    waiting_by_tenant: HashMap<String, usize>,
     tenants_tracked_max: usize,
 }
 
@@ -48,7 +45,6 @@ impl FairQueue {
         FairQueue {
             pools: BTreeMap::new(),
             owners: HashMap::new(),
-            waiting_by_tenant: HashMap::new(),
             tenants_tracked_max,
         }
     }
@@ -62,7 +58,9 @@ impl FairQueue {
     }
 
     pub(super) fn waiting_of_tenant(&self, tenant: &str) -> usize {
-        self.waiting_by_tenant.get(tenant).copied().unwrap_or(0)
+        let queues = self.pools.values();
+        let queues = queues.filter_map(|pool| pool.tenants.get(tenant));
+        queues.map(|queue| queue.waiting.len()).sum()
     }
 
     pub(super) fn waiting_in_pool(&self, key: &PoolKey) -> usize {
@@ -96,7 +94,6 @@ impl FairQueue {
         };
         pool.push(call, &tenant, waiting);
         pool.forget_idle_past(self.tenants_tracked_max);
-        *self.waiting_by_tenant.entry(tenant.clone()).or_default() += 1;
         self.owners.insert(call, (key, tenant));
     }
 
@@ -115,12 +112,6 @@ impl FairQueue {
     /// Takes a request out without a grant.
     pub(super) fn remove(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {
         let (key, tenant) = self.owners.remove(&call)?;
-        if let Some(count) = self.waiting_by_tenant.get_mut(&tenant) {
-            *count -= 1;
-            if *count == 0 {
-                self.waiting_by_tenant.remove(&tenant);
-            }
-        }
         self.pools.get_mut(&key)?.remove(call, &tenant)
     }
 
@@ -138,32 +129,8 @@ impl FairQueue {
         Some((waiting, charge))
     }
 
-    /// Notes that a chunk of the tenant has ended.
-    pub(super) fn ended(&mut self, key: &PoolKey, tenant: &str) {
-        let pool = self.pools.get_mut(key);
-        if let Some(queue) = pool.and_then(|pool| pool.tenants.get_mut(tenant)) {
-            queue.running = queue.running.saturating_sub(1);
-        }
-    }
-
-    /// Corrects the charge of a chunk to its real output.
-    pub(super) fn settle(
-        &mut self,
-        key: &PoolKey,
-        tenant: &str,
-        charge: Charge,
-        emitted_tokens: u32,
-    ) {
-        if let Some(pool) = self.pools.get_mut(key) {
-            pool.settle(tenant, charge, emitted_tokens);
-        }
-    }
-
-    /// Notes how long a chunk held its slot.
-    pub(super) fn note_service(&mut self, key: &PoolKey, held_ms: u64) {
-        if let Some(pool) = self.pools.get_mut(key) {
-            pool.note_service(held_ms);
-        }
+    pub(super) fn pool_mut(&mut self, key: &PoolKey) -> Option<&mut PoolQueue> {
+        self.pools.get_mut(key)
     }
 
     /// How long a chunk of the pool holds its slot, by recent chunks.
@@ -194,18 +161,6 @@ impl FairQueue {
         let is_claimed =
             move |call: &LeaseCallId| pool.clone().any(|pool| pool.claimed.contains(call));
         claimed.chain(others.filter(move |(call, _)| !is_claimed(call)))
-    }
-
-    /// Claims slots of a full worker for tenants below their share. Returns the leases that are to end.
-    pub(super) fn claim_slots(
-        &mut self,
-        key: &PoolKey,
-        demand: SlotDemand<'_>,
-        preemptible: BTreeMap<String, PreemptibleLeases>,
-    ) -> Vec<LeaseId> {
-        self.pools
-            .get_mut(key)
-            .map_or_else(Vec::new, |pool| pool.claim_slots(demand, preemptible))
     }
 
     /// Forgets the pools in which nothing waits or runs and for which `is_served` finds no worker.

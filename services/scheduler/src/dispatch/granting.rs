@@ -8,7 +8,7 @@ use super::events::DispatchEffect;
 use super::fair_queue::{LeaseCallId, WaitingRequest};
 use super::lease_table::RunningLease;
 use super::pool_key::PoolKey;
-use crate::placement::{Placement, Requirements, place};
+use crate::placement::{Placement, place};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
@@ -40,24 +40,16 @@ impl Dispatch {
     }
 
     pub(super) fn place(&self, waiting: &WaitingRequest) -> Placement<'_> {
-        let request = &waiting.request;
-        let requirements = Requirements {
-            model: &request.namespace.namespace.model,
-            tokenizer: &request.namespace.namespace.tokenizer,
-            context_tokens: request.context_tokens,
-            prefer: request.prefer.as_ref(),
-            transferred: request.transferred,
-            exclude: &request.exclude,
-            submitted_ms: waiting.submitted_ms,
-        };
-        place(self.workers.candidates(), &requirements)
+        let candidates = self.workers.candidates();
+        place(candidates, &waiting.request, waiting.submitted_ms)
     }
 
     fn grant(&mut self, call: LeaseCallId, worker: WorkerId, effects: &mut Vec<DispatchEffect>) {
         let epoch = self.next_epoch();
-        let Some(url) = self.workers.url(&worker).map(str::to_owned) else {
+        let Some(live) = self.workers.get_mut(&worker) else {
             return;
         };
+        let url = live.heartbeat.url.clone();
         let reads_context = self.queue.get(call).is_none_or(|waiting| {
             let request = &waiting.request;
             request.transferred || request.prefer.as_ref() != Some(&worker)

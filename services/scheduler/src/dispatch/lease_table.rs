@@ -60,10 +60,12 @@ pub(super) struct RunningLease {
 #[derive(Debug)]
 struct EndedLease {
     ended_ms: u64,
-    /// The pool, tenant and charge that a late `finish` corrects. `None` if that has happened, or if this table did
-    /// not grant the lease.
-    unsettled: Option<(PoolKey, String, Charge)>,
+    /// `None` if a late `finish` has corrected it, or if this table did not grant the lease.
+    unsettled: Option<Unsettled>,
 }
+
+/// The pool, tenant and charge that a late `finish` corrects.
+type Unsettled = (PoolKey, String, Charge);
 
 /// Running leases by id and by request, and a bounded number of ended ones.
 #[derive(Debug)]
@@ -136,28 +138,22 @@ impl LeaseTable {
         }
         let unsettled =
             (!settled).then(|| (running.pool.clone(), running.tenant.clone(), running.charge));
-        self.remember(
-            lease,
-            EndedLease {
-                ended_ms: now_ms,
-                unsettled,
-            },
-        );
+        self.remember_ended(lease, now_ms, unsettled);
         Some(running)
     }
 
-    /// Remembers as ended a lease that this table did not grant.
-    pub(super) fn end_foreign(&mut self, lease: LeaseId, now_ms: u64) {
-        self.remember(
-            lease,
-            EndedLease {
-                ended_ms: now_ms,
-                unsettled: None,
-            },
-        );
-    }
-
-    fn remember(&mut self, lease: LeaseId, ended: EndedLease) {
+    /// Remembers a lease as ended, also one that this table did not grant. `unsettled` is what a late `finish` of it
+    /// corrects.
+    pub(super) fn remember_ended(
+        &mut self,
+        lease: LeaseId,
+        ended_ms: u64,
+        unsettled: Option<Unsettled>,
+    ) {
+        let ended = EndedLease {
+            ended_ms,
+            unsettled,
+        };
         if self.ended.insert(lease, ended).is_none() {
             self.ended_order.push_back(lease);
         }
@@ -168,8 +164,8 @@ impl LeaseTable {
         }
     }
 
-    /// The pool, tenant and charge that a late `finish` of this lease corrects. Only the first call returns them.
-    pub(super) fn settle_ended(&mut self, lease: LeaseId) -> Option<(PoolKey, String, Charge)> {
+    /// The values that a late `finish` of this lease corrects. Only the first call returns them.
+    pub(super) fn settle_ended(&mut self, lease: LeaseId) -> Option<Unsettled> {
         self.ended.get_mut(&lease)?.unsettled.take()
     }
 

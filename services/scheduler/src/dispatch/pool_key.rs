@@ -18,6 +18,11 @@ impl PoolKey {
         }
     }
 
+    /// Whether a worker belongs to the pool.
+    pub(super) fn has_worker(&self, heartbeat: &Heartbeat) -> bool {
+        heartbeat.model == self.model && heartbeat.tokenizer == self.tokenizer
+    }
+
     pub(super) fn of_worker(heartbeat: &Heartbeat) -> Self {
         PoolKey {
             model: heartbeat.model.clone(),

@@ -18,6 +18,7 @@ use refrain_protocol::{LeaseId, WorkerId};
 use super::Dispatch;
 use super::fair_queue::{PreemptibleLeases, SlotDemand};
 use super::pool_key::PoolKey;
+use super::worker_table::LiveWorker;
 
 /// How long a request waits before it may preempt a chunk. Where outputs are short, a slot becomes free by then.
 pub(super) const PATIENCE_MS: u64 = 50;
@@ -32,7 +33,8 @@ impl Dispatch {
     /// The pause until a worker's next heartbeat.
     pub(super) fn next_heartbeat_in_ms(&self, worker: &WorkerId) -> u64 {
         let usual_ms = self.config.heartbeat_interval_ms();
-        if !self.workers.is_full(worker) {
+        let worker = self.workers.get(worker);
+        if !worker.is_some_and(LiveWorker::is_full) {
             return usual_ms;
         }
         let workers = self.workers.len() as u64;
@@ -51,20 +53,23 @@ impl Dispatch {
             running.is_some_and(|running| running.preempted)
         };
         let mut preempted: Vec<LeaseId> = reported.iter().copied().filter(is_preempted).collect();
-        let Some(pool) = self.workers.pool_of(worker) else {
+        let Some(worker) = self.workers.get(worker).filter(|worker| worker.is_full()) else {
             return preempted;
         };
-        if !self.workers.is_full(worker) || self.queue.waiting_in_pool(&pool) == 0 {
+        let pool = PoolKey::of_worker(&worker.heartbeat);
+        if self.queue.waiting_in_pool(&pool) == 0 {
             return preempted;
         }
         let preemptible = self.preemptible_leases(&pool, reported);
-        let workers = &self.workers;
         let demand = SlotDemand {
-            slots: workers.headroom(&pool).slots,
+            slots: self.workers.headroom(&pool).slots,
             submitted_ms_max: self.now_ms.saturating_sub(PATIENCE_MS),
-            fits: &|request| workers.fits(worker, request),
+            fits: &|request| worker.fits(request),
         };
-        for lease in self.queue.claim_slots(&pool, demand, preemptible) {
+        let Some(pool) = self.queue.pool_mut(&pool) else {
+            return preempted;
+        };
+        for lease in pool.claim_slots(demand, preemptible) {
             if let Some(running) = self.leases.get_mut(lease) {
                 running.preempted = true;
             }

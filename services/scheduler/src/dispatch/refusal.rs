@@ -65,63 +65,69 @@ impl LeaseRefusal {
         turn_in_ms: u64,
     ) -> ApiError {
         let model = &request.namespace.namespace.model;
-        match self {
-            LeaseRefusal::QueueFull => ApiError::new(
+        let (kind, code, message) = match self {
+            LeaseRefusal::QueueFull => (
                 ErrorKind::Overloaded,
+                "queue_full",
                 format!(
                     "{} requests are already waiting; try again later",
                     config.queue_max
                 ),
-            )
-            .with_code("queue_full")
-            .with_retry_after_ms(turn_in_ms),
-            LeaseRefusal::TenantQueueFull => ApiError::new(
+            ),
+            LeaseRefusal::TenantQueueFull => (
                 ErrorKind::Overloaded,
+                "tenant_queue_full",
                 format!(
                     "{} of your requests are already waiting; send fewer at once or try again later",
                     config.tenant_queue_max
                 ),
-            )
-            .with_code("tenant_queue_full")
-            .with_retry_after_ms(turn_in_ms),
-            LeaseRefusal::QueueWait => ApiError::new(
+            ),
+            LeaseRefusal::QueueWait => (
                 ErrorKind::Overloaded,
+                "queue_wait",
                 format!(
                     "no worker of model {model} had a free slot for {} ms; try again later",
                     config.queue_wait_ms_max
                 ),
-            )
-            .with_code("queue_wait")
-            .with_retry_after_ms(turn_in_ms),
-            LeaseRefusal::NoWorker => ApiError::new(
+            ),
+            LeaseRefusal::NoWorker => (
                 ErrorKind::Unavailable,
+                "no_worker",
                 format!(
                     "no live worker of model {model} can take a context of {} tokens{}; try again later",
                     request.context_tokens,
                     match request.exclude.len() {
                         0 => String::new(),
-                        excluded => format!(", not counting {excluded} on which this request failed"),
+                        excluded =>
+                            format!(", not counting {excluded} on which this request failed"),
                     }
                 ),
-            )
-            .with_code("no_worker")
-            .with_retry_after_ms(config.worker_wait_ms.clamp(1, RETRY_AFTER_MS_MAX)),
-            LeaseRefusal::ExcludeLimit => ApiError::invalid(
-                "exclude",
-                format!(
-                    "the request excludes {} workers; exclude at most {EXCLUDE_MAX}",
-                    request.exclude.len(),
-                ),
             ),
-            LeaseRefusal::Superseded => ApiError::new(
-                ErrorKind::Conflict,
-                "the same request asked for a lease again; only the newer call goes on waiting",
-            )
-            .with_code("superseded"),
-            LeaseRefusal::Draining => {
-                scheduler_unavailable("the scheduler is shutting down; try again")
+            LeaseRefusal::ExcludeLimit => {
+                let excluded = request.exclude.len();
+                return ApiError::invalid(
+                    "exclude",
+                    format!(
+                        "the request excludes {excluded} workers; exclude at most {EXCLUDE_MAX}"
+                    ),
+                );
             }
-        }
+            LeaseRefusal::Superseded => {
+                let message =
+                    "the same request asked for a lease again; only the newer call goes on waiting";
+                return ApiError::new(ErrorKind::Conflict, message).with_code("superseded");
+            }
+            LeaseRefusal::Draining => {
+                return scheduler_unavailable("the scheduler is shutting down; try again");
+            }
+        };
+        let retry_after_ms = match self {
+            LeaseRefusal::NoWorker => config.worker_wait_ms.clamp(1, RETRY_AFTER_MS_MAX),
+            _ => turn_in_ms,
+        };
+        ApiError::new(kind, message)
+            .with_code(code)
+            .with_retry_after_ms(retry_after_ms)
     }
 }
 

@@ -30,25 +30,39 @@ pub(super) struct LiveWorker {
     pub(super) leases: BTreeSet<LeaseId>,
     /// Leases that it named and that the lease table does not hold: grants of an earlier process of the scheduler, or
     /// chunks that it has not ended yet. They take slots like all others.
-    foreign: BTreeSet<LeaseId>,
+    pub(super) foreign: BTreeSet<LeaseId>,
     /// When a chunk last failed there, if the worker has neither reported nor completed a chunk since.
     suspect_since_ms: Option<u64>,
 }
 
 impl LiveWorker {
-    fn running(&self) -> u32 {
-        u32::try_from(self.leases.len() + self.foreign.len()).unwrap_or(u32::MAX)
+    /// Marks a worker on which a chunk failed. It gets no new chunks until it reports again or completes a chunk.
+    pub(super) fn suspect(&mut self, now_ms: u64) {
+        self.suspect_since_ms = Some(now_ms);
     }
 
-    fn candidate<'a>(&'a self, worker: &'a WorkerId) -> Candidate<'a> {
+    /// Clears the mark of a worker that completed a chunk at `ended_ms`. A chunk that ended before the failure, or in
+    /// the same millisecond, proves nothing.
+    pub(super) fn trust(&mut self, ended_ms: u64) {
+        self.suspect_since_ms = self.suspect_since_ms.filter(|since| *since >= ended_ms);
+    }
+
+    /// Whether it would take chunks but has no free slot.
+    pub(super) fn is_full(&self) -> bool {
+        let candidate = self.candidate();
+        !self.heartbeat.draining && !candidate.suspect && !candidate.has_slot()
+    }
+
+    /// Whether a request of its pool could be placed on it if it had a free slot.
+    pub(super) fn fits(&self, request: &LeaseRequest) -> bool {
+        let own = &self.heartbeat;
+        own.max_context > request.context_tokens && !request.exclude.contains(&own.worker)
+    }
+
+    fn candidate(&self) -> Candidate<'_> {
         Candidate {
-            worker,
-            model: &self.heartbeat.model,
-            tokenizer: &self.heartbeat.tokenizer,
-            max_context: self.heartbeat.max_context,
-            running: self.running(),
-            max_running: self.heartbeat.max_running,
-            draining: self.heartbeat.draining,
+            heartbeat: &self.heartbeat,
+            running: u32::try_from(self.leases.len() + self.foreign.len()).unwrap_or(u32::MAX),
             suspect: self.suspect_since_ms.is_some(),
             registered_ms: self.registered_ms,
         }
@@ -88,14 +102,12 @@ impl WorkerTable {
         self.workers.len()
     }
 
-    pub(super) fn get_mut(&mut self, worker: &WorkerId) -> Option<&mut LiveWorker> {
-        self.workers.get_mut(worker)
+    pub(super) fn get(&self, worker: &WorkerId) -> Option<&LiveWorker> {
+        self.workers.get(worker)
     }
 
-    pub(super) fn url(&self, worker: &WorkerId) -> Option<&str> {
-        self.workers
-            .get(worker)
-            .map(|worker| worker.heartbeat.url.as_str())
+    pub(super) fn get_mut(&mut self, worker: &WorkerId) -> Option<&mut LiveWorker> {
+        self.workers.get_mut(worker)
     }
 
     /// Stores a heartbeat, except for its list of leases.
@@ -113,15 +125,13 @@ impl WorkerTable {
         };
         let Some(known) = self.workers.get_mut(&heartbeat.worker) else {
             if self.workers.len() >= config.workers_max {
-                return Err(ApiError::new(
-                    ErrorKind::Overloaded,
-                    format!(
-                        "the scheduler has {} workers, its limit; raise scheduler.workers_max or stop some workers",
-                        self.workers.len()
-                    ),
-                )
-                .with_code("workers_limit")
-                .with_retry_after_ms(config.worker_ttl_ms));
+                let message = format!(
+                    "the scheduler has {} workers, its limit; raise scheduler.workers_max or stop some workers",
+                    self.workers.len()
+                );
+                return Err(ApiError::new(ErrorKind::Overloaded, message)
+                    .with_code("workers_limit")
+                    .with_retry_after_ms(config.worker_ttl_ms));
             }
             let worker = LiveWorker {
                 previous_incarnation: None,
@@ -136,38 +146,24 @@ impl WorkerTable {
             return Ok(Registration::Joined);
         };
         if known.previous_incarnation == Some(heartbeat.incarnation) {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "a newer process reports as worker {}; stop this process or give it another id",
-                    heartbeat.worker
-                ),
-            )
-            .with_code("worker_name_taken"));
-        }
-        let restarted = known.heartbeat.incarnation != heartbeat.incarnation;
-        let mut lost = Vec::new();
-        if restarted {
-            known.previous_incarnation = Some(known.heartbeat.incarnation);
-            known.registered_ms = now_ms;
-            known.foreign.clear();
-            lost.extend(known.leases.iter().copied());
+            let message = format!(
+                "a newer process reports as worker {}; stop this process or give it another id",
+                heartbeat.worker
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, message).with_code("worker_name_taken"));
         }
         known.reported_ms = now_ms;
         known.suspect_since_ms = None;
-        known.heartbeat = heartbeat;
-        Ok(if restarted {
-            Registration::Restarted(lost)
-        } else {
-            Registration::Renewed
-        })
-    }
-
-    /// Replaces the leases that a worker runs and the lease table does not hold.
-    pub(super) fn set_foreign(&mut self, worker: &WorkerId, foreign: BTreeSet<LeaseId>) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.foreign = foreign;
+        let before = std::mem::replace(&mut known.heartbeat, heartbeat);
+        if before.incarnation == known.heartbeat.incarnation {
+            return Ok(Registration::Renewed);
         }
+        known.previous_incarnation = Some(before.incarnation);
+        known.registered_ms = now_ms;
+        known.foreign.clear();
+        Ok(Registration::Restarted(
+            known.leases.iter().copied().collect(),
+        ))
     }
 
     /// Removes a foreign lease from the worker that named it. Returns `false` if no worker did.
@@ -175,25 +171,6 @@ impl WorkerTable {
         self.workers
             .values_mut()
             .any(|worker| worker.foreign.remove(&lease))
-    }
-
-    /// Marks a worker on which a chunk failed. It gets no new chunks until it reports again or completes a chunk.
-    pub(super) fn suspect(&mut self, worker: &WorkerId, now_ms: u64) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.suspect_since_ms = Some(now_ms);
-        }
-    }
-
-    /// Clears the mark of a worker that completed a chunk at `ended_ms`. A chunk that ended before the failure, or in
-    /// the same millisecond, proves nothing.
-    pub(super) fn trust(&mut self, worker: &WorkerId, ended_ms: u64) {
-        if let Some(worker) = self.workers.get_mut(worker)
-            && worker
-                .suspect_since_ms
-                .is_some_and(|since| since < ended_ms)
-        {
-            worker.suspect_since_ms = None;
-        }
     }
 
     /// The oldest of all workers' last heartbeats.
@@ -219,23 +196,20 @@ impl WorkerTable {
     }
 
     pub(super) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
-        self.workers
-            .iter()
-            .map(|(name, worker)| worker.candidate(name))
+        self.workers.values().map(LiveWorker::candidate)
     }
 
     pub(super) fn headroom(&self, pool: &PoolKey) -> Headroom {
         let mut headroom = Headroom::default();
-        let in_pool = |candidate: &Candidate<'_>| {
-            candidate.model == pool.model
-                && candidate.tokenizer == pool.tokenizer
-                && !candidate.draining
-        };
-        for candidate in self.candidates().filter(in_pool) {
-            headroom.slots += u64::from(candidate.max_running);
-            headroom.open_context_max = headroom.open_context_max.max(candidate.max_context);
-            if !candidate.suspect && candidate.running < candidate.max_running {
-                headroom.free_context_max = headroom.free_context_max.max(candidate.max_context);
+        for candidate in self.candidates() {
+            let worker = candidate.heartbeat;
+            if worker.draining || !pool.has_worker(worker) {
+                continue;
+            }
+            headroom.slots += u64::from(worker.max_running);
+            headroom.open_context_max = headroom.open_context_max.max(worker.max_context);
+            if candidate.has_slot() {
+                headroom.free_context_max = headroom.free_context_max.max(worker.max_context);
             }
         }
         headroom
@@ -245,43 +219,19 @@ impl WorkerTable {
     pub(super) fn fallback(&self, worker: &WorkerId) -> Option<Eagle3Report> {
         let own = &self.workers.get(worker)?.heartbeat;
         let named = own.fallback.as_ref().filter(|name| *name != worker)?;
-        let fallback = self.workers.get(named)?;
-        let same_text = fallback.heartbeat.model == own.model
-            && fallback.heartbeat.tokenizer == own.tokenizer
-            && fallback.heartbeat.max_context >= own.max_context;
+        let candidate = self.workers.get(named)?.candidate();
+        let fallback = candidate.heartbeat;
+        let same_text = fallback.model == own.model
+            && fallback.tokenizer == own.tokenizer
+            && fallback.max_context >= own.max_context;
         // A full worker would send the request back here, after a wasted prefill.
-        let has_room = fallback.running() < fallback.heartbeat.max_running;
-        let is_open =
-            !fallback.heartbeat.draining && fallback.suspect_since_ms.is_none() && has_room;
-        fallback.heartbeat.eagle3.filter(|_| same_text && is_open)
-    }
-
-    /// Whether a worker would take chunks but has no free slot.
-    pub(super) fn is_full(&self, worker: &WorkerId) -> bool {
-        self.workers.get(worker).is_some_and(|known| {
-            let candidate = known.candidate(worker);
-            let is_open = !candidate.draining && !candidate.suspect;
-            is_open && candidate.running >= candidate.max_running
-        })
-    }
-
-    pub(super) fn pool_of(&self, worker: &WorkerId) -> Option<PoolKey> {
-        let heartbeat = &self.workers.get(worker)?.heartbeat;
-        Some(PoolKey::of_worker(heartbeat))
-    }
-
-    /// Whether a request of the worker's pool could be placed on it if it had a free slot.
-    pub(super) fn fits(&self, worker: &WorkerId, request: &LeaseRequest) -> bool {
-        self.workers.get(worker).is_some_and(|known| {
-            known.heartbeat.max_context > request.context_tokens
-                && !request.exclude.contains(worker)
-        })
+        let is_open = !fallback.draining && candidate.has_slot();
+        fallback.eagle3.filter(|_| same_text && is_open)
     }
 
     pub(super) fn serves(&self, pool: &PoolKey) -> bool {
-        self.workers.values().any(|worker| {
-            worker.heartbeat.model == pool.model && worker.heartbeat.tokenizer == pool.tokenizer
-        })
+        let mut workers = self.workers.values();
+        workers.any(|worker| pool.has_worker(&worker.heartbeat))
     }
 
     /// The models that are served now. A draining worker still counts, because its successor will start soon. A model
@@ -323,52 +273,34 @@ impl WorkerTable {
 
 /// Refuses a heartbeat with values out of range.
 fn check(heartbeat: &Heartbeat) -> Result<(), ApiError> {
+    let refused = |param, fault| Err(ApiError::invalid(param, format!("heartbeat: {fault}")));
     for (param, text, bytes_max) in [
         ("worker", &heartbeat.worker.0, NAME_BYTES_MAX),
         ("model", &heartbeat.model, NAME_BYTES_MAX),
         ("tokenizer", &heartbeat.tokenizer, NAME_BYTES_MAX),
         ("url", &heartbeat.url, URL_BYTES_MAX),
     ] {
-        if text.is_empty() || text.len() > bytes_max {
-            return Err(ApiError::invalid(
-                param,
-                format!(
-                    "heartbeat: {param} has {} bytes; send 1 to {bytes_max}",
-                    text.len()
-                ),
-            ));
+        let bytes = text.len();
+        if !(1..=bytes_max).contains(&bytes) {
+            let fault = format!("{param} has {bytes} bytes; send 1 to {bytes_max}");
+            return refused(param, fault);
         }
     }
-    if let Some(fallback) = &heartbeat.fallback
-        && fallback.0.len() > NAME_BYTES_MAX
-    {
-        return Err(ApiError::invalid(
-            "fallback",
-            format!(
-                "heartbeat: fallback has {} bytes; send at most {NAME_BYTES_MAX}",
-                fallback.0.len()
-            ),
-        ));
+    let fallback_bytes = heartbeat.fallback.as_ref().map_or(0, |name| name.0.len());
+    if fallback_bytes > NAME_BYTES_MAX {
+        let fault = format!("fallback has {fallback_bytes} bytes; send at most {NAME_BYTES_MAX}");
+        return refused("fallback", fault);
     }
-    if heartbeat.max_running == 0 || heartbeat.max_running > WORKER_RUNNING_MAX {
-        return Err(ApiError::invalid(
-            "max_running",
-            format!(
-                "heartbeat: max_running is {}; send 1 to {WORKER_RUNNING_MAX}",
-                heartbeat.max_running
-            ),
-        ));
+    let slots = heartbeat.max_running;
+    if !(1..=WORKER_RUNNING_MAX).contains(&slots) {
+        let fault = format!("max_running is {slots}; send 1 to {WORKER_RUNNING_MAX}");
+        return refused("max_running", fault);
     }
     // A worker may still be ending chunks while their successors start, hence twice the number.
-    if heartbeat.running.len() > 2 * WORKER_RUNNING_MAX as usize {
-        return Err(ApiError::invalid(
-            "running",
-            format!(
-                "heartbeat: {} running leases; send at most {}",
-                heartbeat.running.len(),
-                2 * WORKER_RUNNING_MAX
-            ),
-        ));
+    let (running, running_max) = (heartbeat.running.len(), 2 * WORKER_RUNNING_MAX);
+    if running > running_max as usize {
+        let fault = format!("{running} running leases; send at most {running_max}");
+        return refused("running", fault);
     }
     Ok(())
 }

@@ -11,54 +11,40 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use crate::TokenId;
 
 /// Most entries of `logit_bias`.
-pub const LOGIT_BIAS_MAX: usize = 1024;
+pub(super) const LOGIT_BIAS_MAX: usize = 1024;
 /// Most texts in `stop`, as with OpenAI.
-pub const STOPS_MAX: usize = 4;
+const STOPS_MAX: usize = 4;
 /// Most prompts of a body that are read. The gateway allows fewer.
-pub const PROMPTS_READ_MAX: usize = 65_536;
+const PROMPTS_READ_MAX: usize = 65_536;
 
-/// `stop`: one text or several, at most [`STOPS_MAX`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// One text.
-    One(String),
-    /// Several texts.
-    Several(Vec<String>),
-}
+/// `stop`: one text or several, at most 4.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stop(pub Vec<String>);
 
-/// `prompt`: one or several, at most [`PROMPTS_READ_MAX`].
+/// `logit_bias`: values by token id, at most 1024.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LogitBias(pub BTreeMap<String, f64>);
+
+/// `prompt`: one or several, at most 65,536.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// One text.
-    Text(String),
-    /// One prompt of tokens. An empty list counts as one.
-    Tokens(Vec<TokenId>),
-    /// Several texts.
+    /// Prompts as text.
     Texts(Vec<String>),
-    /// Several prompts of tokens.
-    TokenLists(Vec<Vec<TokenId>>),
+    /// Prompts of tokens. A list without entries is one prompt without tokens.
+    Tokens(Vec<Vec<TokenId>>),
 }
 
-/// Reads `logit_bias`, which may be null.
-pub(super) fn logit_bias<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<BTreeMap<String, f64>>, D::Error> {
-    Ok(Option::<Biases>::deserialize(deserializer)?.map(|biases| biases.0))
-}
-
-struct Biases(BTreeMap<String, f64>);
-
-impl<'de> Deserialize<'de> for Biases {
+impl<'de> Deserialize<'de> for LogitBias {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Shape;
         impl<'de> Visitor<'de> for Shape {
-            type Value = Biases;
+            type Value = LogitBias;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("an object of token ids and numbers")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
                 let mut biases = BTreeMap::new();
                 while let Some((token, bias)) = map.next_entry()? {
                     biases.insert(token, bias);
@@ -66,7 +52,7 @@ impl<'de> Deserialize<'de> for Biases {
                         return Err(too_many(LOGIT_BIAS_MAX, "tokens"));
                     }
                 }
-                Ok(Biases(biases))
+                Ok(LogitBias(biases))
             }
         }
         deserializer.deserialize_map(Shape)
@@ -84,7 +70,7 @@ impl<'de> Deserialize<'de> for Stop {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Stop, E> {
-                Ok(Stop::One(text.to_owned()))
+                Ok(Stop(vec![text.to_owned()]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
@@ -95,7 +81,7 @@ impl<'de> Deserialize<'de> for Stop {
                     }
                     texts.push(text);
                 }
-                Ok(Stop::Several(texts))
+                Ok(Stop(texts))
             }
         }
         deserializer.deserialize_any(Shape)
@@ -113,41 +99,29 @@ impl<'de> Deserialize<'de> for Prompt {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Prompt, E> {
-                Ok(Prompt::Text(text.to_owned()))
+                Ok(Prompt::Texts(vec![text.to_owned()]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
-                let mut prompt = match list.next_element()? {
-                    None => return Ok(Prompt::Tokens(Vec::new())),
-                    Some(PromptItem::Token(token)) => Prompt::Tokens(vec![token]),
-                    Some(PromptItem::Text(text)) => Prompt::Texts(vec![text]),
-                    Some(PromptItem::Tokens(tokens)) => Prompt::TokenLists(vec![tokens]),
-                };
+                let (mut tokens, mut texts, mut lists) = (Vec::new(), Vec::new(), Vec::new());
                 while let Some(item) = list.next_element()? {
-                    let prompts = match (&mut prompt, item) {
-                        (Prompt::Tokens(tokens), PromptItem::Token(token)) => {
-                            tokens.push(token);
-                            1
-                        }
-                        (Prompt::Texts(texts), PromptItem::Text(text)) => {
-                            texts.push(text);
-                            texts.len()
-                        }
-                        (Prompt::TokenLists(lists), PromptItem::Tokens(tokens)) => {
-                            lists.push(tokens);
-                            lists.len()
-                        }
-                        _ => {
-                            return Err(A::Error::custom(
-                                "all entries must be tokens, or all texts, or all lists of tokens",
-                            ));
-                        }
-                    };
-                    if prompts > PROMPTS_READ_MAX {
+                    match item {
+                        PromptItem::Token(token) => tokens.push(token),
+                        PromptItem::Text(text) => texts.push(text),
+                        PromptItem::Tokens(tokens) => lists.push(tokens),
+                    }
+                    if texts.len().max(lists.len()) > PROMPTS_READ_MAX {
                         return Err(too_many(PROMPTS_READ_MAX, "prompts"));
                     }
                 }
-                Ok(prompt)
+                match (tokens.is_empty(), texts.is_empty(), lists.is_empty()) {
+                    (_, true, true) => Ok(Prompt::Tokens(vec![tokens])),
+                    (true, false, true) => Ok(Prompt::Texts(texts)),
+                    (true, true, false) => Ok(Prompt::Tokens(lists)),
+                    _ => Err(A::Error::custom(
+                        "all entries must be tokens, or all texts, or all lists of tokens",
+                    )),
+                }
             }
         }
         deserializer.deserialize_any(Shape)
@@ -205,14 +179,11 @@ mod tests {
     #[test]
     fn prompts_come_in_four_shapes() {
         let read = |json: &str| serde_json::from_str::<Prompt>(json).unwrap();
-        assert_eq!(read("\"a\""), Prompt::Text("a".into()));
+        assert_eq!(read("\"a\""), Prompt::Texts(vec!["a".into()]));
         assert_eq!(read("[\"a\"]"), Prompt::Texts(vec!["a".into()]));
-        assert_eq!(read("[1, 2]"), Prompt::Tokens(vec![1, 2]));
-        assert_eq!(read("[]"), Prompt::Tokens(Vec::new()));
-        assert_eq!(
-            read("[[1], [2]]"),
-            Prompt::TokenLists(vec![vec![1], vec![2]])
-        );
+        assert_eq!(read("[1, 2]"), Prompt::Tokens(vec![vec![1, 2]]));
+        assert_eq!(read("[]"), Prompt::Tokens(vec![Vec::new()]));
+        assert_eq!(read("[[1], [2]]"), Prompt::Tokens(vec![vec![1], vec![2]]));
         for json in [
             "[1, \"a\"]",
             "[\"a\", [1]]",

@@ -1,10 +1,8 @@
 //! The request fields that chat and text completions have in common.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
-use super::field_shapes::{self, Stop};
+use super::field_shapes::{LogitBias, Stop};
 use crate::TokenId;
 use crate::chunk::{Priority, Speculation};
 
@@ -35,9 +33,8 @@ pub struct Parameters {
     pub ignore_eos: Option<bool>,
     /// Seed of the noise.
     pub seed: Option<i64>,
-    /// Biases by token id, which is a string in JSON; at most [`LOGIT_BIAS_MAX`](super::LOGIT_BIAS_MAX).
-    #[serde(default, deserialize_with = "field_shapes::logit_bias")]
-    pub logit_bias: Option<BTreeMap<String, f64>>,
+    /// Biases by token id, which is a string in JSON.
+    pub logit_bias: Option<LogitBias>,
     /// Penalty on tokens that are present already.
     pub presence_penalty: Option<f64>,
     /// Penalty by the number of occurrences of a token.
@@ -100,7 +97,7 @@ pub struct ResponseFormat {
 
 #[cfg(test)]
 mod tests {
-    use super::super::LOGIT_BIAS_MAX;
+    use super::super::field_shapes::LOGIT_BIAS_MAX;
     use super::*;
 
     #[test]

@@ -1,14 +1,13 @@
 //! Answers, whole or as events of a stream, and the list of models.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::chunk::SourceCounts;
 
 /// The tokens of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Tokens of all prompts, each counted once.
     pub prompt_tokens: u64,
@@ -19,12 +18,12 @@ pub struct Usage {
     /// Details of the prompts.
     pub prompt_tokens_details: PromptTokensDetails,
     /// Details of the outputs, if the request had a prediction.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 /// Details of the outputs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompletionTokensDetails {
     /// Tokens of the prediction that were drafted and accepted.
     pub accepted_prediction_tokens: u64,
@@ -33,14 +32,14 @@ pub struct CompletionTokensDetails {
 }
 
 /// Details of the prompts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
     /// Prompt tokens whose KV was in a cache.
     pub cached_tokens: u64,
 }
 
 /// The extension of Refrain beside `usage`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ResponseMetrics {
     /// Counts of drafts.
     pub speculative_decoding: SpeculativeDecoding,
@@ -49,7 +48,7 @@ pub struct ResponseMetrics {
 }
 
 /// `metrics.speculative_decoding`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SpeculativeDecoding {
     /// Engine steps.
     pub steps: u64,
@@ -62,7 +61,7 @@ pub struct SpeculativeDecoding {
 }
 
 /// `metrics.timings`: sums over all choices and chunks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
     /// Seconds from the start of each chunk to its first token.
     pub prefill_s: f64,
@@ -75,7 +74,7 @@ pub struct Timings {
 }
 
 /// The reason why an output ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
     /// A stop text or an end token.
@@ -85,39 +84,28 @@ pub enum FinishReason {
 }
 
 /// A whole answer, or an event of a stream.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer<'a, C> {
     /// Id of the answer, the same in all its events.
-    pub id: Cow<'a, str>,
+    pub id: &'a str,
     /// Kind of the object, such as `chat.completion`.
-    pub object: Cow<'a, str>,
+    pub object: &'a str,
     /// Time in Unix seconds, the same in all events.
     pub created: u64,
     /// Public name of the model.
-    pub model: Cow<'a, str>,
+    pub model: &'a str,
     /// The choices.
     pub choices: Vec<C>,
     /// Usage. `None` leaves the key out, and `Some(None)` writes null.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "present"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     /// The extension of Refrain, if the usage is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<ResponseMetrics>,
 }
 
-/// Distinguishes null from a missing key.
-fn present<'de, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Option<Usage>>, D::Error> {
-    Option::<Usage>::deserialize(deserializer).map(Some)
-}
-
 /// One choice of a chat answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatChoice {
     /// Index of the choice.
     pub index: u32,
@@ -130,10 +118,10 @@ pub struct ChatChoice {
 }
 
 /// A message of the model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AnswerMessage {
     /// `assistant`.
-    pub role: String,
+    pub role: &'static str,
     /// The text.
     pub content: String,
     /// Always null, since the gateway refuses no content.
@@ -141,7 +129,7 @@ pub struct AnswerMessage {
 }
 
 /// One choice of an event of a chat.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatChunkChoice {
     /// Index of the choice.
     pub index: u32,
@@ -154,18 +142,18 @@ pub struct ChatChunkChoice {
 }
 
 /// The new part of a message.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Delta {
     /// The role, in the first event of the choice.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub role: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
     /// New text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
 }
 
 /// Log-probabilities of a chat.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ChatLogprobs {
     /// One entry per token.
     pub content: Vec<ChatTokenLogprob>,
@@ -174,32 +162,28 @@ pub struct ChatLogprobs {
 }
 
 /// The log-probability of one token.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatTokenLogprob {
+    /// The token itself.
+    #[serde(flatten)]
+    pub chosen: TopLogprob,
+    /// The most likely tokens at this position.
+    pub top_logprobs: Vec<TopLogprob>,
+}
+
+/// A token and its log-probability.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TopLogprob {
     /// Text of the token.
     pub token: String,
     /// Natural logarithm of the probability; -9999 for very unlikely tokens.
     pub logprob: f64,
     /// Its bytes, which may be a part of a character.
     pub bytes: Vec<u8>,
-    /// The most likely tokens at this position.
-    #[serde(default)]
-    pub top_logprobs: Vec<TopLogprob>,
-}
-
-/// One of the most likely tokens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TopLogprob {
-    /// Text of the token.
-    pub token: String,
-    /// Natural logarithm of the probability; -9999 for very unlikely tokens.
-    pub logprob: f64,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
 }
 
 /// One choice of a text completion, whole or of an event.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CompletionChoice {
     /// Index of the choice.
     pub index: u32,
@@ -212,7 +196,7 @@ pub struct CompletionChoice {
 }
 
 /// Log-probabilities of a text completion, in parallel lists.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CompletionLogprobs {
     /// Text of each token, or `bytes:\x..` if it is not UTF-8.
     pub tokens: Vec<String>,
@@ -225,25 +209,25 @@ pub struct CompletionLogprobs {
 }
 
 /// `GET /v1/models`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelList {
     /// `list`.
-    pub object: String,
+    pub object: &'static str,
     /// The models.
     pub data: Vec<ModelCard>,
 }
 
 /// `GET /v1/models/{id}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelCard {
     /// Public name of the model.
     pub id: String,
     /// `model`.
-    pub object: String,
+    pub object: &'static str,
     /// Time in Unix seconds.
     pub created: u64,
     /// Owner of the model.
-    pub owned_by: String,
+    pub owned_by: &'static str,
 }
 
 #[cfg(test)]
@@ -252,23 +236,22 @@ mod tests {
 
     #[test]
     fn usage_is_missing_null_or_present() {
-        let mut answer = Answer::<ChatChunkChoice> {
-            id: "i".into(),
-            object: "o".into(),
-            created: 1,
-            model: "m".into(),
-            choices: Vec::new(),
-            usage: None,
-            metrics: None,
-        };
-        for (usage, key) in [(None, None), (Some(None), Some(serde_json::Value::Null))] {
-            answer.usage = usage;
+        let usage_of = |usage| {
+            let answer = Answer::<ChatChunkChoice> {
+                id: "i",
+                object: "o",
+                created: 1,
+                model: "m",
+                choices: Vec::new(),
+                usage,
+                metrics: None,
+            };
             let json = serde_json::to_value(&answer).unwrap();
-            assert_eq!(json.get("usage").cloned(), key);
-            assert_eq!(
-                serde_json::from_value::<Answer<'_, ChatChunkChoice>>(json).unwrap(),
-                answer
-            );
-        }
+            json.get("usage").cloned()
+        };
+        assert_eq!(usage_of(None), None);
+        assert_eq!(usage_of(Some(None)), Some(serde_json::Value::Null));
+        let tokens = usage_of(Some(Some(Usage::default()))).unwrap();
+        assert_eq!(tokens["total_tokens"], 0);
     }
 }

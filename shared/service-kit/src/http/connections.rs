@@ -30,13 +30,8 @@ const REFUSED_LINGER: Duration = Duration::from_millis(500);
 /// How long a caller has to read the answer if its body was not read to the end.
 const UNREAD_LINGER: Duration = Duration::from_secs(2);
 
-/// All connections of one listener. Cheap to clone.
-#[derive(Clone)]
+/// All connections of one listener.
 pub(super) struct Connections {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
     open: Mutex<OpenConnections>,
     ids: AtomicU64,
     open_gauge: IntGauge,
@@ -68,14 +63,10 @@ impl CloseSignal {
 
 /// The entry of a connection in the table, which is removed when this is dropped.
 pub(super) struct ConnectionGuard {
-    shared: Arc<Shared>,
+    connections: Arc<Connections>,
     signal: Arc<CloseSignal>,
     id: ConnectionId,
 }
-
-/// The connection of a request, in the data that its handlers see.
-#[derive(Clone)]
-pub(super) struct ConnectionHandle(Arc<ConnectionGuard>);
 
 /// The stream of an admitted connection, which ends when the connection has to give way.
 pub(super) struct AdmittedStream {
@@ -89,7 +80,7 @@ impl Connections {
         all_max: usize,
         address: AddressLimit,
         metrics: &Metrics,
-    ) -> Self {
+    ) -> Arc<Self> {
         let rejections = [Refusal::All, Refusal::Address].map(|limit| {
             let counter = &metrics.http().rejections;
             (limit, counter.with_label_values(&[service, limit.as_str()]))
@@ -98,20 +89,18 @@ impl Connections {
             table: ConnectionTable::new(all_max, address),
             signals: HashMap::new(),
         };
-        Connections {
-            shared: Arc::new(Shared {
-                open: Mutex::new(open),
-                ids: AtomicU64::new(0),
-                open_gauge: metrics.http().connections.with_label_values(&[service]),
-                gave_way: metrics.http().gave_way.with_label_values(&[service]),
-                rejections,
-            }),
-        }
+        Arc::new(Connections {
+            open: Mutex::new(open),
+            ids: AtomicU64::new(0),
+            open_gauge: metrics.http().connections.with_label_values(&[service]),
+            gave_way: metrics.http().gave_way.with_label_values(&[service]),
+            rejections,
+        })
     }
 
     /// Admits a connection, or answers with the reason for the refusal.
     pub(super) async fn admit(
-        &self,
+        self: &Arc<Self>,
         stream: TcpStream,
     ) -> io::Result<(AdmittedStream, Option<SocketAddr>)> {
         let peer = stream.peer_addr().ok();
@@ -127,37 +116,34 @@ impl Connections {
         }
     }
 
-    fn enter(&self, peer: Option<SocketAddr>) -> Result<ConnectionGuard, Refusal> {
-        let shared = &self.shared;
-        let id = shared.ids.fetch_add(1, Ordering::Relaxed);
+    fn enter(self: &Arc<Self>, peer: Option<SocketAddr>) -> Result<ConnectionGuard, Refusal> {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let address = peer.map(|peer| peer.ip());
         let signal = Arc::new(CloseSignal::default());
-        let mut open = shared.open();
+        let mut open = self.open();
         let gives_way = open
             .table
             .enter(id, address, Instant::now())
             .inspect_err(|refusal| {
-                for (limit, counter) in &shared.rejections {
+                for (limit, counter) in &self.rejections {
                     counter.inc_by(u64::from(limit == refusal));
                 }
             })?;
         let gives_way = gives_way.and_then(|id| open.signals.remove(&id));
         open.signals.insert(id, signal.clone());
-        shared.open_gauge.set(open.table.len() as i64);
+        self.open_gauge.set(open.table.len() as i64);
         drop(open);
         if let Some(gives_way) = gives_way {
-            shared.gave_way.inc();
+            self.gave_way.inc();
             gives_way.end();
         }
         Ok(ConnectionGuard {
-            shared: self.shared.clone(),
+            connections: self.clone(),
             signal,
             id,
         })
     }
-}
 
-impl Shared {
     fn open(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -165,16 +151,16 @@ impl Shared {
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut open = self.shared.open();
+        let mut open = self.connections.open();
         open.table.leave(self.id);
         open.signals.remove(&self.id);
-        self.shared.open_gauge.set(open.table.len() as i64);
+        self.connections.open_gauge.set(open.table.len() as i64);
     }
 }
 
 impl AdmittedStream {
-    pub(super) fn connection(&self) -> ConnectionHandle {
-        ConnectionHandle(self.guard.clone())
+    pub(super) fn connection(&self) -> Arc<ConnectionGuard> {
+        self.guard.clone()
     }
 
     fn is_over(&self) -> bool {
@@ -193,7 +179,11 @@ impl AdmittedStream {
     fn wrote(&self) {
         let guard = &self.guard;
         if !guard.signal.is_busy.load(Ordering::Relaxed) {
-            guard.shared.open().table.idle(guard.id, Instant::now());
+            guard
+                .connections
+                .open()
+                .table
+                .idle(guard.id, Instant::now());
         }
     }
 }
@@ -236,11 +226,11 @@ impl AsyncWrite for AdmittedStream {
     }
 }
 
-impl ConnectionHandle {
+impl ConnectionGuard {
     /// Marks the connection as busy until the returned guard is dropped.
-    pub(super) fn busy(&self) -> RequestGuard {
-        self.0.signal.is_busy.store(true, Ordering::Relaxed);
-        self.0.shared.open().table.busy(self.0.id);
+    pub(super) fn busy(self: &Arc<Self>) -> RequestGuard {
+        self.signal.is_busy.store(true, Ordering::Relaxed);
+        self.connections.open().table.busy(self.id);
         RequestGuard {
             connection: self.clone(),
             closes: false,
@@ -250,7 +240,7 @@ impl ConnectionHandle {
 
 /// A request in flight, until the body of its answer is complete.
 pub(super) struct RequestGuard {
-    connection: ConnectionHandle,
+    connection: Arc<ConnectionGuard>,
     closes: bool,
 }
 
@@ -264,10 +254,10 @@ impl RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let guard = &self.connection.0;
+        let guard = &self.connection;
         let now = Instant::now();
         guard.signal.is_busy.store(false, Ordering::Relaxed);
-        guard.shared.open().table.idle(guard.id, now);
+        guard.connections.open().table.idle(guard.id, now);
         // Without a runtime the process is ending, and the connection with it.
         if self.closes
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
@@ -351,23 +341,19 @@ async fn refuse(mut stream: TcpStream, refusal: Refusal) {
 }
 
 fn refusal_answer(refusal: Refusal) -> Vec<u8> {
-    let (status, error) = match refusal {
+    let (status, kind, message) = match refusal {
         Refusal::All => (
             "503 Service Unavailable",
-            ApiError::new(
-                ErrorKind::Unavailable,
-                "this listener has reached its limit on connections; try again",
-            ),
+            ErrorKind::Unavailable,
+            "this listener has reached its limit on connections; try again",
         ),
         Refusal::Address => (
             "429 Too Many Requests",
-            ApiError::new(
-                ErrorKind::Overloaded,
-                "your address has too many connections; close some, or use them for more requests",
-            ),
+            ErrorKind::Overloaded,
+            "your address has too many connections; close some, or use them for more requests",
         ),
     };
-    let error = error.with_code("too_many_connections");
+    let error = ApiError::new(kind, message).with_code("too_many_connections");
     let body = serde_json::to_string(&ErrorBody::from(&error)).unwrap_or_default();
     let length = body.len();
     format!(

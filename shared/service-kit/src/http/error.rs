@@ -1,30 +1,17 @@
 //! [`ApiError`] as an HTTP response, and back.
 
-use std::fmt;
-
 use actix_web::http::StatusCode;
 use actix_web::{HttpResponse, ResponseError};
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
 
 /// An [`ApiError`] that actix can turn into a response. The orphan rule forbids that for `ApiError` itself.
-#[derive(Debug, Clone)]
-pub struct HttpError(pub ApiError);
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(transparent)]
+pub struct HttpError(#[from] pub ApiError);
 
 /// The result of a handler.
 pub type HttpResult<T> = Result<T, HttpError>;
-
-impl From<ApiError> for HttpError {
-    fn from(error: ApiError) -> Self {
-        HttpError(error)
-    }
-}
-
-impl fmt::Display for HttpError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl ResponseError for HttpError {
     fn status_code(&self) -> StatusCode {

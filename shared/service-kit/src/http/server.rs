@@ -12,9 +12,7 @@ use actix_web::dev::{AppConfig, Handler, ServerHandle, ServiceRequest, ServiceRe
 use actix_web::http::StatusCode;
 use actix_web::http::header::{ALLOW, HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
-use actix_web::{
-    App, FromRequest, HttpMessage, HttpResponse, Resource, Responder, ResponseError, web,
-};
+use actix_web::{App, FromRequest, HttpResponse, Resource, Responder, ResponseError, web};
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use refrain_protocol::error::code;
@@ -27,7 +25,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use super::HttpError;
 use super::body::{BodyBytesMax, too_large};
 use super::connection_table::AddressLimit;
-use super::connections::{AdmittedStream, ConnectionHandle, Connections, TrackedBody};
+use super::connections::{AdmittedStream, ConnectionGuard, Connections, TrackedBody};
 use crate::descriptors;
 use crate::random;
 use crate::telemetry::{HttpMetrics, Metrics};
@@ -78,10 +76,6 @@ pub struct Server {
     /// The task that runs the listener.
     task: AbortHandle,
 }
-
-/// The id of a request, kept in its extensions: the caller's `x-request-id`, or a random one.
-#[derive(Clone, Debug)]
-pub struct RequestIdentity(pub String);
 
 impl Server {
     /// The address that it listens on.
@@ -170,27 +164,15 @@ where
                     .content_type_required(false)
                     .error_handler(|error, _| HttpError(json_error(&error)).into()),
             )
-            .service(get_or_head("/healthz", async || {
-                HttpResponse::Ok().body("ok\n")
-            }))
-            .service(get_or_head("/readyz", move || {
-                let readiness = readiness.clone();
-                async move {
-                    match readiness() {
-                        Ok(()) => HttpResponse::Ok().body("ready\n"),
-                        Err(reason) => {
-                            HttpResponse::ServiceUnavailable().body(format!("{reason}\n"))
-                        }
-                    }
-                }
+            .service(get_or_head("/healthz", || HttpResponse::Ok().body("ok\n")))
+            .service(get_or_head("/readyz", move || match readiness() {
+                Ok(()) => HttpResponse::Ok().body("ready\n"),
+                Err(reason) => HttpResponse::ServiceUnavailable().body(format!("{reason}\n")),
             }))
             .service(get_or_head("/metrics", move || {
-                let metrics = metrics.clone();
-                async move {
-                    HttpResponse::Ok()
-                        .content_type("text/plain; version=0.0.4")
-                        .body(metrics.render())
-                }
+                HttpResponse::Ok()
+                    .content_type("text/plain; version=0.0.4")
+                    .body(metrics.render())
             }))
             .configure(configure.clone())
             .default_service(web::to(async || -> Result<HttpResponse, HttpError> {
@@ -293,12 +275,8 @@ where
 }
 
 /// A route for GET and HEAD that needs no authentication.
-fn get_or_head<F, A>(path: &'static str, show: F) -> Resource
-where
-    F: Fn() -> A + Clone + 'static,
-    F: Handler<(), Output = HttpResponse>,
-    A: Future<Output = HttpResponse> + 'static,
-{
+fn get_or_head(path: &str, show: impl Fn() -> HttpResponse + Clone + 'static) -> Resource {
+    let show = move || std::future::ready(show());
     // HEAD has the response of GET, whose body the HTTP stack then leaves out.
     web::resource(path)
         .route(web::get().to(show.clone()))
@@ -333,17 +311,15 @@ async fn observe(
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     let started = Instant::now();
     let busy = request
-        .conn_data::<ConnectionHandle>()
-        .map(ConnectionHandle::busy);
+        .conn_data::<Arc<ConnectionGuard>>()
+        .map(ConnectionGuard::busy);
+    // The caller's id of the request, or a random one.
     let identity = request
         .headers()
         .get("x-request-id")
         .and_then(|value| value.to_str().ok())
         .filter(|text| !text.is_empty() && text.len() <= 128)
         .map_or_else(random_id, str::to_owned);
-    request
-        .extensions_mut()
-        .insert(RequestIdentity(identity.clone()));
     let span = tracing::info_span!(
         "request",
         otel.name = format!(

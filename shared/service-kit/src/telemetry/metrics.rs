@@ -8,6 +8,8 @@ use prometheus::{
     IntCounterVec, IntGauge, IntGaugeVec, Opts, PullingGauge, Registry, TextEncoder,
 };
 
+use super::process::ProcessMetrics;
+
 /// Upper bounds of histograms of seconds, from 1 ms to 2 minutes.
 pub const SECONDS_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
@@ -113,6 +115,7 @@ pub mod kinds {
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
+    process: ProcessMetrics,
     http: Arc<HttpMetrics>,
 }
 
@@ -139,10 +142,11 @@ impl Metrics {
     /// A name is taken, which would be a fault of this module.
     pub fn new() -> anyhow::Result<Self> {
         let registry = Registry::new();
-        let process = prometheus::process_collector::ProcessCollector::for_self();
-        registry.register(Box::new(process))?;
-        let http = Arc::new(HttpMetrics::register(&registry)?);
-        Ok(Metrics { registry, http })
+        Ok(Metrics {
+            process: ProcessMetrics::register(&registry)?,
+            http: Arc::new(HttpMetrics::register(&registry)?),
+            registry,
+        })
     }
 
     /// The registry that families are registered in.
@@ -257,6 +261,7 @@ impl Metrics {
 
     /// Renders all metrics in the text format of Prometheus.
     pub fn render(&self) -> Vec<u8> {
+        self.process.update();
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
             tracing::error!(%error, "metrics cannot be rendered");

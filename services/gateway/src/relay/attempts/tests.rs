@@ -12,11 +12,8 @@ fn attempts() -> Attempts {
     Attempts::new(4, Duration::from_millis(50), Duration::from_secs(10))
 }
 
-fn pause_ms(decision: &RetryDecision) -> u128 {
-    match decision {
-        RetryDecision::RetryAfter(pause) => pause.as_millis(),
-        RetryDecision::GiveUp(error) => panic!("{error}"),
-    }
+fn pause_ms(decision: &Result<Duration, ApiError>) -> u128 {
+    decision.as_ref().unwrap().as_millis()
 }
 
 fn granted() -> bool {
@@ -29,14 +26,16 @@ fn worker(name: &str) -> WorkerId {
 
 #[test]
 fn a_full_queue_ends_a_request_only_before_its_first_token() {
-    assert!(matches!(
-        attempts().lease_refused(error(ErrorKind::Overloaded), false, Instant::now()),
-        RetryDecision::GiveUp(_)
-    ));
-    assert!(matches!(
-        attempts().lease_refused(error(ErrorKind::Overloaded), true, Instant::now()),
-        RetryDecision::RetryAfter(_)
-    ));
+    assert!(
+        attempts()
+            .lease_refused(error(ErrorKind::Overloaded), false, Instant::now())
+            .is_err()
+    );
+    assert!(
+        attempts()
+            .lease_refused(error(ErrorKind::Overloaded), true, Instant::now())
+            .is_ok()
+    );
 }
 
 #[test]
@@ -44,10 +43,11 @@ fn a_mesh_without_workers_is_asked_once_more() {
     let mut attempts = attempts();
     let decision = attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
     assert!((50..=100).contains(&pause_ms(&decision)), "{decision:?}");
-    assert!(matches!(
-        attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now()),
-        RetryDecision::GiveUp(_)
-    ));
+    assert!(
+        attempts
+            .lease_refused(error(ErrorKind::Unavailable), false, Instant::now())
+            .is_err()
+    );
 }
 
 #[test]
@@ -64,25 +64,20 @@ fn the_wait_for_an_absent_scheduler_costs_no_attempt() {
         let now = start + Duration::from_secs(second);
         for has_output in [false, true] {
             let decision = attempts.lease_refused(error.clone(), has_output, now);
-            assert!(
-                matches!(decision, RetryDecision::RetryAfter(_)),
-                "after {second} s"
-            );
+            assert!(decision.is_ok(), "after {second} s");
         }
     }
     assert_eq!(attempts.left(), 4);
     let late = start + Duration::from_secs(10);
     let decision = attempts.lease_refused(error(ErrorKind::Upstream), true, late);
-    let RetryDecision::GiveUp(error) = decision else {
-        panic!("{decision:?}");
-    };
+    let error = decision.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Unavailable);
     assert_eq!(error.code.as_deref(), Some(code::SCHEDULER_UNAVAILABLE));
     assert!(error.retry_after_ms.is_some());
     // It came back and is absent again.
     attempts.leased(&worker("a"));
     let decision = attempts.lease_refused(unavailable(), false, late);
-    assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+    assert!(decision.is_ok());
 }
 
 #[test]
@@ -92,10 +87,8 @@ fn a_refused_signature_is_not_the_clients_fault() {
             let why = "namespace refused: signed 7320 s ahead of this service's clock";
             ApiError::new(ErrorKind::Unauthorized, why).with_code(code)
         };
-        let check = |decision: RetryDecision, service: &str| {
-            let RetryDecision::GiveUp(error) = decision else {
-                panic!("{decision:?}");
-            };
+        let check = |decision: Result<Duration, ApiError>, service: &str| {
+            let error = decision.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unavailable);
             assert_eq!(error.code.as_deref(), Some(code::CLOCK_SKEW));
             assert!(error.retry_after_ms.is_some());
@@ -117,7 +110,7 @@ fn a_refused_signature_is_not_the_clients_fault() {
             let (outcome, decision) =
                 attempts.chunk_failed(&worker, refused(), OutputSoFar::Nothing, no_retry);
             assert_eq!(outcome, LeaseOutcome::Continues);
-            assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+            assert!(decision.is_ok());
             assert!(attempts.exclude().contains(&worker));
         }
         let last = attempts.chunk_failed(&worker("w3"), refused(), OutputSoFar::Nothing, no_retry);
@@ -131,9 +124,7 @@ fn a_refused_signature_is_not_the_clients_fault() {
             .chunk_failed(&worker("a"), wrong_secret(), OutputSoFar::Nothing, granted)
             .1,
     ] {
-        assert!(
-            matches!(decision, RetryDecision::GiveUp(error) if error.kind == ErrorKind::Internal)
-        );
+        assert_eq!(decision.unwrap_err().kind, ErrorKind::Internal);
     }
 }
 
@@ -145,18 +136,9 @@ fn a_request_does_not_wait_for_a_second_slow_engine() {
             .chunk_failed(&worker("a"), slow(), output, granted)
             .1
     };
-    assert!(matches!(
-        decision(OutputSoFar::Nothing),
-        RetryDecision::GiveUp(_)
-    ));
-    assert!(matches!(
-        decision(OutputSoFar::EarlierChunks),
-        RetryDecision::GiveUp(_)
-    ));
-    assert!(matches!(
-        decision(OutputSoFar::ThisChunk),
-        RetryDecision::RetryAfter(_)
-    ));
+    assert!(decision(OutputSoFar::Nothing).is_err());
+    assert!(decision(OutputSoFar::EarlierChunks).is_err());
+    assert!(decision(OutputSoFar::ThisChunk).is_ok());
 }
 
 #[test]
@@ -169,10 +151,7 @@ fn no_worker_is_to_blame_for_a_request_whose_time_is_up() {
     ] {
         let mut attempts = attempts();
         let ended = attempts.chunk_failed(&worker("a"), timed_out(), output, granted);
-        assert_eq!(
-            ended,
-            (LeaseOutcome::Done, RetryDecision::GiveUp(timed_out()))
-        );
+        assert_eq!(ended, (LeaseOutcome::Done, Err(timed_out())));
         assert!(attempts.exclude().is_empty(), "{output:?}");
     }
 }
@@ -204,7 +183,7 @@ fn failures_are_counted_in_a_row() {
             OutputSoFar::ThisChunk,
             granted,
         );
-        assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+        assert!(decision.is_ok());
     }
     let mut last = None;
     for _ in 0..3 {
@@ -219,7 +198,7 @@ fn failures_are_counted_in_a_row() {
                 .1,
         );
     }
-    assert!(matches!(last, Some(RetryDecision::GiveUp(_))));
+    assert!(last.unwrap().is_err());
 }
 
 #[test]
@@ -237,15 +216,12 @@ fn retries_need_the_budget_and_continuations_do_not() {
         let decision = attempts
             .chunk_failed(&worker("a"), lost(), output, no_retry)
             .1;
-        assert_eq!(
-            matches!(decision, RetryDecision::RetryAfter(_)),
-            failures < 4
-        );
+        assert_eq!(decision.is_ok(), failures < 4);
     }
     let decision = self::attempts()
         .chunk_failed(&worker("b"), lost(), OutputSoFar::Nothing, refused)
         .1;
-    assert_eq!(decision, RetryDecision::GiveUp(lost()));
+    assert_eq!(decision, Err(lost()));
 }
 
 #[test]
@@ -260,28 +236,26 @@ fn a_refusal_without_an_engine_does_not_draw_on_the_budget() {
         let (outcome, decision) =
             attempts.chunk_failed(&worker("a"), refusal, OutputSoFar::Nothing, no_retry);
         assert_eq!(outcome, LeaseOutcome::Continues);
-        assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+        assert!(decision.is_ok());
     }
     // An overloaded engine was asked.
     let full = || error(ErrorKind::Overloaded);
     let decision = attempts()
         .chunk_failed(&worker("a"), full(), OutputSoFar::Nothing, || false)
         .1;
-    assert_eq!(decision, RetryDecision::GiveUp(full()));
+    assert_eq!(decision, Err(full()));
 }
 
 #[test]
 fn a_chunk_after_a_failed_one_is_known_as_such() {
     let mut attempts = attempts();
-    attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
-    assert!(!attempts.is_after_failure());
-    attempts.chunk_failed(
-        &worker("a"),
-        error(ErrorKind::Upstream),
-        OutputSoFar::Nothing,
-        granted,
-    );
-    assert!(attempts.is_after_failure());
+    let decision = attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
+    assert!(decision.is_ok() && !attempts.is_after_failure());
+    let lost = error(ErrorKind::Upstream);
+    let decision = attempts
+        .chunk_failed(&worker("a"), lost, OutputSoFar::Nothing, granted)
+        .1;
+    assert!(decision.is_ok() && attempts.is_after_failure());
     attempts.chunk_ended(&worker("b"), NextChunk::SameWorker);
     assert!(!attempts.is_after_failure());
 }
@@ -296,14 +270,14 @@ fn retries_of_a_worker_count_as_failures() {
     let decision = attempts
         .chunk_failed(&worker("a"), lost.clone(), OutputSoFar::Nothing, granted)
         .1;
-    assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+    assert!(decision.is_ok());
     assert_eq!(attempts.left(), 1);
     // The budget is not asked for a retry that will not happen.
     let no_retry = || unreachable!("the last attempt has failed");
     let decision = attempts
         .chunk_failed(&worker("b"), lost.clone(), OutputSoFar::Nothing, no_retry)
         .1;
-    assert_eq!(decision, RetryDecision::GiveUp(lost));
+    assert_eq!(decision, Err(lost));
 }
 
 #[test]
@@ -315,9 +289,7 @@ fn an_invalid_request_is_not_tried_on_another_worker() {
         granted,
     );
     assert_eq!(outcome, LeaseOutcome::Done);
-    assert!(
-        matches!(decision, RetryDecision::GiveUp(error) if error.kind == ErrorKind::InvalidRequest)
-    );
+    assert_eq!(decision.unwrap_err().kind, ErrorKind::InvalidRequest);
 }
 
 #[test]
@@ -376,6 +348,6 @@ fn a_worker_that_cannot_be_reached_has_failed() {
     let (outcome, decision) =
         attempts.chunk_failed(&worker("a"), refused, OutputSoFar::Nothing, granted);
     assert_eq!(outcome, LeaseOutcome::WorkerFailed);
-    assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+    assert!(decision.is_ok());
     assert_eq!(attempts.exclude(), [worker("a")]);
 }

@@ -37,7 +37,7 @@ impl TenantQueue {
 }
 
 #[derive(Debug)]
-pub(super) struct PoolQueue {
+pub(in crate::dispatch) struct PoolQueue {
     pub(super) tenants: BTreeMap<String, TenantQueue>,
     /// Waiting requests for which a chunk is being preempted. They get the slot that becomes free.
     pub(super) claimed: BTreeSet<LeaseCallId>,
@@ -118,8 +118,20 @@ impl PoolQueue {
         Some(Charge { output })
     }
 
+    /// Notes that a chunk of the tenant has ended.
+    pub(in crate::dispatch) fn chunk_ended(&mut self, tenant: &str) {
+        if let Some(queue) = self.tenants.get_mut(tenant) {
+            queue.running = queue.running.saturating_sub(1);
+        }
+    }
+
     /// Corrects the charge of a chunk to its real output.
-    pub(super) fn settle(&mut self, tenant: &str, charge: Charge, emitted_tokens: u32) {
+    pub(in crate::dispatch) fn settle(
+        &mut self,
+        tenant: &str,
+        charge: Charge,
+        emitted_tokens: u32,
+    ) {
         self.output_tokens += AVERAGE_STEP * (f64::from(emitted_tokens) - self.output_tokens);
         if let Some(queue) = self.tenants.get_mut(tenant) {
             let spent = u64::from(emitted_tokens) * OUTPUT_WEIGHT;
@@ -131,7 +143,7 @@ impl PoolQueue {
     }
 
     /// Notes how long a chunk held its slot.
-    pub(super) fn note_service(&mut self, held_ms: u64) {
+    pub(in crate::dispatch) fn note_service(&mut self, held_ms: u64) {
         self.service_ms += AVERAGE_STEP * (held_ms as f64 - self.service_ms);
     }
 

@@ -30,7 +30,7 @@ pub(crate) struct PreemptibleLeases {
 impl PoolQueue {
     /// Claims slots of tenants above their share for requests of tenants below theirs. Returns the leases to end.
     /// Each is for one request, which is first in the queue from now on.
-    pub(super) fn claim_slots(
+    pub(in crate::dispatch) fn claim_slots(
         &mut self,
         demand: SlotDemand<'_>,
         mut preemptible: BTreeMap<String, PreemptibleLeases>,
