@@ -24,7 +24,7 @@ use crate::model::{HeadFiles, Model, ModelError};
 use crate::network::{Branch, DraftKv};
 use crate::sampler::Sampler;
 
-pub(crate) use draft_network::DraftNetwork;
+pub(crate) use draft_network::{DraftNetwork, RowStates};
 pub(crate) use draft_tree::DraftOptions;
 pub(crate) use session_state::{DrafterState, DrafterStateShape};
 
@@ -81,8 +81,6 @@ struct GrowingTree<'a> {
     state: &'a mut DrafterState,
     tree: DraftTree,
     guesser: Guesser<'a>,
-    /// Keys and values of the expanded nodes.
-    kv: DraftKv,
     /// Hidden states of the text's last row, then of each expanded node.
     hidden: Vec<f32>,
 }
@@ -168,8 +166,13 @@ impl Drafter {
         let mut drafts = vec![CompletedDraft::default(); requests.len()];
         let mut rows = DraftRows::default();
         let mut trees = self.catch_up(target, requests, &mut rows);
+        // Keys and values of the expanded nodes.
+        let mut kvs: Vec<DraftKv> = trees
+            .iter_mut()
+            .map(|tree| DraftKv::new(tree.state.kv().shape(), tree.tree.expanded_max()))
+            .collect();
         loop {
-            let computed = self.grow_level(target, &mut trees);
+            let computed = self.grow_level(target, &mut trees, &mut kvs);
             if computed == 0 {
                 break;
             }
@@ -223,7 +226,11 @@ impl Drafter {
                 }
             })
             .collect();
-        let outputs = self.network.read_text(target, &mut branches, &captured);
+        let mut no_drafts = DraftKv::of_branches(&branches);
+        let states = RowStates::Captured(&captured);
+        let outputs = self
+            .network
+            .compute(target, &mut branches, &mut no_drafts, states);
         computed.text = self.text_rows_max - left;
         let mut trees = Vec::with_capacity(reading.len());
         for (branch, (index, request, _, complete)) in reading.into_iter().enumerate() {
@@ -236,7 +243,6 @@ impl Drafter {
                     request: index,
                     tree,
                     guesser,
-                    kv: DraftKv::new(request.state.kv().shape(), request.options.expanded_max()),
                     hidden: outputs.hidden(branch, 0).to_vec(),
                     state: request.state,
                 });
@@ -247,12 +253,17 @@ impl Drafter {
 
     /// Grows every tree by a level. Returns the number of rows that it computed, which is 0 if all trees are
     /// complete.
-    fn grow_level(&mut self, target: &Model, trees: &mut [GrowingTree<'_>]) -> usize {
+    fn grow_level(
+        &mut self,
+        target: &Model,
+        trees: &mut [GrowingTree<'_>],
+        kvs: &mut [DraftKv],
+    ) -> usize {
         let width = self.network.hidden_width();
         let mut hidden = Vec::new();
         let mut rows = 0;
         for tree in trees.iter() {
-            for parent in &tree.tree.expanded_parents()[tree.tree.computed()..] {
+            for parent in &tree.tree.expanded().parents[tree.tree.computed()..] {
                 let row = parent.map_or(0, |parent| parent as usize + 1);
                 hidden.extend_from_slice(&tree.hidden[row * width..][..width]);
                 rows += 1;
@@ -262,22 +273,22 @@ impl Drafter {
             return 0;
         }
         // A complete tree takes part without rows, so that branches and trees have the same indices.
-        let (mut branches, mut drafts) = (Vec::new(), Vec::new());
-        for tree in trees.iter_mut() {
-            let kv = tree.state.kv();
-            let end = kv.len();
-            branches.push(Branch {
-                nodes: tree.tree.expanded_tokens(),
-                parents: tree.tree.expanded_parents(),
-                computed_nodes: tree.tree.computed(),
-                wants_logits: true,
-                ..Branch::new(kv, end, &[])
-            });
-            drafts.push(&mut tree.kv);
-        }
-        let outputs = self
-            .network
-            .extend_drafts(target, &mut branches, &mut drafts, &hidden);
+        let mut branches: Vec<Branch<'_>> = trees
+            .iter_mut()
+            .map(|tree| {
+                let kv = tree.state.kv();
+                let end = kv.len();
+                Branch {
+                    nodes: &tree.tree.expanded().tokens,
+                    parents: &tree.tree.expanded().parents,
+                    computed_nodes: tree.tree.computed(),
+                    wants_logits: true,
+                    ..Branch::new(kv, end, &[])
+                }
+            })
+            .collect();
+        let states = RowStates::OfParents(&hidden);
+        let outputs = self.network.compute(target, &mut branches, kvs, states);
         let counts: Vec<usize> = branches.iter().map(Branch::rows).collect();
         for (branch, (tree, count)) in trees.iter_mut().zip(&counts).enumerate() {
             if *count == 0 {

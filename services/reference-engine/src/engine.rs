@@ -5,6 +5,7 @@
 mod limits;
 mod planned_item;
 mod prefix_cache;
+mod session;
 mod sessions;
 mod verification;
 
@@ -22,7 +23,8 @@ use crate::sampler::Sampler;
 
 use limits::{KnownSession, StepLimits, unknown_session};
 use planned_item::PlannedItem;
-use sessions::{Session, Sessions};
+use session::Session;
+use sessions::Sessions;
 
 /// The results of a step, and the work that it took.
 #[derive(Debug)]
@@ -30,8 +32,6 @@ pub(crate) struct StepReport {
     pub(crate) results: Vec<StepResult>,
     /// Number of rows that were computed.
     pub(crate) computed_tokens: usize,
-    /// Number of tokens whose KV was taken from another session.
-    pub(crate) cached_tokens: usize,
     /// Numbers of rows that the drafter computed.
     pub(crate) draft_rows: DraftRows,
     /// Number of tokens whose captured states were dropped before the head had read them.
@@ -227,13 +227,11 @@ impl EngineCore {
         let mut report = StepReport {
             results: Vec::new(),
             computed_tokens: 0,
-            cached_tokens: 0,
             draft_rows,
             states_dropped: 0,
         };
         for (branch, (item, mut session)) in work.into_iter().enumerate() {
             report.computed_tokens += item.chain.len() + item.nodes.len();
-            report.cached_tokens += item.cached_tokens;
             let output = verification::emit(&mut self.sampler, &pass, branch, &item, &mut session);
             if let Some(state) = &mut session.drafter_state {
                 report.states_dropped += state.take_dropped();

@@ -28,22 +28,22 @@ pub(crate) trait DraftNetwork: Debug + Send {
     /// them.
     fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape;
 
-    /// Computes rows of texts, so branches are chains. `captured` holds the target's states of every row.
-    fn read_text(
+    /// Computes rows of texts, or nodes of draft trees. `drafts` holds the keys and values of the nodes.
+    fn compute(
         &mut self,
         target: &Model,
         branches: &mut [Branch<'_>],
-        captured: &[f32],
+        drafts: &mut [DraftKv],
+        states: RowStates<'_>,
     ) -> DraftOutputs;
+}
 
-    /// Computes nodes of draft trees, so branches have no chains. `hidden` holds the output of every row's parent.
-    fn extend_drafts(
-        &mut self,
-        target: &Model,
-        branches: &mut [Branch<'_>],
-        drafts: &mut [&mut DraftKv],
-        hidden: &[f32],
-    ) -> DraftOutputs;
+/// The hidden states that rows read beside their tokens.
+pub(crate) enum RowStates<'a> {
+    /// The rows are those of texts, so branches are chains. These are the target's captured states of every row.
+    Captured(&'a [f32]),
+    /// The rows are nodes of draft trees, so branches have no chains. These are the outputs of every row's parent.
+    OfParents(&'a [f32]),
 }
 
 /// Outputs of the rows that wanted logits.

@@ -24,11 +24,6 @@ pub(crate) struct DraftOptions {
 }
 
 impl DraftOptions {
-    /// Returns the largest number of nodes that are expanded.
-    pub(crate) fn expanded_max(&self) -> usize {
-        (self.depth - 1) * self.top_k.min(self.tokens_max)
-    }
-
     fn is_likely(&self, prob: f32) -> bool {
         prob >= self.path_prob_min
     }
@@ -64,8 +59,8 @@ pub(crate) struct DraftTree {
     ids: usize,
     depth: usize,
     expanded_nodes: Vec<Node>,
-    expanded_tokens: Vec<TokenId>,
-    expanded_parents: Vec<Option<u32>>,
+    /// Tokens of the nodes to expand, and their parents among them. `None` stands for the text.
+    expanded: Draft,
     /// Number of nodes that the drafter has computed. Later ones are to be computed next.
     computed: usize,
 }
@@ -78,20 +73,19 @@ impl DraftTree {
             ids: 0,
             depth: 0,
             expanded_nodes: Vec::new(),
-            expanded_tokens: Vec::new(),
-            expanded_parents: Vec::new(),
+            expanded: Draft::default(),
             computed: 0,
         }
     }
 
-    /// Returns the tokens of all nodes to expand so far.
-    pub(crate) fn expanded_tokens(&self) -> &[TokenId] {
-        &self.expanded_tokens
+    /// Returns the largest number of nodes that are expanded.
+    pub(crate) fn expanded_max(&self) -> usize {
+        (self.options.depth - 1) * self.options.top_k.min(self.options.tokens_max)
     }
 
-    /// Returns the parent of each node to expand, as an index among them. `None` stands for the text.
-    pub(crate) fn expanded_parents(&self) -> &[Option<u32>] {
-        &self.expanded_parents
+    /// Returns all nodes to expand so far.
+    pub(crate) fn expanded(&self) -> &Draft {
+        &self.expanded
     }
 
     /// Returns how many of the nodes to expand have been computed. If all have, the tree is complete.
@@ -133,8 +127,8 @@ impl DraftTree {
             let leaves = self.nodes.iter().filter(likely_leaf);
             self.expanded_nodes.extend(leaves.take(options.top_k));
             for node in &self.expanded_nodes[self.computed..] {
-                self.expanded_tokens.push(node.token);
-                self.expanded_parents.push(node.expanded_parent);
+                self.expanded.tokens.push(node.token);
+                self.expanded.parents.push(node.expanded_parent);
             }
         }
     }
@@ -187,19 +181,19 @@ mod tests {
         let mut tree = DraftTree::new(options);
         tree.grow(&[guesses(&[], options.top_k)]);
         let mut rows: Vec<Vec<TokenId>> = Vec::new();
-        while tree.computed() < tree.expanded_tokens().len() {
+        while tree.computed() < tree.expanded().tokens.len() {
             let mut level = Vec::new();
-            for row in tree.computed()..tree.expanded_tokens().len() {
-                let mut path = tree.expanded_parents()[row]
+            for row in tree.computed()..tree.expanded().tokens.len() {
+                let mut path = tree.expanded().parents[row]
                     .map_or_else(Vec::new, |parent| rows[parent as usize].clone());
-                path.push(tree.expanded_tokens()[row]);
+                path.push(tree.expanded().tokens[row]);
                 level.push(guesses(&path, options.top_k));
                 rows.push(path);
             }
             assert!(level.len() <= options.top_k);
             tree.grow(&level);
         }
-        assert!(rows.len() <= options.expanded_max());
+        assert!(rows.len() <= tree.expanded_max());
         let draft = tree.into_draft();
         draft.validate().unwrap();
         let mut paths: Vec<Vec<TokenId>> = Vec::new();
@@ -298,9 +292,9 @@ mod tests {
         });
         let guess = |token, prob| Guess { token, prob };
         tree.grow(&[vec![guess(1, f32::NAN), guess(2, 1.0)]]);
-        assert_eq!(tree.expanded_tokens(), [2]);
+        assert_eq!(tree.expanded().tokens, [2]);
         tree.grow(&[vec![guess(3, 0.0)]]);
-        assert_eq!(tree.computed(), tree.expanded_tokens().len());
+        assert_eq!(tree.computed(), tree.expanded().tokens.len());
         let draft = tree.into_draft();
         assert_eq!((draft.tokens, draft.parents), (vec![2], vec![None]));
     }
@@ -316,9 +310,9 @@ mod tests {
         });
         let guess = |token, prob| Guess { token, prob };
         tree.grow(&[vec![guess(1, 0.9)]]);
-        assert_eq!(tree.expanded_tokens(), [1]);
+        assert_eq!(tree.expanded().tokens, [1]);
         tree.grow(&[vec![guess(2, 0.1)]]);
-        assert_eq!(tree.computed(), tree.expanded_tokens().len());
+        assert_eq!(tree.computed(), tree.expanded().tokens.len());
         assert_eq!(tree.into_draft().tokens, [1, 2]);
     }
 }
