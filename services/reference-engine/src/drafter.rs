@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_protocol::TokenId;
-use refrain_protocol::engine::{Draft, DrafterCapabilities, Sampling};
+use refrain_protocol::engine::{Draft, DrafterCapabilities, Sampling, SelfDraft};
 use refrain_speculation::verify::sampled::Weight;
 use refrain_tokenization::Tokenizer;
 
@@ -25,7 +25,6 @@ use crate::network::{Branch, DraftKv};
 use crate::sampler::Sampler;
 
 pub(crate) use draft_network::{DraftNetwork, RowStates};
-pub(crate) use draft_tree::DraftOptions;
 pub(crate) use session_state::{DrafterState, DrafterStateShape};
 
 use draft_model::DraftModelNetwork;
@@ -42,7 +41,8 @@ pub(crate) struct DraftRequest<'a> {
     /// The whole text of the session.
     pub(crate) text: &'a [TokenId],
     pub(crate) state: &'a mut DrafterState,
-    pub(crate) options: DraftOptions,
+    /// Limits and mode of the draft. All counts are at least 1.
+    pub(crate) options: SelfDraft,
     /// How tokens are drawn, if the draft is drawn at random.
     pub(crate) sampling: &'a Sampling,
 }
@@ -145,16 +145,6 @@ impl Drafter {
             depth_max: DEPTH_MAX,
             top_k_max: TOP_K_MAX.min(self.network.tokens().len() as u32),
         }
-    }
-
-    /// Returns the indices of the target's layers whose outputs the drafter reads.
-    pub(crate) fn captured_layers(&self) -> &[usize] {
-        self.network.captured_layers()
-    }
-
-    /// Returns the shape of the drafter's per-session state. See [`DraftNetwork::state_shape`].
-    pub(crate) fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape {
-        self.network.state_shape(target, window)
     }
 
     /// Makes a draft for each request. A draft is empty if the drafter cannot continue the text yet.
@@ -362,7 +352,7 @@ impl Drafter {
 impl<'a> Guesser<'a> {
     fn new(request: &DraftRequest<'a>) -> Self {
         match request.options.sampled {
-            false => Guesser::Likeliest(request.options.top_k),
+            false => Guesser::Likeliest(request.options.top_k as usize),
             true => Guesser::Drawn {
                 sampling: request.sampling,
                 position: request.text.len() as u32,

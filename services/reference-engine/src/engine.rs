@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::ApiError;
-use refrain_protocol::engine::{CloseRequest, StepItem, StepRequest, StepResult};
+use refrain_protocol::engine::{CloseRequest, SelfDraft, StepItem, StepRequest, StepResult};
 
 use crate::config::EngineConfig;
-use crate::drafter::{DraftNetwork, DraftOptions, DraftRequest, DraftRows, Drafter};
+use crate::drafter::{DraftNetwork, DraftRequest, DraftRows, Drafter};
 use crate::model::Model;
 use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
 use crate::sampler::Sampler;
 
-use limits::{KnownSession, StepLimits, unknown_session};
+use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
 use session::Session;
 use sessions::Sessions;
@@ -71,6 +71,14 @@ impl EngineCore {
         network: Option<Box<dyn DraftNetwork>>,
         config: &EngineConfig,
     ) -> Self {
+        let (captured_layers, drafter_shape) = match &network {
+            None => (&[][..], None),
+            Some(network) => {
+                let shape = network.state_shape(&model, config.eagle3_window_tokens);
+                (network.captured_layers(), Some(shape))
+            }
+        };
+        let forward = ModelForward::new(&model, captured_layers, config.threads);
         let rows_max = config.max_step_tokens as usize;
         let drafter = network.map(|network| Drafter::new(network, rows_max));
         let model_max = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
@@ -82,14 +90,9 @@ impl EngineCore {
             max_draft_tokens: config.max_draft_tokens,
             drafter: drafter.as_ref().map(Drafter::capabilities),
         };
-        let window = config.eagle3_window_tokens;
-        let drafter_shape = drafter
-            .as_ref()
-            .map(|drafter| drafter.state_shape(&model, window));
-        let captured_layers = drafter.as_ref().map_or(&[][..], Drafter::captured_layers);
         EngineCore {
             limits,
-            forward: ModelForward::new(&model, captured_layers, config.threads),
+            forward,
             drafter,
             sampler: Sampler::default(),
             sessions: Sessions::new(
@@ -259,11 +262,9 @@ impl EngineCore {
         now: Instant,
     ) -> Result<PlannedItem, ApiError> {
         let id = item.session;
-        let known = self.sessions.get(id).map(|session| KnownSession {
-            text_len: session.text.len(),
-            self_drafts: session.drafter_state.is_some(),
-        });
-        let text_len = self.limits.check_item(index, &item, known)?;
+        let text_len = self
+            .limits
+            .check_item(index, &item, self.sessions.get(id))?;
         let opened = item.open.is_some();
         if let Some(spec) = item.open {
             self.sessions.open(id, spec, now)?;
@@ -285,17 +286,15 @@ impl EngineCore {
         let max_emit = (item.max_emit as usize).min(self.limits.max_context as usize - text_len);
         let self_draft = item
             .self_draft
-            .map(|wanted| DraftOptions {
+            .map(|wanted| SelfDraft {
                 // A node at depth d matters for token d + 1 of the output.
-                depth: (wanted.depth as usize).min(max_emit.saturating_sub(1)),
-                top_k: wanted.top_k as usize,
-                tokens_max: wanted.tokens_max as usize,
-                path_prob_min: wanted.path_prob_min,
+                depth: wanted.depth.min(max_emit.saturating_sub(1) as u32),
                 sampled: wanted.sampled && !is_greedy,
+                ..wanted
             })
             .filter(|options| options.depth > 0 && options.tokens_max > 0);
         let accepted_max = self_draft
-            .map_or(0, |options| options.depth)
+            .map_or(0, |options| options.depth as usize)
             .max(draft.tokens.len());
         let needed = self.sessions.get(id).map_or(0, |session| {
             session.kv.growth_blocks(text_len + accepted_max)
