@@ -22,13 +22,15 @@ use crate::config::EngineConfig;
 use crate::kernels::{exp_weights, peak};
 use crate::model::{HeadFiles, Model, ModelError};
 use crate::network::{Branch, DraftKv};
-use crate::sampler::Sampler;
+use crate::sampler::{Guess, Sampler};
 
 pub(crate) use draft_network::{DraftNetwork, RowStates};
 pub(crate) use session_state::{DrafterState, DrafterStateShape};
 
+use captured_states::CapturedStatesShape;
 use draft_model::DraftModelNetwork;
-use draft_tree::{DraftTree, Guess};
+use draft_network::NetworkProfile;
+use draft_tree::DraftTree;
 use eagle3::{Eagle3Head, Eagle3Network};
 
 /// Greatest depth that a caller may request. Heads are trained for less.
@@ -68,6 +70,7 @@ pub(crate) struct DraftRows {
 #[derive(Debug)]
 pub(crate) struct Drafter {
     network: Box<dyn DraftNetwork>,
+    profile: NetworkProfile,
     /// Most rows of texts in one step. A session that needs more gets its draft in a later step.
     text_rows_max: usize,
     weights: Vec<f32>,
@@ -131,6 +134,7 @@ pub(crate) fn open_network(
 impl Drafter {
     pub(crate) fn new(network: Box<dyn DraftNetwork>, text_rows_max: usize) -> Self {
         Drafter {
+            profile: network.profile(),
             network,
             text_rows_max,
             weights: Vec::new(),
@@ -141,10 +145,23 @@ impl Drafter {
     /// Returns the drafts that callers may request.
     pub(crate) fn capabilities(&self) -> DrafterCapabilities {
         DrafterCapabilities {
-            kind: self.network.kind(),
+            kind: self.profile.kind,
             depth_max: DEPTH_MAX,
-            top_k_max: TOP_K_MAX.min(self.network.tokens().len() as u32),
+            top_k_max: TOP_K_MAX.min(self.profile.tokens.len() as u32),
         }
+    }
+
+    /// Returns the indices of the target's layers whose outputs the drafter reads.
+    pub(crate) fn captured_layers(&self) -> &[usize] {
+        &self.profile.captured_layers
+    }
+
+    /// Returns the shape of the drafter's per-session state. If it reads captured states, a session holds at most
+    /// `window` of them.
+    pub(crate) fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape {
+        let width = self.profile.captured_layers.len() * target.architecture.hidden_size;
+        let states = (width > 0).then(|| CapturedStatesShape::new(width, window));
+        DrafterStateShape::new(self.profile.kv, self.profile.context_max, states)
     }
 
     /// Makes a draft for each request. A draft is empty if the drafter cannot continue the text yet.
@@ -249,7 +266,7 @@ impl Drafter {
         trees: &mut [GrowingTree<'_>],
         kvs: &mut [DraftKv],
     ) -> usize {
-        let width = self.network.hidden_width();
+        let width = self.profile.hidden_width;
         let mut hidden = Vec::new();
         let mut rows = 0;
         for tree in trees.iter() {
@@ -302,15 +319,12 @@ impl Drafter {
                 position,
                 from,
             } => {
-                let tokens = self.network.tokens();
+                let tokens = &self.profile.tokens;
                 let drawn = self.sampler.draw_draft(logits, sampling, *position, tokens);
                 *position += 1;
-                let guess = drawn.map(|drawn| {
-                    from.push(drawn.from);
-                    Guess {
-                        token: drawn.token,
-                        prob: drawn.prob,
-                    }
+                let guess = drawn.map(|(guess, weights)| {
+                    from.push(weights);
+                    guess
                 });
                 guess.into_iter().collect()
             }
@@ -342,7 +356,7 @@ impl Drafter {
         }
         best.into_iter()
             .map(|(weight, id)| Guess {
-                token: self.network.tokens()[id],
+                token: self.profile.tokens[id],
                 prob: weight / total,
             })
             .collect()

@@ -71,16 +71,13 @@ impl EngineCore {
         network: Option<Box<dyn DraftNetwork>>,
         config: &EngineConfig,
     ) -> Self {
-        let (captured_layers, drafter_shape) = match &network {
-            None => (&[][..], None),
-            Some(network) => {
-                let shape = network.state_shape(&model, config.eagle3_window_tokens);
-                (network.captured_layers(), Some(shape))
-            }
-        };
-        let forward = ModelForward::new(&model, captured_layers, config.threads);
         let rows_max = config.max_step_tokens as usize;
         let drafter = network.map(|network| Drafter::new(network, rows_max));
+        let captured_layers = drafter.as_ref().map_or(&[][..], Drafter::captured_layers);
+        let forward = ModelForward::new(&model, captured_layers, config.threads);
+        let window = config.eagle3_window_tokens;
+        let state_shape = |drafter: &Drafter| drafter.state_shape(&model, window);
+        let drafter_shape = drafter.as_ref().map(state_shape);
         let model_max = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
         let limits = StepLimits {
             vocab_size: u32::try_from(model.architecture.vocab_size).unwrap_or(u32::MAX),
@@ -124,18 +121,6 @@ impl EngineCore {
     /// Closes idle sessions, and returns their number.
     pub(crate) fn expire(&mut self, now: Instant) -> usize {
         self.sessions.expire(now)
-    }
-
-    /// Runs a whole step: [`EngineCore::begin`], [`EngineCore::draft`] and [`EngineCore::verify`].
-    #[cfg(test)]
-    pub(crate) fn step(
-        &mut self,
-        request: StepRequest,
-        now: Instant,
-    ) -> Result<StepReport, ApiError> {
-        let mut batch = self.begin(request, now)?;
-        self.draft(&mut batch);
-        Ok(self.verify(batch, now))
     }
 
     /// Checks a batch, and takes its sessions out of the table.

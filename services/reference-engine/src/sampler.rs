@@ -28,12 +28,11 @@ pub(crate) struct DraftedToken<'a> {
     pub(crate) from: &'a [Weight],
 }
 
-/// A token that a drafter draws from its own logits.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct DrawnToken {
+/// A drafter's guess for the next token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Guess {
     pub(crate) token: TokenId,
-    pub(crate) from: Vec<Weight>,
-    /// Probability of the token.
+    /// The drafter's probability of the token, given the path before it.
     pub(crate) prob: f32,
 }
 
@@ -107,9 +106,9 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// Samples the target's token at absolute position `position` from the logits of the position before. If a drafter
-    /// drew a token for the position, returns that token where it is accepted. A token whose logit is NaN is never
-    /// sampled, unless there is no other.
+    /// Samples the target's token at absolute position `position` from the logits of the position before. A token
+    /// whose logit is NaN is never sampled, unless there is no other. `drafted` is the token that a drafter drew for
+    /// the position, if it drew one. Where that token is accepted, it is the one that is returned.
     pub(crate) fn sample(
         &mut self,
         logits: &[f32],
@@ -138,37 +137,31 @@ impl Sampler {
         SampledToken { token, logprob }
     }
 
-    /// Draws a drafter's token for `position` from its logits, one for each of `tokens`. Returns `None` if no logit
-    /// is a number. A bias applies only to the target.
+    /// Draws a drafter's token for `position` from its logits, one for each of `tokens`. Returns it with the
+    /// distribution that it was drawn from, or `None` if no logit is a number. A bias applies only to the target.
     pub(crate) fn draw_draft(
         &mut self,
         logits: &[f32],
         sampling: &Sampling,
         position: u32,
         tokens: &[TokenId],
-    ) -> Option<DrawnToken> {
+    ) -> Option<(Guess, Vec<Weight>)> {
         if !peak(logits).is_finite() {
             return None;
         }
         if let Some(certain) = self.weigh(logits, sampling) {
             let token = *tokens.get(certain as usize)?;
-            return Some(DrawnToken {
-                token,
-                from: vec![(token, 1.0)],
-                prob: 1.0,
-            });
+            return Some((Guess { token, prob: 1.0 }, vec![(token, 1.0)]));
         }
-        let drawn = draw(
-            &self.weights,
-            uniform(NoiseStream::Draft, sampling, position),
-        )? as usize;
+        let noise = uniform(NoiseStream::Draft, sampling, position);
+        let drawn = draw(&self.weights, noise)? as usize;
         let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
         let from = tokens.iter().copied().zip(self.weights.iter().copied());
-        Some(DrawnToken {
+        let guess = Guess {
             token: *tokens.get(drawn)?,
-            from: from.filter(|(_, weight)| *weight > 0.0).collect(),
             prob: (f64::from(self.weights[drawn]) / total) as f32,
-        })
+        };
+        Some((guess, from.filter(|(_, weight)| *weight > 0.0).collect()))
     }
 
     /// Returns the token that [`Sampler::sample`] samples from biased logits.

@@ -4,8 +4,7 @@ use refrain_protocol::TokenId;
 use refrain_protocol::engine::DrafterKind;
 use refrain_tokenization::Tokenizer;
 
-use super::draft_network::{DraftNetwork, DraftOutputs, RowStates};
-use super::session_state::DrafterStateShape;
+use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates};
 use crate::kernels::WeightFormat;
 use crate::model::{Model, ModelError, ModelFiles};
 use crate::network::{Branch, DraftKv, KvShape, ModelForward};
@@ -15,7 +14,6 @@ use crate::network::{Branch, DraftKv, KvShape, ModelForward};
 pub(crate) struct DraftModelNetwork {
     model: Model,
     forward: ModelForward,
-    tokens: Vec<TokenId>,
 }
 
 impl DraftModelNetwork {
@@ -23,7 +21,6 @@ impl DraftModelNetwork {
     pub(crate) fn new(model: Model, threads: usize) -> Self {
         DraftModelNetwork {
             forward: ModelForward::new(&model, &[], threads),
-            tokens: (0..model.architecture.vocab_size as TokenId).collect(),
             model,
         }
     }
@@ -86,25 +83,16 @@ fn check_tokenizer(own: Option<&Tokenizer>, target: Option<&Tokenizer>) -> Resul
 }
 
 impl DraftNetwork for DraftModelNetwork {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::DraftModel
-    }
-
-    fn tokens(&self) -> &[TokenId] {
-        &self.tokens
-    }
-
-    fn captured_layers(&self) -> &[usize] {
-        &[]
-    }
-
-    fn hidden_width(&self) -> usize {
-        0
-    }
-
-    fn state_shape(&self, _target: &Model, _window: usize) -> DrafterStateShape {
+    fn profile(&self) -> NetworkProfile {
         let architecture = &self.model.architecture;
-        DrafterStateShape::new(KvShape::of(architecture), architecture.max_context, None)
+        NetworkProfile {
+            kind: DrafterKind::DraftModel,
+            tokens: (0..architecture.vocab_size as TokenId).collect(),
+            captured_layers: Vec::new(),
+            hidden_width: 0,
+            kv: KvShape::of(architecture),
+            context_max: architecture.max_context,
+        }
     }
 
     fn compute(

@@ -7,13 +7,7 @@
 use refrain_protocol::TokenId;
 use refrain_protocol::engine::{Draft, SelfDraft};
 
-/// A guess for the next token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Guess {
-    pub(crate) token: TokenId,
-    /// The drafter's probability of the token, given the path before it.
-    pub(crate) prob: f32,
-}
+use crate::sampler::Guess;
 
 #[derive(Clone, Copy, Debug)]
 struct Node {

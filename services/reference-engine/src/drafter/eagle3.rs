@@ -15,12 +15,9 @@ mod weights;
 
 use std::sync::Arc;
 
-use refrain_protocol::TokenId;
 use refrain_protocol::engine::DrafterKind;
 
-use super::captured_states::CapturedStatesShape;
-use super::draft_network::{DraftNetwork, DraftOutputs, RowStates};
-use super::session_state::DrafterStateShape;
+use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates};
 use crate::kernels::rms_norm;
 use crate::model::Model;
 use crate::network::{Branch, DraftKv, KvShape, LayerExecutor, logit_rows};
@@ -76,27 +73,16 @@ impl Eagle3Network {
 }
 
 impl DraftNetwork for Eagle3Network {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::Eagle3
-    }
-
-    fn tokens(&self) -> &[TokenId] {
-        &self.head.tokens
-    }
-
-    fn captured_layers(&self) -> &[usize] {
-        &self.head.shape.captured_layers
-    }
-
-    fn hidden_width(&self) -> usize {
-        self.head.shape.architecture.hidden_size
-    }
-
-    fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape {
-        let kv = KvShape::of(&self.head.shape.architecture);
-        let width = self.head.captured_width(target);
-        let states = CapturedStatesShape::new(width, window);
-        DrafterStateShape::new(kv, usize::MAX, Some(states))
+    fn profile(&self) -> NetworkProfile {
+        let shape = &self.head.shape;
+        NetworkProfile {
+            kind: DrafterKind::Eagle3,
+            tokens: self.head.tokens.clone(),
+            captured_layers: shape.captured_layers.clone(),
+            hidden_width: shape.architecture.hidden_size,
+            kv: KvShape::of(&shape.architecture),
+            context_max: usize::MAX,
+        }
     }
 
     fn compute(
@@ -106,7 +92,7 @@ impl DraftNetwork for Eagle3Network {
         drafts: &mut [DraftKv],
         states: RowStates<'_>,
     ) -> DraftOutputs {
-        let hidden = self.hidden_width();
+        let hidden = self.head.shape.architecture.hidden_size;
         let residual = &mut self.layers.residual;
         residual.clear();
         match states {

@@ -1,6 +1,5 @@
 //! Finds a model's files: in a folder of Hugging Face's layout, or compiled into this binary.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -23,8 +22,8 @@ pub(crate) const HEAD_OFF: &str = "off";
 pub struct ModelFiles {
     /// The name that clients use for the model, unless the configuration sets another.
     pub(crate) name: String,
-    pub(crate) config_json: Cow<'static, [u8]>,
-    pub(crate) generation_config_json: Option<Cow<'static, [u8]>>,
+    pub(crate) config_json: Vec<u8>,
+    pub(crate) generation_config_json: Option<Vec<u8>>,
     /// The tokenizer and the chat template. `None` if there is no `tokenizer.json`.
     pub tokenization: Option<refrain_tokenization::ModelFiles>,
     pub(crate) weights: WeightSource,
@@ -61,10 +60,8 @@ macro_rules! packed_weights {
 pub(crate) fn shipped_model() -> ModelFiles {
     ModelFiles {
         name: "refrain-tiny".into(),
-        config_json: Cow::Borrowed(include_bytes!("../../model/config.json")),
-        generation_config_json: Some(Cow::Borrowed(include_bytes!(
-            "../../model/generation_config.json"
-        ))),
+        config_json: include_bytes!("../../model/config.json").to_vec(),
+        generation_config_json: Some(include_bytes!("../../model/generation_config.json").to_vec()),
         tokenization: Some(refrain_tokenization::ModelFiles {
             config_json: Some(include_bytes!("../../model/config.json").to_vec()),
             generation_config_json: None,
@@ -107,8 +104,8 @@ impl ModelFiles {
         let has_tokenizer = folder.join("tokenizer.json").exists();
         Ok(ModelFiles {
             name: name.to_string_lossy().into_owned(),
-            config_json: Cow::Owned(read(&folder.join("config.json"))?),
-            generation_config_json: generation.map(Cow::Owned),
+            config_json: read(&folder.join("config.json"))?,
+            generation_config_json: generation,
             tokenization: has_tokenizer
                 .then(|| refrain_tokenization::ModelFiles::from_dir(folder))
                 .transpose()?,
@@ -133,7 +130,7 @@ impl ModelFiles {
 pub(crate) struct HeadFiles {
     /// The folder of the head, or the name of the compiled-in model.
     pub(crate) source: String,
-    pub(crate) config_json: Cow<'static, [u8]>,
+    pub(crate) config_json: Vec<u8>,
     pub(crate) weights: WeightSource,
 }
 
@@ -141,7 +138,7 @@ pub(crate) struct HeadFiles {
 pub(crate) fn shipped_head() -> HeadFiles {
     HeadFiles {
         source: SHIPPED_MODEL.to_owned(),
-        config_json: Cow::Borrowed(include_bytes!("../../model/eagle3/config.json")),
+        config_json: include_bytes!("../../model/eagle3/config.json").to_vec(),
         weights: packed_weights!("eagle3"),
     }
 }
@@ -187,7 +184,7 @@ impl HeadFiles {
             }));
         }
         Ok(HeadFiles {
-            config_json: Cow::Owned(read(&folder.join("config.json")).map_err(fault)?),
+            config_json: read(&folder.join("config.json")).map_err(fault)?,
             weights: WeightSource::Files(shards(folder).map_err(fault)?),
             source,
         })

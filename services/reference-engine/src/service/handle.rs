@@ -134,7 +134,7 @@ impl EngineHandle {
     }
 
     /// Returns the engine's load.
-    pub fn load(&self) -> EngineLoad {
+    pub(crate) fn load(&self) -> EngineLoad {
         self.shared.model_thread.load()
     }
 
@@ -154,7 +154,7 @@ impl EngineHandle {
     /// # Errors
     /// `InvalidRequest` for a model without a tokenizer or a text that it cannot encode, and `TooLarge` for a longer
     /// text than `text_max` bytes.
-    pub async fn tokenize(&self, request: TokenizeRequest) -> Result<TokensBody, ApiError> {
+    pub(crate) async fn tokenize(&self, request: TokenizeRequest) -> Result<TokensBody, ApiError> {
         let tokenizer = self.tokenizer()?;
         self.check_text("text", "bytes", request.text.len())?;
         off_thread(move || {
@@ -171,7 +171,10 @@ impl EngineHandle {
     /// # Errors
     /// `InvalidRequest` for a model without a tokenizer or an id outside the vocabulary, and `TooLarge` for more than
     /// `text_max` tokens.
-    pub async fn detokenize(&self, request: TokensBody) -> Result<DetokenizeResponse, ApiError> {
+    pub(crate) async fn detokenize(
+        &self,
+        request: TokensBody,
+    ) -> Result<DetokenizeResponse, ApiError> {
         let tokenizer = self.tokenizer()?;
         self.check_text("tokens", "tokens", request.tokens.len())?;
         let vocab_size = self.shared.capabilities.vocab_size;

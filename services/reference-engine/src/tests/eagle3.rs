@@ -112,6 +112,11 @@ pub(super) fn tiny_head() -> Arc<Eagle3Head> {
     .clone()
 }
 
+/// Returns how many floats the target captures per row.
+fn captured_width(head: &Eagle3Head, target: &Model) -> usize {
+    head.shape.captured_layers.len() * target.architecture.hidden_size
+}
+
 /// A head that reads a text and then a draft tree, one pass at a time.
 struct Reading {
     target: Arc<Model>,
@@ -157,7 +162,7 @@ impl Reading {
 
     /// Reads the text from row `first` on, in pieces of `piece` rows, and returns the logits of the last row.
     fn follow(&mut self, text: &[TokenId], first: usize, piece: usize) -> Vec<f32> {
-        let width = self.head.captured_width(&self.target);
+        let width = captured_width(&self.head, &self.target);
         let mut logits = Vec::new();
         let rows: Vec<usize> = (first..text.len() - 1).collect();
         for rows in rows.chunks(piece) {

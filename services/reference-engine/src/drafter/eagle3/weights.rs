@@ -92,11 +92,6 @@ impl Eagle3Head {
         self.lm_head.as_ref().unwrap_or(&target.head)
     }
 
-    /// Returns how many floats the target captures per row.
-    pub(crate) fn captured_width(&self, target: &Model) -> usize {
-        self.shape.captured_layers.len() * target.architecture.hidden_size
-    }
-
     /// Returns the size of the head's own weights in bytes.
     pub(crate) fn weight_bytes(&self) -> usize {
         self.fc.bytes()
