@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_protocol::TokenId;
-use refrain_protocol::engine::{Draft, DrafterCapabilities, Sampling};
+use refrain_protocol::engine::{Draft, DrafterCapabilities, Sampling, SelfDraft};
 use refrain_speculation::verify::sampled::Weight;
 use refrain_tokenization::Tokenizer;
 
@@ -22,14 +22,15 @@ use crate::config::EngineConfig;
 use crate::kernels::{exp_weights, peak};
 use crate::model::{HeadFiles, Model, ModelError};
 use crate::network::{Branch, DraftKv};
-use crate::sampler::Sampler;
+use crate::sampler::{Guess, Sampler};
 
-pub(crate) use draft_network::DraftNetwork;
-pub(crate) use draft_tree::DraftOptions;
+pub(crate) use draft_network::{DraftNetwork, RowStates};
 pub(crate) use session_state::{DrafterState, DrafterStateShape};
 
+use captured_states::CapturedStatesShape;
 use draft_model::DraftModelNetwork;
-use draft_tree::{DraftTree, Guess};
+use draft_network::NetworkProfile;
+use draft_tree::DraftTree;
 use eagle3::{Eagle3Head, Eagle3Network};
 
 /// Greatest depth that a caller may request. Heads are trained for less.
@@ -42,7 +43,8 @@ pub(crate) struct DraftRequest<'a> {
     /// The whole text of the session.
     pub(crate) text: &'a [TokenId],
     pub(crate) state: &'a mut DrafterState,
-    pub(crate) options: DraftOptions,
+    /// Limits and mode of the draft. All counts are at least 1.
+    pub(crate) options: SelfDraft,
     /// How tokens are drawn, if the draft is drawn at random.
     pub(crate) sampling: &'a Sampling,
 }
@@ -68,6 +70,7 @@ pub(crate) struct DraftRows {
 #[derive(Debug)]
 pub(crate) struct Drafter {
     network: Box<dyn DraftNetwork>,
+    profile: NetworkProfile,
     /// Most rows of texts in one step. A session that needs more gets its draft in a later step.
     text_rows_max: usize,
     weights: Vec<f32>,
@@ -81,8 +84,6 @@ struct GrowingTree<'a> {
     state: &'a mut DrafterState,
     tree: DraftTree,
     guesser: Guesser<'a>,
-    /// Keys and values of the expanded nodes.
-    kv: DraftKv,
     /// Hidden states of the text's last row, then of each expanded node.
     hidden: Vec<f32>,
 }
@@ -133,6 +134,7 @@ pub(crate) fn open_network(
 impl Drafter {
     pub(crate) fn new(network: Box<dyn DraftNetwork>, text_rows_max: usize) -> Self {
         Drafter {
+            profile: network.profile(),
             network,
             text_rows_max,
             weights: Vec::new(),
@@ -143,20 +145,23 @@ impl Drafter {
     /// Returns the drafts that callers may request.
     pub(crate) fn capabilities(&self) -> DrafterCapabilities {
         DrafterCapabilities {
-            kind: self.network.kind(),
+            kind: self.profile.kind,
             depth_max: DEPTH_MAX,
-            top_k_max: TOP_K_MAX.min(self.network.tokens().len() as u32),
+            top_k_max: TOP_K_MAX.min(self.profile.tokens.len() as u32),
         }
     }
 
     /// Returns the indices of the target's layers whose outputs the drafter reads.
     pub(crate) fn captured_layers(&self) -> &[usize] {
-        self.network.captured_layers()
+        &self.profile.captured_layers
     }
 
-    /// Returns the shape of the drafter's per-session state. See [`DraftNetwork::state_shape`].
+    /// Returns the shape of the drafter's per-session state. If it reads captured states, a session holds at most
+    /// `window` of them.
     pub(crate) fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape {
-        self.network.state_shape(target, window)
+        let width = self.profile.captured_layers.len() * target.architecture.hidden_size;
+        let states = (width > 0).then(|| CapturedStatesShape::new(width, window));
+        DrafterStateShape::new(self.profile.kv, self.profile.context_max, states)
     }
 
     /// Makes a draft for each request. A draft is empty if the drafter cannot continue the text yet.
@@ -168,8 +173,13 @@ impl Drafter {
         let mut drafts = vec![CompletedDraft::default(); requests.len()];
         let mut rows = DraftRows::default();
         let mut trees = self.catch_up(target, requests, &mut rows);
+        // Keys and values of the expanded nodes.
+        let mut kvs: Vec<DraftKv> = trees
+            .iter_mut()
+            .map(|tree| DraftKv::new(tree.state.kv().shape(), tree.tree.expanded_max()))
+            .collect();
         loop {
-            let computed = self.grow_level(target, &mut trees);
+            let computed = self.grow_level(target, &mut trees, &mut kvs);
             if computed == 0 {
                 break;
             }
@@ -223,7 +233,11 @@ impl Drafter {
                 }
             })
             .collect();
-        let outputs = self.network.read_text(target, &mut branches, &captured);
+        let mut no_drafts = DraftKv::of_branches(&branches);
+        let states = RowStates::Captured(&captured);
+        let outputs = self
+            .network
+            .compute(target, &mut branches, &mut no_drafts, states);
         computed.text = self.text_rows_max - left;
         let mut trees = Vec::with_capacity(reading.len());
         for (branch, (index, request, _, complete)) in reading.into_iter().enumerate() {
@@ -236,7 +250,6 @@ impl Drafter {
                     request: index,
                     tree,
                     guesser,
-                    kv: DraftKv::new(request.state.kv().shape(), request.options.expanded_max()),
                     hidden: outputs.hidden(branch, 0).to_vec(),
                     state: request.state,
                 });
@@ -247,12 +260,17 @@ impl Drafter {
 
     /// Grows every tree by a level. Returns the number of rows that it computed, which is 0 if all trees are
     /// complete.
-    fn grow_level(&mut self, target: &Model, trees: &mut [GrowingTree<'_>]) -> usize {
-        let width = self.network.hidden_width();
+    fn grow_level(
+        &mut self,
+        target: &Model,
+        trees: &mut [GrowingTree<'_>],
+        kvs: &mut [DraftKv],
+    ) -> usize {
+        let width = self.profile.hidden_width;
         let mut hidden = Vec::new();
         let mut rows = 0;
         for tree in trees.iter() {
-            for parent in &tree.tree.expanded_parents()[tree.tree.computed()..] {
+            for parent in &tree.tree.expanded().parents[tree.tree.computed()..] {
                 let row = parent.map_or(0, |parent| parent as usize + 1);
                 hidden.extend_from_slice(&tree.hidden[row * width..][..width]);
                 rows += 1;
@@ -262,22 +280,22 @@ impl Drafter {
             return 0;
         }
         // A complete tree takes part without rows, so that branches and trees have the same indices.
-        let (mut branches, mut drafts) = (Vec::new(), Vec::new());
-        for tree in trees.iter_mut() {
-            let kv = tree.state.kv();
-            let end = kv.len();
-            branches.push(Branch {
-                nodes: tree.tree.expanded_tokens(),
-                parents: tree.tree.expanded_parents(),
-                computed_nodes: tree.tree.computed(),
-                wants_logits: true,
-                ..Branch::new(kv, end, &[])
-            });
-            drafts.push(&mut tree.kv);
-        }
-        let outputs = self
-            .network
-            .extend_drafts(target, &mut branches, &mut drafts, &hidden);
+        let mut branches: Vec<Branch<'_>> = trees
+            .iter_mut()
+            .map(|tree| {
+                let kv = tree.state.kv();
+                let end = kv.len();
+                Branch {
+                    nodes: &tree.tree.expanded().tokens,
+                    parents: &tree.tree.expanded().parents,
+                    computed_nodes: tree.tree.computed(),
+                    wants_logits: true,
+                    ..Branch::new(kv, end, &[])
+                }
+            })
+            .collect();
+        let states = RowStates::OfParents(&hidden);
+        let outputs = self.network.compute(target, &mut branches, kvs, states);
         let counts: Vec<usize> = branches.iter().map(Branch::rows).collect();
         for (branch, (tree, count)) in trees.iter_mut().zip(&counts).enumerate() {
             if *count == 0 {
@@ -301,15 +319,12 @@ impl Drafter {
                 position,
                 from,
             } => {
-                let tokens = self.network.tokens();
+                let tokens = &self.profile.tokens;
                 let drawn = self.sampler.draw_draft(logits, sampling, *position, tokens);
                 *position += 1;
-                let guess = drawn.map(|drawn| {
-                    from.push(drawn.from);
-                    Guess {
-                        token: drawn.token,
-                        prob: drawn.prob,
-                    }
+                let guess = drawn.map(|(guess, weights)| {
+                    from.push(weights);
+                    guess
                 });
                 guess.into_iter().collect()
             }
@@ -341,7 +356,7 @@ impl Drafter {
         }
         best.into_iter()
             .map(|(weight, id)| Guess {
-                token: self.network.tokens()[id],
+                token: self.profile.tokens[id],
                 prob: weight / total,
             })
             .collect()
@@ -351,7 +366,7 @@ impl Drafter {
 impl<'a> Guesser<'a> {
     fn new(request: &DraftRequest<'a>) -> Self {
         match request.options.sampled {
-            false => Guesser::Likeliest(request.options.top_k),
+            false => Guesser::Likeliest(request.options.top_k as usize),
             true => Guesser::Drawn {
                 sampling: request.sampling,
                 position: request.text.len() as u32,

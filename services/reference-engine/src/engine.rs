@@ -5,6 +5,7 @@
 mod limits;
 mod planned_item;
 mod prefix_cache;
+mod session;
 mod sessions;
 mod verification;
 
@@ -12,17 +13,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::ApiError;
-use refrain_protocol::engine::{CloseRequest, StepItem, StepRequest, StepResult};
+use refrain_protocol::engine::{CloseRequest, SelfDraft, StepItem, StepRequest, StepResult};
 
 use crate::config::EngineConfig;
-use crate::drafter::{DraftNetwork, DraftOptions, DraftRequest, DraftRows, Drafter};
+use crate::drafter::{DraftNetwork, DraftRequest, DraftRows, Drafter};
 use crate::model::Model;
 use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
 use crate::sampler::Sampler;
 
-use limits::{KnownSession, StepLimits, unknown_session};
+use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
-use sessions::{Session, Sessions};
+use session::Session;
+use sessions::Sessions;
 
 /// The results of a step, and the work that it took.
 #[derive(Debug)]
@@ -30,8 +32,6 @@ pub(crate) struct StepReport {
     pub(crate) results: Vec<StepResult>,
     /// Number of rows that were computed.
     pub(crate) computed_tokens: usize,
-    /// Number of tokens whose KV was taken from another session.
-    pub(crate) cached_tokens: usize,
     /// Numbers of rows that the drafter computed.
     pub(crate) draft_rows: DraftRows,
     /// Number of tokens whose captured states were dropped before the head had read them.
@@ -73,6 +73,11 @@ impl EngineCore {
     ) -> Self {
         let rows_max = config.max_step_tokens as usize;
         let drafter = network.map(|network| Drafter::new(network, rows_max));
+        let captured_layers = drafter.as_ref().map_or(&[][..], Drafter::captured_layers);
+        let forward = ModelForward::new(&model, captured_layers, config.threads);
+        let window = config.eagle3_window_tokens;
+        let state_shape = |drafter: &Drafter| drafter.state_shape(&model, window);
+        let drafter_shape = drafter.as_ref().map(state_shape);
         let model_max = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
         let limits = StepLimits {
             vocab_size: u32::try_from(model.architecture.vocab_size).unwrap_or(u32::MAX),
@@ -82,14 +87,9 @@ impl EngineCore {
             max_draft_tokens: config.max_draft_tokens,
             drafter: drafter.as_ref().map(Drafter::capabilities),
         };
-        let window = config.eagle3_window_tokens;
-        let drafter_shape = drafter
-            .as_ref()
-            .map(|drafter| drafter.state_shape(&model, window));
-        let captured_layers = drafter.as_ref().map_or(&[][..], Drafter::captured_layers);
         EngineCore {
             limits,
-            forward: ModelForward::new(&model, captured_layers, config.threads),
+            forward,
             drafter,
             sampler: Sampler::default(),
             sessions: Sessions::new(
@@ -121,18 +121,6 @@ impl EngineCore {
     /// Closes idle sessions, and returns their number.
     pub(crate) fn expire(&mut self, now: Instant) -> usize {
         self.sessions.expire(now)
-    }
-
-    /// Runs a whole step: [`EngineCore::begin`], [`EngineCore::draft`] and [`EngineCore::verify`].
-    #[cfg(test)]
-    pub(crate) fn step(
-        &mut self,
-        request: StepRequest,
-        now: Instant,
-    ) -> Result<StepReport, ApiError> {
-        let mut batch = self.begin(request, now)?;
-        self.draft(&mut batch);
-        Ok(self.verify(batch, now))
     }
 
     /// Checks a batch, and takes its sessions out of the table.
@@ -227,13 +215,11 @@ impl EngineCore {
         let mut report = StepReport {
             results: Vec::new(),
             computed_tokens: 0,
-            cached_tokens: 0,
             draft_rows,
             states_dropped: 0,
         };
         for (branch, (item, mut session)) in work.into_iter().enumerate() {
             report.computed_tokens += item.chain.len() + item.nodes.len();
-            report.cached_tokens += item.cached_tokens;
             let output = verification::emit(&mut self.sampler, &pass, branch, &item, &mut session);
             if let Some(state) = &mut session.drafter_state {
                 report.states_dropped += state.take_dropped();
@@ -261,11 +247,9 @@ impl EngineCore {
         now: Instant,
     ) -> Result<PlannedItem, ApiError> {
         let id = item.session;
-        let known = self.sessions.get(id).map(|session| KnownSession {
-            text_len: session.text.len(),
-            self_drafts: session.drafter_state.is_some(),
-        });
-        let text_len = self.limits.check_item(index, &item, known)?;
+        let text_len = self
+            .limits
+            .check_item(index, &item, self.sessions.get(id))?;
         let opened = item.open.is_some();
         if let Some(spec) = item.open {
             self.sessions.open(id, spec, now)?;
@@ -287,17 +271,15 @@ impl EngineCore {
         let max_emit = (item.max_emit as usize).min(self.limits.max_context as usize - text_len);
         let self_draft = item
             .self_draft
-            .map(|wanted| DraftOptions {
+            .map(|wanted| SelfDraft {
                 // A node at depth d matters for token d + 1 of the output.
-                depth: (wanted.depth as usize).min(max_emit.saturating_sub(1)),
-                top_k: wanted.top_k as usize,
-                tokens_max: wanted.tokens_max as usize,
-                path_prob_min: wanted.path_prob_min,
+                depth: wanted.depth.min(max_emit.saturating_sub(1) as u32),
                 sampled: wanted.sampled && !is_greedy,
+                ..wanted
             })
             .filter(|options| options.depth > 0 && options.tokens_max > 0);
         let accepted_max = self_draft
-            .map_or(0, |options| options.depth)
+            .map_or(0, |options| options.depth as usize)
             .max(draft.tokens.len());
         let needed = self.sessions.get(id).map_or(0, |session| {
             session.kv.growth_blocks(text_len + accepted_max)

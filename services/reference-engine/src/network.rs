@@ -7,7 +7,7 @@ mod forward;
 mod kv_cache;
 mod layer_executor;
 
-pub(crate) use branch::{Branch, TreePaths, logit_rows};
+pub(crate) use branch::{Branch, logit_rows};
 pub(crate) use draft_kv::DraftKv;
 pub(crate) use forward::{ForwardPass, ModelForward};
 pub(crate) use kv_cache::{BLOCK_TOKENS, BlockCount, CountedBlock, KvCache, KvShape};

@@ -28,12 +28,11 @@ pub(crate) struct DraftedToken<'a> {
     pub(crate) from: &'a [Weight],
 }
 
-/// A token that a drafter draws from its own logits.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct DrawnToken {
+/// A drafter's guess for the next token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Guess {
     pub(crate) token: TokenId,
-    pub(crate) from: Vec<Weight>,
-    /// Probability of the token.
+    /// The drafter's probability of the token, given the path before it.
     pub(crate) prob: f32,
 }
 
@@ -53,45 +52,49 @@ enum NoiseStream {
 /// # Errors
 /// `InvalidRequest`, which names the field.
 pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiError> {
-    let fault = |field: &str, rule: &str| {
-        Err(ApiError::invalid(
+    let is_token = |token: &TokenId| *token < vocab_size;
+    let is_bias = |(token, bias): &(TokenId, f32)| is_token(token) && !bias.is_nan();
+    let rules = [
+        (
+            "temperature",
+            sampling.temperature.is_finite() && sampling.temperature >= 0.0,
+            "must be a number that is at least 0",
+        ),
+        (
+            "top_p",
+            sampling.top_p > 0.0 && sampling.top_p <= 1.0,
+            "must be greater than 0 and at most 1",
+        ),
+        (
+            "min_p",
+            (0.0..=1.0).contains(&sampling.min_p),
+            "must be from 0 to 1",
+        ),
+        (
+            "logit_bias",
+            sampling.logit_bias.iter().all(is_bias),
+            "must map token ids of the vocabulary to numbers",
+        ),
+        (
+            "stop_token_ids",
+            sampling.stop_token_ids.iter().all(is_token),
+            "must be token ids of the vocabulary",
+        ),
+        (
+            "top_logprobs",
+            sampling
+                .top_logprobs
+                .is_none_or(|top| top <= TOP_LOGPROBS_MAX),
+            "must be at most 128",
+        ),
+    ];
+    match rules.iter().find(|(_, holds, _)| !holds) {
+        Some((field, _, rule)) => Err(ApiError::invalid(
             format!("sampling.{field}"),
             format!("{field} {rule}"),
-        ))
-    };
-    if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
-        return fault("temperature", "must be a number that is at least 0");
+        )),
+        None => Ok(()),
     }
-    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        return fault("top_p", "must be greater than 0 and at most 1");
-    }
-    if !(0.0..=1.0).contains(&sampling.min_p) {
-        return fault("min_p", "must be from 0 to 1");
-    }
-    if sampling
-        .logit_bias
-        .iter()
-        .any(|(token, bias)| *token >= vocab_size || bias.is_nan())
-    {
-        return fault(
-            "logit_bias",
-            "must map token ids of the vocabulary to numbers",
-        );
-    }
-    if sampling
-        .stop_token_ids
-        .iter()
-        .any(|token| *token >= vocab_size)
-    {
-        return fault("stop_token_ids", "must be token ids of the vocabulary");
-    }
-    if sampling
-        .top_logprobs
-        .is_some_and(|top| top > TOP_LOGPROBS_MAX)
-    {
-        return fault("top_logprobs", "must be at most 128");
-    }
-    Ok(())
 }
 
 /// Samples tokens. It keeps its buffers between calls.
@@ -104,71 +107,14 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// Samples the target's token at absolute position `position` from the logits of the position before. A token
-    /// whose logit is NaN is never sampled, unless there is no other.
+    /// whose logit is NaN is never sampled, unless there is no other. `drafted` is the token that a drafter drew for
+    /// the position, if it drew one. Where that token is accepted, it is the one that is returned.
     pub(crate) fn sample(
         &mut self,
         logits: &[f32],
         sampling: &Sampling,
         position: u32,
-    ) -> SampledToken {
-        self.with_bias(logits, sampling, |sampler, logits| {
-            sampler.pick(logits, sampling, position, None)
-        })
-    }
-
-    /// Samples as [`Sampler::sample`] does, where a drafter drew a token for the position. Returns the drafter's
-    /// token if it is accepted.
-    pub(crate) fn verify_drawn(
-        &mut self,
-        logits: &[f32],
-        sampling: &Sampling,
-        position: u32,
-        drafted: DraftedToken<'_>,
-    ) -> SampledToken {
-        self.with_bias(logits, sampling, |sampler, logits| {
-            sampler.pick(logits, sampling, position, Some(drafted))
-        })
-    }
-
-    /// Draws a drafter's token for `position` from its logits, one for each of `tokens`. Returns `None` if no logit
-    /// is a number. A bias applies only to the target.
-    pub(crate) fn draw_draft(
-        &mut self,
-        logits: &[f32],
-        sampling: &Sampling,
-        position: u32,
-        tokens: &[TokenId],
-    ) -> Option<DrawnToken> {
-        if !peak(logits).is_finite() {
-            return None;
-        }
-        if let Some(certain) = self.weigh(logits, sampling) {
-            let token = *tokens.get(certain as usize)?;
-            return Some(DrawnToken {
-                token,
-                from: vec![(token, 1.0)],
-                prob: 1.0,
-            });
-        }
-        let drawn = draw(
-            &self.weights,
-            uniform(NoiseStream::Draft, sampling, position),
-        )? as usize;
-        let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
-        let from = tokens.iter().copied().zip(self.weights.iter().copied());
-        Some(DrawnToken {
-            token: *tokens.get(drawn)?,
-            from: from.filter(|(_, weight)| *weight > 0.0).collect(),
-            prob: (f64::from(self.weights[drawn]) / total) as f32,
-        })
-    }
-
-    /// Calls `pick` with the biased logits, and adds the log-probabilities of the token that it returns.
-    fn with_bias(
-        &mut self,
-        logits: &[f32],
-        sampling: &Sampling,
-        pick: impl FnOnce(&mut Self, &[f32]) -> TokenId,
+        drafted: Option<DraftedToken<'_>>,
     ) -> SampledToken {
         let mut biased = std::mem::take(&mut self.biased);
         let logits = if sampling.logit_bias.is_empty() {
@@ -183,7 +129,7 @@ impl Sampler {
             }
             &biased
         };
-        let token = pick(self, logits);
+        let token = self.pick(logits, sampling, position, drafted);
         let logprob = sampling
             .top_logprobs
             .map(|top| self.logprob(logits, token, top as usize));
@@ -191,6 +137,34 @@ impl Sampler {
         SampledToken { token, logprob }
     }
 
+    /// Draws a drafter's token for `position` from its logits, one for each of `tokens`. Returns it with the
+    /// distribution that it was drawn from, or `None` if no logit is a number. A bias applies only to the target.
+    pub(crate) fn draw_draft(
+        &mut self,
+        logits: &[f32],
+        sampling: &Sampling,
+        position: u32,
+        tokens: &[TokenId],
+    ) -> Option<(Guess, Vec<Weight>)> {
+        if !peak(logits).is_finite() {
+            return None;
+        }
+        if let Some(certain) = self.weigh(logits, sampling) {
+            let token = *tokens.get(certain as usize)?;
+            return Some((Guess { token, prob: 1.0 }, vec![(token, 1.0)]));
+        }
+        let noise = uniform(NoiseStream::Draft, sampling, position);
+        let drawn = draw(&self.weights, noise)? as usize;
+        let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
+        let from = tokens.iter().copied().zip(self.weights.iter().copied());
+        let guess = Guess {
+            token: *tokens.get(drawn)?,
+            prob: (f64::from(self.weights[drawn]) / total) as f32,
+        };
+        Some((guess, from.filter(|(_, weight)| *weight > 0.0).collect()))
+    }
+
+    /// Returns the token that [`Sampler::sample`] samples from biased logits.
     fn pick(
         &mut self,
         logits: &[f32],
@@ -264,11 +238,8 @@ impl Sampler {
             return;
         }
         self.rank_all();
-        let total: f64 = self
-            .ranked
-            .iter()
-            .map(|(weight, _)| f64::from(*weight))
-            .sum();
+        let weights = self.ranked.iter().map(|(weight, _)| f64::from(*weight));
+        let total: f64 = weights.sum();
         let wanted = f64::from(p) * total;
         // The nucleus is usually small, so the likeliest few are sorted first, and more only if they do not suffice.
         let (mut ordered, mut sum, mut chunk) = (0, 0.0, 64);
@@ -292,14 +263,11 @@ impl Sampler {
     }
 
     fn rank_all(&mut self) {
+        let weights = (0..).zip(&self.weights);
+        let possible = weights.filter(|(_, weight)| **weight > 0.0);
         self.ranked.clear();
-        let weights = self
-            .weights
-            .iter()
-            .enumerate()
-            .filter(|(_, weight)| **weight > 0.0);
         self.ranked
-            .extend(weights.map(|(token, weight)| (*weight, token as TokenId)));
+            .extend(possible.map(|(token, weight)| (*weight, token)));
     }
 
     fn keep_ranked(&mut self) {
@@ -314,12 +282,8 @@ impl Sampler {
         let peak = peak(logits);
         self.weights.resize(logits.len(), 0.0);
         exp_weights(logits, peak, 1.0, &mut self.weights);
-        let total: f64 = self
-            .weights
-            .iter()
-            .filter(|w| w.is_finite())
-            .map(|w| f64::from(*w))
-            .sum();
+        let finite = self.weights.iter().filter(|weight| weight.is_finite());
+        let total: f64 = finite.map(|weight| f64::from(*weight)).sum();
         let log_total = total.ln() as f32;
         // JSON has no infinity. OpenAI shows -9999 for a token that is next to impossible.
         let logprob_of = |token: TokenId| {
@@ -332,12 +296,9 @@ impl Sampler {
         };
         self.ranked.clear();
         if top > 0 {
-            let numbers = logits
-                .iter()
-                .enumerate()
-                .filter(|(_, logit)| !logit.is_nan());
+            let numbers = (0..).zip(logits).filter(|(_, logit)| !logit.is_nan());
             self.ranked
-                .extend(numbers.map(|(token, logit)| (*logit, token as TokenId)));
+                .extend(numbers.map(|(token, logit)| (*logit, token)));
             let count = top.min(self.ranked.len());
             if count > 0 && count < self.ranked.len() {
                 self.ranked.select_nth_unstable_by(count - 1, heavier);
@@ -345,14 +306,10 @@ impl Sampler {
             self.ranked.truncate(count);
             self.ranked.sort_unstable_by(heavier);
         }
-        let top = self
-            .ranked
-            .iter()
-            .map(|(_, token)| (*token, logprob_of(*token)))
-            .collect();
+        let top = self.ranked.iter();
         TokenLogprob {
             logprob: logprob_of(token),
-            top,
+            top: top.map(|(_, token)| (*token, logprob_of(*token))).collect(),
         }
     }
 }

@@ -1,11 +1,11 @@
-"""Accepted length of the EAGLE-3 head on held-out prompts, asked of a running mesh.
+"""Measures the accepted length of the EAGLE-3 head on held-out prompts, on a running mesh.
 
     cargo run --release -- up &
     python accepted_length.py
 
-Every request asks for `speculation: eagle3`; a step counts with all tokens that it
-emitted, the target's own included. Settings of the draft (depth, top_k, ...) are those
-of the mesh.
+Every request sets `speculation: eagle3`. The accepted length is the mean number of tokens
+that a step emits, the target's own included. The mesh has the settings of the draft
+(depth, top_k and so on).
 """
 
 import argparse
@@ -13,14 +13,14 @@ import json
 import urllib.request
 
 from generate import KINDS, documents
-from sample import ASKED
+from sample import COMPARED_ANSWERS
 
 
 def prompts(kind, count):
-    """Messages before the answer that `sample.py eval` asks for, of held-out documents."""
+    """Yields the messages of held-out documents, up to the answer that `sample.py eval` compares."""
     for _, messages, _ in documents(77, kind, want_held_out=True):
         turn = max(i for i, m in enumerate(messages) if m["role"] == "assistant"
-                   and m["content"].startswith(ASKED.get(kind, "")))
+                   and m["content"].startswith(COMPARED_ANSWERS.get(kind, "")))
         yield messages[:turn]
         count -= 1
         if not count:

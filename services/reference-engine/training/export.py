@@ -21,7 +21,7 @@ TEMPLATE = (
 
 
 def train_tokenizer(seed=11, count=12000):
-    """Byte-level BPE with GPT-2's pre-tokenizer, vocabulary of exactly 4096."""
+    """Trains a byte-level BPE with GPT-2's pre-tokenizer and a vocabulary of exactly 4096."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -50,7 +50,7 @@ def write_json(folder, name, value):
 
 
 def write_static(folder, tokenizer):
-    """Everything but the weights."""
+    """Writes all files but the weights."""
     os.makedirs(folder, exist_ok=True)
     tokenizer.save(os.path.join(folder, "tokenizer.json"))
     ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
@@ -82,7 +82,7 @@ def write_static(folder, tokenizer):
 
 
 def write_weights(folder, state):
-    """bfloat16 weights; replaced in one move so that a reader never sees half a file."""
+    """Writes bfloat16 weights. One rename replaces the file, so a reader never sees half of it."""
     path = os.path.join(folder, "model.safetensors")
     tensors = {k: v.detach().to(torch.bfloat16).contiguous().clone() for k, v in state.items()}
     save_file(tensors, path + ".part", metadata={"format": "pt"})
@@ -91,7 +91,7 @@ def write_weights(folder, state):
 
 
 def load(folder, dtype=torch.float32):
-    """(model, tokenizer) from a folder that this module wrote."""
+    """Returns the model and the tokenizer of a folder that this module wrote."""
     with open(os.path.join(folder, "config.json")) as handle:
         raw = json.load(handle)
     model = Llama(Config(**{k: raw[k] for k in Config().as_dict()}))

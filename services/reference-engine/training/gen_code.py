@@ -46,7 +46,7 @@ def block(path, before, after):
 
 
 def swap(lines, old, new):
-    """All lines after renaming `old`, and the span that changed, before and after."""
+    """Renames `old` in all lines. Returns them, and the changed lines before and after."""
     renamed = [re.sub(rf"\b{old}\b", new, line) for line in lines]
     hits = [i for i, (a, b) in enumerate(zip(lines, renamed)) if a != b]
     span = slice(hits[0], hits[-1] + 1)
@@ -54,7 +54,7 @@ def swap(lines, old, new):
 
 
 def edit(rng, f):
-    """(request, before, after); also applies the change to the function."""
+    """Changes the function. Returns the request for it, and the changed lines before and after."""
     kind = rng.choice(["number", "number", "rename", "local", "doc", "guard", "log", "type"])
     if kind == "number":
         new = rng.randint(1, 99)
@@ -101,7 +101,7 @@ def edit(rng, f):
 
 
 def source(rng, count):
-    """`count` functions of different names."""
+    """Returns `count` functions of different names."""
     functions = {}
     while len(functions) < count:
         f = Function(rng)

@@ -59,7 +59,7 @@ class Query:
 
 
 def condition(rng, table):
-    """(words, SQL) for one filter; the words always name the column itself."""
+    """Returns a filter in words and in SQL. The words always name the column."""
     pick = rng.random()
     if table.dates and pick < 0.2:
         day, col = date(rng), rng.choice(table.dates)
@@ -149,7 +149,7 @@ def q_join(rng, t):
 
 
 def follow_up(rng, query):
-    """Changes one part of the last query; the answer repeats all the rest."""
+    """Changes one part of the last query, so the answer repeats all the rest."""
     t = query.table
     options = []
     if not query.join:
@@ -175,7 +175,7 @@ def follow_up(rng, query):
 
 
 def change(rng, t):
-    """One statement that writes: UPDATE, DELETE or INSERT."""
+    """Returns a request for an UPDATE, DELETE or INSERT, and the statement."""
     pick = rng.random()
     if pick < 0.45:
         text = rng.random() < 0.5

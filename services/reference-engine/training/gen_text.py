@@ -9,7 +9,7 @@ from words import (
 
 
 def add_steps(a, b):
-    """Column addition from the right, the way it is done on paper."""
+    """Returns the steps of an addition, column by column from the right, as on paper."""
     x, y = str(a)[::-1], str(b)[::-1]
     lines, carry = [], 0
     for i in range(max(len(x), len(y))):
@@ -81,7 +81,7 @@ FORMATS = {"CSV": as_csv, "JSON": as_json, "a table": as_table}
 
 
 def records(rng):
-    """The same rows in another format: long copies with a changed frame."""
+    """Returns a chat that converts rows to another format, so answers are long copies."""
     keys, data = rows(rng)
     start, *targets = rng.sample(list(FORMATS), 3)
     messages = [system("You convert data. Answer with the data only.")] if rng.random() < 0.5 else []
@@ -94,9 +94,9 @@ def records(rng):
     if rng.random() < 0.3:
         extra = {k: text_value(rng) if isinstance(data[0][k], str) else number(rng) for k in keys}
         data = data + [extra]
-        said = ", ".join(f"{k} {v}" for k, v in extra.items())
+        cells = ", ".join(f"{k} {v}" for k, v in extra.items())
         last = targets[1] if "Now as" in messages[-2]["content"] else targets[0]
-        messages += [user(f"Add a row with {said}."), assistant(FORMATS[last](keys, data))]
+        messages += [user(f"Add a row with {cells}."), assistant(FORMATS[last](keys, data))]
     return messages
 
 
@@ -132,17 +132,17 @@ def small_talk(rng):
         return rng.choice(asks), answer
     if pick < 0.8:
         who = person(rng)
-        said = rng.choice(GREETINGS)
-        return rng.choice([(f"{said}!", "Hello! How can I help you?"),
-                           (f"{said}, I am {who}.", f"Hello {who}! How can I help you?"),
-                           (f"{said}, my name is {who}.", f"Hello {who}! How can I help you?")])
+        greeting = rng.choice(GREETINGS)
+        return rng.choice([(f"{greeting}!", "Hello! How can I help you?"),
+                           (f"{greeting}, I am {who}.", f"Hello {who}! How can I help you?"),
+                           (f"{greeting}, my name is {who}.", f"Hello {who}! How can I help you?")])
     return rng.choice([("Thanks!", "You are welcome!"), ("Thank you.", "You are welcome!"),
                        ("Bye.", "Goodbye!"), ("Are you there?", "Yes, I am here."),
                        ("Say hello in one word.", "Hello.")])
 
 
 def note(rng):
-    """A short note about a visit, and the facts that a summary must keep."""
+    """Returns a short note about a visit, and the facts that a summary must keep."""
     who, where, day = person(rng), place(rng), date(rng)
     thing, count, cost = rng.choice(THINGS), rng.randint(2, 40), number(rng)
     fillers = rng.sample([

@@ -98,13 +98,13 @@ def search(rng):
 
 
 def free_form(rng):
-    """A tool that exists in no list: the model must copy every name."""
+    """Returns a request for a made-up tool, so that the model must copy every name."""
     name = f"{rng.choice(VERBS)}_{made_up(rng)}"
     keys = distinct(rng, lambda: made_up(rng, 2), rng.randint(1, 3))
     arguments = {k: (number(rng) if rng.random() < 0.5 else text_value(rng)) for k in keys}
-    said = " and ".join(f"{k} {v}" for k, v in arguments.items())
+    given = " and ".join(f"{k} {v}" for k, v in arguments.items())
     status = rng.choice(["ok", "done", "failed"])
-    return (rng.choice([f"Call {name} with {said}.", f"Use {name} with {said}."]),
+    return (rng.choice([f"Call {name} with {given}.", f"Use {name} with {given}."]),
             name, arguments, {"status": status}, f"{name} returned {status}.")
 
 
@@ -117,7 +117,7 @@ def type_name(value):
 
 
 def tools(rng):
-    """One to four requests over a system prompt that lists the tools."""
+    """Returns a chat of one to four requests, after a system prompt that lists the tools."""
     turns = [rng.choice(MAKERS)(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 4]))]
     listed = {}
     for ask, name, arguments, *_ in turns + [rng.choice(MAKERS)(rng) for _ in range(rng.randint(0, 2))]:
@@ -138,7 +138,7 @@ AGENT = [
 
 
 def agent(rng, limit=None):
-    """A coding agent: list, read, edit, test, report. These run long."""
+    """Returns a long chat of a coding agent: it lists, reads, edits, tests and reports."""
     paths = distinct(rng, lambda: path_of(rng), rng.randint(2, 4))
     files = {p: source(rng, rng.choice([1, 1, 2])) for p in paths}
     messages = [system("\n".join([INTRO] + AGENT + [RULE]))]

@@ -34,7 +34,7 @@ MAKERS = {name: maker for name, maker, _ in KINDS}
 
 
 def render(messages, generation_prompt=False):
-    """ChatML, byte for byte what the chat template writes."""
+    """Returns ChatML, byte for byte as the chat template writes it."""
     text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
     return text + ("<|im_start|>assistant\n" if generation_prompt else "")
 
@@ -44,7 +44,7 @@ def held_out(text):
 
 
 def documents(seed, kind=None, want_held_out=False):
-    """Endless (kind, messages, text) from one seed and one side of the split."""
+    """Yields (kind, messages, text) without end, from one seed and one side of the split."""
     rng = random.Random(seed)
     names = [name for name, _, _ in KINDS]
     shares = [share for _, _, share in KINDS]

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python golden_eagle3.py --model ../model --head ../model/eagle3
 
-Reads golden.json of the model for texts, and writes golden.json beside the head: for each
-text the greedy chain of four guesses, each with its log-probability over the draft
-vocabulary and the five likeliest tokens. All in float32 from the saved weights, through the
-code that trained them.
+It reads the texts from golden.json of the model, and writes golden.json beside the head.
+For each text this file has the greedy chain of four guesses, each with its log-probability
+over the draft vocabulary and the five likeliest tokens. The code of the training computes
+them in float32 from the saved weights.
 """
 
 import argparse
@@ -23,10 +23,10 @@ TOP = 5
 
 
 def case(net, head, draft_ids, name, text):
-    """`text` is what the target has said so far; the forward pass of its last token is owed."""
+    """Returns the guesses after `text`, of which the target has computed all tokens but the last."""
     guesses = []
     for depth in range(DEPTH):
-        # The rows of the chain read the guesses; what comes after them is masked.
+        # The rows of the chain read the guesses. The two tokens after them are masked.
         ids = torch.tensor([text + [guess["token"] for guess in guesses] + [0] * 2])
         features, _ = captured(net, ids)
         slots = torch.tensor([[len(text) - 2]])
@@ -49,10 +49,10 @@ def main():
     cases = []
     with torch.no_grad():
         for text in texts:
-            # In the middle of an answer, and at its beginning.
-            for said in (0, 6):
-                ids = text["ids"] + text["next_ids"][:said + 1]
-                cases.append(case(net, head, draft_ids, f"{text['name']} + {said}", ids))
+            # One case is at the beginning of an answer, and one in the middle.
+            for answered in (0, 6):
+                ids = text["ids"] + text["next_ids"][:answered + 1]
+                cases.append(case(net, head, draft_ids, f"{text['name']} + {answered}", ids))
     write_json(args.head, "golden.json", {"dtype": "float32", "depth": DEPTH, "cases": cases})
 
 

@@ -1,6 +1,6 @@
 """The Llama architecture in plain PyTorch, with the usual weight names.
 
-Only what the tiny model needs: grouped-query attention, rotary positions in the
+It has only what the tiny model needs: grouped-query attention, rotary positions in the
 "rotate half" layout, RMSNorm, SwiGLU, tied embeddings, no biases.
 """
 
@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(config, length):
-    """cos and sin, each [length, head_dim], the half table written twice."""
+    """Returns cos and sin, each [length, head_dim]. Both halves of a row are equal."""
     half = torch.arange(0, config.head_dim, 2).float() / config.head_dim
     angles = torch.outer(torch.arange(length).float(), config.rope_theta ** -half)
     angles = torch.cat([angles, angles], dim=-1)
@@ -55,8 +55,8 @@ def rotate(x, cos, sin):
 
 
 def attend(q, k, v):
-    """Causal attention. Short rows multiply the whole square of scores, which
-    on a CPU is faster than the fused kernel; long rows would need too much memory."""
+    """Computes causal attention. For short rows it computes all scores at once, which is
+    faster on a CPU than the fused kernel. For long rows that would need too much memory."""
     length = q.shape[2]
     if length > 512:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -134,7 +134,7 @@ class Llama(nn.Module):
                 nn.init.normal_(p, std=std)
 
     def hidden(self, ids):
-        """What goes into the last norm, for every position."""
+        """Returns the hidden states before the last norm, for every position."""
         x = self.model.embed_tokens(ids)
         cos, sin = (t[: ids.shape[1]].to(x.dtype) for t in self.rope)
         for layer in self.model.layers:

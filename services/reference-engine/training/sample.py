@@ -4,7 +4,7 @@
     python sample.py eval --model ../model
     python sample.py golden --model ../model
 
-All of it computes in float32 from the saved 16-bit weights.
+Everything is computed in float32 from the saved 16-bit weights.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from model import rotate
 from train import PROMPT_WEIGHT, weights_of
 
 IM_END = 2
-# How the answer starts that exact() asks for: the last one of its sort in a chat.
-# An agent always ends with the same easy call, so its last edit says more.
-ASKED = {"tools": "{", "agent": '{"name": "edit_file"', "long_agent": '{"name": "edit_file"'}
+# How the answers begin that exact() compares. It takes the last such answer of a chat.
+# The last call of an agent is always the same and easy, so its last edit is compared.
+COMPARED_ANSWERS = {"tools": "{", "agent": '{"name": "edit_file"', "long_agent": '{"name": "edit_file"'}
 
 SHOP = """CREATE TABLE customers (
   id INTEGER PRIMARY KEY,
@@ -73,7 +73,7 @@ def messages_of(pairs):
 
 
 class Decoder:
-    """One sequence with a key/value cache; feed() returns logits of the new tokens."""
+    """A sequence with a key/value cache. feed() returns the logits of the new tokens."""
 
     def __init__(self, net):
         self.net, self.keys, self.values, self.at = net, {}, {}, 0
@@ -104,7 +104,7 @@ class Decoder:
 
 
 def greedy(net, ids, limit=256, stop=True):
-    """Most likely next tokens up to <|im_end|>; also the logits after the prompt."""
+    """Returns the most likely next tokens up to <|im_end|>, and the logits after the prompt."""
     decoder = Decoder(net)
     first = logits = decoder.feed(ids)[-1]
     out = []
@@ -126,7 +126,8 @@ def demo(net, tokenizer):
 
 @torch.no_grad()
 def score(net, tokenizer, kind, want_tokens):
-    """Summed loss and counts on held-out documents: (all tokens, answer tokens)."""
+    """Returns the summed losses and the counts of held-out tokens, each for all tokens and
+    for those of answers."""
     header = tokenizer.encode("assistant\n").ids
     totals, counts = [0.0, 0.0], [0, 0]
     for _, _, text in documents(99, kind, want_held_out=True):
@@ -144,12 +145,12 @@ def score(net, tokenizer, kind, want_tokens):
 
 
 def exact(net, tokenizer, kind, want):
-    """Share of held-out answers that greedy decoding writes exactly, and the
-    share of JSON answers that parse; None when the kind has no JSON."""
+    """Returns the share of held-out answers that greedy decoding writes exactly, and the
+    share of JSON answers that parse, which is None for a kind without JSON."""
     right = asked = parsed = json_asked = 0
     for _, messages, _ in documents(77, kind, want_held_out=True):
         turn = max(i for i, m in enumerate(messages) if m["role"] == "assistant"
-                   and m["content"].startswith(ASKED.get(kind, "")))
+                   and m["content"].startswith(COMPARED_ANSWERS.get(kind, "")))
         prompt = tokenizer.encode(render(messages[:turn], generation_prompt=True)).ids
         out, _ = greedy(net, prompt, limit=400)
         text, expected = tokenizer.decode(out), messages[turn]["content"]
@@ -176,9 +177,9 @@ def evaluate(net, tokenizer, want_tokens, want_answers):
         totals = [a + b for a, b in zip(totals, t)]
         counts = [a + b for a, b in zip(counts, n)]
         loss = [a / b for a, b in zip(t, n)]
-        said = "-" if parsed is None else f"{parsed:.0%}"
+        parses = "-" if parsed is None else f"{parsed:.0%}"
         print(f"| {kind} | {loss[0]:.3f} | {loss[1]:.4f} | {2.718281828 ** loss[1]:.3f} "
-              f"| {right:.0%} | {said} |", flush=True)
+              f"| {right:.0%} | {parses} |", flush=True)
     loss = [a / b for a, b in zip(totals, counts)]
     print(f"| all | {loss[0]:.3f} | {loss[1]:.4f} | {2.718281828 ** loss[1]:.3f} | | |")
 
@@ -189,7 +190,7 @@ def golden(net, tokenizer, folder):
         text = render(messages_of(DEMOS[name]), generation_prompt=True)
         ids = tokenizer.encode(text).ids
         out, logits = greedy(net, ids, limit=16, stop=False)
-        # The cache must not change the result; the plain forward pass is the judge.
+        # The cache must not change the result, so it is compared with a pass without one.
         with torch.no_grad():
             plain = net(torch.tensor([ids]))[0, -1]
         assert torch.allclose(plain, logits, atol=1e-3) and int(plain.argmax()) == out[0]

@@ -2,9 +2,9 @@
 
     python train.py --minutes 60 --out ../model
 
-Weights are kept in float32 and used in bfloat16. Matrices inside the layers are
-trained with Muon, the embedding and the norms with AdamW: at a budget of some
-ten million tokens this reaches a lower loss than AdamW alone.
+Weights are kept in float32 and used in bfloat16. Muon trains the matrices inside
+the layers; AdamW trains the embedding and the norms. With about ten million tokens
+this reaches a lower loss than AdamW alone.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from model import Config, Llama
 from warmstart import install
 
 IM_START, IM_END = 1, 2
-# Prompts are mostly random names, which nobody can predict; answers are what
-# the model is asked for.
+# Prompts are mostly random names, which no model can predict. So their tokens
+# count less than those of answers.
 PROMPT_WEIGHT = 0.2
 
 
 def weights_of(ids, header):
-    """One weight per token: 1 inside assistant turns, PROMPT_WEIGHT elsewhere."""
+    """Returns one weight per token: 1 inside assistant turns, PROMPT_WEIGHT elsewhere."""
     out, i = [PROMPT_WEIGHT] * len(ids), 0
     while i < len(ids):
         after = i + 1 + len(header)
@@ -50,9 +50,9 @@ class Rows:
         self.rng = random.Random(seed)
 
     def drill(self, length):
-        """Random tokens, then the same tokens again. Only the repeats count.
-        Copying from the prompt is the skill that everything else here rests on;
-        a model sees it far sooner in this bare form than in chats."""
+        """Returns random tokens that are repeated. Only the repetitions count in the loss.
+        All tasks here need copying from the prompt, and a model learns to copy
+        sooner from such rows than from chats."""
         ids, weights = [], []
         while len(ids) <= length:
             part = [self.rng.randrange(3, Config.vocab_size) for _ in range(self.rng.randint(4, 64))]
@@ -77,18 +77,19 @@ class Rows:
 
 
 def loss_of(net, ids, weights):
-    """Mean loss over tokens drawn with their weight as probability. Drawing
-    instead of weighting spares the output layer for most prompt tokens."""
+    """Returns the mean loss over tokens drawn with their weight as probability. The
+    output layer is not computed for tokens that are not drawn, which are most of the prompt."""
     kept = (torch.rand(weights.numel()) < weights.flatten()).nonzero()[:, 0]
     hidden = net.hidden(ids[:, :-1]).flatten(0, 1)[kept]
     return F.cross_entropy(net.head(hidden).float(), ids[:, 1:].flatten()[kept])
 
 
 class Optimizer:
-    """float32 master weights behind a bfloat16 model."""
+    """Updates float32 weights, and copies them to a bfloat16 model."""
 
     def __init__(self, net, rate, muon_rate, tables=("embed",)):
-        """Matrices whose names hold one of `tables` are rows of vectors: AdamW's, like the norms."""
+        """AdamW trains the norms and the matrices whose names contain one of `tables`. Muon
+        trains the other matrices, unless `muon_rate` is 0."""
         self.net = list(net.parameters())
         self.master = [p.detach().float().clone().requires_grad_() for p in self.net]
         names = [name for name, _ in net.named_parameters()]
@@ -122,15 +123,16 @@ class Optimizer:
 
 
 def schedule(done, warm=0.01, decay=0.45, floor=0.02):
-    """Warm up, hold, then go down in a line; `done` is the share of time used."""
+    """Returns the factor of the learning rates: it rises, stays, and falls linearly.
+    `done` is the share of time used."""
     if done < warm:
         return max(done, 0.0005) / warm
     return 1.0 if done < 1 - decay else max(floor, (1 - done) / decay)
 
 
 def shape(rng, done, tokens):
-    """Rows, length and copy drills of the next step: small steps of short rows
-    first, some long rows later."""
+    """Returns the number of rows of the next step, their length, and the number of copy
+    drills among them. Early steps are small, with short rows. Some later rows are long."""
     if done < 0.4:
         rows = tokens // 1024
         return rows, 512, 1 if done < 0.15 else 0
@@ -163,7 +165,7 @@ def main():
     torch.manual_seed(args.seed)
     os.makedirs(args.out, exist_ok=True)
     vocabulary = os.path.join(args.out, "tokenizer.json")
-    # A tokenizer that is already there stays: other files depend on its ids.
+    # An existing tokenizer is kept, because other files depend on its ids.
     tokenizer = Tokenizer.from_file(vocabulary) if os.path.exists(vocabulary) else train_tokenizer()
     write_static(args.out, tokenizer)
 
@@ -185,7 +187,7 @@ def main():
         ids, weights = rows.batch(*shape(rng, done, args.tokens))
         loss = loss_of(net, ids, weights)
         loss.backward()
-        # Cold momentum after a restart wants a short warm-up of its own.
+        # After a restart the optimizer has no momentum, so it needs a warm-up of its own.
         warm = min(1.0, 0.05 + (done - first) / 0.01) if args.resume else 1.0
         norm = optimizer.step(schedule(done) * warm)
         step, tokens = step + 1, tokens + ids[:, 1:].numel()

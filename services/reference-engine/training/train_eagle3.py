@@ -2,9 +2,9 @@
 
     python train_eagle3.py --minutes 60 --model ../model --out ../model/eagle3
 
-The target stays as it is; its hidden states and distributions are computed on the fly
-from the generated text. Like the target, the head is kept in float32 and used in
-bfloat16, its matrices trained with Muon.
+The target is not changed. Its hidden states and distributions are computed from the
+generated text during training. Like the target, the head is kept in float32 and used in
+bfloat16, and Muon trains its matrices.
 """
 
 import argparse
@@ -21,12 +21,14 @@ from export import load, write_json
 from train import Optimizer, Rows, schedule
 
 STEPS = 6
-# A later guess counts only if all before it were right.
+# Weight of each guess relative to the one before. A later guess is of use only if all
+# earlier ones are right, so it counts less.
 STEP_WEIGHT = 0.85
 
 
 def draft_vocabulary(rows, size, count=1500):
-    """Ids of the most frequent tokens of answers, ascending. Special ones are always in."""
+    """Returns the ids of the most frequent tokens of answers, in ascending order. Special
+    tokens are always among them."""
     seen = collections.Counter({0: 1 << 40, 1: 1 << 40, 2: 1 << 40})
     for _ in range(count):
         ids, weights = rows.row(512)
@@ -36,13 +38,14 @@ def draft_vocabulary(rows, size, count=1500):
 
 
 def choose_slots(weights, count, steps):
-    """`count` positions per row, drawn by the weight of the token that the first guess is about."""
+    """Draws `count` positions per row. The odds of a position are the weight of the token
+    that is guessed first from it."""
     odds = weights[:, 1:weights.shape[1] - steps + 1].clamp(min=1e-4)
     return torch.multinomial(odds, count)
 
 
 class Batches:
-    """Rows of text with what the target says about them."""
+    """Rows of text, with the distributions that the target gives for them."""
 
     def __init__(self, net, tokenizer, seed, draft_ids, held_out=False):
         self.net, self.rows = net, Rows(tokenizer, seed, held_out)
@@ -55,30 +58,32 @@ class Batches:
         ids, weights = self.rows.batch(rows, length)
         features, last = captured(self.net, ids)
         slots = choose_slots(weights, slots, steps)
-        # Guess s of slot i is about the token at i + 2 + s, which the target foretells at i + 1 + s.
-        foretold = torch.stack([slots + 1 + s for s in range(steps)])
-        flat = (torch.arange(rows)[None, :, None] * ids.shape[1] + foretold).flatten()
+        # Guess s of slot i is the token at i + 2 + s, which the target predicts at i + 1 + s.
+        predicted_at = torch.stack([slots + 1 + s for s in range(steps)])
+        flat = (torch.arange(rows)[None, :, None] * ids.shape[1] + predicted_at).flatten()
         used, place = flat.unique(return_inverse=True)
         logits = self.net.head(last.flatten(0, 1)[used]).float()
         best = self.in_draft[logits.argmax(-1)]
         target = logits[:, self.draft_ids].softmax(-1)
-        shape = foretold.shape
+        shape = predicted_at.shape
         return (ids, features, slots, target[place].unflatten(0, shape), best[place].unflatten(0, shape))
 
 
 def loss_of(net, head, batch, steps):
-    """Loss, and the share of right guesses of each step among those whose earlier ones are right too."""
-    ids, features, slots, target, known = batch
+    """Returns the loss, and for each step the share of slots whose guesses are all right up to
+    this one. A guess counts only if the target's token is in the draft vocabulary."""
+    ids, features, slots, target, in_draft = batch
     logits = head.unroll(net, ids, features, slots, steps)
-    each = losses(logits, target) * known
+    each = losses(logits, target) * in_draft
     scale = torch.tensor([STEP_WEIGHT ** s for s in range(steps)])[:, None, None]
-    loss = (each * scale).sum() / (known * scale).sum()
-    right = (logits.argmax(-1) == target.argmax(-1)) & known
+    loss = (each * scale).sum() / (in_draft * scale).sum()
+    right = (logits.argmax(-1) == target.argmax(-1)) & in_draft
     return loss, right.int().cumprod(0).float().mean((1, 2))
 
 
-def said(loss, right):
-    """Expected length of a greedy chain, the target's own token included, where it is all verified."""
+def summary(loss, right):
+    """Returns a line of text. Its `chain` is the mean number of tokens of a step that verifies
+    all guesses, the target's own token included."""
     shares = " ".join(f"{share:.3f}" for share in right.tolist())
     return f"{loss:.4f} chain {1 + right.sum().item():.3f} right [{shares}]"
 
@@ -99,7 +104,7 @@ def config_of(net):
 
 
 def save(folder, net, draft_ids, state):
-    """The published layout: config.json and model.safetensors."""
+    """Writes config.json and model.safetensors in the layout of published heads."""
     os.makedirs(folder, exist_ok=True)
     write_json(folder, "config.json", config_of(net))
     tensors = {k: v.detach().to(torch.bfloat16).contiguous().clone() for k, v in state.items()}
@@ -114,7 +119,7 @@ def save(folder, net, draft_ids, state):
 
 
 def load_head(folder, net):
-    """(head, draft ids) as `save` wrote them."""
+    """Returns the head and the ids of its draft vocabulary, as `save` wrote them."""
     tensors = load_file(os.path.join(folder, "model.safetensors"))
     draft_ids = (tensors.pop("d2t") + torch.arange(DRAFT_VOCAB)).tolist()
     tensors.pop("t2d")
@@ -152,7 +157,7 @@ def main():
     batches = Batches(net, tokenizer, args.seed + 1, draft_ids)
     check = Batches(net, tokenizer, 5, draft_ids, held_out=True).next(24, 512, 192, STEPS)
     print(f"parameters {sum(p.numel() for p in head.parameters())} "
-          f"known {check[4].float().mean().item():.4f}", flush=True)
+          f"in draft vocabulary {check[4].float().mean().item():.4f}", flush=True)
 
     start = saved = time.time()
     budget, step, mean, rates = args.minutes * 60, 0, None, None
@@ -166,7 +171,7 @@ def main():
         rates = right if rates is None else 0.95 * rates + 0.05 * right
         if step % 25 == 0:
             spent = time.time() - start
-            print(f"step {step} {said(mean, rates)} norm {norm:.2f} minutes {spent / 60:.1f} "
+            print(f"step {step} {summary(mean, rates)} norm {norm:.2f} minutes {spent / 60:.1f} "
                   f"tokens/s {step * args.rows * args.length / spent:.0f}", flush=True)
         if time.time() - saved > 240 or done + 25 / budget > 1 and time.time() - saved > 60:
             saved = time.time()
@@ -174,12 +179,12 @@ def main():
             save(args.out, net, draft_ids, dict(zip(names, optimizer.master)))
             with torch.no_grad():
                 loss, right = loss_of(net, head, check, STEPS)
-            print(f"held-out {said(loss.item(), right)}", flush=True)
+            print(f"held-out {summary(loss.item(), right)}", flush=True)
     names = [name for name, _ in head.named_parameters()]
     save(args.out, net, draft_ids, dict(zip(names, optimizer.master)))
     with torch.no_grad():
         loss, right = loss_of(net, head, check, STEPS)
-    print(f"done: steps {step} tokens {step * args.rows * args.length} held-out {said(loss.item(), right)}")
+    print(f"done: steps {step} tokens {step * args.rows * args.length} held-out {summary(loss.item(), right)}")
 
 
 if __name__ == "__main__":

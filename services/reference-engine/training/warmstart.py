@@ -1,17 +1,17 @@
-"""Starting weights that already know how to look back.
+"""Starting weights that can already copy from the prompt, roughly.
 
 Copying from the prompt takes two steps: one head marks each position with the
 token before it, a later head finds the position whose mark is the current token
-and reads what stands there. Neither half is of use without the other, so
-random weights need millions of tokens before they find the pair. Here a rough
-version of both is written into the first two layers; training refines it.
+and reads the token there. Neither head is of use without the other, so
+random weights need millions of tokens before they have both. Here a rough
+version of both is written into the first two layers, and training refines it.
 """
 
 import torch
 
 
 def orthonormal(rows, columns, skip):
-    """Random orthonormal rows that leave the first `skip` columns alone."""
+    """Returns random orthonormal rows that are zero in the first `skip` columns."""
     square = torch.linalg.qr(torch.randn(columns - skip, columns - skip))[0]
     return torch.cat([torch.zeros(rows, skip), square[:rows]], dim=1)
 
@@ -28,8 +28,8 @@ def install(net, scale=0.05):
     table.normal_(std=scale)
     table[:, 0] = 4 * scale
 
-    # Layer 0, heads 0 and 1: look one and two positions back. Only fast pairs
-    # take part, because slow ones cannot tell neighbours apart.
+    # Heads 0 and 1 of layer 0 look one and two positions back. They use only the fast
+    # rotary pairs, because slow ones cannot tell neighbours apart.
     first = net.model.layers[0].self_attn
     fast, gain = 8, 1.7
     first.k_proj.weight[:dim] *= 0.1
@@ -44,9 +44,9 @@ def install(net, scale=0.05):
     first.v_proj.weight[:dim] = read
     first.o_proj.weight[:, :dim] = scale * mark.T
 
-    # Layer 1, heads 0 and 2 (one per key/value head): find the mark that equals
-    # the current token, copy the token found there. Only slow pairs take part,
-    # because fast ones would make the match depend on the distance.
+    # Heads 0 and 2 of layer 1 (one per key/value head) find the mark that equals the
+    # current token, and copy the token found there. They use only the slow rotary pairs,
+    # because with fast ones the match would depend on the distance.
     second = net.model.layers[1].self_attn
     groups = c.num_attention_heads // c.num_key_value_heads
     slow, gain = 12, 2.0

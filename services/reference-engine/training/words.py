@@ -1,7 +1,7 @@
 """Word pools and name makers shared by all generators.
 
-Real words keep the text readable; made-up names force the model to copy from
-the prompt instead of recalling, which is what it has to do on unseen prompts.
+Real words keep the text readable. Made-up names force the model to copy from the
+prompt instead of recalling, as it has to do with unseen prompts.
 """
 
 ENTITIES = [
@@ -70,7 +70,7 @@ _CODAS = ["", "", "n", "r", "l", "s", "m", "x", "k"]
 
 
 def made_up(rng, parts=None):
-    """A pronounceable word that is in no list, such as 'trevosan'."""
+    """Returns a pronounceable word that is in no list, such as 'trevosan'."""
     parts = parts or rng.choice([2, 2, 3])
     return "".join(
         rng.choice(_ONSETS) + rng.choice(_VOWELS) + (rng.choice(_CODAS) if i == parts - 1 else "")
@@ -79,7 +79,7 @@ def made_up(rng, parts=None):
 
 
 def entity(rng):
-    """(singular, plural); one in four is made up."""
+    """Returns the singular and the plural of a noun. One in four is made up."""
     if rng.random() < 0.25:
         word = made_up(rng)
         return word, word + "s"
@@ -91,7 +91,7 @@ def column(rng, pool):
 
 
 def distinct(rng, make, count):
-    """Up to `count` different results of make(), in the order they appeared."""
+    """Returns up to `count` different results of make(), in the order in which they appeared."""
     seen = []
     for _ in range(count * 10):
         value = make()
@@ -109,7 +109,7 @@ def text_value(rng):
 
 
 def number(rng):
-    """Mostly round or short numbers, as people write them in questions."""
+    """Returns a number. Most are round or short, as people write them in questions."""
     pick = rng.random()
     if pick < 0.4:
         return rng.randint(1, 20)

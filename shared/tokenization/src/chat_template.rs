@@ -16,7 +16,7 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
 use self::python_json::to_json;
-use self::template_input::{StringMap, TemplateInput, map_strings};
+use self::template_input::{StringMap, map_strings, unused_character, variables};
 use crate::{TokenId, TokenizationError, Tokenizer};
 
 pub use self::chat_input::ChatInput;
@@ -165,15 +165,15 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
-        let chat = TemplateInput::new(input);
-        let guard = chat.unused_character()?;
+        let variables = variables(input);
+        let guard = unused_character(&variables)?;
         let mut guarded = false;
         let mut map = |text: &str| {
             let text = tokenizer.guard(text, guard);
             guarded |= text.is_some();
             text
         };
-        let text = self.render_mapped(&chat, add_generation_prompt, &mut map)?;
+        let text = self.render_mapped(&variables, add_generation_prompt, &mut map)?;
         tokenizer.check_length(&text, guarded.then_some(guard), tokens_max)?;
         if guarded {
             tokenizer.encode_guarded(&text, guard)
@@ -189,17 +189,13 @@ impl ChatTemplate {
         input: &ChatInput,
         add_generation_prompt: bool,
     ) -> Result<String, TokenizationError> {
-        self.render_mapped(
-            &TemplateInput::new(input),
-            add_generation_prompt,
-            &mut |_| None,
-        )
+        self.render_mapped(&variables(input), add_generation_prompt, &mut |_| None)
     }
 
-    /// Renders the template, with the strings of the input replaced by `map`.
+    /// Renders the template, with the strings of the variables replaced by `map`.
     fn render_mapped(
         &self,
-        chat: &TemplateInput,
+        variables: &BTreeMap<String, Value>,
         add_generation_prompt: bool,
         map: &mut StringMap<'_>,
     ) -> Result<String, TokenizationError> {
@@ -208,20 +204,12 @@ impl ChatTemplate {
             .environment
             .get_template(TEMPLATE_NAME)
             .map_err(failed)?;
-        let mut context: BTreeMap<String, Value> = chat
-            .kwargs
+        let mut context: BTreeMap<String, Value> = variables
             .iter()
             .map(|(name, value)| (name.clone(), map_strings(value, map)))
             .collect();
-        context.extend(
-            self.names
-                .iter()
-                .map(|(name, text)| (name.clone(), Value::from(text))),
-        );
-        let mut mapped = |value: &Value| map_strings(value, map);
-        let messages: Vec<Value> = chat.messages.iter().map(&mut mapped).collect();
-        context.insert("messages".into(), Value::from(messages));
-        context.insert("tools".into(), mapped(&chat.tools));
+        let names = self.names.iter();
+        context.extend(names.map(|(name, text)| (name.clone(), Value::from(text))));
         context.insert("documents".into(), Value::from(()));
         context.insert(
             "add_generation_prompt".into(),

@@ -19,11 +19,6 @@ pub enum TokenizationError {
         /// The fault in its content.
         reason: String,
     },
-    /// The model has no chat template.
-    #[error(
-        "the model has no chat template: add chat_template.jinja, or `chat_template` in tokenizer_config.json"
-    )]
-    NoTemplate,
     /// The template failed on these messages.
     #[error("the model's chat template failed: {0}")]
     Render(String),

@@ -122,11 +122,7 @@ impl Tokenizer {
         let unknown = file["model"]["unk_token"]
             .as_str()
             .and_then(|text| marked.token_to_id(text))
-            .or_else(|| {
-                file["model"]["unk_id"]
-                    .as_u64()
-                    .and_then(|id| TokenId::try_from(id).ok())
-            });
+            .or_else(|| file["model"]["unk_id"].as_u64()?.try_into().ok());
         Ok(Tokenizer {
             identity: hex::encode(hash.finalize()),
             marked,
@@ -246,43 +242,26 @@ impl Tokenizer {
         guard: char,
     ) -> Result<Vec<TokenId>, TokenizationError> {
         let mut ids = Vec::new();
-        let mut plain_from = 0;
-        let mut strip_next = false;
-        let plain = |from: usize,
-                     to: usize,
-                     strip_left: bool,
-                     strip_right: bool,
-                     ids: &mut Vec<TokenId>| {
-            let mut piece: String = text[from..to]
-                .chars()
-                .filter(|character| *character != guard)
-                .collect();
-            if strip_right {
-                piece.truncate(piece.trim_end().len());
+        let (mut from, mut strip_left) = (0, false);
+        let found = self.specials.find_in(text);
+        let found = found.map(|(range, special)| (range, Some(special)));
+        for (range, special) in found.chain([(text.len()..text.len(), None)]) {
+            let plain = text[from..range.start].chars();
+            let plain: String = plain.filter(|character| *character != guard).collect();
+            let mut plain = plain.as_str();
+            if strip_left {
+                plain = plain.trim_start();
             }
-            let piece = if strip_left {
-                piece.trim_start()
-            } else {
-                &piece
-            };
-            if !piece.is_empty() {
-                ids.extend(self.encode(piece)?);
+            if special.is_some_and(|special| special.lstrip) {
+                plain = plain.trim_end();
             }
-            Ok::<(), TokenizationError>(())
-        };
-        for (range, special) in self.specials.find_in(text) {
-            plain(
-                plain_from,
-                range.start,
-                strip_next,
-                special.lstrip,
-                &mut ids,
-            )?;
-            ids.push(special.id);
-            strip_next = special.rstrip;
-            plain_from = range.end;
+            if !plain.is_empty() {
+                ids.extend(self.encode(plain)?);
+            }
+            ids.extend(special.map(|special| special.id));
+            strip_left = special.is_some_and(|special| special.rstrip);
+            from = range.end;
         }
-        plain(plain_from, text.len(), strip_next, false, &mut ids)?;
         Ok(ids)
     }
 
@@ -322,8 +301,7 @@ impl Tokenizer {
     pub fn is_special(&self, token: TokenId) -> bool {
         self.is_special
             .get(token as usize)
-            .copied()
-            .unwrap_or(false)
+            .is_some_and(|special| *special)
     }
 
     /// The id of a token by its spelling in the vocabulary.

@@ -4,8 +4,7 @@ use refrain_protocol::TokenId;
 use refrain_protocol::engine::DrafterKind;
 use refrain_tokenization::Tokenizer;
 
-use super::draft_network::{DraftNetwork, DraftOutputs};
-use super::session_state::DrafterStateShape;
+use super::draft_network::{DraftNetwork, DraftOutputs, NetworkProfile, RowStates};
 use crate::kernels::WeightFormat;
 use crate::model::{Model, ModelError, ModelFiles};
 use crate::network::{Branch, DraftKv, KvShape, ModelForward};
@@ -15,7 +14,6 @@ use crate::network::{Branch, DraftKv, KvShape, ModelForward};
 pub(crate) struct DraftModelNetwork {
     model: Model,
     forward: ModelForward,
-    tokens: Vec<TokenId>,
 }
 
 impl DraftModelNetwork {
@@ -23,7 +21,6 @@ impl DraftModelNetwork {
     pub(crate) fn new(model: Model, threads: usize) -> Self {
         DraftModelNetwork {
             forward: ModelForward::new(&model, &[], threads),
-            tokens: (0..model.architecture.vocab_size as TokenId).collect(),
             model,
         }
     }
@@ -45,31 +42,26 @@ pub(crate) fn load(
     tokenizer: Option<&Tokenizer>,
     format: WeightFormat,
 ) -> Result<Model, ModelError> {
-    let fault = |fault| ModelError::DraftModel {
-        name: source.to_owned(),
-        fault: Box::new(fault),
+    let load = || {
+        let files = ModelFiles::open(source)?;
+        check_tokenizer(files.tokenizer()?.as_ref(), tokenizer)?;
+        let model = Model::load(&files, format)?;
+        let (found, wanted) = (
+            model.architecture.vocab_size,
+            target.architecture.vocab_size,
+        );
+        ModelError::unless(found == wanted, || {
+            format!(
+                "vocab_size is {found}, but the target's is {wanted}; choose a draft model with the target's vocabulary"
+            )
+        })?;
+        Ok(model)
     };
-    let files = ModelFiles::open(source).map_err(fault)?;
-    check_tokenizer(&files, tokenizer).map_err(fault)?;
-    let model = Model::load(&files, format).map_err(fault)?;
-    let (found, wanted) = (
-        model.architecture.vocab_size,
-        target.architecture.vocab_size,
-    );
-    if found != wanted {
-        return Err(fault(ModelError::Config(format!(
-            "vocab_size is {found}, but the target's is {wanted}; choose a draft model with the target's vocabulary"
-        ))));
-    }
-    Ok(model)
+    load().map_err(|fault: ModelError| fault.of_drafter("draft model", source))
 }
 
-fn check_tokenizer(files: &ModelFiles, target: Option<&Tokenizer>) -> Result<(), ModelError> {
-    let own = match &files.tokenization {
-        Some(tokenization) => Some(tokenization.tokenizer()?),
-        None => None,
-    };
-    let reason = match (&own, target) {
+fn check_tokenizer(own: Option<&Tokenizer>, target: Option<&Tokenizer>) -> Result<(), ModelError> {
+    let reason = match (own, target) {
         (None, None) => return Ok(()),
         (Some(own), Some(target)) if own.identity() == target.identity() => return Ok(()),
         (Some(_), Some(_)) => {
@@ -84,51 +76,31 @@ fn check_tokenizer(files: &ModelFiles, target: Option<&Tokenizer>) -> Result<(),
              the target was trained with beside its weights"
         }
     };
-    Err(ModelError::TokenizerMismatch { reason })
+    Err(ModelError::Content {
+        file: "tokenizer.json".into(),
+        reason: reason.into(),
+    })
 }
 
 impl DraftNetwork for DraftModelNetwork {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::DraftModel
-    }
-
-    fn tokens(&self) -> &[TokenId] {
-        &self.tokens
-    }
-
-    fn captured_layers(&self) -> &[usize] {
-        &[]
-    }
-
-    fn hidden_width(&self) -> usize {
-        0
-    }
-
-    fn state_shape(&self, _target: &Model, _window: usize) -> DrafterStateShape {
+    fn profile(&self) -> NetworkProfile {
         let architecture = &self.model.architecture;
-        DrafterStateShape::reading_tokens(KvShape::of(architecture), architecture.max_context)
+        NetworkProfile {
+            kind: DrafterKind::DraftModel,
+            tokens: (0..architecture.vocab_size as TokenId).collect(),
+            captured_layers: Vec::new(),
+            hidden_width: 0,
+            kv: KvShape::of(architecture),
+            context_max: architecture.max_context,
+        }
     }
 
-    fn read_text(
-        &mut self,
-        target: &Model,
-        branches: &mut [Branch<'_>],
-        captured: &[f32],
-    ) -> DraftOutputs {
-        let mut no_drafts: Vec<DraftKv> = branches
-            .iter()
-            .map(|branch| DraftKv::new(branch.kv.shape(), 0))
-            .collect();
-        let mut drafts: Vec<&mut DraftKv> = no_drafts.iter_mut().collect();
-        self.extend_drafts(target, branches, &mut drafts, captured)
-    }
-
-    fn extend_drafts(
+    fn compute(
         &mut self,
         _target: &Model,
         branches: &mut [Branch<'_>],
-        drafts: &mut [&mut DraftKv],
-        _hidden: &[f32],
+        drafts: &mut [DraftKv],
+        _states: RowStates<'_>,
     ) -> DraftOutputs {
         DraftOutputs {
             logits: self.forward.extend_drafts(&self.model, branches, drafts),

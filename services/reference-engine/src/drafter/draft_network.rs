@@ -5,45 +5,47 @@ use std::fmt::Debug;
 use refrain_protocol::TokenId;
 use refrain_protocol::engine::DrafterKind;
 
-use super::session_state::DrafterStateShape;
 use crate::model::Model;
-use crate::network::{Branch, DraftKv, Logits};
+use crate::network::{Branch, DraftKv, KvShape, Logits};
 
 /// A network that guesses the next token after a text or after a node of a draft tree.
 pub(crate) trait DraftNetwork: Debug + Send {
-    /// Returns the kind that is reported to callers.
-    fn kind(&self) -> DrafterKind;
+    /// Returns the facts about the network, which never change.
+    fn profile(&self) -> NetworkProfile;
 
-    /// Returns the tokens that it can guess, as ids of the target. They are distinct.
-    fn tokens(&self) -> &[TokenId];
-
-    /// Returns the indices of the target's layers whose outputs it reads.
-    fn captured_layers(&self) -> &[usize];
-
-    /// Returns the width of the hidden state that a row passes to its children. It is 0 if they read only keys and
-    /// values.
-    fn hidden_width(&self) -> usize;
-
-    /// Returns the shape of its per-session state. If it reads captured states, a session holds at most `window` of
-    /// them.
-    fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape;
-
-    /// Computes rows of texts, so branches are chains. `captured` holds the target's states of every row.
-    fn read_text(
+    /// Computes rows of texts, or nodes of draft trees. `drafts` holds the keys and values of the nodes.
+    fn compute(
         &mut self,
         target: &Model,
         branches: &mut [Branch<'_>],
-        captured: &[f32],
+        drafts: &mut [DraftKv],
+        states: RowStates<'_>,
     ) -> DraftOutputs;
+}
 
-    /// Computes nodes of draft trees, so branches have no chains. `hidden` holds the output of every row's parent.
-    fn extend_drafts(
-        &mut self,
-        target: &Model,
-        branches: &mut [Branch<'_>],
-        drafts: &mut [&mut DraftKv],
-        hidden: &[f32],
-    ) -> DraftOutputs;
+/// The facts about a network that its drafter needs.
+#[derive(Debug)]
+pub(crate) struct NetworkProfile {
+    /// The kind that is reported to callers.
+    pub(crate) kind: DrafterKind,
+    /// The tokens that it can guess, as ids of the target. They are distinct.
+    pub(crate) tokens: Vec<TokenId>,
+    /// Indices of the target's layers whose outputs it reads.
+    pub(crate) captured_layers: Vec<usize>,
+    /// Width of the hidden state that a row passes to its children. It is 0 if they read only keys and values.
+    pub(crate) hidden_width: usize,
+    /// Shape of its KV cache.
+    pub(crate) kv: KvShape,
+    /// Longest text that it can continue, in tokens.
+    pub(crate) context_max: usize,
+}
+
+/// The hidden states that rows read beside their tokens.
+pub(crate) enum RowStates<'a> {
+    /// The rows are those of texts, so branches are chains. These are the target's captured states of every row.
+    Captured(&'a [f32]),
+    /// The rows are nodes of draft trees, so branches have no chains. These are the outputs of every row's parent.
+    OfParents(&'a [f32]),
 }
 
 /// Outputs of the rows that wanted logits.

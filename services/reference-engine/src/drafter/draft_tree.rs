@@ -5,42 +5,9 @@
 //! `tokens_max` likeliest nodes form a tree. A node that falls out of them never returns, so it is not expanded.
 
 use refrain_protocol::TokenId;
-use refrain_protocol::engine::Draft;
+use refrain_protocol::engine::{Draft, SelfDraft};
 
-/// Limits and mode of a draft tree. All counts are at least 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct DraftOptions {
-    /// Length of the longest path.
-    pub(crate) depth: usize,
-    /// Most children per node, and most nodes of one depth that are expanded.
-    pub(crate) top_k: usize,
-    /// Most nodes in the draft.
-    pub(crate) tokens_max: usize,
-    /// Least probability of a path. A less likely node is left out.
-    pub(crate) path_prob_min: f32,
-    /// Whether guesses are drawn at random. A drawn token stays in the draft even if it is unlikely, because leaving
-    /// it out would change the distribution that verification relies on. It is then not expanded.
-    pub(crate) sampled: bool,
-}
-
-impl DraftOptions {
-    /// Returns the largest number of nodes that are expanded.
-    pub(crate) fn expanded_max(&self) -> usize {
-        (self.depth - 1) * self.top_k.min(self.tokens_max)
-    }
-
-    fn is_likely(&self, prob: f32) -> bool {
-        prob >= self.path_prob_min
-    }
-}
-
-/// A guess for the next token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Guess {
-    pub(crate) token: TokenId,
-    /// The drafter's probability of the token, given the path before it.
-    pub(crate) prob: f32,
-}
+use crate::sampler::Guess;
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
@@ -49,7 +16,7 @@ struct Node {
     parent: Option<usize>,
     /// Index of the parent among the expanded nodes. `None` if the parent is the text.
     expanded_parent: Option<u32>,
-    depth: usize,
+    depth: u32,
     token: TokenId,
     /// Probability of the whole path.
     prob: f32,
@@ -58,40 +25,42 @@ struct Node {
 /// A draft tree that grows level by level.
 #[derive(Debug)]
 pub(crate) struct DraftTree {
-    options: DraftOptions,
+    /// Limits and mode. A drawn token stays in the draft even if it is unlikely, because leaving it out would change
+    /// the distribution that verification relies on. It is then not expanded.
+    options: SelfDraft,
     /// The `tokens_max` likeliest nodes, likeliest first.
     nodes: Vec<Node>,
     ids: usize,
-    depth: usize,
+    depth: u32,
     expanded_nodes: Vec<Node>,
-    expanded_tokens: Vec<TokenId>,
-    expanded_parents: Vec<Option<u32>>,
+    /// Tokens of the nodes to expand, and their parents among them. `None` stands for the text.
+    expanded: Draft,
     /// Number of nodes that the drafter has computed. Later ones are to be computed next.
     computed: usize,
 }
 
 impl DraftTree {
-    pub(crate) fn new(options: DraftOptions) -> Self {
+    pub(crate) fn new(options: SelfDraft) -> Self {
         DraftTree {
             options,
             nodes: Vec::new(),
             ids: 0,
             depth: 0,
             expanded_nodes: Vec::new(),
-            expanded_tokens: Vec::new(),
-            expanded_parents: Vec::new(),
+            expanded: Draft::default(),
             computed: 0,
         }
     }
 
-    /// Returns the tokens of all nodes to expand so far.
-    pub(crate) fn expanded_tokens(&self) -> &[TokenId] {
-        &self.expanded_tokens
+    /// Returns the largest number of nodes that are expanded.
+    pub(crate) fn expanded_max(&self) -> usize {
+        let level = self.options.top_k.min(self.options.tokens_max);
+        ((self.options.depth - 1) * level) as usize
     }
 
-    /// Returns the parent of each node to expand, as an index among them. `None` stands for the text.
-    pub(crate) fn expanded_parents(&self) -> &[Option<u32>] {
-        &self.expanded_parents
+    /// Returns all nodes to expand so far.
+    pub(crate) fn expanded(&self) -> &Draft {
+        &self.expanded
     }
 
     /// Returns how many of the nodes to expand have been computed. If all have, the tree is complete.
@@ -103,13 +72,15 @@ impl DraftTree {
     /// computed. The first call has the guesses after the text.
     pub(crate) fn grow(&mut self, guesses: &[Vec<Guess>]) {
         self.depth += 1;
+        let options = self.options;
+        let is_likely = |prob: f32| prob >= options.path_prob_min;
         let first = self.computed;
         for (at, guesses) in guesses.iter().enumerate() {
             let parent = (self.depth > 1).then(|| (first + at, self.expanded_nodes[first + at]));
             for guess in guesses {
                 let prob = parent.map_or(1.0, |(_, node)| node.prob) * guess.prob;
                 // This leaves out NaN as well.
-                if !(prob > 0.0 && (self.options.sampled || self.options.is_likely(prob))) {
+                if !(prob > 0.0 && (options.sampled || is_likely(prob))) {
                     continue;
                 }
                 self.nodes.push(Node {
@@ -125,16 +96,17 @@ impl DraftTree {
         }
         self.nodes
             .sort_unstable_by(|a, b| b.prob.total_cmp(&a.prob).then(a.id.cmp(&b.id)));
-        self.nodes.truncate(self.options.tokens_max);
+        self.nodes.truncate(options.tokens_max as usize);
         self.computed = self.expanded_nodes.len();
-        if self.depth < self.options.depth {
-            let (depth, options) = (self.depth, self.options);
-            let likely_leaf = |node: &&Node| node.depth == depth && options.is_likely(node.prob);
+        if self.depth < options.depth {
+            let depth = self.depth;
+            let likely_leaf = |node: &&Node| node.depth == depth && is_likely(node.prob);
             let leaves = self.nodes.iter().filter(likely_leaf);
-            self.expanded_nodes.extend(leaves.take(options.top_k));
+            self.expanded_nodes
+                .extend(leaves.take(options.top_k as usize));
             for node in &self.expanded_nodes[self.computed..] {
-                self.expanded_tokens.push(node.token);
-                self.expanded_parents.push(node.expanded_parent);
+                self.expanded.tokens.push(node.token);
+                self.expanded.parents.push(node.expanded_parent);
             }
         }
     }
@@ -183,23 +155,23 @@ mod tests {
     }
 
     /// Grows a tree, and returns its paths and the number of nodes that were expanded.
-    fn grown(options: DraftOptions) -> (BTreeSet<Vec<TokenId>>, usize) {
+    fn grown(options: SelfDraft) -> (BTreeSet<Vec<TokenId>>, usize) {
         let mut tree = DraftTree::new(options);
-        tree.grow(&[guesses(&[], options.top_k)]);
+        tree.grow(&[guesses(&[], options.top_k as usize)]);
         let mut rows: Vec<Vec<TokenId>> = Vec::new();
-        while tree.computed() < tree.expanded_tokens().len() {
+        while tree.computed() < tree.expanded().tokens.len() {
             let mut level = Vec::new();
-            for row in tree.computed()..tree.expanded_tokens().len() {
-                let mut path = tree.expanded_parents()[row]
+            for row in tree.computed()..tree.expanded().tokens.len() {
+                let mut path = tree.expanded().parents[row]
                     .map_or_else(Vec::new, |parent| rows[parent as usize].clone());
-                path.push(tree.expanded_tokens()[row]);
-                level.push(guesses(&path, options.top_k));
+                path.push(tree.expanded().tokens[row]);
+                level.push(guesses(&path, options.top_k as usize));
                 rows.push(path);
             }
-            assert!(level.len() <= options.top_k);
+            assert!(level.len() <= options.top_k as usize);
             tree.grow(&level);
         }
-        assert!(rows.len() <= options.expanded_max());
+        assert!(rows.len() <= tree.expanded_max());
         let draft = tree.into_draft();
         draft.validate().unwrap();
         let mut paths: Vec<Vec<TokenId>> = Vec::new();
@@ -216,13 +188,13 @@ mod tests {
 
     /// Grows the same tree without any shortcut: expands every level in full, and picks the likeliest nodes at the
     /// end.
-    fn naive(options: DraftOptions) -> BTreeSet<Vec<TokenId>> {
+    fn naive(options: SelfDraft) -> BTreeSet<Vec<TokenId>> {
         let mut all: Vec<(f32, usize, Vec<TokenId>)> = Vec::new();
         let mut level: Vec<(f32, Vec<TokenId>)> = vec![(1.0, Vec::new())];
         for _ in 0..options.depth {
             let mut next = Vec::new();
             for (prob, path) in &level {
-                for guess in guesses(path, options.top_k) {
+                for guess in guesses(path, options.top_k as usize) {
                     let mut path = path.clone();
                     path.push(guess.token);
                     next.push((prob * guess.prob, path));
@@ -233,11 +205,11 @@ mod tests {
                 all.push((*prob, all.len(), path.clone()));
             }
             next.sort_by(|a, b| b.0.total_cmp(&a.0));
-            next.truncate(options.top_k);
+            next.truncate(options.top_k as usize);
             level = next;
         }
         all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        all.truncate(options.tokens_max);
+        all.truncate(options.tokens_max as usize);
         all.into_iter().map(|(_, _, path)| path).collect()
     }
 
@@ -248,7 +220,7 @@ mod tests {
             for top_k in [1, 2, 3, 7] {
                 for tokens_max in [1, 2, 5, 12, 64] {
                     for path_prob_min in [0.0, 0.02, 0.3] {
-                        let options = DraftOptions {
+                        let options = SelfDraft {
                             depth,
                             top_k,
                             tokens_max,
@@ -267,7 +239,7 @@ mod tests {
 
     #[test]
     fn nodes_that_cannot_stay_are_not_expanded() {
-        let options = DraftOptions {
+        let options = SelfDraft {
             depth: 5,
             top_k: 6,
             tokens_max: 64,
@@ -275,12 +247,12 @@ mod tests {
             sampled: false,
         };
         assert_eq!(grown(options).1, 24);
-        let few = DraftOptions {
+        let few = SelfDraft {
             tokens_max: 4,
             ..options
         };
         assert!(grown(few).1 < 10);
-        let likely = DraftOptions {
+        let likely = SelfDraft {
             path_prob_min: 0.5,
             ..options
         };
@@ -289,7 +261,7 @@ mod tests {
 
     #[test]
     fn guesses_of_probability_zero_or_nan_end_a_path() {
-        let mut tree = DraftTree::new(DraftOptions {
+        let mut tree = DraftTree::new(SelfDraft {
             depth: 4,
             top_k: 2,
             tokens_max: 8,
@@ -298,16 +270,16 @@ mod tests {
         });
         let guess = |token, prob| Guess { token, prob };
         tree.grow(&[vec![guess(1, f32::NAN), guess(2, 1.0)]]);
-        assert_eq!(tree.expanded_tokens(), [2]);
+        assert_eq!(tree.expanded().tokens, [2]);
         tree.grow(&[vec![guess(3, 0.0)]]);
-        assert_eq!(tree.computed(), tree.expanded_tokens().len());
+        assert_eq!(tree.computed(), tree.expanded().tokens.len());
         let draft = tree.into_draft();
         assert_eq!((draft.tokens, draft.parents), (vec![2], vec![None]));
     }
 
     #[test]
     fn a_drawn_guess_stays_and_is_not_expanded_if_unlikely() {
-        let mut tree = DraftTree::new(DraftOptions {
+        let mut tree = DraftTree::new(SelfDraft {
             depth: 4,
             top_k: 1,
             tokens_max: 4,
@@ -316,9 +288,9 @@ mod tests {
         });
         let guess = |token, prob| Guess { token, prob };
         tree.grow(&[vec![guess(1, 0.9)]]);
-        assert_eq!(tree.expanded_tokens(), [1]);
+        assert_eq!(tree.expanded().tokens, [1]);
         tree.grow(&[vec![guess(2, 0.1)]]);
-        assert_eq!(tree.computed(), tree.expanded_tokens().len());
+        assert_eq!(tree.computed(), tree.expanded().tokens.len());
         assert_eq!(tree.into_draft().tokens, [1, 2]);
     }
 }

@@ -27,23 +27,18 @@ pub(crate) struct DrafterStateShape {
 }
 
 impl DrafterStateShape {
-    /// Returns the shape for a drafter that reads only tokens. Its row i reads the token at position i.
-    pub(crate) fn reading_tokens(kv: KvShape, context_max: usize) -> Self {
+    /// Creates the shape for a drafter that reads texts of at most `context_max` tokens. Its row i reads the token at
+    /// position i. With `states`, its row i reads the captured states at position i and the token at i + 1.
+    pub(crate) fn new(
+        kv: KvShape,
+        context_max: usize,
+        states: Option<CapturedStatesShape>,
+    ) -> Self {
         DrafterStateShape {
             kv,
             kv_blocks: BlockCount::default(),
             context_max,
-            states: None,
-        }
-    }
-
-    /// Returns the shape for a drafter whose row i reads the states at position i and the token at i + 1.
-    pub(crate) fn reading_states(kv: KvShape, states: CapturedStatesShape) -> Self {
-        DrafterStateShape {
-            kv,
-            kv_blocks: BlockCount::default(),
-            context_max: usize::MAX,
-            states: Some(states),
+            states,
         }
     }
 
@@ -189,16 +184,12 @@ impl DrafterState {
         }
     }
 
-    /// Drops the drafter's own keys and values.
-    pub(crate) fn drop_rows(&mut self) {
-        self.keep_rows(0);
-    }
-
     fn rows_end(&self) -> Option<usize> {
         (self.kv.len() > 0).then(|| self.first_position + self.kv.len())
     }
 
-    fn keep_rows(&mut self, end: usize) {
+    /// Drops the drafter's own keys and values of the rows from `end` on.
+    pub(crate) fn keep_rows(&mut self, end: usize) {
         self.kv.truncate(end.saturating_sub(self.first_position));
     }
 }

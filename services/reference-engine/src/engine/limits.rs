@@ -6,6 +6,7 @@ use refrain_protocol::engine::{DrafterCapabilities, SelfDraft, StepItem, StepReq
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
+use super::session::Session;
 use crate::sampler;
 
 /// The limits of an engine's steps.
@@ -20,14 +21,6 @@ pub(crate) struct StepLimits {
     pub(crate) drafter: Option<DrafterCapabilities>,
 }
 
-/// The facts about an open session that the checks need.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KnownSession {
-    pub(crate) text_len: usize,
-    /// Whether the session was opened with `self_drafts`.
-    pub(crate) self_drafts: bool,
-}
-
 impl StepLimits {
     /// Checks a batch as a whole.
     ///
@@ -35,16 +28,10 @@ impl StepLimits {
     /// `InvalidRequest` if the batch breaks a limit or has a session twice.
     pub(crate) fn check_batch(&self, request: &StepRequest) -> Result<(), ApiError> {
         let items = &request.items;
-        if items.len() > self.max_batch as usize {
-            return Err(ApiError::invalid(
-                "items",
-                format!(
-                    "the batch has {} items; a step takes at most {}",
-                    items.len(),
-                    self.max_batch
-                ),
-            )
-            .with_code("batch_too_large"));
+        let (count, most) = (items.len(), self.max_batch);
+        if count > most as usize {
+            let message = format!("the batch has {count} items; a step takes at most {most}");
+            return Err(ApiError::invalid("items", message).with_code("batch_too_large"));
         }
         let tokens: usize = items
             .iter()
@@ -64,15 +51,13 @@ impl StepLimits {
         }
         let mut seen = HashSet::with_capacity(items.len());
         if let Some(item) = items.iter().find(|item| !seen.insert(item.session)) {
-            return Err(ApiError::invalid(
-                "items",
-                format!("session {} occurs twice in the batch", item.session),
-            ));
+            let message = format!("session {} occurs twice in the batch", item.session);
+            return Err(ApiError::invalid("items", message));
         }
         Ok(())
     }
 
-    /// Checks an item. `known` describes its session, if it is open. Returns the length of the text after `tokens`,
+    /// Checks an item. `session` is its session, if it is open. Returns the length of the text after `tokens`,
     /// which is at least 1.
     ///
     /// # Errors
@@ -81,33 +66,29 @@ impl StepLimits {
         &self,
         index: usize,
         item: &StepItem,
-        known: Option<KnownSession>,
+        session: Option<&Session>,
     ) -> Result<usize, ApiError> {
-        let field = |name: &str| format!("items[{index}].{name}");
-        let known = match (&item.open, known) {
+        let fault = |name: &str, message: String| {
+            ApiError::invalid(format!("items[{index}].{name}"), message)
+        };
+        let (known_len, self_drafts) = match (&item.open, session) {
             (Some(spec), _) => {
                 sampler::validate(&spec.sampling, self.vocab_size)?;
-                KnownSession {
-                    text_len: 0,
-                    self_drafts: spec.self_drafts,
-                }
+                (0, spec.self_drafts)
             }
-            (None, Some(known)) => known,
+            (None, Some(session)) => (session.text.len(), session.drafter_state.is_some()),
             (None, None) => return Err(unknown_session(item.session)),
         };
-        if item.keep_len as usize > known.text_len {
+        if item.keep_len as usize > known_len {
             let message = format!(
-                "keep_len is {}, but the text has only {} tokens",
-                item.keep_len, known.text_len
+                "keep_len is {}, but the text has only {known_len} tokens",
+                item.keep_len
             );
-            return Err(ApiError::invalid(field("keep_len"), message));
+            return Err(fault("keep_len", message));
         }
         let text_len = item.keep_len as usize + item.tokens.len();
         if text_len == 0 {
-            return Err(ApiError::invalid(
-                field("tokens"),
-                "the text must not be empty",
-            ));
+            return Err(fault("tokens", "the text must not be empty".into()));
         }
         let longest = self.max_context as usize - usize::from(item.sample);
         if text_len > longest {
@@ -115,21 +96,16 @@ impl StepLimits {
                 "the text has {text_len} tokens; this model takes at most {}, emitted tokens included",
                 self.max_context
             );
-            return Err(ApiError::invalid(field("tokens"), message)
-                .with_code(code::CONTEXT_LENGTH_EXCEEDED));
+            return Err(fault("tokens", message).with_code(code::CONTEXT_LENGTH_EXCEEDED));
         }
         let draft = item.draft.as_ref().map_or(&[][..], |draft| &draft.tokens);
-        if let Some(token) = item
-            .tokens
-            .iter()
-            .chain(draft)
-            .find(|token| **token >= self.vocab_size)
-        {
+        let mut tokens = item.tokens.iter().chain(draft);
+        if let Some(token) = tokens.find(|token| **token >= self.vocab_size) {
             let message = format!(
                 "token {token} is outside the vocabulary; ids must be below {}",
                 self.vocab_size
             );
-            return Err(ApiError::invalid(field("tokens"), message));
+            return Err(fault("tokens", message));
         }
         if draft.len() > self.max_draft_tokens as usize {
             let message = format!(
@@ -137,25 +113,20 @@ impl StepLimits {
                 draft.len(),
                 self.max_draft_tokens
             );
-            return Err(ApiError::invalid(field("draft"), message).with_code("draft_too_large"));
+            return Err(fault("draft", message).with_code("draft_too_large"));
         }
         if let Some(draft) = &item.draft {
             if !item.sample {
-                return Err(ApiError::invalid(field("draft"), "a draft needs `sample`"));
+                return Err(fault("draft", "a draft needs `sample`".into()));
             }
             draft.validate()?;
         }
         if let Some(wanted) = &item.self_draft {
-            self.check_self_draft(item, wanted, known)
-                .map_err(|(part, message)| {
-                    ApiError::invalid(field(&format!("self_draft{part}")), message)
-                })?;
+            self.check_self_draft(item, wanted, self_drafts)
+                .map_err(|(part, message)| fault(&format!("self_draft{part}"), message))?;
         }
         if item.sample && item.max_emit == 0 {
-            return Err(ApiError::invalid(
-                field("max_emit"),
-                "max_emit must be at least 1",
-            ));
+            return Err(fault("max_emit", "max_emit must be at least 1".into()));
         }
         Ok(text_len)
     }
@@ -165,19 +136,22 @@ impl StepLimits {
         &self,
         item: &StepItem,
         wanted: &SelfDraft,
-        known: KnownSession,
+        self_drafts: bool,
     ) -> Result<(), (&'static str, String)> {
         let Some(drafter) = self.drafter else {
             let message = "this engine has neither an EAGLE-3 head nor a draft model";
             return Err(("", message.into()));
         };
-        if !item.sample {
-            return Err(("", "a draft needs `sample`".into()));
-        }
-        if !known.self_drafts {
-            let message = "the session was opened without `self_drafts`";
-            return Err(("", message.into()));
-        }
+        let refuse = |holds: bool, part, message: &str| match holds {
+            true => Err((part, message.to_owned())),
+            false => Ok(()),
+        };
+        refuse(!item.sample, "", "a draft needs `sample`")?;
+        refuse(
+            !self_drafts,
+            "",
+            "the session was opened without `self_drafts`",
+        )?;
         // A draft that is too large has been refused before.
         let received = item.draft.as_ref().map_or(0, |draft| draft.tokens.len());
         let room = self.max_draft_tokens.saturating_sub(received as u32);
@@ -201,16 +175,17 @@ impl StepLimits {
             );
             return Err((".path_prob_min", message));
         }
-        if wanted.sampled && wanted.top_k > 1 {
-            let message = "with self_draft.sampled, self_draft.top_k must be 1, because drawn drafts are chains";
-            return Err((".sampled", message.into()));
-        }
-        if wanted.sampled && item.draft.is_some() {
-            let message = "self_draft.sampled cannot be combined with `draft`, because a drawn draft cannot be \
-                 merged; send one of them";
-            return Err((".sampled", message.into()));
-        }
-        Ok(())
+        refuse(
+            wanted.sampled && wanted.top_k > 1,
+            ".sampled",
+            "with self_draft.sampled, self_draft.top_k must be 1, because drawn drafts are chains",
+        )?;
+        refuse(
+            wanted.sampled && item.draft.is_some(),
+            ".sampled",
+            "self_draft.sampled cannot be combined with `draft`, because a drawn draft cannot be merged; send one of \
+             them",
+        )
     }
 }
 

@@ -1,10 +1,10 @@
 //! An item of a step that passed all checks, and the draft nodes that the step computes for it.
 
-use refrain_protocol::engine::Draft;
+use refrain_protocol::engine::{Draft, SelfDraft};
 use refrain_protocol::{EngineSessionId, TokenId};
 use refrain_speculation::verify::sampled::Weight;
 
-use crate::drafter::{CompletedDraft, DraftOptions};
+use crate::drafter::CompletedDraft;
 use crate::sampler::DraftedToken;
 
 /// An item that passed all checks.
@@ -24,7 +24,7 @@ pub(super) struct PlannedItem {
     /// Number of draft nodes that came with the item.
     pub(super) received_nodes: usize,
     /// Options of the draft that the engine is to make, if it is to make one.
-    pub(super) self_draft: Option<DraftOptions>,
+    pub(super) self_draft: Option<SelfDraft>,
     /// The nodes that came with the item and that the engine drafted as well.
     pub(super) agreed_nodes: Vec<u32>,
     /// For each node of a draft that was drawn at random, the distribution it was drawn from. Empty for other drafts.

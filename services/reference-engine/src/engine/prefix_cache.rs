@@ -1,24 +1,12 @@
 //! Finished sessions whose KV is kept, so that later sessions with the same prefix can reuse it.
 
-use refrain_protocol::{NamespaceId, TokenId};
-
-use crate::drafter::DrafterState;
-use crate::network::KvCache;
-
-/// A finished session. `kv` holds exactly the tokens of `text`.
-#[derive(Debug)]
-pub(super) struct KeptSession {
-    pub(super) namespace: NamespaceId,
-    pub(super) text: Vec<TokenId>,
-    pub(super) kv: KvCache,
-    pub(super) drafter_state: Option<DrafterState>,
-}
+use super::session::Session;
 
 /// The kept sessions, in order of last use.
 #[derive(Debug, Default)]
 pub(super) struct PrefixCache {
-    /// Least recently used first.
-    kept: Vec<KeptSession>,
+    /// Least recently used first. The KV of each holds exactly the tokens of its text.
+    kept: Vec<Session>,
 }
 
 impl PrefixCache {
@@ -27,7 +15,7 @@ impl PrefixCache {
     }
 
     /// Returns the sessions in order of last use.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &KeptSession> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Session> {
         self.kept.iter()
     }
 
@@ -44,8 +32,8 @@ impl PrefixCache {
     }
 
     /// Adds a session. If a kept session begins with its text, that one is marked as used instead.
-    pub(super) fn insert(&mut self, mut session: KeptSession) {
-        let begins_with_it = |kept: &KeptSession| {
+    pub(super) fn insert(&mut self, mut session: Session) {
+        let begins_with_it = |kept: &Session| {
             kept.namespace == session.namespace && kept.text.starts_with(&session.text)
         };
         if let Some(place) = self.kept.iter().position(begins_with_it) {

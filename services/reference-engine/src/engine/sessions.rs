@@ -8,41 +8,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{Sampling, SessionSpec};
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, NamespaceId, TokenId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
-use super::prefix_cache::{KeptSession, PrefixCache};
+use super::prefix_cache::PrefixCache;
+use super::session::Session;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
 
 /// Delay after which a caller that was refused for lack of room may try again.
 const RETRY_AFTER_MS: u64 = 250;
-
-/// An open session.
-#[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) namespace: NamespaceId,
-    pub(crate) sampling: Sampling,
-    /// All tokens. Between steps, `kv` lacks the last one, whose forward pass is outstanding.
-    pub(crate) text: Vec<TokenId>,
-    pub(crate) kv: KvCache,
-    /// The drafter's state, in sessions that were opened with `self_drafts`.
-    pub(crate) drafter_state: Option<DrafterState>,
-    used: Instant,
-}
-
-impl Session {
-    /// Cuts the text to its first `keep` tokens, and appends `tokens`. The KV cache keeps at most all but the last
-    /// token.
-    pub(super) fn replace_text(&mut self, keep: usize, tokens: &[TokenId]) {
-        self.text.truncate(keep);
-        self.text.extend_from_slice(tokens);
-        let computed = keep.min(self.text.len().saturating_sub(1));
-        self.kv.truncate(computed);
-        if let Some(state) = &mut self.drafter_state {
-            state.truncate(keep, computed);
-        }
-    }
-}
 
 /// All sessions of an engine.
 #[derive(Debug)]
@@ -153,59 +127,39 @@ impl Sessions {
             return 0;
         };
         let wanted = &session.text[..session.text.len().saturating_sub(1)];
-        let have = session.kv.len();
-        let drafter_end =
-            |state: &Option<DrafterState>| state.as_ref().map_or(0, DrafterState::end);
         // Among equal prefixes, the one that the drafter has read furthest is best, if this session drafts.
-        let useful = |state, len: usize| match session.drafter_state {
-            Some(_) => drafter_end(state).min(len),
+        let useful = |other: &Session, len: usize| match session.drafter_state {
+            Some(_) => other.drafter_end().min(len),
             None => 0,
         };
-        let shared = |namespace: NamespaceId, text: &[TokenId], kv: &KvCache| {
-            if namespace != session.namespace {
-                return 0;
-            }
-            let same = text
-                .iter()
-                .zip(wanted)
-                .take_while(|(left, right)| left == right)
-                .count();
-            same.min(kv.len())
-        };
-        let kept = self.kept.iter().enumerate().map(|(place, kept)| {
-            let len = shared(kept.namespace, &kept.text, &kept.kv);
-            (len, Some(place), &kept.kv, &kept.drafter_state)
-        });
-        let open = self
-            .open
-            .iter()
-            .filter(|(other, _)| **other != id)
-            .map(|(_, other)| {
-                let len = shared(other.namespace, &other.text, &other.kv);
-                (len, None, &other.kv, &other.drafter_state)
-            });
-        let Some((len, place, kv, state)) = kept
-            .chain(open)
-            .max_by_key(|(len, _, _, state)| (*len, useful(state, *len)))
-        else {
+        let kept = self.kept.iter().enumerate();
+        let kept = kept.map(|(place, kept)| (Some(place), kept));
+        let open = self.open.iter().filter(|(other, _)| **other != id);
+        let best = kept
+            .chain(open.map(|(_, open)| (None, open)))
+            .map(|(place, other)| (other.shared_len(session.namespace, wanted), place, other))
+            .max_by_key(|(len, _, other)| (*len, useful(other, *len)));
+        let Some((len, place, other)) = best else {
             return 0;
         };
-        if len <= have {
+        let gained = len.saturating_sub(session.kv.len());
+        if gained == 0 {
             return 0;
         }
-        let prefix = kv.prefix(len);
-        let state = state
+        let kv = other.kv.prefix(len);
+        let state = other
+            .drafter_state
             .as_ref()
-            .filter(|_| useful(state, len) > drafter_end(&session.drafter_state))
+            .filter(|_| useful(other, len) > session.drafter_end())
             .map(|state| state.prefix(len));
         if let Some(place) = place {
             self.kept.touch(place);
         }
         if let Some(session) = self.open.get_mut(&id) {
-            session.kv = prefix;
+            session.kv = kv;
             session.drafter_state = state.or(session.drafter_state.take());
         }
-        len - have
+        gained
     }
 
     /// Makes sure that `blocks` more target blocks and `draft_blocks` more drafter blocks can be allocated. Targets
@@ -226,12 +180,9 @@ impl Sessions {
                     format!("open sessions fill the KV cache of {tokens} tokens"),
                 ));
             }
-            for state in self
-                .open
-                .values_mut()
-                .filter_map(|open| open.drafter_state.as_mut())
-            {
-                state.drop_rows();
+            let open = self.open.values_mut();
+            for state in open.filter_map(|open| open.drafter_state.as_mut()) {
+                state.keep_rows(0);
             }
         }
         Ok(())
@@ -252,19 +203,12 @@ impl Sessions {
         let Some(mut session) = self.open.remove(&id) else {
             return;
         };
-        session.text.truncate(session.kv.len());
-        if !keep || session.text.is_empty() {
-            return;
+        session.cut_to_kv();
+        if keep && !session.text.is_empty() {
+            // A kept session never samples again.
+            session.sampling = Sampling::default();
+            self.kept.insert(session);
         }
-        if let Some(state) = &mut session.drafter_state {
-            state.truncate(session.text.len(), session.text.len());
-        }
-        self.kept.insert(KeptSession {
-            namespace: session.namespace,
-            text: session.text,
-            kv: session.kv,
-            drafter_state: session.drafter_state,
-        });
     }
 
     /// Closes sessions that no step has used for the idle time, and returns their number.
@@ -308,6 +252,8 @@ fn overloaded(limit: &str, message: String) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::NamespaceId;
+
     use super::*;
 
     const SHAPE: KvShape = KvShape {

@@ -3,7 +3,7 @@
 use refrain_protocol::engine::StepOutput;
 
 use super::planned_item::PlannedItem;
-use super::sessions::Session;
+use super::session::Session;
 use crate::network::ForwardPass;
 use crate::sampler::Sampler;
 
@@ -28,11 +28,7 @@ pub(super) fn emit(
         text_len: text_len as u32,
         cached_tokens: item.cached_tokens as u32,
         stopped: false,
-        logprobs: session
-            .sampling
-            .top_logprobs
-            .filter(|_| item.sample)
-            .map(|_| Vec::new()),
+        logprobs: (item.sample && session.sampling.top_logprobs.is_some()).then(Vec::new),
     };
     if let Some(state) = &mut session.drafter_state {
         for row in 0..item.chain.len() {
@@ -80,10 +76,7 @@ fn walk(
         };
         let position = (session.text.len() + output.emitted.len()) as u32;
         let (logits, sampling) = (pass.logits(branch, node), &session.sampling);
-        let sampled = match item.drafted_after(at) {
-            None => sampler.sample(logits, sampling, position),
-            Some(drafted) => sampler.verify_drawn(logits, sampling, position, drafted),
-        };
+        let sampled = sampler.sample(logits, sampling, position, item.drafted_after(at));
         output.emitted.push(sampled.token);
         if let (Some(logprobs), Some(logprob)) = (&mut output.logprobs, sampled.logprob) {
             logprobs.push(logprob);

@@ -42,42 +42,33 @@ impl Matrix {
     /// every weight exactly.
     pub(crate) fn pack(parts: &[Vec<f32>], depth: usize, format: WeightFormat) -> Self {
         let rows: usize = parts.iter().map(|part| part.len() / depth).sum();
-        let panels = rows.div_ceil(PANEL_ROWS);
-        let all_rows = || {
-            parts
-                .iter()
-                .flat_map(|part| part.chunks_exact(depth))
-                .enumerate()
-        };
-        let fits = parts
-            .iter()
-            .flatten()
-            .all(|weight| weight.to_bits() & 0xffff == 0);
-        let elements = if format == WeightFormat::Bf16 && fits {
-            let mut words = vec![0u32; panels * depth * PANEL_ROWS / 2];
-            for (row, weights) in all_rows() {
-                let (panel, lane) = (row / PANEL_ROWS, row % PANEL_ROWS);
-                let (word, high) = (lane % (PANEL_ROWS / 2), lane >= PANEL_ROWS / 2);
-                for (k, weight) in weights.iter().enumerate() {
-                    let bits = if high {
-                        weight.to_bits()
-                    } else {
-                        weight.to_bits() >> 16
-                    };
-                    words[(panel * depth + k) * PANEL_ROWS / 2 + word] |= bits;
-                }
-            }
-            PackedPanels::Bf16(words)
+        let len = rows.next_multiple_of(PANEL_ROWS) * depth;
+        let mut weights = parts.iter().flatten();
+        let fits = weights.all(|weight| weight.to_bits() & 0xffff == 0);
+        let mut elements = if format == WeightFormat::Bf16 && fits {
+            PackedPanels::Bf16(Vec::with_capacity(len / 2))
         } else {
-            let mut floats = vec![0f32; panels * depth * PANEL_ROWS];
-            for (row, weights) in all_rows() {
-                let (panel, lane) = (row / PANEL_ROWS, row % PANEL_ROWS);
-                for (k, weight) in weights.iter().enumerate() {
-                    floats[(panel * depth + k) * PANEL_ROWS + lane] = *weight;
+            PackedPanels::F32(Vec::with_capacity(len))
+        };
+        let mut all_rows = parts.iter().flat_map(|part| part.chunks_exact(depth));
+        for _ in 0..len / (depth * PANEL_ROWS) {
+            let mut panel = vec![0f32; depth * PANEL_ROWS];
+            for (lane, row) in all_rows.by_ref().take(PANEL_ROWS).enumerate() {
+                for (k, weight) in row.iter().enumerate() {
+                    panel[k * PANEL_ROWS + lane] = *weight;
                 }
             }
-            PackedPanels::F32(floats)
-        };
+            match &mut elements {
+                PackedPanels::F32(floats) => floats.extend(panel),
+                PackedPanels::Bf16(words) => {
+                    for k in panel.chunks_exact(PANEL_ROWS) {
+                        let (low, high) = k.split_at(PANEL_ROWS / 2);
+                        let pairs = low.iter().zip(high);
+                        words.extend(pairs.map(|(low, high)| low.to_bits() >> 16 | high.to_bits()));
+                    }
+                }
+            }
+        }
         Matrix {
             elements,
             rows,

@@ -58,31 +58,19 @@ fn multiply_with(
         (columns.count - 1) * out_stride + panels.count * PANEL_ROWS <= out.len(),
         "products reach past their slice"
     );
-    match (isa, panels.elements) {
-        // The four calls are spelled out so that other architectures have no unsafe code at all.
-        //
+    match isa {
         // SAFETY: the assertions above bound every read and write of the kernel. Only `InstructionSet::available`
         // makes this variant, after it detected the instructions.
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512, PanelElements::F32(held)) => unsafe {
-            x86::avx512::from_f32::run(held.as_ptr(), panels, columns, out, out_stride, carry);
+        InstructionSet::Avx512 => unsafe {
+            x86::avx512::run(panels, columns, out, out_stride, carry);
         },
-        // SAFETY: as for the first call.
+        // SAFETY: as for the other instruction set.
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512, PanelElements::Bf16(held)) => unsafe {
-            x86::avx512::from_bf16::run(held.as_ptr(), panels, columns, out, out_stride, carry);
+        InstructionSet::Avx2 => unsafe {
+            x86::avx2::run(panels, columns, out, out_stride, carry);
         },
-        // SAFETY: as for the first call.
-        #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx2, PanelElements::F32(held)) => unsafe {
-            x86::avx2::from_f32::run(held.as_ptr(), panels, columns, out, out_stride, carry);
-        },
-        // SAFETY: as for the first call.
-        #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx2, PanelElements::Bf16(held)) => unsafe {
-            x86::avx2::from_bf16::run(held.as_ptr(), panels, columns, out, out_stride, carry);
-        },
-        (InstructionSet::Plain, _) => plain(panels, columns, out, out_stride, carry),
+        InstructionSet::Plain => plain(panels, columns, out, out_stride, carry),
     }
 }
 

@@ -40,6 +40,19 @@ fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { value * scale }
 }
 
+/// Returns the largest value. NaN counts as minus infinity.
+#[inline(always)]
+fn largest(values: &[f32]) -> f32 {
+    let larger = |peak: f32, value: &f32| if *value > peak { *value } else { peak };
+    let mut peaks = [f32::NEG_INFINITY; SUMS];
+    for chunk in values.chunks(SUMS) {
+        for (peak, value) in peaks.iter_mut().zip(chunk) {
+            *peak = larger(*peak, value);
+        }
+    }
+    peaks.iter().fold(f32::NEG_INFINITY, larger)
+}
+
 vectorised! {
     /// Computes `out = weight * x / sqrt(mean(x^2) + eps)`. All slices have one length.
     fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
@@ -72,13 +85,7 @@ vectorised! {
 vectorised! {
     /// Turns attention scores, in order of position, into `exp(scale * (score - max))`, and returns their sum.
     fn softmax_weights(scores: &mut [f32], scale: f32) -> f32 {
-        let mut peaks = [f32::NEG_INFINITY; SUMS];
-        for chunk in scores.chunks(SUMS) {
-            for (peak, score) in peaks.iter_mut().zip(chunk) {
-                *peak = if *score > *peak { *score } else { *peak };
-            }
-        }
-        let peak = peaks.iter().fold(f32::NEG_INFINITY, |peak, value| if *value > peak { *value } else { peak });
+        let peak = largest(scores);
         let mut sums = [0.0f32; SUMS];
         for chunk in scores.chunks_mut(SUMS) {
             for (sum, score) in sums.iter_mut().zip(chunk) {
@@ -102,13 +109,7 @@ vectorised! {
 vectorised! {
     /// Returns the largest value. NaN counts as minus infinity.
     fn peak(values: &[f32]) -> f32 {
-        let mut peaks = [f32::NEG_INFINITY; SUMS];
-        for chunk in values.chunks(SUMS) {
-            for (peak, value) in peaks.iter_mut().zip(chunk) {
-                *peak = if *value > *peak { *value } else { *peak };
-            }
-        }
-        peaks.iter().fold(f32::NEG_INFINITY, |peak, value| if *value > peak { *value } else { peak })
+        largest(values)
     }
 }
 

@@ -110,9 +110,7 @@ impl Architecture {
     /// # Errors
     /// Fails for a key that is missing or wrong, and for a network of another kind.
     pub(crate) fn from_json(config: &[u8], generation: Option<&[u8]>) -> Result<Self, ModelError> {
-        let json: ConfigJson = serde_json::from_slice(config)
-            .map_err(|error| ModelError::Config(error.to_string()))?;
-        Architecture::of(json, &MODEL, generation)
+        Architecture::of(serde_json::from_slice(config)?, &MODEL, generation)
     }
 
     /// Reads the `config.json` of an EAGLE-3 head, which is one Llama layer. Its context length and end tokens are
@@ -121,20 +119,14 @@ impl Architecture {
     /// # Errors
     /// Fails for a key that is missing or wrong, and for a network of another kind.
     pub(crate) fn of_head(config: &[u8]) -> Result<Self, ModelError> {
-        let fault = |error: serde_json::Error| ModelError::Config(error.to_string());
-        let mut json: Value = serde_json::from_slice(config).map_err(fault)?;
+        let mut json: Value = serde_json::from_slice(config)?;
         if let Some(json) = json.as_object_mut() {
             json.remove("eos_token_id");
             json.insert("max_position_embeddings".into(), SIZE_MAX.into());
         }
-        let json: ConfigJson = serde_json::from_value(json).map_err(fault)?;
-        if json.num_hidden_layers != 1 {
-            return Err(ModelError::Unsupported {
-                key: "num_hidden_layers",
-                found: json.num_hidden_layers.to_string(),
-                supported: "heads of one layer",
-            });
-        }
+        let json: ConfigJson = serde_json::from_value(json)?;
+        let (key, layers) = ("num_hidden_layers", json.num_hidden_layers);
+        ModelError::unless_supported(layers == 1, key, layers, "heads of one layer")?;
         Architecture::of(json, &HEAD, None)
     }
 
@@ -146,23 +138,19 @@ impl Architecture {
         json.check_kind(kind)?;
         let kv_heads = json.num_key_value_heads.unwrap_or(json.num_attention_heads);
         json.check_sizes(kv_heads)?;
-        let head_dim = match json.head_dim {
-            Some(width) => width,
-            None if json.hidden_size.is_multiple_of(json.num_attention_heads) => {
-                json.hidden_size / json.num_attention_heads
-            }
-            None => {
-                return Err(ModelError::Config(format!(
-                    "hidden_size {} is not a multiple of num_attention_heads {}, and head_dim is missing",
-                    json.hidden_size, json.num_attention_heads
-                )));
-            }
-        };
-        if head_dim == 0 || !head_dim.is_multiple_of(2) {
-            return Err(ModelError::Config(format!(
-                "head_dim is {head_dim}; it must be even and positive"
-            )));
-        }
+        let (hidden, heads) = (json.hidden_size, json.num_attention_heads);
+        ModelError::unless(
+            json.head_dim.is_some() || hidden.is_multiple_of(heads),
+            || {
+                format!(
+                    "hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is missing"
+                )
+            },
+        )?;
+        let head_dim = json.head_dim.unwrap_or(hidden / heads);
+        ModelError::unless(head_dim > 0 && head_dim.is_multiple_of(2), || {
+            format!("head_dim is {head_dim}; it must be even and positive")
+        })?;
         let rope_frequencies = json.rope_frequencies(head_dim)?;
         let mut eos_token_ids = json.eos_token_id.map(EosIds::into_vec).unwrap_or_default();
         if let Some(generation) = generation {
@@ -173,14 +161,13 @@ impl Architecture {
                 eos_token_ids = ids.into_vec();
             }
         }
-        if let Some(id) = eos_token_ids
-            .iter()
-            .find(|id| **id as usize >= json.vocab_size)
-        {
-            return Err(ModelError::Config(format!(
-                "eos_token_id {id} must be below vocab_size {}",
-                json.vocab_size
-            )));
+        for id in &eos_token_ids {
+            ModelError::unless((*id as usize) < json.vocab_size, || {
+                format!(
+                    "eos_token_id {id} must be below vocab_size {}",
+                    json.vocab_size
+                )
+            })?;
         }
         Ok(Architecture {
             vocab_size: json.vocab_size,
@@ -207,32 +194,32 @@ impl ConfigJson {
             (self.model_type.as_deref(), named_so),
             (Some("llama"), None | Some(true)) | (None, Some(true))
         );
-        let unsupported = |key, found: String, supported| {
-            Err(ModelError::Unsupported {
-                key,
-                found,
-                supported,
-            })
-        };
-        if !kind_fits {
-            let found = format!("{:?} ({:?})", self.model_type, self.architectures);
-            return unsupported("model_type (architectures)", found, kind.supported);
-        }
-        if let Some(act) = self.hidden_act.as_deref().filter(|act| *act != "silu") {
-            return unsupported("hidden_act", format!("{act:?}"), "\"silu\"");
-        }
-        if self.attention_bias {
-            return unsupported("attention_bias", "true".into(), "projections without bias");
-        }
-        if self.mlp_bias {
-            return unsupported("mlp_bias", "true".into(), "projections without bias");
-        }
-        if self.quantization_config.is_some() {
-            return unsupported(
+        let kind_found = format!("{:?} ({:?})", self.model_type, self.architectures);
+        let act = self.hidden_act.as_deref().unwrap_or("silu");
+        let without_bias = "projections without bias";
+        for (fits, key, found, supported) in [
+            (
+                kind_fits,
+                "model_type (architectures)",
+                kind_found,
+                kind.supported,
+            ),
+            (act == "silu", "hidden_act", format!("{act:?}"), "\"silu\""),
+            (
+                !self.attention_bias,
+                "attention_bias",
+                "true".into(),
+                without_bias,
+            ),
+            (!self.mlp_bias, "mlp_bias", "true".into(), without_bias),
+            (
+                self.quantization_config.is_none(),
                 "quantization_config",
                 "set".into(),
                 "f32, f16 and bf16 weights",
-            );
+            ),
+        ] {
+            ModelError::unless_supported(fits, key, found, supported)?;
         }
         Ok(())
     }
@@ -248,25 +235,19 @@ impl ConfigJson {
             ("max_position_embeddings", self.max_position_embeddings),
         ];
         for (key, size) in sizes {
-            if size == 0 || size > SIZE_MAX {
-                return Err(ModelError::Config(format!(
-                    "{key} is {size}; it must be from 1 to {SIZE_MAX}"
-                )));
-            }
+            ModelError::unless((1..=SIZE_MAX).contains(&size), || {
+                format!("{key} is {size}; it must be from 1 to {SIZE_MAX}")
+            })?;
         }
-        if !self.num_attention_heads.is_multiple_of(kv_heads) {
-            return Err(ModelError::Config(format!(
-                "num_attention_heads {} is not a multiple of num_key_value_heads {kv_heads}",
-                self.num_attention_heads
-            )));
-        }
-        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
-            return Err(ModelError::Config(format!(
-                "rms_norm_eps is {}; it must be between 0 and 1",
-                self.rms_norm_eps
-            )));
-        }
-        Ok(())
+        let (heads, eps) = (self.num_attention_heads, self.rms_norm_eps);
+        ModelError::unless(heads.is_multiple_of(kv_heads), || {
+            format!(
+                "num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+            )
+        })?;
+        ModelError::unless(eps > 0.0 && eps < 1.0, || {
+            format!("rms_norm_eps is {eps}; it must be between 0 and 1")
+        })
     }
 
     /// Returns the radians per position of each pair: theta^(-2i / head_dim), scaled as `rope_scaling` says.
@@ -281,11 +262,9 @@ impl ConfigJson {
             .rope_theta
             .or_else(|| number("rope_theta"))
             .unwrap_or(10_000.0);
-        if !(theta.is_finite() && theta > 1.0) {
-            return Err(ModelError::Config(format!(
-                "rope_theta is {theta}; it must be greater than 1"
-            )));
-        }
+        ModelError::unless(theta.is_finite() && theta > 1.0, || {
+            format!("rope_theta is {theta}; it must be greater than 1")
+        })?;
         let plain = (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64));
         let kind = scaling
             .and_then(|scaling| scaling.get("rope_type").or_else(|| scaling.get("type")))
@@ -303,21 +282,22 @@ impl ConfigJson {
                 let factor = needed("factor")?;
                 let (low, high) = (needed("low_freq_factor")?, needed("high_freq_factor")?);
                 let trained = needed("original_max_position_embeddings")?;
-                if high <= low {
-                    return Err(ModelError::Config(
-                        "rope_scaling: high_freq_factor must be greater than low_freq_factor"
-                            .into(),
-                    ));
-                }
+                ModelError::unless(high > low, || {
+                    "rope_scaling: high_freq_factor must be greater than low_freq_factor".into()
+                })?;
                 Ok(plain
                     .map(|frequency| llama3(frequency, factor, low, high, trained) as f32)
                     .collect())
             }
-            other => Err(ModelError::Unsupported {
-                key: "rope_scaling.rope_type",
-                found: other.map_or("not a string".into(), |kind| format!("{kind:?}")),
-                supported: "\"default\" and \"llama3\"",
-            }),
+            other => {
+                let found = other.map_or("not a string".into(), |kind| format!("{kind:?}"));
+                let supported = "\"default\" and \"llama3\"";
+                Err(ModelError::unsupported(
+                    "rope_scaling.rope_type",
+                    found,
+                    supported,
+                ))
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Finds a model's files: in a folder of Hugging Face's layout, or compiled into this binary.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use miniz_oxide::inflate::decompress_to_vec;
+use refrain_tokenization::{TokenizationError, Tokenizer};
 use serde::Deserialize;
 
 use super::error::ModelError;
@@ -22,8 +22,8 @@ pub(crate) const HEAD_OFF: &str = "off";
 pub struct ModelFiles {
     /// The name that clients use for the model, unless the configuration sets another.
     pub(crate) name: String,
-    pub(crate) config_json: Cow<'static, [u8]>,
-    pub(crate) generation_config_json: Option<Cow<'static, [u8]>>,
+    pub(crate) config_json: Vec<u8>,
+    pub(crate) generation_config_json: Option<Vec<u8>>,
     /// The tokenizer and the chat template. `None` if there is no `tokenizer.json`.
     pub tokenization: Option<refrain_tokenization::ModelFiles>,
     pub(crate) weights: WeightSource,
@@ -60,10 +60,8 @@ macro_rules! packed_weights {
 pub(crate) fn shipped_model() -> ModelFiles {
     ModelFiles {
         name: "refrain-tiny".into(),
-        config_json: Cow::Borrowed(include_bytes!("../../model/config.json")),
-        generation_config_json: Some(Cow::Borrowed(include_bytes!(
-            "../../model/generation_config.json"
-        ))),
+        config_json: include_bytes!("../../model/config.json").to_vec(),
+        generation_config_json: Some(include_bytes!("../../model/generation_config.json").to_vec()),
         tokenization: Some(refrain_tokenization::ModelFiles {
             config_json: Some(include_bytes!("../../model/config.json").to_vec()),
             generation_config_json: None,
@@ -85,7 +83,7 @@ impl ModelFiles {
     pub fn open(source: &str) -> Result<Self, ModelError> {
         match source.strip_prefix("builtin:") {
             Some("refrain-tiny") => Ok(shipped_model()),
-            Some(_) => Err(ModelError::File {
+            Some(_) => Err(ModelError::Read {
                 path: source.to_owned(),
                 reason: format!("no such model is compiled in; use {SHIPPED_MODEL} or a folder"),
             }),
@@ -100,24 +98,30 @@ impl ModelFiles {
     /// Fails for a file that is missing or unreadable.
     pub(crate) fn from_dir(folder: impl AsRef<Path>) -> Result<Self, ModelError> {
         let folder = folder.as_ref();
+        let name = folder.file_name().unwrap_or("model".as_ref());
         let generation = folder.join("generation_config.json");
-        let tokenization = match folder.join("tokenizer.json").exists() {
-            true => Some(refrain_tokenization::ModelFiles::from_dir(folder)?),
-            false => None,
-        };
+        let generation = generation.exists().then(|| read(&generation)).transpose()?;
+        let has_tokenizer = folder.join("tokenizer.json").exists();
         Ok(ModelFiles {
-            name: folder.file_name().map_or_else(
-                || "model".into(),
-                |name| name.to_string_lossy().into_owned(),
-            ),
-            config_json: Cow::Owned(read(&folder.join("config.json"))?),
-            generation_config_json: match generation.exists() {
-                true => Some(Cow::Owned(read(&generation)?)),
-                false => None,
-            },
-            tokenization,
+            name: name.to_string_lossy().into_owned(),
+            config_json: read(&folder.join("config.json"))?,
+            generation_config_json: generation,
+            tokenization: has_tokenizer
+                .then(|| refrain_tokenization::ModelFiles::from_dir(folder))
+                .transpose()?,
             weights: WeightSource::Files(shards(folder)?),
         })
+    }
+
+    /// Returns the tokenizer, if there is one.
+    ///
+    /// # Errors
+    /// Fails if `tokenizer.json` cannot be used.
+    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>, TokenizationError> {
+        let files = self.tokenization.as_ref();
+        files
+            .map(refrain_tokenization::ModelFiles::tokenizer)
+            .transpose()
     }
 }
 
@@ -126,7 +130,7 @@ impl ModelFiles {
 pub(crate) struct HeadFiles {
     /// The folder of the head, or the name of the compiled-in model.
     pub(crate) source: String,
-    pub(crate) config_json: Cow<'static, [u8]>,
+    pub(crate) config_json: Vec<u8>,
     pub(crate) weights: WeightSource,
 }
 
@@ -134,12 +138,15 @@ pub(crate) struct HeadFiles {
 pub(crate) fn shipped_head() -> HeadFiles {
     HeadFiles {
         source: SHIPPED_MODEL.to_owned(),
-        config_json: Cow::Borrowed(include_bytes!("../../model/eagle3/config.json")),
+        config_json: include_bytes!("../../model/eagle3/config.json").to_vec(),
         weights: packed_weights!("eagle3"),
     }
 }
 
 impl HeadFiles {
+    /// How faults of a head begin, before the name of its source.
+    pub(crate) const KIND: &str = "EAGLE-3 head";
+
     /// Opens the head for the model of source `model`. `setting` is a folder, [`HEAD_AUTO`] or [`HEAD_OFF`].
     ///
     /// # Errors
@@ -150,10 +157,10 @@ impl HeadFiles {
             HEAD_AUTO if model == SHIPPED_MODEL => Ok(Some(shipped_head())),
             HEAD_AUTO => {
                 let folder = Path::new(model).join("eagle3");
-                match folder.is_dir() {
-                    true => HeadFiles::from_dir(&folder).map(Some),
-                    false => Ok(None),
-                }
+                folder
+                    .is_dir()
+                    .then(|| HeadFiles::from_dir(&folder))
+                    .transpose()
             }
             folder => HeadFiles::from_dir(Path::new(folder)).map(Some),
         }
@@ -165,13 +172,10 @@ impl HeadFiles {
     /// Fails for a file that is missing or unreadable.
     pub(crate) fn from_dir(folder: &Path) -> Result<Self, ModelError> {
         let source = folder.display().to_string();
-        let fault = |fault| ModelError::Eagle3Head {
-            head: source.clone(),
-            fault: Box::new(fault),
-        };
+        let fault = |fault: ModelError| fault.of_drafter(HeadFiles::KIND, &source);
         let pickled = folder.join("pytorch_model.bin");
         if pickled.exists() && !folder.join("model.safetensors").exists() {
-            return Err(fault(ModelError::File {
+            return Err(fault(ModelError::Read {
                 path: pickled.display().to_string(),
                 reason: "pickled weights are not read, because unpickling can run code; convert them once with Python: \
                          from safetensors.torch import save_file; import torch; \
@@ -180,7 +184,7 @@ impl HeadFiles {
             }));
         }
         Ok(HeadFiles {
-            config_json: Cow::Owned(read(&folder.join("config.json")).map_err(fault)?),
+            config_json: read(&folder.join("config.json")).map_err(fault)?,
             weights: WeightSource::Files(shards(folder).map_err(fault)?),
             source,
         })
@@ -202,7 +206,7 @@ impl WeightSource {
                 let name = "compiled-in weights".to_owned();
                 match decompress_to_vec(high) {
                     Ok(high) => Ok(vec![(name, interleave(low, &high))]),
-                    Err(error) => Err(ModelError::WeightFile {
+                    Err(error) => Err(ModelError::Content {
                         file: name,
                         reason: error.to_string(),
                     }),
@@ -224,7 +228,7 @@ fn interleave(low: &[u8], high: &[u8]) -> Vec<u8> {
 
 /// Reads a whole file.
 fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
-    std::fs::read(path).map_err(|error| ModelError::File {
+    std::fs::read(path).map_err(|error| ModelError::Read {
         path: path.display().to_string(),
         reason: error.to_string(),
     })
@@ -238,12 +242,12 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     }
     let index = folder.join("model.safetensors.index.json");
     if !index.exists() {
-        return Err(ModelError::File {
+        return Err(ModelError::Read {
             path: single.display().to_string(),
             reason: "neither this file nor model.safetensors.index.json exists".into(),
         });
     }
-    let fault = |reason: String| ModelError::WeightFile {
+    let fault = |reason: String| ModelError::Content {
         file: index.display().to_string(),
         reason,
     };

@@ -28,7 +28,7 @@ impl WeightTensors<'_> {
         let shards = files
             .iter()
             .map(|(file, bytes)| {
-                SafeTensors::deserialize(bytes).map_err(|error| ModelError::WeightFile {
+                SafeTensors::deserialize(bytes).map_err(|error| ModelError::Content {
                     file: file.clone(),
                     reason: error.to_string(),
                 })
@@ -95,15 +95,14 @@ impl WeightTensors<'_> {
             .shards
             .iter()
             .find_map(|shard| shard.tensor(name).ok())
-            .ok_or_else(|| ModelError::MissingTensor {
-                name: name.to_owned(),
+            .ok_or_else(|| {
+                ModelError::Tensor(format!("{name} is missing from the model's weights"))
             })?;
         if view.shape() != shape {
-            return Err(ModelError::Shape {
-                name: name.to_owned(),
-                expected: shape.to_vec(),
-                found: view.shape().to_vec(),
-            });
+            let found = view.shape();
+            return Err(ModelError::Tensor(format!(
+                "{name} has shape {found:?}; config.json requires {shape:?}"
+            )));
         }
         Ok(view)
     }
@@ -115,10 +114,9 @@ fn numbers<const N: usize, T>(view: &TensorView<'_>, read: impl Fn([u8; N]) -> T
     elements.iter().map(|bytes| read(*bytes)).collect()
 }
 
-fn unreadable(name: &str, found: Dtype, readable: &'static str) -> ModelError {
-    ModelError::Type {
-        name: name.to_owned(),
-        found: found.to_string().to_lowercase(),
-        readable,
-    }
+fn unreadable(name: &str, found: Dtype, readable: &str) -> ModelError {
+    let found = found.to_string().to_lowercase();
+    ModelError::Tensor(format!(
+        "{name} has type {found}; this engine reads {readable}"
+    ))
 }

@@ -1,22 +1,17 @@
 //! Attention of a sequence's new rows over its committed positions and its draft tree.
 
+use std::slice::ChunksExact;
+
 use super::branch::{Branch, TreePaths};
 use super::draft_kv::DraftKv;
-use super::kv_cache::{BLOCK_TOKENS, KvCache};
+use super::kv_cache::BLOCK_TOKENS;
 use crate::kernels::{Columns, PANEL_ROWS, PanelElements, Panels, multiply, softmax_weights};
 use crate::model::Architecture;
 
 /// Inputs of one layer's attention.
 struct AttentionInputs<'a> {
     layer: usize,
-    kv: &'a KvCache,
-    /// Position of the first row.
-    start: usize,
-    /// Number of rows that belong to the sequence.
-    chain: usize,
-    /// Number of draft nodes. All but the first `computed_nodes` are rows.
-    nodes: usize,
-    computed_nodes: usize,
+    branch: &'a Branch<'a>,
     paths: &'a TreePaths,
     draft: &'a DraftKv,
 }
@@ -24,7 +19,18 @@ struct AttentionInputs<'a> {
 impl AttentionInputs<'_> {
     /// Returns the number of committed positions, those of this pass included.
     fn end(&self) -> usize {
-        self.start + self.chain
+        self.branch.start + self.chain()
+    }
+
+    /// Returns the number of rows that belong to the sequence. The others are draft nodes.
+    fn chain(&self) -> usize {
+        self.branch.chain.len()
+    }
+
+    /// Returns the nodes from the root to that of a row, which must be a draft node.
+    fn path(&self, row: usize) -> &[u32] {
+        self.paths
+            .of(self.branch.computed_nodes + row - self.chain())
     }
 
     /// Returns the index at which a column's scores of draft nodes begin.
@@ -32,13 +38,17 @@ impl AttentionInputs<'_> {
         self.end().next_multiple_of(BLOCK_TOKENS)
     }
 
+    /// Returns the first position of each block of committed positions, with the first row that sees the block.
+    fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
+        let seen_from = |at: usize| at.saturating_sub(self.branch.start).min(self.chain());
+        (0..self.end())
+            .step_by(BLOCK_TOKENS)
+            .map(move |at| (at, seen_from(at)))
+    }
+
     /// Returns how many positions a row sees of the block that begins at `at`.
     fn visible(&self, row: usize, at: usize) -> usize {
-        let end = if row < self.chain {
-            self.start + row + 1
-        } else {
-            self.end()
-        };
+        let end = self.end().min(self.branch.start + row + 1);
         (end - at).min(BLOCK_TOKENS)
     }
 }
@@ -46,8 +56,9 @@ impl AttentionInputs<'_> {
 /// Computes attention. It keeps its buffers between calls.
 #[derive(Debug)]
 pub(crate) struct Attention {
-    heads: usize,
     kv_heads: usize,
+    /// Number of query heads that share a key-value head.
+    group: usize,
     head_dim: usize,
     scale: f32,
     queries: Vec<f32>,
@@ -60,8 +71,8 @@ pub(crate) struct Attention {
 impl Attention {
     pub(crate) fn new(architecture: &Architecture) -> Self {
         Attention {
-            heads: architecture.heads,
             kv_heads: architecture.kv_heads,
+            group: architecture.heads / architecture.kv_heads,
             head_dim: architecture.head_dim,
             scale: 1.0 / (architecture.head_dim as f32).sqrt(),
             queries: Vec::new(),
@@ -73,31 +84,23 @@ impl Attention {
     }
 
     /// Stores the new keys and values, and computes attention. `projected` holds the queries, keys and values of each
-    /// row, `width` apart. `out` gets `heads * head_dim` values per row.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "one call site; a struct would only rename the arguments"
-    )]
+    /// row. `out` gets the elements of all heads of each row.
     pub(crate) fn run(
         &mut self,
         layer: usize,
         branch: &mut Branch<'_>,
         paths: &TreePaths,
         draft: &mut DraftKv,
-        projected: &[f32],
-        width: usize,
+        projected: ChunksExact<'_, f32>,
         out: &mut [f32],
     ) {
-        if projected.is_empty() {
-            return;
-        }
-        let chain = branch.chain.len();
-        let (query_len, key_len) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        for (row, projected) in projected.chunks_exact(width).enumerate() {
+        let (dim, chain) = (self.head_dim, branch.chain.len());
+        let query_len = self.kv_heads * self.group * dim;
+        for (row, projected) in projected.clone().enumerate() {
             for head in 0..self.kv_heads {
-                let at = query_len + head * self.head_dim;
-                let key = &projected[at..][..self.head_dim];
-                let value = &projected[at + key_len..][..self.head_dim];
+                let at = query_len + head * dim;
+                let key = &projected[at..][..dim];
+                let value = &projected[at + self.kv_heads * dim..][..dim];
                 if row < chain {
                     branch.kv.write(layer, head, branch.start + row, key, value);
                 } else {
@@ -105,18 +108,17 @@ impl Attention {
                 }
             }
         }
+        if projected.len() == 0 {
+            return;
+        }
         let inputs = AttentionInputs {
             layer,
-            kv: branch.kv,
-            start: branch.start,
-            chain,
-            nodes: branch.nodes.len(),
-            computed_nodes: branch.computed_nodes,
+            branch,
             paths,
             draft,
         };
         for head in 0..self.kv_heads {
-            self.head(&inputs, head, projected, width, out);
+            self.head(&inputs, head, projected.clone(), out);
         }
     }
 
@@ -126,42 +128,37 @@ impl Attention {
         &mut self,
         inputs: &AttentionInputs<'_>,
         head: usize,
-        projected: &[f32],
-        width: usize,
+        projected: ChunksExact<'_, f32>,
         out: &mut [f32],
     ) {
-        let (dim, group) = (self.head_dim, self.heads / self.kv_heads);
-        let rows = inputs.chain + inputs.nodes - inputs.computed_nodes;
+        let (dim, group) = (self.head_dim, self.group);
         self.queries.clear();
-        for row in projected.chunks_exact(width) {
+        for row in projected {
             self.queries
                 .extend_from_slice(&row[head * group * dim..][..group * dim]);
         }
-        let stride = self.score(inputs, head, rows, group);
+        let stride = self.score(inputs, head);
         self.sums.clear();
         for (column, scores) in self.scores.chunks_exact_mut(stride).enumerate() {
             let row = column / group;
-            let count = if row < inputs.chain {
-                inputs.start + row + 1
+            let count = if row < inputs.chain() {
+                inputs.branch.start + row + 1
             } else {
-                let path = inputs.paths.of(inputs.computed_nodes + row - inputs.chain);
+                let nodes = inputs.path(row).iter();
                 self.path.clear();
-                self.path.extend(
-                    path.iter()
-                        .map(|node| scores[inputs.draft_at() + *node as usize]),
-                );
-                scores[inputs.end()..][..path.len()].copy_from_slice(&self.path);
-                inputs.end() + path.len()
+                self.path
+                    .extend(nodes.map(|node| scores[inputs.draft_at() + *node as usize]));
+                scores[inputs.end()..][..self.path.len()].copy_from_slice(&self.path);
+                inputs.end() + self.path.len()
             };
             self.sums
                 .push(softmax_weights(&mut scores[..count], self.scale));
         }
-        self.sum_values(inputs, head, rows, group, stride);
-        let padded = self.out.len() / (rows * group);
+        let padded = self.sum_values(inputs, head, stride);
         for (column, (sums, sum)) in self.out.chunks_exact(padded).zip(&self.sums).enumerate() {
             let (row, g) = (column / group, column % group);
             let inverse = 1.0 / sum;
-            let out = &mut out[(row * self.heads + head * group + g) * dim..][..dim];
+            let out = &mut out[((row * self.kv_heads + head) * group + g) * dim..][..dim];
             for (out, value) in out.iter_mut().zip(sums) {
                 *out = value * inverse;
             }
@@ -170,89 +167,65 @@ impl Attention {
 
     /// Computes the scores of every column, and returns the distance between columns. A column holds the committed
     /// positions in order and, from the next block border on, the draft nodes.
-    fn score(
-        &mut self,
-        inputs: &AttentionInputs<'_>,
-        head: usize,
-        rows: usize,
-        group: usize,
-    ) -> usize {
-        let stride = inputs.draft_at() + inputs.nodes.next_multiple_of(PANEL_ROWS);
-        self.scores.resize(rows * group * stride, 0.0);
+    fn score(&mut self, inputs: &AttentionInputs<'_>, head: usize) -> usize {
+        let nodes = inputs.branch.nodes.len();
+        let stride = inputs.draft_at() + nodes.next_multiple_of(PANEL_ROWS);
+        let columns = inputs.branch.rows() * self.group;
+        self.scores.resize(columns * stride, 0.0);
         let mut product = |panels: Panels<'_>, first_row: usize, at: usize| {
-            let first = first_row * group;
+            let first = first_row * self.group;
             let columns = Columns {
                 values: &self.queries[first * self.head_dim..],
                 stride: self.head_dim,
-                count: rows * group - first,
+                count: columns - first,
             };
-            multiply(
-                panels,
-                columns,
-                &mut self.scores[first * stride + at..],
-                stride,
-                false,
-            );
+            let scores = &mut self.scores[first * stride + at..];
+            multiply(panels, columns, scores, stride, false);
         };
-        for block in 0..inputs.end().div_ceil(BLOCK_TOKENS) {
-            let at = block * BLOCK_TOKENS;
-            // Rows before the block do not see it.
-            product(
-                inputs.kv.keys(inputs.layer, head, block),
-                at.saturating_sub(inputs.start).min(inputs.chain),
-                at,
-            );
+        for (at, first_row) in inputs.blocks() {
+            let keys = inputs.branch.kv.keys(inputs.layer, head, at / BLOCK_TOKENS);
+            product(keys, first_row, at);
         }
-        if inputs.nodes > 0 {
-            product(
-                inputs.draft.head_keys(inputs.layer, head, inputs.nodes),
-                inputs.chain,
-                inputs.draft_at(),
-            );
+        if nodes > 0 {
+            let keys = inputs.draft.head_keys(inputs.layer, head, nodes);
+            product(keys, inputs.chain(), inputs.draft_at());
         }
         stride
     }
 
-    /// Computes the weighted sums of values, in order of position.
-    fn sum_values(
-        &mut self,
-        inputs: &AttentionInputs<'_>,
-        head: usize,
-        rows: usize,
-        group: usize,
-        stride: usize,
-    ) {
-        let padded = inputs.kv.shape().value_panels() * PANEL_ROWS;
+    /// Computes the weighted sums of values, in order of position. Returns the distance between columns of `out`.
+    fn sum_values(&mut self, inputs: &AttentionInputs<'_>, head: usize, stride: usize) -> usize {
+        let (branch, group) = (inputs.branch, self.group);
+        let rows = branch.rows();
+        let padded = branch.kv.shape().value_panels() * PANEL_ROWS;
         self.out.clear();
         self.out.resize(rows * group * padded, 0.0);
-        for block in 0..inputs.end().div_ceil(BLOCK_TOKENS) {
-            let at = block * BLOCK_TOKENS;
-            let mut row = at.saturating_sub(inputs.start).min(inputs.chain);
+        let mut add = |values: Panels<'_>, row: usize, end: usize, at: usize| {
+            let first = row * group;
+            let columns = Columns {
+                values: &self.scores[first * stride + at..],
+                stride,
+                count: (end - row) * group,
+            };
+            let out = &mut self.out[first * padded..];
+            multiply(values, columns, out, padded, true);
+        };
+        for (at, mut row) in inputs.blocks() {
             while row < rows {
                 let depth = inputs.visible(row, at);
                 let mut end = row + 1;
                 while end < rows && inputs.visible(end, at) == depth {
                     end += 1;
                 }
-                let first = row * group;
-                let columns = Columns {
-                    values: &self.scores[first * stride + at..],
-                    stride,
-                    count: (end - row) * group,
-                };
-                let values = inputs.kv.values(inputs.layer, head, block, depth);
-                multiply(
-                    values,
-                    columns,
-                    &mut self.out[first * padded..],
-                    padded,
-                    true,
-                );
+                let values = branch
+                    .kv
+                    .values(inputs.layer, head, at / BLOCK_TOKENS, depth);
+                add(values, row, end, at);
                 row = end;
             }
         }
-        for node in inputs.computed_nodes..inputs.nodes {
-            let path = inputs.paths.of(node);
+        for row in inputs.chain()..rows {
+            let path = inputs.path(row);
             self.path.clear();
             self.path.resize(path.len() * padded, 0.0);
             for (depth, node) in path.iter().enumerate() {
@@ -262,25 +235,14 @@ impl Attention {
                         .copy_from_slice(value);
                 }
             }
-            let first = (inputs.chain + node - inputs.computed_nodes) * group;
             let values = Panels {
                 elements: PanelElements::F32(&self.path),
                 stride: path.len() * PANEL_ROWS,
                 count: padded / PANEL_ROWS,
                 depth: path.len(),
             };
-            let columns = Columns {
-                values: &self.scores[first * stride + inputs.end()..],
-                stride,
-                count: group,
-            };
-            multiply(
-                values,
-                columns,
-                &mut self.out[first * padded..],
-                padded,
-                true,
-            );
+            add(values, row, row + 1, inputs.end());
         }
+        padded
     }
 }

@@ -44,8 +44,14 @@ impl<'a> Branch<'a> {
         self.chain.len() + self.nodes.len() - self.computed_nodes
     }
 
+    /// Returns the token of each row.
+    pub(crate) fn row_tokens(&self) -> impl Iterator<Item = usize> {
+        let nodes = &self.nodes[self.computed_nodes..];
+        self.chain.iter().chain(nodes).map(|token| *token as usize)
+    }
+
     /// Returns the number of rows whose logits are wanted. They are the last rows.
-    pub(crate) fn logit_rows(&self) -> usize {
+    fn logit_rows(&self) -> usize {
         if self.wants_logits {
             usize::from(!self.chain.is_empty()) + self.nodes.len() - self.computed_nodes
         } else {

@@ -1,5 +1,6 @@
 //! Keys and values of the nodes of one draft tree.
 
+use super::branch::Branch;
 use super::kv_cache::{KvCache, KvShape};
 use crate::kernels::{PANEL_ROWS, PanelElements, Panels};
 
@@ -25,6 +26,14 @@ impl DraftKv {
             keys: vec![0.0; heads * nodes.next_multiple_of(PANEL_ROWS) * shape.head_dim],
             values: vec![0.0; heads * nodes * shape.head_dim],
         }
+    }
+
+    /// Creates a cache with room for the nodes of each branch.
+    pub(crate) fn of_branches(branches: &[Branch<'_>]) -> Vec<Self> {
+        branches
+            .iter()
+            .map(|branch| DraftKv::new(branch.kv.shape(), branch.nodes.len()))
+            .collect()
     }
 
     /// Returns the keys of the first `nodes` nodes.

@@ -1,10 +1,8 @@
 //! Forward passes of a model over a batch of sequences.
 
-use std::borrow::BorrowMut;
-
-use super::branch::{Branch, TreePaths};
+use super::branch::Branch;
 use super::draft_kv::DraftKv;
-use super::kv_cache::{KvCache, KvShape};
+use super::kv_cache::KvCache;
 use super::layer_executor::{LayerExecutor, Logits};
 use crate::model::Model;
 
@@ -65,11 +63,7 @@ impl ModelForward {
 
     /// Computes all branches. Every token must be below the vocabulary's size.
     pub(crate) fn run(&mut self, model: &Model, branches: &mut [Branch<'_>]) -> ForwardPass {
-        let shape = KvShape::of(&model.architecture);
-        let mut drafts: Vec<DraftKv> = branches
-            .iter()
-            .map(|branch| DraftKv::new(shape, branch.nodes.len()))
-            .collect();
+        let mut drafts = DraftKv::of_branches(branches);
         let (logits, captured) = self.compute(model, branches, &mut drafts);
         ForwardPass {
             logits,
@@ -83,56 +77,41 @@ impl ModelForward {
         &mut self,
         model: &Model,
         branches: &mut [Branch<'_>],
-        drafts: &mut [&mut DraftKv],
+        drafts: &mut [DraftKv],
     ) -> Logits {
         self.compute(model, branches, drafts).0
     }
 
-    fn compute<D: BorrowMut<DraftKv>>(
+    fn compute(
         &mut self,
         model: &Model,
         branches: &mut [Branch<'_>],
-        drafts: &mut [D],
+        drafts: &mut [DraftKv],
     ) -> (Logits, CapturedRows) {
-        let a = &model.architecture;
-        let paths: Vec<TreePaths> = branches
-            .iter()
-            .map(|branch| TreePaths::new(branch.parents))
-            .collect();
-        let mut captured = CapturedRows::new(branches, self.captured_layers.len() * a.hidden_size);
-        self.layers.begin(branches, &paths);
-        self.embed(model, branches);
+        let (hidden, vocab) = (
+            model.architecture.hidden_size,
+            model.architecture.vocab_size,
+        );
+        let mut captured = CapturedRows::new(branches, self.captured_layers.len() * hidden);
+        self.layers.begin(branches);
+        let x = &mut self.layers.residual;
+        x.clear();
+        for token in branches.iter().flat_map(Branch::row_tokens) {
+            x.extend_from_slice(&model.embedding[token * hidden..][..hidden]);
+        }
         for (index, layer) in model.layers.iter().enumerate() {
             self.layers.norm(&layer.attention_norm);
-            self.layers
-                .layer(index, &layer.block, branches, &paths, drafts);
-            for (slot, _) in self
-                .captured_layers
-                .iter()
-                .enumerate()
-                .filter(|(_, captured)| **captured == index)
-            {
-                captured.copy(branches, &self.layers.residual, a.hidden_size, slot);
+            self.layers.layer(index, &layer.block, branches, drafts);
+            for (slot, layer) in self.captured_layers.iter().enumerate() {
+                if *layer == index {
+                    captured.copy(branches, &self.layers.residual, hidden, slot);
+                }
             }
         }
         let logits = self
             .layers
-            .logits(branches, &model.norm, &model.head, a.vocab_size);
+            .logits(branches, &model.norm, &model.head, vocab);
         (logits, captured)
-    }
-
-    fn embed(&mut self, model: &Model, branches: &[Branch<'_>]) {
-        let hidden = model.architecture.hidden_size;
-        let x = &mut self.layers.residual;
-        x.clear();
-        for token in branches.iter().flat_map(|branch| {
-            branch
-                .chain
-                .iter()
-                .chain(&branch.nodes[branch.computed_nodes..])
-        }) {
-            x.extend_from_slice(&model.embedding[*token as usize * hidden..][..hidden]);
-        }
     }
 }
 
@@ -145,11 +124,7 @@ impl CapturedRows {
         let mut rows = 0;
         for branch in branches {
             captured.first.push(rows);
-            rows += if branch.wants_states {
-                branch.rows()
-            } else {
-                0
-            };
+            rows += usize::from(branch.wants_states) * branch.rows();
         }
         captured.values.resize(rows * width, 0.0);
         captured

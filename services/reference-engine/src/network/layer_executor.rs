@@ -4,7 +4,7 @@
 //! in order of position: first the committed positions, then the path from the root of the draft tree to the row.
 //! Every sum runs in that order, so a row has the same bits in a prompt, in plain decoding and in a draft tree.
 
-use std::borrow::BorrowMut;
+use std::ops::Range;
 
 use super::attention::Attention;
 use super::branch::{Branch, TreePaths, logit_rows};
@@ -38,14 +38,11 @@ impl Logits {
 #[derive(Debug)]
 pub(crate) struct LayerExecutor {
     threads: usize,
-    hidden: usize,
-    inner: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    norm_eps: f32,
+    architecture: Architecture,
     rope: RopeTable,
     attention: Attention,
+    /// The paths of each branch's draft tree.
+    paths: Vec<TreePaths>,
     positions: Vec<usize>,
     /// The residual stream. Layout: `[row][hidden]`.
     pub(crate) residual: Vec<f32>,
@@ -57,18 +54,14 @@ pub(crate) struct LayerExecutor {
 }
 
 impl LayerExecutor {
-    /// Creates an executor for networks of shape `a`, which splits products over `threads` threads.
-    pub(crate) fn new(a: &Architecture, threads: usize) -> Self {
+    /// Creates an executor for networks of one shape, which splits products over `threads` threads.
+    pub(crate) fn new(architecture: &Architecture, threads: usize) -> Self {
         LayerExecutor {
             threads,
-            hidden: a.hidden_size,
-            inner: a.intermediate_size,
-            heads: a.heads,
-            kv_heads: a.kv_heads,
-            head_dim: a.head_dim,
-            norm_eps: a.norm_eps,
-            rope: RopeTable::new(a.rope_frequencies.clone()),
-            attention: Attention::new(a),
+            architecture: architecture.clone(),
+            rope: RopeTable::new(architecture.rope_frequencies.clone()),
+            attention: Attention::new(architecture),
+            paths: Vec::new(),
             positions: Vec::new(),
             residual: Vec::new(),
             normed: Vec::new(),
@@ -79,14 +72,17 @@ impl LayerExecutor {
     }
 
     /// Begins a pass: sets the position of every row, branch by branch, the chain before the nodes.
-    pub(crate) fn begin(&mut self, branches: &[Branch<'_>], paths: &[TreePaths]) {
+    pub(crate) fn begin(&mut self, branches: &[Branch<'_>]) {
+        self.paths.clear();
         self.positions.clear();
-        for (branch, paths) in branches.iter().zip(paths) {
+        for branch in branches {
+            let paths = TreePaths::new(branch.parents);
             let end = branch.start + branch.chain.len();
             self.positions.extend(branch.start..end);
             let nodes = branch.computed_nodes..branch.nodes.len();
             self.positions
                 .extend(nodes.map(|node| end + paths.of(node).len() - 1));
+            self.paths.push(paths);
         }
         let reached = self.positions.iter().max().map_or(0, |last| last + 1);
         self.rope.reach(reached);
@@ -94,55 +90,54 @@ impl LayerExecutor {
 
     /// Sets `normed` to the norm of every row of `residual`.
     pub(crate) fn norm(&mut self, weight: &[f32]) {
-        self.normed.resize(self.positions.len() * self.hidden, 0.0);
-        for (x, out) in self
-            .residual
-            .chunks_exact(self.hidden)
-            .zip(self.normed.chunks_exact_mut(self.hidden))
-        {
-            rms_norm(x, weight, self.norm_eps, out);
+        self.normed.clear();
+        self.norm_rows(0..self.positions.len(), weight);
+    }
+
+    /// Appends the norm of some rows of `residual` to `normed`.
+    fn norm_rows(&mut self, rows: Range<usize>, weight: &[f32]) {
+        let (hidden, eps) = (self.architecture.hidden_size, self.architecture.norm_eps);
+        let at = self.normed.len();
+        self.normed.resize(at + rows.len() * hidden, 0.0);
+        let x = self.residual[rows.start * hidden..rows.end * hidden].chunks_exact(hidden);
+        for (x, out) in x.zip(self.normed[at..].chunks_exact_mut(hidden)) {
+            rms_norm(x, weight, eps, out);
         }
     }
 
     /// Computes one layer: attention over `normed`, then the feed-forward layer. Both are added to `residual`.
-    pub(crate) fn layer<D: BorrowMut<DraftKv>>(
+    pub(crate) fn layer(
         &mut self,
         index: usize,
         block: &BlockWeights,
         branches: &mut [Branch<'_>],
-        paths: &[TreePaths],
-        drafts: &mut [D],
+        drafts: &mut [DraftKv],
     ) {
         let rows = self.positions.len();
+        let (heads, head_dim) = (self.architecture.heads, self.architecture.head_dim);
         block
             .query_key_value
             .product(&self.normed, rows, &mut self.projected, self.threads);
         let width = block.query_key_value.padded_rows();
         for (row, position) in self.projected.chunks_exact_mut(width).zip(&self.positions) {
             let (cos, sin) = self.rope.row(*position);
-            let turned = (self.heads + self.kv_heads) * self.head_dim;
-            for head in row[..turned].chunks_exact_mut(self.head_dim) {
+            let turned = (heads + self.architecture.kv_heads) * head_dim;
+            for head in row[..turned].chunks_exact_mut(head_dim) {
                 rotate(head, cos, sin);
             }
         }
-        let read = self.heads * self.head_dim;
+        let read = heads * head_dim;
         self.attended.resize(rows * read, 0.0);
         let mut projected = self.projected.as_slice();
         let mut attended = self.attended.as_mut_slice();
-        for ((branch, paths), draft) in branches.iter_mut().zip(paths).zip(drafts) {
+        for ((branch, paths), draft) in branches.iter_mut().zip(&self.paths).zip(drafts) {
             let count = branch.rows();
             let (queries, rest) = projected.split_at(count * width);
             let (out, out_rest) = attended.split_at_mut(count * read);
             (projected, attended) = (rest, out_rest);
-            self.attention.run(
-                index,
-                branch,
-                paths,
-                draft.borrow_mut(),
-                queries,
-                width,
-                out,
-            );
+            let queries = queries.chunks_exact(width);
+            self.attention
+                .run(index, branch, paths, draft, queries, out);
         }
         block
             .attention_out
@@ -152,14 +147,15 @@ impl LayerExecutor {
         block
             .gate_up
             .product(&self.normed, rows, &mut self.projected, self.threads);
-        self.activated.resize(rows * self.inner, 0.0);
+        let inner = self.architecture.intermediate_size;
+        self.activated.resize(rows * inner, 0.0);
         let width = block.gate_up.padded_rows();
         for (row, out) in self
             .projected
             .chunks_exact(width)
-            .zip(self.activated.chunks_exact_mut(self.inner))
+            .zip(self.activated.chunks_exact_mut(inner))
         {
-            silu_product(&row[..self.inner], &row[self.inner..2 * self.inner], out);
+            silu_product(&row[..inner], &row[inner..2 * inner], out);
         }
         block
             .down
@@ -187,13 +183,7 @@ impl LayerExecutor {
         for rows in logit_rows(branches) {
             logits.first.push(wanted);
             wanted += rows.len();
-            for x in self.residual[rows.start * self.hidden..rows.end * self.hidden]
-                .chunks_exact(self.hidden)
-            {
-                let at = self.normed.len();
-                self.normed.resize(at + self.hidden, 0.0);
-                rms_norm(x, norm, self.norm_eps, &mut self.normed[at..]);
-            }
+            self.norm_rows(rows, norm);
         }
         if wanted > 0 {
             head.product(&self.normed, wanted, &mut logits.values, self.threads);
@@ -203,12 +193,10 @@ impl LayerExecutor {
 
     /// Adds the last product, whose rows are `width` apart, to the residual stream.
     fn add_rows(&mut self, width: usize) {
-        for (x, y) in self
-            .residual
-            .chunks_exact_mut(self.hidden)
-            .zip(self.projected.chunks_exact(width))
-        {
-            add(x, &y[..self.hidden]);
+        let hidden = self.architecture.hidden_size;
+        let rows = self.residual.chunks_exact_mut(hidden);
+        for (x, y) in rows.zip(self.projected.chunks_exact(width)) {
+            add(x, &y[..hidden]);
         }
     }
 }

@@ -42,10 +42,7 @@ impl EngineHandle {
     /// Fails if the model cannot be loaded, the metrics are already registered, or no thread can be started.
     pub fn start(config: &EngineConfig, metrics: &Metrics) -> anyhow::Result<Self> {
         let files = ModelFiles::open(&config.model)?;
-        let tokenizer = match &files.tokenization {
-            Some(tokenization) => Some(Arc::new(tokenization.tokenizer()?)),
-            None => None,
-        };
+        let tokenizer = files.tokenizer()?.map(Arc::new);
         let started = Instant::now();
         let model = Arc::new(Model::load(&files, config.weights)?);
         tracing::info!(
@@ -74,8 +71,7 @@ impl EngineHandle {
             model: name,
             tokenizer: tokenizer
                 .as_ref()
-                .map(|tokenizer| tokenizer.identity().to_owned())
-                .unwrap_or_default(),
+                .map_or_else(String::new, |tokenizer| tokenizer.identity().to_owned()),
             vocab_size: limits.vocab_size,
             max_context: limits.max_context,
             max_batch: limits.max_batch,
@@ -117,11 +113,7 @@ impl EngineHandle {
     /// `InvalidRequest` for a batch that breaks a limit, `Overloaded` when too many steps wait, and `Unavailable`
     /// after shutdown. `Internal` after a panic, which loses the sessions of the batch.
     pub async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
-        self.shared
-            .model_thread
-            .step(request)?
-            .await
-            .unwrap_or_else(|_| Err(thread_ended()))
+        self.shared.model_thread.step(request).await
     }
 
     /// Closes sessions after all steps that were requested before.
@@ -129,11 +121,7 @@ impl EngineHandle {
     /// # Errors
     /// `Unavailable` after shutdown.
     pub async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
-        self.shared
-            .model_thread
-            .close(request)?
-            .await
-            .map_err(|_| thread_ended())
+        self.shared.model_thread.close(request).await
     }
 
     /// Closes sessions at once, and drops their KV. The step in progress still finishes. Waiting steps find the
@@ -142,15 +130,11 @@ impl EngineHandle {
     /// # Errors
     /// `Unavailable` after shutdown.
     pub async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
-        self.shared
-            .model_thread
-            .abort(sessions)?
-            .await
-            .map_err(|_| thread_ended())
+        self.shared.model_thread.abort(sessions).await
     }
 
     /// Returns the engine's load.
-    pub fn load(&self) -> EngineLoad {
+    pub(crate) fn load(&self) -> EngineLoad {
         self.shared.model_thread.load()
     }
 
@@ -170,7 +154,7 @@ impl EngineHandle {
     /// # Errors
     /// `InvalidRequest` for a model without a tokenizer or a text that it cannot encode, and `TooLarge` for a longer
     /// text than `text_max` bytes.
-    pub async fn tokenize(&self, request: TokenizeRequest) -> Result<TokensBody, ApiError> {
+    pub(crate) async fn tokenize(&self, request: TokenizeRequest) -> Result<TokensBody, ApiError> {
         let tokenizer = self.tokenizer()?;
         self.check_text("text", "bytes", request.text.len())?;
         off_thread(move || {
@@ -187,7 +171,10 @@ impl EngineHandle {
     /// # Errors
     /// `InvalidRequest` for a model without a tokenizer or an id outside the vocabulary, and `TooLarge` for more than
     /// `text_max` tokens.
-    pub async fn detokenize(&self, request: TokensBody) -> Result<DetokenizeResponse, ApiError> {
+    pub(crate) async fn detokenize(
+        &self,
+        request: TokensBody,
+    ) -> Result<DetokenizeResponse, ApiError> {
         let tokenizer = self.tokenizer()?;
         self.check_text("tokens", "tokens", request.tokens.len())?;
         let vocab_size = self.shared.capabilities.vocab_size;
@@ -209,13 +196,9 @@ impl EngineHandle {
     /// # Errors
     /// The reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
-        let alive = lock(&self.shared.join_handle)
-            .as_ref()
-            .is_some_and(|thread| !thread.is_finished());
-        if alive {
-            Ok(())
-        } else {
-            Err("the model thread has ended".into())
+        match &*lock(&self.shared.join_handle) {
+            Some(thread) if !thread.is_finished() => Ok(()),
+            _ => Err("the model thread has ended".into()),
         }
     }
 
@@ -272,8 +255,4 @@ async fn off_thread<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(ApiError::internal(format!("tokenizer: {error}"))))
-}
-
-fn thread_ended() -> ApiError {
-    ApiError::internal("the model thread ended")
 }

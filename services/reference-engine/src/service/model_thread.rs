@@ -19,7 +19,7 @@ use crate::engine::EngineCore;
 const QUEUE_RETRY_AFTER_MS: u64 = 50;
 
 /// The model thread's queue, and the load that the thread reports.
-pub(crate) struct ModelThread {
+pub(super) struct ModelThread {
     queue: Mutex<CommandQueue>,
     wake: Condvar,
     load: watch::Sender<EngineLoad>,
@@ -43,7 +43,7 @@ enum EngineCommand {
 }
 
 impl ModelThread {
-    pub(crate) fn new(steps_max: usize, weight_version: u64, metrics: EngineMetrics) -> Self {
+    pub(super) fn new(steps_max: usize, weight_version: u64, metrics: EngineMetrics) -> Self {
         ModelThread {
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -54,14 +54,11 @@ impl ModelThread {
         }
     }
 
-    /// Appends a step to the queue.
+    /// Runs a step after the waiting commands.
     ///
     /// # Errors
-    /// `Overloaded` when too many steps wait, and `Unavailable` after [`ModelThread::end`].
-    pub(crate) fn step(
-        &self,
-        request: StepRequest,
-    ) -> Result<oneshot::Receiver<Result<StepResponse, ApiError>>, ApiError> {
+    /// `Overloaded` when too many steps wait, `Unavailable` after [`ModelThread::end`], and the faults of the step.
+    pub(super) async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
         let (sender, receiver) = oneshot::channel();
         {
             let mut queue = self.open_queue()?;
@@ -76,35 +73,30 @@ impl ModelThread {
                 return Err(error);
             }
             queue.steps += 1;
-            queue
-                .commands
-                .push_back(EngineCommand::Step(request, sender));
+            let step = EngineCommand::Step(request, sender);
+            queue.commands.push_back(step);
         }
         self.wake.notify_one();
-        Ok(receiver)
+        receiver.await.unwrap_or_else(|_| Err(thread_ended()))
     }
 
-    /// Closes sessions after all steps that are already waiting.
+    /// Closes sessions after the waiting commands.
     ///
     /// # Errors
     /// `Unavailable` after [`ModelThread::end`].
-    pub(crate) fn close(&self, request: CloseRequest) -> Result<oneshot::Receiver<()>, ApiError> {
+    pub(super) async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
         let (sender, receiver) = oneshot::channel();
-        self.open_queue()?
-            .commands
-            .push_back(EngineCommand::Close(request, sender));
+        let close = EngineCommand::Close(request, sender);
+        self.open_queue()?.commands.push_back(close);
         self.wake.notify_one();
-        Ok(receiver)
+        receiver.await.map_err(|_| thread_ended())
     }
 
     /// Closes sessions before all waiting commands, and prevents waiting steps from opening them.
     ///
     /// # Errors
     /// `Unavailable` after [`ModelThread::end`].
-    pub(crate) fn abort(
-        &self,
-        sessions: Vec<EngineSessionId>,
-    ) -> Result<oneshot::Receiver<()>, ApiError> {
+    pub(super) async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
         let (sender, receiver) = oneshot::channel();
         {
             let mut queue = self.open_queue()?;
@@ -120,12 +112,11 @@ impl ModelThread {
                 sessions,
                 keep_kv: false,
             };
-            queue
-                .commands
-                .push_front(EngineCommand::Close(request, sender));
+            let close = EngineCommand::Close(request, sender);
+            queue.commands.push_front(close);
         }
         self.wake.notify_one();
-        Ok(receiver)
+        receiver.await.map_err(|_| thread_ended())
     }
 
     fn open_queue(&self) -> Result<MutexGuard<'_, CommandQueue>, ApiError> {
@@ -138,13 +129,13 @@ impl ModelThread {
     }
 
     /// Refuses new commands. The thread ends after the waiting ones.
-    pub(crate) fn end(&self) {
+    pub(super) fn end(&self) {
         lock(&self.queue).closed = true;
         self.wake.notify_all();
     }
 
     /// Returns the engine's load.
-    pub(crate) fn load(&self) -> EngineLoad {
+    pub(super) fn load(&self) -> EngineLoad {
         let steps = lock(&self.queue).steps;
         EngineLoad {
             steps_waiting: steps as u32,
@@ -158,7 +149,7 @@ impl ModelThread {
     }
 
     /// Executes commands until [`ModelThread::end`]. This is the body of the thread.
-    pub(crate) fn run(&self, mut core: EngineCore, idle_check: Duration) {
+    pub(super) fn run(&self, mut core: EngineCore, idle_check: Duration) {
         let mut checked = Instant::now();
         while let Some(command) = self.next(idle_check) {
             match command {
@@ -179,7 +170,8 @@ impl ModelThread {
             }
             if checked.elapsed() >= idle_check {
                 checked = Instant::now();
-                self.metrics.expired(core.expire(checked));
+                let expired = core.expire(checked) as u64;
+                self.metrics.families.expired.inc_by(expired);
                 self.publish_load(&core);
             }
         }
@@ -218,8 +210,7 @@ impl ModelThread {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut batch = core.begin(request, started)?;
             let drafting = Instant::now();
-            let drafted = core.draft(&mut batch);
-            let draft_s = match drafted {
+            let draft_s = match core.draft(&mut batch) {
                 true => drafting.elapsed().as_secs_f64(),
                 false => 0.0,
             };
@@ -241,7 +232,7 @@ impl ModelThread {
                 Err(error)
             }
             Err(_) => {
-                self.metrics.panicked();
+                self.metrics.families.panics.inc();
                 tracing::error!(
                     sessions = ids.len(),
                     "an engine step panicked; its sessions are lost"
@@ -256,7 +247,7 @@ impl ModelThread {
     }
 
     /// Publishes the load for [`ModelThread::load`] and the metrics.
-    pub(crate) fn publish_load(&self, core: &EngineCore) {
+    pub(super) fn publish_load(&self, core: &EngineCore) {
         let (open, kept) = core.sessions().counts();
         let (kv_tokens, kv_tokens_max) = core.sessions().kv_tokens();
         let load = EngineLoad {
@@ -271,7 +262,11 @@ impl ModelThread {
     }
 }
 
+fn thread_ended() -> ApiError {
+    ApiError::internal("the model thread ended")
+}
+
 /// Locks a mutex even if it is poisoned. Nothing under these locks can panic half way, so the data is intact.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -50,7 +50,7 @@ pub(super) fn shipped_layers(layers: usize) -> Box<dyn DraftNetwork> {
     let mut files = shipped_model();
     let mut config: Value = serde_json::from_slice(&files.config_json).unwrap();
     config["num_hidden_layers"] = json!(layers);
-    files.config_json = serde_json::to_vec(&config).unwrap().into();
+    files.config_json = serde_json::to_vec(&config).unwrap();
     let model = Model::load(&files, WeightFormat::F32).unwrap();
     Box::new(DraftModelNetwork::new(model, 1))
 }

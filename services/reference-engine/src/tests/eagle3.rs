@@ -13,7 +13,8 @@ use refrain_protocol::TokenId;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::drafter::eagle3::{Eagle3Head, HeadForward};
+use crate::drafter::eagle3::{Eagle3Head, Eagle3Network};
+use crate::drafter::{DraftNetwork, RowStates};
 use crate::kernels::WeightFormat;
 use crate::model::HeadFiles;
 use crate::model::Model;
@@ -111,6 +112,11 @@ pub(super) fn tiny_head() -> Arc<Eagle3Head> {
     .clone()
 }
 
+/// Returns how many floats the target captures per row.
+fn captured_width(head: &Eagle3Head, target: &Model) -> usize {
+    head.shape.captured_layers.len() * target.architecture.hidden_size
+}
+
 /// A head that reads a text and then a draft tree, one pass at a time.
 struct Reading {
     target: Arc<Model>,
@@ -119,9 +125,9 @@ struct Reading {
     captured: Vec<f32>,
     /// The target's logits after the last of these positions.
     target_logits: Vec<f32>,
-    forward: HeadForward,
+    network: Eagle3Network,
     kv: KvCache,
-    rows: DraftKv,
+    drafts: [DraftKv; 1],
     /// Hidden states of the text's last row, then of each row of the tree.
     hidden: Vec<f32>,
 }
@@ -145,9 +151,9 @@ impl Reading {
                 .flat_map(|row| pass.captured(0, row).to_vec())
                 .collect(),
             target_logits: pass.logits(0, None).to_vec(),
-            forward: HeadForward::new(&head, 1),
+            network: Eagle3Network::new(head.clone(), 1),
             kv: kv(shape),
-            rows: DraftKv::new(shape, 64),
+            drafts: [DraftKv::new(shape, 64)],
             hidden: Vec::new(),
             target,
             head,
@@ -156,7 +162,7 @@ impl Reading {
 
     /// Reads the text from row `first` on, in pieces of `piece` rows, and returns the logits of the last row.
     fn follow(&mut self, text: &[TokenId], first: usize, piece: usize) -> Vec<f32> {
-        let width = self.head.captured_width(&self.target);
+        let width = captured_width(&self.head, &self.target);
         let mut logits = Vec::new();
         let rows: Vec<usize> = (first..text.len() - 1).collect();
         for rows in rows.chunks(piece) {
@@ -166,11 +172,11 @@ impl Reading {
                 wants_logits: true,
                 ..Branch::new(&mut self.kv, start - first, &text[start + 1..=end])
             };
-            let outputs = self.forward.read_text(
-                &self.head,
+            let outputs = self.network.compute(
                 &self.target,
                 &mut [branch],
-                &self.captured[start * width..end * width],
+                &mut self.drafts,
+                RowStates::Captured(&self.captured[start * width..end * width]),
             );
             logits = outputs.logits(0, 0).to_vec();
             self.hidden = outputs.hidden(0, 0).to_vec();
@@ -196,12 +202,11 @@ impl Reading {
             wants_logits: true,
             ..Branch::new(&mut self.kv, end, &[])
         };
-        let outputs = self.forward.extend_drafts(
-            &self.head,
+        let outputs = self.network.compute(
             &self.target,
             &mut [branch],
-            &mut [&mut self.rows],
-            &hidden,
+            &mut self.drafts,
+            RowStates::OfParents(&hidden),
         );
         (0..nodes.len() - known)
             .map(|row| {

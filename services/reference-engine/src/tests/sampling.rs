@@ -17,7 +17,7 @@ fn counts(logits: &[f32], sampling: &Sampling, draws: u32) -> Vec<u32> {
     let mut sampler = Sampler::default();
     let mut counts = vec![0; logits.len()];
     for position in 0..draws {
-        counts[sampler.sample(logits, sampling, position).token as usize] += 1;
+        counts[sampler.sample(logits, sampling, position, None).token as usize] += 1;
     }
     counts
 }
@@ -32,8 +32,9 @@ fn drawn(logits: &[f32], sampling: &Sampling) -> Vec<usize> {
 #[test]
 fn greedy_takes_the_lowest_id_among_equals_and_never_nan() {
     let mut sampler = Sampler::default();
-    let token =
-        |sampler: &mut Sampler, logits: &[f32]| sampler.sample(logits, &sampling(0.0), 3).token;
+    let token = |sampler: &mut Sampler, logits: &[f32]| {
+        sampler.sample(logits, &sampling(0.0), 3, None).token
+    };
     assert_eq!(token(&mut sampler, &[1.0, 5.0, 5.0]), 1);
     assert_eq!(token(&mut sampler, &[f32::NAN, 1.0, 2.0]), 2);
     assert_eq!(token(&mut sampler, &[1.0, f32::INFINITY, 2.0]), 1);
@@ -174,7 +175,7 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         top_logprobs: Some(2),
         ..sampling(0.0)
     };
-    let drawn = Sampler::default().sample(&logits, &biased, 0);
+    let drawn = Sampler::default().sample(&logits, &biased, 0, None);
     assert_eq!(drawn.token, 2);
     let logprob = drawn.logprob.unwrap();
     assert!(logprob.logprob.abs() < 1e-6);
@@ -184,7 +185,10 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         top_logprobs: Some(4),
         ..sampling(0.5)
     };
-    let logprob = Sampler::default().sample(&logits, &cut, 0).logprob.unwrap();
+    let logprob = Sampler::default()
+        .sample(&logits, &cut, 0, None)
+        .logprob
+        .unwrap();
     assert_eq!(logprob.top.len(), 4);
     assert!(
         logprob
@@ -206,7 +210,7 @@ fn noise_is_keyed_by_seed_choice_and_position() {
         (0..64)
             .map(|position| {
                 Sampler::default()
-                    .sample(&logits, &sampling, position)
+                    .sample(&logits, &sampling, position, None)
                     .token
             })
             .collect::<Vec<_>>()

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::config::EngineConfig;
 use crate::drafter::DraftNetwork;
 use crate::drafter::eagle3::{Eagle3Head, Eagle3Network};
-use crate::engine::EngineCore;
+use crate::engine::{EngineCore, StepReport};
 use crate::kernels::WeightFormat;
 use crate::model::Model;
 use crate::model::ModelFiles;
@@ -155,6 +155,19 @@ pub(crate) fn tiny() -> Arc<Model> {
             Arc::new(load(&config, &tensors(&config, Dtype::F32, 11)).unwrap())
         })
         .clone()
+}
+
+impl EngineCore {
+    /// Runs a whole step: [`EngineCore::begin`], [`EngineCore::draft`] and [`EngineCore::verify`].
+    pub(crate) fn step(
+        &mut self,
+        request: StepRequest,
+        now: Instant,
+    ) -> Result<StepReport, ApiError> {
+        let mut batch = self.begin(request, now)?;
+        self.draft(&mut batch);
+        Ok(self.verify(batch, now))
+    }
 }
 
 /// An engine without a thread, and a clock that stands still.

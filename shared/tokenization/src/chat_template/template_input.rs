@@ -1,5 +1,7 @@
 //! A chat in the shape that templates expect.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use minijinja::value::{Value, ValueKind};
 
 use super::chat_input::ChatInput;
@@ -8,47 +10,38 @@ use crate::TokenizationError;
 /// Replaces strings of the input. `None` keeps a string without copying it.
 pub(super) type StringMap<'a> = dyn FnMut(&str) -> Option<String> + 'a;
 
-/// The input in the shape that templates expect. Texts are shared with the input, not copied.
-pub(super) struct TemplateInput {
-    pub(super) messages: Vec<Value>,
-    /// The list of tools, or `none` if there are no tools.
-    pub(super) tools: Value,
-    pub(super) kwargs: Vec<(String, Value)>,
+/// The variables that a template gets from the input. Texts are shared with the input, not copied.
+pub(super) fn variables(input: &ChatInput) -> BTreeMap<String, Value> {
+    let kwargs = input.kwargs.iter().flat_map(|kwargs| kwargs.0.clone());
+    let mut variables: BTreeMap<String, Value> = kwargs.collect();
+    let messages = input.messages.0.iter().map(normal_message);
+    variables.insert("messages".into(), messages.collect());
+    // Without tools, templates expect `none`.
+    let tools = input.tools.as_ref().filter(|tools| !tools.is_empty());
+    let tools = tools.map(|tools| Value::from(tools.0.clone()));
+    variables.insert("tools".into(), tools.unwrap_or_else(|| Value::from(())));
+    variables
 }
 
-impl TemplateInput {
-    pub(super) fn new(input: &ChatInput) -> Self {
-        let tools = match &input.tools {
-            Some(tools) if !tools.is_empty() => Value::from(tools.0.clone()),
-            _ => Value::from(()),
-        };
-        let kwargs = input.kwargs.as_ref();
-        TemplateInput {
-            messages: input.messages.0.iter().map(normal_message).collect(),
-            tools,
-            kwargs: kwargs.map_or_else(Vec::new, |kwargs| kwargs.0.clone()),
-        }
+/// A private-use character that none of the strings contains.
+pub(super) fn unused_character(
+    variables: &BTreeMap<String, Value>,
+) -> Result<char, TokenizationError> {
+    let mut used = BTreeSet::new();
+    let mut note = |text: &str| {
+        used.extend(text.chars().filter(|character| *character >= '\u{F0000}'));
+        None
+    };
+    for value in variables.values() {
+        map_strings(value, &mut note);
     }
-
-    /// A private-use character that none of the strings contains.
-    pub(super) fn unused_character(&self) -> Result<char, TokenizationError> {
-        let mut used = std::collections::BTreeSet::new();
-        let mut note = |text: &str| {
-            used.extend(text.chars().filter(|character| *character >= '\u{F0000}'));
-            None
-        };
-        let kwargs = self.kwargs.iter().map(|(_, value)| value);
-        for value in self.messages.iter().chain([&self.tools]).chain(kwargs) {
-            map_strings(value, &mut note);
-        }
-        ('\u{F0000}'..='\u{10FFFD}')
-            .find(|character| !used.contains(character))
-            .ok_or_else(|| {
-                TokenizationError::Input(
-                    "the messages contain every private-use character; remove some of them".into(),
-                )
-            })
-    }
+    ('\u{F0000}'..='\u{10FFFD}')
+        .find(|character| !used.contains(character))
+        .ok_or_else(|| {
+            TokenizationError::Input(
+                "the messages contain every private-use character; remove some of them".into(),
+            )
+        })
 }
 
 /// A message as templates expect it. `content` is one string: text parts are joined by line ends, and missing content

@@ -45,30 +45,19 @@ impl HeadShape {
     /// Fails for a key that is missing, wrong, or does not fit the target, and for a head of another kind.
     pub(crate) fn from_json(config: &[u8], target: &Architecture) -> Result<Self, ModelError> {
         let architecture = Architecture::of_head(config)?;
-        let json: HeadJson = serde_json::from_slice(config)
-            .map_err(|error| ModelError::Config(error.to_string()))?;
+        let json: HeadJson = serde_json::from_slice(config)?;
         let flag = |get: fn(&Flags) -> Option<bool>| get(&json.flags).or(get(&json.eagle_config));
-        let unsupported = |key, found: bool, supported| {
-            Err(ModelError::Unsupported {
-                key,
-                found: found.to_string(),
-                supported,
-            })
+        let refuse = |found: Option<bool>, refused: bool, key: &str, supported: &str| {
+            ModelError::unless_supported(found != Some(refused), key, refused, supported)
         };
-        if flag(|flags| flags.fc_norm) == Some(true) {
-            return unsupported("fc_norm", true, "heads without a norm around fc");
-        }
-        if flag(|flags| flags.norm_output) == Some(true) {
-            return unsupported(
-                "norm_output",
-                true,
-                "heads that read their outputs without a norm",
-            );
-        }
-        if flag(|flags| flags.use_aux_hidden_state) == Some(false) {
-            let supported = "heads that read hidden states of several layers";
-            return unsupported("use_aux_hidden_state", false, supported);
-        }
+        let found = flag(|flags| flags.fc_norm);
+        refuse(found, true, "fc_norm", "heads without a norm around fc")?;
+        let found = flag(|flags| flags.norm_output);
+        let supported = "heads that read their outputs without a norm";
+        refuse(found, true, "norm_output", supported)?;
+        let found = flag(|flags| flags.use_aux_hidden_state);
+        let supported = "heads that read hidden states of several layers";
+        refuse(found, false, "use_aux_hidden_state", supported)?;
         let norm_before_residual = flag(|flags| flags.norm_before_residual).unwrap_or(false);
         let sizes = [
             ("vocab_size", architecture.vocab_size, target.vocab_size),
@@ -79,19 +68,15 @@ impl HeadShape {
             ),
         ];
         for (key, found, expected) in sizes {
-            if found != expected {
-                return Err(ModelError::Config(format!(
-                    "{key} is {found}; the target's is {expected}"
-                )));
-            }
+            ModelError::unless(found == expected, || {
+                format!("{key} is {found}; the target's is {expected}")
+            })?;
         }
-        let draft_vocab = json.draft_vocab_size.unwrap_or(architecture.vocab_size);
-        if draft_vocab == 0 || draft_vocab > architecture.vocab_size {
-            return Err(ModelError::Config(format!(
-                "draft_vocab_size is {draft_vocab}; it must be from 1 to vocab_size, {}",
-                architecture.vocab_size
-            )));
-        }
+        let vocab = architecture.vocab_size;
+        let draft_vocab = json.draft_vocab_size.unwrap_or(vocab);
+        ModelError::unless((1..=vocab).contains(&draft_vocab), || {
+            format!("draft_vocab_size is {draft_vocab}; it must be from 1 to vocab_size, {vocab}")
+        })?;
         let named = json.flags.eagle_aux_hidden_state_layer_ids;
         let named = named.or(json.eagle_config.eagle_aux_hidden_state_layer_ids);
         Ok(HeadShape {
@@ -115,14 +100,14 @@ fn captured_layers(named: Option<Vec<usize>>, layers: usize) -> Result<Vec<usize
             )));
         }
     };
-    if ids.is_empty() {
-        return Err(ModelError::Config(format!("{KEY} names no layer")));
-    }
-    if let Some(id) = ids.iter().find(|id| **id >= layers) {
-        return Err(ModelError::Config(format!(
-            "{KEY} names layer {id}; the target's are 0 to {}",
-            layers - 1
-        )));
+    ModelError::unless(!ids.is_empty(), || format!("{KEY} names no layer"))?;
+    for id in &ids {
+        ModelError::unless(*id < layers, || {
+            format!(
+                "{KEY} names layer {id}; the target's are 0 to {}",
+                layers - 1
+            )
+        })?;
     }
     Ok(ids)
 }

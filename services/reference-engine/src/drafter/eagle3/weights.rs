@@ -31,17 +31,13 @@ impl Eagle3Head {
         target: &Model,
         format: WeightFormat,
     ) -> Result<Self, ModelError> {
-        let shape = HeadShape::from_json(&files.config_json, &target.architecture);
-        shape
+        HeadShape::from_json(&files.config_json, &target.architecture)
             .and_then(|shape| {
                 WeightTensors::open(&files.weights, format, |tensors| {
                     Eagle3Head::read(shape, target, tensors)
                 })
             })
-            .map_err(|fault| ModelError::Eagle3Head {
-                head: files.source.clone(),
-                fault: Box::new(fault),
-            })
+            .map_err(|fault| fault.of_drafter(HeadFiles::KIND, &files.source))
     }
 
     fn read(
@@ -51,31 +47,28 @@ impl Eagle3Head {
     ) -> Result<Self, ModelError> {
         let a = &shape.architecture;
         let (hidden, vocab) = (a.hidden_size, a.vocab_size);
+        let target_hidden = target.architecture.hidden_size;
         // Published files name the layer `midlayer`. Engines that keep layers in a list rename it.
         let place = ["midlayer", "layers.0"]
             .into_iter()
             .find(|place| tensors.has(&format!("{place}.self_attn.q_proj.weight")))
             .unwrap_or("midlayer");
         let name = |part: &str| format!("{place}.{part}.weight");
-        let embedding = match tensors.has("embed_tokens.weight") {
-            true => Some(tensors.floats("embed_tokens.weight", &[vocab, hidden])?),
-            false if hidden == target.architecture.hidden_size => None,
-            false => {
-                return Err(ModelError::Config(format!(
-                    "hidden_size is {hidden} and embed_tokens.weight is missing; the target's embedding cannot \
-                     replace it, because its width is {}",
-                    target.architecture.hidden_size
-                )));
-            }
-        };
-        let width = shape.captured_layers.len() * target.architecture.hidden_size;
-        let lends_head = shape.draft_vocab == vocab && hidden == target.architecture.hidden_size;
-        let lm_head = if lends_head && !tensors.has("lm_head.weight") {
-            None
-        } else {
-            let parts = [("lm_head.weight".to_owned(), shape.draft_vocab)];
-            Some(tensors.matrix(&parts, hidden)?)
-        };
+        let has_embedding = tensors.has("embed_tokens.weight");
+        ModelError::unless(has_embedding || hidden == target_hidden, || {
+            format!(
+                "hidden_size is {hidden} and embed_tokens.weight is missing; the target's embedding cannot replace it, \
+                 because its width is {target_hidden}"
+            )
+        })?;
+        let embedding = has_embedding
+            .then(|| tensors.floats("embed_tokens.weight", &[vocab, hidden]))
+            .transpose()?;
+        let width = shape.captured_layers.len() * target_hidden;
+        let lends_head = shape.draft_vocab == vocab && hidden == target_hidden;
+        let lm_head = (!lends_head || tensors.has("lm_head.weight"))
+            .then(|| tensors.matrix(&[("lm_head.weight".to_owned(), shape.draft_vocab)], hidden))
+            .transpose()?;
         Ok(Eagle3Head {
             embedding,
             fc: tensors.matrix(&[("fc.weight".to_owned(), hidden)], width)?,
@@ -99,20 +92,12 @@ impl Eagle3Head {
         self.lm_head.as_ref().unwrap_or(&target.head)
     }
 
-    /// Returns how many floats the target captures per row.
-    pub(crate) fn captured_width(&self, target: &Model) -> usize {
-        self.shape.captured_layers.len() * target.architecture.hidden_size
-    }
-
     /// Returns the size of the head's own weights in bytes.
     pub(crate) fn weight_bytes(&self) -> usize {
         self.fc.bytes()
             + self.block.bytes()
             + self.lm_head.as_ref().map_or(0, Matrix::bytes)
-            + self
-                .embedding
-                .as_ref()
-                .map_or(0, |embedding| embedding.len() * 4)
+            + self.embedding.as_ref().map_or(0, |floats| floats.len() * 4)
     }
 }
 
@@ -128,10 +113,6 @@ fn guessed_tokens(shape: &HeadShape, tensors: &WeightTensors<'_>) -> Result<Vec<
     if !tensors.has(name) && shape.draft_vocab == vocab {
         return Ok((0..vocab as u32).collect());
     }
-    let fault = |name: &str, reason: String| ModelError::Tensor {
-        name: name.to_owned(),
-        reason,
-    };
     let mut guessed = vec![false; vocab];
     let mut tokens = Vec::with_capacity(shape.draft_vocab);
     let offsets = tensors.integers(name, shape.draft_vocab)?;
@@ -141,25 +122,24 @@ fn guessed_tokens(shape: &HeadShape, tensors: &WeightTensors<'_>) -> Result<Vec<
             .and_then(|token| usize::try_from(token).ok())
             .filter(|token| *token < vocab);
         let Some(token) = token else {
-            let reason = format!(
-                "draft token {id} has offset {offset}, which points outside the vocabulary of {vocab} tokens"
-            );
-            return Err(fault(name, reason));
+            return Err(ModelError::Tensor(format!(
+                "{name}: draft token {id} has offset {offset}, which points outside the vocabulary of {vocab} tokens"
+            )));
         };
         if std::mem::replace(&mut guessed[token], true) {
-            let reason = format!("draft token {id} maps to token {token}, as an earlier one does");
-            return Err(fault(name, reason));
+            return Err(ModelError::Tensor(format!(
+                "{name}: draft token {id} maps to token {token}, as an earlier one does"
+            )));
         }
         tokens.push(token as u32);
     }
     if tensors.has("t2d") {
         let flags = tensors.flags("t2d", vocab)?;
         if let Some(token) = (0..vocab).find(|token| flags[*token] != guessed[*token]) {
-            let reason = format!(
-                "token {token} is {}, but {name} makes it {}",
+            return Err(ModelError::Tensor(format!(
+                "t2d: token {token} is {}, but {name} makes it {}",
                 flags[token], guessed[token]
-            );
-            return Err(fault("t2d", reason));
+            )));
         }
     }
     Ok(tokens)

@@ -7,7 +7,7 @@ use refrain_protocol::TokenId;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use super::{Reading, head_config, head_tensors, load_head};
+use super::{Reading, captured_width, head_config, head_tensors, load_head};
 use crate::tests::support::{Random, VOCAB, tiny};
 use crate::tests::weight_files::FileTensor;
 
@@ -163,7 +163,7 @@ fn check(config: &Value, tensors: &HashMap<String, FileTensor>) {
     for (len, first) in [(2, 0), (37, 0), (70, 21)] {
         let text = random.tokens(len);
         let mut reading = Reading::new(tiny(), head.clone(), &text);
-        let width = head.captured_width(&tiny());
+        let width = captured_width(&head, &tiny());
         let mut rows: Vec<Row> = Vec::new();
         for position in first..len - 1 {
             let states: Vec<f64> = reading.captured[position * width..][..width]

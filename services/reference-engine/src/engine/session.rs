@@ -1,0 +1,61 @@
+//! One session: its text, its KV cache, and its drafter's state.
+
+use std::time::Instant;
+
+use refrain_protocol::engine::Sampling;
+use refrain_protocol::{NamespaceId, TokenId};
+
+use crate::drafter::DrafterState;
+use crate::network::KvCache;
+
+/// A session, open or kept.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) sampling: Sampling,
+    /// All tokens. Between steps, `kv` of an open session lacks the last one, whose forward pass is outstanding.
+    pub(crate) text: Vec<TokenId>,
+    pub(crate) kv: KvCache,
+    /// The drafter's state, in sessions that were opened with `self_drafts`.
+    pub(crate) drafter_state: Option<DrafterState>,
+    /// Time of the last step.
+    pub(super) used: Instant,
+}
+
+impl Session {
+    /// Cuts the text to its first `keep` tokens, and appends `tokens`. The KV cache keeps at most all but the last
+    /// token.
+    pub(super) fn replace_text(&mut self, keep: usize, tokens: &[TokenId]) {
+        self.text.truncate(keep);
+        self.text.extend_from_slice(tokens);
+        let computed = keep.min(self.text.len().saturating_sub(1));
+        self.kv.truncate(computed);
+        if let Some(state) = &mut self.drafter_state {
+            state.truncate(keep, computed);
+        }
+    }
+
+    /// Cuts everything to the tokens whose KV is there, after which the session can be kept.
+    pub(super) fn cut_to_kv(&mut self) {
+        let len = self.kv.len();
+        self.text.truncate(len);
+        if let Some(state) = &mut self.drafter_state {
+            state.truncate(len, len);
+        }
+    }
+
+    /// Returns the length of the prefix of `wanted` whose KV a session of `namespace` can share.
+    pub(super) fn shared_len(&self, namespace: NamespaceId, wanted: &[TokenId]) -> usize {
+        if namespace != self.namespace {
+            return 0;
+        }
+        let same = self.text.iter().zip(wanted);
+        let same = same.take_while(|(own, wanted)| own == wanted).count();
+        same.min(self.kv.len())
+    }
+
+    /// Returns the end of the positions that the drafter has read or can read.
+    pub(super) fn drafter_end(&self) -> usize {
+        self.drafter_state.as_ref().map_or(0, DrafterState::end)
+    }
+}
