@@ -81,8 +81,6 @@ mod clock;
 mod codec;
 mod config;
 mod directory;
-#[cfg(test)]
-mod format_fixtures;
 mod log;
 mod metrics;
 mod reading;
@@ -91,7 +89,7 @@ mod segments;
 mod service;
 mod shared_store;
 #[cfg(test)]
-mod test_store;
+mod tests;
 mod writer;
 
 pub use config::{DraftStoreConfig, StoreTuning, TenantQuota};

@@ -10,7 +10,7 @@ use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentHead;
 
 use crate::record::StateRecord;
-use crate::test_store::{names, text};
+use crate::tests::test_store::{names, text};
 
 fn sealed(dir: &Path, entries: Vec<SegmentEntry>) -> SegmentFile {
     let names = names("a");

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::directory::log_numbers;
-use crate::test_store::{CACHE_BYTES, TOKENS, TestStore, key};
+use crate::tests::test_store::{CACHE_BYTES, TOKENS, TestStore, key};
 
 /// Appends to a document that does not end.
 fn append(store: &TestStore, document: u128, len: u32) {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use refrain_protocol::document::FinishReason;
 
 use crate::segments::list;
-use crate::test_store::{TOKENS, TestStore, names};
+use crate::tests::test_store::{TOKENS, TestStore, names};
 
 /// Appends to a document, and ends it.
 fn append(store: &TestStore, tenant: &str, document: u128, len: u32) {
