@@ -54,7 +54,7 @@
 //!   tenant's documents.
 //! * An export shows one moment while the store goes on (`catalog/exports.rs`, `reading/export.rs`).
 //! * A worker that starts takes over segments as they are and the other documents one by one. It follows the feed
-//!   from there (`service/handle/segments.rs`).
+//!   from there (`reading/segments.rs`).
 //!
 //! # Costs
 //!

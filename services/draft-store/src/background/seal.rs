@@ -193,10 +193,7 @@ fn with_open<T>(
     look: impl FnOnce(&OpenStore) -> Result<T, LogError>,
 ) -> Result<T, LogError> {
     let open = shared.read();
-    let open = open
-        .as_ref()
-        .ok_or_else(|| LogError::Refused("the store is closed".into()))?;
-    look(open)
+    look(&*open.map_err(|_| LogError::Refused("the store is closed".into()))?)
 }
 
 /// The documents that go into the segment.

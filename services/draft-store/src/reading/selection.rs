@@ -14,8 +14,7 @@ const HEADS_PER_LOCK: usize = 64;
 pub(crate) fn namespaces(
     shared: &SharedStore,
 ) -> Result<Vec<(NamespaceId, Option<Namespace>)>, ApiError> {
-    let open = shared.read();
-    let open = open.as_ref().ok_or_else(unavailable)?;
+    let open = shared.read()?;
     Ok(open.catalog.namespaces())
 }
 
@@ -25,8 +24,7 @@ pub(crate) fn by_state(
     namespace: NamespaceId,
     wanted: impl Fn(&StateRecord) -> bool,
 ) -> Result<Vec<DocumentKey>, ApiError> {
-    let open = shared.read();
-    let open = open.as_ref().ok_or_else(unavailable)?;
+    let open = shared.read()?;
     let mut found: Vec<(u64, DocumentId)> = open
         .catalog
         .documents(namespace)
@@ -51,8 +49,7 @@ pub(crate) fn by_head(
 ) -> Result<Vec<DocumentKey>, ApiError> {
     let mut found = Vec::new();
     for keys in keys.chunks(HEADS_PER_LOCK) {
-        let open = shared.read();
-        let open = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
         for key in keys {
             if open.catalog.document(*key).is_none() {
                 continue;

@@ -25,13 +25,12 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
     verify_segments(shared, &mut reply)?;
     for (namespace, _) in selection::namespaces(shared)? {
         for key in selection::by_state(shared, namespace, |_| true)? {
-            let open = shared.read();
-            let open = open.as_ref().ok_or_else(unavailable)?;
+            let open = shared.read()?;
             // Removed since it was listed.
             if open.catalog.document(key).is_none() {
                 continue;
             }
-            match read_document(open, key) {
+            match read_document(&open, key) {
                 Ok(update) => {
                     reply.documents += 1;
                     reply.tokens += update.tokens.len() as u64;
@@ -47,8 +46,7 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
 /// Checks every segment again from its file, as at start.
 fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), ApiError> {
     let segments: Vec<_> = {
-        let open = shared.read();
-        let open = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
         open.catalog.segments().files().cloned().collect()
     };
     for sealed in segments {
@@ -72,8 +70,7 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
 
 fn is_mounted(shared: &SharedStore, segment: SegmentId) -> bool {
     let open = shared.read();
-    open.as_ref()
-        .is_some_and(|open| open.catalog.segments().get(segment).is_some())
+    open.is_ok_and(|open| open.catalog.segments().get(segment).is_some())
 }
 
 pub(crate) fn note(reply: &mut VerifyReply, what: String, why: impl ToString) {
@@ -94,8 +91,7 @@ fn name(key: DocumentKey) -> String {
 fn verify_records(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), ApiError> {
     let mut next = Some(vec![0]);
     while let Some(from) = next.take() {
-        let open = shared.read();
-        let open = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
         let mut seen = 0;
         open.log
             .scan(&from, &[u8::MAX], &mut |key, value| {

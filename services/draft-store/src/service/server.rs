@@ -20,6 +20,7 @@ use crate::service::handle::DraftStoreHandle;
 use crate::service::routes;
 use crate::shared_store::SharedStore;
 use crate::writer::actor::WriterActor;
+use crate::writer::handle::WriterHandle;
 
 /// Threads of the listener. They only decode and encode; the disk and the writer's thread limit the throughput.
 const LISTENER_THREADS: usize = 2;
@@ -31,7 +32,7 @@ const BODY_BYTES_MAX: usize = 16 << 20;
 pub struct DraftStoreServer {
     handle: DraftStoreHandle,
     server: Option<Server>,
-    writer: ActorThread,
+    thread: ActorThread,
 }
 
 /// Opens the store, starts its writer, and starts the listener if the configuration has an address.
@@ -62,11 +63,11 @@ pub async fn start(
         let data_dir = of_writer.data_dir.clone();
         let writer = WriterActor::open(of_writer, shown, views, counted, waiting)
             .with_context(|| format!("draft store in {}", data_dir.display()))?;
-        Ok(writer.start().recipient())
+        Ok(WriterHandle::from(writer.start()))
     };
-    let (writer, recipient) = ActorThread::start("draft-store-writer", begin).await?;
+    let (thread, writer) = ActorThread::start("draft-store-writer", begin).await?;
     let handle = DraftStoreHandle::new(
-        recipient,
+        writer,
         shared,
         lookup_views,
         config.clone(),
@@ -98,7 +99,7 @@ pub async fn start(
     Ok(DraftStoreServer {
         handle,
         server,
-        writer,
+        thread,
     })
 }
 
@@ -121,6 +122,6 @@ impl DraftStoreServer {
             server.stop_within(grace).await;
         }
         self.handle.close().await;
-        self.writer.stop().await;
+        self.thread.stop().await;
     }
 }

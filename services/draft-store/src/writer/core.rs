@@ -7,6 +7,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use refrain_protocol::NamespaceId;
+use refrain_protocol::acceptance::AcceptanceStatsReply;
 
 use crate::background::seal::NewSegment;
 use crate::catalog::Catalog;
@@ -17,7 +18,7 @@ use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
 use crate::writer::edit::acceptance_statistics::read;
 use crate::writer::edit::{Edit, EditLimits};
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::requests::{Append, KeptStatistics, StatisticsUpdate};
+use crate::writer::requests::{Append, StatisticsUpdate};
 
 /// Erasures remembered at once. Further ones get 429.
 const ERASURES_MAX: usize = 1_024;
@@ -335,11 +336,11 @@ impl WriterCore {
         }
     }
 
-    /// The acceptance statistics of a namespace as bytes. Empty if there are none.
+    /// The acceptance statistics of a namespace, if there are any.
     pub(crate) fn statistics(
         &self,
         namespace: NamespaceId,
-    ) -> Result<Option<KeptStatistics>, LogError> {
+    ) -> Result<Option<AcceptanceStatsReply>, LogError> {
         read(&Batch::default(), &*self.log, namespace)
     }
 }

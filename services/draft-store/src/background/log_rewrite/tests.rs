@@ -160,11 +160,11 @@ fn records_without_a_document_are_not_copied() {
     let orphan = crate::record::piece_key(key("a", 5_000), 0);
     let mut batch = Batch::default();
     batch.put(orphan.clone(), b"left by a salvage".to_vec());
-    let log = store.shared.read().as_ref().unwrap().log.clone();
+    let log = store.shared.read().unwrap().log.clone();
     log.commit(&batch).unwrap();
     drop(log);
     rewrite(&plan(&store), &store.shared, &store).unwrap();
-    let log = store.shared.read().as_ref().unwrap().log.clone();
+    let log = store.shared.read().unwrap().log.clone();
     assert_eq!(log.get(&orphan).unwrap(), None);
     store.check();
 }

@@ -4,14 +4,11 @@ use std::time::Duration;
 
 use refrain_protocol::document::AppendReply;
 use refrain_protocol::{ApiError, ErrorKind};
-use tokio::sync::oneshot;
 
 use crate::metrics::Limit;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::handle::checks::overloaded;
-use crate::shared_store::unavailable;
-use crate::writer::messages::{PendingTokens, WriterMessage};
-use crate::writer::requests::Append;
+use crate::writer::requests::{Append, PendingTokens};
 
 /// How long a caller waits for its commit. After that it gets 504, and the commit may still happen.
 const COMMIT_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -32,16 +29,11 @@ impl DraftStoreHandle {
             );
             return Err(self.reject(Limit::PendingTokens, error));
         };
-        let (reply, answer) = oneshot::channel();
-        self.send(WriterMessage::Append {
-            append,
-            tokens,
-            reply,
-        })?;
-        let wait = COMMIT_WAIT_MAX;
-        match tokio::time::timeout(wait, answer).await {
-            Ok(Ok(lengths)) => Ok(AppendReply { lengths: lengths? }),
-            Ok(Err(_)) => Err(unavailable().with_detail("the writer dropped the call")),
+        let stored = self.ask_later(move |writer, ctx, reply| {
+            writer.queue_append(append, tokens, reply, ctx);
+        });
+        match tokio::time::timeout(COMMIT_WAIT_MAX, stored).await {
+            Ok(lengths) => Ok(AppendReply { lengths: lengths? }),
             Err(_) => Err(ApiError::new(
                 ErrorKind::Timeout,
                 "the disk is slow: the updates may or may not be stored; retry, since repeats are harmless",

@@ -8,6 +8,7 @@
 //! A worker keeps counts in memory, too. Each table has a number, and an update names the table that it continues. So
 //! counts from before an erasure are refused, except those of a worker that has never exchanged any.
 
+use refrain_protocol::acceptance::AcceptanceStatsReply;
 use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::codec;
@@ -16,7 +17,7 @@ use crate::record::{
     AcceptanceStatisticsRecord, acceptance_statistics_key, acceptance_statistics_range,
 };
 use crate::writer::edit::Edit;
-use crate::writer::requests::{KeptStatistics, SavedStatistics, StatisticsUpdate};
+use crate::writer::requests::{SavedStatistics, StatisticsUpdate};
 
 /// Bytes of the statistics in one record. Compressed or not, the record stays within the limit of a value.
 const PART_BYTES: usize = 3_584;
@@ -80,7 +81,7 @@ pub(in crate::writer) fn read(
     batch: &Batch,
     log: &dyn RecordLog,
     namespace: NamespaceId,
-) -> Result<Option<KeptStatistics>, LogError> {
+) -> Result<Option<AcceptanceStatsReply>, LogError> {
     let (from, to) = acceptance_statistics_range(namespace);
     let mut bytes = Vec::new();
     for (key, value) in batch.scan_over(log, &from, &to)? {
@@ -94,7 +95,7 @@ pub(in crate::writer) fn read(
     }
     Ok(bytes
         .split_first_chunk()
-        .map(|(table, statistics)| KeptStatistics {
+        .map(|(table, statistics)| AcceptanceStatsReply {
             table: u64::from_le_bytes(*table),
             statistics: statistics.to_vec(),
         }))

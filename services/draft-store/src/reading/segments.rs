@@ -7,8 +7,7 @@ use std::collections::HashSet;
 
 use refrain_protocol::document::{DocumentUpdate, FeedEvent};
 use refrain_protocol::segment::{
-    DocumentsReply, DocumentsRequest, SegmentInfo, SegmentPiece, SegmentPieceRequest,
-    SegmentsReply, SegmentsRequest,
+    DocumentsReply, SegmentInfo, SegmentPiece, SegmentPieceRequest, SegmentsReply,
 };
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 
@@ -16,64 +15,15 @@ use crate::catalog::FeedChange;
 use crate::reading::document_text::TextError;
 use crate::reading::feed::event;
 use crate::record::DocumentKey;
-use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 
-/// Most words of a segment, of four bytes each, in one answer. Each answer in progress holds this much memory.
-const SEGMENT_WORDS_MAX: u32 = 1 << 20;
-
-impl DraftStoreHandle {
-    pub(super) async fn list_segments(
-        &self,
-        request: SegmentsRequest,
-    ) -> Result<SegmentsReply, ApiError> {
-        let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
-        self.read_blocking(move |shared| list(shared, namespace))
-            .await
-    }
-
-    pub(super) async fn read_piece(
-        &self,
-        request: SegmentPieceRequest,
-    ) -> Result<SegmentPiece, ApiError> {
-        let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
-        let words_max = request.max_words.min(SEGMENT_WORDS_MAX);
-        let piece = self
-            .read_blocking(move |shared| piece(shared, namespace, &request, words_max as usize))
-            .await?;
-        self.inner
-            .metrics
-            .sent_segment_bytes
-            .inc_by(piece.words.len() as u64 * 4);
-        Ok(piece)
-    }
-
-    pub(super) async fn read_documents(
-        &self,
-        mut request: DocumentsRequest,
-    ) -> Result<DocumentsReply, ApiError> {
-        let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
-        // `covered` tells the caller to ask for the rest.
-        request
-            .documents
-            .truncate(self.inner.config.tuning.updates_max);
-        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX);
-        let (reply, damaged) = self
-            .read_blocking(move |shared| {
-                documents(shared, namespace, &request.documents, tokens_max as usize)
-            })
-            .await?;
-        self.report(damaged);
-        Ok(reply)
-    }
-}
-
-fn list(shared: &SharedStore, namespace: NamespaceId) -> Result<SegmentsReply, ApiError> {
-    let open = shared.read();
-    let OpenStore { catalog, .. } = open.as_ref().ok_or_else(unavailable)?;
+/// The segments of a namespace, its other documents, and the cursor from which the feed goes on.
+pub(crate) fn list(
+    shared: &SharedStore,
+    namespace: NamespaceId,
+) -> Result<SegmentsReply, ApiError> {
+    let open = shared.read()?;
+    let OpenStore { catalog, .. } = &*open;
     let (sealed, unsealed) = catalog.sealed_and_others(namespace);
     let segments = sealed.into_iter().map(|(mounted, masked)| SegmentInfo {
         segment: mounted.file.manifest().checksum,
@@ -88,15 +38,16 @@ fn list(shared: &SharedStore, namespace: NamespaceId) -> Result<SegmentsReply, A
     })
 }
 
-fn piece(
+/// A piece of the index of a segment.
+pub(crate) fn piece(
     shared: &SharedStore,
     namespace: NamespaceId,
     request: &SegmentPieceRequest,
     words_max: usize,
 ) -> Result<SegmentPiece, ApiError> {
     let sealed = {
-        let open = shared.read();
-        let OpenStore { catalog, .. } = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
+        let OpenStore { catalog, .. } = &*open;
         // A segment of another namespace is reported as missing.
         let mut of_namespace = catalog
             .segments()
@@ -118,7 +69,7 @@ fn piece(
 }
 
 /// Documents as they are now, and those that turned out to be damaged. The lock is taken for each of them.
-fn documents(
+pub(crate) fn documents(
     shared: &SharedStore,
     namespace: NamespaceId,
     documents: &[DocumentId],
@@ -128,8 +79,7 @@ fn documents(
     let mut tokens = 0;
     for &document in documents {
         let key = DocumentKey::new(namespace, document);
-        let open = shared.read();
-        match full_update(open.as_ref().ok_or_else(unavailable)?, key) {
+        match full_update(&*shared.read()?, key) {
             Ok(Some(update)) => {
                 tokens += update.tokens.len();
                 if tokens > tokens_max && !reply.updates.is_empty() {
