@@ -96,7 +96,7 @@ fn load_feeds(
                 trims: 0,
                 era: random,
             };
-            loaded.repairs.put(key.to_vec(), codec::seal(key, &record));
+            loaded.repairs.put_record(key.to_vec(), &record);
             record
         });
         loaded.catalog.head = loaded.catalog.head.max(record.floor);
@@ -171,13 +171,12 @@ fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32
             && loaded.catalog.introduce(sealed.namespace(), names)
         {
             let key = record::namespace_key(RecordKind::Namespace, sealed.namespace());
-            let value = codec::seal(&key, &NamespaceRecord::from(names));
-            loaded.repairs.put(key, value);
+            let record = NamespaceRecord::from(names);
+            loaded.repairs.put_record(key, &record);
         }
         if found.adopted.contains(&sealed.id()) {
             let key = record::segment_key(sealed.id());
-            let value = codec::seal(&key, &sealed.manifest());
-            loaded.repairs.put(key, value);
+            loaded.repairs.put_record(key, &sealed.manifest());
         }
         loaded.catalog.mount(sealed.clone());
     }
@@ -197,8 +196,7 @@ fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32
             };
             feed.restore(record);
             let key = record::namespace_key(RecordKind::Feed, namespace);
-            let value = codec::seal(&key, &record);
-            loaded.repairs.put(key, value);
+            loaded.repairs.put_record(key, &record);
         }
     }
 }
@@ -310,8 +308,8 @@ fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
         let feed = loaded.catalog.feed_mut(namespace);
         feed.forget_until(sequence);
         let key = record::namespace_key(RecordKind::Feed, namespace);
-        let value = codec::seal(&key, &feed.record());
-        loaded.repairs.put(key, value);
+        let record = feed.record();
+        loaded.repairs.put_record(key, &record);
     }
     Ok(())
 }

@@ -119,8 +119,8 @@ fn a_nameless_namespace_gets_its_tenant_back() {
     assert!(catalog.introduce(id, &names("a")));
     assert!(!catalog.introduce(id, &names("a")));
     assert_eq!(&*catalog.namespaces[&id].tenant, "a");
-    assert_eq!(catalog.uses.tokens("a"), 10);
-    assert_eq!(catalog.uses.tokens(""), 0);
+    assert_eq!(catalog.uses.size_mut(&"a".into()).tokens, 10);
+    assert_eq!(catalog.uses.size_mut(&"".into()).tokens, 0);
 }
 
 fn victim(catalog: &Catalog, tokens_max: u64) -> Option<DocumentKey> {

@@ -243,7 +243,7 @@ fn create(log: &JournaledLog) -> Result<StoreRecord, LogError> {
         sequence_reserved: 0,
     };
     let mut batch = Batch::default();
-    batch.put(store_key(), codec::seal(&store_key(), &store));
+    batch.put_record(store_key(), &store);
     log.commit(&batch)?;
     Ok(store)
 }

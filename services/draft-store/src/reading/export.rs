@@ -119,7 +119,7 @@ pub(crate) fn page(
     }
     // If the export ended meanwhile, the page may be wrong.
     let open = shared.read()?;
-    let exports = open.catalog.exports();
+    let exports = &open.catalog.exports;
     find_running(exports, number)?;
     if reply.next.is_none() {
         exports.forget(number);
@@ -157,7 +157,7 @@ fn find_or_begin(
     let open = shared.read()?;
     let catalog = &open.catalog;
     if begun != 0 {
-        return Ok((number, find_running(catalog.exports(), number)?));
+        return Ok((number, find_running(&catalog.exports, number)?));
     }
     let is_wanted = |names: &Namespace| {
         let model = request.model.as_ref();

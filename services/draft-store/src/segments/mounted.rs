@@ -6,7 +6,7 @@ use std::sync::Arc;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_suffix_index::SegmentStats;
 
-use crate::record::{SegmentId, SegmentSlot};
+use crate::record::{DocumentKey, SegmentId, SegmentSlot};
 use crate::segments::file::SegmentFile;
 
 /// A segment in use, and how much of it is live.
@@ -83,8 +83,7 @@ pub(crate) struct Segments {
 pub(crate) struct CountedDocument {
     /// The document's position if it is sealed.
     pub(crate) slot: Option<SegmentSlot>,
-    pub(crate) namespace: NamespaceId,
-    pub(crate) document: DocumentId,
+    pub(crate) key: DocumentKey,
     pub(crate) len: u32,
     pub(crate) bytes: u32,
 }
@@ -164,8 +163,7 @@ impl Segments {
     pub(crate) fn count(&mut self, counted: CountedDocument, comes: bool) {
         let CountedDocument {
             slot,
-            namespace,
-            document,
+            key,
             len,
             bytes,
         } = counted;
@@ -178,17 +176,17 @@ impl Segments {
             }
             return;
         }
-        let unsealed = self.unsealed.entry(namespace).or_default();
+        let unsealed = self.unsealed.entry(key.namespace).or_default();
         add(&mut unsealed.tokens, u64::from(len));
         add(&mut self.unsealed_tokens, u64::from(len));
         add(&mut self.unsealed_documents, 1);
         add(&mut self.unsealed_bytes, u64::from(bytes));
         if comes {
-            unsealed.documents.insert(document);
+            unsealed.documents.insert(key.document);
         } else {
-            unsealed.documents.remove(&document);
+            unsealed.documents.remove(&key.document);
             if unsealed.documents.is_empty() {
-                self.unsealed.remove(&namespace);
+                self.unsealed.remove(&key.namespace);
             }
         }
     }

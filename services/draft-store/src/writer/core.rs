@@ -164,7 +164,7 @@ impl WriterCore {
         mut mark: ErasureRecord,
         now_ms: u64,
     ) -> Result<(Option<ErasureRecord>, CommitOutcome), LogError> {
-        let erasures = catalog.erasures();
+        let erasures = &catalog.erasures;
         if erasures.marks() >= ERASURES_MAX && !erasures.has_mark(mark.id()) {
             return Ok((None, CommitOutcome::default()));
         }

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::catalog::Catalog;
-use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
     DocumentKey, NamespaceRecord, RecordKind, StoreRecord, document_key, namespace_key, store_key,
@@ -92,9 +91,8 @@ impl<'a> Edit<'a> {
                 self.mark_sealed(slot, used_s)?;
                 continue;
             }
-            let state_key = document_key(RecordKind::State, key);
-            let value = codec::seal(&state_key, &document.state);
-            self.batch.put(state_key, value);
+            self.batch
+                .put_record(document_key(RecordKind::State, key), &document.state);
         }
         self.forget_emptied();
         self.write_marks();
@@ -103,20 +101,14 @@ impl<'a> Edit<'a> {
 
     /// Adds writes that were prepared when the store was opened.
     pub(in crate::writer) fn adopt(&mut self, repairs: Batch) {
-        for (key, value) in repairs.writes() {
-            match value {
-                Some(value) => self.batch.put(key.clone(), value.clone()),
-                None => self.batch.remove(key.clone()),
-            }
-        }
+        self.batch.merge(repairs);
     }
 
     /// Stores the names of a namespace unless they are known.
     pub(in crate::writer) fn introduce(&mut self, namespace: NamespaceId, names: &Namespace) {
         if self.catalog.introduce(namespace, names) {
             let key = namespace_key(RecordKind::Namespace, namespace);
-            let value = codec::seal(&key, &NamespaceRecord::from(names));
-            self.batch.put(key, value);
+            self.batch.put_record(key, &NamespaceRecord::from(names));
         }
     }
 
@@ -129,9 +121,7 @@ impl<'a> Edit<'a> {
         let sequence = self.catalog.advance();
         if sequence >= self.store.sequence_reserved {
             self.store.sequence_reserved = sequence + SEQUENCES_RESERVED;
-            let key = store_key();
-            let value = codec::seal(&key, &self.store);
-            self.batch.put(key, value);
+            self.batch.put_record(store_key(), &self.store);
         }
         sequence
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::store_key;
 use crate::writer::core::WriterCore;
@@ -34,7 +33,7 @@ impl WriterCore {
             return Err(LogError::Refused("the rewrite was aborted".into()));
         };
         let mut batch = Batch::default();
-        batch.put(store_key(), codec::seal(&store_key(), &self.store));
+        batch.put_record(store_key(), &self.store);
         mirror.commit(&batch)?;
         Ok(mirror.clone())
     }

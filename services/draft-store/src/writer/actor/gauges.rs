@@ -16,7 +16,7 @@ impl WriterActor {
             return;
         };
         let (totals, segments) = (open.catalog.totals(), open.catalog.segments());
-        let (metrics, erasures) = (&self.metrics, open.catalog.erasures());
+        let (metrics, erasures) = (&self.metrics, &open.catalog.erasures);
         metrics.segments.set(segments.len() as i64);
         let unsealed_tokens = segments.unsealed_tokens();
         metrics.unsealed_tokens.set(unsealed_tokens as i64);
@@ -56,7 +56,7 @@ impl WriterActor {
             let Ok(open) = self.shared.read() else {
                 return;
             };
-            let exports = open.catalog.exports();
+            let exports = &open.catalog.exports;
             exports.expire(ExportLimits::from(&self.config).idle);
             let (count, held_bytes, export_disk_bytes) = exports.sizes();
             metrics.exports.set(count as i64);

@@ -45,9 +45,8 @@ impl Edit<'_> {
         let parts = record.chunks(PART_BYTES).count();
         for (part, piece) in record.chunks(PART_BYTES).enumerate() {
             let key = acceptance_statistics_key(namespace, part as u8);
-            let value = codec::seal(&key, &AcceptanceStatisticsRecord(piece.to_vec()));
-            bytes += (key.len() + value.len()) as u64;
-            self.batch.put(key, value);
+            let record = AcceptanceStatisticsRecord(piece.to_vec());
+            bytes += u64::from(self.batch.put_record(key, &record));
         }
         // They seldom shrink, only when cells are forgotten.
         for part in parts..self.catalog.statistics_parts(namespace) {

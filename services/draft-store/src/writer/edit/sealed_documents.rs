@@ -42,8 +42,7 @@ impl Edit<'_> {
             // A segment that was merged meanwhile needs no marks.
             if self.catalog.segments().get(segment).is_some() {
                 let key = marks_key(segment, chunk);
-                let value = codec::seal(&key, &MarksRecord(marks));
-                self.batch.put(key, value);
+                self.batch.put_record(key, &MarksRecord(marks));
             }
         }
     }
@@ -62,9 +61,7 @@ impl Edit<'_> {
         let tokens = document_text::read(self.catalog, &*self.log, key, 0, state.len)?;
         let head = document_text::head(self.catalog, &*self.log, key)?;
         let head_key = document_key(RecordKind::Head, key);
-        let value = codec::seal(&head_key, &HeadRecord(head));
-        state.bytes = (head_key.len() + value.len()) as u32;
-        self.batch.put(head_key, value);
+        state.bytes = self.batch.put_record(head_key, &HeadRecord(head));
         let is_finished = state.finish != 0;
         (state.len, state.tail_start, state.tail_pieces) = (0, 0, 0);
         self.store_text(key, &mut state, 0, &tokens, is_finished)?;
@@ -77,11 +74,11 @@ impl Edit<'_> {
 
     /// Puts a document aside for the exports that list it, before it is cut or removed.
     pub(in crate::writer) fn keep_for_exports(&mut self, key: DocumentKey) -> Result<(), LogError> {
-        if !self.catalog.exports().want(key) {
+        if !self.catalog.exports.want(key) {
             return Ok(());
         }
         match self.current_document(key) {
-            Ok(now) => self.catalog.exports().keep(key, &now),
+            Ok(now) => self.catalog.exports.keep(key, &now),
             Err(TextError::Log(error)) => return Err(error),
             // A damaged document could not have been exported anyway.
             Err(TextError::Damaged(_)) => {}
@@ -125,10 +122,9 @@ impl Edit<'_> {
             damaged: _,
         } = segment;
         if let Some(file) = file {
-            let key = segment_key(file.id());
-            let value = codec::seal(&key, &file.manifest());
-            self.batch.put(key, value);
             let segment = file.id();
+            self.batch
+                .put_record(segment_key(segment), &file.manifest());
             let states: Vec<u32> = file.states().map(|(.., state)| state.bytes).collect();
             self.catalog.mount(file);
             for ((number, included), bytes) in (0..).zip(&documents).zip(states) {
@@ -219,7 +215,7 @@ impl Edit<'_> {
         let documents = mounted.map_or(0, |mounted| mounted.file.documents());
         if let Some(mounted) = mounted {
             let bytes = mounted.file.file_bytes();
-            self.catalog.exports().unmounted(segment, bytes);
+            self.catalog.exports.unmounted(segment, bytes);
         }
         for chunk in 0..documents.div_ceil(MARKS_DOCUMENTS) {
             self.batch.remove(marks_key(segment, chunk));

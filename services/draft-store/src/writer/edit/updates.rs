@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use refrain_protocol::TokenId;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 
-use crate::codec::{self, Damage};
+use crate::codec::Damage;
 use crate::log::LogError;
 use crate::metrics::RemovalReason;
 use crate::reading::document_text::TextError;
@@ -27,7 +27,7 @@ impl Edit<'_> {
     ) -> Result<u32, LogError> {
         let key = DocumentKey::new(append.namespace, update.document);
         let known = self.catalog.document(key).is_some();
-        let erasures = self.catalog.erasures();
+        let erasures = &self.catalog.erasures;
         self.static_code = match append.author {
             UpdateAuthor::Operator { is_static: true } => STATIC,
             _ => 0,
@@ -133,9 +133,7 @@ impl Edit<'_> {
         let surplus = head.left_context.len().saturating_sub(LEFT_CONTEXT_TOKENS);
         head.left_context.drain(..surplus);
         let head_key = document_key(RecordKind::Head, key);
-        let value = codec::seal(&head_key, &HeadRecord(head));
-        let bytes = (head_key.len() + value.len()) as u32;
-        self.batch.put(head_key, value);
+        let bytes = self.batch.put_record(head_key, &HeadRecord(head));
         StateRecord {
             epoch: update.epoch,
             epoch_start: 0,

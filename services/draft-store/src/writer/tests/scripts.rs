@@ -512,12 +512,12 @@ fn exports_that_began_since_the_mark_end_before_an_erasure_is_answered() {
     store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], RemovalReason::Tokens, now_ms));
     let open = store.shared.read().unwrap();
     let catalog = &open.catalog;
-    let ours = catalog.exports().get(1).unwrap().ok().unwrap();
+    let ours = catalog.exports.get(1).unwrap().ok().unwrap();
     assert_eq!(ours.put_aside(key("a", 1)).unwrap().tokens, [1, 2, 3]);
     catalog.end_exports(&marked.unwrap());
     assert!(matches!(
-        catalog.exports().get(1),
+        catalog.exports.get(1),
         Some(Err(ExportEnd::Erased))
     ));
-    assert!(matches!(catalog.exports().get(2), Some(Ok(_))));
+    assert!(matches!(catalog.exports.get(2), Some(Ok(_))));
 }
