@@ -18,7 +18,7 @@ use crate::log::LogError;
 use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, SegmentId, SegmentSlot, StateRecord};
 use crate::segments::{
-    SegmentEntry, SegmentFile, SegmentSource, delete_files, path, write as write_segment,
+    SegmentEntry, SegmentFile, SegmentSource, delete, delete_files, path, write as write_segment,
 };
 use crate::shared_store::{OpenStore, SharedStore};
 
@@ -99,7 +99,8 @@ pub(crate) fn run(
     host: &dyn SealHost,
     at: &dyn Fn(SealStep) -> Result<(), LogError>,
 ) -> Result<SealReport, LogError> {
-    let (segment, replaced) = make(job, shared, at)?;
+    let segment = make(job, shared, at)?;
+    let replaced = segment.sources.clone();
     at(SealStep::Renamed)?;
     let made = segment
         .file
@@ -111,7 +112,7 @@ pub(crate) fn run(
         });
     host.install(segment)?;
     at(SealStep::Installed)?;
-    delete_files(&job.dir, &replaced)?;
+    delete(&job.dir, &replaced)?;
     at(SealStep::Deleted)?;
     Ok(made)
 }
@@ -119,10 +120,8 @@ pub(crate) fn run(
 /// Deletes the files that a failed job may have left.
 pub(crate) fn clear(dir: &Path, segment: SegmentId) -> Result<(), LogError> {
     let target = path(dir, segment);
-    let leftovers: Vec<PathBuf> = [target.with_extension("new"), target]
-        .into_iter()
-        .filter(|path| path.exists())
-        .collect();
+    let mut leftovers = vec![target.with_extension("new"), target];
+    leftovers.retain(|path| path.exists());
     delete_files(dir, &leftovers)
 }
 
@@ -130,16 +129,16 @@ fn make(
     job: &SealJob,
     shared: &SharedStore,
     at: &dyn Fn(SealStep) -> Result<(), LogError>,
-) -> Result<(NewSegment, Vec<PathBuf>), LogError> {
-    let mut read = JobInput::default();
+) -> Result<NewSegment, LogError> {
+    let mut input = JobInput::default();
     let sources = match &job.source {
         SegmentSource::Log(documents) => {
-            read.unsealed(job, shared, documents)?;
+            input.unsealed(job, shared, documents)?;
             Vec::new()
         }
         SegmentSource::Segments(segments) => {
             for segment in segments {
-                read.sealed(job, shared, *segment)?;
+                input.sealed(job, shared, *segment)?;
             }
             segments.clone()
         }
@@ -150,7 +149,7 @@ fn make(
         entries,
         mut documents,
         damaged,
-    } = read;
+    } = input;
     documents.sort_unstable_by_key(|documents| documents.document);
     let sealed = if entries.is_empty() {
         at(SealStep::Written)?;
@@ -161,18 +160,13 @@ fn make(
         let written = write_segment(&job.dir, id, job.namespace, names, entries, &mut at_rename)?;
         Some(Arc::new(written))
     };
-    let replaced = sources
-        .iter()
-        .map(|segment| path(&job.dir, *segment))
-        .collect();
-    let segment = NewSegment {
+    Ok(NewSegment {
         file: sealed,
         documents,
         sources,
         namespace: job.namespace,
         damaged,
-    };
-    Ok((segment, replaced))
+    })
 }
 
 impl SealJob {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+use refrain_protocol::{DocumentId, NamespaceId};
 
 use crate::catalog::state::Catalog;
 use crate::codec;
@@ -70,8 +70,8 @@ fn each<T: bincode::Decode<()>>(
 fn load_namespaces(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
     each::<NamespaceRecord>(log, RecordKind::Namespace, loaded, |loaded, key, record| {
         match (record::namespace_of(key), record) {
-            (Some(id), Some(names)) => {
-                loaded.catalog.introduce(id, &Namespace::from(names));
+            (Some(id), Some(NamespaceRecord(names))) => {
+                loaded.catalog.introduce(id, &names);
             }
             // The next call for the namespace brings its names again.
             _ => loaded.repairs.remove(key.to_vec()),
@@ -154,7 +154,7 @@ fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, 
         loaded,
         |loaded, key, record| match (record::segment_of(key), record::chunk_of(key), record) {
             (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
-                marks.insert((segment, chunk), marked);
+                marks.chunks.insert((segment, chunk), marked);
             }
             // Documents that were evicted come back, and are evicted again. Erased ones do not: their segment was
             // rewritten before the erasure was answered.
@@ -171,7 +171,7 @@ fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32
             && loaded.catalog.introduce(sealed.namespace(), names)
         {
             let key = record::namespace_key(RecordKind::Namespace, sealed.namespace());
-            let record = NamespaceRecord::from(names);
+            let record = NamespaceRecord(names.clone());
             loaded.repairs.put_record(key, &record);
         }
         if found.adopted.contains(&sealed.id()) {
@@ -232,7 +232,7 @@ fn load_documents(
     random: u32,
 ) -> Result<(), LogError> {
     let marks = load_marks(log, loaded)?;
-    for (segment, chunk) in marks.keys() {
+    for &(segment, chunk) in marks.chunks.keys() {
         if !found.in_use.iter().any(|sealed| sealed.id() == segment) {
             loaded.repairs.remove(record::marks_key(segment, chunk));
         }

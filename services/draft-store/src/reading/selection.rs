@@ -1,7 +1,7 @@
 //! Finding documents by their state or head, without holding up the writer.
 
 use refrain_protocol::document::DocumentHead;
-use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId};
+use refrain_protocol::{ApiError, DocumentId, NamespaceId};
 
 use crate::reading::document_text::{TextError, head};
 use crate::record::{DocumentKey, StateRecord};
@@ -9,14 +9,6 @@ use crate::shared_store::{SharedStore, unavailable};
 
 /// Heads that are read under one lock.
 const HEADS_PER_LOCK: usize = 64;
-
-/// All namespaces, with their names if those are known.
-pub(crate) fn namespaces(
-    shared: &SharedStore,
-) -> Result<Vec<(NamespaceId, Option<Namespace>)>, ApiError> {
-    let open = shared.read()?;
-    Ok(open.catalog.namespaces())
-}
 
 /// The documents of a namespace whose state is wanted, in order of their last change.
 pub(crate) fn by_state(

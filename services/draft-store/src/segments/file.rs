@@ -97,7 +97,7 @@ impl SegmentFile {
         let names = &map[layout.names_at()..][..layout.names];
         let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
         {
-            Ok((names, _)) => names.map(Namespace::from),
+            Ok((names, _)) => names.map(|NamespaceRecord(names)| names),
             Err(_) => return Err(corrupt("the namespace's names do not decode")),
         };
         if segment.documents() != layout.documents || u32::try_from(layout.documents).is_err() {

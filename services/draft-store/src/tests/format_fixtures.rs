@@ -107,7 +107,7 @@ impl Records {
             sequence_reserved: 65_536,
         };
         self.each(store_key(), store);
-        let named = NamespaceRecord::from(&names());
+        let named = NamespaceRecord(names());
         self.each(namespace_key(RecordKind::Namespace, namespace), named);
         let feed = FeedRecord {
             floor: 3,

@@ -200,7 +200,7 @@ impl WriterActor {
             loaded.repairs,
             loaded.damaged,
         );
-        core.set_rebuilt_for(Arc::new(self.rebuilt_for.clone()));
+        core.rebuilt_for = Arc::new(self.rebuilt_for.clone());
         self.shared.set_open(Some(OpenStore {
             catalog: loaded.catalog,
             log,

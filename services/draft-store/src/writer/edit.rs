@@ -26,21 +26,15 @@ use crate::writer::outcome::CommitOutcome;
 /// Sequences reserved on disk at a time. A restart skips the unused ones.
 const SEQUENCES_RESERVED: u64 = 1 << 16;
 
-/// The limits of an edit.
-#[derive(Clone, Debug)]
-pub(super) struct EditLimits {
-    /// Documents for which the log's index was rebuilt.
-    pub(super) rebuilt_for: Arc<HashSet<DocumentKey>>,
-    pub(super) tombstones_max: usize,
-}
-
 /// A commit in the making.
 pub(super) struct Edit<'a> {
     pub(super) catalog: &'a mut Catalog,
     pub(super) outcome: CommitOutcome,
     pub(super) log: Arc<dyn RecordLog>,
     store: StoreRecord,
-    limits: EditLimits,
+    /// Documents for which the log's index was rebuilt.
+    rebuilt_for: Arc<HashSet<DocumentKey>>,
+    tombstones_max: usize,
     now_ms: u64,
     pub(super) batch: Batch,
     /// Documents whose state is to be written, once each.
@@ -56,7 +50,8 @@ impl<'a> Edit<'a> {
         catalog: &'a mut Catalog,
         log: Arc<dyn RecordLog>,
         store: StoreRecord,
-        limits: EditLimits,
+        rebuilt_for: Arc<HashSet<DocumentKey>>,
+        tombstones_max: usize,
         now_ms: u64,
     ) -> Self {
         Edit {
@@ -64,7 +59,8 @@ impl<'a> Edit<'a> {
             outcome: CommitOutcome::default(),
             log,
             store,
-            limits,
+            rebuilt_for,
+            tombstones_max,
             now_ms,
             batch: Batch::default(),
             states: BTreeSet::new(),
@@ -108,7 +104,7 @@ impl<'a> Edit<'a> {
     pub(in crate::writer) fn introduce(&mut self, namespace: NamespaceId, names: &Namespace) {
         if self.catalog.introduce(namespace, names) {
             let key = namespace_key(RecordKind::Namespace, namespace);
-            self.batch.put_record(key, &NamespaceRecord::from(names));
+            self.batch.put_record(key, &NamespaceRecord(names.clone()));
         }
     }
 

@@ -38,11 +38,6 @@ impl WriterCore {
         Ok(mirror.clone())
     }
 
-    /// Bytes of keys and values that were written to the mirror.
-    pub(crate) fn mirrored_bytes(&self) -> u64 {
-        self.mirrored_bytes
-    }
-
     /// Ends mirroring. With `to`, that log is in use from now on.
     pub(crate) fn end_mirror(&mut self, to: Option<Arc<dyn RecordLog>>) {
         self.mirror = None;

@@ -41,11 +41,11 @@ impl RewriteHost for TestStore {
         let open = open.as_mut().unwrap();
         let mut core = self.core.lock().unwrap();
         let log = core.complete_mirror()?;
-        Manifest::new(number, core.store(), &open.catalog, false).write(&self.dir)?;
+        Manifest::new(number, core.store, &open.catalog, false).write(&self.dir)?;
         core.end_mirror(Some(log.clone()));
         open.log = log;
         *self.number.lock().unwrap() = number;
-        Ok(core.mirrored_bytes())
+        Ok(core.mirrored_bytes)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::log::journal::format::{HEADER_BYTES, NAME_KEY, path_in};
 use crate::log::journal::record_reader::RecordReader;
-use crate::log::journal::{Batch, LogError, refused};
+use crate::log::journal::{Batch, LogError};
 
 /// Most damaged ranges that are listed separately. Later ones extend the last.
 const RANGES_MAX: usize = 1_024;
@@ -73,9 +73,7 @@ pub(crate) fn scan(
     from: u64,
     visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
 ) -> Result<ScanReport, LogError> {
-    let path = path_in(log);
-    let failed = |error: std::io::Error| refused("read", &path, &error);
-    let mut window = RecordReader::open(&path).map_err(failed)?;
+    let mut window = RecordReader::open(&path_in(log))?;
     let mut found = ScanReport {
         end: from,
         ..ScanReport::default()
@@ -87,8 +85,8 @@ pub(crate) fn scan(
     let (mut at, mut records) = (from, 0u64);
     let mut gap: Option<Range<u64>> = None;
     while at < window.len {
-        let Some(record) = window.record(at).map_err(failed)? else {
-            match window.next_record(at + 1).map_err(failed)? {
+        let Some(record) = window.record(at)? else {
+            match window.next_record(at + 1)? {
                 Some(next) => {
                     gap = Some(at..next);
                     at = next;
@@ -150,7 +148,7 @@ pub(crate) fn scan(
         }
     }
     if records == 0 {
-        window.check_version(&path)?;
+        window.check_version()?;
     }
     let ended = ScanTail {
         under_way,
@@ -158,10 +156,7 @@ pub(crate) fn scan(
         at,
         gap,
     };
-    end(&mut window, &mut found, ended, visit).map_err(|error| match error {
-        EndError::Read(error) => failed(error),
-        EndError::Visit(error) => error,
-    })?;
+    end(&mut window, &mut found, ended, visit)?;
     Ok(found)
 }
 
@@ -229,23 +224,6 @@ struct ScanTail {
     gap: Option<Range<u64>>,
 }
 
-enum EndError {
-    Read(std::io::Error),
-    Visit(LogError),
-}
-
-impl From<std::io::Error> for EndError {
-    fn from(error: std::io::Error) -> Self {
-        EndError::Read(error)
-    }
-}
-
-impl From<LogError> for EndError {
-    fn from(error: LogError) -> Self {
-        EndError::Visit(error)
-    }
-}
-
 /// Decides about the last batch, and about the bytes after the last sound record.
 ///
 /// A write that was cut off, at its end or in the middle, was never acknowledged, so it is dropped completely.
@@ -255,7 +233,7 @@ fn end(
     found: &mut ScanReport,
     ended: ScanTail,
     visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
-) -> Result<(), EndError> {
+) -> Result<(), LogError> {
     let ScanTail {
         under_way,
         mut doubted,
@@ -289,7 +267,7 @@ fn end(
         last.add_gap(gap.or(has_rest.then_some(at..len)), None);
         last.until = len;
         settle(found, &mut doubted, Some(last), visit)?;
-        return Ok(settle(found, &mut doubted, None, visit)?);
+        return settle(found, &mut doubted, None, visit);
     }
     // The batch before is the last one, unless part of another batch follows it.
     let is_last = !has_rest || is_cut_off;

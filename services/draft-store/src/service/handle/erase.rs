@@ -66,7 +66,8 @@ fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
 /// The documents that an erasure hits.
 fn documents_hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
     let mut found = Vec::new();
-    for (namespace, names) in selection::namespaces(shared)? {
+    let namespaces = shared.read()?.catalog.namespaces();
+    for (namespace, names) in namespaces {
         if !mark.hits_namespace(names.as_ref()) {
             continue;
         }

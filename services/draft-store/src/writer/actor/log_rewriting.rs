@@ -123,13 +123,13 @@ impl WriterActor {
             return Err(outdated());
         };
         let log = core.complete_mirror()?;
-        Manifest::new(number, core.store(), &open.catalog, false)
+        Manifest::new(number, core.store, &open.catalog, false)
             .with(self.shared.loss(), self.shared.now_ms())
             .write(&self.config.data_dir)?;
         core.end_mirror(Some(log.clone()));
         open.log = log;
         self.log_number = number;
-        Ok(core.mirrored_bytes())
+        Ok(core.mirrored_bytes)
     }
 
     fn end_rewrite(

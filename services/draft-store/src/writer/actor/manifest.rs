@@ -18,7 +18,7 @@ impl WriterActor {
         let (Some(core), Ok(open)) = (&self.core, self.shared.read()) else {
             return Ok(());
         };
-        let manifest = Manifest::new(self.log_number, core.store(), &open.catalog, closed)
+        let manifest = Manifest::new(self.log_number, core.store, &open.catalog, closed)
             .with(self.shared.loss(), self.shared.now_ms());
         self.manifest_head = open.catalog.head();
         self.manifest_written = Instant::now();

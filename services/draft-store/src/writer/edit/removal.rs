@@ -46,7 +46,7 @@ impl Edit<'_> {
         self.batch
             .put_record(tombstone, &TombstoneRecord { document });
         let feed = self.catalog.feed_mut(key.namespace);
-        let trimmed = feed.trim(self.limits.tombstones_max);
+        let trimmed = feed.trim(self.tombstones_max);
         if !trimmed.is_empty() {
             let feed_key = namespace_key(RecordKind::Feed, key.namespace);
             self.batch.put_record(feed_key, &feed.record());

@@ -21,7 +21,7 @@ impl Edit<'_> {
         mark: u32,
     ) -> Result<(), LogError> {
         let (chunk, _) = chunk_of(slot);
-        if !self.marks.contains(chunk) {
+        if !self.marks.chunks.contains_key(&chunk) {
             let key = marks_key(chunk.0, chunk.1);
             let stored = self.log.get(&key)?;
             // Damaged marks were removed at start. If they break now, a restart brings some removed documents back,
@@ -29,7 +29,7 @@ impl Edit<'_> {
             if let Some(Ok(MarksRecord(stored))) =
                 stored.map(|value| codec::open::<MarksRecord>(&key, &value))
             {
-                self.marks.insert(chunk, stored);
+                self.marks.chunks.insert(chunk, stored);
             }
         }
         self.marks.set(slot, mark);
@@ -38,7 +38,7 @@ impl Edit<'_> {
 
     /// Adds the marks to the writes.
     pub(in crate::writer) fn write_marks(&mut self) {
-        for ((segment, chunk), marks) in std::mem::take(&mut self.marks).into_chunks() {
+        for ((segment, chunk), marks) in std::mem::take(&mut self.marks.chunks) {
             // A segment that was merged meanwhile needs no marks.
             if self.catalog.segments().get(segment).is_some() {
                 let key = marks_key(segment, chunk);
@@ -197,7 +197,12 @@ impl Edit<'_> {
 
     /// Forgets the segments whose last document this commit removed. Their space comes back without a merge.
     pub(in crate::writer) fn forget_emptied(&mut self) {
-        let mut emptied: Vec<SegmentId> = self.marks.keys().map(|(segment, _)| segment).collect();
+        let mut emptied: Vec<SegmentId> = self
+            .marks
+            .chunks
+            .keys()
+            .map(|(segment, _)| *segment)
+            .collect();
         emptied.dedup();
         let segments = self.catalog.segments();
         emptied.retain(|segment| {

@@ -14,7 +14,7 @@ use crate::record::{
     piece_key,
 };
 use crate::writer::edit::Edit;
-use crate::writer::placement::{Placement, TextState, place};
+use crate::writer::placement::{Placement, place};
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl Edit<'_> {
@@ -56,7 +56,7 @@ impl Edit<'_> {
     /// `Unreadable` if the log's index must be rebuilt first, since only the index may be damaged.
     pub(in crate::writer) fn remove_damaged(&mut self, key: DocumentKey) -> Result<(), LogError> {
         let is_sealed = self.catalog.sealed(key).is_some();
-        if self.log.can_be_rebuilt() && !is_sealed && !self.limits.rebuilt_for.contains(&key) {
+        if self.log.can_be_rebuilt() && !is_sealed && !self.rebuilt_for.contains(&key) {
             return Err(LogError::Unreadable(key));
         }
         self.remove(key, RemovalReason::Damage)
@@ -64,7 +64,7 @@ impl Edit<'_> {
 
     fn try_apply(&mut self, key: DocumentKey, update: &DocumentUpdate) -> Result<(), TextError> {
         let known = self.catalog.document(key);
-        match place(known.map(|document| TextState::of(&document.state)), update) {
+        match place(known.map(|document| &document.state), update) {
             Placement::Nothing { at_end } => {
                 if let Some(document) = known
                     && at_end

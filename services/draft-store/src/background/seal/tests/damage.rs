@@ -31,7 +31,7 @@ fn a_damaged_or_missing_file_costs_only_its_own_documents() {
         let mut expected = store.expected.take();
         let manifest = |store: &TestStore, closed| {
             let open = store.shared.read().unwrap();
-            let identity = store.core.lock().unwrap().store();
+            let identity = store.core.lock().unwrap().store;
             Manifest::new(0, identity, &open.catalog, closed)
         };
         manifest(&store, true).write(dir.path()).unwrap();
@@ -102,7 +102,7 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, ..]) = sealed(dir.path());
         let open = store.shared.read().unwrap().log.clone();
-        let identity = store.core.lock().unwrap().store();
+        let identity = store.core.lock().unwrap().store;
         {
             let open = store.shared.read().unwrap();
             let catalog = &open.catalog;
