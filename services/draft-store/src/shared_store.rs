@@ -40,6 +40,8 @@ pub(crate) struct SharedStore {
     is_open: AtomicBool,
     /// How often the store was opened.
     openings: AtomicU64,
+    /// Tokens that wait for a commit.
+    pub(crate) pending_tokens: Arc<AtomicU64>,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     stats: Mutex<StoreStats>,
     /// `None` until the store was opened.

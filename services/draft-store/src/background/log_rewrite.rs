@@ -120,7 +120,7 @@ pub(crate) fn rewrite(
     if outcome.is_err()
         && let Some(manifest) = Manifest::read(&job.dir)
     {
-        clear_leftovers(&job.dir, manifest.log())?;
+        clear_leftovers(&job.dir, manifest.log)?;
     }
     outcome
 }

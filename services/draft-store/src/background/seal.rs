@@ -20,7 +20,7 @@ use crate::record::{DocumentKey, SegmentId, SegmentSlot, StateRecord};
 use crate::segments::{
     SegmentEntry, SegmentFile, SegmentSource, delete, delete_files, path, write as write_segment,
 };
-use crate::shared_store::{OpenStore, SharedStore};
+use crate::shared_store::{OpenGuard, OpenStore, SharedStore};
 
 /// How long the lock is held while documents are read from the log. A busy store commits between any two reads, so
 /// with a much shorter time it would store faster than it seals.
@@ -107,7 +107,7 @@ pub(crate) fn run(
         .as_ref()
         .map_or(SealReport::default(), |sealed| SealReport {
             documents: u64::from(sealed.documents()),
-            tokens: sealed.tokens(),
+            tokens: sealed.tokens,
             bytes: sealed.file_bytes(),
         });
     host.install(segment)?;
@@ -182,12 +182,9 @@ impl SealJob {
     }
 }
 
-fn with_open<T>(
-    shared: &SharedStore,
-    look: impl FnOnce(&OpenStore) -> Result<T, LogError>,
-) -> Result<T, LogError> {
+fn locked(shared: &SharedStore) -> Result<OpenGuard<'_>, LogError> {
     let open = shared.read();
-    look(&*open.map_err(|_| LogError::Refused("the store is closed".into()))?)
+    open.map_err(|_| LogError::Refused("the store is closed".into()))
 }
 
 /// The documents that go into the segment.
@@ -208,20 +205,18 @@ impl JobInput {
         let mut left = documents.iter().peekable();
         while left.peek().is_some() {
             job.go_on()?;
-            with_open(shared, |open| {
-                let started = Instant::now();
-                for document in left.by_ref() {
-                    match self.document(open, job.key(*document)) {
-                        Err(TextError::Log(error)) => return Err(error),
-                        Err(TextError::Damaged(_)) => self.damaged.push(job.key(*document)),
-                        Ok(()) => {}
-                    }
-                    if started.elapsed() >= LOCK_HELD_MAX {
-                        break;
-                    }
+            let open = locked(shared)?;
+            let started = Instant::now();
+            for document in left.by_ref() {
+                match self.document(&open, job.key(*document)) {
+                    Err(TextError::Log(error)) => return Err(error),
+                    Err(TextError::Damaged(_)) => self.damaged.push(job.key(*document)),
+                    Ok(()) => {}
                 }
-                Ok(())
-            })?;
+                if started.elapsed() >= LOCK_HELD_MAX {
+                    break;
+                }
+            }
         }
         Ok(())
     }
@@ -257,35 +252,30 @@ impl JobInput {
         shared: &SharedStore,
         segment: SegmentId,
     ) -> Result<(), LogError> {
-        let sealed = with_open(shared, |open| {
+        let sealed = {
+            let open = locked(shared)?;
             let mounted = open.catalog.segments().get(segment);
-            Ok(mounted.map(|mounted| mounted.file.clone()))
-        })?;
+            mounted.map(|mounted| mounted.file.clone())
+        };
         // Its last document was removed since it was chosen.
         let Some(sealed) = sealed else { return Ok(()) };
         let documents: Vec<(u32, DocumentId)> = sealed
             .states()
             .map(|(number, document, _)| (number, document))
             .collect();
-        let (mut numbers, mut used_ms) = (Vec::new(), Vec::new());
+        let mut used = Vec::new();
         for documents in documents.chunks(LOOKS_PER_LOCK) {
             job.go_on()?;
-            with_open(shared, |open| {
-                for (number, document) in documents {
-                    let slot = SegmentSlot {
-                        segment,
-                        number: *number,
-                    };
-                    let known = open.catalog.document(job.key(*document));
-                    if let Some(known) = known.filter(|known| known.slot == Some(slot)) {
-                        numbers.push(*number);
-                        used_ms.push(known.state.used_ms);
-                    }
+            let open = locked(shared)?;
+            for &(number, document) in documents {
+                let slot = SegmentSlot { segment, number };
+                let known = open.catalog.document(job.key(document));
+                if let Some(known) = known.filter(|known| known.slot == Some(slot)) {
+                    used.push((number, known.state.used_ms));
                 }
-                Ok(())
-            })?;
+            }
         }
-        for (number, used_ms) in numbers.into_iter().zip(used_ms) {
+        for (number, used_ms) in used {
             // All of them were read when the file was opened.
             let Ok(mut entry) = sealed.entry(number) else {
                 continue;

@@ -30,7 +30,7 @@ impl Catalog {
             })
             .collect();
         for (_, mounted) in self.segments().iter() {
-            let namespace = mounted.file.namespace();
+            let namespace = mounted.file.namespace;
             if let Ok(at) = listed.binary_search_by_key(&namespace, |listed| listed.namespace) {
                 let segment = (mounted.file.clone(), mounted.live.clone());
                 listed[at].sealed.push(segment);

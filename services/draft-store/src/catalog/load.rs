@@ -167,15 +167,15 @@ fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, 
 /// Prepares the repairs of the log's segment names: adopted segments are named, lost ones are not.
 fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32) {
     for sealed in &found.in_use {
-        if let Some(names) = sealed.names()
-            && loaded.catalog.introduce(sealed.namespace(), names)
+        if let Some(names) = &sealed.names
+            && loaded.catalog.introduce(sealed.namespace, names)
         {
-            let key = record::namespace_key(RecordKind::Namespace, sealed.namespace());
+            let key = record::namespace_key(RecordKind::Namespace, sealed.namespace);
             let record = NamespaceRecord(names.clone());
             loaded.repairs.put_record(key, &record);
         }
-        if found.adopted.contains(&sealed.id()) {
-            let key = record::segment_key(sealed.id());
+        if found.adopted.contains(&sealed.id) {
+            let key = record::segment_key(sealed.id);
             loaded.repairs.put_record(key, &sealed.manifest());
         }
         loaded.catalog.mount(sealed.clone());
@@ -211,14 +211,14 @@ fn sealed_documents<'a>(
             .states()
             .filter_map(move |(number, document, state)| {
                 let slot = SegmentSlot {
-                    segment: sealed.id(),
+                    segment: sealed.id,
                     number,
                 };
                 let used_s = match marks.get(slot) {
                     record::GONE => return None,
                     used_s => used_s,
                 };
-                let key = DocumentKey::new(sealed.namespace(), document);
+                let key = DocumentKey::new(sealed.namespace, document);
                 let used_ms = state.used_ms.max(u64::from(used_s) * 1_000);
                 Some((key, StateRecord { used_ms, ..state }, slot))
             })
@@ -233,7 +233,7 @@ fn load_documents(
 ) -> Result<(), LogError> {
     let marks = load_marks(log, loaded)?;
     for &(segment, chunk) in marks.chunks.keys() {
-        if !found.in_use.iter().any(|sealed| sealed.id() == segment) {
+        if !found.in_use.iter().any(|sealed| sealed.id == segment) {
             loaded.repairs.remove(record::marks_key(segment, chunk));
         }
     }

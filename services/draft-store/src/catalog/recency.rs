@@ -45,7 +45,7 @@ impl Default for TenantUse {
 
 /// The order of use of all documents, by tenant.
 #[derive(Default)]
-pub(super) struct RecencyOrder {
+pub(crate) struct RecencyOrder {
     clock: u64,
     tenants: HashMap<Arc<str>, TenantUse>,
 }
@@ -102,7 +102,7 @@ impl RecencyOrder {
     }
 
     /// The least recently used document of a tenant above its `quota`, and whether it is above it in tokens.
-    pub(super) fn victim(&self, quota: impl Fn(&str) -> (u64, u64)) -> Option<(DocumentKey, bool)> {
+    pub(crate) fn victim(&self, quota: impl Fn(&str) -> (u64, u64)) -> Option<(DocumentKey, bool)> {
         let mut over = self.tenants.iter().filter_map(|(name, tenant)| {
             let (tokens_max, bytes_max) = quota(name);
             let in_tokens = tenant.size.tokens > tokens_max;
@@ -115,7 +115,7 @@ impl RecencyOrder {
     }
 
     /// The least recently used document of all.
-    pub(super) fn oldest(&self) -> Option<DocumentKey> {
+    pub(crate) fn oldest(&self) -> Option<DocumentKey> {
         // One look per tenant, instead of a second list of all documents (84 bytes each). A store has a few thousand
         // tenants at most, and evicts far more seldom than it appends.
         self.tenants

@@ -60,7 +60,7 @@ impl Catalog {
     ) -> (Vec<(&MountedSegment, Vec<u32>)>, Vec<DocumentId>) {
         let segments = self.segments.iter();
         let sealed = segments
-            .filter(|(_, mounted)| mounted.file.namespace() == namespace)
+            .filter(|(_, mounted)| mounted.file.namespace == namespace)
             .map(|(_, mounted)| (mounted, mounted.gone()));
         let unsealed = self.segments.unsealed_of(namespace);
         let mut others: Vec<(u64, DocumentId)> = unsealed

@@ -67,7 +67,7 @@ pub(crate) struct Catalog {
     pub(super) head: u64,
     /// Sequences up to here are not used any more.
     skipped: u64,
-    pub(super) uses: RecencyOrder,
+    pub(crate) uses: RecencyOrder,
     documents: u64,
     size: StoredSize,
     /// Namespaces that have documents.
@@ -78,7 +78,7 @@ pub(crate) struct Catalog {
     pub(super) segments: Segments,
     /// Exports in progress. They end when the catalog is read again.
     pub(crate) exports: Exports,
-    pub(super) statistics: StatisticsSizes,
+    pub(crate) statistics: StatisticsSizes,
 }
 
 impl Catalog {
@@ -307,19 +307,6 @@ impl Catalog {
         }
     }
 
-    /// The least recently used document of a tenant above its `quota`, and whether it is above it in tokens.
-    pub(crate) fn tenant_victim(
-        &self,
-        quota: impl Fn(&str) -> (u64, u64),
-    ) -> Option<(DocumentKey, bool)> {
-        self.uses.victim(quota)
-    }
-
-    /// The least recently used document of all.
-    pub(crate) fn oldest(&self) -> Option<DocumentKey> {
-        self.uses.oldest()
-    }
-
     /// When a document was last used, in Unix milliseconds.
     pub(crate) fn last_used_ms(&self) -> Option<u64> {
         let documents = self
@@ -347,16 +334,5 @@ impl Catalog {
             }
         }
         (expired, earliest)
-    }
-
-    /// Number of records with acceptance statistics of a namespace.
-    pub(crate) fn statistics_parts(&self, namespace: NamespaceId) -> usize {
-        let kept = self.statistics.namespaces.get(&namespace);
-        kept.map_or(0, |(parts, _)| *parts)
-    }
-
-    /// Records how many such records a namespace has now, and their bytes.
-    pub(crate) fn note_statistics(&mut self, namespace: NamespaceId, parts: usize, bytes: u64) {
-        self.statistics.note(namespace, parts, bytes);
     }
 }

@@ -86,7 +86,7 @@ pub(crate) fn read_feed(
 }
 
 /// The event of a change. `None` if nothing is left of it.
-pub(crate) fn event(
+fn event(
     catalog: &Catalog,
     log: &dyn RecordLog,
     namespace: NamespaceId,

@@ -233,7 +233,7 @@ fn read_segments(
         let open = shared.read()?;
         let segments = open.catalog.segments().iter();
         segments
-            .filter(|(_, mounted)| mounted.file.namespace() == namespace)
+            .filter(|(_, mounted)| mounted.file.namespace == namespace)
             .map(|(segment, mounted)| (segment, mounted.live_documents))
             .collect()
     };
@@ -267,7 +267,7 @@ fn view_segment(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegme
         masked.extend(is_gone.map(|(_, document)| DocumentKey(document.0)));
     }
     ViewSegment {
-        id: mounted.file.id(),
+        id: mounted.file.id,
         live_documents: mounted.live_documents,
         segment: mounted.file.index().clone(),
         masked: masked.into(),

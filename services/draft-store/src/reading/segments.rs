@@ -5,15 +5,12 @@
 
 use std::collections::HashSet;
 
-use refrain_protocol::document::{DocumentUpdate, FeedEvent};
 use refrain_protocol::segment::{
     DocumentsReply, SegmentInfo, SegmentPiece, SegmentPieceRequest, SegmentsReply,
 };
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 
-use crate::catalog::FeedChange;
-use crate::reading::document_text::TextError;
-use crate::reading::feed::event;
+use crate::reading::document_text::{TextError, read_document};
 use crate::record::DocumentKey;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 
@@ -52,7 +49,7 @@ pub(crate) fn piece(
         let mut of_namespace = catalog
             .segments()
             .files()
-            .filter(|sealed| sealed.namespace() == namespace);
+            .filter(|sealed| sealed.namespace == namespace);
         of_namespace
             .find(|sealed| sealed.manifest().checksum == request.segment)
             .cloned()
@@ -79,39 +76,23 @@ pub(crate) fn documents(
     let mut tokens = 0;
     for &document in documents {
         let key = DocumentKey::new(namespace, document);
-        match full_update(&*shared.read()?, key) {
-            Ok(Some(update)) => {
-                tokens += update.tokens.len();
-                if tokens > tokens_max && !reply.updates.is_empty() {
-                    break;
+        let open = shared.read()?;
+        if open.catalog.document(key).is_some() {
+            match read_document(&open, key) {
+                Ok(update) => {
+                    tokens += update.tokens.len();
+                    if tokens > tokens_max && !reply.updates.is_empty() {
+                        break;
+                    }
+                    reply.updates.push(update);
                 }
-                reply.updates.push(update);
+                Err(TextError::Damaged(_)) => {
+                    damaged.insert(key);
+                }
+                Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
             }
-            Ok(None) => {}
-            Err(TextError::Damaged(_)) => {
-                damaged.insert(key);
-            }
-            Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
         }
         reply.covered += 1;
     }
     Ok((reply, damaged))
-}
-
-/// The complete document as the feed would describe it.
-fn full_update(open: &OpenStore, key: DocumentKey) -> Result<Option<DocumentUpdate>, TextError> {
-    let OpenStore { catalog, log } = open;
-    let Some(known) = catalog.document(key) else {
-        return Ok(None);
-    };
-    let all = FeedChange::Range {
-        document: key.document,
-        start: 0,
-        end: known.state.len,
-        last: true,
-    };
-    Ok(match event(catalog, &**log, key.namespace, all)? {
-        Some(FeedEvent::Update(update)) => Some(update),
-        _ => None,
-    })
 }

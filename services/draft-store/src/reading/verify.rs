@@ -54,15 +54,11 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
         match sealed.check() {
             Ok(()) => reply.records += u64::from(sealed.documents()),
             Err(LogError::Corrupt(why)) => {
-                let what = format!(
-                    "segment {} of namespace {}",
-                    sealed.id(),
-                    sealed.namespace()
-                );
+                let what = format!("segment {} of namespace {}", sealed.id, sealed.namespace);
                 note(reply, what, why);
             }
             // Merged since it was listed. Another refusal of the disk is reported below.
-            Err(LogError::Refused(_)) if !is_mounted(shared, sealed.id()) => {}
+            Err(LogError::Refused(_)) if !is_mounted(shared, sealed.id) => {}
             Err(error) => return Err(unavailable().with_detail(error)),
         }
     }

@@ -60,8 +60,8 @@ impl MountedSegment {
     pub(crate) fn stats(&self) -> SegmentStats {
         let documents = self.file.documents() as usize;
         SegmentStats {
-            tokens: self.file.tokens(),
-            masked_tokens: self.file.tokens().saturating_sub(self.live_tokens),
+            tokens: self.file.tokens,
+            masked_tokens: self.file.tokens.saturating_sub(self.live_tokens),
             documents,
             masked_documents: documents - self.live_documents as usize,
         }
@@ -108,7 +108,7 @@ impl Segments {
     pub(crate) fn by_namespace(&self) -> BTreeMap<NamespaceId, Vec<(SegmentId, SegmentStats)>> {
         let mut namespaces = BTreeMap::<_, Vec<_>>::new();
         for (segment, mounted) in self.iter() {
-            let segments = namespaces.entry(mounted.file.namespace()).or_default();
+            let segments = namespaces.entry(mounted.file.namespace).or_default();
             segments.push((segment, mounted.stats()));
         }
         namespaces
@@ -152,7 +152,7 @@ impl Segments {
             live_tokens: 0,
             file,
         };
-        self.mounted.insert(mounted.file.id(), mounted);
+        self.mounted.insert(mounted.file.id, mounted);
     }
 
     pub(crate) fn unmount(&mut self, segment: SegmentId) {

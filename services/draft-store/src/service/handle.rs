@@ -8,7 +8,7 @@ mod counted_call;
 mod erase;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use refrain_protocol::document::StoreStats;
@@ -45,7 +45,6 @@ struct Inner {
     metrics: StoreMetrics,
     mesh: MeshAuth,
     drain: Drain,
-    pending_tokens: Arc<AtomicU64>,
     reads: Arc<Semaphore>,
     /// Look-ups that may still start.
     lookup_permits: Arc<Semaphore>,
@@ -80,7 +79,6 @@ impl DraftStoreHandle {
         config: DraftStoreConfig,
         metrics: StoreMetrics,
         mesh: MeshAuth,
-        pending_tokens: Arc<AtomicU64>,
     ) -> Self {
         let permits = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         DraftStoreHandle {
@@ -95,7 +93,6 @@ impl DraftStoreHandle {
                 metrics,
                 mesh,
                 drain: Drain::new(),
-                pending_tokens,
                 erasing: tokio::sync::Mutex::new(()),
             }),
         }
@@ -108,7 +105,7 @@ impl DraftStoreHandle {
             open: inner.shared.is_open(),
             draining: inner.drain.is_draining(),
             stats: inner.shared.stats(),
-            pending_tokens: inner.pending_tokens.load(Ordering::Relaxed),
+            pending_tokens: inner.shared.pending_tokens.load(Ordering::Relaxed),
             waiters: inner.metrics.feed_waiters.get(),
             namespaces_awaited: inner.shared.namespaces_awaited(),
         }

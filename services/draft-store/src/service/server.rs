@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use actix::Actor as _;
@@ -55,13 +54,11 @@ pub async fn start(
     let shared = Arc::new(SharedStore::default());
     shared.clocks.get_or_init(|| mesh.clocks().clone());
     let lookup_views = Arc::new(LookupViews::default());
-    let pending_tokens = Arc::new(AtomicU64::new(0));
     let (of_writer, shown) = (config.clone(), shared.clone());
-    let (counted, waiting) = (store_metrics.clone(), pending_tokens.clone());
-    let views = lookup_views.clone();
+    let (counted, views) = (store_metrics.clone(), lookup_views.clone());
     let begin = move || {
         let data_dir = of_writer.data_dir.clone();
-        let writer = WriterActor::open(of_writer, shown, views, counted, waiting)
+        let writer = WriterActor::open(of_writer, shown, views, counted)
             .with_context(|| format!("draft store in {}", data_dir.display()))?;
         Ok(WriterHandle::from(writer.start()))
     };
@@ -73,7 +70,6 @@ pub async fn start(
         config.clone(),
         store_metrics,
         mesh.clone(),
-        pending_tokens,
     );
     let server = match config.listen {
         None => None,

@@ -30,7 +30,7 @@ mod tests;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext as _, Context};
@@ -63,7 +63,6 @@ pub(crate) struct WriterActor {
     lookup_views: Arc<LookupViews>,
     config: DraftStoreConfig,
     metrics: StoreMetrics,
-    pending_tokens: Arc<AtomicU64>,
     /// `None` while the store is closed.
     core: Option<WriterCore>,
     commit_queue: CommitQueue,
@@ -122,7 +121,6 @@ impl WriterActor {
         shared: Arc<SharedStore>,
         lookup_views: Arc<LookupViews>,
         metrics: StoreMetrics,
-        pending_tokens: Arc<AtomicU64>,
     ) -> Result<Self, LogError> {
         let hold = DirectoryLock::acquire(&config.data_dir)?;
         let mut writer = WriterActor {
@@ -130,7 +128,6 @@ impl WriterActor {
             lookup_views,
             config,
             metrics,
-            pending_tokens,
             core: None,
             commit_queue: CommitQueue::default(),
             evicted_documents: 0,

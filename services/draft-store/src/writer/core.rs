@@ -190,7 +190,7 @@ impl WriterCore {
         let damaged = std::mem::take(&mut self.damaged);
         let uses = std::mem::take(&mut self.uses);
         let mut edit = self.edit(catalog, now_ms);
-        edit.adopt(repairs);
+        edit.batch.merge(repairs);
         for key in damaged {
             edit.remove(key, RemovalReason::Damage)?;
         }
@@ -263,7 +263,7 @@ impl WriterCore {
     /// The document to evict next, if a budget is exceeded.
     fn next_victim(&self, catalog: &Catalog) -> Option<(DocumentKey, RemovalReason)> {
         let (config, totals) = (&self.config, catalog.totals());
-        if let Some((key, in_tokens)) = catalog.tenant_victim(|tenant| config.quota(tenant)) {
+        if let Some((key, in_tokens)) = catalog.uses.victim(|tenant| config.quota(tenant)) {
             return Some(match in_tokens {
                 true => (key, RemovalReason::TenantTokens),
                 false => (key, RemovalReason::TenantBytes),
@@ -276,7 +276,7 @@ impl WriterCore {
         } else {
             return None;
         };
-        Some((catalog.oldest()?, removal))
+        Some((catalog.uses.oldest()?, removal))
     }
 
     /// Removes documents beyond the retention, at most one step of them.

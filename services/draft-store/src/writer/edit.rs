@@ -95,11 +95,6 @@ impl<'a> Edit<'a> {
         Ok((self.batch, self.store, split, self.outcome))
     }
 
-    /// Adds writes that were prepared when the store was opened.
-    pub(in crate::writer) fn adopt(&mut self, repairs: Batch) {
-        self.batch.merge(repairs);
-    }
-
     /// Stores the names of a namespace unless they are known.
     pub(in crate::writer) fn introduce(&mut self, namespace: NamespaceId, names: &Namespace) {
         if self.catalog.introduce(namespace, names) {

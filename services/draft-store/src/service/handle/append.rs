@@ -7,7 +7,6 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::metrics::Limit;
 use crate::service::handle::DraftStoreHandle;
-use crate::service::handle::checks::overloaded;
 use crate::writer::requests::{Append, PendingTokens};
 
 /// How long a caller waits for its commit. After that it gets 504, and the commit may still happen.
@@ -22,12 +21,10 @@ impl DraftStoreHandle {
             .map(|update| update.tokens.len() as u64)
             .sum();
         let most = self.inner.config.pending_tokens_max;
-        let Some(tokens) = PendingTokens::claim(&self.inner.pending_tokens, count, most) else {
-            let error = overloaded(
-                "too many tokens wait for a commit; retry",
-                Limit::PendingTokens,
-            );
-            return Err(self.reject(Limit::PendingTokens, error));
+        let Some(tokens) = PendingTokens::claim(&self.inner.shared.pending_tokens, count, most)
+        else {
+            let message = "too many tokens wait for a commit; retry";
+            return Err(self.overloaded(Limit::PendingTokens, message));
         };
         let stored = self.ask_later(move |writer, ctx, reply| {
             writer.queue_append(append, tokens, reply, ctx);

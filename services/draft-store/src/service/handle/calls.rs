@@ -23,7 +23,6 @@ use crate::metrics::Limit;
 use crate::reading::feed::{FeedRead, read_feed};
 use crate::reading::segments;
 use crate::record::DocumentKey;
-use crate::service::handle::checks::overloaded;
 use crate::service::handle::counted_call::CountedCall;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::writer::requests::{Append, SavedStatistics, StatisticsUpdate, UpdateAuthor};
@@ -77,8 +76,7 @@ impl DraftStore for DraftStoreHandle {
             if waiting.is_none() {
                 waiting = CountedCall::begin(&inner.wait_permits, &inner.metrics.feed_waiters);
                 if waiting.is_none() {
-                    let error = overloaded("too many calls of follow wait", Limit::Waiters);
-                    return Err(self.reject(Limit::Waiters, error));
+                    return Err(self.overloaded(Limit::Waiters, "too many calls of follow wait"));
                 }
             }
             // Whatever ends the wait, the next read finds out.
@@ -155,8 +153,7 @@ impl DraftStore for DraftStoreHandle {
         )?;
         let running = CountedCall::begin(&inner.lookup_permits, &inner.metrics.lookups_running);
         let Some(running) = running else {
-            let error = overloaded("too many look-ups run at once", Limit::Lookups);
-            return Err(self.reject(Limit::Lookups, error));
+            return Err(self.overloaded(Limit::Lookups, "too many look-ups run at once"));
         };
         let (shared, views) = (inner.shared.clone(), inner.lookup_views.clone());
         let seconds = inner.metrics.lookup_seconds.clone();

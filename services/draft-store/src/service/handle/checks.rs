@@ -15,14 +15,6 @@ use crate::writer::handle::Reply;
 /// Longest session or group name, and part of a namespace's name. They are stored in one small record.
 pub(super) const NAME_BYTES_MAX: usize = 512;
 
-pub(super) fn overloaded(what: &str, limit: Limit) -> ApiError {
-    ApiError::new(
-        ErrorKind::Overloaded,
-        format!("{what} ({})", limit.as_str()),
-    )
-    .with_retry_after_ms(100)
-}
-
 impl DraftStoreHandle {
     /// Sends a call to the writer, unless its mailbox is full.
     pub(super) fn send(
@@ -33,12 +25,18 @@ impl DraftStoreHandle {
             .writer
             .try_send(call)
             .map_err(|error| match error {
-                SendError::Full(_) => self.reject(
-                    Limit::Mailbox,
-                    overloaded("the writer's mailbox is full; retry", Limit::Mailbox),
-                ),
+                SendError::Full(_) => {
+                    self.overloaded(Limit::Mailbox, "the writer's mailbox is full; retry")
+                }
                 SendError::Closed(_) => unavailable().with_detail("the writer has stopped"),
             })
+    }
+
+    /// Counts a call that comes while a limit is reached, and returns its refusal.
+    pub(super) fn overloaded(&self, limit: Limit, what: &str) -> ApiError {
+        let message = format!("{what} ({})", limit.as_str());
+        let error = ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100);
+        self.reject(limit, error)
     }
 
     pub(super) fn reject(&self, limit: Limit, error: ApiError) -> ApiError {

@@ -25,7 +25,7 @@ impl WriterActor {
         metrics.documents.set(totals.documents as i64);
         metrics.tokens.set(totals.tokens as i64);
         metrics.logical_bytes.set(totals.bytes as i64);
-        let pending_tokens = self.pending_tokens.load(Ordering::Relaxed);
+        let pending_tokens = self.shared.pending_tokens.load(Ordering::Relaxed);
         metrics.pending_tokens.set(pending_tokens as i64);
         self.shared.set_stats(StoreStats {
             documents: totals.documents,

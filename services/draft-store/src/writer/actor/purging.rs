@@ -54,7 +54,7 @@ impl WriterActor {
             // A segment that was merged by another purge is gone.
             if let Some(mounted) = mounted {
                 return Some(PlannedSegment {
-                    namespace: mounted.file.namespace(),
+                    namespace: mounted.file.namespace,
                     source: SegmentSource::Segments(vec![segment]),
                 });
             }

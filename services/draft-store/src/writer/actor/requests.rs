@@ -28,18 +28,14 @@ impl WriterActor {
                 ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
             );
         }
-        if self.is_shrinking() && self.log_bytes() > self.config.log_bytes_max {
+        // Any job lets the log shrink, directly or with the next job.
+        if self.job.is_some() && self.log_bytes() > self.config.log_bytes_max {
             self.metrics.reject(Limit::LogBytes);
             let message =
                 "the draft store's log has reached log_bytes_max and is being made smaller; retry";
             return Some(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100));
         }
         None
-    }
-
-    /// Whether a job is running that lets the log shrink, directly or with the next job.
-    fn is_shrinking(&self) -> bool {
-        self.job.is_some()
     }
 
     /// Bytes of the log on disk.

@@ -37,9 +37,7 @@ fn open(dir: &std::path::Path) -> (WriterActor, Arc<SharedStore>) {
     };
     let shared = Arc::new(SharedStore::default());
     let metrics = StoreMetrics::new(&Metrics::new().unwrap()).unwrap();
-    let pending = Arc::new(AtomicU64::new(0));
-    let writer =
-        WriterActor::open(config, shared.clone(), Arc::default(), metrics, pending).unwrap();
+    let writer = WriterActor::open(config, shared.clone(), Arc::default(), metrics).unwrap();
     (writer, shared)
 }
 

@@ -49,11 +49,11 @@ impl Edit<'_> {
             bytes += u64::from(self.batch.put_record(key, &record));
         }
         // They seldom shrink, only when cells are forgotten.
-        for part in parts..self.catalog.statistics_parts(namespace) {
+        for part in parts..self.catalog.statistics.parts(namespace) {
             self.batch
                 .remove(acceptance_statistics_key(namespace, part as u8));
         }
-        self.catalog.note_statistics(namespace, parts, bytes);
+        self.catalog.statistics.note(namespace, parts, bytes);
     }
 
     /// Removes the statistics of the namespaces that an erasure hits.
@@ -62,13 +62,13 @@ impl Edit<'_> {
         hits: impl Fn(Option<&Namespace>) -> bool,
     ) {
         for (namespace, names) in self.catalog.namespaces() {
-            let parts = self.catalog.statistics_parts(namespace);
+            let parts = self.catalog.statistics.parts(namespace);
             if parts > 0 && hits(names.as_ref()) {
                 for part in 0..parts {
                     self.batch
                         .remove(acceptance_statistics_key(namespace, part as u8));
                 }
-                self.catalog.note_statistics(namespace, 0, 0);
+                self.catalog.statistics.note(namespace, 0, 0);
             }
         }
     }

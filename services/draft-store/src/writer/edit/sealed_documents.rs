@@ -122,7 +122,7 @@ impl Edit<'_> {
             damaged: _,
         } = segment;
         if let Some(file) = file {
-            let segment = file.id();
+            let segment = file.id;
             self.batch
                 .put_record(segment_key(segment), &file.manifest());
             let states: Vec<u32> = file.states().map(|(.., state)| state.bytes).collect();

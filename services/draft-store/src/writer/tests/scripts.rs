@@ -123,7 +123,7 @@ fn cursors_and_order_outlive_a_restart() {
     assert_eq!((follower.resets, follower.events), (1, 5));
     let open = store.shared.read().unwrap();
     assert_eq!(
-        open.catalog.oldest(),
+        open.catalog.uses.oldest(),
         Some(key("a", 2)),
         "0 and 1 were used"
     );
