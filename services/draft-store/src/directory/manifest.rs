@@ -24,7 +24,7 @@ pub(crate) struct Manifest {
     /// A loss of documents that no operator has confirmed.
     #[serde(default)]
     loss: Option<Loss>,
-    /// The time of writing by the store's own clock, which does not jump, in Unix milliseconds, or 0 if it is unknown.
+    /// The time of writing by the store's own clock, which does not jump, in Unix milliseconds. It is 0 if unknown.
     #[serde(default)]
     pub(super) known_ms: u64,
 }

@@ -2,18 +2,16 @@
 
 use actix::prelude::SendError;
 use actix::{Addr, Context, Handler, Message, Recipient};
-use refrain_protocol::ApiError;
 use tokio::sync::oneshot;
 
 use crate::writer::actor::WriterActor;
 
-/// The sender of an answer. A caller that is gone needs none.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
+type Call = dyn FnOnce(&mut WriterActor, &mut Context<WriterActor>) + Send;
 
 /// A call that waits in the writer's mailbox.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(crate) struct WriterCall(Box<dyn FnOnce(&mut WriterActor, &mut Context<WriterActor>) + Send>);
+pub(crate) struct WriterCall(Box<Call>);
 
 impl Handler<WriterCall> for WriterActor {
     type Result = ();

@@ -4,7 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use refrain_protocol::document::DocumentUpdate;
-use refrain_protocol::{Namespace, NamespaceId};
+use refrain_protocol::{ApiError, Namespace, NamespaceId};
+use tokio::sync::oneshot;
+
+/// The sender of an answer. A caller that is gone needs none.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
 /// Updates of one caller, for one namespace.
 #[derive(Clone, Debug)]

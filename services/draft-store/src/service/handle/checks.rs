@@ -10,7 +10,7 @@ use crate::metrics::Limit;
 use crate::service::handle::DraftStoreHandle;
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
-use crate::writer::handle::Reply;
+use crate::writer::requests::Reply;
 
 /// Longest session or group name, and part of a namespace's name. They are stored in one small record.
 pub(super) const NAME_BYTES_MAX: usize = 512;

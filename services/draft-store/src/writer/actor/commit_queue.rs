@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use actix::SpawnHandle;
 
-use crate::writer::handle::Reply;
-use crate::writer::requests::{Append, PendingTokens, SavedStatistics, StatisticsUpdate};
+use crate::writer::requests::{Append, PendingTokens, Reply, SavedStatistics, StatisticsUpdate};
 
 /// The caller of an append, who waits for its commit.
 pub(super) struct WaitingCaller {

@@ -8,8 +8,7 @@ use refrain_protocol::ApiError;
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::commit_queue::{CommitQueue, WaitingCaller};
-use crate::writer::handle::Reply;
-use crate::writer::requests::{Append, PendingTokens, SavedStatistics, StatisticsUpdate};
+use crate::writer::requests::{Append, PendingTokens, Reply, SavedStatistics, StatisticsUpdate};
 
 /// Updates that are enough to commit at once, before the interval is over.
 const COMMIT_UPDATES_MAX: usize = 512;

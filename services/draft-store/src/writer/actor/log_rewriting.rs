@@ -14,7 +14,7 @@ use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::{disk_refused, no_room_for_a_copy, outdated};
 use crate::writer::actor::jobs::RETRY_AFTER;
 use crate::writer::core::WriterCore;
-use crate::writer::handle::Reply;
+use crate::writer::requests::Reply;
 
 /// Bytes that an empty sled takes: eight of its segments of 512 KiB. No rewrite gives them back.
 const EMPTY_BYTES: u64 = 4 << 20;

@@ -8,7 +8,7 @@ use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::{disk_refused, outdated};
 use crate::writer::actor::next_segment::{PlannedSegment, RestTimes, next_seal, policy};
 use crate::writer::actor::seal_state::Purge;
-use crate::writer::handle::Reply;
+use crate::writer::requests::Reply;
 
 impl WriterActor {
     /// Rewrites all segments with removed documents, and with `seals` seals the documents that have ended. The work

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::background::log_rewrite::RewriteReport;
-use crate::writer::handle::Reply;
+use crate::writer::requests::Reply;
 
 /// Assumed bytes on disk per byte of records in a fresh log, before any rewrite measured it. It is 1.5 for large
 /// records to 3.9 for small ones in the index, and a little over 1 in the journal. Too low a guess causes one early

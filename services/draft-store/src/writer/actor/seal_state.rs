@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::record::SegmentId;
-use crate::writer::handle::Reply;
+use crate::writer::requests::Reply;
 
 /// A purge in progress: rewriting segments with removed documents, and sealing.
 pub(super) struct Purge {
