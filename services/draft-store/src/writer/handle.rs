@@ -45,7 +45,7 @@ impl WriterHandle {
         self.0.try_send(WriterCall(Box::new(call)))
     }
 
-    /// Sends a call that must arrive: the mailbox takes it even when it is full. Only for callers that send one at a
+    /// Sends a call that must arrive: the mailbox takes it even when it is full. A caller sends one such call at a
     /// time.
     pub(crate) fn send(
         &self,
