@@ -54,7 +54,7 @@
 //!   tenant's documents.
 //! * An export shows one moment while the store goes on (`catalog/exports.rs`, `reading/export.rs`).
 //! * A worker that starts takes over segments as they are and the other documents one by one. It follows the feed
-//!   from there (`service/handle/segments.rs`).
+//!   from there (`reading/segments.rs`).
 //!
 //! # Costs
 //!
@@ -81,8 +81,6 @@ mod clock;
 mod codec;
 mod config;
 mod directory;
-#[cfg(test)]
-mod format_fixtures;
 mod log;
 mod metrics;
 mod reading;
@@ -91,7 +89,7 @@ mod segments;
 mod service;
 mod shared_store;
 #[cfg(test)]
-mod test_store;
+mod tests;
 mod writer;
 
 pub use config::{DraftStoreConfig, StoreTuning, TenantQuota};

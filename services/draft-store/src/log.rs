@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
+use bincode::Encode;
+
+use crate::codec;
 use crate::record::DocumentKey;
 
 /// Makes directory entries durable.
@@ -54,6 +57,14 @@ pub(crate) struct Batch {
 impl Batch {
     pub(crate) fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
         self.writes.insert(key, Some(value));
+    }
+
+    /// Puts a record in its envelope. Returns the bytes of key and value.
+    pub(crate) fn put_record<T: Encode>(&mut self, key: Vec<u8>, record: &T) -> u32 {
+        let value = codec::seal(&key, record);
+        let bytes = key.len() + value.len();
+        self.put(key, value);
+        bytes as u32
     }
 
     pub(crate) fn remove(&mut self, key: Vec<u8>) {

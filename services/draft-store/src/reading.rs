@@ -7,6 +7,7 @@
 //! Read `document_text.rs` first: text and head of one document, from the log or from a segment. Then:
 //!
 //! * `feed.rs`: changes of a namespace after a cursor
+//! * `segments.rs`: segments as files, and documents in no segment, for workers that take a namespace over
 //! * `lookup.rs`: drafts from sealed documents, for workers that do not hold a namespace
 //! * `selection.rs`: documents by state or head
 //! * `export.rs`: pages of an export
@@ -16,5 +17,6 @@ pub(crate) mod document_text;
 pub(crate) mod export;
 pub(crate) mod feed;
 pub(crate) mod lookup;
+pub(crate) mod segments;
 pub(crate) mod selection;
 pub(crate) mod verify;

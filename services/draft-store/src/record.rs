@@ -95,31 +95,7 @@ pub(crate) struct StoreRecord {
 
 /// The names of a namespace, stored once for all its documents.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub(crate) struct NamespaceRecord {
-    pub(crate) tenant: String,
-    pub(crate) model: String,
-    pub(crate) tokenizer: String,
-}
-
-impl From<&Namespace> for NamespaceRecord {
-    fn from(names: &Namespace) -> Self {
-        NamespaceRecord {
-            tenant: names.tenant.clone(),
-            model: names.model.clone(),
-            tokenizer: names.tokenizer.clone(),
-        }
-    }
-}
-
-impl From<NamespaceRecord> for Namespace {
-    fn from(names: NamespaceRecord) -> Self {
-        Namespace {
-            tenant: names.tenant,
-            model: names.model,
-            tokenizer: names.tokenizer,
-        }
-    }
-}
+pub(crate) struct NamespaceRecord(#[bincode(with_serde)] pub(crate) Namespace);
 
 /// How far back a namespace's tombstones reach; see `catalog/feed.rs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
@@ -130,7 +106,7 @@ pub(crate) struct FeedRecord {
 }
 
 /// The part of a document that changes with every append. It is small, since it is written again each time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StateRecord {
     pub(crate) epoch: u64,
     /// The first position from which all text is known to belong to `epoch`.
@@ -242,42 +218,41 @@ pub(crate) fn finish_of(code: u8) -> Option<FinishReason> {
     }
 }
 
-fn prefixed(kind: RecordKind, namespace: NamespaceId) -> Vec<u8> {
-    let mut key = Vec::with_capacity(37);
-    key.push(kind.byte());
-    key.extend_from_slice(&namespace.0.to_be_bytes());
+fn key(kind: RecordKind, parts: &[&[u8]]) -> Vec<u8> {
+    let mut key = vec![kind.byte()];
+    key.extend(parts.iter().copied().flatten());
     key
 }
 
 /// Key of the one [`StoreRecord`].
 pub(crate) fn store_key() -> Vec<u8> {
-    vec![RecordKind::Store.byte()]
+    key(RecordKind::Store, &[])
 }
 
 /// Key of a record of a namespace.
 pub(crate) fn namespace_key(kind: RecordKind, namespace: NamespaceId) -> Vec<u8> {
-    prefixed(kind, namespace)
+    key(kind, &[&namespace.0.to_be_bytes()])
 }
 
 /// Key of a record of a document.
-pub(crate) fn document_key(kind: RecordKind, key: DocumentKey) -> Vec<u8> {
-    let mut bytes = prefixed(kind, key.namespace);
-    bytes.extend_from_slice(&key.document.0.to_be_bytes());
-    bytes
+pub(crate) fn document_key(kind: RecordKind, of: DocumentKey) -> Vec<u8> {
+    let (namespace, document) = (of.namespace.0.to_be_bytes(), of.document.0.to_be_bytes());
+    key(kind, &[&namespace, &document])
 }
 
 /// Key of the piece that starts at `start`.
-pub(crate) fn piece_key(key: DocumentKey, start: u32) -> Vec<u8> {
-    let mut bytes = document_key(RecordKind::Piece, key);
-    bytes.extend_from_slice(&start.to_be_bytes());
-    bytes
+pub(crate) fn piece_key(of: DocumentKey, start: u32) -> Vec<u8> {
+    let (namespace, document) = (of.namespace.0.to_be_bytes(), of.document.0.to_be_bytes());
+    let parts: [&[u8]; 3] = [&namespace, &document, &start.to_be_bytes()];
+    key(RecordKind::Piece, &parts)
 }
 
 /// Key of a part of the acceptance statistics of a namespace.
 pub(crate) fn acceptance_statistics_key(namespace: NamespaceId, part: u8) -> Vec<u8> {
-    let mut bytes = prefixed(RecordKind::Statistics, namespace);
-    bytes.push(part);
-    bytes
+    key(
+        RecordKind::Statistics,
+        &[&namespace.0.to_be_bytes(), &[part]],
+    )
 }
 
 /// The first key of all parts, and a key above all of them.
@@ -289,68 +264,63 @@ pub(crate) fn acceptance_statistics_range(namespace: NamespaceId) -> (Vec<u8>, V
 
 /// Key of a tombstone.
 pub(crate) fn tombstone_key(namespace: NamespaceId, sequence: u64) -> Vec<u8> {
-    let mut bytes = prefixed(RecordKind::Tombstone, namespace);
-    bytes.extend_from_slice(&sequence.to_be_bytes());
-    bytes
-}
-
-fn u128_at(key: &[u8], at: usize) -> Option<u128> {
-    Some(u128::from_be_bytes(key.get(at..at + 16)?.try_into().ok()?))
+    let parts: [&[u8]; 2] = [&namespace.0.to_be_bytes(), &sequence.to_be_bytes()];
+    key(RecordKind::Tombstone, &parts)
 }
 
 /// Key of an erasure.
 pub(crate) fn erasure_key(id: u128) -> Vec<u8> {
-    let mut bytes = vec![RecordKind::Erasure.byte()];
-    bytes.extend_from_slice(&id.to_be_bytes());
-    bytes
+    key(RecordKind::Erasure, &[&id.to_be_bytes()])
 }
 
 /// Key of a segment.
 pub(crate) fn segment_key(segment: SegmentId) -> Vec<u8> {
-    let mut bytes = vec![RecordKind::Segment.byte()];
-    bytes.extend_from_slice(&segment.to_be_bytes());
-    bytes
+    key(RecordKind::Segment, &[&segment.to_be_bytes()])
 }
 
 /// Key of the marks in chunk `chunk` of a segment.
 pub(crate) fn marks_key(segment: SegmentId, chunk: u32) -> Vec<u8> {
-    let mut bytes = vec![RecordKind::Marks.byte()];
-    bytes.extend_from_slice(&segment.to_be_bytes());
-    bytes.extend_from_slice(&chunk.to_be_bytes());
-    bytes
+    let parts: [&[u8]; 2] = [&segment.to_be_bytes(), &chunk.to_be_bytes()];
+    key(RecordKind::Marks, &parts)
+}
+
+/// The bytes of a number in a key.
+fn bytes_at<const N: usize>(key: &[u8], at: usize) -> Option<[u8; N]> {
+    key.get(at..)?.first_chunk().copied()
 }
 
 /// The segment in a key.
 pub(crate) fn segment_of(key: &[u8]) -> Option<SegmentId> {
-    Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))
+    bytes_at(key, 1).map(u64::from_be_bytes)
 }
 
 /// The chunk of marks in a key.
 pub(crate) fn chunk_of(key: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(key.get(9..13)?.try_into().ok()?))
+    bytes_at(key, 9).map(u32::from_be_bytes)
 }
 
 /// The namespace in a key.
 pub(crate) fn namespace_of(key: &[u8]) -> Option<NamespaceId> {
-    u128_at(key, 1).map(NamespaceId)
+    let id = bytes_at(key, 1)?;
+    Some(NamespaceId(u128::from_be_bytes(id)))
 }
 
 /// The document in a key.
 pub(crate) fn document_of(key: &[u8]) -> Option<DocumentKey> {
     Some(DocumentKey {
         namespace: namespace_of(key)?,
-        document: DocumentId(u128_at(key, 17)?),
+        document: DocumentId(u128::from_be_bytes(bytes_at(key, 17)?)),
     })
 }
 
 /// The start position of the piece in a key.
 pub(crate) fn piece_start_of(key: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(key.get(33..37)?.try_into().ok()?))
+    bytes_at(key, 33).map(u32::from_be_bytes)
 }
 
 /// The sequence in a tombstone's key.
 pub(crate) fn tombstone_sequence_of(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(17..25)?.try_into().ok()?))
+    bytes_at(key, 17).map(u64::from_be_bytes)
 }
 
 #[cfg(test)]

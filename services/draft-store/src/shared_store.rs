@@ -8,6 +8,7 @@
 //! invisible meanwhile, and a crash at that moment made followers miss it for good.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -39,6 +40,8 @@ pub(crate) struct SharedStore {
     is_open: AtomicBool,
     /// How often the store was opened.
     openings: AtomicU64,
+    /// Tokens that wait for a commit.
+    pub(crate) pending_tokens: Arc<AtomicU64>,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     stats: Mutex<StoreStats>,
     /// `None` until the store was opened.
@@ -47,6 +50,20 @@ pub(crate) struct SharedStore {
     pub(crate) clocks: OnceLock<Clocks>,
     /// A loss that an operator must confirm before the store is ready.
     loss: Mutex<Option<Loss>>,
+}
+
+/// The open store, locked for reading.
+pub(crate) struct OpenGuard<'a>(RwLockReadGuard<'a, Option<OpenStore>>);
+
+impl Deref for OpenGuard<'_> {
+    type Target = OpenStore;
+
+    fn deref(&self) -> &OpenStore {
+        match &*self.0 {
+            Some(open) => open,
+            None => unreachable!("a guard is only made of an open store"),
+        }
+    }
 }
 
 /// The answer while the log is closed.
@@ -89,9 +106,17 @@ impl Drop for Subscription {
 }
 
 impl SharedStore {
-    /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is harmless.
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Option<OpenStore>> {
-        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    /// The store for reading.
+    ///
+    /// # Errors
+    /// It is closed.
+    pub(crate) fn read(&self) -> Result<OpenGuard<'_>, ApiError> {
+        // After a panic of the writer the slot is empty, so a poisoned lock is harmless.
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        match open.is_some() {
+            true => Ok(OpenGuard(open)),
+            false => Err(unavailable()),
+        }
     }
 
     /// The store for the writer.

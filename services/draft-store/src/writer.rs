@@ -2,7 +2,7 @@
 //!
 //! A commit runs in three layers:
 //!
-//! 1. `actor.rs` receives messages, gathers appends for one commit, supplies the clock, and reopens the store after
+//! 1. `actor.rs` receives calls, gathers appends for one commit, supplies the clock, and reopens the store after
 //!    an error or a panic. It also starts the background jobs and installs their results.
 //! 2. `core.rs` is the writer without clock, threads or actor. It decides what one commit does: appends, evictions,
 //!    expiry, erasures.
@@ -13,13 +13,13 @@
 //! and read again from disk, so nobody ever sees a change that a crash could undo.
 //!
 //! Read `core.rs` first, then `placement.rs`, the rule that decides where an update belongs in a document.
-//! `requests.rs` and `outcome.rs` are a commit's input and output, `messages.rs` the actor's interface, and
+//! `requests.rs` and `outcome.rs` are a commit's input and output, `handle.rs` is how others reach the actor, and
 //! `mirror.rs` the second log that receives every commit while the log is rewritten.
 
 pub(crate) mod actor;
 pub(crate) mod core;
 mod edit;
-pub(crate) mod messages;
+pub(crate) mod handle;
 mod mirror;
 pub(crate) mod outcome;
 mod placement;

@@ -120,7 +120,7 @@ pub(crate) fn rewrite(
     if outcome.is_err()
         && let Some(manifest) = Manifest::read(&job.dir)
     {
-        clear_leftovers(&job.dir, manifest.log())?;
+        clear_leftovers(&job.dir, manifest.log)?;
     }
     outcome
 }
@@ -176,17 +176,15 @@ fn copy(
             return Err(LogError::Refused("the store is closing".into()));
         }
         {
-            let open = shared.read();
-            let open = open
-                .as_ref()
-                .filter(|open| Arc::ptr_eq(&open.log, from))
-                .ok_or_else(|| {
-                    LogError::Refused("the log was opened again during the rewrite".into())
-                })?;
+            let open = shared.read().ok();
+            let open = open.filter(|open| Arc::ptr_eq(&open.log, from));
+            let open = open.ok_or_else(|| {
+                LogError::Refused("the log was opened again during the rewrite".into())
+            })?;
             let started = Instant::now();
             let mut reached = Some(key);
             while let Some(key) = reached.take() {
-                let (bytes, following) = copy_batch(open, to, &key)?;
+                let (bytes, following) = copy_batch(&open, to, &key)?;
                 copied += bytes as u64;
                 unsynced += bytes;
                 reached = following;

@@ -18,9 +18,9 @@ use crate::log::LogError;
 use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, SegmentId, SegmentSlot, StateRecord};
 use crate::segments::{
-    SegmentEntry, SegmentFile, SegmentSource, delete_files, path, write as write_segment,
+    SegmentEntry, SegmentFile, SegmentSource, delete, delete_files, path, write as write_segment,
 };
-use crate::shared_store::{OpenStore, SharedStore};
+use crate::shared_store::{OpenGuard, OpenStore, SharedStore};
 
 /// How long the lock is held while documents are read from the log. A busy store commits between any two reads, so
 /// with a much shorter time it would store faster than it seals.
@@ -99,19 +99,20 @@ pub(crate) fn run(
     host: &dyn SealHost,
     at: &dyn Fn(SealStep) -> Result<(), LogError>,
 ) -> Result<SealReport, LogError> {
-    let (segment, replaced) = make(job, shared, at)?;
+    let segment = make(job, shared, at)?;
+    let replaced = segment.sources.clone();
     at(SealStep::Renamed)?;
     let made = segment
         .file
         .as_ref()
         .map_or(SealReport::default(), |sealed| SealReport {
             documents: u64::from(sealed.documents()),
-            tokens: sealed.tokens(),
+            tokens: sealed.tokens,
             bytes: sealed.file_bytes(),
         });
     host.install(segment)?;
     at(SealStep::Installed)?;
-    delete_files(&job.dir, &replaced)?;
+    delete(&job.dir, &replaced)?;
     at(SealStep::Deleted)?;
     Ok(made)
 }
@@ -119,10 +120,8 @@ pub(crate) fn run(
 /// Deletes the files that a failed job may have left.
 pub(crate) fn clear(dir: &Path, segment: SegmentId) -> Result<(), LogError> {
     let target = path(dir, segment);
-    let leftovers: Vec<PathBuf> = [target.with_extension("new"), target]
-        .into_iter()
-        .filter(|path| path.exists())
-        .collect();
+    let mut leftovers = vec![target.with_extension("new"), target];
+    leftovers.retain(|path| path.exists());
     delete_files(dir, &leftovers)
 }
 
@@ -130,16 +129,16 @@ fn make(
     job: &SealJob,
     shared: &SharedStore,
     at: &dyn Fn(SealStep) -> Result<(), LogError>,
-) -> Result<(NewSegment, Vec<PathBuf>), LogError> {
-    let mut read = JobInput::default();
+) -> Result<NewSegment, LogError> {
+    let mut input = JobInput::default();
     let sources = match &job.source {
         SegmentSource::Log(documents) => {
-            read.unsealed(job, shared, documents)?;
+            input.unsealed(job, shared, documents)?;
             Vec::new()
         }
         SegmentSource::Segments(segments) => {
             for segment in segments {
-                read.sealed(job, shared, *segment)?;
+                input.sealed(job, shared, *segment)?;
             }
             segments.clone()
         }
@@ -150,7 +149,7 @@ fn make(
         entries,
         mut documents,
         damaged,
-    } = read;
+    } = input;
     documents.sort_unstable_by_key(|documents| documents.document);
     let sealed = if entries.is_empty() {
         at(SealStep::Written)?;
@@ -161,18 +160,13 @@ fn make(
         let written = write_segment(&job.dir, id, job.namespace, names, entries, &mut at_rename)?;
         Some(Arc::new(written))
     };
-    let replaced = sources
-        .iter()
-        .map(|segment| path(&job.dir, *segment))
-        .collect();
-    let segment = NewSegment {
+    Ok(NewSegment {
         file: sealed,
         documents,
         sources,
         namespace: job.namespace,
         damaged,
-    };
-    Ok((segment, replaced))
+    })
 }
 
 impl SealJob {
@@ -188,15 +182,9 @@ impl SealJob {
     }
 }
 
-fn with_open<T>(
-    shared: &SharedStore,
-    look: impl FnOnce(&OpenStore) -> Result<T, LogError>,
-) -> Result<T, LogError> {
+fn locked(shared: &SharedStore) -> Result<OpenGuard<'_>, LogError> {
     let open = shared.read();
-    let open = open
-        .as_ref()
-        .ok_or_else(|| LogError::Refused("the store is closed".into()))?;
-    look(open)
+    open.map_err(|_| LogError::Refused("the store is closed".into()))
 }
 
 /// The documents that go into the segment.
@@ -217,20 +205,18 @@ impl JobInput {
         let mut left = documents.iter().peekable();
         while left.peek().is_some() {
             job.go_on()?;
-            with_open(shared, |open| {
-                let started = Instant::now();
-                for document in left.by_ref() {
-                    match self.document(open, job.key(*document)) {
-                        Err(TextError::Log(error)) => return Err(error),
-                        Err(TextError::Damaged(_)) => self.damaged.push(job.key(*document)),
-                        Ok(()) => {}
-                    }
-                    if started.elapsed() >= LOCK_HELD_MAX {
-                        break;
-                    }
+            let open = locked(shared)?;
+            let started = Instant::now();
+            for document in left.by_ref() {
+                match self.document(&open, job.key(*document)) {
+                    Err(TextError::Log(error)) => return Err(error),
+                    Err(TextError::Damaged(_)) => self.damaged.push(job.key(*document)),
+                    Ok(()) => {}
                 }
-                Ok(())
-            })?;
+                if started.elapsed() >= LOCK_HELD_MAX {
+                    break;
+                }
+            }
         }
         Ok(())
     }
@@ -266,35 +252,30 @@ impl JobInput {
         shared: &SharedStore,
         segment: SegmentId,
     ) -> Result<(), LogError> {
-        let sealed = with_open(shared, |open| {
+        let sealed = {
+            let open = locked(shared)?;
             let mounted = open.catalog.segments().get(segment);
-            Ok(mounted.map(|mounted| mounted.file.clone()))
-        })?;
+            mounted.map(|mounted| mounted.file.clone())
+        };
         // Its last document was removed since it was chosen.
         let Some(sealed) = sealed else { return Ok(()) };
         let documents: Vec<(u32, DocumentId)> = sealed
             .states()
             .map(|(number, document, _)| (number, document))
             .collect();
-        let (mut numbers, mut used_ms) = (Vec::new(), Vec::new());
+        let mut used = Vec::new();
         for documents in documents.chunks(LOOKS_PER_LOCK) {
             job.go_on()?;
-            with_open(shared, |open| {
-                for (number, document) in documents {
-                    let slot = SegmentSlot {
-                        segment,
-                        number: *number,
-                    };
-                    let known = open.catalog.document(job.key(*document));
-                    if let Some(known) = known.filter(|known| known.slot == Some(slot)) {
-                        numbers.push(*number);
-                        used_ms.push(known.state.used_ms);
-                    }
+            let open = locked(shared)?;
+            for &(number, document) in documents {
+                let slot = SegmentSlot { segment, number };
+                let known = open.catalog.document(job.key(document));
+                if let Some(known) = known.filter(|known| known.slot == Some(slot)) {
+                    used.push((number, known.state.used_ms));
                 }
-                Ok(())
-            })?;
+            }
         }
-        for (number, used_ms) in numbers.into_iter().zip(used_ms) {
+        for (number, used_ms) in used {
             // All of them were read when the file was opened.
             let Ok(mut entry) = sealed.entry(number) else {
                 continue;

@@ -6,8 +6,8 @@ use refrain_protocol::NamespaceId;
 
 /// Number of records and their bytes, per namespace and in total.
 #[derive(Default)]
-pub(super) struct StatisticsSizes {
-    pub(super) namespaces: HashMap<NamespaceId, (usize, u64)>,
+pub(crate) struct StatisticsSizes {
+    namespaces: HashMap<NamespaceId, (usize, u64)>,
     bytes: u64,
 }
 
@@ -16,7 +16,14 @@ impl StatisticsSizes {
         self.bytes
     }
 
-    pub(super) fn note(&mut self, namespace: NamespaceId, parts: usize, bytes: u64) {
+    /// Number of records of a namespace.
+    pub(crate) fn parts(&self, namespace: NamespaceId) -> usize {
+        let kept = self.namespaces.get(&namespace);
+        kept.map_or(0, |(parts, _)| *parts)
+    }
+
+    /// Records how many records a namespace has now, and their bytes.
+    pub(crate) fn note(&mut self, namespace: NamespaceId, parts: usize, bytes: u64) {
         let before = match parts {
             0 => self.namespaces.remove(&namespace),
             _ => self.namespaces.insert(namespace, (parts, bytes)),

@@ -3,7 +3,8 @@
 use refrain_protocol::DocumentId;
 
 use crate::catalog::feed::{Feed, FeedChange};
-use crate::record::{SegmentSlot, StateRecord};
+use crate::record::{DocumentKey, SegmentSlot, StateRecord};
+use crate::segments::CountedDocument;
 
 /// Most feed entries of one document. A document that grows in more steps gives up the older half of its boundaries.
 /// A follower that is behind them gets that part again as a whole.
@@ -30,6 +31,16 @@ impl Document {
             state,
             slot: None,
             boundaries: Vec::new(),
+        }
+    }
+
+    /// Its sizes, for all sums.
+    pub(super) fn counted(&self, key: DocumentKey) -> CountedDocument {
+        CountedDocument {
+            slot: self.slot,
+            key,
+            len: self.state.len,
+            bytes: self.state.bytes,
         }
     }
 

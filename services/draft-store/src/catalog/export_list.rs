@@ -17,7 +17,7 @@ impl Catalog {
         limits: ExportLimits,
     ) -> Option<Result<Arc<ExportSnapshot>, ExportEnd>> {
         let list = || self.export_list(is_wanted);
-        self.exports().begin(number, list, limits)
+        self.exports.begin(number, list, limits)
     }
 
     /// The documents of all namespaces whose names are wanted, in order of the namespaces.
@@ -30,7 +30,7 @@ impl Catalog {
             })
             .collect();
         for (_, mounted) in self.segments().iter() {
-            let namespace = mounted.file.namespace();
+            let namespace = mounted.file.namespace;
             if let Ok(at) = listed.binary_search_by_key(&namespace, |listed| listed.namespace) {
                 let segment = (mounted.file.clone(), mounted.live.clone());
                 listed[at].sealed.push(segment);
@@ -44,7 +44,7 @@ impl Catalog {
     pub(crate) fn end_exports(&self, mark: &ErasureRecord) {
         for (namespace, names) in self.namespaces() {
             if mark.hits_namespace(names.as_ref()) {
-                self.exports().erased(namespace);
+                self.exports.erased(namespace);
             }
         }
     }

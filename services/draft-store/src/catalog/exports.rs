@@ -203,7 +203,7 @@ impl ExportSnapshot {
 
     fn unmounted(&self, segment: SegmentId, bytes: u64) -> Result<(), ExportEnd> {
         let mut sealed = self.namespaces.iter().flat_map(|part| &part.sealed);
-        if !sealed.any(|(sealed, _)| sealed.id() == segment) {
+        if !sealed.any(|(sealed, _)| sealed.id == segment) {
             return Ok(());
         }
         let mut held = self.held();

@@ -5,6 +5,7 @@ use refrain_protocol::document::FeedCursor;
 
 use crate::catalog::feed::{self, FeedChange};
 use crate::catalog::state::Catalog;
+use crate::record::FeedRecord;
 
 impl Catalog {
     /// The first change of a namespace after `sequence`.
@@ -28,23 +29,23 @@ impl Catalog {
         entry.map_or(0, |entry| entry.feed.last())
     }
 
+    fn feed_record(&self, namespace: NamespaceId) -> FeedRecord {
+        let entry = self.namespaces.get(&namespace);
+        entry.map(|entry| entry.feed.record()).unwrap_or_default()
+    }
+
     /// The cursor of a position in a namespace's feed.
     pub(crate) fn cursor(&self, namespace: NamespaceId, sequence: u64) -> FeedCursor {
-        let record = self
-            .namespaces
-            .get(&namespace)
-            .map(|entry| entry.feed.record())
-            .unwrap_or_default();
-        feed::cursor(self.generation, record, sequence)
+        feed::cursor(self.generation, self.feed_record(namespace), sequence)
     }
 
     /// The position of a cursor in a namespace's feed. `None` if the cursor is not valid here.
     pub(crate) fn position(&self, namespace: NamespaceId, cursor: FeedCursor) -> Option<u64> {
-        let record = self
-            .namespaces
-            .get(&namespace)
-            .map(|entry| entry.feed.record())
-            .unwrap_or_default();
-        feed::position(self.generation, record, self.head, cursor)
+        feed::position(
+            self.generation,
+            self.feed_record(namespace),
+            self.head,
+            cursor,
+        )
     }
 }

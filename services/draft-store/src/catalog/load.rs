@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+use refrain_protocol::{DocumentId, NamespaceId};
 
 use crate::catalog::state::Catalog;
 use crate::codec;
@@ -51,32 +51,38 @@ pub(crate) fn load(
     Ok(loaded)
 }
 
-/// Reads all records of one kind. `visit` gets the key and the record, or `None` for a damaged one.
-fn each<T: bincode::Decode<()>>(
+/// Reads all records of one kind. `visit` gets what `read` finds in the key, and the record, or `None` for a damaged
+/// one. A record is removed if its key cannot be read, or if `visit` does not want it kept.
+fn each<K, T: bincode::Decode<()>>(
     log: &dyn RecordLog,
     kind: RecordKind,
     loaded: &mut LoadedCatalog,
-    mut visit: impl FnMut(&mut LoadedCatalog, &[u8], Option<T>),
+    read: impl Fn(&[u8]) -> Option<K>,
+    mut visit: impl FnMut(&mut LoadedCatalog, K, Option<T>) -> bool,
 ) -> Result<(), LogError> {
     let (from, to) = kind.range();
     log.scan(&from, &to, &mut |key, value| {
         let record = codec::open(key, value);
         loaded.damaged_records += u64::from(record.is_err());
-        visit(loaded, key, record.ok());
+        let is_kept = read(key).is_some_and(|found| visit(loaded, found, record.ok()));
+        if !is_kept {
+            loaded.repairs.remove(key.to_vec());
+        }
         true
     })
 }
 
 fn load_namespaces(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
-    each::<NamespaceRecord>(log, RecordKind::Namespace, loaded, |loaded, key, record| {
-        match (record::namespace_of(key), record) {
-            (Some(id), Some(names)) => {
-                loaded.catalog.introduce(id, &Namespace::from(names));
-            }
-            // The next call for the namespace brings its names again.
-            _ => loaded.repairs.remove(key.to_vec()),
-        }
-    })
+    let visit = |loaded: &mut LoadedCatalog, id, record| {
+        // The next call for a namespace brings its names again.
+        let Some(NamespaceRecord(names)) = record else {
+            return false;
+        };
+        loaded.catalog.introduce(id, &names);
+        true
+    };
+    let kind = RecordKind::Namespace;
+    each(log, kind, loaded, record::namespace_of, visit)
 }
 
 fn load_feeds(
@@ -84,11 +90,7 @@ fn load_feeds(
     loaded: &mut LoadedCatalog,
     random: u32,
 ) -> Result<(), LogError> {
-    each::<FeedRecord>(log, RecordKind::Feed, loaded, |loaded, key, record| {
-        let Some(id) = record::namespace_of(key) else {
-            loaded.repairs.remove(key.to_vec());
-            return;
-        };
+    let visit = |loaded: &mut LoadedCatalog, id, record: Option<FeedRecord>| {
         // Without the record nobody knows which tombstones were trimmed, so all followers start over.
         let record = record.unwrap_or_else(|| {
             let record = FeedRecord {
@@ -96,13 +98,16 @@ fn load_feeds(
                 trims: 0,
                 era: random,
             };
-            loaded.repairs.put(key.to_vec(), codec::seal(key, &record));
+            let key = record::namespace_key(RecordKind::Feed, id);
+            loaded.repairs.put_record(key, &record);
             record
         });
         loaded.catalog.head = loaded.catalog.head.max(record.floor);
         loaded.catalog.feed_mut(id).restore(record);
-    })?;
-    Ok(())
+        true
+    };
+    let kind = RecordKind::Feed;
+    each(log, kind, loaded, record::namespace_of, visit)
 }
 
 /// Counts the records of acceptance statistics. Damage in them is found when they are read.
@@ -123,24 +128,23 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
 }
 
 fn load_erasures(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
-    each::<ErasureRecord>(
-        log,
-        RecordKind::Erasure,
-        loaded,
-        |loaded, key, record| match record {
-            Some(record) => loaded.catalog.erasures.mark(record),
-            None => loaded.repairs.remove(key.to_vec()),
-        },
-    )?;
-    each::<ErasedRecord>(
-        log,
-        RecordKind::Erased,
-        loaded,
-        |loaded, key, record| match (record::document_of(key), record) {
-            (Some(id), Some(record)) => loaded.catalog.erasures.erase(id, record.at_ms),
-            _ => loaded.repairs.remove(key.to_vec()),
-        },
-    )?;
+    let visit = |loaded: &mut LoadedCatalog, (), record: Option<ErasureRecord>| {
+        let is_kept = record.is_some();
+        if let Some(mark) = record {
+            loaded.catalog.erasures.mark(mark);
+        }
+        is_kept
+    };
+    each(log, RecordKind::Erasure, loaded, |_| Some(()), visit)?;
+    let visit = |loaded: &mut LoadedCatalog, key, record| {
+        let Some(ErasedRecord { at_ms }) = record else {
+            return false;
+        };
+        loaded.catalog.erasures.erase(key, at_ms);
+        true
+    };
+    let kind = RecordKind::Erased;
+    each(log, kind, loaded, record::document_of, visit)?;
     loaded.catalog.erasures.sort();
     Ok(())
 }
@@ -148,36 +152,33 @@ fn load_erasures(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), 
 /// Marks of all segments.
 fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, LogError> {
     let mut marks = Marks::default();
-    each::<MarksRecord>(
-        log,
-        RecordKind::Marks,
-        loaded,
-        |loaded, key, record| match (record::segment_of(key), record::chunk_of(key), record) {
-            (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
-                marks.insert((segment, chunk), marked);
-            }
-            // Documents that were evicted come back, and are evicted again. Erased ones do not: their segment was
-            // rewritten before the erasure was answered.
-            _ => loaded.repairs.remove(key.to_vec()),
-        },
-    )?;
+    let chunk_of = |key: &[u8]| Some((record::segment_of(key)?, record::chunk_of(key)?));
+    let visit = |_: &mut LoadedCatalog, chunk, record| {
+        // Documents that were evicted come back, and are evicted again. Erased ones do not: their segment was
+        // rewritten before the erasure was answered.
+        let Some(MarksRecord(marked)) = record else {
+            return false;
+        };
+        marks.chunks.insert(chunk, marked);
+        true
+    };
+    each(log, RecordKind::Marks, loaded, chunk_of, visit)?;
     Ok(marks)
 }
 
 /// Prepares the repairs of the log's segment names: adopted segments are named, lost ones are not.
 fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32) {
     for sealed in &found.in_use {
-        if let Some(names) = sealed.names()
-            && loaded.catalog.introduce(sealed.namespace(), names)
+        if let Some(names) = &sealed.names
+            && loaded.catalog.introduce(sealed.namespace, names)
         {
-            let key = record::namespace_key(RecordKind::Namespace, sealed.namespace());
-            let value = codec::seal(&key, &NamespaceRecord::from(names));
-            loaded.repairs.put(key, value);
+            let key = record::namespace_key(RecordKind::Namespace, sealed.namespace);
+            let record = NamespaceRecord(names.clone());
+            loaded.repairs.put_record(key, &record);
         }
-        if found.adopted.contains(&sealed.id()) {
-            let key = record::segment_key(sealed.id());
-            let value = codec::seal(&key, &sealed.manifest());
-            loaded.repairs.put(key, value);
+        if found.adopted.contains(&sealed.id) {
+            let key = record::segment_key(sealed.id);
+            loaded.repairs.put_record(key, &sealed.manifest());
         }
         loaded.catalog.mount(sealed.clone());
     }
@@ -197,8 +198,7 @@ fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32
             };
             feed.restore(record);
             let key = record::namespace_key(RecordKind::Feed, namespace);
-            let value = codec::seal(&key, &record);
-            loaded.repairs.put(key, value);
+            loaded.repairs.put_record(key, &record);
         }
     }
 }
@@ -213,14 +213,14 @@ fn sealed_documents<'a>(
             .states()
             .filter_map(move |(number, document, state)| {
                 let slot = SegmentSlot {
-                    segment: sealed.id(),
+                    segment: sealed.id,
                     number,
                 };
                 let used_s = match marks.get(slot) {
                     record::GONE => return None,
                     used_s => used_s,
                 };
-                let key = DocumentKey::new(sealed.namespace(), document);
+                let key = DocumentKey::new(sealed.namespace, document);
                 let used_ms = state.used_ms.max(u64::from(used_s) * 1_000);
                 Some((key, StateRecord { used_ms, ..state }, slot))
             })
@@ -234,23 +234,21 @@ fn load_documents(
     random: u32,
 ) -> Result<(), LogError> {
     let marks = load_marks(log, loaded)?;
-    for (segment, chunk) in marks.keys() {
-        if !found.in_use.iter().any(|sealed| sealed.id() == segment) {
+    for &(segment, chunk) in marks.chunks.keys() {
+        if !found.in_use.iter().any(|sealed| sealed.id == segment) {
             loaded.repairs.remove(record::marks_key(segment, chunk));
         }
     }
     adopt_segments(&found, loaded, random);
     let mut states: Vec<(DocumentKey, StateRecord, Option<SegmentSlot>)> = Vec::new();
-    each::<StateRecord>(
-        log,
-        RecordKind::State,
-        loaded,
-        |loaded, key, record| match (record::document_of(key), record) {
-            (Some(id), Some(state)) => states.push((id, state, None)),
-            (Some(id), None) => loaded.damaged.push(id),
-            (None, _) => loaded.repairs.remove(key.to_vec()),
-        },
-    )?;
+    let visit = |loaded: &mut LoadedCatalog, key, record| {
+        match record {
+            Some(state) => states.push((key, state, None)),
+            None => loaded.damaged.push(key),
+        }
+        true
+    };
+    each(log, RecordKind::State, loaded, record::document_of, visit)?;
     let sealed = sealed_documents(&found, &marks);
     states.extend(sealed.map(|(key, state, slot)| (key, state, Some(slot))));
     // Only salvaged or adopted documents can occur twice. The later change wins. If the same change has two copies,
@@ -283,35 +281,28 @@ fn load_documents(
 
 fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
     let mut lost: HashMap<NamespaceId, u64> = HashMap::new();
-    each::<TombstoneRecord>(log, RecordKind::Tombstone, loaded, |loaded, key, record| {
-        let (Some(id), Some(sequence)) = (
-            record::namespace_of(key),
-            record::tombstone_sequence_of(key),
-        ) else {
-            loaded.repairs.remove(key.to_vec());
-            return;
-        };
+    let key_of = |key: &[u8]| {
+        let namespace = record::namespace_of(key)?;
+        Some((namespace, record::tombstone_sequence_of(key)?))
+    };
+    let visit = |loaded: &mut LoadedCatalog, (namespace, sequence), record| {
         loaded.catalog.head = loaded.catalog.head.max(sequence);
-        match record {
-            Some(record) => {
-                let document = DocumentId(record.document);
-                loaded
-                    .catalog
-                    .add_tombstone(DocumentKey::new(id, document), sequence);
-            }
-            None => {
-                lost.insert(id, sequence);
-                loaded.repairs.remove(key.to_vec());
-            }
-        }
-    })?;
+        let Some(TombstoneRecord { document }) = record else {
+            lost.insert(namespace, sequence);
+            return false;
+        };
+        let key = DocumentKey::new(namespace, DocumentId(document));
+        loaded.catalog.add_tombstone(key, sequence);
+        true
+    };
+    each(log, RecordKind::Tombstone, loaded, key_of, visit)?;
     // A follower that has not passed a lost tombstone starts over, as after a trim.
     for (namespace, sequence) in lost {
         let feed = loaded.catalog.feed_mut(namespace);
         feed.forget_until(sequence);
         let key = record::namespace_key(RecordKind::Feed, namespace);
-        let value = codec::seal(&key, &feed.record());
-        loaded.repairs.put(key, value);
+        let record = feed.record();
+        loaded.repairs.put_record(key, &record);
     }
     Ok(())
 }

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
-use crate::catalog::recency::StoredSize;
-use crate::catalog::state::{Catalog, counted};
+use crate::catalog::state::Catalog;
 use crate::record::{DocumentKey, SegmentId, SegmentSlot, StateRecord};
-use crate::segments::{CountedDocument, MountedSegment, SealCandidates, SegmentFile, Segments};
+use crate::segments::{MountedSegment, SealCandidates, SegmentFile, Segments};
 
 impl Catalog {
     /// All segments in use.
@@ -41,16 +40,11 @@ impl Catalog {
         let Some(document) = self.document_mut(key) else {
             return;
         };
-        let before = counted(key, document);
+        let before = document.counted(key);
         document.slot = slot;
         document.state.bytes = bytes;
-        let after = counted(key, document);
-        self.segments.count(before, false);
-        self.segments.count(after, true);
-        self.totals.bytes = self.totals.bytes + u64::from(bytes) - u64::from(before.bytes);
-        let tenant = self.tenant_of(key.namespace);
-        let sizes = |counted: CountedDocument| StoredSize::new(counted.len, counted.bytes);
-        self.uses.resize(&tenant, sizes(before), sizes(after));
+        let after = document.counted(key);
+        self.recount(Some(before), Some(after));
     }
 
     /// The names of a namespace, if they are known.
@@ -66,7 +60,7 @@ impl Catalog {
     ) -> (Vec<(&MountedSegment, Vec<u32>)>, Vec<DocumentId>) {
         let segments = self.segments.iter();
         let sealed = segments
-            .filter(|(_, mounted)| mounted.file.namespace() == namespace)
+            .filter(|(_, mounted)| mounted.file.namespace == namespace)
             .map(|(_, mounted)| (mounted, mounted.gone()));
         let unsealed = self.segments.unsealed_of(namespace);
         let mut others: Vec<(u64, DocumentId)> = unsealed

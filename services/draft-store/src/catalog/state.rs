@@ -30,14 +30,19 @@ pub(super) struct NamespaceEntry {
     pub(super) feed: Feed,
 }
 
-/// The sizes of a document, for the sums in [`Segments`].
-pub(super) fn counted(key: DocumentKey, document: &Document) -> CountedDocument {
-    CountedDocument {
-        slot: document.slot,
-        namespace: key.namespace,
-        document: key.document,
-        len: document.state.len,
-        bytes: document.state.bytes,
+impl NamespaceEntry {
+    /// The entry of a namespace. A new one belongs to this tenant.
+    fn of<'a>(
+        namespaces: &'a mut HashMap<NamespaceId, NamespaceEntry>,
+        id: NamespaceId,
+        tenant: &Arc<str>,
+    ) -> &'a mut Self {
+        namespaces.entry(id).or_insert_with(|| NamespaceEntry {
+            names: None,
+            tenant: tenant.clone(),
+            documents: HashMap::new(),
+            feed: Feed::default(),
+        })
     }
 }
 
@@ -62,13 +67,18 @@ pub(crate) struct Catalog {
     pub(super) head: u64,
     /// Sequences up to here are not used any more.
     skipped: u64,
-    pub(super) uses: RecencyOrder,
-    pub(super) totals: Totals,
+    pub(crate) uses: RecencyOrder,
+    documents: u64,
+    size: StoredSize,
+    /// Namespaces that have documents.
+    filled_namespaces: u64,
     pub(super) namespaces: HashMap<NamespaceId, NamespaceEntry>,
-    pub(super) erasures: Erasures,
+    /// Erased documents and scopes.
+    pub(crate) erasures: Erasures,
     pub(super) segments: Segments,
-    exports: Exports,
-    pub(super) statistics: StatisticsSizes,
+    /// Exports in progress. They end when the catalog is read again.
+    pub(crate) exports: Exports,
+    pub(crate) statistics: StatisticsSizes,
 }
 
 impl Catalog {
@@ -78,7 +88,9 @@ impl Catalog {
             head,
             skipped: 0,
             uses: RecencyOrder::default(),
-            totals: Totals::default(),
+            documents: 0,
+            size: StoredSize::default(),
+            filled_namespaces: 0,
             namespaces: HashMap::new(),
             erasures: Erasures::default(),
             segments: Segments::default(),
@@ -88,7 +100,12 @@ impl Catalog {
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        self.totals
+        Totals {
+            documents: self.documents,
+            tokens: self.size.tokens,
+            bytes: self.size.bytes,
+            namespaces: self.filled_namespaces,
+        }
     }
 
     /// Approximate bytes of all records in the log.
@@ -99,7 +116,7 @@ impl Catalog {
             .map(|entry| entry.feed.tombstones())
             .sum();
         let (documents, bytes) = self.segments.unsealed_totals();
-        let sealed_documents = self.totals.documents - documents;
+        let sealed_documents = self.documents - documents;
         bytes
             + self.statistics.bytes()
             + documents * STATE_BYTES
@@ -166,40 +183,19 @@ impl Catalog {
             .map(|(id, document)| (*id, document))
     }
 
-    /// Erased documents and scopes.
-    pub(crate) fn erasures(&self) -> &Erasures {
-        &self.erasures
-    }
-
-    /// Erased documents and scopes, to be changed.
-    pub(crate) fn erasures_mut(&mut self) -> &mut Erasures {
-        &mut self.erasures
-    }
-
-    /// Exports in progress. They end when the catalog is read again.
-    pub(crate) fn exports(&self) -> &Exports {
-        &self.exports
-    }
-
     /// Records the names of a namespace. Returns whether they were unknown before.
     pub(crate) fn introduce(&mut self, id: NamespaceId, names: &Namespace) -> bool {
         let tenant: Arc<str> = names.tenant.as_str().into();
-        let entry = self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
-            names: None,
-            tenant: tenant.clone(),
-            documents: HashMap::new(),
-            feed: Feed::default(),
-        });
+        let entry = NamespaceEntry::of(&mut self.namespaces, id, &tenant);
         if entry.names.is_some() {
             return false;
         }
         entry.names = Some(names.clone());
         let before = std::mem::replace(&mut entry.tenant, tenant.clone());
         if before != tenant {
-            let documents = entry.documents.iter().map(|(document, known)| {
-                let key = DocumentKey::new(id, *document);
-                (key, StoredSize::new(known.state.len, known.state.bytes))
-            });
+            let documents = entry.documents.iter();
+            let documents =
+                documents.map(|(document, known)| known.counted(DocumentKey::new(id, *document)));
             self.uses.move_to(&before, &tenant, documents);
         }
         true
@@ -207,12 +203,7 @@ impl Catalog {
 
     /// A namespace whose names are unknown so far. Its documents count for a tenant without a name.
     pub(super) fn introduce_nameless(&mut self, id: NamespaceId) -> &mut NamespaceEntry {
-        self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
-            names: None,
-            tenant: "".into(),
-            documents: HashMap::new(),
-            feed: Feed::default(),
-        })
+        NamespaceEntry::of(&mut self.namespaces, id, &Arc::default())
     }
 
     pub(super) fn tenant_of(&mut self, namespace: NamespaceId) -> Arc<str> {
@@ -223,21 +214,17 @@ impl Catalog {
     /// position where its text changed, or `None` if followers need not be told.
     pub(crate) fn put(&mut self, key: DocumentKey, state: StateRecord, changed_from: Option<u32>) {
         let entry = self.introduce_nameless(key.namespace);
-        let before = entry.documents.get(&key.document).map(|known| known.state);
+        let known = entry.documents.get(&key.document);
+        let before = known.map(|known| known.counted(key));
         let document = entry
             .documents
             .entry(key.document)
             .or_insert_with(|| Document::new(state));
         document.state = state;
         if let Some(start) = changed_from {
-            while document
-                .boundaries
-                .last()
-                .is_some_and(|(_, at)| *at >= start)
-            {
-                if let Some((sequence, _)) = document.boundaries.pop() {
-                    entry.feed.withdraw(sequence);
-                }
+            let kept = document.boundaries.partition_point(|(_, at)| *at < start);
+            for (sequence, _) in document.boundaries.drain(kept..) {
+                entry.feed.withdraw(sequence);
             }
             document.boundaries.push((state.sequence, start));
             entry.feed.put(state.sequence, key.document, start);
@@ -245,29 +232,12 @@ impl Catalog {
                 join(&mut entry.feed, key.document, document, BOUNDARIES_MAX / 2);
             }
         }
-        let counted = counted(key, document);
+        let after = document.counted(key);
         let is_first = before.is_none() && entry.documents.len() == 1;
-        let (tokens, bytes) = before.map_or((0, 0), |state| (state.len, state.bytes));
-        if before.is_some() {
-            let before = CountedDocument {
-                len: tokens,
-                bytes,
-                ..counted
-            };
-            self.segments.count(before, false);
-        }
-        self.segments.count(counted, true);
-        self.totals.namespaces += u64::from(is_first);
-        self.totals.documents += u64::from(before.is_none());
-        self.totals.tokens = self.totals.tokens + u64::from(state.len) - u64::from(tokens);
-        self.totals.bytes = self.totals.bytes + u64::from(state.bytes) - u64::from(bytes);
+        self.filled_namespaces += u64::from(is_first);
+        self.recount(before, Some(after));
         let tenant = self.tenant_of(key.namespace);
-        let (before, after) = (
-            StoredSize::new(tokens, bytes),
-            StoredSize::new(state.len, state.bytes),
-        );
-        self.uses
-            .put(&tenant, key, (before, after), state.is_static());
+        self.uses.touch(&tenant, key, state.is_static());
     }
 
     /// Removes a document. This alone does not tell followers; see [`Self::add_tombstone`].
@@ -277,15 +247,28 @@ impl Catalog {
         for (sequence, _) in &document.boundaries {
             entry.feed.withdraw(*sequence);
         }
-        self.segments.count(counted(key, &document), false);
-        self.totals.namespaces -= u64::from(entry.documents.is_empty());
-        self.totals.documents -= 1;
-        self.totals.tokens -= u64::from(document.state.len);
-        self.totals.bytes -= u64::from(document.state.bytes);
+        self.filled_namespaces -= u64::from(entry.documents.is_empty());
+        self.recount(Some(document.counted(key)), None);
         let tenant = self.tenant_of(key.namespace);
-        let sizes = StoredSize::new(document.state.len, document.state.bytes);
-        self.uses.take(&tenant, key, sizes);
+        self.uses.remove(&tenant, key);
         Some(document)
+    }
+
+    /// Brings all sums up to date for a document. `None` stands for a document that does not exist.
+    pub(super) fn recount(
+        &mut self,
+        before: Option<CountedDocument>,
+        after: Option<CountedDocument>,
+    ) {
+        let changes = [(before, false), (after, true)];
+        for (counted, comes) in changes {
+            let Some(counted) = counted else { continue };
+            let tenant = self.tenant_of(counted.key.namespace);
+            self.uses.size_mut(&tenant).count(counted, comes);
+            self.segments.count(counted, comes);
+            self.size.count(counted, comes);
+        }
+        self.documents = self.documents + u64::from(after.is_some()) - u64::from(before.is_some());
     }
 
     /// Tells followers that a document is gone, as the change numbered `sequence`.
@@ -309,8 +292,7 @@ impl Catalog {
         let stale = document.used_ms_stored < before_ms;
         let is_static = document.state.is_static();
         let tenant = self.tenant_of(key.namespace);
-        let unchanged = (StoredSize::default(), StoredSize::default());
-        self.uses.put(&tenant, key, unchanged, is_static);
+        self.uses.touch(&tenant, key, is_static);
         stale
     }
 
@@ -323,19 +305,6 @@ impl Catalog {
             let count = document.boundaries.len();
             join(&mut entry.feed, key.document, document, count);
         }
-    }
-
-    /// The least recently used document of a tenant above its `quota`, and whether it is above it in tokens.
-    pub(crate) fn tenant_victim(
-        &self,
-        quota: impl Fn(&str) -> (u64, u64),
-    ) -> Option<(DocumentKey, bool)> {
-        self.uses.victim(quota)
-    }
-
-    /// The least recently used document of all.
-    pub(crate) fn oldest(&self) -> Option<DocumentKey> {
-        self.uses.oldest()
     }
 
     /// When a document was last used, in Unix milliseconds.
@@ -365,16 +334,5 @@ impl Catalog {
             }
         }
         (expired, earliest)
-    }
-
-    /// Number of records with acceptance statistics of a namespace.
-    pub(crate) fn statistics_parts(&self, namespace: NamespaceId) -> usize {
-        let kept = self.statistics.namespaces.get(&namespace);
-        kept.map_or(0, |(parts, _)| *parts)
-    }
-
-    /// Records how many such records a namespace has now, and their bytes.
-    pub(crate) fn note_statistics(&mut self, namespace: NamespaceId, parts: usize, bytes: u64) {
-        self.statistics.note(namespace, parts, bytes);
     }
 }

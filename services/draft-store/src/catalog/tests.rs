@@ -92,9 +92,9 @@ fn the_least_recently_used_documents_are_evicted_first() {
         let state = state(&mut catalog, 10);
         catalog.put(key(namespace, document), state, Some(0));
     }
-    assert_eq!(catalog.oldest(), Some(key(a, 1)));
+    assert_eq!(catalog.uses.oldest(), Some(key(a, 1)));
     catalog.touch(key(a, 1), 5, 0);
-    assert_eq!(catalog.oldest(), Some(key(b, 2)));
+    assert_eq!(catalog.uses.oldest(), Some(key(b, 2)));
     assert_eq!(victim(&catalog, 15), Some(key(a, 3)));
     assert_eq!(victim(&catalog, 20), None);
     catalog.take(key(b, 2));
@@ -119,11 +119,11 @@ fn a_nameless_namespace_gets_its_tenant_back() {
     assert!(catalog.introduce(id, &names("a")));
     assert!(!catalog.introduce(id, &names("a")));
     assert_eq!(&*catalog.namespaces[&id].tenant, "a");
-    assert_eq!(catalog.uses.tokens("a"), 10);
-    assert_eq!(catalog.uses.tokens(""), 0);
+    assert_eq!(catalog.uses.size_mut(&"a".into()).tokens, 10);
+    assert_eq!(catalog.uses.size_mut(&"".into()).tokens, 0);
 }
 
 fn victim(catalog: &Catalog, tokens_max: u64) -> Option<DocumentKey> {
-    let victim = catalog.tenant_victim(|_| (tokens_max, u64::MAX));
+    let victim = catalog.uses.victim(|_| (tokens_max, u64::MAX));
     victim.map(|(key, _)| key)
 }

@@ -13,8 +13,8 @@ use crate::record::StoreRecord;
 pub(crate) struct Manifest {
     /// Number of the log in use: `log-<number>`, or `log` for 0. All others are leftovers.
     #[serde(default)]
-    log: u64,
-    generation: u64,
+    pub(crate) log: u64,
+    pub(super) generation: u64,
     sequence_reserved: u64,
     /// Sequence of the last change at the time of writing.
     head: u64,
@@ -24,9 +24,9 @@ pub(crate) struct Manifest {
     /// A loss of documents that no operator has confirmed.
     #[serde(default)]
     loss: Option<Loss>,
-    /// The time of writing by the store's own clock, which does not jump, in Unix milliseconds.
+    /// The time of writing by the store's own clock, which does not jump, in Unix milliseconds. It is 0 if unknown.
     #[serde(default)]
-    known_ms: u64,
+    pub(super) known_ms: u64,
 }
 
 /// A start found far fewer documents than there were before.
@@ -65,16 +65,6 @@ impl Manifest {
         }
     }
 
-    /// The time of writing, or 0 if it is unknown.
-    pub(super) fn known_ms(&self) -> u64 {
-        self.known_ms
-    }
-
-    /// Whether it was written before the store started over.
-    pub(super) fn is_of_another_generation(&self, store: StoreRecord) -> bool {
-        self.generation != store.generation
-    }
-
     /// The loss, given the number of documents now. `is_in_doubt` says that something could not be read; otherwise
     /// the missing documents were removed on purpose.
     pub(super) fn loss(&self, documents: u64, is_in_doubt: bool) -> Option<Loss> {
@@ -88,11 +78,6 @@ impl Manifest {
             }),
             None => None,
         }
-    }
-
-    /// The number of the log in use.
-    pub(crate) fn log(&self) -> u64 {
-        self.log
     }
 
     /// Whether the log lacks something that was durable when this was written.

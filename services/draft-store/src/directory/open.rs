@@ -91,11 +91,11 @@ pub(crate) fn open(
         other => other?,
     };
     if let Some(manifest) = manifest {
-        opened.known_ms = manifest.known_ms();
+        opened.known_ms = manifest.known_ms;
         let is_in_doubt = opened.quarantined.is_some()
             || opened.loaded.lost_segments > 0
             || manifest.disagrees(opened.store, &opened.loaded)
-            || manifest.is_of_another_generation(opened.store);
+            || manifest.generation != opened.store.generation;
         let documents = opened.loaded.catalog.totals().documents;
         opened.loss = manifest.loss(documents, is_in_doubt);
     }
@@ -162,9 +162,9 @@ pub(super) fn current(
 ) -> Result<u64, LogError> {
     let numbers = log_numbers(dir)?;
     if let Some(manifest) = manifest
-        && (numbers.contains(&manifest.log()) || numbers.is_empty())
+        && (numbers.contains(&manifest.log) || numbers.is_empty())
     {
-        return Ok(manifest.log());
+        return Ok(manifest.log);
     }
     if let [_, _, ..] = numbers[..] {
         for number in numbers.iter().rev() {
@@ -243,7 +243,7 @@ fn create(log: &JournaledLog) -> Result<StoreRecord, LogError> {
         sequence_reserved: 0,
     };
     let mut batch = Batch::default();
-    batch.put(store_key(), codec::seal(&store_key(), &store));
+    batch.put_record(store_key(), &store);
     log.commit(&batch)?;
     Ok(store)
 }

@@ -131,17 +131,7 @@ fn salvage_index(
     };
     let mut is_whole = true;
     for kind in KEPT {
-        match copy(&old, to, kind) {
-            Ok((copied, damaged)) => {
-                salvaged.records += copied;
-                is_whole &= damaged == 0;
-            }
-            Err(CopyError::From(error)) => {
-                is_whole = false;
-                tracing::warn!(%error, "quarantined index cannot be read to its end");
-            }
-            Err(CopyError::To(error)) => return Err(error),
-        }
+        is_whole &= copy(&old, to, kind, &mut salvaged.records)?;
     }
     salvaged.is_whole = is_whole || has_journal;
     Ok(old.position().ok().flatten().filter(|_| is_whole))
@@ -209,15 +199,18 @@ fn salvage_journal(
     Ok(())
 }
 
-enum CopyError {
-    From(LogError),
-    To(LogError),
-}
-
-/// Copies the records of one kind whose checksums hold. Returns how many were copied, and how many are damaged.
-fn copy(from: &SledLog, to: &JournaledLog, kind: RecordKind) -> Result<(u64, u64), CopyError> {
+/// Copies the records of one kind whose checksums hold, and counts them. Returns whether all could be read.
+///
+/// # Errors
+/// The disk of the new log refuses.
+fn copy(
+    from: &SledLog,
+    to: &JournaledLog,
+    kind: RecordKind,
+    records: &mut u64,
+) -> Result<bool, LogError> {
     let (mut at, end) = kind.range();
-    let (mut copied, mut damaged) = (0, 0);
+    let mut is_whole = true;
     loop {
         let mut batch = Batch::default();
         let mut last = None;
@@ -225,22 +218,25 @@ fn copy(from: &SledLog, to: &JournaledLog, kind: RecordKind) -> Result<(u64, u64
             last = Some(key.to_vec());
             match codec::check(key, value) {
                 Ok(_) => batch.put(key.to_vec(), value.to_vec()),
-                Err(_) => damaged += 1,
+                Err(_) => is_whole = false,
             }
             batch.len() < COPY_BATCH
         });
         if !batch.is_empty() {
-            to.write(&batch).map_err(CopyError::To)?;
+            to.write(&batch)?;
         }
-        copied += batch.len() as u64;
-        scanned.map_err(CopyError::From)?;
+        *records += batch.len() as u64;
+        if let Err(error) = scanned {
+            tracing::warn!(%error, "quarantined index cannot be read to its end");
+            return Ok(false);
+        }
         match last {
             // The lowest key above the last one read.
             Some(mut key) if batch.len() == COPY_BATCH => {
                 key.push(0);
                 at = key;
             }
-            _ => return Ok((copied, damaged)),
+            _ => return Ok(is_whole),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use refrain_protocol::NamespaceId;
+use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::catalog::Catalog;
 use crate::codec;
@@ -26,11 +26,11 @@ fn filled(dir: &Path, count: u128) -> StoreRecord {
         let [tenant, model, tokenizer] = ["a", "m", "t"].map(str::to_owned);
         let value = codec::seal(
             &key,
-            &NamespaceRecord {
+            &NamespaceRecord(Namespace {
                 tenant,
                 model,
                 tokenizer,
-            },
+            }),
         );
         batch.put(key, value);
     }

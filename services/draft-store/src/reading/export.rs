@@ -118,8 +118,8 @@ pub(crate) fn page(
         }
     }
     // If the export ended meanwhile, the page may be wrong.
-    let open = shared.read();
-    let exports = open.as_ref().ok_or_else(unavailable)?.catalog.exports();
+    let open = shared.read()?;
+    let exports = &open.catalog.exports;
     find_running(exports, number)?;
     if reply.next.is_none() {
         exports.forget(number);
@@ -154,10 +154,10 @@ fn find_or_begin(
         begun => begun,
     };
     // The lock for reading keeps commits out of the list.
-    let open = shared.read();
-    let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
+    let open = shared.read()?;
+    let catalog = &open.catalog;
     if begun != 0 {
-        return Ok((number, find_running(catalog.exports(), number)?));
+        return Ok((number, find_running(&catalog.exports, number)?));
     }
     let is_wanted = |names: &Namespace| {
         let model = request.model.as_ref();
@@ -188,10 +188,9 @@ fn unsealed(
     };
     let key = DocumentKey::new(namespace, document);
     // The lock for reading: a commit that cuts or removes the document runs before or after.
-    let open = shared.read();
-    let open = open.as_ref().ok_or_else(unavailable)?;
+    let open = shared.read()?;
     if let Some(update) = snapshot.put_aside(key) {
         return Ok(Ok(update));
     }
-    Ok(read_document(open, key).map(|now| as_of(now, &then)))
+    Ok(read_document(&open, key).map(|now| as_of(now, &then)))
 }

@@ -36,8 +36,8 @@ pub(crate) fn read_feed(
     let mut tokens = 0;
     let mut damaged = HashSet::new();
     let caught_up = loop {
-        let open = shared.read();
-        let OpenStore { catalog, log } = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
+        let OpenStore { catalog, log } = &*open;
         let position = match catalog.position(namespace, cursor) {
             Some(position) => position,
             None if events.is_empty() => {
@@ -86,7 +86,7 @@ pub(crate) fn read_feed(
 }
 
 /// The event of a change. `None` if nothing is left of it.
-pub(crate) fn event(
+fn event(
     catalog: &Catalog,
     log: &dyn RecordLog,
     namespace: NamespaceId,

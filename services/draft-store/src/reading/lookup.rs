@@ -23,7 +23,7 @@ use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig, MountedSegme
 
 use crate::record::SegmentId;
 use crate::segments;
-use crate::shared_store::{OpenStore, SharedStore, unavailable};
+use crate::shared_store::SharedStore;
 
 /// Age at which a view is compared with the store.
 const VIEW_AGE_MAX: Duration = Duration::from_millis(250);
@@ -229,16 +229,14 @@ fn read_segments(
     namespace: NamespaceId,
     cached: &[ViewSegment],
 ) -> Result<Option<Vec<ViewSegment>>, ApiError> {
-    let read = |open: &Option<OpenStore>| -> Result<Vec<(SegmentId, u64)>, ApiError> {
-        let segments = open.as_ref().ok_or_else(unavailable)?.catalog.segments();
-        let of_namespace = segments
-            .iter()
-            .filter(|(_, mounted)| mounted.file.namespace() == namespace);
-        Ok(of_namespace
+    let listed: Vec<(SegmentId, u64)> = {
+        let open = shared.read()?;
+        let segments = open.catalog.segments().iter();
+        segments
+            .filter(|(_, mounted)| mounted.file.namespace == namespace)
             .map(|(segment, mounted)| (segment, mounted.live_documents))
-            .collect())
+            .collect()
     };
-    let listed = read(&shared.read())?;
     let is_same = |segment: &ViewSegment, listed: &(SegmentId, u64)| {
         (segment.id, segment.live_documents) == *listed
     };
@@ -251,9 +249,8 @@ fn read_segments(
             segments.push(segment.clone());
             continue;
         }
-        let open = shared.read();
-        let OpenStore { catalog, .. } = open.as_ref().ok_or_else(unavailable)?;
-        if let Some(mounted) = catalog.segments().get(one.0) {
+        let open = shared.read()?;
+        if let Some(mounted) = open.catalog.segments().get(one.0) {
             segments.push(view_segment(mounted, mounted.gone()));
         }
     }
@@ -270,7 +267,7 @@ fn view_segment(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegme
         masked.extend(is_gone.map(|(_, document)| DocumentKey(document.0)));
     }
     ViewSegment {
-        id: mounted.file.id(),
+        id: mounted.file.id,
         live_documents: mounted.live_documents,
         segment: mounted.file.index().clone(),
         masked: masked.into(),

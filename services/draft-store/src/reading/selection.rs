@@ -1,7 +1,7 @@
 //! Finding documents by their state or head, without holding up the writer.
 
 use refrain_protocol::document::DocumentHead;
-use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId};
+use refrain_protocol::{ApiError, DocumentId, NamespaceId};
 
 use crate::reading::document_text::{TextError, head};
 use crate::record::{DocumentKey, StateRecord};
@@ -10,23 +10,13 @@ use crate::shared_store::{SharedStore, unavailable};
 /// Heads that are read under one lock.
 const HEADS_PER_LOCK: usize = 64;
 
-/// All namespaces, with their names if those are known.
-pub(crate) fn namespaces(
-    shared: &SharedStore,
-) -> Result<Vec<(NamespaceId, Option<Namespace>)>, ApiError> {
-    let open = shared.read();
-    let open = open.as_ref().ok_or_else(unavailable)?;
-    Ok(open.catalog.namespaces())
-}
-
 /// The documents of a namespace whose state is wanted, in order of their last change.
 pub(crate) fn by_state(
     shared: &SharedStore,
     namespace: NamespaceId,
     wanted: impl Fn(&StateRecord) -> bool,
 ) -> Result<Vec<DocumentKey>, ApiError> {
-    let open = shared.read();
-    let open = open.as_ref().ok_or_else(unavailable)?;
+    let open = shared.read()?;
     let mut found: Vec<(u64, DocumentId)> = open
         .catalog
         .documents(namespace)
@@ -51,8 +41,7 @@ pub(crate) fn by_head(
 ) -> Result<Vec<DocumentKey>, ApiError> {
     let mut found = Vec::new();
     for keys in keys.chunks(HEADS_PER_LOCK) {
-        let open = shared.read();
-        let open = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
         for key in keys {
             if open.catalog.document(*key).is_none() {
                 continue;

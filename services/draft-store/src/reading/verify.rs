@@ -23,15 +23,15 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
     let mut reply = VerifyReply::default();
     verify_records(shared, &mut reply)?;
     verify_segments(shared, &mut reply)?;
-    for (namespace, _) in selection::namespaces(shared)? {
+    let namespaces = shared.read()?.catalog.namespaces();
+    for (namespace, _) in namespaces {
         for key in selection::by_state(shared, namespace, |_| true)? {
-            let open = shared.read();
-            let open = open.as_ref().ok_or_else(unavailable)?;
+            let open = shared.read()?;
             // Removed since it was listed.
             if open.catalog.document(key).is_none() {
                 continue;
             }
-            match read_document(open, key) {
+            match read_document(&open, key) {
                 Ok(update) => {
                     reply.documents += 1;
                     reply.tokens += update.tokens.len() as u64;
@@ -47,23 +47,18 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
 /// Checks every segment again from its file, as at start.
 fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), ApiError> {
     let segments: Vec<_> = {
-        let open = shared.read();
-        let open = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
         open.catalog.segments().files().cloned().collect()
     };
     for sealed in segments {
         match sealed.check() {
             Ok(()) => reply.records += u64::from(sealed.documents()),
             Err(LogError::Corrupt(why)) => {
-                let what = format!(
-                    "segment {} of namespace {}",
-                    sealed.id(),
-                    sealed.namespace()
-                );
+                let what = format!("segment {} of namespace {}", sealed.id, sealed.namespace);
                 note(reply, what, why);
             }
             // Merged since it was listed. Another refusal of the disk is reported below.
-            Err(LogError::Refused(_)) if !is_mounted(shared, sealed.id()) => {}
+            Err(LogError::Refused(_)) if !is_mounted(shared, sealed.id) => {}
             Err(error) => return Err(unavailable().with_detail(error)),
         }
     }
@@ -72,8 +67,7 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
 
 fn is_mounted(shared: &SharedStore, segment: SegmentId) -> bool {
     let open = shared.read();
-    open.as_ref()
-        .is_some_and(|open| open.catalog.segments().get(segment).is_some())
+    open.is_ok_and(|open| open.catalog.segments().get(segment).is_some())
 }
 
 pub(crate) fn note(reply: &mut VerifyReply, what: String, why: impl ToString) {
@@ -94,8 +88,7 @@ fn name(key: DocumentKey) -> String {
 fn verify_records(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), ApiError> {
     let mut next = Some(vec![0]);
     while let Some(from) = next.take() {
-        let open = shared.read();
-        let open = open.as_ref().ok_or_else(unavailable)?;
+        let open = shared.read()?;
         let mut seen = 0;
         open.log
             .scan(&from, &[u8::MAX], &mut |key, value| {

@@ -65,15 +65,16 @@ pub(crate) fn check_versions(dir: &Path) -> Result<(), LogError> {
 
 /// An open segment file.
 pub(crate) struct SegmentFile {
-    id: SegmentId,
-    namespace: NamespaceId,
-    names: Option<Namespace>,
+    pub(crate) id: SegmentId,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) names: Option<Namespace>,
     path: PathBuf,
     segment: Arc<Segment>,
     map: Arc<Mmap>,
     layout: FileLayout,
     records: DocumentRecords,
-    tokens: u64,
+    /// Tokens of output.
+    pub(crate) tokens: u64,
 }
 
 impl SegmentFile {
@@ -97,7 +98,7 @@ impl SegmentFile {
         let names = &map[layout.names_at()..][..layout.names];
         let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
         {
-            Ok((names, _)) => names.map(Namespace::from),
+            Ok((names, _)) => names.map(|NamespaceRecord(names)| names),
             Err(_) => return Err(corrupt("the namespace's names do not decode")),
         };
         if segment.documents() != layout.documents || u32::try_from(layout.documents).is_err() {
@@ -137,25 +138,8 @@ impl SegmentFile {
         Ok(())
     }
 
-    pub(crate) fn id(&self) -> SegmentId {
-        self.id
-    }
-
-    pub(crate) fn namespace(&self) -> NamespaceId {
-        self.namespace
-    }
-
-    pub(crate) fn names(&self) -> Option<&Namespace> {
-        self.names.as_ref()
-    }
-
     pub(crate) fn documents(&self) -> u32 {
         self.layout.documents as u32
-    }
-
-    /// Tokens of output.
-    pub(crate) fn tokens(&self) -> u64 {
-        self.tokens
     }
 
     pub(crate) fn file_bytes(&self) -> u64 {

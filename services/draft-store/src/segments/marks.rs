@@ -6,38 +6,24 @@ use crate::record::{GONE, MARKS_DOCUMENTS, SegmentId, SegmentSlot};
 
 /// Marks by segment and chunk.
 #[derive(Default)]
-pub(crate) struct Marks(BTreeMap<(SegmentId, u32), Vec<u32>>);
+pub(crate) struct Marks {
+    pub(crate) chunks: BTreeMap<(SegmentId, u32), Vec<u32>>,
+}
 
 impl Marks {
-    pub(crate) fn insert(&mut self, chunk: (SegmentId, u32), marks: Vec<u32>) {
-        self.0.insert(chunk, marks);
-    }
-
-    pub(crate) fn contains(&self, chunk: (SegmentId, u32)) -> bool {
-        self.0.contains_key(&chunk)
-    }
-
     /// The mark of a document, 0 for none.
     pub(crate) fn get(&self, slot: SegmentSlot) -> u32 {
         let (chunk, at) = chunk_of(slot);
-        let marks = self.0.get(&chunk);
+        let marks = self.chunks.get(&chunk);
         marks.and_then(|marks| marks.get(at)).copied().unwrap_or(0)
     }
 
     /// Marks a document.
     pub(crate) fn set(&mut self, slot: SegmentSlot, mark: u32) {
         let (chunk, at) = chunk_of(slot);
-        let marks = self.0.entry(chunk).or_default();
+        let marks = self.chunks.entry(chunk).or_default();
         marks.resize(marks.len().max(MARKS_DOCUMENTS as usize), 0);
         marks[at] = mark;
-    }
-
-    pub(crate) fn keys(&self) -> impl Iterator<Item = (SegmentId, u32)> {
-        self.0.keys().copied()
-    }
-
-    pub(crate) fn into_chunks(self) -> BTreeMap<(SegmentId, u32), Vec<u32>> {
-        self.0
     }
 }
 

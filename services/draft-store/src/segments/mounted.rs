@@ -6,7 +6,7 @@ use std::sync::Arc;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_suffix_index::SegmentStats;
 
-use crate::record::{SegmentId, SegmentSlot};
+use crate::record::{DocumentKey, SegmentId, SegmentSlot};
 use crate::segments::file::SegmentFile;
 
 /// A segment in use, and how much of it is live.
@@ -60,8 +60,8 @@ impl MountedSegment {
     pub(crate) fn stats(&self) -> SegmentStats {
         let documents = self.file.documents() as usize;
         SegmentStats {
-            tokens: self.file.tokens(),
-            masked_tokens: self.file.tokens().saturating_sub(self.live_tokens),
+            tokens: self.file.tokens,
+            masked_tokens: self.file.tokens.saturating_sub(self.live_tokens),
             documents,
             masked_documents: documents - self.live_documents as usize,
         }
@@ -83,8 +83,7 @@ pub(crate) struct Segments {
 pub(crate) struct CountedDocument {
     /// The document's position if it is sealed.
     pub(crate) slot: Option<SegmentSlot>,
-    pub(crate) namespace: NamespaceId,
-    pub(crate) document: DocumentId,
+    pub(crate) key: DocumentKey,
     pub(crate) len: u32,
     pub(crate) bytes: u32,
 }
@@ -109,7 +108,7 @@ impl Segments {
     pub(crate) fn by_namespace(&self) -> BTreeMap<NamespaceId, Vec<(SegmentId, SegmentStats)>> {
         let mut namespaces = BTreeMap::<_, Vec<_>>::new();
         for (segment, mounted) in self.iter() {
-            let segments = namespaces.entry(mounted.file.namespace()).or_default();
+            let segments = namespaces.entry(mounted.file.namespace).or_default();
             segments.push((segment, mounted.stats()));
         }
         namespaces
@@ -153,7 +152,7 @@ impl Segments {
             live_tokens: 0,
             file,
         };
-        self.mounted.insert(mounted.file.id(), mounted);
+        self.mounted.insert(mounted.file.id, mounted);
     }
 
     pub(crate) fn unmount(&mut self, segment: SegmentId) {
@@ -164,8 +163,7 @@ impl Segments {
     pub(crate) fn count(&mut self, counted: CountedDocument, comes: bool) {
         let CountedDocument {
             slot,
-            namespace,
-            document,
+            key,
             len,
             bytes,
         } = counted;
@@ -178,17 +176,17 @@ impl Segments {
             }
             return;
         }
-        let unsealed = self.unsealed.entry(namespace).or_default();
+        let unsealed = self.unsealed.entry(key.namespace).or_default();
         add(&mut unsealed.tokens, u64::from(len));
         add(&mut self.unsealed_tokens, u64::from(len));
         add(&mut self.unsealed_documents, 1);
         add(&mut self.unsealed_bytes, u64::from(bytes));
         if comes {
-            unsealed.documents.insert(document);
+            unsealed.documents.insert(key.document);
         } else {
-            unsealed.documents.remove(&document);
+            unsealed.documents.remove(&key.document);
             if unsealed.documents.is_empty() {
-                self.unsealed.remove(&namespace);
+                self.unsealed.remove(&key.namespace);
             }
         }
     }

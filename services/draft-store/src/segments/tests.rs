@@ -10,7 +10,7 @@ use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentHead;
 
 use crate::record::StateRecord;
-use crate::test_store::{names, text};
+use crate::tests::test_store::{names, text};
 
 fn sealed(dir: &Path, entries: Vec<SegmentEntry>) -> SegmentFile {
     let names = names("a");
@@ -117,7 +117,7 @@ fn bytes_per_token(document_tokens: u32, left: usize) -> f64 {
         .sum();
     let file = sealed.file_bytes();
     assert!(claimed.abs_diff(file) < file / 50, "{claimed} of {file}");
-    file as f64 / sealed.tokens() as f64
+    file as f64 / sealed.tokens as f64
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub(crate) fn write(
     })?;
     let index = segment.to_bytes();
     drop(segment);
-    let names = names.map(NamespaceRecord::from);
+    let names = names.cloned().map(NamespaceRecord);
     let names = bincode::encode_to_vec(names, layout::config()).map_err(|error| {
         LogError::Refused(format!(
             "the names of a namespace cannot be encoded: {error}"

@@ -1,20 +1,16 @@
 //! The store for callers: in this process directly, for all others through the HTTP routes.
 
-mod acceptance_statistics;
 mod admin;
 mod append;
 mod calls;
 mod checks;
+mod counted_call;
 mod erase;
-mod follow;
-mod lookup;
-mod segments;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use actix::Recipient;
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::drain::Drain;
@@ -27,7 +23,7 @@ use crate::directory::Loss;
 use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
 use crate::shared_store::SharedStore;
-use crate::writer::messages::WriterMessage;
+use crate::writer::handle::WriterHandle;
 
 /// Reads from disk that run at once. Others queue, since all share one disk.
 const READS_MAX: usize = 4;
@@ -42,18 +38,18 @@ pub struct DraftStoreHandle {
 }
 
 struct Inner {
-    writer: Recipient<WriterMessage>,
+    writer: WriterHandle,
     shared: Arc<SharedStore>,
     lookup_views: Arc<LookupViews>,
     config: DraftStoreConfig,
     metrics: StoreMetrics,
     mesh: MeshAuth,
     drain: Drain,
-    pending_tokens: Arc<AtomicU64>,
-    waiters: AtomicI64,
     reads: Arc<Semaphore>,
     /// Look-ups that may still start.
     lookup_permits: Arc<Semaphore>,
+    /// Calls of `follow` that may still wait.
+    wait_permits: Arc<Semaphore>,
     /// Only one erasure runs at a time.
     erasing: tokio::sync::Mutex<()>,
 }
@@ -77,18 +73,19 @@ pub struct StoreState {
 
 impl DraftStoreHandle {
     pub(crate) fn new(
-        writer: Recipient<WriterMessage>,
+        writer: WriterHandle,
         shared: Arc<SharedStore>,
         lookup_views: Arc<LookupViews>,
         config: DraftStoreConfig,
         metrics: StoreMetrics,
         mesh: MeshAuth,
-        pending_tokens: Arc<AtomicU64>,
     ) -> Self {
-        let reads = Arc::new(Semaphore::new(READS_MAX));
-        let lookup_permits = Arc::new(Semaphore::new(config.lookups_max));
+        let permits = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         DraftStoreHandle {
             inner: Arc::new(Inner {
+                reads: permits(READS_MAX),
+                lookup_permits: permits(config.lookups_max),
+                wait_permits: permits(config.waiters_max),
                 writer,
                 shared,
                 lookup_views,
@@ -96,10 +93,6 @@ impl DraftStoreHandle {
                 metrics,
                 mesh,
                 drain: Drain::new(),
-                pending_tokens,
-                waiters: AtomicI64::new(0),
-                reads,
-                lookup_permits,
                 erasing: tokio::sync::Mutex::new(()),
             }),
         }
@@ -112,8 +105,8 @@ impl DraftStoreHandle {
             open: inner.shared.is_open(),
             draining: inner.drain.is_draining(),
             stats: inner.shared.stats(),
-            pending_tokens: inner.pending_tokens.load(Ordering::Relaxed),
-            waiters: inner.waiters.load(Ordering::Relaxed),
+            pending_tokens: inner.shared.pending_tokens.load(Ordering::Relaxed),
+            waiters: inner.metrics.feed_waiters.get(),
             namespaces_awaited: inner.shared.namespaces_awaited(),
         }
     }
@@ -123,7 +116,7 @@ impl DraftStoreHandle {
         if self.inner.drain.is_draining() {
             return Err("draining".to_owned());
         }
-        if !self.inner.writer.connected() {
+        if !self.inner.writer.is_running() {
             return Err("the writer has stopped; restart the draft store".to_owned());
         }
         if !self.inner.shared.is_open() {
@@ -153,8 +146,9 @@ impl DraftStoreHandle {
     /// Commits what waits, and closes the log.
     pub(crate) async fn close(&self) {
         let (reply, closed) = oneshot::channel();
-        // The last message must arrive: the mailbox takes it even when it is full.
-        self.inner.writer.do_send(WriterMessage::Close(reply));
+        self.inner
+            .writer
+            .send(move |writer, _| writer.close_soon(reply));
         let _ = closed.await;
     }
 

@@ -57,58 +57,20 @@ fn answer(message: &impl Serialize) -> HttpResult<HttpResponse> {
         .body(body))
 }
 
-async fn append(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.append(decode_bincode(&body)?).await?)
+/// Defines handlers that decode a request, make the call of their name, and encode its answer.
+macro_rules! bincode_calls {
+    ($($call:ident)+) => {$(
+        async fn $call(
+            handle: Data<DraftStoreHandle>,
+            RawBody(body): RawBody,
+        ) -> HttpResult<HttpResponse> {
+            answer(&handle.$call(decode_bincode(&body)?).await?)
+        }
+    )+};
 }
 
-async fn follow(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.follow(decode_bincode(&body)?).await?)
-}
-
-async fn touch(handle: Data<DraftStoreHandle>, RawBody(body): RawBody) -> HttpResult<HttpResponse> {
-    handle.touch(decode_bincode(&body)?).await?;
-    answer(&())
-}
-
-async fn segments(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.segments(decode_bincode(&body)?).await?)
-}
-
-async fn segment_piece(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.segment_piece(decode_bincode(&body)?).await?)
-}
-
-async fn documents(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.documents(decode_bincode(&body)?).await?)
-}
-
-async fn lookup(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.lookup(decode_bincode(&body)?).await?)
-}
-
-async fn acceptance_stats(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.acceptance_stats(decode_bincode(&body)?).await?)
+bincode_calls! {
+    append follow touch segments segment_piece documents lookup acceptance_stats import export
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
@@ -117,20 +79,6 @@ async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
 
 async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
     Ok(Json(handle.store_stats().await?))
-}
-
-async fn import(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.import(decode_bincode(&body)?).await?)
-}
-
-async fn export(
-    handle: Data<DraftStoreHandle>,
-    RawBody(body): RawBody,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.export(decode_bincode(&body)?).await?)
 }
 
 async fn verify(handle: Data<DraftStoreHandle>) -> HttpResult<Json<VerifyReply>> {

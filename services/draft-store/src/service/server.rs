@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use actix::Actor as _;
@@ -20,6 +19,7 @@ use crate::service::handle::DraftStoreHandle;
 use crate::service::routes;
 use crate::shared_store::SharedStore;
 use crate::writer::actor::WriterActor;
+use crate::writer::handle::WriterHandle;
 
 /// Threads of the listener. They only decode and encode; the disk and the writer's thread limit the throughput.
 const LISTENER_THREADS: usize = 2;
@@ -31,7 +31,7 @@ const BODY_BYTES_MAX: usize = 16 << 20;
 pub struct DraftStoreServer {
     handle: DraftStoreHandle,
     server: Option<Server>,
-    writer: ActorThread,
+    thread: ActorThread,
 }
 
 /// Opens the store, starts its writer, and starts the listener if the configuration has an address.
@@ -54,25 +54,22 @@ pub async fn start(
     let shared = Arc::new(SharedStore::default());
     shared.clocks.get_or_init(|| mesh.clocks().clone());
     let lookup_views = Arc::new(LookupViews::default());
-    let pending_tokens = Arc::new(AtomicU64::new(0));
     let (of_writer, shown) = (config.clone(), shared.clone());
-    let (counted, waiting) = (store_metrics.clone(), pending_tokens.clone());
-    let views = lookup_views.clone();
+    let (counted, views) = (store_metrics.clone(), lookup_views.clone());
     let begin = move || {
         let data_dir = of_writer.data_dir.clone();
-        let writer = WriterActor::open(of_writer, shown, views, counted, waiting)
+        let writer = WriterActor::open(of_writer, shown, views, counted)
             .with_context(|| format!("draft store in {}", data_dir.display()))?;
-        Ok(writer.start().recipient())
+        Ok(WriterHandle::from(writer.start()))
     };
-    let (writer, recipient) = ActorThread::start("draft-store-writer", begin).await?;
+    let (thread, writer) = ActorThread::start("draft-store-writer", begin).await?;
     let handle = DraftStoreHandle::new(
-        recipient,
+        writer,
         shared,
         lookup_views,
         config.clone(),
         store_metrics,
         mesh.clone(),
-        pending_tokens,
     );
     let server = match config.listen {
         None => None,
@@ -98,7 +95,7 @@ pub async fn start(
     Ok(DraftStoreServer {
         handle,
         server,
-        writer,
+        thread,
     })
 }
 
@@ -121,6 +118,6 @@ impl DraftStoreServer {
             server.stop_within(grace).await;
         }
         self.handle.close().await;
-        self.writer.stop().await;
+        self.thread.stop().await;
     }
 }

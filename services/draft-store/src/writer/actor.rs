@@ -5,15 +5,17 @@
 //! `service_kit::guard`, since rebuilding it reads the disk and may fail. The store is then closed, and opened again
 //! with the next tick.
 //!
-//! Read `commits.rs` first, the way of an append. Then `sealing.rs`, `purging.rs` and `log_rewriting.rs`, which start
-//! background jobs and install their results. `seal_state.rs`, `rewrite_state.rs` and `commit_queue.rs` hold what
-//! these files remember. `index_repair.rs`, `manifest.rs`, `requests.rs` and `gauges.rs` are one concern each.
+//! Read `commits.rs` first, the way of an append. Then `jobs.rs`, which runs background jobs, and `sealing.rs`,
+//! `purging.rs` and `log_rewriting.rs`, which start them and install their results. `seal_state.rs`,
+//! `rewrite_state.rs` and `commit_queue.rs` hold what these files remember. `index_repair.rs`, `manifest.rs`,
+//! `requests.rs` and `gauges.rs` are one concern each.
 
 mod commit_queue;
 mod commits;
 mod errors;
 mod gauges;
 mod index_repair;
+mod jobs;
 mod log_rewriting;
 mod manifest;
 mod next_segment;
@@ -28,10 +30,10 @@ mod tests;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext as _, Context, Handler};
+use actix::{Actor, AsyncContext as _, Context};
 use refrain_protocol::ApiError;
 use refrain_service_kit::clock;
 use tokio::sync::oneshot;
@@ -41,7 +43,7 @@ use crate::config::DraftStoreConfig;
 use crate::directory::{self, DirectoryLock, Loss, OpenedDirectory};
 use crate::log::journaled::IndexMode;
 use crate::log::{LogError, RecordLog};
-use crate::metrics::{RemovalReason, StoreMetrics};
+use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
 use crate::record::{DocumentKey, SegmentId};
 use crate::segments;
@@ -51,7 +53,6 @@ use crate::writer::actor::errors::disk_refused;
 use crate::writer::actor::rewrite_state::RewriteState;
 use crate::writer::actor::seal_state::SealState;
 use crate::writer::core::WriterCore;
-use crate::writer::messages::WriterMessage;
 use crate::writer::outcome::CommitOutcome;
 
 /// Messages that the mailbox holds. Beyond it callers get 429.
@@ -62,7 +63,6 @@ pub(crate) struct WriterActor {
     lookup_views: Arc<LookupViews>,
     config: DraftStoreConfig,
     metrics: StoreMetrics,
-    pending_tokens: Arc<AtomicU64>,
     /// `None` while the store is closed.
     core: Option<WriterCore>,
     commit_queue: CommitQueue,
@@ -70,6 +70,8 @@ pub(crate) struct WriterActor {
     closed: bool,
     /// The caller of a close, while background threads still run.
     closing: Option<oneshot::Sender<()>>,
+    /// Ends the background job in progress early. A job that has ended leaves `None`.
+    job: Option<Arc<AtomicBool>>,
     rewriting: RewriteState,
     sealing: SealState,
     /// How often the store was opened. Results of jobs from an earlier opening are refused.
@@ -119,7 +121,6 @@ impl WriterActor {
         shared: Arc<SharedStore>,
         lookup_views: Arc<LookupViews>,
         metrics: StoreMetrics,
-        pending_tokens: Arc<AtomicU64>,
     ) -> Result<Self, LogError> {
         let hold = DirectoryLock::acquire(&config.data_dir)?;
         let mut writer = WriterActor {
@@ -127,12 +128,12 @@ impl WriterActor {
             lookup_views,
             config,
             metrics,
-            pending_tokens,
             core: None,
             commit_queue: CommitQueue::default(),
             evicted_documents: 0,
             closed: false,
             closing: None,
+            job: None,
             rewriting: RewriteState::new(),
             sealing: SealState::default(),
             openings: 0,
@@ -196,7 +197,7 @@ impl WriterActor {
             loaded.repairs,
             loaded.damaged,
         );
-        core.set_rebuilt_for(Arc::new(self.rebuilt_for.clone()));
+        core.rebuilt_for = Arc::new(self.rebuilt_for.clone());
         self.shared.set_open(Some(OpenStore {
             catalog: loaded.catalog,
             log,
@@ -291,7 +292,7 @@ impl WriterActor {
         if self.core.is_none() {
             match self.reopen() {
                 Ok(()) => tracing::info!("draft store log reopened"),
-                Err(error) => tracing::error!(%error, "draft store log cannot be openings"),
+                Err(error) => tracing::error!(%error, "draft store log cannot be opened"),
             }
             return;
         }
@@ -304,73 +305,8 @@ impl WriterActor {
         self.refresh_manifest();
         self.begin_next(ctx);
         if more {
-            // Messages in the mailbox go first.
+            // Calls in the mailbox go first.
             ctx.run_later(Duration::from_millis(1), |writer, ctx| writer.tick(ctx));
-        }
-    }
-}
-
-impl Handler<WriterMessage> for WriterActor {
-    type Result = ();
-
-    fn handle(&mut self, call: WriterMessage, ctx: &mut Self::Context) {
-        match call {
-            WriterMessage::Append {
-                append,
-                tokens,
-                reply,
-            } => self.queue_append(append, tokens, reply, ctx),
-            WriterMessage::Touch(keys) => {
-                // Times of use are advisory. While the store is closed there is nothing to touch.
-                let _ = self.run(|core, catalog, now_ms| {
-                    core.touch(catalog, &keys, now_ms);
-                    Ok(CommitOutcome::default())
-                });
-            }
-            WriterMessage::Forget(keys) => {
-                let Some(keys) = self.still_unreadable(keys) else {
-                    // Perhaps only the index is damaged, and the journal has the text.
-                    self.rebuild_index();
-                    return;
-                };
-                if keys.is_empty() {
-                    return;
-                }
-                self.metrics.damaged_records.inc_by(keys.len() as u64);
-                tracing::error!(documents = keys.len(), "damaged documents are removed");
-                let _ = self.run(|core, catalog, now_ms| {
-                    core.remove(catalog, &keys, RemovalReason::Damage, now_ms)
-                });
-            }
-            WriterMessage::Mark(mark, reply) => {
-                // Statistics saved before an erasure are erased by it.
-                self.commit();
-                let _ = reply.send(self.mark(mark));
-            }
-            WriterMessage::Erase(keys, reply) => {
-                let outcome = self.run(|core, catalog, now_ms| {
-                    core.remove(catalog, &keys, RemovalReason::Erased, now_ms)
-                });
-                let _ = reply.send(outcome.map(|outcome| outcome.removed.len() as u64));
-            }
-            WriterMessage::ReadStatistics(namespace, reply) => {
-                let _ = reply.send(self.statistics(namespace));
-            }
-            WriterMessage::Confirm(what, reply) => {
-                let _ = reply.send(self.confirm(what));
-            }
-            WriterMessage::SaveStatistics(update, reply) => {
-                self.queue_statistics(update, reply, ctx);
-            }
-            WriterMessage::Rewrite(call) => self.handle_rewrite(call, ctx),
-            WriterMessage::Seal(call) => self.handle_seal(call, ctx),
-            WriterMessage::Close(reply) => {
-                self.commit();
-                self.rewriting.stop();
-                self.sealing.stop();
-                self.closing = Some(reply);
-                self.close_if_quiet();
-            }
         }
     }
 }

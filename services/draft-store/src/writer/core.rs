@@ -7,6 +7,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use refrain_protocol::NamespaceId;
+use refrain_protocol::acceptance::AcceptanceStatsReply;
 
 use crate::background::seal::NewSegment;
 use crate::catalog::Catalog;
@@ -14,10 +15,10 @@ use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::metrics::RemovalReason;
 use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
+use crate::writer::edit::Edit;
 use crate::writer::edit::acceptance_statistics::read;
-use crate::writer::edit::{Edit, EditLimits};
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::requests::{Append, KeptStatistics, StatisticsUpdate};
+use crate::writer::requests::{Append, StatisticsUpdate};
 
 /// Erasures remembered at once. Further ones get 429.
 const ERASURES_MAX: usize = 1_024;
@@ -49,9 +50,11 @@ pub(crate) struct WriterCore {
     pub(super) log: Arc<dyn RecordLog>,
     /// A log that will replace `log`. It gets every commit, too.
     pub(super) mirror: Option<Arc<dyn RecordLog>>,
-    pub(super) mirrored_bytes: u64,
+    /// Bytes of keys and values that were written to it.
+    pub(crate) mirrored_bytes: u64,
     pub(super) config: DraftStoreConfig,
-    pub(super) store: StoreRecord,
+    /// The store's identity and reservation.
+    pub(crate) store: StoreRecord,
     /// Documents with several feed entries, and since when they have them.
     settling: VecDeque<(DocumentKey, u64)>,
     /// Touched documents whose time of use is to be written.
@@ -62,7 +65,7 @@ pub(crate) struct WriterCore {
     repairs: Batch,
     damaged: Vec<DocumentKey>,
     /// Documents for which the log's index was rebuilt. If they are unreadable now, they are lost.
-    rebuilt_for: Arc<HashSet<DocumentKey>>,
+    pub(crate) rebuilt_for: Arc<HashSet<DocumentKey>>,
 }
 
 impl WriterCore {
@@ -86,16 +89,6 @@ impl WriterCore {
             damaged,
             rebuilt_for: Arc::default(),
         }
-    }
-
-    /// Sets the documents for which the log's index was rebuilt.
-    pub(crate) fn set_rebuilt_for(&mut self, rebuilt_for: Arc<HashSet<DocumentKey>>) {
-        self.rebuilt_for = rebuilt_for;
-    }
-
-    /// The store's identity and reservation, for the manifest.
-    pub(crate) fn store(&self) -> StoreRecord {
-        self.store
     }
 
     /// Stores updates and statistics updates of any number of callers in one commit. It is durable when this returns.
@@ -163,7 +156,7 @@ impl WriterCore {
         mut mark: ErasureRecord,
         now_ms: u64,
     ) -> Result<(Option<ErasureRecord>, CommitOutcome), LogError> {
-        let erasures = catalog.erasures();
+        let erasures = &catalog.erasures;
         if erasures.marks() >= ERASURES_MAX && !erasures.has_mark(mark.id()) {
             return Ok((None, CommitOutcome::default()));
         }
@@ -197,7 +190,7 @@ impl WriterCore {
         let damaged = std::mem::take(&mut self.damaged);
         let uses = std::mem::take(&mut self.uses);
         let mut edit = self.edit(catalog, now_ms);
-        edit.adopt(repairs);
+        edit.batch.merge(repairs);
         for key in damaged {
             edit.remove(key, RemovalReason::Damage)?;
         }
@@ -209,7 +202,7 @@ impl WriterCore {
             ERASED_DOCUMENTS_MAX,
             self.config.tuning.eviction_step,
         );
-        let mut edit = self.without_expired(edit, now_ms)?;
+        self.remove_expired(&mut edit, now_ms)?;
         self.within_budgets(&mut edit)?;
         self.commit(edit, now_ms)
     }
@@ -236,10 +229,8 @@ impl WriterCore {
             catalog,
             self.log.clone(),
             self.store,
-            EditLimits {
-                rebuilt_for: self.rebuilt_for.clone(),
-                tombstones_max: self.config.tuning.tombstones_max,
-            },
+            self.rebuilt_for.clone(),
+            self.config.tuning.tombstones_max,
             now_ms,
         )
     }
@@ -259,27 +250,8 @@ impl WriterCore {
 
     /// Evicts the least recently used documents while a budget is exceeded, at most one step of them.
     fn within_budgets(&self, edit: &mut Edit<'_>) -> Result<(), LogError> {
-        let config = &self.config;
-        while let Some((key, removal)) = {
-            let totals = edit.catalog.totals();
-            let quota = |tenant: &str| config.quota(tenant);
-            if let Some((key, in_tokens)) = edit.catalog.tenant_victim(quota) {
-                let removal = match in_tokens {
-                    true => RemovalReason::TenantTokens,
-                    false => RemovalReason::TenantBytes,
-                };
-                Some((key, removal))
-            } else if totals.tokens > config.tokens_max {
-                edit.catalog
-                    .oldest()
-                    .map(|key| (key, RemovalReason::Tokens))
-            } else if totals.bytes > config.bytes_max {
-                edit.catalog.oldest().map(|key| (key, RemovalReason::Bytes))
-            } else {
-                None
-            }
-        } {
-            if edit.outcome.removed.len() >= config.tuning.eviction_step {
+        while let Some((key, removal)) = self.next_victim(edit.catalog) {
+            if edit.outcome.removed.len() >= self.config.tuning.eviction_step {
                 edit.outcome.more = true;
                 break;
             }
@@ -288,11 +260,27 @@ impl WriterCore {
         Ok(())
     }
 
-    fn without_expired<'a>(
-        &mut self,
-        mut edit: Edit<'a>,
-        now_ms: u64,
-    ) -> Result<Edit<'a>, LogError> {
+    /// The document to evict next, if a budget is exceeded.
+    fn next_victim(&self, catalog: &Catalog) -> Option<(DocumentKey, RemovalReason)> {
+        let (config, totals) = (&self.config, catalog.totals());
+        if let Some((key, in_tokens)) = catalog.uses.victim(|tenant| config.quota(tenant)) {
+            return Some(match in_tokens {
+                true => (key, RemovalReason::TenantTokens),
+                false => (key, RemovalReason::TenantBytes),
+            });
+        }
+        let removal = if totals.tokens > config.tokens_max {
+            RemovalReason::Tokens
+        } else if totals.bytes > config.bytes_max {
+            RemovalReason::Bytes
+        } else {
+            return None;
+        };
+        Some((catalog.uses.oldest()?, removal))
+    }
+
+    /// Removes documents beyond the retention, at most one step of them.
+    fn remove_expired(&mut self, edit: &mut Edit<'_>, now_ms: u64) -> Result<(), LogError> {
         let before_ms = now_ms.saturating_sub(u64::from(self.config.retention_days) * DAY_MS);
         // This looks at all documents, so it runs only if one of them is due.
         if self.earliest_ms < before_ms {
@@ -308,17 +296,16 @@ impl WriterCore {
             self.earliest_ms = earliest_ms.unwrap_or(now_ms);
             edit.outcome.more |= self.earliest_ms < before_ms;
         }
-        Ok(edit)
+        Ok(())
     }
 
     fn settle(&mut self, catalog: &mut Catalog, now_ms: u64) {
-        let settle_ms = SETTLE_MS;
         for _ in 0..self.settling.len() {
             let overfull = self.settling.len() > SETTLING_MAX;
             let Some((key, since_ms)) = self.settling.front().copied() else {
                 break;
             };
-            if since_ms + settle_ms > now_ms && !overfull {
+            if since_ms + SETTLE_MS > now_ms && !overfull {
                 break;
             }
             self.settling.pop_front();
@@ -326,7 +313,7 @@ impl WriterCore {
                 continue;
             };
             let running = document.state.finish == 0
-                && document.state.used_ms.saturating_add(settle_ms) > now_ms;
+                && document.state.used_ms.saturating_add(SETTLE_MS) > now_ms;
             if running && !overfull {
                 self.settling.push_back((key, now_ms));
             } else {
@@ -335,11 +322,11 @@ impl WriterCore {
         }
     }
 
-    /// The acceptance statistics of a namespace as bytes. Empty if there are none.
+    /// The acceptance statistics of a namespace, if there are any.
     pub(crate) fn statistics(
         &self,
         namespace: NamespaceId,
-    ) -> Result<Option<KeptStatistics>, LogError> {
+    ) -> Result<Option<AcceptanceStatsReply>, LogError> {
         read(&Batch::default(), &*self.log, namespace)
     }
 }

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::catalog::Catalog;
-use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
     DocumentKey, NamespaceRecord, RecordKind, StoreRecord, document_key, namespace_key, store_key,
@@ -27,21 +26,15 @@ use crate::writer::outcome::CommitOutcome;
 /// Sequences reserved on disk at a time. A restart skips the unused ones.
 const SEQUENCES_RESERVED: u64 = 1 << 16;
 
-/// The limits of an edit.
-#[derive(Clone, Debug)]
-pub(super) struct EditLimits {
-    /// Documents for which the log's index was rebuilt.
-    pub(super) rebuilt_for: Arc<HashSet<DocumentKey>>,
-    pub(super) tombstones_max: usize,
-}
-
 /// A commit in the making.
 pub(super) struct Edit<'a> {
     pub(super) catalog: &'a mut Catalog,
     pub(super) outcome: CommitOutcome,
     pub(super) log: Arc<dyn RecordLog>,
     store: StoreRecord,
-    limits: EditLimits,
+    /// Documents for which the log's index was rebuilt.
+    rebuilt_for: Arc<HashSet<DocumentKey>>,
+    tombstones_max: usize,
     now_ms: u64,
     pub(super) batch: Batch,
     /// Documents whose state is to be written, once each.
@@ -57,7 +50,8 @@ impl<'a> Edit<'a> {
         catalog: &'a mut Catalog,
         log: Arc<dyn RecordLog>,
         store: StoreRecord,
-        limits: EditLimits,
+        rebuilt_for: Arc<HashSet<DocumentKey>>,
+        tombstones_max: usize,
         now_ms: u64,
     ) -> Self {
         Edit {
@@ -65,7 +59,8 @@ impl<'a> Edit<'a> {
             outcome: CommitOutcome::default(),
             log,
             store,
-            limits,
+            rebuilt_for,
+            tombstones_max,
             now_ms,
             batch: Batch::default(),
             states: BTreeSet::new(),
@@ -92,31 +87,19 @@ impl<'a> Edit<'a> {
                 self.mark_sealed(slot, used_s)?;
                 continue;
             }
-            let state_key = document_key(RecordKind::State, key);
-            let value = codec::seal(&state_key, &document.state);
-            self.batch.put(state_key, value);
+            self.batch
+                .put_record(document_key(RecordKind::State, key), &document.state);
         }
         self.forget_emptied();
         self.write_marks();
         Ok((self.batch, self.store, split, self.outcome))
     }
 
-    /// Adds writes that were prepared when the store was opened.
-    pub(in crate::writer) fn adopt(&mut self, repairs: Batch) {
-        for (key, value) in repairs.writes() {
-            match value {
-                Some(value) => self.batch.put(key.clone(), value.clone()),
-                None => self.batch.remove(key.clone()),
-            }
-        }
-    }
-
     /// Stores the names of a namespace unless they are known.
     pub(in crate::writer) fn introduce(&mut self, namespace: NamespaceId, names: &Namespace) {
         if self.catalog.introduce(namespace, names) {
             let key = namespace_key(RecordKind::Namespace, namespace);
-            let value = codec::seal(&key, &NamespaceRecord::from(names));
-            self.batch.put(key, value);
+            self.batch.put_record(key, &NamespaceRecord(names.clone()));
         }
     }
 
@@ -129,9 +112,7 @@ impl<'a> Edit<'a> {
         let sequence = self.catalog.advance();
         if sequence >= self.store.sequence_reserved {
             self.store.sequence_reserved = sequence + SEQUENCES_RESERVED;
-            let key = store_key();
-            let value = codec::seal(&key, &self.store);
-            self.batch.put(key, value);
+            self.batch.put_record(store_key(), &self.store);
         }
         sequence
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::store_key;
 use crate::writer::core::WriterCore;
@@ -34,14 +33,9 @@ impl WriterCore {
             return Err(LogError::Refused("the rewrite was aborted".into()));
         };
         let mut batch = Batch::default();
-        batch.put(store_key(), codec::seal(&store_key(), &self.store));
+        batch.put_record(store_key(), &self.store);
         mirror.commit(&batch)?;
         Ok(mirror.clone())
-    }
-
-    /// Bytes of keys and values that were written to the mirror.
-    pub(crate) fn mirrored_bytes(&self) -> u64 {
-        self.mirrored_bytes
     }
 
     /// Ends mirroring. With `to`, that log is in use from now on.

@@ -13,25 +13,6 @@ use refrain_protocol::document::DocumentUpdate;
 
 use crate::record::StateRecord;
 
-/// A document's text, as far as the placement of updates depends on it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TextState {
-    pub(crate) epoch: u64,
-    /// The first position from which all text is known to belong to `epoch`.
-    pub(crate) epoch_start: u32,
-    pub(crate) len: u32,
-}
-
-impl TextState {
-    pub(super) fn of(state: &StateRecord) -> Self {
-        TextState {
-            epoch: state.epoch,
-            epoch_start: state.epoch_start,
-            len: state.len,
-        }
-    }
-}
-
 /// The effect of an update on a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
@@ -59,8 +40,8 @@ pub(crate) enum Placement {
     },
 }
 
-/// Decides what an update does. `text` is `None` for an unknown document.
-pub(crate) fn place(text: Option<TextState>, update: &DocumentUpdate) -> Placement {
+/// Decides what an update does. `text` is the document's state, or `None` for an unknown document.
+pub(crate) fn place(text: Option<&StateRecord>, update: &DocumentUpdate) -> Placement {
     let start = update.prev_len;
     let added = u32::try_from(update.tokens.len()).unwrap_or(u32::MAX);
     let end = start.saturating_add(added);
@@ -126,14 +107,13 @@ mod tests {
             head: DocumentHead::default(),
             finish: None,
         };
-        place(
-            text.map(|(epoch, epoch_start, len)| TextState {
-                epoch,
-                epoch_start,
-                len,
-            }),
-            &update,
-        )
+        let state = text.map(|(epoch, epoch_start, len)| StateRecord {
+            epoch,
+            epoch_start,
+            len,
+            ..StateRecord::default()
+        });
+        place(state.as_ref(), &update)
     }
 
     #[test]

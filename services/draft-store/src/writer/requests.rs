@@ -1,7 +1,14 @@
 //! Requests that change what is stored.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use refrain_protocol::document::DocumentUpdate;
-use refrain_protocol::{Namespace, NamespaceId};
+use refrain_protocol::{ApiError, Namespace, NamespaceId};
+use tokio::sync::oneshot;
+
+/// The sender of an answer. A caller that is gone needs none.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
 /// Updates of one caller, for one namespace.
 #[derive(Clone, Debug)]
@@ -44,9 +51,27 @@ pub(crate) enum SavedStatistics {
     Erased,
 }
 
-/// The statistics that are kept for a namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct KeptStatistics {
-    pub(crate) table: u64,
-    pub(crate) statistics: Vec<u8>,
+/// Tokens that count towards the limit of pending tokens, until this is dropped.
+pub(crate) struct PendingTokens {
+    count: u64,
+    all: Arc<AtomicU64>,
+}
+
+impl PendingTokens {
+    /// Claims `count` tokens, if at most `max` are pending then.
+    pub(crate) fn claim(all: &Arc<AtomicU64>, count: u64, max: u64) -> Option<Self> {
+        let before = all.fetch_add(count, Ordering::Relaxed);
+        let claimed = PendingTokens {
+            count,
+            all: all.clone(),
+        };
+        // A single claim is accepted even if it is too large: the limit of the request body bounds it.
+        (before == 0 || before + count <= max).then_some(claimed)
+    }
+}
+
+impl Drop for PendingTokens {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.count, Ordering::Relaxed);
+    }
 }

@@ -152,8 +152,8 @@ impl Store {
     /// Seals all documents of a tenant that are in the log.
     fn seal(&mut self, tenant: &str) -> SealReport {
         let documents = {
-            let open = self.shared.read();
-            let segments = open.as_ref().unwrap().catalog.segments();
+            let open = self.shared.read().unwrap();
+            let segments = open.catalog.segments();
             let unsealed = segments.unsealed_of(names(tenant).id());
             unsealed
                 .into_iter()
@@ -170,8 +170,8 @@ impl Store {
     }
 
     fn segments(&self) -> Vec<SegmentId> {
-        let open = self.shared.read();
-        let segments = open.as_ref().unwrap().catalog.segments();
+        let open = self.shared.read().unwrap();
+        let segments = open.catalog.segments();
         segments.iter().map(|(segment, _)| segment).collect()
     }
 
@@ -212,9 +212,9 @@ impl Store {
     }
 
     fn text(&self, tenant: &str, document: u128) -> Option<Vec<TokenId>> {
-        let open = self.shared.read();
+        let open = self.shared.read().unwrap();
         let key = key(tenant, document);
-        let catalog = &open.as_ref().unwrap().catalog;
+        let catalog = &open.catalog;
         let len = catalog.document(key)?.state.len;
         Some(document_text::read(catalog, &*self.log, key, 0, len).unwrap())
     }

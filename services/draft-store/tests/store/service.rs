@@ -166,6 +166,19 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
 }
 
 #[tokio::test]
+async fn limits_may_be_as_large_as_a_number_can_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let unlimited = DraftStoreConfig {
+        waiters_max: usize::MAX,
+        lookups_max: usize::MAX,
+        ..config(dir.path())
+    };
+    let store = Store::start(unlimited).await;
+    assert_eq!(store.handle().stats().await.unwrap().documents, 0);
+    store.stop().await;
+}
+
+#[tokio::test]
 async fn limits_refuse_calls_and_count_them() {
     let dir = tempfile::tempdir().unwrap();
     let limited = DraftStoreConfig {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::directory::log_numbers;
-use crate::test_store::{CACHE_BYTES, TOKENS, TestStore, key};
+use crate::tests::test_store::{CACHE_BYTES, TOKENS, TestStore, key};
 
 /// Appends to a document that does not end.
 fn append(store: &TestStore, document: u128, len: u32) {
@@ -41,11 +41,11 @@ impl RewriteHost for TestStore {
         let open = open.as_mut().unwrap();
         let mut core = self.core.lock().unwrap();
         let log = core.complete_mirror()?;
-        Manifest::new(number, core.store(), &open.catalog, false).write(&self.dir)?;
+        Manifest::new(number, core.store, &open.catalog, false).write(&self.dir)?;
         core.end_mirror(Some(log.clone()));
         open.log = log;
         *self.number.lock().unwrap() = number;
-        Ok(core.mirrored_bytes())
+        Ok(core.mirrored_bytes)
     }
 }
 
@@ -160,11 +160,11 @@ fn records_without_a_document_are_not_copied() {
     let orphan = crate::record::piece_key(key("a", 5_000), 0);
     let mut batch = Batch::default();
     batch.put(orphan.clone(), b"left by a salvage".to_vec());
-    let log = store.shared.read().as_ref().unwrap().log.clone();
+    let log = store.shared.read().unwrap().log.clone();
     log.commit(&batch).unwrap();
     drop(log);
     rewrite(&plan(&store), &store.shared, &store).unwrap();
-    let log = store.shared.read().as_ref().unwrap().log.clone();
+    let log = store.shared.read().unwrap().log.clone();
     assert_eq!(log.get(&orphan).unwrap(), None);
     store.check();
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use refrain_protocol::document::FinishReason;
 
 use crate::segments::list;
-use crate::test_store::{TOKENS, TestStore, names};
+use crate::tests::test_store::{TOKENS, TestStore, names};
 
 /// Appends to a document, and ends it.
 fn append(store: &TestStore, tenant: &str, document: u128, len: u32) {
@@ -27,8 +27,8 @@ trait Seals {
 
 impl Seals for TestStore {
     fn plan(&self, tenant: &str, source: Option<SegmentSource>) -> SealJob {
-        let open = self.shared.read();
-        let segments = open.as_ref().unwrap().catalog.segments();
+        let open = self.shared.read().unwrap();
+        let segments = open.catalog.segments();
         let namespace = names(tenant).id();
         let unsealed = segments.unsealed_of(namespace);
         let all = || unsealed.iter().flat_map(|unsealed| &unsealed.documents);
@@ -49,8 +49,8 @@ impl Seals for TestStore {
     }
 
     fn mounted(&self) -> Vec<SegmentId> {
-        let open = self.shared.read();
-        let segments = open.as_ref().unwrap().catalog.segments();
+        let open = self.shared.read().unwrap();
+        let segments = open.catalog.segments();
         segments.iter().map(|(id, _)| id).collect()
     }
 }
@@ -163,7 +163,7 @@ fn a_seal_while_the_log_is_rewritten_is_in_both() {
     let key = crate::record::segment_key(segment);
     let marks = crate::record::marks_key(segment, 0);
     for key in [key, marks] {
-        let log = store.shared.read().as_ref().unwrap().log.clone();
+        let log = store.shared.read().unwrap().log.clone();
         assert!(to.get(&key).unwrap().is_some());
         assert_eq!(to.get(&key).unwrap(), log.get(&key).unwrap());
     }

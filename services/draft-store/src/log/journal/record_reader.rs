@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::log::journal::format::{
     FLAG_FIRST, FLAG_LAST, FLAG_REMOVE, HEADER_BYTES, KEY_BYTES_MAX, MAGIC, VALUE_BYTES_MAX,
@@ -63,6 +63,7 @@ impl RecordHeader {
 
 /// A part of the file in memory, and the file behind it.
 pub(super) struct RecordReader {
+    path: PathBuf,
     file: File,
     /// Number of pages that the disk could not read.
     unreadable: u32,
@@ -72,10 +73,12 @@ pub(super) struct RecordReader {
 }
 
 impl RecordReader {
-    pub(super) fn open(path: &Path) -> std::io::Result<Self> {
-        let file = File::open(path)?;
-        let len = file.metadata()?.len();
+    pub(super) fn open(path: &Path) -> Result<Self, LogError> {
+        let failed = |error: std::io::Error| refused("read", path, &error);
+        let file = File::open(path).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
         Ok(RecordReader {
+            path: path.to_owned(),
             file,
             unreadable: 0,
             len,
@@ -85,7 +88,7 @@ impl RecordReader {
     }
 
     /// `count` bytes from `at` on, if the file has them.
-    fn get(&mut self, at: u64, count: usize) -> std::io::Result<Option<&[u8]>> {
+    fn get(&mut self, at: u64, count: usize) -> Result<Option<&[u8]>, LogError> {
         if at.saturating_add(count as u64) > self.len {
             return Ok(None);
         }
@@ -95,7 +98,8 @@ impl RecordReader {
             self.bytes.resize(wanted, 0);
             self.start = at;
             if self.file.read_exact_at(&mut self.bytes, at).is_err() {
-                self.read_pages(at)?;
+                let outcome = self.read_pages(at);
+                outcome.map_err(|error| refused("read", &self.path, &error))?;
             }
         }
         let from = (at - self.start) as usize;
@@ -122,7 +126,7 @@ impl RecordReader {
         Ok(())
     }
 
-    pub(super) fn header(&mut self, at: u64) -> std::io::Result<Option<RecordHeader>> {
+    pub(super) fn header(&mut self, at: u64) -> Result<Option<RecordHeader>, LogError> {
         Ok(self.get(at, HEADER_BYTES)?.and_then(|bytes| {
             let number = |range: Range<usize>| {
                 bytes[range]
@@ -145,7 +149,7 @@ impl RecordReader {
     }
 
     /// The record at `at`, if a sound one begins there.
-    pub(super) fn record(&mut self, at: u64) -> std::io::Result<Option<JournalRecord>> {
+    pub(super) fn record(&mut self, at: u64) -> Result<Option<JournalRecord>, LogError> {
         let Some(RecordHeader {
             flags,
             key_bytes,
@@ -176,7 +180,7 @@ impl RecordReader {
     }
 
     /// The start of the next sound record.
-    pub(super) fn next_record(&mut self, from: u64) -> std::io::Result<Option<u64>> {
+    pub(super) fn next_record(&mut self, from: u64) -> Result<Option<u64>, LogError> {
         let mut at = from;
         while at + HEADER_BYTES as u64 <= self.len {
             let count = (self.len - at).min(4_096) as usize;
@@ -201,7 +205,7 @@ impl RecordReader {
     }
 
     /// Whether bytes are missing that a completed write would have filled.
-    pub(super) fn has_unwritten(&mut self, range: Range<u64>) -> std::io::Result<bool> {
+    pub(super) fn has_unwritten(&mut self, range: Range<u64>) -> Result<bool, LogError> {
         let (mut at, mut zeros) = (range.start, 0);
         while at < range.end {
             let count = (range.end - at).min(4_096) as usize;
@@ -220,7 +224,7 @@ impl RecordReader {
     }
 
     /// Whether part of a write never reached the disk: some sector is all zeros, as far as it lies in the range.
-    pub(super) fn has_hole(&mut self, range: Range<u64>) -> std::io::Result<bool> {
+    pub(super) fn has_hole(&mut self, range: Range<u64>) -> Result<bool, LogError> {
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
@@ -235,16 +239,13 @@ impl RecordReader {
     }
 
     /// Refuses a journal of another version. None of its records looks sound for that reason alone.
-    pub(super) fn check_version(&mut self, path: &Path) -> Result<(), LogError> {
-        let head = self
-            .get(0, MAGIC.len() + 1)
-            .map_err(|error| refused("read", path, &error))?;
-        match head {
-            Some([magic @ .., version]) if *magic == MAGIC && *version != VERSION => {
+    pub(super) fn check_version(&mut self) -> Result<(), LogError> {
+        match self.get(0, MAGIC.len() + 1)? {
+            Some(&[ref magic @ .., version]) if *magic == MAGIC && version != VERSION => {
                 Err(LogError::Refused(format!(
                     "{} is of version {version}, and this program reads version {VERSION}; nothing was changed. \
                      Start the program that wrote it",
-                    path.display()
+                    self.path.display()
                 )))
             }
             _ => Ok(()),

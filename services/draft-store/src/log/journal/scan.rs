@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::log::journal::format::{HEADER_BYTES, NAME_KEY, path_in};
 use crate::log::journal::record_reader::RecordReader;
-use crate::log::journal::{Batch, LogError, refused};
+use crate::log::journal::{Batch, LogError};
 
 /// Most damaged ranges that are listed separately. Later ones extend the last.
 const RANGES_MAX: usize = 1_024;
@@ -73,22 +73,21 @@ pub(crate) fn scan(
     from: u64,
     visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
 ) -> Result<ScanReport, LogError> {
-    let path = path_in(log);
-    let failed = |error: std::io::Error| refused("read", &path, &error);
-    let mut window = RecordReader::open(&path).map_err(failed)?;
-    let mut found = ScanReport {
-        end: from,
-        ..ScanReport::default()
+    let mut window = RecordReader::open(&path_in(log))?;
+    let mut scan = Scan {
+        found: ScanReport {
+            end: from,
+            ..ScanReport::default()
+        },
+        doubted: None,
+        visit,
     };
     let mut under_way: Option<PartialBatch> = None;
-    // The last batch, if it has gaps. Only when nothing follows it is it known whether it was ever written
-    // completely.
-    let mut doubted: Option<PartialBatch> = None;
     let (mut at, mut records) = (from, 0u64);
     let mut gap: Option<Range<u64>> = None;
     while at < window.len {
-        let Some(record) = window.record(at).map_err(failed)? else {
-            match window.next_record(at + 1).map_err(failed)? {
+        let Some(record) = window.record(at)? else {
+            match window.next_record(at + 1)? {
                 Some(next) => {
                     gap = Some(at..next);
                     at = next;
@@ -100,10 +99,10 @@ pub(crate) fn scan(
         records += 1;
         let next = at + record.bytes;
         if record.key == NAME_KEY {
-            found.name = record
+            scan.found.name = record
                 .value
                 .and_then(|value| Some(u64::from_le_bytes(value.try_into().ok()?)));
-            found.end = next;
+            scan.found.end = next;
             at = next;
             continue;
         }
@@ -114,7 +113,7 @@ pub(crate) fn scan(
             // Its end is in the damage before this record.
             broken.add_gap(gap.take(), None);
             broken.until = at;
-            settle(&mut found, &mut doubted, Some(broken), visit)?;
+            scan.settle(Some(broken))?;
         }
         let begins = under_way.is_none();
         let current = under_way.get_or_insert_with(|| PartialBatch {
@@ -132,8 +131,8 @@ pub(crate) fn scan(
         if begins && record.is_first {
             // Damage between two batches belongs to neither.
             if let Some(range) = gap.take() {
-                settle(&mut found, &mut doubted, None, visit)?;
-                found.note(range);
+                scan.settle(None)?;
+                scan.found.note(range);
             }
         } else if gap.is_some() || begins {
             current.add_gap(gap.take(), Some(&record.key));
@@ -146,23 +145,14 @@ pub(crate) fn scan(
         }
         at = next;
         if record.is_last {
-            settle(&mut found, &mut doubted, under_way.take(), visit)?;
+            scan.settle(under_way.take())?;
         }
     }
     if records == 0 {
-        window.check_version(&path)?;
+        window.check_version()?;
     }
-    let ended = ScanTail {
-        under_way,
-        doubted,
-        at,
-        gap,
-    };
-    end(&mut window, &mut found, ended, visit).map_err(|error| match error {
-        EndError::Read(error) => failed(error),
-        EndError::Visit(error) => error,
-    })?;
-    Ok(found)
+    scan.end(&mut window, under_way, at, gap)?;
+    Ok(scan.found)
 }
 
 /// A batch that is being read.
@@ -183,6 +173,16 @@ impl PartialBatch {
         self.last_key.as_ref().is_none_or(|last| &last[..] < key)
     }
 
+    /// Whether part of it never reached the disk.
+    fn has_hole(&self, window: &mut RecordReader) -> Result<bool, LogError> {
+        for range in &self.damage {
+            if window.has_hole(range.clone())? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn add_gap(&mut self, damage: Option<Range<u64>>, before: Option<&Vec<u8>>) {
         self.gaps.push(Gap {
             after: self.last_key.clone(),
@@ -192,121 +192,91 @@ impl PartialBatch {
     }
 }
 
-/// Visits a finished batch. A batch with gaps waits until another one follows.
-fn settle(
-    found: &mut ScanReport,
-    doubted: &mut Option<PartialBatch>,
-    batch: Option<PartialBatch>,
-    visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
-) -> Result<(), LogError> {
-    let through = match batch {
-        Some(batch) if !batch.gaps.is_empty() => doubted.replace(batch),
-        Some(batch) => {
-            settle(found, doubted, None, visit)?;
-            Some(batch)
-        }
-        None => doubted.take(),
-    };
-    let Some(batch) = through else {
-        return Ok(());
-    };
-    for range in batch.damage {
-        found.note(range);
-    }
-    found.end = found.end.max(batch.until);
-    visit(ScannedBatch {
-        end: batch.until,
-        batch: batch.batch,
-        gaps: batch.gaps,
-    })
-}
-
-/// The state of a scan when no sound record follows.
-struct ScanTail {
-    under_way: Option<PartialBatch>,
+/// The findings of a scan so far, and the receiver of its batches.
+struct Scan<'a> {
+    found: ScanReport,
+    /// The last batch, if it has gaps. Only when nothing follows it is it known whether it was ever written
+    /// completely.
     doubted: Option<PartialBatch>,
-    at: u64,
-    gap: Option<Range<u64>>,
+    visit: &'a mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
 }
 
-enum EndError {
-    Read(std::io::Error),
-    Visit(LogError),
-}
-
-impl From<std::io::Error> for EndError {
-    fn from(error: std::io::Error) -> Self {
-        EndError::Read(error)
-    }
-}
-
-impl From<LogError> for EndError {
-    fn from(error: LogError) -> Self {
-        EndError::Visit(error)
-    }
-}
-
-/// Decides about the last batch, and about the bytes after the last sound record.
-///
-/// A write that was cut off, at its end or in the middle, was never acknowledged, so it is dropped completely.
-/// Anything else is damage, and its sound part is visited.
-fn end(
-    window: &mut RecordReader,
-    found: &mut ScanReport,
-    ended: ScanTail,
-    visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
-) -> Result<(), EndError> {
-    let ScanTail {
-        under_way,
-        mut doubted,
-        at,
-        gap,
-    } = ended;
-    let len = window.len;
-    let batch_end = match &under_way {
-        Some(current) => current.end,
-        None if at >= len => None,
-        // The header cannot be read, or is incomplete.
-        None => match window.header(at)? {
-            Some(header) if header.is_consistent() => Some(at + header.batch_bytes),
-            _ => None,
-        },
-    };
-    let has_rest = at < len;
-    let is_cut_off = has_rest && len - at < HEADER_BYTES as u64
-        || batch_end.is_some_and(|end| end > len)
-        || has_rest && window.has_unwritten(at..len)?;
-    if let Some(mut last) = under_way {
-        let mut has_holes = is_cut_off;
-        for range in &last.damage {
-            has_holes |= window.has_hole(range.clone())?;
+impl Scan<'_> {
+    /// Visits a finished batch. A batch with gaps waits until another one follows.
+    fn settle(&mut self, batch: Option<PartialBatch>) -> Result<(), LogError> {
+        let through = match batch {
+            Some(batch) if !batch.gaps.is_empty() => self.doubted.replace(batch),
+            Some(batch) => {
+                self.settle(None)?;
+                Some(batch)
+            }
+            None => self.doubted.take(),
+        };
+        let Some(batch) = through else {
+            return Ok(());
+        };
+        for range in batch.damage {
+            self.found.note(range);
         }
-        settle(found, &mut doubted, None, visit)?;
-        if has_holes {
-            found.end = last.start;
+        self.found.end = self.found.end.max(batch.until);
+        (self.visit)(ScannedBatch {
+            end: batch.until,
+            batch: batch.batch,
+            gaps: batch.gaps,
+        })
+    }
+
+    /// Decides about the last batch, and about the bytes after the last sound record, which begin at `at`.
+    ///
+    /// A write that was cut off, at its end or in the middle, was never acknowledged, so it is dropped completely.
+    /// Anything else is damage, and its sound part is visited.
+    fn end(
+        &mut self,
+        window: &mut RecordReader,
+        under_way: Option<PartialBatch>,
+        at: u64,
+        gap: Option<Range<u64>>,
+    ) -> Result<(), LogError> {
+        let len = window.len;
+        let batch_end = match &under_way {
+            Some(current) => current.end,
+            None if at >= len => None,
+            // The header cannot be read, or is incomplete.
+            None => match window.header(at)? {
+                Some(header) if header.is_consistent() => Some(at + header.batch_bytes),
+                _ => None,
+            },
+        };
+        let has_rest = at < len;
+        let is_cut_off = has_rest && len - at < HEADER_BYTES as u64
+            || batch_end.is_some_and(|end| end > len)
+            || has_rest && window.has_unwritten(at..len)?;
+        if let Some(mut last) = under_way {
+            let is_incomplete = is_cut_off || last.has_hole(window)?;
+            self.settle(None)?;
+            if is_incomplete {
+                self.found.end = last.start;
+                return Ok(());
+            }
+            last.add_gap(gap.or(has_rest.then_some(at..len)), None);
+            last.until = len;
+            self.settle(Some(last))?;
+            return self.settle(None);
+        }
+        // The batch before is the last one, unless part of another batch follows it.
+        let is_last = !has_rest || is_cut_off;
+        if is_last
+            && let Some(last) = &self.doubted
+            && last.has_hole(window)?
+        {
+            self.found.end = last.start;
             return Ok(());
         }
-        last.add_gap(gap.or(has_rest.then_some(at..len)), None);
-        last.until = len;
-        settle(found, &mut doubted, Some(last), visit)?;
-        return Ok(settle(found, &mut doubted, None, visit)?);
-    }
-    // The batch before is the last one, unless part of another batch follows it.
-    let is_last = !has_rest || is_cut_off;
-    if is_last && let Some(last) = &doubted {
-        let mut has_holes = false;
-        for range in &last.damage {
-            has_holes |= window.has_hole(range.clone())?;
+        self.settle(None)?;
+        if has_rest && !is_cut_off {
+            self.found.note(at..len);
+            self.found.end = len;
         }
-        if has_holes {
-            found.end = last.start;
-            return Ok(());
-        }
+        Ok(())
     }
-    settle(found, &mut doubted, None, visit)?;
-    if has_rest && !is_cut_off {
-        found.note(at..len);
-        found.end = len;
-    }
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-use crate::format_fixtures::{fixture, is_writing};
+use crate::tests::format_fixtures::{fixture, is_writing};
 
 const NAME: u64 = 7;
 

@@ -14,8 +14,7 @@ use crate::catalog::ExportLimits;
 use crate::directory::count_quarantines;
 use crate::reading::{export, verify};
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
-use crate::shared_store::{SharedStore, unavailable};
-use crate::writer::messages::{RewriteMessage, SealMessage, WriterMessage};
+use crate::shared_store::SharedStore;
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl DraftStoreHandle {
@@ -24,7 +23,8 @@ impl DraftStoreHandle {
         &self,
         read: impl FnOnce(&SharedStore) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let permit = self.read_permit().await?;
+        let permit = self.inner.reads.clone().acquire_owned().await;
+        let permit = permit.map_err(|_| ApiError::internal("the read semaphore is closed"))?;
         let shared = self.inner.shared.clone();
         let read = tokio::task::spawn_blocking(move || {
             let answer = read(&shared);
@@ -36,20 +36,19 @@ impl DraftStoreHandle {
 
     /// Rewrites the log. The rewrite begins after this call.
     pub(super) async fn rewrite(&self) -> Result<RewriteReport, ApiError> {
-        self.ask(|waiter| WriterMessage::Rewrite(RewriteMessage::Rewrite(waiter)))
+        self.ask_later(|writer, ctx, reply| writer.request_rewrite(reply, ctx))
             .await
     }
 
     fn segment_bytes(&self) -> Result<u64, ApiError> {
-        let open = self.inner.shared.read();
-        let open = open.as_ref().ok_or_else(unavailable)?;
+        let open = self.inner.shared.read()?;
         Ok(open.catalog.segments().bytes())
     }
 
     /// Rewrites the segments that hold anything removed before this call. With `seals`, also seals the documents that
     /// have ended.
     pub(super) async fn purge(&self, seals: bool) -> Result<(), ApiError> {
-        self.ask(|waiter| WriterMessage::Seal(SealMessage::Purge { waiter, seals }))
+        self.ask_later(move |writer, ctx, reply| writer.request_purge(seals, reply, ctx))
             .await
     }
 }
@@ -127,7 +126,6 @@ impl StoreAdmin for DraftStoreHandle {
 
     async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
         let _running = self.enter()?;
-        self.ask(|reply| WriterMessage::Confirm(request, reply))
-            .await
+        self.ask(move |writer| writer.confirm(request)).await
     }
 }

@@ -4,14 +4,10 @@ use std::time::Duration;
 
 use refrain_protocol::document::AppendReply;
 use refrain_protocol::{ApiError, ErrorKind};
-use tokio::sync::oneshot;
 
 use crate::metrics::Limit;
 use crate::service::handle::DraftStoreHandle;
-use crate::service::handle::checks::overloaded;
-use crate::shared_store::unavailable;
-use crate::writer::messages::{PendingTokens, WriterMessage};
-use crate::writer::requests::Append;
+use crate::writer::requests::{Append, PendingTokens};
 
 /// How long a caller waits for its commit. After that it gets 504, and the commit may still happen.
 const COMMIT_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -25,23 +21,16 @@ impl DraftStoreHandle {
             .map(|update| update.tokens.len() as u64)
             .sum();
         let most = self.inner.config.pending_tokens_max;
-        let Some(tokens) = PendingTokens::claim(&self.inner.pending_tokens, count, most) else {
-            let error = overloaded(
-                "too many tokens wait for a commit; retry",
-                Limit::PendingTokens,
-            );
-            return Err(self.reject(Limit::PendingTokens, error));
+        let Some(tokens) = PendingTokens::claim(&self.inner.shared.pending_tokens, count, most)
+        else {
+            let message = "too many tokens wait for a commit; retry";
+            return Err(self.overloaded(Limit::PendingTokens, message));
         };
-        let (reply, answer) = oneshot::channel();
-        self.send(WriterMessage::Append {
-            append,
-            tokens,
-            reply,
-        })?;
-        let wait = COMMIT_WAIT_MAX;
-        match tokio::time::timeout(wait, answer).await {
-            Ok(Ok(lengths)) => Ok(AppendReply { lengths: lengths? }),
-            Ok(Err(_)) => Err(unavailable().with_detail("the writer dropped the call")),
+        let stored = self.ask_later(move |writer, ctx, reply| {
+            writer.queue_append(append, tokens, reply, ctx);
+        });
+        match tokio::time::timeout(COMMIT_WAIT_MAX, stored).await {
+            Ok(lengths) => Ok(AppendReply { lengths: lengths? }),
             Err(_) => Err(ApiError::new(
                 ErrorKind::Timeout,
                 "the disk is slow: the updates may or may not be stored; retry, since repeats are harmless",

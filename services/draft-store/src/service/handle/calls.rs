@@ -1,25 +1,40 @@
 //! The calls of other services: `refrain_rpc::DraftStore` on the handle.
 
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use refrain_protocol::ApiError;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
+use refrain_protocol::error::code;
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
 };
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::DraftStore;
+use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX};
 
+use crate::log::random;
 use crate::metrics::Limit;
+use crate::reading::feed::{FeedRead, read_feed};
+use crate::reading::segments;
 use crate::record::DocumentKey;
-use crate::service::handle::DraftStoreHandle;
-use crate::writer::messages::WriterMessage;
-use crate::writer::requests::{Append, UpdateAuthor};
+use crate::service::handle::counted_call::CountedCall;
+use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
+use crate::writer::requests::{Append, SavedStatistics, StatisticsUpdate, UpdateAuthor};
+
+/// Longest wait of `follow`, whatever the caller asks for.
+const FOLLOW_WAIT_MS_MAX: u32 = 30_000;
+
+/// Most contexts of one look-up. Workers ask for 256 at most.
+const LOOKUP_CONTEXTS_MAX: usize = 256;
+
+/// Most words of a segment, of four bytes each, in one answer. Each answer in progress holds this much memory.
+const SEGMENT_WORDS_MAX: u32 = 1 << 20;
 
 #[async_trait]
 impl DraftStore for DraftStoreHandle {
@@ -37,7 +52,40 @@ impl DraftStore for DraftStoreHandle {
     }
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
-        self.follow_namespace(request).await
+        let _running = self.enter()?;
+        let inner = &*self.inner;
+        let namespace = inner.mesh.verify(&request.namespace)?;
+        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
+        let wait_ms = request.wait_ms.min(FOLLOW_WAIT_MS_MAX);
+        let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
+        // Subscribe before the first read, so that no change falls between the read and the wait.
+        let mut changes = (wait_ms > 0).then(|| inner.shared.subscribe(namespace));
+        let mut waiting = None;
+        loop {
+            let read = move |shared: &_| read_feed(shared, namespace, request.after, tokens_max);
+            let FeedRead { reply, damaged } = self.read_blocking(read).await?;
+            self.report(damaged);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let news = reply.reset || !reply.events.is_empty() || !reply.caught_up;
+            let Some(changes) = changes.as_mut() else {
+                return Ok(reply);
+            };
+            if news || left.is_zero() || inner.drain.is_draining() {
+                return Ok(reply);
+            }
+            if waiting.is_none() {
+                waiting = CountedCall::begin(&inner.wait_permits, &inner.metrics.feed_waiters);
+                if waiting.is_none() {
+                    return Err(self.overloaded(Limit::Waiters, "too many calls of follow wait"));
+                }
+            }
+            // Whatever ends the wait, the next read finds out.
+            tokio::select! {
+                () = changes.changed() => {}
+                () = inner.drain.begun() => {}
+                () = tokio::time::sleep(left) => {}
+            }
+        }
     }
 
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
@@ -50,7 +98,8 @@ impl DraftStore for DraftStoreHandle {
             .iter()
             .map(|document| DocumentKey::new(namespace, *document))
             .collect();
-        self.send(WriterMessage::Touch(unique.into_iter().collect()))
+        let keys: Vec<DocumentKey> = unique.into_iter().collect();
+        self.send(move |writer, _| writer.touch(&keys))
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {
@@ -58,25 +107,130 @@ impl DraftStore for DraftStoreHandle {
     }
 
     async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
-        self.list_segments(request).await
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        self.read_blocking(move |shared| segments::list(shared, namespace))
+            .await
     }
 
     async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
-        self.read_piece(request).await
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let words_max = request.max_words.min(SEGMENT_WORDS_MAX) as usize;
+        let piece = self
+            .read_blocking(move |shared| segments::piece(shared, namespace, &request, words_max))
+            .await?;
+        let sent = &self.inner.metrics.sent_segment_bytes;
+        sent.inc_by(piece.words.len() as u64 * 4);
+        Ok(piece)
     }
 
+    async fn documents(&self, mut request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        // `covered` tells the caller to ask for the rest.
+        let most = self.inner.config.tuning.updates_max;
+        request.documents.truncate(most);
+        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
+        let read = move |shared: &_| {
+            segments::documents(shared, namespace, &request.documents, tokens_max)
+        };
+        let (reply, damaged) = self.read_blocking(read).await?;
+        self.report(damaged);
+        Ok(reply)
+    }
+
+    /// A few look-ups run at once, and none waits for another.
     async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
-        self.look_up(request).await
+        let _running = self.enter()?;
+        let inner = &*self.inner;
+        let namespace = inner.mesh.verify(&request.namespace)?;
+        self.check_count(
+            request.contexts.len(),
+            LOOKUP_CONTEXTS_MAX,
+            "contexts",
+            Limit::LookupContexts,
+        )?;
+        let running = CountedCall::begin(&inner.lookup_permits, &inner.metrics.lookups_running);
+        let Some(running) = running else {
+            return Err(self.overloaded(Limit::Lookups, "too many look-ups run at once"));
+        };
+        let (shared, views) = (inner.shared.clone(), inner.lookup_views.clone());
+        let seconds = inner.metrics.lookup_seconds.clone();
+        let run = tokio::task::spawn_blocking(move || {
+            // It is counted until it ends, also if its caller is gone.
+            let _running = running;
+            let started = Instant::now();
+            let reply = views.look_up(&shared, namespace, &request);
+            seconds.observe(started.elapsed().as_secs_f64());
+            reply
+        });
+        let (reply, is_due) = run.await.map_err(ApiError::internal)??;
+        if is_due {
+            let (shared, views) = (inner.shared.clone(), inner.lookup_views.clone());
+            tokio::task::spawn_blocking(move || views.refresh(&shared, namespace));
+        }
+        for draft in &reply.drafts {
+            let result = if draft.is_some() { "found" } else { "nothing" };
+            let contexts = &inner.metrics.lookup_contexts;
+            contexts.with_label_values(&[result]).inc();
+        }
+        Ok(reply)
     }
 
     async fn acceptance_stats(
         &self,
         request: AcceptanceStatsRequest,
     ) -> Result<AcceptanceStatsReply, ApiError> {
-        self.exchange_statistics(request).await
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let names = request.namespace.namespace;
+        self.check(&names, &[])?;
+        if request.statistics.is_empty() {
+            return self.ask(move |writer| writer.statistics(namespace)).await;
+        }
+        check_statistics(&request.statistics)?;
+        let update = StatisticsUpdate {
+            namespace,
+            names,
+            continues: request.table,
+            // Never 0, which stands for no table.
+            new_table: random().map_err(ApiError::internal)? | 1,
+            statistics: request.statistics,
+        };
+        let save = self.ask_later(|writer, ctx, reply| writer.queue_statistics(update, reply, ctx));
+        match save.await? {
+            SavedStatistics::Table(table) => Ok(AcceptanceStatsReply {
+                table,
+                statistics: Vec::new(),
+            }),
+            SavedStatistics::Erased => {
+                let message =
+                    "these statistics were erased; ask for the present ones and learn anew";
+                Err(ApiError::new(ErrorKind::Conflict, message).with_code(code::STATISTICS_ERASED))
+            }
+        }
     }
+}
 
-    async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
-        self.read_documents(request).await
+impl DraftStoreHandle {
+    /// Asks the writer to remove documents that a reader found damaged.
+    fn report(&self, damaged: HashSet<DocumentKey>) {
+        if !damaged.is_empty() {
+            // If the mailbox is full, the next reader finds the damage again.
+            let damaged = damaged.into_iter().collect();
+            let writer = &self.inner.writer;
+            let _ = writer.try_send(move |writer, _| writer.remove_unreadable(damaged));
+        }
     }
+}
+
+fn check_statistics(statistics: &[u8]) -> Result<(), ApiError> {
+    if statistics.len() > STATISTICS_BYTES_MAX {
+        let message = format!("statistics: more than {STATISTICS_BYTES_MAX} bytes");
+        return Err(ApiError::new(ErrorKind::TooLarge, message));
+    }
+    AcceptanceStatistics::from_bytes(statistics)
+        .map(drop)
+        .map_err(|error| ApiError::invalid("statistics", error.to_string()))
 }

@@ -1,5 +1,6 @@
 //! Checks of requests, and refusals.
 
+use actix::Context;
 use actix::prelude::SendError;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{ApiError, ErrorKind, Namespace};
@@ -8,31 +9,34 @@ use tokio::sync::oneshot;
 use crate::metrics::Limit;
 use crate::service::handle::DraftStoreHandle;
 use crate::shared_store::unavailable;
-use crate::writer::messages::WriterMessage;
+use crate::writer::actor::WriterActor;
+use crate::writer::requests::Reply;
 
 /// Longest session or group name, and part of a namespace's name. They are stored in one small record.
 pub(super) const NAME_BYTES_MAX: usize = 512;
 
-pub(super) fn overloaded(what: &str, limit: Limit) -> ApiError {
-    ApiError::new(
-        ErrorKind::Overloaded,
-        format!("{what} ({})", limit.as_str()),
-    )
-    .with_retry_after_ms(100)
-}
-
 impl DraftStoreHandle {
-    pub(super) fn send(&self, call: WriterMessage) -> Result<(), ApiError> {
+    /// Sends a call to the writer, unless its mailbox is full.
+    pub(super) fn send(
+        &self,
+        call: impl FnOnce(&mut WriterActor, &mut Context<WriterActor>) + Send + 'static,
+    ) -> Result<(), ApiError> {
         self.inner
             .writer
             .try_send(call)
             .map_err(|error| match error {
-                SendError::Full(_) => self.reject(
-                    Limit::Mailbox,
-                    overloaded("the writer's mailbox is full; retry", Limit::Mailbox),
-                ),
+                SendError::Full(_) => {
+                    self.overloaded(Limit::Mailbox, "the writer's mailbox is full; retry")
+                }
                 SendError::Closed(_) => unavailable().with_detail("the writer has stopped"),
             })
+    }
+
+    /// Counts a call that comes while a limit is reached, and returns its refusal.
+    pub(super) fn overloaded(&self, limit: Limit, what: &str) -> ApiError {
+        let message = format!("{what} ({})", limit.as_str());
+        let error = ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100);
+        self.reject(limit, error)
     }
 
     pub(super) fn reject(&self, limit: Limit, error: ApiError) -> ApiError {
@@ -40,13 +44,22 @@ impl DraftStoreHandle {
         error
     }
 
-    /// Sends a message to the writer, and waits for its answer.
-    pub(super) async fn ask<T>(
+    /// Sends a call to the writer, and waits for its answer.
+    pub(super) async fn ask<T: Send + 'static>(
         &self,
-        message: impl FnOnce(oneshot::Sender<Result<T, ApiError>>) -> WriterMessage,
+        call: impl FnOnce(&mut WriterActor) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.ask_later(move |writer, _, reply| drop(reply.send(call(writer))))
+            .await
+    }
+
+    /// Sends a call to the writer, and waits until something answers it by the sender that the call gets.
+    pub(super) async fn ask_later<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut WriterActor, &mut Context<WriterActor>, Reply<T>) + Send + 'static,
     ) -> Result<T, ApiError> {
         let (reply, answer) = oneshot::channel();
-        self.send(message(reply))?;
+        self.send(move |writer, ctx| call(writer, ctx, reply))?;
         answer_of(answer).await
     }
 

@@ -5,7 +5,6 @@
 
 use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_protocol::{ApiError, ErrorKind};
-use tokio::sync::oneshot;
 
 use crate::directory::clear_quarantines;
 use crate::reading::selection;
@@ -13,7 +12,6 @@ use crate::record::{DocumentKey, ErasureRecord};
 use crate::service::handle::DraftStoreHandle;
 use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
 use crate::shared_store::{SharedStore, unavailable};
-use crate::writer::messages::WriterMessage;
 
 /// Checks that a request says what to erase.
 fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
@@ -68,7 +66,8 @@ fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
 /// The documents that an erasure hits.
 fn documents_hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
     let mut found = Vec::new();
-    for (namespace, names) in selection::namespaces(shared)? {
+    let namespaces = shared.read()?.catalog.namespaces();
+    for (namespace, names) in namespaces {
         if !mark.hits_namespace(names.as_ref()) {
             continue;
         }
@@ -98,7 +97,7 @@ impl DraftStoreHandle {
         }
         let _alone = self.inner.erasing.lock().await;
         let openings = self.inner.shared.openings();
-        let mark = self.ask(|reply| WriterMessage::Mark(mark, reply)).await?;
+        let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
         let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
         let keys = tokio::task::spawn_blocking(move || documents_hit(&shared, &wanted))
@@ -106,12 +105,10 @@ impl DraftStoreHandle {
             .map_err(ApiError::internal)??;
         let mut documents = 0;
         for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
-            let (reply, answer) = oneshot::channel();
-            // One erasure at a time, and one message at a time: a full mailbox must not stop it half way.
-            self.inner
-                .writer
-                .do_send(WriterMessage::Erase(keys.to_vec(), reply));
-            documents += answer_of(answer).await?;
+            let keys = keys.to_vec();
+            // One erasure at a time, and one call at a time: a full mailbox must not stop it half way.
+            let erased = self.inner.writer.ask(move |writer| writer.erase(&keys));
+            documents += answer_of(erased).await?;
         }
         let dir = self.inner.config.data_dir.clone();
         let cleared =
@@ -132,8 +129,8 @@ impl DraftStoreHandle {
         // Exports that began since the mark may hold documents that were evicted before they could be erased.
         let shared = self.inner.shared.clone();
         tokio::task::spawn_blocking(move || {
-            let open = shared.read();
-            let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
+            let open = shared.read()?;
+            let catalog = &open.catalog;
             catalog.end_exports(&mark);
             Ok(())
         })

@@ -3,31 +3,25 @@
 use std::time::Instant;
 
 use actix::SpawnHandle;
-use refrain_protocol::ApiError;
-use tokio::sync::oneshot;
 
-use crate::writer::messages::PendingTokens;
-use crate::writer::requests::{Append, SavedStatistics, StatisticsUpdate};
+use crate::writer::requests::{Append, PendingTokens, Reply, SavedStatistics, StatisticsUpdate};
 
-/// An append that waits for its commit.
-pub(super) struct WaitingAppend {
-    pub(super) append: Append,
-    pub(super) reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
+/// The caller of an append, who waits for its commit.
+pub(super) struct WaitingCaller {
+    pub(super) reply: Reply<Vec<u32>>,
     pub(super) arrived: Instant,
     pub(super) _tokens: PendingTokens,
-}
-
-/// A statistics update that waits for its commit.
-pub(super) struct WaitingStatistics {
-    pub(super) update: StatisticsUpdate,
-    pub(super) reply: oneshot::Sender<Result<SavedStatistics, ApiError>>,
 }
 
 /// Everything that the next commit will contain.
 #[derive(Default)]
 pub(super) struct CommitQueue {
-    pub(super) pending: Vec<WaitingAppend>,
-    pub(super) statistics: Vec<WaitingStatistics>,
+    pub(super) appends: Vec<Append>,
+    /// The callers of the appends, in the same order.
+    pub(super) callers: Vec<WaitingCaller>,
+    pub(super) statistics: Vec<StatisticsUpdate>,
+    /// The callers of the statistics updates, in the same order.
+    pub(super) savers: Vec<Reply<SavedStatistics>>,
     /// Updates of all appends. A statistics update counts as one.
     pub(super) updates: usize,
     pub(super) timer: Option<SpawnHandle>,

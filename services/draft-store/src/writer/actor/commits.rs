@@ -4,23 +4,22 @@ use std::time::{Duration, Instant};
 
 use actix::{AsyncContext as _, Context};
 use refrain_protocol::ApiError;
-use tokio::sync::oneshot;
 
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
-use crate::writer::actor::commit_queue::{WaitingAppend, WaitingStatistics};
-use crate::writer::messages::PendingTokens;
-use crate::writer::requests::{Append, SavedStatistics, StatisticsUpdate};
+use crate::writer::actor::commit_queue::{CommitQueue, WaitingCaller};
+use crate::writer::requests::{Append, PendingTokens, Reply, SavedStatistics, StatisticsUpdate};
 
 /// Updates that are enough to commit at once, before the interval is over.
 const COMMIT_UPDATES_MAX: usize = 512;
 
 impl WriterActor {
-    pub(super) fn queue_append(
+    /// Stores updates with the next commit, and replies with the lengths once they are durable.
+    pub(crate) fn queue_append(
         &mut self,
         append: Append,
         tokens: PendingTokens,
-        reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
+        reply: Reply<Vec<u32>>,
         ctx: &mut Context<Self>,
     ) {
         if self.core.is_none() {
@@ -28,8 +27,8 @@ impl WriterActor {
             return;
         }
         self.commit_queue.updates += append.updates.len();
-        self.commit_queue.pending.push(WaitingAppend {
-            append,
+        self.commit_queue.appends.push(append);
+        self.commit_queue.callers.push(WaitingCaller {
             reply,
             arrived: Instant::now(),
             _tokens: tokens,
@@ -37,10 +36,11 @@ impl WriterActor {
         self.commit_soon(ctx);
     }
 
-    pub(super) fn queue_statistics(
+    /// Replaces the acceptance statistics of a namespace with the next commit, and replies once that is durable.
+    pub(crate) fn queue_statistics(
         &mut self,
         update: StatisticsUpdate,
-        reply: oneshot::Sender<Result<SavedStatistics, ApiError>>,
+        reply: Reply<SavedStatistics>,
         ctx: &mut Context<Self>,
     ) {
         if self.core.is_none() {
@@ -48,33 +48,23 @@ impl WriterActor {
             return;
         }
         self.commit_queue.updates += 1;
-        self.commit_queue
-            .statistics
-            .push(WaitingStatistics { update, reply });
+        self.commit_queue.statistics.push(update);
+        self.commit_queue.savers.push(reply);
         self.commit_soon(ctx);
     }
 
     /// Commits everything that is queued.
     pub(super) fn commit(&mut self) {
-        let pending = std::mem::take(&mut self.commit_queue.pending);
-        let updates = std::mem::take(&mut self.commit_queue.statistics);
-        self.commit_queue.updates = 0;
-        if pending.is_empty() && updates.is_empty() {
+        let timer = self.commit_queue.timer.take();
+        let rest = CommitQueue {
+            timer,
+            ..CommitQueue::default()
+        };
+        let queue = std::mem::replace(&mut self.commit_queue, rest);
+        let (appends, statistics) = (queue.appends, queue.statistics);
+        if appends.is_empty() && statistics.is_empty() {
             return;
         }
-        let (appends, waiting): (Vec<Append>, Vec<_>) = pending
-            .into_iter()
-            .map(|pending| {
-                (
-                    pending.append,
-                    (pending.reply, pending.arrived, pending._tokens),
-                )
-            })
-            .unzip();
-        let (statistics, savers): (Vec<StatisticsUpdate>, Vec<_>) = updates
-            .into_iter()
-            .map(|waiting| (waiting.update, waiting.reply))
-            .unzip();
         let outcome = match self.no_room() {
             None => self
                 .run(|core, catalog, now_ms| core.append(catalog, &appends, &statistics, now_ms)),
@@ -84,17 +74,16 @@ impl WriterActor {
             Ok(outcome) => (Ok(outcome.lengths), Ok(outcome.statistics)),
             Err(error) => (Err(error.clone()), Err(error)),
         };
-        let answers = self.answers(lengths, waiting.len());
-        let saved = self.answers(saved, savers.len());
-        // A caller that is gone needs no answer.
-        for (reply, saved) in savers.into_iter().zip(saved) {
+        let answers = self.answers(lengths, appends.len());
+        let saved = self.answers(saved, statistics.len());
+        for (reply, saved) in queue.savers.into_iter().zip(saved) {
             let _ = reply.send(saved);
         }
-        for ((reply, arrived, _tokens), answer) in waiting.into_iter().zip(answers) {
+        for (caller, answer) in queue.callers.into_iter().zip(answers) {
             self.metrics
                 .append_seconds
-                .observe(arrived.elapsed().as_secs_f64());
-            let _ = reply.send(answer);
+                .observe(caller.arrived.elapsed().as_secs_f64());
+            let _ = caller.reply.send(answer);
         }
     }
 

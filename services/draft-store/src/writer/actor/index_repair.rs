@@ -17,11 +17,7 @@ const REBUILD_WAIT_MAX: Duration = Duration::from_secs(600);
 impl WriterActor {
     /// Closes a log whose index failed to read something. The next tick opens it with a rebuilt index.
     pub(super) fn close_suspect(&mut self) -> bool {
-        let is_suspect = self
-            .shared
-            .read()
-            .as_ref()
-            .is_some_and(|open| open.log.is_suspect());
+        let is_suspect = self.shared.read().is_ok_and(|open| open.log.is_suspect());
         if is_suspect {
             self.rebuild_index();
         }
@@ -33,11 +29,11 @@ impl WriterActor {
     pub(super) fn still_unreadable(&mut self, keys: Vec<DocumentKey>) -> Option<Vec<DocumentKey>> {
         let mut unreadable = keys;
         let mut new = Vec::new();
-        if let Some(open) = self.shared.read().as_ref() {
+        if let Ok(open) = self.shared.read() {
             unreadable.retain(|key| {
                 open.catalog.document(*key).is_some()
                     && matches!(
-                        document_text::read_document(open, *key),
+                        document_text::read_document(&open, *key),
                         Err(TextError::Damaged(_))
                     )
             });

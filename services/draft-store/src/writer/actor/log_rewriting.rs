@@ -1,25 +1,20 @@
 //! The writer's part in a rewrite of its log: when one begins, the two moments at which the copying thread needs the
 //! writer, and the report at the end.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use actix::{AsyncContext as _, Context, Recipient};
-use tokio::sync::oneshot;
+use actix::Context;
 
-use crate::background::log_rewrite::{
-    LogSizes, RewriteHost, RewriteJob, RewriteReport, is_due, rewrite,
-};
-use crate::directory::{DiskSpace, Manifest};
+use crate::background::log_rewrite::{LogSizes, RewriteJob, RewriteReport, is_due, rewrite};
+use crate::directory::Manifest;
 use crate::log::{LogError, RecordLog};
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::{disk_refused, no_room_for_a_copy, outdated};
-use crate::writer::actor::rewrite_state::RunningRewrite;
+use crate::writer::actor::jobs::RETRY_AFTER;
 use crate::writer::core::WriterCore;
-use crate::writer::messages::{RewriteMessage, WriterMessage};
+use crate::writer::requests::Reply;
 
 /// Bytes that an empty sled takes: eight of its segments of 512 KiB. No rewrite gives them back.
 const EMPTY_BYTES: u64 = 4 << 20;
@@ -30,80 +25,34 @@ const OVERHEAD_MAX: f64 = 5.0;
 /// The log is rewritten when it takes this many times the size of a fresh one.
 const REWRITE_FACTOR: u64 = 2;
 
-/// Wait after a failed rewrite.
-const RETRY_AFTER: Duration = Duration::from_secs(60);
-
 /// How long a commit may wait for the copy. A busy store commits between any two steps. With a much shorter step it
 /// would grow faster than it is copied.
 const STEP: Duration = Duration::from_millis(20);
 
 impl WriterActor {
-    pub(super) fn handle_rewrite(&mut self, call: RewriteMessage, ctx: &mut Context<Self>) {
-        match call {
-            RewriteMessage::Rewrite(waiter) => {
-                self.rewriting.waiters.push(waiter);
-                self.begin_next(ctx);
-            }
-            RewriteMessage::Mirror {
-                openings,
-                to,
-                reply,
-            } => {
-                let outcome = match &mut self.core {
-                    Some(core) if openings == self.openings && self.closing.is_none() => {
-                        // The writer handles this message between two commits.
-                        Ok(core.begin_mirror(to))
-                    }
-                    _ => Err(outdated()),
-                };
-                let _ = reply.send(outcome);
-            }
-            RewriteMessage::Swap {
-                openings,
-                number,
-                reply,
-            } => {
-                let outcome = if openings == self.openings {
-                    self.swap(number)
-                } else {
-                    Err(outdated())
-                };
-                let _ = reply.send(outcome);
-            }
-            RewriteMessage::Ended(outcome) => self.end_rewrite(outcome, ctx),
-        }
-    }
-
-    /// Begins the next job, unless one is running. A copy of the log and a segment at once would need space for both.
-    pub(super) fn begin_next(&mut self, ctx: &mut Context<Self>) {
-        if self.rewriting.is_running() || self.sealing.is_running() || self.closing.is_some() {
-            return;
-        }
-        let was_rewritten = std::mem::take(&mut self.rewriting.was_last);
-        if !self.rewriting.waiters.is_empty() || !was_rewritten && self.is_rewrite_due() {
-            self.begin_rewrite(ctx);
-        } else {
-            self.seal_next(ctx);
-        }
+    /// Rewrites the log. The rewrite begins after this call.
+    pub(crate) fn request_rewrite(
+        &mut self,
+        waiter: Reply<RewriteReport>,
+        ctx: &mut Context<Self>,
+    ) {
+        self.rewriting.waiters.push(waiter);
+        self.begin_next(ctx);
     }
 
     /// Whether the log has outgrown its content, and the disk has space for a fresh one.
-    fn is_rewrite_due(&self) -> bool {
-        let (live_bytes, held_bytes, log_bytes) = match self.shared.read().as_ref() {
-            Some(open) => (
-                open.catalog.live_bytes(),
-                open.catalog.totals().bytes,
-                open.log.disk_bytes(),
-            ),
-            None => return false,
+    pub(super) fn is_rewrite_due(&self) -> bool {
+        let sizes = match self.shared.read() {
+            Ok(open) => LogSizes {
+                log_bytes: open.log.disk_bytes(),
+                live_bytes: open.catalog.live_bytes(),
+                empty_bytes: EMPTY_BYTES,
+                overhead: self.rewriting.overhead,
+                held_bytes: open.catalog.totals().bytes,
+            },
+            Err(_) => return false,
         };
-        let sizes = LogSizes {
-            log_bytes,
-            live_bytes,
-            empty_bytes: EMPTY_BYTES,
-            overhead: self.rewriting.overhead,
-            held_bytes,
-        };
+        let live_bytes = sizes.live_bytes;
         self.metrics
             .live_ratio
             .set(live_bytes as f64 / sizes.log_bytes.max(1) as f64);
@@ -117,20 +66,12 @@ impl WriterActor {
         EMPTY_BYTES + (live_bytes as f64 * self.rewriting.overhead) as u64
     }
 
-    /// Whether the disk has space for what a job writes before it gives space back.
-    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        let room = DiskSpace::of(&self.config.data_dir);
-        room.is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
-    }
-
-    fn begin_rewrite(&mut self, ctx: &mut Context<Self>) {
+    pub(super) fn begin_rewrite(&mut self, ctx: &mut Context<Self>) {
         // Run the repairs first, so that removed records are not copied.
         let ready = self.closing.is_none() && self.run(WriterCore::tick).is_ok();
         let waiters = std::mem::take(&mut self.rewriting.waiters);
-        let live_bytes = match self.shared.read().as_ref() {
-            Some(open) => open.catalog.live_bytes(),
-            None => 0,
-        };
+        let open = self.shared.read();
+        let live_bytes = open.map_or(0, |open| open.catalog.live_bytes());
         let refused = match ready {
             false => Some(unavailable()),
             // Even an operator's request must not fill the disk: the log could not be opened again.
@@ -145,55 +86,58 @@ impl WriterActor {
             }
             return;
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        let job = RewriteJob {
-            dir: self.config.data_dir.clone(),
-            from: self.log_number,
-            cache_bytes: self.config.cache_bytes,
-            step: STEP,
-            stop: stop.clone(),
-        };
-        self.rewriting.running = Some(RunningRewrite { stop, waiters });
-        let (shared, writer, openings) = (
-            self.shared.clone(),
-            ctx.address().recipient(),
-            self.openings,
+        let (shared, dir) = (self.shared.clone(), self.config.data_dir.clone());
+        let (from, cache_bytes) = (self.log_number, self.config.cache_bytes);
+        self.begin_job(
+            "draft-store-rewrite",
+            ctx,
+            move |host, stop| {
+                let job = RewriteJob {
+                    dir,
+                    from,
+                    cache_bytes,
+                    step: STEP,
+                    stop,
+                };
+                rewrite(&job, &shared, host)
+            },
+            move |writer, outcome, ctx| writer.end_rewrite(outcome, waiters, ctx),
         );
-        let spawned = std::thread::Builder::new()
-            .name("draft-store-rewrite".to_owned())
-            .spawn(move || {
-                let host = RewriteRequests { writer, openings };
-                // The writer must receive the end in any case, also after a panic.
-                let outcome = catch_unwind(AssertUnwindSafe(|| rewrite(&job, &shared, &host)))
-                    .unwrap_or_else(|_| {
-                        Err(LogError::Refused("the rewrite of the log panicked".into()))
-                    });
-                host.writer
-                    .do_send(WriterMessage::Rewrite(RewriteMessage::Ended(outcome)));
-            });
-        if let Err(error) = spawned {
-            self.end_rewrite(Err(LogError::Refused(error.to_string())), ctx);
+    }
+
+    /// Writes every commit to `to` as well from now on. Returns the log to copy. This runs between two commits.
+    pub(super) fn begin_mirror(
+        &mut self,
+        to: Arc<dyn RecordLog>,
+    ) -> Result<Arc<dyn RecordLog>, LogError> {
+        match &mut self.core {
+            Some(core) if self.closing.is_none() => Ok(core.begin_mirror(to)),
+            _ => Err(outdated()),
         }
     }
 
     /// Replaces the log under the lock, so that nobody sees one log with the other's manifest.
-    fn swap(&mut self, number: u64) -> Result<u64, LogError> {
+    pub(super) fn swap(&mut self, number: u64) -> Result<u64, LogError> {
         let mut open = self.shared.write();
         let (Some(core), Some(open)) = (self.core.as_mut(), open.as_mut()) else {
             return Err(outdated());
         };
         let log = core.complete_mirror()?;
-        Manifest::new(number, core.store(), &open.catalog, false)
+        Manifest::new(number, core.store, &open.catalog, false)
             .with(self.shared.loss(), self.shared.now_ms())
             .write(&self.config.data_dir)?;
         core.end_mirror(Some(log.clone()));
         open.log = log;
         self.log_number = number;
-        Ok(core.mirrored_bytes())
+        Ok(core.mirrored_bytes)
     }
 
-    fn end_rewrite(&mut self, outcome: Result<RewriteReport, LogError>, ctx: &mut Context<Self>) {
-        let running = self.rewriting.running.take();
+    fn end_rewrite(
+        &mut self,
+        outcome: Result<RewriteReport, LogError>,
+        waiters: Vec<Reply<RewriteReport>>,
+        ctx: &mut Context<Self>,
+    ) {
         if let Some(core) = &mut self.core {
             core.end_mirror(None);
         }
@@ -219,53 +163,11 @@ impl WriterActor {
             }
         }
         self.observe_disk();
-        for waiter in running.into_iter().flat_map(|running| running.waiters) {
+        for waiter in waiters {
             let _ = waiter.send(outcome.clone().map_err(|error| disk_refused(&error)));
-        }
-        if self.closing.is_some() {
-            self.close_if_quiet();
-            return;
         }
         // Segments have their turn next.
         self.rewriting.was_last = true;
-        self.begin_next(ctx);
-    }
-}
-
-/// The writer, as the copying thread sees it.
-struct RewriteRequests {
-    writer: Recipient<WriterMessage>,
-    openings: u64,
-}
-
-impl RewriteRequests {
-    fn ask<T>(
-        &self,
-        call: impl FnOnce(oneshot::Sender<Result<T, LogError>>) -> RewriteMessage,
-    ) -> Result<T, LogError> {
-        let (reply, answer) = oneshot::channel();
-        // One message each per rewrite: the mailbox takes them even when it is full.
-        self.writer.do_send(WriterMessage::Rewrite(call(reply)));
-        answer.blocking_recv().unwrap_or_else(|_| Err(outdated()))
-    }
-}
-
-impl RewriteHost for RewriteRequests {
-    fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError> {
-        let openings = self.openings;
-        self.ask(|reply| RewriteMessage::Mirror {
-            openings,
-            to,
-            reply,
-        })
-    }
-
-    fn swap(&self, number: u64) -> Result<u64, LogError> {
-        let openings = self.openings;
-        self.ask(|reply| RewriteMessage::Swap {
-            openings,
-            number,
-            reply,
-        })
+        self.after_job(ctx);
     }
 }

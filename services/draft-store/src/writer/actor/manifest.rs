@@ -15,11 +15,10 @@ const MANIFEST_AGE_MAX: Duration = Duration::from_secs(600);
 impl WriterActor {
     /// Writes the manifest. While the store is closed there is nothing to write.
     pub(super) fn write_manifest(&mut self, closed: bool) -> Result<(), LogError> {
-        let open = self.shared.read();
-        let (Some(core), Some(open)) = (&self.core, open.as_ref()) else {
+        let (Some(core), Ok(open)) = (&self.core, self.shared.read()) else {
             return Ok(());
         };
-        let manifest = Manifest::new(self.log_number, core.store(), &open.catalog, closed)
+        let manifest = Manifest::new(self.log_number, core.store, &open.catalog, closed)
             .with(self.shared.loss(), self.shared.now_ms());
         self.manifest_head = open.catalog.head();
         self.manifest_written = Instant::now();
@@ -31,9 +30,9 @@ impl WriterActor {
 
     /// Writes the manifest if it has been out of date for a while.
     pub(super) fn refresh_manifest(&mut self) {
-        let head = self.shared.read().as_ref().map(|open| open.catalog.head());
+        let open = self.shared.read();
+        let is_behind = open.is_ok_and(|open| open.catalog.head() != self.manifest_head);
         let age = self.manifest_written.elapsed();
-        let is_behind = head.is_some_and(|head| head != self.manifest_head);
         if age >= MANIFEST_INTERVAL && is_behind || age >= MANIFEST_AGE_MAX {
             let _ = self.write_manifest(false);
         }

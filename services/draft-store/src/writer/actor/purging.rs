@@ -1,15 +1,28 @@
 //! Purges: rewriting every segment that still holds removed documents, at the request of an operator.
 
+use actix::Context;
+
 use crate::log::LogError;
 use crate::segments::{self, SegmentSource, Urgency};
-use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::{disk_refused, outdated};
 use crate::writer::actor::next_segment::{PlannedSegment, RestTimes, next_seal, policy};
 use crate::writer::actor::seal_state::Purge;
-use crate::writer::messages::PurgeWaiter;
+use crate::writer::requests::Reply;
 
 impl WriterActor {
+    /// Rewrites all segments with removed documents, and with `seals` seals the documents that have ended. The work
+    /// begins after this call.
+    pub(crate) fn request_purge(
+        &mut self,
+        seals: bool,
+        waiter: Reply<()>,
+        ctx: &mut Context<Self>,
+    ) {
+        self.sealing.waiters.push((waiter, seals));
+        self.begin_next(ctx);
+    }
+
     /// The next segment of the purge, which begins now if callers wait for one.
     pub(super) fn next_purged(&mut self) -> Option<PlannedSegment> {
         loop {
@@ -23,7 +36,7 @@ impl WriterActor {
             }
             let open = self.shared.read();
             let Some(segment) = purge.left.pop_front() else {
-                if let (Some(open), Some(before_ms)) = (open.as_ref(), purge.seals_before_ms) {
+                if let (Ok(open), Some(before_ms)) = (&open, purge.seals_before_ms) {
                     let rest = RestTimes::new(&self.config, before_ms, self.shared.now_ms());
                     let due = next_seal(policy(&self.config), open, Urgency::Crowded, rest);
                     if due.is_some() {
@@ -36,28 +49,31 @@ impl WriterActor {
             };
             let mounted = open
                 .as_ref()
+                .ok()
                 .and_then(|open| open.catalog.segments().get(segment));
             // A segment that was merged by another purge is gone.
             if let Some(mounted) = mounted {
                 return Some(PlannedSegment {
-                    namespace: mounted.file.namespace(),
+                    namespace: mounted.file.namespace,
                     source: SegmentSource::Segments(vec![segment]),
                 });
             }
         }
     }
 
-    fn begin_purge(&mut self) {
+    pub(super) fn begin_purge(&mut self) {
         let waiters = std::mem::take(&mut self.sealing.waiters);
         let seals = waiters.iter().any(|(_, seals)| *seals);
-        let waiters: Vec<PurgeWaiter> = waiters.into_iter().map(|(waiter, _)| waiter).collect();
+        let waiters: Vec<Reply<()>> = waiters.into_iter().map(|(waiter, _)| waiter).collect();
         let (left, cleared) = {
-            let open = self.shared.read();
-            let Some(open) = open.as_ref() else {
-                for waiter in waiters {
-                    let _ = waiter.send(Err(unavailable()));
+            let open = match self.shared.read() {
+                Ok(open) => open,
+                Err(closed) => {
+                    for waiter in waiters {
+                        let _ = waiter.send(Err(closed.clone()));
+                    }
+                    return;
                 }
-                return;
             };
             let segments = open.catalog.segments();
             let worn = segments.iter().filter(|(_, mounted)| mounted.is_worn());
@@ -86,24 +102,5 @@ impl WriterActor {
                 let _ = waiter.send(outcome.clone().map_err(|error| disk_refused(&error)));
             }
         }
-    }
-}
-
-#[cfg(test)]
-impl WriterActor {
-    /// Begins a purge with one segment left. Returns the caller's side.
-    pub(super) fn purge_in_progress(
-        &mut self,
-    ) -> tokio::sync::oneshot::Receiver<Result<(), refrain_protocol::ApiError>> {
-        let (waiter, waits) = tokio::sync::oneshot::channel();
-        self.sealing.waiters.push((waiter, false));
-        self.begin_purge();
-        let purge = self.sealing.purge.as_mut();
-        purge.expect("began").left.push_back(7);
-        waits
-    }
-
-    pub(super) fn go_on_purging(&mut self) {
-        assert!(self.next_purged().is_none());
     }
 }

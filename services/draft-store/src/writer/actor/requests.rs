@@ -1,18 +1,18 @@
-//! Messages that are neither appends nor about background jobs.
+//! Calls that are neither appends nor about background jobs.
 
+use refrain_protocol::acceptance::AcceptanceStatsReply;
 use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use tokio::sync::oneshot;
 
 use crate::directory::DiskSpace;
-use crate::metrics::Limit;
-use crate::record::ErasureRecord;
+use crate::metrics::{Limit, RemovalReason};
+use crate::record::{DocumentKey, ErasureRecord};
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::disk_refused;
 use crate::writer::core::WriterCore;
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::requests::KeptStatistics;
 
 impl WriterActor {
     /// The error for appends if there is no space for them.
@@ -28,7 +28,8 @@ impl WriterActor {
                 ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
             );
         }
-        if self.is_shrinking() && self.log_bytes() > self.config.log_bytes_max {
+        // Any job lets the log shrink, directly or with the next job.
+        if self.job.is_some() && self.log_bytes() > self.config.log_bytes_max {
             self.metrics.reject(Limit::LogBytes);
             let message =
                 "the draft store's log has reached log_bytes_max and is being made smaller; retry";
@@ -37,15 +38,10 @@ impl WriterActor {
         None
     }
 
-    /// Whether a job is running that lets the log shrink, directly or with the next job.
-    fn is_shrinking(&self) -> bool {
-        self.rewriting.is_running() || self.sealing.is_running()
-    }
-
     /// Bytes of the log on disk.
     fn log_bytes(&self) -> u64 {
         let open = self.shared.read();
-        open.as_ref().map_or(0, |open| open.log.disk_bytes())
+        open.map_or(0, |open| open.log.disk_bytes())
     }
 
     /// The error for a caller that would add one namespace too many.
@@ -55,19 +51,57 @@ impl WriterActor {
         ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
     }
 
-    pub(super) fn statistics(
+    /// Marks documents as used.
+    pub(crate) fn touch(&mut self, keys: &[DocumentKey]) {
+        // Times of use are advisory. While the store is closed there is nothing to touch.
+        let _ = self.run(|core, catalog, now_ms| {
+            core.touch(catalog, keys, now_ms);
+            Ok(CommitOutcome::default())
+        });
+    }
+
+    /// Removes documents that a reader could not read, if the journal does not have their text.
+    pub(crate) fn remove_unreadable(&mut self, keys: Vec<DocumentKey>) {
+        let Some(keys) = self.still_unreadable(keys) else {
+            // Perhaps only the index is damaged, and the journal has the text.
+            self.rebuild_index();
+            return;
+        };
+        if keys.is_empty() {
+            return;
+        }
+        self.metrics.damaged_records.inc_by(keys.len() as u64);
+        tracing::error!(documents = keys.len(), "damaged documents are removed");
+        let _ = self.run(|core, catalog, now_ms| {
+            core.remove(catalog, &keys, RemovalReason::Damage, now_ms)
+        });
+    }
+
+    /// Removes documents as erased. Returns how many, once that is durable.
+    pub(crate) fn erase(&mut self, keys: &[DocumentKey]) -> Result<u64, ApiError> {
+        let outcome = self.run(|core, catalog, now_ms| {
+            core.remove(catalog, keys, RemovalReason::Erased, now_ms)
+        })?;
+        Ok(outcome.removed.len() as u64)
+    }
+
+    /// The acceptance statistics of a namespace. Empty if there are none.
+    pub(crate) fn statistics(
         &mut self,
         namespace: NamespaceId,
-    ) -> Result<Option<KeptStatistics>, ApiError> {
+    ) -> Result<AcceptanceStatsReply, ApiError> {
         let mut kept = None;
         self.run(|core, _, _| {
             kept = core.statistics(namespace)?;
             Ok(CommitOutcome::default())
         })?;
-        Ok(kept)
+        Ok(kept.unwrap_or_default())
     }
 
-    pub(super) fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
+    /// Remembers an erasure, once that is durable.
+    pub(crate) fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
+        // Statistics saved before an erasure are erased by it.
+        self.commit();
         let mut marked = None;
         self.run(|core, catalog, now_ms| {
             let (mark, outcome) = core.mark(catalog, mark, now_ms)?;
@@ -88,7 +122,7 @@ impl WriterActor {
     ///
     /// # Errors
     /// The store is closed, or its manifest cannot be written. The confirmation would then be lost with a restart.
-    pub(super) fn confirm(&mut self, what: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
+    pub(crate) fn confirm(&mut self, what: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
         if self.core.is_none() {
             return Err(unavailable());
         }
@@ -112,23 +146,29 @@ impl WriterActor {
         Ok(confirmed)
     }
 
-    /// Closes the store if that was requested and no background thread runs any more.
-    pub(super) fn close_if_quiet(&mut self) {
-        if !self.rewriting.is_running()
-            && !self.sealing.is_running()
-            && let Some(reply) = self.closing.take()
-        {
-            self.close(reply);
-        }
+    /// Commits what waits, and closes the log once no job runs any more.
+    pub(crate) fn close_soon(&mut self, reply: oneshot::Sender<()>) {
+        self.commit();
+        self.rewriting.waiters.clear();
+        self.sealing.waiters.clear();
+        self.sealing.purge = None;
+        self.stop_job();
+        self.closing = Some(reply);
+        self.close_if_quiet();
     }
 
-    fn close(&mut self, reply: oneshot::Sender<()>) {
-        // Writes the times of use.
-        let _ = self.run(WriterCore::tick);
-        let _ = self.write_manifest(true);
-        self.closed = true;
-        self.shared.set_open(None);
-        self.core = None;
-        let _ = reply.send(());
+    /// Closes the store if that was requested and no job runs any more.
+    pub(super) fn close_if_quiet(&mut self) {
+        if self.job.is_none()
+            && let Some(reply) = self.closing.take()
+        {
+            // Writes the times of use.
+            let _ = self.run(WriterCore::tick);
+            let _ = self.write_manifest(true);
+            self.closed = true;
+            self.shared.set_open(None);
+            self.core = None;
+            let _ = reply.send(());
+        }
     }
 }

@@ -1,19 +1,10 @@
 //! The writer's state about segments in the making.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crate::record::SegmentId;
-use crate::writer::messages::PurgeWaiter;
-
-/// The job in progress.
-pub(super) struct RunningSeal {
-    pub(super) stop: Arc<AtomicBool>,
-    pub(super) from: &'static str,
-    pub(super) segment: SegmentId,
-}
+use crate::writer::requests::Reply;
 
 /// A purge in progress: rewriting segments with removed documents, and sealing.
 pub(super) struct Purge {
@@ -22,16 +13,15 @@ pub(super) struct Purge {
     pub(super) left: VecDeque<SegmentId>,
     /// Seal documents that ended before this time, in Unix milliseconds.
     pub(super) seals_before_ms: Option<u64>,
-    pub(super) waiters: Vec<PurgeWaiter>,
+    pub(super) waiters: Vec<Reply<()>>,
 }
 
-/// Running and requested work on segments.
+/// Requested work on segments, and what was done last.
 #[derive(Default)]
 pub(super) struct SealState {
-    pub(super) running: Option<RunningSeal>,
     pub(super) purge: Option<Purge>,
     /// Callers of the next purge: the running job may have read what they want gone.
-    pub(super) waiters: Vec<(PurgeWaiter, bool)>,
+    pub(super) waiters: Vec<(Reply<()>, bool)>,
     pub(super) not_before: Option<Instant>,
     /// The last job sealed, so merging has its turn next.
     pub(super) merges_next: bool,
@@ -39,19 +29,4 @@ pub(super) struct SealState {
     pub(super) aged_at: Option<Instant>,
     /// The last segment number used by this process. It is never reused, whatever came of it.
     pub(super) last: SegmentId,
-}
-
-impl SealState {
-    /// Ends the running job soon. `SealMessage::Ended` follows.
-    pub(super) fn stop(&mut self) {
-        self.waiters.clear();
-        self.purge = None;
-        if let Some(running) = &self.running {
-            running.stop.store(true, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn is_running(&self) -> bool {
-        self.running.is_some()
-    }
 }

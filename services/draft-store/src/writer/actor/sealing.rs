@@ -1,51 +1,32 @@
 //! The writer's part in making segments: the choice of the next job, the installation of its result, and the report
 //! at the end.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use actix::{AsyncContext as _, Context, Recipient};
-use tokio::sync::oneshot;
+use actix::Context;
 
-use crate::background::seal::{self, NewSegment, SealHost, SealJob, SealReport};
+use crate::background::seal::{self, NewSegment, SealJob, SealReport};
 use crate::log::LogError;
 use crate::record::SegmentId;
 use crate::segments::{SegmentSource, Urgency};
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::{no_room_for_a_copy, outdated};
+use crate::writer::actor::jobs::RETRY_AFTER;
 use crate::writer::actor::next_segment::{
     PlannedSegment, RestTimes, next_merge, next_seal, policy,
 };
-use crate::writer::actor::seal_state::RunningSeal;
-use crate::writer::messages::{SealMessage, WriterMessage};
+
+/// All namespaces are searched for old documents at least this often.
+const AGE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
 impl WriterActor {
-    pub(super) fn handle_seal(&mut self, call: SealMessage, ctx: &mut Context<Self>) {
-        match call {
-            SealMessage::Purge { waiter, seals } => {
-                self.sealing.waiters.push((waiter, seals));
-                self.begin_next(ctx);
-            }
-            SealMessage::Install {
-                openings,
-                segment,
-                reply,
-            } => {
-                let _ = reply.send(self.install(openings, *segment));
-            }
-            SealMessage::Ended(outcome) => self.end_sealing(outcome, ctx),
-        }
-    }
-
     /// Starts the next job that an operator wants or that is due.
     pub(super) fn seal_next(&mut self, ctx: &mut Context<Self>) {
         let is_early = |not_before| Instant::now() < not_before;
         let waits = self.sealing.not_before.is_some_and(is_early);
         let purged = self.next_purged().filter(|planned| {
             let open = self.shared.read();
-            let bytes = open.as_ref().map_or(0, |open| planned.bytes_max(open));
+            let bytes = open.map_or(0, |open| planned.bytes_max(&open));
             self.has_room_for(bytes)
         });
         if purged.is_none() && self.sealing.purge.is_some() {
@@ -71,8 +52,7 @@ impl WriterActor {
             .aged_at
             .is_none_or(|at| at.elapsed() >= seal_age.min(AGE_INTERVAL_MAX));
         let shared = self.shared.clone();
-        let open = shared.read();
-        let open = open.as_ref()?;
+        let open = &*shared.read().ok()?;
         let urgency =
             if open.catalog.segments().unsealed_tokens() > self.config.tuning.unsealed_tokens_max {
                 // Finished documents seldom continue, and those that do come back from their segment.
@@ -103,8 +83,7 @@ impl WriterActor {
     fn begin_sealing(&mut self, planned: PlannedSegment, ctx: &mut Context<Self>) {
         let PlannedSegment { namespace, source } = planned;
         let (names, highest) = {
-            let open = self.shared.read();
-            let Some(open) = open.as_ref() else { return };
+            let Ok(open) = self.shared.read() else { return };
             let highest = open.catalog.segments().iter().map(|(id, _)| id).max();
             (open.catalog.names(namespace).cloned(), highest)
         };
@@ -115,44 +94,28 @@ impl WriterActor {
             SegmentSource::Segments(_) => "segments",
         };
         self.sealing.merges_next = matches!(source, SegmentSource::Log(_));
-        let stop = Arc::new(AtomicBool::new(false));
-        let job = SealJob {
-            dir: self.config.data_dir.clone(),
-            id,
-            namespace,
-            names,
-            source,
-            stop: stop.clone(),
-        };
-        self.sealing.running = Some(RunningSeal {
-            stop,
-            from,
-            segment: id,
-        });
-        let (shared, writer, openings) = (
-            self.shared.clone(),
-            ctx.address().recipient(),
-            self.openings,
+        let (shared, dir) = (self.shared.clone(), self.config.data_dir.clone());
+        self.begin_job(
+            "draft-store-seal",
+            ctx,
+            move |host, stop| {
+                let job = SealJob {
+                    dir,
+                    id,
+                    namespace,
+                    names,
+                    source,
+                    stop,
+                };
+                seal::run(&job, &shared, host, &|_| Ok(()))
+            },
+            move |writer, outcome, ctx| writer.end_sealing(outcome, from, id, ctx),
         );
-        let spawned = std::thread::Builder::new()
-            .name("draft-store-seal".to_owned())
-            .spawn(move || {
-                let host = SealRequests { writer, openings };
-                // The writer must receive the end in any case, also after a panic.
-                let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    seal::run(&job, &shared, &host, &|_| Ok(()))
-                }))
-                .unwrap_or_else(|_| Err(LogError::Refused("making a segment panicked".into())));
-                host.writer
-                    .do_send(WriterMessage::Seal(SealMessage::Ended(outcome)));
-            });
-        if let Err(error) = spawned {
-            self.end_sealing(Err(LogError::Refused(error.to_string())), ctx);
-        }
     }
 
-    fn install(&mut self, openings: u64, segment: NewSegment) -> Result<(), LogError> {
-        if openings != self.openings || self.closing.is_some() || self.core.is_none() {
+    /// Puts a new segment into use.
+    pub(super) fn install(&mut self, segment: NewSegment) -> Result<(), LogError> {
+        if self.closing.is_some() {
             return Err(outdated());
         }
         self.run(|core, catalog, now_ms| core.install(catalog, segment, now_ms))
@@ -162,77 +125,46 @@ impl WriterActor {
         Ok(())
     }
 
-    fn end_sealing(&mut self, outcome: Result<SealReport, LogError>, ctx: &mut Context<Self>) {
-        let Some(running) = self.sealing.running.take() else {
-            return;
-        };
+    fn end_sealing(
+        &mut self,
+        outcome: Result<SealReport, LogError>,
+        from: &'static str,
+        segment: SegmentId,
+        ctx: &mut Context<Self>,
+    ) {
         let result = if outcome.is_ok() { "done" } else { "failed" };
-        let made = self
-            .metrics
-            .segments_made
-            .with_label_values(&[running.from, result]);
-        made.inc();
+        let made = &self.metrics.segments_made;
+        made.with_label_values(&[from, result]).inc();
         match outcome {
             Ok(made) => tracing::info!(
-                from = running.from,
+                from,
                 documents = made.documents,
                 tokens = made.tokens,
                 bytes = made.bytes,
                 "draft store segment made"
             ),
             Err(error) => {
-                tracing::warn!(from = running.from, %error, "draft store segment not made");
+                tracing::warn!(from, %error, "draft store segment not made");
                 self.sealing.not_before = Some(Instant::now() + RETRY_AFTER);
-                self.clear_failed(running.segment);
+                self.clear_failed(segment);
                 self.end_purge(Err(error));
             }
         }
         self.observe();
         self.observe_disk();
-        if self.closing.is_some() {
-            self.close_if_quiet();
-            return;
-        }
-        self.begin_next(ctx);
+        self.after_job(ctx);
     }
 
     /// Deletes the leftovers of a segment that was not made. A segment that is in use all the same stays: its name
     /// became durable before something failed.
     fn clear_failed(&self, segment: SegmentId) {
-        let open = self.shared.read();
         // While the store is closed nobody knows which segments are in use. The next start does.
-        let Some(open) = open.as_ref() else { return };
+        let Ok(open) = self.shared.read() else { return };
         let segments = open.catalog.segments();
         if segments.get(segment).is_none()
             && let Err(error) = seal::clear(&self.config.data_dir, segment)
         {
             tracing::warn!(%error, "orphaned draft store segment not deleted");
         }
-    }
-}
-
-/// Wait after a failed job.
-const RETRY_AFTER: Duration = Duration::from_secs(60);
-
-/// All namespaces are searched for old documents at least this often.
-const AGE_INTERVAL_MAX: Duration = Duration::from_secs(60);
-
-/// The writer, as the sealing thread sees it.
-struct SealRequests {
-    writer: Recipient<WriterMessage>,
-    openings: u64,
-}
-
-impl SealHost for SealRequests {
-    fn install(&self, segment: NewSegment) -> Result<(), LogError> {
-        let (reply, answer) = oneshot::channel();
-        // One message for each segment: the mailbox takes it even when it is full.
-        self.writer
-            .do_send(WriterMessage::Seal(SealMessage::Install {
-                openings: self.openings,
-                segment: Box::new(segment),
-                reply,
-            }));
-        answer.blocking_recv().unwrap_or_else(|_| Err(outdated()))
     }
 }

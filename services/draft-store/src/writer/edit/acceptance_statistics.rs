@@ -8,6 +8,7 @@
 //! A worker keeps counts in memory, too. Each table has a number, and an update names the table that it continues. So
 //! counts from before an erasure are refused, except those of a worker that has never exchanged any.
 
+use refrain_protocol::acceptance::AcceptanceStatsReply;
 use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::codec;
@@ -16,7 +17,7 @@ use crate::record::{
     AcceptanceStatisticsRecord, acceptance_statistics_key, acceptance_statistics_range,
 };
 use crate::writer::edit::Edit;
-use crate::writer::requests::{KeptStatistics, SavedStatistics, StatisticsUpdate};
+use crate::writer::requests::{SavedStatistics, StatisticsUpdate};
 
 /// Bytes of the statistics in one record. Compressed or not, the record stays within the limit of a value.
 const PART_BYTES: usize = 3_584;
@@ -44,16 +45,15 @@ impl Edit<'_> {
         let parts = record.chunks(PART_BYTES).count();
         for (part, piece) in record.chunks(PART_BYTES).enumerate() {
             let key = acceptance_statistics_key(namespace, part as u8);
-            let value = codec::seal(&key, &AcceptanceStatisticsRecord(piece.to_vec()));
-            bytes += (key.len() + value.len()) as u64;
-            self.batch.put(key, value);
+            let record = AcceptanceStatisticsRecord(piece.to_vec());
+            bytes += u64::from(self.batch.put_record(key, &record));
         }
         // They seldom shrink, only when cells are forgotten.
-        for part in parts..self.catalog.statistics_parts(namespace) {
+        for part in parts..self.catalog.statistics.parts(namespace) {
             self.batch
                 .remove(acceptance_statistics_key(namespace, part as u8));
         }
-        self.catalog.note_statistics(namespace, parts, bytes);
+        self.catalog.statistics.note(namespace, parts, bytes);
     }
 
     /// Removes the statistics of the namespaces that an erasure hits.
@@ -62,13 +62,13 @@ impl Edit<'_> {
         hits: impl Fn(Option<&Namespace>) -> bool,
     ) {
         for (namespace, names) in self.catalog.namespaces() {
-            let parts = self.catalog.statistics_parts(namespace);
+            let parts = self.catalog.statistics.parts(namespace);
             if parts > 0 && hits(names.as_ref()) {
                 for part in 0..parts {
                     self.batch
                         .remove(acceptance_statistics_key(namespace, part as u8));
                 }
-                self.catalog.note_statistics(namespace, 0, 0);
+                self.catalog.statistics.note(namespace, 0, 0);
             }
         }
     }
@@ -80,7 +80,7 @@ pub(in crate::writer) fn read(
     batch: &Batch,
     log: &dyn RecordLog,
     namespace: NamespaceId,
-) -> Result<Option<KeptStatistics>, LogError> {
+) -> Result<Option<AcceptanceStatsReply>, LogError> {
     let (from, to) = acceptance_statistics_range(namespace);
     let mut bytes = Vec::new();
     for (key, value) in batch.scan_over(log, &from, &to)? {
@@ -94,7 +94,7 @@ pub(in crate::writer) fn read(
     }
     Ok(bytes
         .split_first_chunk()
-        .map(|(table, statistics)| KeptStatistics {
+        .map(|(table, statistics)| AcceptanceStatsReply {
             table: u64::from_le_bytes(*table),
             statistics: statistics.to_vec(),
         }))

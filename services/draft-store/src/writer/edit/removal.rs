@@ -1,6 +1,5 @@
 //! Removals and erasures in a commit.
 
-use crate::codec;
 use crate::log::LogError;
 use crate::metrics::RemovalReason;
 use crate::record::{
@@ -17,7 +16,7 @@ impl Edit<'_> {
         removal: RemovalReason,
     ) -> Result<(), LogError> {
         if removal == RemovalReason::Erased {
-            self.catalog.exports().erased(key.namespace);
+            self.catalog.exports.erased(key.namespace);
         } else {
             self.keep_for_exports(key)?;
         }
@@ -43,19 +42,14 @@ impl Edit<'_> {
         self.catalog.add_tombstone(key, sequence);
         self.outcome.changed.insert(key.namespace);
         let tombstone = tombstone_key(key.namespace, sequence);
-        let value = codec::seal(
-            &tombstone,
-            &TombstoneRecord {
-                document: key.document.0,
-            },
-        );
-        self.batch.put(tombstone, value);
+        let document = key.document.0;
+        self.batch
+            .put_record(tombstone, &TombstoneRecord { document });
         let feed = self.catalog.feed_mut(key.namespace);
-        let trimmed = feed.trim(self.limits.tombstones_max);
+        let trimmed = feed.trim(self.tombstones_max);
         if !trimmed.is_empty() {
             let feed_key = namespace_key(RecordKind::Feed, key.namespace);
-            let value = codec::seal(&feed_key, &feed.record());
-            self.batch.put(feed_key, value);
+            self.batch.put_record(feed_key, &feed.record());
             for sequence in trimmed {
                 self.batch.remove(tombstone_key(key.namespace, sequence));
             }
@@ -64,19 +58,16 @@ impl Edit<'_> {
 
     /// Remembers an erasure.
     pub(in crate::writer) fn mark(&mut self, mark: ErasureRecord) {
-        let key = erasure_key(mark.id());
-        let value = codec::seal(&key, &mark);
-        self.batch.put(key, value);
-        self.catalog.erasures_mut().mark(mark);
+        self.batch.put_record(erasure_key(mark.id()), &mark);
+        self.catalog.erasures.mark(mark);
     }
 
     /// Remembers that a document was erased.
     pub(in crate::writer) fn remember_erased(&mut self, key: DocumentKey) {
         let at_ms = self.now_ms;
         let erased_key = document_key(RecordKind::Erased, key);
-        let value = codec::seal(&erased_key, &ErasedRecord { at_ms });
-        self.batch.put(erased_key, value);
-        self.catalog.erasures_mut().erase(key, at_ms);
+        self.batch.put_record(erased_key, &ErasedRecord { at_ms });
+        self.catalog.erasures.erase(key, at_ms);
     }
 
     /// Forgets erasures before a time, and the documents beyond the limit.
@@ -88,7 +79,7 @@ impl Edit<'_> {
     ) {
         let (marks, keys) = self
             .catalog
-            .erasures_mut()
+            .erasures
             .expire(before_ms, documents_max, limit);
         for id in marks {
             self.batch.remove(erasure_key(id));

@@ -21,7 +21,7 @@ impl Edit<'_> {
         mark: u32,
     ) -> Result<(), LogError> {
         let (chunk, _) = chunk_of(slot);
-        if !self.marks.contains(chunk) {
+        if !self.marks.chunks.contains_key(&chunk) {
             let key = marks_key(chunk.0, chunk.1);
             let stored = self.log.get(&key)?;
             // Damaged marks were removed at start. If they break now, a restart brings some removed documents back,
@@ -29,7 +29,7 @@ impl Edit<'_> {
             if let Some(Ok(MarksRecord(stored))) =
                 stored.map(|value| codec::open::<MarksRecord>(&key, &value))
             {
-                self.marks.insert(chunk, stored);
+                self.marks.chunks.insert(chunk, stored);
             }
         }
         self.marks.set(slot, mark);
@@ -38,12 +38,11 @@ impl Edit<'_> {
 
     /// Adds the marks to the writes.
     pub(in crate::writer) fn write_marks(&mut self) {
-        for ((segment, chunk), marks) in std::mem::take(&mut self.marks).into_chunks() {
+        for ((segment, chunk), marks) in std::mem::take(&mut self.marks.chunks) {
             // A segment that was merged meanwhile needs no marks.
             if self.catalog.segments().get(segment).is_some() {
                 let key = marks_key(segment, chunk);
-                let value = codec::seal(&key, &MarksRecord(marks));
-                self.batch.put(key, value);
+                self.batch.put_record(key, &MarksRecord(marks));
             }
         }
     }
@@ -62,9 +61,7 @@ impl Edit<'_> {
         let tokens = document_text::read(self.catalog, &*self.log, key, 0, state.len)?;
         let head = document_text::head(self.catalog, &*self.log, key)?;
         let head_key = document_key(RecordKind::Head, key);
-        let value = codec::seal(&head_key, &HeadRecord(head));
-        state.bytes = (head_key.len() + value.len()) as u32;
-        self.batch.put(head_key, value);
+        state.bytes = self.batch.put_record(head_key, &HeadRecord(head));
         let is_finished = state.finish != 0;
         (state.len, state.tail_start, state.tail_pieces) = (0, 0, 0);
         self.store_text(key, &mut state, 0, &tokens, is_finished)?;
@@ -77,11 +74,11 @@ impl Edit<'_> {
 
     /// Puts a document aside for the exports that list it, before it is cut or removed.
     pub(in crate::writer) fn keep_for_exports(&mut self, key: DocumentKey) -> Result<(), LogError> {
-        if !self.catalog.exports().want(key) {
+        if !self.catalog.exports.want(key) {
             return Ok(());
         }
         match self.current_document(key) {
-            Ok(now) => self.catalog.exports().keep(key, &now),
+            Ok(now) => self.catalog.exports.keep(key, &now),
             Err(TextError::Log(error)) => return Err(error),
             // A damaged document could not have been exported anyway.
             Err(TextError::Damaged(_)) => {}
@@ -125,10 +122,9 @@ impl Edit<'_> {
             damaged: _,
         } = segment;
         if let Some(file) = file {
-            let key = segment_key(file.id());
-            let value = codec::seal(&key, &file.manifest());
-            self.batch.put(key, value);
-            let segment = file.id();
+            let segment = file.id;
+            self.batch
+                .put_record(segment_key(segment), &file.manifest());
             let states: Vec<u32> = file.states().map(|(.., state)| state.bytes).collect();
             self.catalog.mount(file);
             for ((number, included), bytes) in (0..).zip(&documents).zip(states) {
@@ -201,7 +197,12 @@ impl Edit<'_> {
 
     /// Forgets the segments whose last document this commit removed. Their space comes back without a merge.
     pub(in crate::writer) fn forget_emptied(&mut self) {
-        let mut emptied: Vec<SegmentId> = self.marks.keys().map(|(segment, _)| segment).collect();
+        let mut emptied: Vec<SegmentId> = self
+            .marks
+            .chunks
+            .keys()
+            .map(|(segment, _)| *segment)
+            .collect();
         emptied.dedup();
         let segments = self.catalog.segments();
         emptied.retain(|segment| {
@@ -219,7 +220,7 @@ impl Edit<'_> {
         let documents = mounted.map_or(0, |mounted| mounted.file.documents());
         if let Some(mounted) = mounted {
             let bytes = mounted.file.file_bytes();
-            self.catalog.exports().unmounted(segment, bytes);
+            self.catalog.exports.unmounted(segment, bytes);
         }
         for chunk in 0..documents.div_ceil(MARKS_DOCUMENTS) {
             self.batch.remove(marks_key(segment, chunk));

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use refrain_protocol::TokenId;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 
-use crate::codec::{self, Damage};
+use crate::codec::Damage;
 use crate::log::LogError;
 use crate::metrics::RemovalReason;
 use crate::reading::document_text::TextError;
@@ -14,7 +14,7 @@ use crate::record::{
     piece_key,
 };
 use crate::writer::edit::Edit;
-use crate::writer::placement::{Placement, TextState, place};
+use crate::writer::placement::{Placement, place};
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl Edit<'_> {
@@ -27,7 +27,7 @@ impl Edit<'_> {
     ) -> Result<u32, LogError> {
         let key = DocumentKey::new(append.namespace, update.document);
         let known = self.catalog.document(key).is_some();
-        let erasures = self.catalog.erasures();
+        let erasures = &self.catalog.erasures;
         self.static_code = match append.author {
             UpdateAuthor::Operator { is_static: true } => STATIC,
             _ => 0,
@@ -56,7 +56,7 @@ impl Edit<'_> {
     /// `Unreadable` if the log's index must be rebuilt first, since only the index may be damaged.
     pub(in crate::writer) fn remove_damaged(&mut self, key: DocumentKey) -> Result<(), LogError> {
         let is_sealed = self.catalog.sealed(key).is_some();
-        if self.log.can_be_rebuilt() && !is_sealed && !self.limits.rebuilt_for.contains(&key) {
+        if self.log.can_be_rebuilt() && !is_sealed && !self.rebuilt_for.contains(&key) {
             return Err(LogError::Unreadable(key));
         }
         self.remove(key, RemovalReason::Damage)
@@ -64,7 +64,7 @@ impl Edit<'_> {
 
     fn try_apply(&mut self, key: DocumentKey, update: &DocumentUpdate) -> Result<(), TextError> {
         let known = self.catalog.document(key);
-        match place(known.map(|document| TextState::of(&document.state)), update) {
+        match place(known.map(|document| &document.state), update) {
             Placement::Nothing { at_end } => {
                 if let Some(document) = known
                     && at_end
@@ -133,9 +133,7 @@ impl Edit<'_> {
         let surplus = head.left_context.len().saturating_sub(LEFT_CONTEXT_TOKENS);
         head.left_context.drain(..surplus);
         let head_key = document_key(RecordKind::Head, key);
-        let value = codec::seal(&head_key, &HeadRecord(head));
-        let bytes = (head_key.len() + value.len()) as u32;
-        self.batch.put(head_key, value);
+        let bytes = self.batch.put_record(head_key, &HeadRecord(head));
         StateRecord {
             epoch: update.epoch,
             epoch_start: 0,

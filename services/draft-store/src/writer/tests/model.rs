@@ -139,8 +139,8 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
                 Some(if *finish { finished(sent) } else { sent })
             }
             Op::Grow { document, count } => {
-                let open = store.shared.read();
-                let known = open.as_ref().unwrap().catalog.document(key("a", *document));
+                let open = store.shared.read().unwrap();
+                let known = open.catalog.document(key("a", *document));
                 let (epoch, len) =
                     known.map_or((1, 0), |known| (known.state.epoch, known.state.len));
                 Some(update(
@@ -206,8 +206,8 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
         assert_eq!(follower.documents, fresh.documents);
     }
     // The sums equal those of the documents.
-    let open = store.shared.read();
-    let totals = open.as_ref().unwrap().catalog.totals();
+    let open = store.shared.read().unwrap();
+    let totals = open.catalog.totals();
     let tokens: usize = fresh.documents.values().map(|copy| copy.tokens.len()).sum();
     assert_eq!(
         (totals.tokens, totals.documents),
@@ -220,7 +220,7 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
         .filter(|(key, _)| matches!(key[0], b'p' | b'h'))
         .map(|(key, value)| key.len() + value.len())
         .sum();
-    let catalog = &open.as_ref().unwrap().catalog;
+    let catalog = &open.catalog;
     let (unsealed, unsealed_bytes) = catalog.segments().unsealed_totals();
     assert_eq!(unsealed_bytes, bytes as u64);
     let (mut sealed, mut sealed_bytes) = (0, 0);

@@ -121,9 +121,9 @@ fn cursors_and_order_outlive_a_restart() {
     let mut store = store.reopen();
     follower.catch_up(&store, "a", 1000);
     assert_eq!((follower.resets, follower.events), (1, 5));
-    let open = store.shared.read();
+    let open = store.shared.read().unwrap();
     assert_eq!(
-        open.as_ref().unwrap().catalog.oldest(),
+        open.catalog.uses.oldest(),
         Some(key("a", 2)),
         "0 and 1 were used"
     );
@@ -262,7 +262,7 @@ fn bytes_are_a_budget_too_and_evictions_go_in_steps() {
     for document in 0..8 {
         store.append("a", &[update(document, 1, 0, &[1; 10])]);
     }
-    let bytes = store.shared.read().as_ref().unwrap().catalog.totals().bytes;
+    let bytes = store.shared.read().unwrap().catalog.totals().bytes;
     let config = DraftStoreConfig {
         bytes_max: bytes / 4,
         ..store.config.clone()
@@ -500,8 +500,8 @@ fn exports_that_began_since_the_mark_end_before_an_erasure_is_answered() {
         Ok(outcome)
     });
     let begin = |store: &Store, number: u64, tenant: &'static str| {
-        let open = store.shared.read();
-        let catalog = &open.as_ref().unwrap().catalog;
+        let open = store.shared.read().unwrap();
+        let catalog = &open.catalog;
         let is_wanted = |names: &Namespace| names.tenant == tenant;
         let begun = catalog.begin_export(number, is_wanted, ExportLimits::NONE);
         assert!(begun.is_some_and(|begun| begun.is_ok()));
@@ -510,14 +510,14 @@ fn exports_that_began_since_the_mark_end_before_an_erasure_is_answered() {
     begin(&store, 2, "b");
     // It was evicted before it could be erased: the export has a copy, and no removal will report it as erased.
     store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], RemovalReason::Tokens, now_ms));
-    let open = store.shared.read();
-    let catalog = &open.as_ref().unwrap().catalog;
-    let ours = catalog.exports().get(1).unwrap().ok().unwrap();
+    let open = store.shared.read().unwrap();
+    let catalog = &open.catalog;
+    let ours = catalog.exports.get(1).unwrap().ok().unwrap();
     assert_eq!(ours.put_aside(key("a", 1)).unwrap().tokens, [1, 2, 3]);
     catalog.end_exports(&marked.unwrap());
     assert!(matches!(
-        catalog.exports().get(1),
+        catalog.exports.get(1),
         Some(Err(ExportEnd::Erased))
     ));
-    assert!(matches!(catalog.exports().get(2), Some(Ok(_))));
+    assert!(matches!(catalog.exports.get(2), Some(Ok(_))));
 }

@@ -28,8 +28,8 @@ fn filled(documents: std::ops::Range<u128>) -> Store {
 }
 
 fn places(store: &Store) -> Vec<Option<SegmentId>> {
-    let open = store.shared.read();
-    let catalog = &open.as_ref().unwrap().catalog;
+    let open = store.shared.read().unwrap();
+    let catalog = &open.catalog;
     (0..100)
         .filter_map(|document| catalog.document(key("a", document)))
         .map(|known| known.slot.map(|slot| slot.segment))
@@ -64,8 +64,8 @@ fn sealed_documents_leave_the_log_and_the_feed_is_unchanged() {
         let events = early.events;
         early.catch_up(&store, "a", 120);
         assert_eq!(early.events, events, "sealing is no news, round {round}");
-        let open = store.shared.read();
-        let catalog = &open.as_ref().unwrap().catalog;
+        let open = store.shared.read().unwrap();
+        let catalog = &open.catalog;
         let head = crate::reading::document_text::head(catalog, &*store.log, key("a", 3)).unwrap();
         let expected = DocumentHead {
             session: Some("s".into()),
@@ -134,8 +134,8 @@ fn a_document_that_changes_while_it_is_sealed_stays_in_the_log() {
         let texts = follows(&store);
         assert_eq!(texts.keys().collect::<Vec<_>>(), [&0, &1, &3]);
         assert_eq!(texts[&1], [text(1, 50), vec![9]].concat());
-        let open = store.shared.read();
-        let used = open.as_ref().unwrap().catalog.document(key("a", 3));
+        let open = store.shared.read().unwrap();
+        let used = open.catalog.document(key("a", 3));
         assert_eq!(used.unwrap().state.used_ms, 1_000_000_900_000);
         drop(open);
         store = store.reopen();
@@ -180,8 +180,8 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
     store = store.reopen();
     assert_eq!(store.documents("a"), [0, 1, 2, 3, 4, 7, 8, 9, 20]);
     let stats = |store: &Store| {
-        let open = store.shared.read();
-        let segments = open.as_ref().unwrap().catalog.segments();
+        let open = store.shared.read().unwrap();
+        let segments = open.catalog.segments();
         segments
             .iter()
             .map(|(_, one)| one.stats())

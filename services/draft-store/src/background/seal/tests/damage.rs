@@ -30,14 +30,14 @@ fn a_damaged_or_missing_file_costs_only_its_own_documents() {
         let (store, [first, second, theirs]) = sealed(dir.path());
         let mut expected = store.expected.take();
         let manifest = |store: &TestStore, closed| {
-            let open = store.shared.read();
-            let identity = store.core.lock().unwrap().store();
-            Manifest::new(0, identity, &open.as_ref().unwrap().catalog, closed)
+            let open = store.shared.read().unwrap();
+            let identity = store.core.lock().unwrap().store;
+            Manifest::new(0, identity, &open.catalog, closed)
         };
         manifest(&store, true).write(dir.path()).unwrap();
         let cursors = |store: &TestStore| {
-            let open = store.shared.read();
-            let catalog = &open.as_ref().unwrap().catalog;
+            let open = store.shared.read().unwrap();
+            let catalog = &open.catalog;
             ["a", "b"].map(|tenant| catalog.cursor(names(tenant).id(), 1))
         };
         let [ours_before, theirs_before] = cursors(&store);
@@ -101,11 +101,11 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
     for (version, lost) in [(1u32, "nothing"), (3, "log"), (3, "name")] {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, ..]) = sealed(dir.path());
-        let open = store.shared.read().as_ref().unwrap().log.clone();
-        let identity = store.core.lock().unwrap().store();
+        let open = store.shared.read().unwrap().log.clone();
+        let identity = store.core.lock().unwrap().store;
         {
-            let open = store.shared.read();
-            let catalog = &open.as_ref().unwrap().catalog;
+            let open = store.shared.read().unwrap();
+            let catalog = &open.catalog;
             let manifest = Manifest::new(0, identity, catalog, true);
             manifest.write(dir.path()).unwrap();
         }
@@ -169,7 +169,7 @@ fn a_damaged_name_of_a_segment_is_read_from_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, second, theirs]) = sealed(dir.path());
         let mut expected = store.expected.take();
-        let log = store.shared.read().as_ref().unwrap().log.clone();
+        let log = store.shared.read().unwrap().log.clone();
         let key = crate::record::segment_key(first);
         let mut value = log.get(&key).unwrap().unwrap();
         value[20] ^= 1;
@@ -204,8 +204,8 @@ fn a_lost_log_finds_its_segments_again() {
         assert_eq!(store.quarantined.is_some(), quarantines);
         assert_eq!(store.mounted(), segments);
         store.check();
-        let open = store.shared.read();
-        let found = open.as_ref().unwrap().catalog.namespaces();
+        let open = store.shared.read().unwrap();
+        let found = open.catalog.namespaces();
         assert!(found.contains(&(names("b").id(), Some(names("b")))));
     }
 }

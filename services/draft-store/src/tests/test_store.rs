@@ -133,8 +133,8 @@ impl TestStore {
 
     /// Fails unless the store holds exactly what it must.
     pub(crate) fn check(&self) {
-        let open = self.shared.read();
-        let OpenStore { catalog, log } = open.as_ref().unwrap();
+        let open = self.shared.read().unwrap();
+        let OpenStore { catalog, log } = &*open;
         let expected = self.expected.borrow();
         let held = catalog.documents(names("a").id()).count();
         assert_eq!(held, expected.len());

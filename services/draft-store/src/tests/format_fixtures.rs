@@ -107,7 +107,7 @@ impl Records {
             sequence_reserved: 65_536,
         };
         self.each(store_key(), store);
-        let named = NamespaceRecord::from(&names());
+        let named = NamespaceRecord(names());
         self.each(namespace_key(RecordKind::Namespace, namespace), named);
         let feed = FeedRecord {
             floor: 3,
@@ -240,10 +240,10 @@ fn a_segment_file_of_version_2_is_read() {
     segments::check_versions(dir.path()).unwrap();
     let file = SegmentFile::open(dir.path(), SEGMENT).unwrap();
     assert_eq!(
-        (file.namespace(), file.names()),
+        (file.namespace, file.names.as_ref()),
         (names().id(), Some(&names()))
     );
-    assert_eq!((file.documents(), file.tokens()), (2, 605));
+    assert_eq!((file.documents(), file.tokens), (2, 605));
     for (number, expected) in (0..).zip(entries()) {
         let read = file.entry(number).unwrap();
         let state = StateRecord {
