@@ -21,6 +21,7 @@ use anyhow::Context;
 use crate::progress::ProgressLine;
 use crate::replay::trace::{Traces, tokenizer};
 use crate::replay::{ReplayProgress, once, run_in_parallel};
+use crate::text_table::print_report;
 use experiments::Experiment;
 use workloads::WorkloadSorter;
 
@@ -39,12 +40,7 @@ pub fn command(options: &AnalyzeOptions) -> anyhow::Result<()> {
     if let Some(path) = &options.html {
         std::fs::write(path, html(&report)?).with_context(|| path.display().to_string())?;
     }
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.table());
-    }
-    Ok(())
+    Ok(print_report(&report, options.json, AnalyzeReport::table)?)
 }
 
 /// Analyzes the logs. `progress` receives the progress of all replays together.
