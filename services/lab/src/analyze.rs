@@ -49,7 +49,7 @@ pub fn command(options: &AnalyzeOptions) -> anyhow::Result<()> {
 /// An invalid setting, a file that cannot be read, or a line that is not a call (with file and line).
 pub fn run(
     options: &AnalyzeOptions,
-    progress: impl FnMut(ReplayProgress),
+    progress: impl FnMut(ReplayProgress) + Send,
 ) -> anyhow::Result<AnalyzeReport> {
     let options = &AnalyzeOptions {
         concurrency: once(&options.concurrency),

@@ -80,7 +80,7 @@ pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
 /// than an index can hold.
 pub fn run(
     options: &ReplayOptions,
-    mut progress: impl FnMut(ReplayProgress),
+    progress: impl FnMut(ReplayProgress) + Send,
 ) -> anyhow::Result<ReplayReport> {
     let options = &options.settled();
     options.check()?;
@@ -101,7 +101,7 @@ pub fn run(
             progress(tally.progress(reading.share().max(tally.docs as f64 / docs_max as f64)));
         })
     };
-    let outcomes = run_in_parallel(order, replay_one, &mut progress)?;
+    let outcomes = run_in_parallel(order, replay_one, progress)?;
     Ok(ReplayReport::new(options, &outcomes))
 }
 

@@ -222,44 +222,30 @@ impl ReplayReport {
 
     /// The report as a table for people.
     pub fn table(&self) -> String {
-        let thousandths = |value| number(value, 3);
-        let us = |of: fn(&DurationsUs) -> f64| thousandths(self.propose_us.as_ref().map(of));
+        let counted = |name: &str, count: u64| vec![name.to_owned(), count.to_string()];
+        let measured = |name: &str, value| vec![name.to_owned(), number(value, 3)];
+        let propose = |of: fn(&DurationsUs) -> f64| self.propose_us.as_ref().map(of);
+        let into_group_us = self.group_insert_us_per_token;
         let rows = [
-            ("calls", self.docs.to_string()),
-            ("output tokens", self.output_tokens.to_string()),
-            ("steps", self.steps.to_string()),
-            ("tokens per step", thousandths(self.tokens_per_step)),
-            ("drafted per step", thousandths(self.drafted_per_step)),
-            ("acceptance rate", thousandths(self.acceptance_rate)),
-            ("propose, us: mean", us(|us| us.mean)),
-            ("propose, us: p50", us(|us| us.p50)),
-            ("propose, us: p99", us(|us| us.p99)),
-            (
-                "insert, us per token",
-                thousandths(self.insert_us_per_token),
-            ),
-            (
-                "insert into group, us per token",
-                thousandths(self.group_insert_us_per_token),
-            ),
-            ("seal, us per token", thousandths(self.seal_us_per_token)),
-            (
-                "extend, us per token",
-                thousandths(self.extend_us_per_token),
-            ),
-            (
-                "index, bytes per token",
-                thousandths(self.index_bytes_per_token),
-            ),
-            ("index, live bytes", self.sizes.live_bytes.to_string()),
-            ("index, segment bytes", self.sizes.segment_bytes.to_string()),
-            (
-                "warming, tokens per second",
-                thousandths(self.build_tokens_per_s),
-            ),
-            ("wall time, s", format!("{:.3}", self.wall_s)),
+            counted("calls", self.docs),
+            counted("output tokens", self.output_tokens),
+            counted("steps", self.steps),
+            measured("tokens per step", self.tokens_per_step),
+            measured("drafted per step", self.drafted_per_step),
+            measured("acceptance rate", self.acceptance_rate),
+            measured("propose, us: mean", propose(|us| us.mean)),
+            measured("propose, us: p50", propose(|us| us.p50)),
+            measured("propose, us: p99", propose(|us| us.p99)),
+            measured("insert, us per token", self.insert_us_per_token),
+            measured("insert into group, us per token", into_group_us),
+            measured("seal, us per token", self.seal_us_per_token),
+            measured("extend, us per token", self.extend_us_per_token),
+            measured("index, bytes per token", self.index_bytes_per_token),
+            counted("index, live bytes", self.sizes.live_bytes),
+            counted("index, segment bytes", self.sizes.segment_bytes),
+            measured("warming, tokens per second", self.build_tokens_per_s),
+            measured("wall time, s", Some(self.wall_s)),
         ];
-        let rows = rows.map(|(name, value)| vec![name.to_owned(), value]);
         let mut text = text_table(1, &[], rows);
         text.push('\n');
         text += &source_table(&self.sources);
