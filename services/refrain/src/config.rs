@@ -1,5 +1,6 @@
 //! One configuration file for the whole mesh: each process reads the sections of its role, `refrain up` reads all.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -192,60 +193,42 @@ impl MeshFile {
         if is_up {
             filled.fill_in_for_up();
         }
-        let sections: [(Role, &str, &dyn Validate, bool); 5] = [
-            (Role::Gateway, "gateway", &filled.gateway, true),
-            (
-                Role::Scheduler,
-                "scheduler",
-                &self.scheduler,
-                self.scheduler.listen.is_some(),
-            ),
-            (
-                Role::Worker,
-                "worker",
-                &self.worker,
-                self.worker.listen.is_some(),
-            ),
-            (
-                Role::DraftStore,
-                "draft_store",
-                &self.draft_store,
-                self.draft_store.listen.is_some(),
-            ),
-            (
-                Role::ReferenceEngine,
-                "engine",
-                &self.engine,
-                self.engine.listen.is_some(),
-            ),
-        ];
-        for (owner, section, config, listens) in sections {
-            let runs_in_up = owner != Role::ReferenceEngine || !is_external;
-            if role == owner || is_up && runs_in_up {
-                faults.extend(within(section, config.faults()));
-            }
-            if role == owner && !listens {
-                let missing = "missing, such as \"0.0.0.0:8200\"";
-                faults.push(format!("{section}.listen: {missing}"));
-            }
+        if matches!(role, Role::Up | Role::Gateway) {
+            faults.extend(within("gateway", filled.gateway.faults()));
         }
-        let Urls {
+        let mut section =
+            |owner: Role, key: &str, config: &dyn Validate, addr: Option<SocketAddr>| {
+                let runs_in_up = owner != Role::ReferenceEngine || !is_external;
+                if role == owner || is_up && runs_in_up {
+                    faults.extend(within(key, config.faults()));
+                }
+                if role == owner && addr.is_none() {
+                    faults.push(format!("{key}.listen: missing, such as \"0.0.0.0:8200\""));
+                }
+            };
+        let MeshFile {
             scheduler,
-            draft_store,
+            worker,
+            draft_store: store,
             engine,
+            urls,
             ..
-        } = &self.urls;
-        let urls = match role {
-            Role::Up if is_external => vec![("engine", engine)],
-            Role::Gateway => vec![("scheduler", scheduler)],
+        } = self;
+        section(Role::Scheduler, "scheduler", scheduler, scheduler.listen);
+        section(Role::Worker, "worker", worker, worker.listen);
+        section(Role::DraftStore, "draft_store", store, store.listen);
+        section(Role::ReferenceEngine, "engine", engine, engine.listen);
+        let called = match role {
+            Role::Up if is_external => vec![("engine", &urls.engine)],
+            Role::Gateway => vec![("scheduler", &urls.scheduler)],
             Role::Worker => vec![
-                ("scheduler", scheduler),
-                ("draft_store", draft_store),
-                ("engine", engine),
+                ("scheduler", &urls.scheduler),
+                ("draft_store", &urls.draft_store),
+                ("engine", &urls.engine),
             ],
             _ => Vec::new(),
         };
-        for (key, url) in urls {
+        for (key, url) in called {
             if !url.starts_with("http://") && !url.starts_with("https://") {
                 faults.push(format!("urls.{key}: must be an http:// or https:// URL"));
             }

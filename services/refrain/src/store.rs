@@ -148,24 +148,18 @@ async fn on_store<T>(
 }
 
 /// Prints a reply as one JSON object, or as lines for people.
-fn print<R: Serialize>(
-    reply: &R,
-    as_json: bool,
-    lines: impl FnOnce(&R) -> String,
-) -> serde_json::Result<()> {
-    let text = match as_json {
-        true => serde_json::to_string(reply)? + "\n",
-        false => lines(reply),
-    };
-    print!("{text}");
+fn print(reply: &impl Serialize, as_json: bool, lines: &str) -> serde_json::Result<()> {
+    match as_json {
+        true => println!("{}", serde_json::to_string(reply)?),
+        false => print!("{lines}"),
+    }
     Ok(())
 }
 
 async fn stats(args: PlainArgs) -> anyhow::Result<()> {
-    let stats = on_store(&args.target, Access::Read, async |store| {
-        store.store_stats().await
-    });
-    Ok(print(&stats.await?, args.json, table)?)
+    let read = async |store: &dyn StoreAdmin| store.store_stats().await;
+    let stats = on_store(&args.target, Access::Read, read).await?;
+    Ok(print(&stats, args.json, &table(&stats))?)
 }
 
 fn table(stats: &StoreStats) -> String {
@@ -184,49 +178,36 @@ fn table(stats: &StoreStats) -> String {
 }
 
 async fn verify(args: PlainArgs) -> anyhow::Result<()> {
-    let reply = on_store(&args.target, Access::Read, async |store| {
-        store.verify().await
-    });
-    let reply = reply.await?;
-    print(&reply, args.json, |reply| {
-        format!(
-            "{} records read, {} documents with {} tokens\n",
-            reply.records, reply.documents, reply.tokens
-        )
-    })?;
-    ensure_sound(&reply)
-}
-
-/// Fails if anything is damaged, and names it, or if anything is in quarantine.
-fn ensure_sound(reply: &VerifyReply) -> anyhow::Result<()> {
+    let verify = async |store: &dyn StoreAdmin| store.verify().await;
+    let reply = on_store(&args.target, Access::Read, verify).await?;
+    let VerifyReply {
+        records,
+        documents,
+        tokens,
+        damaged,
+        quarantines,
+        ..
+    } = reply;
+    let line = format!("{records} records read, {documents} documents with {tokens} tokens\n");
+    print(&reply, args.json, &line)?;
     for damage in &reply.damage {
         eprintln!("{}: {}", damage.what, damage.why);
     }
+    ensure!(damaged == 0, "{damaged} records or documents are damaged");
     ensure!(
-        reply.damaged == 0,
-        "{} records or documents are damaged",
-        reply.damaged
-    );
-    ensure!(
-        reply.quarantines == 0,
-        "the store is sound, but {} quarantine-* folders in data_dir could not be fully read and may hold documents \
-         that the store lacks",
-        reply.quarantines
+        quarantines == 0,
+        "the store is sound, but {quarantines} quarantine-* folders in data_dir could not be fully read and may hold \
+         documents that the store lacks"
     );
     Ok(())
 }
 
 async fn compact(args: PlainArgs) -> anyhow::Result<()> {
-    let reply = on_store(&args.target, Access::Write, async |store| {
-        store.compact().await
-    });
-    print(&reply.await?, args.json, |reply| {
-        format!(
-            "{} bytes before, {} after\n",
-            reply.before_bytes, reply.after_bytes
-        )
-    })?;
-    Ok(())
+    let compact = async |store: &dyn StoreAdmin| store.compact().await;
+    let reply = on_store(&args.target, Access::Write, compact).await?;
+    let (before, after) = (reply.before_bytes, reply.after_bytes);
+    let line = format!("{before} bytes before, {after} after\n");
+    Ok(print(&reply, args.json, &line)?)
 }
 
 async fn erase(args: EraseArgs) -> anyhow::Result<()> {
@@ -238,16 +219,11 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
         until_ms: args.until_ms,
         quarantines: args.quarantines,
     };
-    let reply = on_store(&args.target, Access::Write, async |store| {
-        store.erase(request).await
-    });
-    let reply = reply.await?;
-    print(&reply, args.json, |reply| {
-        format!(
-            "{} documents erased, {} quarantined logs deleted\n",
-            reply.documents, reply.quarantines
-        )
-    })?;
+    let erase = async |store: &dyn StoreAdmin| store.erase(request).await;
+    let reply = on_store(&args.target, Access::Write, erase).await?;
+    let (documents, quarantines) = (reply.documents, reply.quarantines);
+    let line = format!("{documents} documents erased, {quarantines} quarantined logs deleted\n");
+    print(&reply, args.json, &line)?;
     ensure!(
         reply.quarantines_kept == 0,
         "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
@@ -259,24 +235,20 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
 
 async fn confirm(args: ConfirmArgs) -> anyhow::Result<()> {
     let ConfirmArgs { loss, clock, .. } = args;
-    let request = ConfirmRequest { loss, clock };
-    let reply = on_store(&args.target, Access::Write, async |store| {
-        store.confirm(request).await
-    });
-    print(&reply.await?, args.json, |reply| {
-        let of_loss = match reply.lost_documents {
-            Some(documents) => {
-                format!("the store now serves without {documents} documents that it had\n")
-            }
-            None if loss => "the store has lost no documents\n".to_owned(),
-            None => String::new(),
-        };
-        let of_clock = match reply.clock_offset_ms {
-            Some(offset_ms) => format!("the store's clock moved {offset_ms} ms ahead\n"),
-            None if clock => "the store's clock already agrees with the system's\n".to_owned(),
-            None => String::new(),
-        };
-        of_loss + &of_clock
-    })?;
-    Ok(())
+    let confirm =
+        async |store: &dyn StoreAdmin| store.confirm(ConfirmRequest { loss, clock }).await;
+    let reply = on_store(&args.target, Access::Write, confirm).await?;
+    let of_loss = match reply.lost_documents {
+        Some(documents) => {
+            format!("the store now serves without {documents} documents that it had\n")
+        }
+        None if loss => "the store has lost no documents\n".into(),
+        None => String::new(),
+    };
+    let of_clock = match reply.clock_offset_ms {
+        Some(offset_ms) => format!("the store's clock moved {offset_ms} ms ahead\n"),
+        None if clock => "the store's clock already agrees with the system's\n".into(),
+        None => String::new(),
+    };
+    Ok(print(&reply, args.json, &(of_loss + &of_clock))?)
 }
