@@ -34,7 +34,7 @@ pub use report::{AnalyzeReport, TriedSetting, WorkloadReport};
 /// # Errors
 /// As [`run`], and a page that cannot be written.
 pub fn command(options: &AnalyzeOptions) -> anyhow::Result<()> {
-    let line = ProgressLine::new();
+    let line = ProgressLine::default();
     let report = run(options, |progress| progress.show_on(&line))?;
     drop(line);
     if let Some(path) = &options.html {

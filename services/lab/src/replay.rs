@@ -61,7 +61,7 @@ pub use window::Window;
 /// # Errors
 /// As [`run`].
 pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
-    let line = ProgressLine::new();
+    let line = ProgressLine::default();
     let report = run(options, |progress| progress.show_on(&line))?;
     drop(line);
     Ok(print_report(&report, options.json, |report| {

@@ -59,9 +59,9 @@ pub struct EngineModel {
     pub tile_tokens: f64,
 }
 
-// Where a file or preset names no efficiency, these are assumed; they are on no data sheet. With them the 8B model on an
-// H200 decodes at 5.7, 6.5 and 9.9 ms per token for 1, 16 and 64 requests of 500 tokens. vLLM was measured at 5.5, 6.7
-// and 10.4 on Spec-Bench (ArcticInference's figures for its suffix decoding in vLLM; they include prompts).
+// Where a file or preset names no efficiency, these are assumed; they are on no data sheet. With them the 8B model on
+// an H200 decodes at 5.7, 6.5 and 9.9 ms per token for 1, 16 and 64 requests of 500 tokens. vLLM was measured at 5.5,
+// 6.7 and 10.4 on Spec-Bench (ArcticInference's figures for its suffix decoding in vLLM; they include prompts).
 
 fn bandwidth_efficiency() -> f64 {
     0.8

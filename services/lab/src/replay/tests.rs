@@ -326,11 +326,11 @@ fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
         ("", "calls.jsonl, line 2: invalid type: string"),
         ("--warm WARM", "calls.jsonl, line 2: invalid type: string"),
     ] {
-        let said = match replay(&calls, args) {
+        let error = match replay(&calls, args) {
             Ok(_) => panic!("{args} was accepted"),
             Err(error) => format!("{error:#}"),
         };
-        assert!(said.contains(wanted), "{args}: {said}");
+        assert!(error.contains(wanted), "{args}: {error}");
     }
     // The limit ends the reading before the faulty line.
     assert_eq!(replay(&calls, "--docs 1")?.docs, 1);

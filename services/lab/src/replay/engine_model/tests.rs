@@ -123,19 +123,19 @@ fn a_file_has_the_keys_of_the_struct() -> anyhow::Result<()> {
         ),
     ] {
         std::fs::write(&path, text)?;
-        let said = format!("{:#}", EngineModel::load(name).expect_err(text));
+        let error = format!("{:#}", EngineModel::load(name).expect_err(text));
         assert!(
-            said.contains(wanted) && said.contains("engine.toml"),
-            "{said}"
+            error.contains(wanted) && error.contains("engine.toml"),
+            "{error}"
         );
     }
-    let said = format!(
+    let error = format!(
         "{:#}",
         EngineModel::load("h1-8b").expect_err("no such model")
     );
     assert!(
-        said.contains("h1-8b") && said.contains("h100-8b-measured, h200-8b"),
-        "{said}"
+        error.contains("h1-8b") && error.contains("h100-8b-measured, h200-8b"),
+        "{error}"
     );
     Ok(())
 }
