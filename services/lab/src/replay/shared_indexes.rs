@@ -264,7 +264,7 @@ impl SharedIndexes {
         Some(&self.groups.get(of.group.as_ref()?)?.index)
     }
 
-    /// What the indexes took, at the end of a replay.
+    /// Sizes and times at the end of a replay.
     pub(super) fn into_costs(self) -> IndexCosts {
         let mut costs = self.costs;
         let sizes = &mut costs.sizes;
