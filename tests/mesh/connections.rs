@@ -13,7 +13,7 @@ const HARD: u32 = 260;
 /// More connections than the process has descriptors.
 const STRANGERS: usize = 400;
 /// How long a client may wait for a connection. Idle connections are kept far longer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const CONNECTION_WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Opens a connection, sends one request, and keeps the connection.
 async fn stranger(addr: SocketAddr) -> anyhow::Result<TcpStream> {
@@ -47,7 +47,11 @@ async fn strangers_that_keep_connections_do_not_lock_clients_out() -> anyhow::Re
     let mut strangers = Vec::new();
     for _ in 0..STRANGERS {
         // Some connections are refused, as they should be.
-        strangers.extend(tokio::time::timeout(PATIENCE, stranger(addr)).await?.ok());
+        strangers.extend(
+            tokio::time::timeout(CONNECTION_WAIT_MAX, stranger(addr))
+                .await?
+                .ok(),
+        );
     }
     ensure!(
         strangers.len() > 50,
@@ -67,7 +71,7 @@ async fn strangers_that_keep_connections_do_not_lock_clients_out() -> anyhow::Re
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        let answered = tokio::time::timeout(PATIENCE, answers).await;
+        let answered = tokio::time::timeout(CONNECTION_WAIT_MAX, answers).await;
         ensure!(
             answered.is_ok(),
             "client {number} waits:\n{}",

@@ -1,8 +1,7 @@
 //! The output is the engine's own, whatever the drafts, the batches and the chunks.
 
 use anyhow::ensure;
-use e2e::{Answer, Chat, Client, UpMesh, varied_prompts};
-use futures_util::stream::{StreamExt, TryStreamExt, iter};
+use e2e::{Answer, Chat, UpMesh, varied_prompts};
 
 const PROMPTS: usize = 54;
 const TOKENS_MAX: u32 = 32;
@@ -21,19 +20,6 @@ fn chats() -> Vec<Chat> {
             [chat.clone(), chat.sampled(0.8, number as u64)]
         })
         .collect()
-}
-
-async fn ask(
-    client: &Client,
-    chats: &[Chat],
-    mode: &str,
-    at_once: usize,
-) -> anyhow::Result<Vec<Answer>> {
-    iter(chats)
-        .map(|chat| async { client.chat(&chat.clone().speculation(mode)).await })
-        .buffered(at_once)
-        .try_collect()
-        .await
 }
 
 fn ensure_same(expected: &[Answer], answers: &[Answer], how: &str) -> anyhow::Result<()> {
@@ -72,7 +58,7 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
     let chats = chats();
     let mesh = UpMesh::start().await?;
     let client = mesh.client();
-    let plain = ask(&client, &chats, "off", 1).await?;
+    let plain = client.chat_all(&chats, "off", 1).await?;
     ensure!(
         accepted(&plain) == 0,
         "drafts were used where they were turned off"
@@ -92,7 +78,7 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
         ("auto", 8),
     ] {
         let how = format!("with drafts {mode}, {at_once} at once");
-        let answers = ask(&client, &chats, mode, at_once).await?;
+        let answers = client.chat_all(&chats, mode, at_once).await?;
         ensure_same(&plain, &answers, &how)?;
         ensure!(
             (accepted(&answers) > 0) == (mode != "off"),
@@ -119,7 +105,7 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
     })
     .await?;
     for mode in ["suffix", "eagle3", "auto"] {
-        let answers = ask(&mesh.client(), &chats, mode, 4).await?;
+        let answers = mesh.client().chat_all(&chats, mode, 4).await?;
         ensure_same(&plain, &answers, &format!("in chunks, with drafts {mode}"))?;
         ensure!(
             accepted(&answers) > 0,

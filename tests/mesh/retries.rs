@@ -5,13 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::ensure;
-use e2e::UpMesh;
+use e2e::{UpMesh, serve_http};
 use refrain::config::MeshFile;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 
 const MODEL: &str = "model-of-a-failing-engine";
 
@@ -23,58 +21,25 @@ struct FailingEngine {
 
 impl FailingEngine {
     async fn start() -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}", listener.local_addr()?);
         let asked = Arc::new(AtomicU64::new(0));
         let counter = asked.clone();
-        tokio::spawn(async move {
-            while let Ok((connection, _)) = listener.accept().await {
-                tokio::spawn(answer(connection, counter.clone()));
+        let url = serve_http(move |first_line, _| {
+            if !first_line.starts_with("POST /v1/completions ") {
+                return ("200 OK", json!({"data": [{"id": MODEL}]}).to_string());
             }
+            counter.fetch_add(1, Ordering::SeqCst);
+            let planned = json!({"error": {"message": "planned", "code": 500}});
+            ("500 Internal Server Error", planned.to_string())
         });
-        Ok(FailingEngine { url, asked })
+        Ok(FailingEngine {
+            url: url.await?,
+            asked,
+        })
     }
 
     fn asked(&self) -> u64 {
         self.asked.load(Ordering::SeqCst)
     }
-}
-
-/// Serves one request per connection.
-async fn answer(mut connection: TcpStream, asked: Arc<AtomicU64>) -> anyhow::Result<()> {
-    let mut request = Vec::new();
-    loop {
-        let mut piece = [0; 4096];
-        let read = connection.read(&mut piece).await?;
-        ensure!(read > 0, "no whole request");
-        request.extend_from_slice(&piece[..read]);
-        let text = String::from_utf8_lossy(&request);
-        let Some((head, body)) = text.split_once("\r\n\r\n") else {
-            continue;
-        };
-        let length = head.lines().find_map(|line| {
-            let (name, value) = line.split_once(':')?;
-            let is_length = name.eq_ignore_ascii_case("content-length");
-            is_length.then(|| value.trim().parse::<usize>().ok())?
-        });
-        if body.len() >= length.unwrap_or(0) {
-            break;
-        }
-    }
-    let (status, body) = if request.starts_with(b"POST /v1/completions ") {
-        asked.fetch_add(1, Ordering::SeqCst);
-        let planned = json!({"error": {"message": "planned", "code": 500}});
-        ("500 Internal Server Error", planned)
-    } else {
-        ("200 OK", json!({"data": [{"id": MODEL}]}))
-    };
-    let body = body.to_string();
-    let head = format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-        body.len()
-    );
-    connection.write_all((head + &body).as_bytes()).await?;
-    Ok(connection.shutdown().await?)
 }
 
 /// A mesh in front of the engine, and its data directory. Without `retries_per_s`, the budget of retries is the share

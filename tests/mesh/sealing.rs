@@ -2,8 +2,7 @@
 //! or loses drafts.
 
 use anyhow::ensure;
-use e2e::{Answer, Chat, Client, UpMesh, long_task, varied_prompts, wait_until};
-use futures_util::stream::{StreamExt, TryStreamExt, iter};
+use e2e::{Answer, Chat, Client, UpMesh, varied_prompts, wait_until};
 use refrain::config::MeshFile;
 
 const TOKENS: u32 = 120;
@@ -14,12 +13,8 @@ fn seal_early(file: &mut MeshFile) {
     file.worker.replica.upkeep_ms = 5;
 }
 
-/// A chat with a random output, so that drafts can only come from an earlier answer to the same chat.
 fn chat(number: usize) -> Chat {
-    Chat::new(&long_task(number))
-        .sampled(2.0, 7 + number as u64)
-        .max_tokens(TOKENS)
-        .endless()
+    Chat::random(number).max_tokens(TOKENS)
 }
 
 async fn jobs(client: &Client, job: &str) -> anyhow::Result<f64> {
@@ -80,14 +75,6 @@ async fn sealed_outputs_give_drafts_before_and_after_a_restart() -> anyhow::Resu
     Ok(())
 }
 
-async fn ask(client: &Client, chats: &[Chat], mode: &str) -> anyhow::Result<Vec<Answer>> {
-    iter(chats)
-        .map(|chat| async { client.chat(&chat.clone().speculation(mode)).await })
-        .buffered(8)
-        .try_collect()
-        .await
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn output_does_not_depend_on_sealing() -> anyhow::Result<()> {
     let prompts = varied_prompts(12).into_iter().enumerate();
@@ -104,10 +91,10 @@ async fn output_does_not_depend_on_sealing() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let mesh = UpMesh::start_tuned(dir.path(), "", seal_early).await?;
     let client = mesh.client();
-    let plain = ask(&client, &chats, "off").await?;
+    let plain = client.chat_all(&chats, "off", 8).await?;
     let seals_before = jobs(&client, "seal").await?;
     for mode in ["suffix", "auto", "suffix"] {
-        let answers = ask(&client, &chats, mode).await?;
+        let answers = client.chat_all(&chats, mode, 8).await?;
         for (number, (expected, answer)) in plain.iter().zip(&answers).enumerate() {
             ensure!(
                 expected.text == answer.text,

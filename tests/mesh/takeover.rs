@@ -2,7 +2,7 @@
 //! for them gets drafts from the store.
 
 use anyhow::{bail, ensure};
-use e2e::{Chat, HttpMesh, Service, UpMesh, long_task, wait_until};
+use e2e::{Chat, HttpMesh, Service, UpMesh, wait_until};
 use refrain::config::MeshFile;
 
 const TOKENS: u32 = 120;
@@ -16,10 +16,8 @@ const SEALING: &str = "
 ";
 
 fn chat(number: usize) -> Chat {
-    Chat::new(&long_task(number))
-        .sampled(2.0, 7 + number as u64)
+    Chat::random(number)
         .max_tokens(TOKENS)
-        .endless()
         .speculation("suffix")
 }
 

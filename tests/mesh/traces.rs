@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, ensure};
-use e2e::{Chat, Client, HttpMesh, Program, Span, exported_spans};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use e2e::{Chat, Client, HttpMesh, Program, Span, exported_spans, serve_http};
 
 /// A collector that receives spans from OTLP exporters.
 struct Collector {
@@ -16,17 +14,14 @@ struct Collector {
 
 impl Collector {
     async fn start() -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let endpoint = format!("http://{}/v1/traces", listener.local_addr()?);
         let spans = Arc::new(Mutex::new(Vec::new()));
-        tokio::spawn({
-            let spans = spans.clone();
-            async move {
-                while let Ok((connection, _)) = listener.accept().await {
-                    tokio::spawn(serve(connection, spans.clone()));
-                }
-            }
+        let received = spans.clone();
+        let url = serve_http(move |_, export| {
+            let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+            received.extend(exported_spans(export));
+            ("200 OK", String::new())
         });
+        let endpoint = format!("{}/v1/traces", url.await?);
         Ok(Collector { endpoint, spans })
     }
 
@@ -35,37 +30,6 @@ impl Collector {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
-    }
-}
-
-/// Serves the part of HTTP that the exporter uses.
-async fn serve(connection: TcpStream, spans: Arc<Mutex<Vec<Span>>>) -> anyhow::Result<()> {
-    let mut connection = BufReader::new(connection);
-    loop {
-        let mut length = None;
-        loop {
-            let mut line = String::new();
-            if connection.read_line(&mut line).await? == 0 {
-                return Ok(());
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-            if let Some((name, value)) = line.split_once(':')
-                && name.eq_ignore_ascii_case("content-length")
-            {
-                length = Some(value.trim().parse()?);
-            }
-        }
-        let mut body = vec![0; length.context("an export without a length")?];
-        connection.read_exact(&mut body).await?;
-        spans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(exported_spans(&body));
-        let answer =
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n";
-        connection.get_mut().write_all(answer).await?;
     }
 }
 

@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
-use crate::Scrape;
-use crate::prompts::{TINY_MODEL, special_tokens};
+use crate::prompts::{TINY_MODEL, long_task, special_tokens};
+use crate::{Scrape, wait_until};
 
 /// A caller with a key.
 #[derive(Clone, Debug)]
@@ -166,6 +165,32 @@ impl Client {
         })
     }
 
+    /// Sends chat requests with one mode of speculation, several at once. Returns the answers in order.
+    ///
+    /// # Errors
+    /// The status of one is not 200.
+    pub async fn chat_all(
+        &self,
+        chats: &[Chat],
+        mode: &str,
+        at_once: usize,
+    ) -> anyhow::Result<Vec<Answer>> {
+        stream::iter(chats)
+            .map(|chat| async { self.chat(&chat.clone().speculation(mode)).await })
+            .buffered(at_once)
+            .try_collect()
+            .await
+    }
+
+    /// Waits until the service is ready.
+    pub async fn ready(&self, service: &str) {
+        wait_until(&format!("{service} is ready"), async || {
+            let reply = self.get("/readyz").await.ok()?;
+            (reply.status == 200).then_some(())
+        })
+        .await;
+    }
+
     /// Reads `/metrics`.
     ///
     /// # Errors
@@ -187,6 +212,14 @@ impl Chat {
                 "max_tokens": 48,
             }),
         }
+    }
+
+    /// A request with the highest temperature whose output always reaches its limit. The output hardly repeats
+    /// itself, so drafts must come from an earlier answer to the same request.
+    pub fn random(number: usize) -> Self {
+        Chat::new(&long_task(number))
+            .sampled(2.0, 7 + number as u64)
+            .endless()
     }
 
     /// Sets a field of the body.

@@ -13,7 +13,8 @@ use refrain_service_kit::mesh::MeshConfig;
 use tempfile::TempDir;
 use toml::{Table, Value};
 
-use crate::{Client, KEY, Program, Scrape, TINY_MODEL, wait_until};
+use crate::settings::{api_keys, set_defaults};
+use crate::{Client, KEY, Program, Scrape, TINY_MODEL};
 
 /// A service of the mesh. Workers and engines are numbered, and worker `n` uses engine `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -217,15 +218,7 @@ impl HttpMesh {
     /// Waits until every service is ready.
     pub async fn ready(&self) {
         for service in self.addrs.keys() {
-            let client = self.client_of(*service);
-            wait_until(&format!("{} is ready", service.name()), async || {
-                client
-                    .get("/readyz")
-                    .await
-                    .ok()
-                    .filter(|reply| reply.status == 200)
-            })
-            .await;
+            self.client_of(*service).ready(&service.name()).await;
         }
     }
 
@@ -263,13 +256,8 @@ impl HttpMesh {
                 shared.extend(own);
             }
         }
-        let mut set = |section: &str, pairs: Vec<(&str, Value)>| {
-            let section = file.entry(section).or_insert_with(|| Table::new().into());
-            if let Some(section) = section.as_table_mut() {
-                for (key, value) in pairs {
-                    section.entry(key).or_insert(value);
-                }
-            }
+        let mut set = |section: &str, defaults: Vec<(&'static str, Value)>| {
+            set_defaults(&mut file, section, defaults);
         };
         let mut keys = vec![
             ("secret", Value::from(self.keys.secret.clone())),
@@ -318,10 +306,6 @@ impl HttpMesh {
                 ("advertise_url", url(Service::Worker(number))),
             ],
         );
-        let key = Table::from_iter([
-            ("key".to_owned(), KEY.into()),
-            ("tenant".to_owned(), "one".into()),
-        ]);
         let model = Table::from_iter([
             ("id".to_owned(), TINY_MODEL.into()),
             ("files".to_owned(), "builtin:refrain-tiny".into()),
@@ -330,7 +314,7 @@ impl HttpMesh {
             "gateway",
             vec![
                 ("listen", listen(Service::Gateway)),
-                ("keys", vec![Value::from(key)].into()),
+                ("keys", api_keys(&[(KEY, "one")])),
                 ("models", vec![Value::from(model)].into()),
             ],
         );

@@ -2,8 +2,8 @@
 //!
 //! [`UpMesh`] runs all services in the test's own process. [`HttpMesh`] runs each behind its own listener.
 //! [`Program`] is the `refrain` binary as a child that can be killed. [`Client`] speaks OpenAI's API as far as the
-//! tests need it, and [`Scrape`] reads `/metrics`. Tests assert work that was done, never seconds. The limit in
-//! [`wait_until`] only keeps a broken mesh from hanging.
+//! tests need it, and [`Scrape`] reads `/metrics`. [`serve_http`] plays a program that a mesh calls. Tests assert
+//! work that was done, never seconds. The limit in [`wait_until`] only keeps a broken mesh from hanging.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,15 +14,18 @@
 
 mod client;
 mod http_mesh;
+mod http_server;
 mod program;
 mod prompts;
 mod protobuf;
 mod scrape;
+mod settings;
 mod up_mesh;
 mod wait;
 
 pub use client::{Answer, Chat, Client, Event, EventStream, Reply};
 pub use http_mesh::{HttpMesh, Service, free_addr};
+pub use http_server::serve_http;
 pub use program::{Program, refrain_binary};
 pub use prompts::{TINY_MODEL, long_task, special_tokens, varied_prompts};
 pub use protobuf::{Span, exported_spans};

@@ -7,6 +7,7 @@ use refrain::roles::Process;
 use tempfile::TempDir;
 
 use crate::Client;
+use crate::settings::{api_keys, set_defaults};
 
 /// The API key of the first tenant.
 pub const KEY: &str = "key-of-one-tenant";
@@ -60,16 +61,13 @@ impl UpMesh {
         tune: impl FnOnce(&mut MeshFile),
     ) -> anyhow::Result<Self> {
         let mut table: toml::Table = settings.parse()?;
-        set(&mut table, "gateway", "listen", "127.0.0.1:0".into());
-        set(&mut table, "gateway", "keys", keys());
+        let keys = [(KEY, "one"), (KEY_OF_ANOTHER, "another")];
+        let gateway = [("listen", "127.0.0.1:0".into()), ("keys", api_keys(&keys))];
+        set_defaults(&mut table, "gateway", gateway);
         // Without a profile, the step times of a busy machine do not decide which drafts are used.
-        set(&mut table, "worker", "profile_ms_max", 0.into());
-        set(
-            &mut table,
-            "draft_store",
-            "data_dir",
-            data_dir.display().to_string().into(),
-        );
+        set_defaults(&mut table, "worker", [("profile_ms_max", 0.into())]);
+        let data_dir = data_dir.display().to_string();
+        set_defaults(&mut table, "draft_store", [("data_dir", data_dir.into())]);
         let mut file: MeshFile = table.try_into()?;
         tune(&mut file);
         let process = Box::pin(Process::start(Role::Up, file)).await?;
@@ -81,15 +79,7 @@ impl UpMesh {
             url: format!("http://{addr}"),
             _data: None,
         };
-        let client = mesh.client();
-        crate::wait_until("the mesh is ready", async || {
-            client
-                .get("/readyz")
-                .await
-                .ok()
-                .filter(|reply| reply.status == 200)
-        })
-        .await;
+        mesh.client().ready("the mesh").await;
         Ok(mesh)
     }
 
@@ -107,28 +97,4 @@ impl UpMesh {
     pub async fn stop(self) {
         self.process.drain().await;
     }
-}
-
-fn set(table: &mut toml::Table, section: &str, key: &str, value: toml::Value) {
-    let section = table
-        .entry(section)
-        .or_insert_with(|| toml::Table::new().into());
-    if let Some(section) = section.as_table_mut() {
-        section.entry(key).or_insert(value);
-    }
-}
-
-/// The value of `gateway.keys` with the keys of both tenants.
-fn keys() -> toml::Value {
-    let key = |key: &str, tenant: &str| {
-        toml::Table::from_iter([
-            ("key".to_owned(), key.into()),
-            ("tenant".to_owned(), tenant.into()),
-        ])
-    };
-    vec![
-        toml::Value::from(key(KEY, "one")),
-        key(KEY_OF_ANOTHER, "another").into(),
-    ]
-    .into()
 }

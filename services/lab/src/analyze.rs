@@ -21,6 +21,7 @@ use anyhow::Context;
 use crate::progress::ProgressLine;
 use crate::replay::trace::{Traces, tokenizer};
 use crate::replay::{ReplayProgress, once, run_in_parallel};
+use crate::text_table::print_report;
 use experiments::Experiment;
 use workloads::WorkloadSorter;
 
@@ -33,18 +34,13 @@ pub use report::{AnalyzeReport, TriedSetting, WorkloadReport};
 /// # Errors
 /// As [`run`], and a page that cannot be written.
 pub fn command(options: &AnalyzeOptions) -> anyhow::Result<()> {
-    let line = ProgressLine::new();
+    let line = ProgressLine::default();
     let report = run(options, |progress| progress.show_on(&line))?;
     drop(line);
     if let Some(path) = &options.html {
         std::fs::write(path, html(&report)?).with_context(|| path.display().to_string())?;
     }
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.table());
-    }
-    Ok(())
+    Ok(print_report(&report, options.json, AnalyzeReport::table)?)
 }
 
 /// Analyzes the logs. `progress` receives the progress of all replays together.
@@ -53,7 +49,7 @@ pub fn command(options: &AnalyzeOptions) -> anyhow::Result<()> {
 /// An invalid setting, a file that cannot be read, or a line that is not a call (with file and line).
 pub fn run(
     options: &AnalyzeOptions,
-    progress: impl FnMut(ReplayProgress),
+    progress: impl FnMut(ReplayProgress) + Send,
 ) -> anyhow::Result<AnalyzeReport> {
     let options = &AnalyzeOptions {
         concurrency: once(&options.concurrency),

@@ -17,6 +17,7 @@ use std::time::Instant;
 use anyhow::bail;
 use futures_util::StreamExt;
 
+use crate::text_table::print_report;
 use client::BenchClient;
 use report::CallSums;
 use workload::{WorkloadCall, WorkloadPart};
@@ -34,12 +35,7 @@ pub fn command(options: BenchOptions) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let report = runtime.block_on(run(&options, |line| eprintln!("{line}")))?;
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.table());
-    }
-    Ok(())
+    Ok(print_report(&report, options.json, BenchReport::table)?)
 }
 
 /// Runs the workload in all modes. `progress` receives a line after each round.

@@ -1,6 +1,6 @@
 //! A progress bar on standard error. Nothing is shown where standard error is not a terminal.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 /// Steps of the bar: shares are shown to a thousandth.
 const BAR_STEPS: f64 = 1_000.0;
@@ -10,14 +10,15 @@ pub struct ProgressLine {
     bar: ProgressBar,
 }
 
-impl ProgressLine {
-    /// An empty line.
-    pub fn new() -> Self {
+impl Default for ProgressLine {
+    fn default() -> Self {
         ProgressLine {
-            bar: ProgressBar::no_length(),
+            bar: ProgressBar::no_length().with_finish(ProgressFinish::AndClear),
         }
     }
+}
 
+impl ProgressLine {
     /// Shows the share of the work that is done (0 to 1, `None` if unknown), and a message.
     pub fn show(&self, share: Option<f64>, message: String) {
         if let Some(share) = share {
@@ -29,18 +30,6 @@ impl ProgressLine {
                 .set_position((share.clamp(0.0, 1.0) * BAR_STEPS) as u64);
         }
         self.bar.set_message(message);
-    }
-}
-
-impl Default for ProgressLine {
-    fn default() -> Self {
-        ProgressLine::new()
-    }
-}
-
-impl Drop for ProgressLine {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
     }
 }
 
@@ -60,7 +49,7 @@ mod tests {
     #[test]
     fn the_line_shows_share_and_message_and_disappears() {
         let terminal = InMemoryTerm::new(4, 80);
-        let line = ProgressLine::new();
+        let line = ProgressLine::default();
         let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
         line.bar.set_draw_target(target);
         line.show(Some(0.5), "7 calls".into());

@@ -17,11 +17,9 @@
 
 mod account;
 mod clock;
-mod compare;
 mod eagle3;
 mod engine_model;
 mod judge;
-mod memory;
 mod namespace;
 mod options;
 mod parallel;
@@ -29,31 +27,33 @@ mod policy;
 mod presets;
 mod report;
 mod serve;
+mod setup;
+mod shared_indexes;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trace;
 mod window;
 
 use crate::progress::ProgressLine;
+use crate::text_table::print_report;
 use trace::{Traces, tokenizer};
 
 pub use account::Reliability;
 pub use clock::DurationsUs;
-pub(crate) use compare::{Outcome, Setup};
 pub use eagle3::Eagle3;
 pub(crate) use engine_model::DEFAULT_ENGINE_MODEL;
 pub use engine_model::EngineModel;
 pub(crate) use judge::Judging;
-pub(crate) use memory::MemoryConfig;
+pub(crate) use options::once;
 pub use options::{ReplayOptions, ReplaySource};
-pub(crate) use options::{once, worker_params};
 pub use parallel::ReplayProgress;
 pub(crate) use parallel::run_in_parallel;
 pub use policy::Policy;
-pub(crate) use presets::Drafter;
 pub use presets::Preset;
 pub use report::{PolicyReport, ReplayReport, SourceCounts};
-pub(crate) use serve::{Serving, Tally};
+pub(crate) use serve::Tally;
+pub(crate) use setup::{Outcome, Setup, worker_params};
+pub use shared_indexes::SharedIndexSizes;
 pub use window::Window;
 
 /// Runs `refrain replay`, and prints its report.
@@ -61,18 +61,16 @@ pub use window::Window;
 /// # Errors
 /// As [`run`].
 pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
-    let line = ProgressLine::new();
+    let line = ProgressLine::default();
     let report = run(options, |progress| progress.show_on(&line))?;
     drop(line);
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.table());
+    Ok(print_report(&report, options.json, |report| {
+        let mut text = report.table();
         if options.reliability {
-            print!("{}", report.reliability_table());
+            text += &report.reliability_table();
         }
-    }
-    Ok(())
+        text
+    })?)
 }
 
 /// Replays the traces. `progress` is called after each call.
@@ -82,28 +80,12 @@ pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
 /// than an index can hold.
 pub fn run(
     options: &ReplayOptions,
-    mut progress: impl FnMut(ReplayProgress),
+    progress: impl FnMut(ReplayProgress) + Send,
 ) -> anyhow::Result<ReplayReport> {
     let options = &options.settled();
     options.check()?;
     let tokenizer = tokenizer(options.tokenizer.as_deref())?;
-    let setup = Setup {
-        memory: options.memory(),
-        serving: options.serving(),
-        judging: Judging {
-            policy: options.policy(),
-            engine: EngineModel::load(
-                options
-                    .engine_model
-                    .as_deref()
-                    .unwrap_or(DEFAULT_ENGINE_MODEL),
-            )?,
-            head: options.head(),
-            seed: options.seed,
-            threshold: options.score_threshold,
-            step_tokens_max: options.step_tokens_max.unwrap_or(u32::MAX),
-        },
-    };
+    let setup = options.setup()?;
     let runs = runs(options);
     // Policies with a memory take longest, so they begin first.
     let mut order: Vec<usize> = (0..runs.len()).collect();
@@ -116,16 +98,10 @@ pub fn run(
         let docs_max = options.docs.unwrap_or(usize::MAX);
         let setup = setup.with(policy, concurrency);
         setup.replay(known, traces.take(docs_max), |tally| {
-            let total = tally.table.total();
-            progress(ReplayProgress {
-                docs: tally.docs,
-                steps: total.steps,
-                output_tokens: total.emitted,
-                share: reading.share().max(tally.docs as f64 / docs_max as f64),
-            });
+            progress(tally.progress(reading.share().max(tally.docs as f64 / docs_max as f64)));
         })
     };
-    let outcomes = run_in_parallel(order, replay_one, &mut progress)?;
+    let outcomes = run_in_parallel(order, replay_one, progress)?;
     Ok(ReplayReport::new(options, &outcomes))
 }
 

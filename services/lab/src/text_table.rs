@@ -1,12 +1,35 @@
-//! Tables for people: columns as wide as their content, without lines.
+//! Reports for people and for programs. Tables have columns as wide as their content, without lines.
 
 use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
 
-/// A table of these rows. The first `labels` columns are aligned to the left, all others, which hold numbers, to the
-/// right. A cell may have several lines.
-pub fn text_table(labels: usize, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+/// Prints a report as one JSON object, or as text for people.
+pub(crate) fn print_report<R: Serialize>(
+    report: &R,
+    as_json: bool,
+    text: impl FnOnce(&R) -> String,
+) -> serde_json::Result<()> {
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(report)?);
+    } else {
+        print!("{}", text(report));
+    }
+    Ok(())
+}
+
+/// A table of these rows below a head, which may be empty. The first `labels` columns are aligned to the left, all
+/// others, which hold numbers, to the right. A cell may have several lines.
+pub fn text_table(
+    labels: usize,
+    head: &[&str],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).add_rows(rows);
+    table.load_preset(presets::NOTHING);
+    if !head.is_empty() {
+        table.add_row(head);
+    }
+    table.add_rows(rows);
     for (number, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 2));
         if number >= labels {
@@ -27,18 +50,16 @@ mod tests {
 
     #[test]
     fn labels_are_on_the_left_and_numbers_on_the_right() {
-        let row = |name: &str, value: String| vec![name.to_owned(), value];
+        let rows = [("a", Some(2.0)), ("longer", None)];
         let table = text_table(
             1,
-            [
-                row("name", "rate\nper s".into()),
-                row("a", number(Some(2.0), 1)),
-                row("longer", number(None, 1)),
-            ],
+            &["name", "rate\nper s"],
+            rows.map(|(name, value)| vec![name.to_owned(), number(value, 1)]),
         );
         assert_eq!(
             table,
             "name     rate\n        per s\na         2.0\nlonger      -\n"
         );
+        assert_eq!(text_table(1, &[], [vec!["a".to_owned()]]), "a\n");
     }
 }

@@ -1,5 +1,6 @@
 //! One configuration file for the whole mesh: each process reads the sections of its role, `refrain up` reads all.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -130,7 +131,7 @@ impl MeshFile {
     ///
     /// # Errors
     /// All faults of the sections that the role reads.
-    pub fn load(role: Role, file: Option<&Path>) -> anyhow::Result<Self> {
+    pub(crate) fn load(role: Role, file: Option<&Path>) -> anyhow::Result<Self> {
         load(file, ENV_RULE, std::env::vars_os(), |config: &MeshFile| {
             config.faults(role)
         })
@@ -140,21 +141,14 @@ impl MeshFile {
     ///
     /// # Errors
     /// All faults of these sections.
-    pub fn load_to_sign(file: &Path) -> anyhow::Result<Self> {
-        load(Some(file), ENV_RULE, std::env::vars_os(), |config| {
-            MeshFile::signing_faults(config)
-        })
+    pub(crate) fn load_to_sign(file: &Path) -> anyhow::Result<Self> {
+        let faults = MeshFile::signing_faults;
+        load(Some(file), ENV_RULE, std::env::vars_os(), faults)
     }
 
-    /// The embedded default of `refrain up`: a few tenants with keys for development, and the shipped model.
-    pub fn embedded() -> Self {
-        let mut file = MeshFile::default();
-        file.fill_in_for_up();
-        file
-    }
-
-    /// Adds what `refrain up` needs where the file says nothing.
-    pub fn fill_in_for_up(&mut self) {
+    /// Adds what `refrain up` needs where the file says nothing: a few tenants with keys for development, and the
+    /// shipped model.
+    pub(crate) fn fill_in_for_up(&mut self) {
         if self.gateway.keys.is_empty() && self.gateway.anonymous_tenant.is_none() {
             self.gateway.keys = dev_keys()
                 .into_iter()
@@ -178,12 +172,6 @@ impl MeshFile {
         }
     }
 
-    /// Whether the file has any mesh key. With some keys and not all, `refrain up` reports the missing ones instead
-    /// of making up others.
-    pub fn has_mesh_keys(&self) -> bool {
-        self.mesh.has_keys()
-    }
-
     fn signing_faults(&self) -> Vec<String> {
         let mut faults = self.mesh.faults(true);
         faults.extend(within("gateway", self.gateway.faults()));
@@ -191,78 +179,67 @@ impl MeshFile {
     }
 
     fn faults(&self, role: Role) -> Vec<String> {
-        let url = |key: &str, url: &str| -> Vec<String> {
-            if url.starts_with("http://") || url.starts_with("https://") {
-                Vec::new()
-            } else {
-                vec![format!("urls.{key}: must be an http:// or https:// URL")]
-            }
-        };
-        let listens = |section: &str, listens: bool| -> Vec<String> {
-            if listens {
-                Vec::new()
-            } else {
-                vec![format!(
-                    "{section}.listen: missing, such as \"0.0.0.0:8200\""
-                )]
-            }
-        };
+        let is_up = role == Role::Up;
+        let is_external = self.worker.engine.is_external();
         let mut faults = Vec::new();
         if matches!(role, Role::Gateway | Role::Worker) && self.urls.timeout_ms == 0 {
             faults.push("urls.timeout_ms: at least 1".to_owned());
         }
-        match role {
-            Role::Up => {
-                if self.has_mesh_keys() {
-                    faults.extend(self.mesh.faults(true));
+        // `refrain up` makes its own keys if there are none. With some and not all, the missing ones are faults.
+        if !is_up || self.mesh.has_keys() {
+            faults.extend(self.mesh.faults(matches!(role, Role::Up | Role::Gateway)));
+        }
+        let mut filled = self.clone();
+        if is_up {
+            filled.fill_in_for_up();
+        }
+        if matches!(role, Role::Up | Role::Gateway) {
+            faults.extend(within("gateway", filled.gateway.faults()));
+        }
+        let mut section =
+            |owner: Role, key: &str, config: &dyn Validate, addr: Option<SocketAddr>| {
+                let runs_in_up = owner != Role::ReferenceEngine || !is_external;
+                if role == owner || is_up && runs_in_up {
+                    faults.extend(within(key, config.faults()));
                 }
-                let mut filled = self.clone();
-                filled.fill_in_for_up();
-                faults.extend(within("gateway", filled.gateway.faults()));
-                faults.extend(within("scheduler", self.scheduler.faults()));
-                faults.extend(within("worker", self.worker.faults()));
-                faults.extend(within("draft_store", self.draft_store.faults()));
-                if self.worker.engine.is_external() {
-                    faults.extend(url("engine", &self.urls.engine));
-                    let silence_max = self.gateway.tuning.worker_silence_max;
-                    let first_token = Duration::from_millis(self.worker.engine.first_token_ms_max);
-                    if first_token >= silence_max {
-                        faults.push(format!(
-                            "worker.engine.first_token_ms_max: must be less than {}, or the gateway gives up the worker first",
-                            silence_max.as_millis()
-                        ));
-                    }
-                } else {
-                    faults.extend(within("engine", self.engine.faults()));
+                if role == owner && addr.is_none() {
+                    faults.push(format!("{key}.listen: missing, such as \"0.0.0.0:8200\""));
                 }
+            };
+        let MeshFile {
+            scheduler,
+            worker,
+            draft_store: store,
+            engine,
+            urls,
+            ..
+        } = self;
+        section(Role::Scheduler, "scheduler", scheduler, scheduler.listen);
+        section(Role::Worker, "worker", worker, worker.listen);
+        section(Role::DraftStore, "draft_store", store, store.listen);
+        section(Role::ReferenceEngine, "engine", engine, engine.listen);
+        let called = match role {
+            Role::Up if is_external => vec![("engine", &urls.engine)],
+            Role::Gateway => vec![("scheduler", &urls.scheduler)],
+            Role::Worker => vec![
+                ("scheduler", &urls.scheduler),
+                ("draft_store", &urls.draft_store),
+                ("engine", &urls.engine),
+            ],
+            _ => Vec::new(),
+        };
+        for (key, url) in called {
+            if !url.starts_with("http://") && !url.starts_with("https://") {
+                faults.push(format!("urls.{key}: must be an http:// or https:// URL"));
             }
-            Role::Gateway => {
-                faults.extend(self.signing_faults());
-                faults.extend(url("scheduler", &self.urls.scheduler));
-            }
-            Role::Scheduler => {
-                faults.extend(self.mesh.faults(false));
-                faults.extend(within("scheduler", self.scheduler.faults()));
-                faults.extend(listens("scheduler", self.scheduler.listen.is_some()));
-            }
-            Role::Worker => {
-                faults.extend(self.mesh.faults(false));
-                faults.extend(within("worker", self.worker.faults()));
-                faults.extend(listens("worker", self.worker.listen.is_some()));
-                faults.extend(url("scheduler", &self.urls.scheduler));
-                faults.extend(url("draft_store", &self.urls.draft_store));
-                faults.extend(url("engine", &self.urls.engine));
-            }
-            Role::DraftStore => {
-                faults.extend(self.mesh.faults(false));
-                faults.extend(within("draft_store", self.draft_store.faults()));
-                faults.extend(listens("draft_store", self.draft_store.listen.is_some()));
-            }
-            Role::ReferenceEngine => {
-                faults.extend(self.mesh.faults(false));
-                faults.extend(within("engine", self.engine.faults()));
-                faults.extend(listens("engine", self.engine.listen.is_some()));
-            }
+        }
+        let silence_max = self.gateway.tuning.worker_silence_max;
+        let first_token = Duration::from_millis(self.worker.engine.first_token_ms_max);
+        if is_up && is_external && first_token >= silence_max {
+            faults.push(format!(
+                "worker.engine.first_token_ms_max: must be less than {}, or the gateway gives up the worker first",
+                silence_max.as_millis()
+            ));
         }
         faults
     }

@@ -21,6 +21,7 @@ use crate::local::{LocalEngine, LocalWorkers};
 
 /// The services of this process, in the order in which they stop. A caller stops before the service that it calls, so
 /// running requests find their services until they end. The draft store stops last, so that all outputs reach it.
+#[derive(Default)]
 pub struct Process {
     gateway: Option<refrain_gateway::GatewayServer>,
     worker: Option<refrain_worker::WorkerServer>,
@@ -39,19 +40,21 @@ impl Process {
     pub async fn start(role: Role, file: MeshFile) -> anyhow::Result<Self> {
         let metrics = Metrics::new()?;
         let mut process = Process {
-            gateway: None,
-            worker: None,
-            scheduler: None,
-            engine: None,
-            draft_store: None,
-            addr: None,
             drain_grace: Duration::from_millis(file.drain_grace_ms),
+            ..Process::default()
+        };
+        let clocks = clocks(role, &file);
+        clocks.register(&metrics)?;
+        let auth = || anyhow::Ok(MeshAuth::new(&file.mesh)?.with_clocks(clocks.clone()));
+        let client = || {
+            let timeout = Duration::from_millis(file.urls.timeout_ms);
+            let client = MeshClient::new("", &file.mesh.secret, timeout)?;
+            anyhow::Ok(client.with_clocks(clocks.clone()))
         };
         match role {
-            Role::Up => process.up(file, &metrics).await?,
+            Role::Up => process.up(file, clocks, metrics).await?,
             Role::Gateway => {
-                let clocks = clocks(&format!("gateway {}", file.gateway.listen), &file, &metrics)?;
-                let client = client(&file)?.with_clocks(clocks.clone());
+                let client = client()?;
                 let deps = GatewayDeps {
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
                     workers: Arc::new(HttpWorkers::new(client)),
@@ -60,56 +63,52 @@ impl Process {
                     metrics,
                     clocks,
                 };
-                let running = refrain_gateway::start(file.gateway, deps).await?;
-                process.addr = Some(running.addr());
-                process.gateway = Some(running);
+                let gateway = refrain_gateway::start(file.gateway, deps).await?;
+                process.addr = Some(gateway.addr());
+                process.gateway = Some(gateway);
             }
             Role::Scheduler => {
-                let clocks = Clocks::new("scheduler", true, file.mesh.clock_skew_s_max);
-                clocks.register(&metrics)?;
-                let auth = MeshAuth::new(&file.mesh)?.with_clocks(clocks);
-                let running = refrain_scheduler::start(file.scheduler, auth, &metrics).await?;
-                process.addr = running.addr();
-                process.scheduler = Some(running);
+                let scheduler = refrain_scheduler::start(file.scheduler, auth()?, &metrics).await?;
+                process.addr = scheduler.addr();
+                process.scheduler = Some(scheduler);
             }
             Role::Worker => {
-                let clocks = clocks(&format!("worker {}", file.worker.id), &file, &metrics)?;
-                let client = client(&file)?.with_clocks(clocks.clone());
-                let engine = connect_engine(&file, &client).await?;
+                let client = client()?;
                 let with = Dependencies {
-                    engine,
+                    engine: connect_engine(&file, &client).await?,
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
                     store: Arc::new(HttpDraftStore::new(client.at(&file.urls.draft_store))),
-                    auth: MeshAuth::new(&file.mesh)?.with_clocks(clocks),
+                    auth: auth()?,
                     metrics,
                 };
-                let running = refrain_worker::start(file.worker, with).await?;
-                process.addr = running.addr();
-                process.worker = Some(running);
+                let worker = refrain_worker::start(file.worker, with).await?;
+                process.addr = worker.addr();
+                process.worker = Some(worker);
             }
             Role::DraftStore => {
-                let clocks = clocks("draft-store", &file, &metrics)?;
-                let auth = MeshAuth::new(&file.mesh)?.with_clocks(clocks);
-                let running = refrain_draft_store::start(file.draft_store, auth, &metrics).await?;
-                process.addr = running.addr();
-                process.draft_store = Some(running);
+                let store = refrain_draft_store::start(file.draft_store, auth()?, &metrics).await?;
+                process.addr = store.addr();
+                process.draft_store = Some(store);
             }
             Role::ReferenceEngine => {
-                let clocks = clocks("engine", &file, &metrics)?;
-                let auth = MeshAuth::new(&file.mesh)?.with_clocks(clocks);
-                let running = refrain_reference_engine::start(file.engine, auth, metrics).await?;
-                process.addr = running.addr();
-                process.engine = Some(running);
+                let engine = refrain_reference_engine::start(file.engine, auth()?, metrics).await?;
+                process.addr = engine.addr();
+                process.engine = Some(engine);
             }
         }
         Ok(process)
     }
 
     /// Starts all services in this process, connected by plain calls.
-    async fn up(&mut self, mut file: MeshFile, metrics: &Metrics) -> anyhow::Result<()> {
+    async fn up(
+        &mut self,
+        mut file: MeshFile,
+        clocks: Clocks,
+        metrics: Metrics,
+    ) -> anyhow::Result<()> {
         file.fill_in_for_up();
         // Without keys in the file, no other process can have them, so fresh keys serve for this run.
-        let mesh = if file.has_mesh_keys() {
+        let mesh = if file.mesh.has_keys() {
             file.mesh.clone()
         } else {
             MeshConfig::generate()?
@@ -123,12 +122,10 @@ impl Process {
             let engine = self.engine.insert(engine);
             WorkerEngine::Verifying(Arc::new(LocalEngine::new(engine.handle().clone())))
         };
-        let store = self
-            .draft_store
-            .insert(refrain_draft_store::start(file.draft_store, auth.clone(), metrics).await?);
-        let scheduler = self
-            .scheduler
-            .insert(refrain_scheduler::start(file.scheduler, auth.clone(), metrics).await?);
+        let store = refrain_draft_store::start(file.draft_store, auth.clone(), &metrics).await?;
+        let store = self.draft_store.insert(store);
+        let scheduler = refrain_scheduler::start(file.scheduler, auth.clone(), &metrics).await?;
+        let scheduler = self.scheduler.insert(scheduler);
         let with = Dependencies {
             engine,
             scheduler: Arc::new(scheduler.handle()),
@@ -136,24 +133,19 @@ impl Process {
             auth,
             metrics: metrics.clone(),
         };
-        let worker = self
-            .worker
-            .insert(refrain_worker::start(file.worker, with).await?);
-        // One process has one clock, so its skew is always 0; the metric exists in every deployment.
-        let clocks = Clocks::default();
-        clocks.register(metrics)?;
+        let worker = refrain_worker::start(file.worker, with).await?;
+        let worker = self.worker.insert(worker);
         let deps = GatewayDeps {
             scheduler: Arc::new(scheduler.handle()),
             workers: Arc::new(LocalWorkers::new(worker.handle())),
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),
-            metrics: metrics.clone(),
+            metrics,
             clocks,
         };
-        let gateway = self
-            .gateway
-            .insert(refrain_gateway::start(file.gateway, deps).await?);
+        let gateway = refrain_gateway::start(file.gateway, deps).await?;
         self.addr = Some(gateway.addr());
+        self.gateway = Some(gateway);
         Ok(())
     }
 
@@ -191,19 +183,18 @@ impl Process {
 /// How long a service without streams may take to stop.
 const SERVICE_GRACE: Duration = Duration::from_secs(5);
 
-/// The clock of a service, which the scheduler compares with the others.
-fn clocks(name: &str, file: &MeshFile, metrics: &Metrics) -> anyhow::Result<Clocks> {
-    let clocks = Clocks::new(name, false, file.mesh.clock_skew_s_max);
-    clocks.register(metrics)?;
-    Ok(clocks)
-}
-
-fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
-    MeshClient::new(
-        "",
-        &file.mesh.secret,
-        Duration::from_millis(file.urls.timeout_ms),
-    )
+/// The clock of the process, which the scheduler compares with the others.
+fn clocks(role: Role, file: &MeshFile) -> Clocks {
+    let name = match role {
+        // One process has one clock, so its skew is always 0; the metric exists in every deployment.
+        Role::Up => return Clocks::default(),
+        Role::Gateway => format!("gateway {}", file.gateway.listen),
+        Role::Worker => format!("worker {}", file.worker.id),
+        Role::ReferenceEngine => "engine".to_owned(),
+        Role::Scheduler | Role::DraftStore => role.name().to_owned(),
+    };
+    let is_judge = role == Role::Scheduler;
+    Clocks::new(&name, is_judge, file.mesh.clock_skew_s_max)
 }
 
 /// Pauses between attempts to reach an engine that is starting. They grow and are drawn at random, so that many

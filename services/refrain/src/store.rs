@@ -12,12 +12,15 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-use anyhow::bail;
+use anyhow::ensure;
 use clap::{Args, Subcommand};
 use refrain_lab::text_table::text_table;
+use refrain_protocol::ApiError;
 use refrain_protocol::admin::{ConfirmRequest, EraseRequest, VerifyReply};
 use refrain_protocol::document::StoreStats;
+use refrain_rpc::StoreAdmin;
 use refrain_service_kit::telemetry::install_crypto_provider;
+use serde::Serialize;
 
 use export::ExportArgs;
 use import::ImportArgs;
@@ -132,16 +135,31 @@ pub fn run(args: StoreArgs) -> anyhow::Result<()> {
     })
 }
 
-async fn stats(args: PlainArgs) -> anyhow::Result<()> {
-    let target = Target::open(&args.target, Access::Read).await?;
-    let stats = target.store().store_stats().await?;
+/// Opens the store, has it do `work`, and closes it.
+async fn on_store<T>(
+    args: &TargetArgs,
+    access: Access,
+    work: impl AsyncFnOnce(&dyn StoreAdmin) -> Result<T, ApiError>,
+) -> anyhow::Result<T> {
+    let target = Target::open(args, access).await?;
+    let reply = work(target.store()).await;
     target.close().await;
-    if args.json {
-        println!("{}", serde_json::to_string(&stats)?);
-    } else {
-        print!("{}", table(&stats));
+    Ok(reply?)
+}
+
+/// Prints a reply as one JSON object, or as lines for people.
+fn print(reply: &impl Serialize, as_json: bool, lines: &str) -> serde_json::Result<()> {
+    match as_json {
+        true => println!("{}", serde_json::to_string(reply)?),
+        false => print!("{lines}"),
     }
     Ok(())
+}
+
+async fn stats(args: PlainArgs) -> anyhow::Result<()> {
+    let read = async |store: &dyn StoreAdmin| store.store_stats().await;
+    let stats = on_store(&args.target, Access::Read, read).await?;
+    Ok(print(&stats, args.json, &table(&stats))?)
 }
 
 fn table(stats: &StoreStats) -> String {
@@ -155,67 +173,44 @@ fn table(stats: &StoreStats) -> String {
         ("bytes on disk", stats.disk_bytes),
         ("evicted since start", stats.evicted_documents),
     ];
-    text_table(
-        1,
-        rows.map(|(name, value)| vec![name.to_owned(), value.to_string()]),
-    )
+    let rows = rows.map(|(name, value)| vec![name.to_owned(), value.to_string()]);
+    text_table(1, &[], rows)
 }
 
 async fn verify(args: PlainArgs) -> anyhow::Result<()> {
-    let target = Target::open(&args.target, Access::Read).await?;
-    let reply = target.store().verify().await?;
-    target.close().await;
-    if args.json {
-        println!("{}", serde_json::to_string(&reply)?);
-    } else {
-        println!(
-            "{} records read, {} documents with {} tokens",
-            reply.records, reply.documents, reply.tokens
-        );
-    }
-    ensure_sound(&reply)
-}
-
-/// Fails if anything is damaged, and names it.
-fn ensure_sound(reply: &VerifyReply) -> anyhow::Result<()> {
-    if reply.damaged == 0 {
-        return ensure_no_quarantine(reply);
-    }
+    let verify = async |store: &dyn StoreAdmin| store.verify().await;
+    let reply = on_store(&args.target, Access::Read, verify).await?;
+    let VerifyReply {
+        records,
+        documents,
+        tokens,
+        damaged,
+        quarantines,
+        ..
+    } = reply;
+    let line = format!("{records} records read, {documents} documents with {tokens} tokens\n");
+    print(&reply, args.json, &line)?;
     for damage in &reply.damage {
         eprintln!("{}: {}", damage.what, damage.why);
     }
-    bail!("{} records or documents are damaged", reply.damaged)
-}
-
-/// Fails if anything is in quarantine.
-fn ensure_no_quarantine(reply: &VerifyReply) -> anyhow::Result<()> {
-    if reply.quarantines == 0 {
-        return Ok(());
-    }
-    bail!(
-        "the store is sound, but {} quarantine-* folders in data_dir could not be fully read and may hold documents \
-         that the store lacks",
-        reply.quarantines
-    )
-}
-
-async fn compact(args: PlainArgs) -> anyhow::Result<()> {
-    let target = Target::open(&args.target, Access::Write).await?;
-    let reply = target.store().compact().await?;
-    target.close().await;
-    if args.json {
-        println!("{}", serde_json::to_string(&reply)?);
-    } else {
-        println!(
-            "{} bytes before, {} after",
-            reply.before_bytes, reply.after_bytes
-        );
-    }
+    ensure!(damaged == 0, "{damaged} records or documents are damaged");
+    ensure!(
+        quarantines == 0,
+        "the store is sound, but {quarantines} quarantine-* folders in data_dir could not be fully read and may hold \
+         documents that the store lacks"
+    );
     Ok(())
 }
 
+async fn compact(args: PlainArgs) -> anyhow::Result<()> {
+    let compact = async |store: &dyn StoreAdmin| store.compact().await;
+    let reply = on_store(&args.target, Access::Write, compact).await?;
+    let (before, after) = (reply.before_bytes, reply.after_bytes);
+    let line = format!("{before} bytes before, {after} after\n");
+    Ok(print(&reply, args.json, &line)?)
+}
+
 async fn erase(args: EraseArgs) -> anyhow::Result<()> {
-    let target = Target::open(&args.target, Access::Write).await?;
     let request = EraseRequest {
         tenant: args.tenant,
         model: args.model,
@@ -224,49 +219,36 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
         until_ms: args.until_ms,
         quarantines: args.quarantines,
     };
-    let reply = target.store().erase(request).await?;
-    target.close().await;
-    if args.json {
-        println!("{}", serde_json::to_string(&reply)?);
-    } else {
-        println!(
-            "{} documents erased, {} quarantined logs deleted",
-            reply.documents, reply.quarantines
-        );
-    }
-    if reply.quarantines_kept > 0 {
-        bail!(
-            "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
-             inspect them, then erase again with --quarantines to delete them",
-            reply.quarantines_kept
-        );
-    }
+    let erase = async |store: &dyn StoreAdmin| store.erase(request).await;
+    let reply = on_store(&args.target, Access::Write, erase).await?;
+    let (documents, quarantines) = (reply.documents, reply.quarantines);
+    let line = format!("{documents} documents erased, {quarantines} quarantined logs deleted\n");
+    print(&reply, args.json, &line)?;
+    ensure!(
+        reply.quarantines_kept == 0,
+        "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
+         inspect them, then erase again with --quarantines to delete them",
+        reply.quarantines_kept
+    );
     Ok(())
 }
 
 async fn confirm(args: ConfirmArgs) -> anyhow::Result<()> {
-    let target = Target::open(&args.target, Access::Write).await?;
-    let request = ConfirmRequest {
-        loss: args.loss,
-        clock: args.clock,
-    };
-    let reply = target.store().confirm(request).await?;
-    target.close().await;
-    if args.json {
-        println!("{}", serde_json::to_string(&reply)?);
-        return Ok(());
-    }
-    match reply.lost_documents {
+    let ConfirmArgs { loss, clock, .. } = args;
+    let confirm =
+        async |store: &dyn StoreAdmin| store.confirm(ConfirmRequest { loss, clock }).await;
+    let reply = on_store(&args.target, Access::Write, confirm).await?;
+    let of_loss = match reply.lost_documents {
         Some(documents) => {
-            println!("the store now serves without {documents} documents that it had");
+            format!("the store now serves without {documents} documents that it had\n")
         }
-        None if args.loss => println!("the store has lost no documents"),
-        None => {}
-    }
-    match reply.clock_offset_ms {
-        Some(offset_ms) => println!("the store's clock moved {offset_ms} ms ahead"),
-        None if args.clock => println!("the store's clock already agrees with the system's"),
-        None => {}
-    }
-    Ok(())
+        None if loss => "the store has lost no documents\n".into(),
+        None => String::new(),
+    };
+    let of_clock = match reply.clock_offset_ms {
+        Some(offset_ms) => format!("the store's clock moved {offset_ms} ms ahead\n"),
+        None if clock => "the store's clock already agrees with the system's\n".into(),
+        None => String::new(),
+    };
+    Ok(print(&reply, args.json, &(of_loss + &of_clock))?)
 }

@@ -60,15 +60,8 @@ impl Experiment {
     ) -> anyhow::Result<Outcome> {
         let count = workload.calls.len();
         let calls = || workload.calls.iter().cloned().map(Ok);
-        let call_ended = |tally: &Tally| {
-            let total = tally.table.total();
-            progress(ReplayProgress {
-                docs: tally.docs,
-                steps: total.steps,
-                output_tokens: total.emitted,
-                share: tally.docs as f64 / count.max(1) as f64,
-            });
-        };
+        let call_ended =
+            |tally: &Tally| progress(tally.progress(tally.docs as f64 / count.max(1) as f64));
         let no_calls = std::iter::empty();
         let mut setup = match self {
             Experiment::Policy(policy, concurrency) => setup.with(policy, concurrency),
@@ -82,7 +75,7 @@ impl Experiment {
             Experiment::Tau(tau) => setup.judging.threshold = Threshold::Fixed(tau),
             Experiment::Size => {
                 // Calls that are known from the start go into one segment.
-                setup.memory.seal_tokens = Some(1);
+                setup.indexes.seal_tokens = Some(1);
                 let outcome = setup.replay(calls(), no_calls, call_ended)?;
                 progress(ReplayProgress {
                     share: 1.0,

@@ -6,12 +6,10 @@ use anyhow::ensure;
 use clap::Args;
 use refrain_speculation::draft::Expansion;
 use refrain_speculation::router::Threshold;
-use refrain_suffix_index::IndexConfig;
 use serde::Serialize;
 
 use crate::replay::{
-    DEFAULT_ENGINE_MODEL, Drafter, Eagle3, EngineModel, Judging, MemoryConfig, Policy, Serving,
-    Setup, worker_params,
+    DEFAULT_ENGINE_MODEL, Eagle3, EngineModel, Judging, Policy, Setup, worker_params,
 };
 
 /// The logs to analyze, and the engine to model.
@@ -75,36 +73,14 @@ impl AnalyzeOptions {
 
     /// A replay with a worker's default settings.
     pub(super) fn setup(&self) -> anyhow::Result<Setup> {
-        let params = worker_params();
-        Ok(Setup {
-            memory: MemoryConfig {
-                index: IndexConfig {
-                    pattern_tokens_max: params.max_pattern,
-                    ..IndexConfig::default()
-                },
-                global: true,
-                groups: true,
-                corpus: false,
-                seal_tokens: None,
-            },
-            serving: Serving {
-                drafter: Drafter::Suffix,
-                params,
-                request: true,
-                shared: true,
-                frozen: false,
-                concurrency: self.concurrency[0],
-                window: None,
-            },
-            judging: Judging {
-                policy: Policy::Goodput,
-                engine: EngineModel::load(&self.engine_model)?,
-                head: self.eagle3.clone().unwrap_or_else(Eagle3::absent),
-                seed: 1,
-                threshold: Threshold::Auto,
-                step_tokens_max: u32::MAX,
-            },
-        })
+        Ok(Setup::with_worker_defaults(Judging {
+            policy: Policy::Goodput,
+            engine: EngineModel::load(&self.engine_model)?,
+            head: self.eagle3.clone().unwrap_or_else(Eagle3::absent),
+            seed: 1,
+            threshold: Threshold::Auto,
+            step_tokens_max: u32::MAX,
+        }))
     }
 
     /// The assumptions behind the figures, in sentences.

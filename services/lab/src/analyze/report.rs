@@ -117,8 +117,8 @@ impl WorkloadReport {
         let alphas = tried(&ALPHAS, &|alpha| Experiment::alpha(alpha, first));
         let taus = tried(&TAUS, &Experiment::Tau);
         let index_bytes_per_token = of(Experiment::Size).and_then(|outcome| {
-            let memory = &outcome.memory;
-            let (bytes, tokens) = (memory.sizes.segment_bytes, memory.warmed.tokens);
+            let costs = &outcome.costs;
+            let (bytes, tokens) = (costs.sizes.segment_bytes, costs.warmed.tokens);
             (tokens > 0).then(|| bytes as f64 / tokens as f64)
         });
         let suffix = of(Experiment::Policy(Policy::Suffix, first));
@@ -187,7 +187,7 @@ fn best_of(choices: &[TriedSetting]) -> Option<f32> {
 impl AnalyzeReport {
     /// The report as a table for people.
     pub fn table(&self) -> String {
-        let mut text = text_table(1, self.lines());
+        let mut text = text_table(1, &[], self.lines());
         for sentence in self.settings.assumptions().split_inclusive(". ") {
             let _ = write!(text, "\n{}", sentence.trim_end());
         }

@@ -194,10 +194,10 @@ fn invalid_settings_are_refused() {
         ("--engine-model no/such", "neither a preset"),
         ("--tokenizer no/such/file", "no/such/file"),
     ] {
-        let said = match analyze(&bad, args) {
+        let error = match analyze(&bad, args) {
             Ok(_) => panic!("{args} was accepted"),
             Err(error) => format!("{error:#}"),
         };
-        assert!(said.contains(wanted), "{args}: {said}");
+        assert!(error.contains(wanted), "{args}: {error}");
     }
 }

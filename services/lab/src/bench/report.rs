@@ -127,7 +127,7 @@ impl BenchReport {
             "accept\nrate",
             "speed-up\nmedian",
         ];
-        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        let mut rows = Vec::new();
         for (part, modes) in &self.parts {
             for (mode, figures) in modes {
                 let speedups = self.decode_speedup.get(part);
@@ -149,7 +149,7 @@ impl BenchReport {
         }
         format!(
             "{}outputs that differ between modes: {}\n",
-            text_table(2, rows),
+            text_table(2, &head, rows),
             self.outputs_that_differ
         )
     }

@@ -50,8 +50,7 @@ pub(super) fn calls(
     calls: usize,
     tenants: usize,
 ) -> Vec<WorkloadCall> {
-    let mut random =
-        SplitMix::new(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part as u64);
+    let mut random = SplitMix(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part as u64);
     (0..calls)
         .map(|number| {
             let tenant = number % tenants.max(1);
@@ -92,11 +91,10 @@ const PLACES: &[&str] = &[
     "Paris", "Berlin", "Oslo", "Rome", "Madrid", "Vienna", "Lima", "Cairo",
 ];
 
-fn schema(entity: (&str, &str), texts: &[&str], numbers: &[&str]) -> String {
-    let mut lines = vec!["  id INTEGER PRIMARY KEY".to_owned()];
-    lines.extend(texts.iter().map(|column| format!("  {column} TEXT")));
-    lines.extend(numbers.iter().map(|column| format!("  {column} INTEGER")));
-    format!("CREATE TABLE {} (\n{}\n);", entity.1, lines.join(",\n"))
+fn schema((_, many): (&str, &str), text: &str, number: &str) -> String {
+    format!(
+        "CREATE TABLE {many} (\n  id INTEGER PRIMARY KEY,\n  {text} TEXT,\n  {number} INTEGER\n);"
+    )
 }
 
 fn message(role: &str, content: impl Into<String>) -> Value {
@@ -108,19 +106,21 @@ const TOOL_SYSTEM: &str = r#"You can call these tools:
 {"name": "create_order", "parameters": {"item": "string", "count": "integer", "customer": "string"}}
 To call a tool, answer with one JSON object: {"name": ..., "arguments": {...}}"#;
 
+fn sql_messages(schema: &str, task: &str) -> Vec<Value> {
+    vec![
+        message("system", SQL_SYSTEM),
+        message("user", format!("{schema}\n\n{task}")),
+    ]
+}
+
 fn repetitive(random: &mut SplitMix, seed: u64, tenant: usize, call: usize) -> WorkloadCall {
     // A tenant has one schema and five tasks. Each call is one of them, sometimes with another value.
-    let mut fixed = SplitMix::new(seed.wrapping_add(tenant as u64 * 7919));
+    let mut fixed = SplitMix(seed.wrapping_add(tenant as u64 * 7919));
     let entity = *fixed.pick(ENTITIES);
     let text = *fixed.pick(TEXTS);
     let number = *fixed.pick(NUMBERS);
-    let schema = schema(entity, &[text], &[number]);
-    let sql = |task: String| {
-        vec![
-            message("system", SQL_SYSTEM),
-            message("user", format!("{schema}\n\n{task}")),
-        ]
-    };
+    let schema = schema(entity, text, number);
+    let sql = |task: String| sql_messages(&schema, &task);
     let many = entity.1;
     let messages = match random.below(5) {
         0 => sql(format!("Count the {many} for each {text}.")),
@@ -131,23 +131,13 @@ fn repetitive(random: &mut SplitMix, seed: u64, tenant: usize, call: usize) -> W
             "Show the 5 {many} with the highest {number}. Show {text} and {number}."
         )),
         3 => {
-            let values = if random.below(4) == 0 {
-                VALUES
-            } else {
-                &VALUES[..2]
-            };
-            let value = random.pick(values);
+            let value = random.pick_often_of_first_two(VALUES);
             sql(format!(
                 "Show the {text} and {number} of all {many} where {text} is '{value}'."
             ))
         }
         _ => {
-            let places = if random.below(4) == 0 {
-                PLACES
-            } else {
-                &PLACES[..2]
-            };
-            let place = random.pick(places);
+            let place = random.pick_often_of_first_two(PLACES);
             let ask = format!("What is the weather in {place} for 3 days?");
             vec![message("system", TOOL_SYSTEM), message("user", ask)]
         }
@@ -168,16 +158,10 @@ fn unique(random: &mut SplitMix, tenant: usize, number: usize) -> WorkloadCall {
             let entity = *random.pick(ENTITIES);
             let text = *random.pick(TEXTS);
             let column = *random.pick(NUMBERS);
-            let schema = schema(entity, &[text], &[column]);
-            let limit = random.below(9000);
-            let question = format!(
-                "Show the {text} of all {} where {column} is more than {limit}.",
-                entity.1
-            );
-            vec![
-                message("system", SQL_SYSTEM),
-                message("user", format!("{schema}\n\n{question}")),
-            ]
+            let (many, limit) = (entity.1, random.below(9000));
+            let task =
+                format!("Show the {text} of all {many} where {column} is more than {limit}.");
+            sql_messages(&schema(entity, text, column), &task)
         }
         1 => {
             let (a, b) = (100 + random.below(9900), 100 + random.below(9900));
@@ -185,18 +169,13 @@ fn unique(random: &mut SplitMix, tenant: usize, number: usize) -> WorkloadCall {
         }
         _ => {
             let (who, place) = (random.pick(NAMES), random.pick(PLACES));
-            let (day, count, cost) = (
-                1 + random.below(28),
-                2 + random.below(38),
-                10 + random.below(900),
-            );
+            let (day, count) = (1 + random.below(28), 2 + random.below(38));
+            let cost = 10 + random.below(900);
             let note = format!(
                 "{who} went to {place} on 2024-05-{day:02}. There {who} bought {count} lamps for {cost} in total."
             );
-            vec![message(
-                "user",
-                format!("{note}\n\nList the facts of the note."),
-            )]
+            let ask = format!("{note}\n\nList the facts of the note.");
+            vec![message("user", ask)]
         }
     };
     WorkloadCall {
@@ -213,10 +192,6 @@ fn unique(random: &mut SplitMix, tenant: usize, number: usize) -> WorkloadCall {
 struct SplitMix(u64);
 
 impl SplitMix {
-    fn new(seed: u64) -> Self {
-        SplitMix(seed)
-    }
-
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -228,6 +203,14 @@ impl SplitMix {
 
     fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
+    }
+
+    /// One of the first two in three of four cases, else any.
+    fn pick_often_of_first_two<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        match self.below(4) {
+            0 => self.pick(from),
+            _ => self.pick(&from[..2]),
+        }
     }
 
     fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {

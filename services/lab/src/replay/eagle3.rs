@@ -36,8 +36,8 @@ impl Default for Eagle3 {
 
 impl fmt::Display for Eagle3 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let chances: Vec<String> = self.acceptance.iter().map(f64::to_string).collect();
-        write!(f, "acc={},cost={}", chances.join(","), self.cost)
+        let acceptance: Vec<String> = self.acceptance.iter().map(f64::to_string).collect();
+        write!(f, "acc={},cost={}", acceptance.join(","), self.cost)
     }
 }
 
@@ -77,10 +77,10 @@ impl FromStr for Eagle3 {
             head.acceptance.len() <= POSITIONS_MAX,
             "a draft has at most {POSITIONS_MAX} positions"
         );
-        for chance in &head.acceptance {
+        for probability in &head.acceptance {
             ensure!(
-                (0.0..=1.0).contains(chance),
-                "a probability must be from 0 to 1, not {chance}"
+                (0.0..=1.0).contains(probability),
+                "a probability must be from 0 to 1, not {probability}"
             );
         }
         ensure!(
@@ -111,10 +111,10 @@ impl Eagle3 {
     /// The seed alone determines the luck of every token of every call. So the head drafts equally well at a
     /// position, whatever was drafted before and whatever else runs.
     pub(super) fn accepted(&self, seed: u64, call: u64, position: usize, depth: usize) -> usize {
-        let chances = self.acceptance.iter().take(depth);
-        chances
+        let probabilities = self.acceptance.iter().take(depth);
+        probabilities
             .zip(position as u64..)
-            .take_while(|(chance, at)| luck(seed, call, *at) < **chance)
+            .take_while(|(probability, at)| uniform(seed, call, *at) < **probability)
             .count()
     }
 
@@ -135,7 +135,7 @@ impl Eagle3 {
 }
 
 /// A uniform number from 0 to 1, 1 excluded.
-fn luck(seed: u64, call: u64, position: u64) -> f64 {
+fn uniform(seed: u64, call: u64, position: u64) -> f64 {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&call.to_le_bytes());
     key[8..].copy_from_slice(&position.to_le_bytes());
@@ -159,15 +159,15 @@ mod tests {
                     .for_each(|count| *count += 1);
             }
         }
-        for (position, chance) in head.acceptance.iter().enumerate() {
+        for (position, probability) in head.acceptance.iter().enumerate() {
             let share = f64::from(reached[position + 1]) / f64::from(reached[position]);
-            assert!((share - chance).abs() < 0.015, "{position}: {share}");
+            assert!((share - probability).abs() < 0.015, "{position}: {share}");
         }
         Ok(())
     }
 
     #[test]
-    fn luck_is_of_the_seed_the_call_and_the_place() {
+    fn a_token_is_accepted_by_seed_call_and_place() {
         let head = Eagle3::default();
         let run = |seed, call, depth| -> Vec<usize> {
             (0..200)
@@ -221,8 +221,8 @@ mod tests {
             ("rate=0.5", "rate is neither acc nor cost"),
             ("cost=-1", "the cost must be 0 or more, not -1"),
         ] {
-            let said = format!("{:#}", read(text).expect_err(text));
-            assert!(said.contains(wanted), "{text}: {said}");
+            let error = format!("{:#}", read(text).expect_err(text));
+            assert!(error.contains(wanted), "{text}: {error}");
         }
     }
 }

@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 
 use refrain_speculation::draft::{Candidate, DraftTree};
 use refrain_speculation::router::{
-    Asked, Draft as OfferedDraft, Fallback, Found, Frame, HeadParams, HeadState, HeadWork, Offer,
-    Outcome, Policy as RouterPolicy, Priority, Prospect, Route, Router, RouterParams, Step,
-    StepItem, Threshold, TrialParams, route_by_score,
+    Asked, Draft, Fallback, Found, Frame, HeadParams, HeadState, HeadWork, Offer, Outcome,
+    Policy as RouterPolicy, Priority, Prospect, Route, Router, RouterParams, Step, StepItem,
+    Threshold, TrialParams, route_by_score,
 };
 use refrain_speculation::verify::Acceptance;
 use refrain_suffix_index::Token;
@@ -33,8 +33,8 @@ pub(crate) struct Judging {
     pub(crate) step_tokens_max: u32,
 }
 
-/// A request that takes part in a step.
-pub(super) struct Turn {
+/// A request that takes part in a step, before a draft is chosen for it.
+pub(super) struct DraftRequest {
     /// The namespace whose acceptance statistics its drafts have.
     pub(super) namespace: usize,
     /// Tokens of its prompt and output so far.
@@ -44,7 +44,7 @@ pub(super) struct Turn {
 }
 
 /// The draft of a request in the step.
-pub(super) enum Draft {
+pub(super) enum StepDraft {
     /// Nothing is drafted.
     Plain,
     /// This part of the suffix draft is verified.
@@ -53,44 +53,36 @@ pub(super) enum Draft {
     Head(usize),
 }
 
-/// The decision of a policy other than the router's for a request.
-enum Routed {
-    Plain,
-    /// All of the suffix draft.
-    Whole,
-    Head,
-}
-
-/// A [`Turn`] with the draft that was chosen for it.
-pub(super) struct Choice {
+/// A [`DraftRequest`] with the draft that was chosen for it.
+pub(super) struct DraftChoice {
     namespace: usize,
-    pub(super) draft: Draft,
+    pub(super) draft: StepDraft,
     pub(super) found: Option<Candidate>,
-    /// The acceptance probability of each drafted token.
-    chances: Vec<f32>,
+    /// The expected probability that each drafted token is accepted.
+    acceptance_probabilities: Vec<f32>,
     /// The router's offer, if it decided.
     offer: Option<Offer>,
 }
 
-/// A [`Choice`] that was verified.
-pub(super) struct Verified {
+/// A [`DraftChoice`] that was verified.
+pub(super) struct VerifiedChoice {
     pub(super) context_tokens: usize,
-    pub(super) choice: Choice,
+    pub(super) choice: DraftChoice,
     /// The drafted tokens that were accepted, from the root down.
     pub(super) path: Vec<u32>,
-    /// The emitted tokens: the accepted ones and the recording's next one.
-    pub(super) said: Vec<Token>,
+    /// The accepted tokens and the recording's next one.
+    pub(super) emitted: Vec<Token>,
     /// Whether the recording ends with them.
     pub(super) is_last: bool,
 }
 
-impl Draft {
+impl StepDraft {
     /// Draft tokens to verify.
     pub(super) fn tokens(&self) -> usize {
         match self {
-            Draft::Plain => 0,
-            Draft::Suffix(tree) => tree.len(),
-            Draft::Head(depth) => *depth,
+            StepDraft::Plain => 0,
+            StepDraft::Suffix(tree) => tree.len(),
+            StepDraft::Head(depth) => *depth,
         }
     }
 }
@@ -145,67 +137,59 @@ impl Judge {
     }
 
     /// Chooses for all requests of a step together.
-    pub(super) fn choose(&mut self, mut turns: Vec<Turn>) -> Vec<Choice> {
-        let batch = turns.len() as u32;
-        let policy = self.judging.policy;
-        self.withholds = policy == Policy::Goodput && self.router.withholds(batch, false);
+    pub(super) fn choose(&mut self, mut requests: Vec<DraftRequest>) -> Vec<DraftChoice> {
+        let batch = requests.len() as u32;
+        let is_routed = self.judging.policy == Policy::Goodput;
+        self.withholds = is_routed && self.router.withholds(batch, false);
         if self.withholds {
             // A worker looks for nothing then.
-            for turn in &mut turns {
-                turn.found = None;
+            for request in &mut requests {
+                request.found = None;
             }
         }
         let mut room = self.judging.step_tokens_max.saturating_sub(batch);
-        let kv_tokens = turns.iter().map(|turn| turn.context_tokens as u64).sum();
-        let prospects: Vec<Prospect<usize>> = turns
+        let frame = Frame {
+            tokens: batch,
+            kv_tokens: requests.iter().map(|of| of.context_tokens as u64).sum(),
+            slots_max: room,
+            batch,
+        };
+        let prospects: Vec<Prospect<usize>> = requests
             .into_iter()
-            .map(|turn| self.prospect(turn, room))
+            .map(|request| self.prospect(request, room))
             .collect();
-        if policy == Policy::Goodput {
-            let frame = Frame {
-                tokens: batch,
-                kv_tokens,
-                slots_max: room,
-                batch,
+        let offers = match is_routed {
+            true => self.router.offer(prospects.clone(), frame),
+            false => Vec::new(),
+        };
+        let mut offers = offers.into_iter();
+        let choose_one = |prospect: Prospect<usize>| {
+            let offer = offers.next();
+            let draft = match &offer {
+                Some(offer) => offered(offer),
+                None => self.by_itself(prospect.candidate.as_ref(), room as usize),
             };
-            let known: Vec<_> = prospects
-                .iter()
-                .map(|of| {
-                    (
-                        of.namespace,
-                        of.candidate.clone(),
-                        of.path_probabilities.clone(),
-                    )
-                })
-                .collect();
-            let offers = self.router.offer(prospects, frame);
-            return known
-                .into_iter()
-                .zip(offers)
-                .map(|((namespace, found, probabilities), offer)| {
-                    self.by_offer(namespace, found, &probabilities, offer)
-                })
-                .collect();
-        }
-        prospects
-            .into_iter()
-            .map(|prospect| {
-                let choice = self.by_itself(prospect, room);
-                room -= choice.draft.tokens() as u32;
-                choice
-            })
-            .collect()
+            room = room.saturating_sub(draft.tokens() as u32);
+            DraftChoice {
+                namespace: prospect.namespace,
+                acceptance_probabilities: self.acceptance_probabilities(&draft, &prospect),
+                draft,
+                found: prospect.candidate,
+                offer,
+            }
+        };
+        prospects.into_iter().map(choose_one).collect()
     }
 
-    fn prospect(&self, turn: Turn, room: u32) -> Prospect<usize> {
+    fn prospect(&self, request: DraftRequest, room: u32) -> Prospect<usize> {
         let has_head = !self.judging.head.is_absent() && !self.withholds;
         let mut prospect = Prospect {
-            namespace: turn.namespace,
+            namespace: request.namespace,
             asked: Asked::Auto,
-            context_tokens: turn.context_tokens as u32,
+            context_tokens: request.context_tokens as u32,
             draft_max: room,
             tree_max: room,
-            candidate: turn.found,
+            candidate: request.found,
             path_probabilities: Vec::new(),
             withheld: self.withholds,
             // It reads what it missed in its first pass.
@@ -220,108 +204,62 @@ impl Judge {
         prospect
     }
 
-    /// Carries out the router's offer. `found` is the whole suffix draft with its path probabilities.
-    fn by_offer(
-        &mut self,
-        namespace: usize,
-        found: Option<Candidate>,
-        probabilities: &[f32],
-        offer: Offer,
-    ) -> Choice {
-        let (draft, chances) = match &offer.draft {
-            OfferedDraft::None => (Draft::Plain, Vec::new()),
-            OfferedDraft::Suffix(part) => {
-                let tree = part.tree.clone();
-                let chances = found.as_ref().map_or_else(Vec::new, |found| {
-                    chances_of_part(&found.tree, &tree, probabilities)
-                });
-                (Draft::Suffix(tree), chances)
-            }
-            OfferedDraft::Head(head) | OfferedDraft::Merged(_, head) => {
-                let depth = head.depth as usize;
-                let context_tokens = offer.context_tokens();
-                (
-                    Draft::Head(depth),
-                    self.head_chances(namespace, context_tokens, depth),
-                )
-            }
+    /// Decides for a request by itself, as policies other than the router's do. The draft has at most `room` tokens.
+    fn by_itself(&self, found: Option<&Candidate>, room: usize) -> StepDraft {
+        let head = &self.judging.head;
+        let suffix_draft = |found: &Candidate| {
+            let mut tree = found.tree.clone();
+            tree.truncate(room);
+            StepDraft::Suffix(tree)
         };
-        Choice {
-            namespace,
-            draft,
-            found,
-            chances,
-            offer: Some(offer),
-        }
-    }
-
-    /// Decides for a request by itself, as policies other than the router's do, and drafts at most `room` tokens.
-    fn by_itself(&mut self, prospect: Prospect<usize>, room: u32) -> Choice {
-        let depth = self.judging.head.acceptance.len().min(room as usize);
-        let (draft, mut chances) =
-            match (self.route(prospect.candidate.as_ref()), &prospect.candidate) {
-                (Routed::Whole, Some(found)) => {
-                    let mut tree = found.tree.clone();
-                    tree.truncate(room as usize);
-                    (Draft::Suffix(tree), prospect.path_probabilities)
-                }
-                (Routed::Head, _) => {
-                    let chances =
-                        self.head_chances(prospect.namespace, prospect.context_tokens, depth);
-                    (Draft::Head(depth), chances)
-                }
-                (Routed::Plain | Routed::Whole, _) => (Draft::Plain, Vec::new()),
-            };
-        chances.truncate(draft.tokens());
-        Choice {
-            namespace: prospect.namespace,
-            draft,
-            found: prospect.candidate,
-            chances,
-            offer: None,
-        }
-    }
-
-    fn route(&self, found: Option<&Candidate>) -> Routed {
-        match self.judging.policy {
-            Policy::Off | Policy::Goodput => Routed::Plain,
-            Policy::Eagle3 => Routed::Head,
-            Policy::Suffix | Policy::Pld => found.map_or(Routed::Plain, |_| Routed::Whole),
+        let head_draft = || StepDraft::Head(head.acceptance.len().min(room));
+        match (self.judging.policy, found) {
+            (Policy::Off | Policy::Goodput, _) => StepDraft::Plain,
+            (Policy::Eagle3, _) => head_draft(),
             // SAM's matches are long enough to be preferred to the head.
-            Policy::Sam => match (found, self.judging.head.is_absent()) {
-                (Some(_), _) => Routed::Whole,
-                (None, true) => Routed::Plain,
-                (None, false) => Routed::Head,
+            (Policy::Suffix | Policy::Pld | Policy::Sam, Some(found)) => suffix_draft(found),
+            (Policy::Sam, None) if !head.is_absent() => head_draft(),
+            (Policy::Suffix | Policy::Pld | Policy::Sam, None) => StepDraft::Plain,
+            (Policy::Score | Policy::Paper, _) => match self.route_by_score(found) {
+                Route::Suffix => found.map_or(StepDraft::Plain, suffix_draft),
+                Route::Fallback | Route::Merged => head_draft(),
+                Route::Plain => StepDraft::Plain,
             },
-            Policy::Score | Policy::Paper => self.by_score(found),
         }
     }
 
     /// SuffixDecoding's rule, tau being the head's own tokens per step unless it is given.
-    fn by_score(&self, found: Option<&Candidate>) -> Routed {
+    fn route_by_score(&self, found: Option<&Candidate>) -> Route {
         let found = found.map_or(Found::Nothing, |found| Found::Score(found.score));
         let break_even = self.head.accepted_length().map(|length| length as f32);
-        let fallback = match self.judging.head.acceptance.len() {
-            0 => Fallback::Absent,
-            _ => Fallback::InUse { break_even },
+        let fallback = match self.judging.head.is_absent() {
+            true => Fallback::Absent,
+            false => Fallback::InUse { break_even },
         };
-        match route_by_score(Asked::Auto, found, self.judging.threshold, fallback).route {
-            Route::Suffix => Routed::Whole,
-            Route::Fallback | Route::Merged => Routed::Head,
-            Route::Plain => Routed::Plain,
+        route_by_score(Asked::Auto, found, self.judging.threshold, fallback).route
+    }
+
+    /// The expected probability that each token of the draft is accepted.
+    fn acceptance_probabilities(
+        &mut self,
+        draft: &StepDraft,
+        prospect: &Prospect<usize>,
+    ) -> Vec<f32> {
+        match (draft, &prospect.candidate) {
+            (StepDraft::Suffix(part), Some(whole)) => {
+                probabilities_of_part(&whole.tree, part, &prospect.path_probabilities)
+            }
+            (StepDraft::Head(depth), _) => self
+                .router
+                .statistics(prospect.namespace)
+                .head_path_probabilities(prospect.context_tokens, *depth as u32)
+                .collect(),
+            (StepDraft::Plain | StepDraft::Suffix(_), _) => Vec::new(),
         }
     }
 
-    /// The probability that each token of the head's draft is accepted.
-    fn head_chances(&mut self, namespace: usize, context_tokens: u32, depth: usize) -> Vec<f32> {
-        let statistics = self.router.statistics(namespace);
-        statistics
-            .head_path_probabilities(context_tokens, depth as u32)
-            .collect()
-    }
-
     /// Learns from a step, and charges it.
-    pub(super) fn settle(&mut self, verified: &[Verified]) {
+    pub(super) fn settle(&mut self, verified: &[VerifiedChoice]) {
         let mut load = StepLoad::default();
         let mut depths = Vec::new();
         for one in verified {
@@ -329,15 +267,14 @@ impl Judge {
             load.requests += 1;
             load.tokens += 1 + choice.draft.tokens();
             load.kv_tokens += one.context_tokens;
-            for (at, chance) in choice.chances.iter().enumerate() {
-                self.account
-                    .record(*chance, one.path.contains(&(at as u32)));
+            for (node, probability) in (0..).zip(&choice.acceptance_probabilities) {
+                self.account.record(*probability, one.path.contains(&node));
             }
-            if let Draft::Head(depth) = choice.draft {
+            if let StepDraft::Head(depth) = choice.draft {
                 depths.push(depth);
-                self.head.record(depth, one.path.len(), one.said.len());
+                self.head.record(depth, one.path.len(), one.emitted.len());
             }
-            self.account.bonus_tokens += (one.said.len() - one.path.len()) as u64;
+            self.account.bonus_tokens += (one.emitted.len() - one.path.len()) as u64;
             self.learn(one);
         }
         if load.requests == 0 {
@@ -362,13 +299,13 @@ impl Judge {
         }
     }
 
-    fn learn(&mut self, verified: &Verified) {
+    fn learn(&mut self, verified: &VerifiedChoice) {
         let choice = &verified.choice;
-        let mut emitted = verified.said.clone();
+        let mut emitted = verified.emitted.clone();
         emitted.extend(verified.is_last.then_some(END));
         let head_accepted = match choice.draft {
-            Draft::Head(_) => verified.path.len() as u32,
-            Draft::Plain | Draft::Suffix(_) => 0,
+            StepDraft::Head(_) => verified.path.len() as u32,
+            StepDraft::Plain | StepDraft::Suffix(_) => 0,
         };
         if let Some(offer) = &choice.offer {
             let outcome = Outcome {
@@ -380,7 +317,7 @@ impl Judge {
             return;
         }
         let statistics = self.router.statistics(choice.namespace);
-        if let Draft::Head(depth) = choice.draft {
+        if let StepDraft::Head(depth) = choice.draft {
             let context_tokens = verified.context_tokens as u32;
             statistics.observe_head(context_tokens, depth as u32, head_accepted);
         }
@@ -390,14 +327,23 @@ impl Judge {
     }
 }
 
+/// The part of the router's offer that the modelled engine carries out: it has no merged drafts.
+fn offered(offer: &Offer) -> StepDraft {
+    match &offer.draft {
+        Draft::None => StepDraft::Plain,
+        Draft::Suffix(part) => StepDraft::Suffix(part.tree.clone()),
+        Draft::Head(head) | Draft::Merged(_, head) => StepDraft::Head(head.depth as usize),
+    }
+}
+
 /// The item of a step that the router observes.
-fn item(verified: &Verified) -> StepItem {
+fn item(verified: &VerifiedChoice) -> StepItem {
     let choice = &verified.choice;
     let draft_tokens = choice.draft.tokens() as u32;
     let (route, head) = match choice.draft {
-        Draft::Plain => (Route::Plain, None),
-        Draft::Suffix(_) => (Route::Suffix, None),
-        Draft::Head(_) => {
+        StepDraft::Plain => (Route::Plain, None),
+        StepDraft::Suffix(_) => (Route::Suffix, None),
+        StepDraft::Head(_) => {
             let work = HeadWork {
                 requests: 1,
                 depth: draft_tokens,
@@ -420,12 +366,12 @@ fn item(verified: &Verified) -> StepItem {
         draft_tokens,
         head,
         read_tokens: 0,
-        emitted: Some(verified.said.len() as u32),
+        emitted: Some(verified.emitted.len() as u32),
     }
 }
 
 /// The probabilities of the nodes of a part of a tree, in the order of the part. Both have parents before children.
-fn chances_of_part(whole: &DraftTree, part: &DraftTree, probabilities: &[f32]) -> Vec<f32> {
+fn probabilities_of_part(whole: &DraftTree, part: &DraftTree, probabilities: &[f32]) -> Vec<f32> {
     let mut places: Vec<u32> = Vec::with_capacity(part.len());
     for node in part.nodes() {
         let parent = node.parent.map(|parent| places[parent as usize]);

@@ -7,18 +7,20 @@ use refrain_suffix_index::{
     DocumentKey, Index, IndexConfig, IndexError, SegmentBuilder, SegmentError, Token,
 };
 
+use super::presets::Automaton;
+
 /// Size of the segments of warm outputs; building one takes a few gigabytes at most.
 const WARM_SEGMENT_TOKENS: usize = 1 << 27;
 
 /// The index of one namespace.
 pub(super) struct Namespace {
-    index: Index,
+    pub(super) index: Index,
     /// Documents that are not finished.
-    open: HashSet<DocumentKey>,
-    /// Tokens of the live part, left contexts included.
-    live_tokens: u64,
+    pub(super) open: HashSet<DocumentKey>,
     /// Warm outputs that are in no segment yet.
     known: SegmentBuilder,
+    /// The warm outputs as SAM decoding keeps them, if it is compared.
+    pub(super) corpus: Option<Automaton>,
 }
 
 impl Namespace {
@@ -26,42 +28,15 @@ impl Namespace {
         Namespace {
             index: Index::new(config),
             open: HashSet::new(),
-            live_tokens: 0,
             known: SegmentBuilder::new(),
+            corpus: None,
         }
-    }
-
-    pub(super) fn index(&self) -> &Index {
-        &self.index
-    }
-
-    pub(super) fn open(&mut self, key: DocumentKey, left: &[Token]) -> Result<(), IndexError> {
-        self.index.open(key, left)?;
-        self.open.insert(key);
-        self.live_tokens += left.len() as u64;
-        Ok(())
-    }
-
-    pub(super) fn append(&mut self, key: DocumentKey, tokens: &[Token]) -> Result<(), IndexError> {
-        self.index.append(key, tokens)?;
-        self.live_tokens += tokens.len() as u64;
-        Ok(())
-    }
-
-    /// Marks the document as finished.
-    pub(super) fn close(&mut self, key: DocumentKey) {
-        self.open.remove(&key);
-    }
-
-    pub(super) fn live_tokens(&self) -> u64 {
-        self.live_tokens
     }
 
     /// Seals finished documents, and merges segments if there are too many.
     pub(super) fn seal(&mut self) -> Result<(), IndexError> {
         self.index.seal(|key| !self.open.contains(&key))?;
         self.index.merge()?;
-        self.live_tokens = self.index.sizes().live_tokens;
         Ok(())
     }
 

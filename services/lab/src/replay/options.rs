@@ -4,23 +4,16 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::{ArgGroup, Args, ValueEnum};
-use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::draft::Expansion;
 use refrain_speculation::router::Threshold;
-use refrain_suffix_index::IndexConfig;
-use refrain_worker::SpeculationConfig;
 use serde::{Serialize, Serializer};
 
 use super::eagle3::Eagle3;
-use super::engine_model::DEFAULT_ENGINE_MODEL;
-use super::memory::MemoryConfig;
+use super::engine_model::{DEFAULT_ENGINE_MODEL, EngineModel};
+use super::judge::Judging;
 use super::policy::Policy;
-use super::presets::{Drafter, Preset};
-use super::serve::Serving;
-
-/// A worker's default settings of drafts.
-pub(crate) fn worker_params() -> ProposeParams {
-    SpeculationConfig::default().params()
-}
+use super::presets::Preset;
+use super::setup::{Setup, worker_params};
 
 /// The traces to replay, and the settings. Defaults of drafts are those of a worker.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -187,64 +180,54 @@ impl ReplayOptions {
         self.preset.map_or(Policy::Suffix, Policy::from)
     }
 
-    /// The head of the modelled engine; without a comparison there is no engine.
-    pub(super) fn head(&self) -> Eagle3 {
-        match self.policies.is_empty() {
-            true => Eagle3::absent(),
-            false => self.eagle3.clone(),
-        }
-    }
-
     fn has(&self, source: ReplaySource) -> bool {
         self.sources.contains(&source)
     }
 
-    pub(super) fn index(&self) -> IndexConfig {
-        IndexConfig {
-            pattern_tokens_max: self.max_pattern,
-            ..IndexConfig::default()
-        }
-    }
-
-    /// The settings of the memory.
-    pub(super) fn memory(&self) -> MemoryConfig {
-        MemoryConfig {
-            index: self.index(),
-            global: self.has(ReplaySource::Global),
-            groups: self.has(ReplaySource::Group),
-            corpus: false,
-            seal_tokens: self.seal_tokens,
-        }
-    }
-
-    pub(super) fn serving(&self) -> Serving {
-        Serving {
-            drafter: Drafter::Suffix,
-            params: ProposeParams {
-                expansion: match (self.linear, self.tree, self.paths) {
-                    (true, ..) => Expansion::Linear,
-                    (_, true, _) => Expansion::Tree,
-                    (.., Some(paths)) => Expansion::Paths(paths),
-                    (false, false, None) => worker_params().expansion,
-                },
-                alpha: self.alpha,
-                offset: self.offset,
-                max_spec_tokens: self.max_spec_tokens,
-                min_token_prob: self.min_token_prob,
-                max_pattern: self.max_pattern,
-                match_plus_draft_cap: self.match_plus_draft,
-                samples_max: match self.samples {
-                    0 => usize::MAX,
-                    samples => samples,
-                },
-                ..worker_params()
+    /// The settings of the replay by the policy that most of the report is about.
+    pub(super) fn setup(&self) -> anyhow::Result<Setup> {
+        let engine = self.engine_model.as_deref();
+        let mut setup = Setup::with_worker_defaults(Judging {
+            policy: self.policy(),
+            engine: EngineModel::load(engine.unwrap_or(DEFAULT_ENGINE_MODEL))?,
+            // Without a comparison there is no engine, so it has no head.
+            head: match self.policies.is_empty() {
+                true => Eagle3::absent(),
+                false => self.eagle3.clone(),
             },
-            request: self.has(ReplaySource::Request),
-            shared: true,
-            frozen: self.frozen,
-            concurrency: self.concurrency[0],
-            window: self.window,
+            seed: self.seed,
+            threshold: self.score_threshold,
+            step_tokens_max: self.step_tokens_max.unwrap_or(u32::MAX),
+        });
+        let Setup {
+            indexes, serving, ..
+        } = &mut setup;
+        indexes.index.pattern_tokens_max = self.max_pattern;
+        indexes.global = self.has(ReplaySource::Global);
+        indexes.groups = self.has(ReplaySource::Group);
+        indexes.seal_tokens = self.seal_tokens;
+        serving.request = self.has(ReplaySource::Request);
+        serving.frozen = self.frozen;
+        serving.concurrency = self.concurrency[0];
+        serving.window = self.window;
+        let params = &mut serving.params;
+        match (self.linear, self.tree, self.paths) {
+            (true, ..) => params.expansion = Expansion::Linear,
+            (_, true, _) => params.expansion = Expansion::Tree,
+            (.., Some(paths)) => params.expansion = Expansion::Paths(paths),
+            (false, false, None) => {}
         }
+        params.alpha = self.alpha;
+        params.offset = self.offset;
+        params.max_spec_tokens = self.max_spec_tokens;
+        params.min_token_prob = self.min_token_prob;
+        params.max_pattern = self.max_pattern;
+        params.match_plus_draft_cap = self.match_plus_draft;
+        params.samples_max = match self.samples {
+            0 => usize::MAX,
+            samples => samples,
+        };
+        Ok(setup)
     }
 
     pub(super) fn check(&self) -> anyhow::Result<()> {

@@ -1,10 +1,7 @@
 //! Runs independent replays in parallel on the machine's cores, and adds up their progress.
 
 use std::collections::VecDeque;
-use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
-
-use anyhow::Context;
 
 use crate::progress::ProgressLine;
 
@@ -50,48 +47,36 @@ impl ReplayProgress {
 pub(crate) fn run_in_parallel<O: Send>(
     order: Vec<usize>,
     work: impl Fn(usize, &dyn Fn(ReplayProgress)) -> anyhow::Result<O> + Sync,
-    mut progress: impl FnMut(ReplayProgress),
+    progress: impl FnMut(ReplayProgress) + Send,
 ) -> anyhow::Result<Vec<O>> {
     let count = order.len();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let waiting = Mutex::new(VecDeque::from(order));
     let outcomes = Mutex::new(Vec::with_capacity(count));
-    let (sender, receiver) = mpsc::channel();
+    let progress = Mutex::new((vec![ReplayProgress::default(); count], progress));
+    let report = |piece: usize, at: ReplayProgress| {
+        let (each, progress) = &mut *lock(&progress);
+        each[piece] = at;
+        progress(ReplayProgress::sum(each));
+    };
+    let next = || lock(&waiting).pop_front();
+    let run_waiting = || {
+        while let Some(piece) = next() {
+            let outcome = work(piece, &|at| report(piece, at));
+            if outcome.is_err() {
+                lock(&waiting).clear();
+            }
+            lock(&outcomes).push((piece, outcome));
+        }
+    };
     std::thread::scope(|scope| {
         for _ in 0..cores.min(count) {
-            let sender = sender.clone();
-            let (waiting, outcomes, work) = (&waiting, &outcomes, &work);
-            scope.spawn(move || {
-                let next = || lock(waiting).pop_front();
-                while let Some(piece) = next() {
-                    let outcome = work(piece, &|at| {
-                        // The receiver outlives all senders.
-                        let _ = sender.send((piece, at));
-                    });
-                    if outcome.is_err() {
-                        lock(waiting).clear();
-                    }
-                    lock(outcomes).push((piece, outcome));
-                }
-            });
-        }
-        drop(sender);
-        let mut each = vec![ReplayProgress::default(); count];
-        for (piece, at) in receiver {
-            each[piece] = at;
-            progress(ReplayProgress::sum(&each));
+            scope.spawn(run_waiting);
         }
     });
-    let mut outcomes = outcomes
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut outcomes = std::mem::take(&mut *lock(&outcomes));
     outcomes.sort_by_key(|(piece, _)| *piece);
-    let done: anyhow::Result<Vec<O>> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
-    done.and_then(|done| {
-        let all = done.len() == count;
-        all.then_some(done)
-            .context("a thread ended before its work was done")
-    })
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

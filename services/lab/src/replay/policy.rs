@@ -38,17 +38,9 @@ impl Policy {
     ];
 
     /// Its name on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Policy::Off => "off",
-            Policy::Eagle3 => "eagle3",
-            Policy::Suffix => "suffix",
-            Policy::Score => "score",
-            Policy::Goodput => "goodput",
-            Policy::Sam => "sam",
-            Policy::Pld => "pld",
-            Policy::Paper => "paper",
-        }
+    pub(super) fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     /// Whether it drafts from earlier outputs.

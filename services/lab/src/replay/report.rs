@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::account::Reliability;
 use super::clock::DurationsUs;
-use super::compare::Outcome;
 use super::options::ReplayOptions;
 use super::policy::Policy;
+use super::setup::Outcome;
+use super::shared_indexes::SharedIndexSizes;
 use super::window::{self, Window};
 use crate::text_table::{number, text_table};
 
@@ -43,20 +44,9 @@ pub struct ReplayReport {
     pub extend_us_per_token: Option<f64>,
     /// Bytes of the namespaces' indexes per output token in them, warm ones included.
     pub index_bytes_per_token: Option<f64>,
-    /// Bytes of the live parts of these indexes.
-    pub live_bytes: u64,
-    /// Bytes of the sealed segments of these indexes.
-    pub segment_bytes: u64,
-    /// Sealed segments.
-    pub segments: u64,
-    /// Bytes of the groups' indexes at the end.
-    pub group_bytes: u64,
-    /// Namespaces that occurred.
-    pub namespaces: u64,
-    /// Groups in memory at the end.
-    pub groups: u64,
-    /// Groups that were evicted before.
-    pub groups_evicted: u64,
+    /// Sizes of the shared indexes.
+    #[serde(flatten)]
+    pub sizes: SharedIndexSizes,
     /// Output tokens of the warm calls.
     pub warm_tokens: u64,
     /// Warm output tokens indexed per second, without reading them.
@@ -152,7 +142,7 @@ fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> 
 
 impl PolicyReport {
     fn name(&self) -> String {
-        format!("{} at {}", self.policy.as_str(), self.concurrency)
+        format!("{} at {}", self.policy.name(), self.concurrency)
     }
 
     pub(crate) fn new(outcome: &Outcome, plain_tokens_per_s: Option<f64>) -> Self {
@@ -195,19 +185,14 @@ fn name(source: Source, scope: Scope) -> &'static str {
 impl ReplayReport {
     /// Makes a report. Most of it is about the first outcome.
     pub(super) fn new(options: &ReplayOptions, outcomes: &[Outcome]) -> Self {
-        let Outcome {
-            tally,
-            memory,
-            wall,
-            ..
-        } = &outcomes[0];
+        let Outcome { tally, costs, .. } = &outcomes[0];
         let total = tally.table.total();
-        let sizes = memory.sizes;
+        let sizes = costs.sizes;
         let mut sources: BTreeMap<_, SourceCounts> = BTreeMap::new();
         for (source, scope, counts) in tally.table.iter() {
             sources.insert(name(source, scope), counts.into());
         }
-        let indexed = memory.inserted.tokens + memory.warmed.tokens;
+        let indexed = costs.inserted.tokens + costs.warmed.tokens;
         let index_bytes = sizes.live_bytes + sizes.segment_bytes;
         ReplayReport {
             docs: tally.docs,
@@ -218,22 +203,16 @@ impl ReplayReport {
             drafted_per_step: per_step(total.drafted as f64, &total),
             acceptance_rate: total.acceptance_rate(),
             propose_us: tally.proposing.us(),
-            insert_us_per_token: memory.inserted.us_per_token(),
-            group_insert_us_per_token: memory.grouped.us_per_token(),
-            seal_us_per_token: memory.sealed.us_per_token(),
+            insert_us_per_token: costs.inserted.us_per_token(),
+            group_insert_us_per_token: costs.grouped.us_per_token(),
+            seal_us_per_token: costs.sealed.us_per_token(),
             extend_us_per_token: tally.extended.us_per_token(),
             index_bytes_per_token: (indexed > 0 && index_bytes > 0)
                 .then(|| index_bytes as f64 / indexed as f64),
-            live_bytes: sizes.live_bytes,
-            segment_bytes: sizes.segment_bytes,
-            segments: sizes.segments,
-            group_bytes: sizes.group_bytes,
-            namespaces: sizes.namespaces,
-            groups: sizes.groups,
-            groups_evicted: sizes.groups_evicted,
-            warm_tokens: memory.warmed.tokens,
-            build_tokens_per_s: memory.warmed.tokens_per_s(),
-            wall_s: wall.as_secs_f64(),
+            sizes,
+            warm_tokens: costs.warmed.tokens,
+            build_tokens_per_s: costs.warmed.tokens_per_s(),
+            wall_s: outcomes[0].wall.as_secs_f64(),
             sources,
             windows: Window::of(&outcomes[0]),
             policies: policies(options, outcomes),
@@ -243,44 +222,31 @@ impl ReplayReport {
 
     /// The report as a table for people.
     pub fn table(&self) -> String {
-        let thousandths = |value| number(value, 3);
-        let us = |of: fn(&DurationsUs) -> f64| thousandths(self.propose_us.as_ref().map(of));
+        let counted = |name: &str, count: u64| vec![name.to_owned(), count.to_string()];
+        let measured = |name: &str, value| vec![name.to_owned(), number(value, 3)];
+        let propose = |of: fn(&DurationsUs) -> f64| self.propose_us.as_ref().map(of);
+        let into_group_us = self.group_insert_us_per_token;
         let rows = [
-            ("calls", self.docs.to_string()),
-            ("output tokens", self.output_tokens.to_string()),
-            ("steps", self.steps.to_string()),
-            ("tokens per step", thousandths(self.tokens_per_step)),
-            ("drafted per step", thousandths(self.drafted_per_step)),
-            ("acceptance rate", thousandths(self.acceptance_rate)),
-            ("propose, us: mean", us(|us| us.mean)),
-            ("propose, us: p50", us(|us| us.p50)),
-            ("propose, us: p99", us(|us| us.p99)),
-            (
-                "insert, us per token",
-                thousandths(self.insert_us_per_token),
-            ),
-            (
-                "insert into group, us per token",
-                thousandths(self.group_insert_us_per_token),
-            ),
-            ("seal, us per token", thousandths(self.seal_us_per_token)),
-            (
-                "extend, us per token",
-                thousandths(self.extend_us_per_token),
-            ),
-            (
-                "index, bytes per token",
-                thousandths(self.index_bytes_per_token),
-            ),
-            ("index, live bytes", self.live_bytes.to_string()),
-            ("index, segment bytes", self.segment_bytes.to_string()),
-            (
-                "warming, tokens per second",
-                thousandths(self.build_tokens_per_s),
-            ),
-            ("wall time, s", format!("{:.3}", self.wall_s)),
+            counted("calls", self.docs),
+            counted("output tokens", self.output_tokens),
+            counted("steps", self.steps),
+            measured("tokens per step", self.tokens_per_step),
+            measured("drafted per step", self.drafted_per_step),
+            measured("acceptance rate", self.acceptance_rate),
+            measured("propose, us: mean", propose(|us| us.mean)),
+            measured("propose, us: p50", propose(|us| us.p50)),
+            measured("propose, us: p99", propose(|us| us.p99)),
+            measured("insert, us per token", self.insert_us_per_token),
+            measured("insert into group, us per token", into_group_us),
+            measured("seal, us per token", self.seal_us_per_token),
+            measured("extend, us per token", self.extend_us_per_token),
+            measured("index, bytes per token", self.index_bytes_per_token),
+            counted("index, live bytes", self.sizes.live_bytes),
+            counted("index, segment bytes", self.sizes.segment_bytes),
+            measured("warming, tokens per second", self.build_tokens_per_s),
+            measured("wall time, s", Some(self.wall_s)),
         ];
-        let mut text = text_table(1, rows.map(|(name, value)| vec![name.to_owned(), value]));
+        let mut text = text_table(1, &[], rows);
         text.push('\n');
         text += &source_table(&self.sources);
         if self.policies.is_empty() {
@@ -301,7 +267,7 @@ impl ReplayReport {
                 continue;
             }
             let name = row.name();
-            let head = [&*name, "drafted", "expected", "accepted"].map(str::to_owned);
+            let head = [&*name, "drafted", "expected", "accepted"];
             let rows = row.reliability.iter().map(|bucket| {
                 vec![
                     format!("{:.1} to {:.1}", bucket.from, bucket.from + 0.1),
@@ -311,7 +277,7 @@ impl ReplayReport {
                 ]
             });
             text.push('\n');
-            text += &text_table(1, std::iter::once(head.to_vec()).chain(rows));
+            text += &text_table(1, &head, rows);
         }
         text
     }
@@ -330,27 +296,26 @@ fn source_table(sources: &BTreeMap<&'static str, SourceCounts>) -> String {
             number(rate, 3),
         ]
     });
-    let head = head.map(str::to_owned).to_vec();
-    text_table(1, std::iter::once(head).chain(rows))
+    text_table(1, &head, rows)
 }
 
 /// A table for each number of requests.
 fn policy_tables(policies: &[PolicyReport]) -> String {
     let mut text = String::new();
     for rows in policies.chunk_by(|a, b| a.concurrency == b.concurrency) {
+        let concurrency = format!("at {}", rows[0].concurrency);
         let head = [
-            &*format!("at {}", rows[0].concurrency),
+            &*concurrency,
             "tokens/s",
             "speed-up",
             "tokens",
             "expected",
             "drafted",
             "by head",
-        ]
-        .map(str::to_owned);
+        ];
         let rows = rows.iter().map(|row| {
             vec![
-                row.policy.as_str().to_owned(),
+                row.policy.name(),
                 number(row.goodput_tokens_per_s, 1),
                 format!("{}x", number(row.speedup, 3)),
                 number(row.tokens_per_step, 3),
@@ -360,7 +325,7 @@ fn policy_tables(policies: &[PolicyReport]) -> String {
             ]
         });
         text.push('\n');
-        text += &text_table(1, std::iter::once(head.to_vec()).chain(rows));
+        text += &text_table(1, &head, rows);
     }
     text
 }

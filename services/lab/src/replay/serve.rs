@@ -11,9 +11,10 @@ use refrain_speculation::verify::{Acceptance, AcceptanceTable};
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 
 use super::clock::{Durations, Spent};
-use super::judge::{Choice, Draft, Judge, Turn, Verified};
-use super::memory::{Home, Memory};
+use super::judge::{DraftChoice, DraftRequest, Judge, StepDraft, VerifiedChoice};
+use super::parallel::ReplayProgress;
 use super::presets::{self, Drafter, SamRequest};
+use super::shared_indexes::{Membership, SharedIndexes};
 use super::trace::RecordedCall;
 
 /// Calls that are read ahead of the running ones, to find calls whose session is free.
@@ -59,18 +60,18 @@ struct Running {
     /// Its number in the traces.
     number: u64,
     call: RecordedCall,
-    home: Home,
+    membership: Membership,
     /// The prompt and the whole recorded output.
     text: Vec<Token>,
     /// Number of tokens of `text` that are known so far.
     known: usize,
     own: Option<Index>,
-    shared: Shared,
+    shared: SharedPosition,
     sam: Option<SamRequest>,
 }
 
 /// How the request follows the shared indexes.
-enum Shared {
+enum SharedPosition {
     /// Its output is a document in the indexes, which knows its own position.
     Document(DocumentKey),
     /// Nothing is added, so the request keeps its own cursors.
@@ -84,20 +85,20 @@ enum Shared {
 /// Calls begin in the order of the traces, as soon as a slot is free. Calls of one session run one after the other.
 pub(super) fn serve(
     calls: &mut impl Iterator<Item = anyhow::Result<RecordedCall>>,
-    memory: &mut Memory,
+    indexes: &mut SharedIndexes,
     serving: &Serving,
     judge: &mut Judge,
     mut ended: impl FnMut(&Tally),
 ) -> anyhow::Result<Tally> {
     let mut tally = Tally::default();
-    let mut queue = Queue::default();
+    let mut queue = CallQueue::default();
     let mut batch: Vec<Running> = Vec::new();
     loop {
         while batch.len() < serving.concurrency {
             let Some((number, call)) = queue.next(calls)? else {
                 break;
             };
-            let running = Running::begin(number, call, memory, serving, &mut tally)?;
+            let running = Running::begin(number, call, indexes, serving, &mut tally)?;
             batch.push(running);
         }
         if batch.is_empty() {
@@ -108,26 +109,26 @@ pub(super) fn serve(
             .iter_mut()
             .filter(|running| !running.is_over())
             .collect();
-        let turns = going
+        let requests = going
             .iter()
-            .map(|running| Turn {
-                namespace: running.home.namespace(),
+            .map(|running| DraftRequest {
+                namespace: running.membership.namespace,
                 context_tokens: running.known,
-                found: running.propose(memory, serving, &mut tally),
+                found: running.propose(indexes, serving, &mut tally),
             })
             .collect();
-        let choices = judge.choose(turns);
+        let choices = judge.choose(requests);
         let mut verified = Vec::with_capacity(going.len());
         for (running, choice) in going.iter_mut().zip(choices) {
-            verified.push(running.absorb(choice, judge, memory, &mut tally)?);
+            verified.push(running.absorb(choice, judge, indexes, &mut tally)?);
         }
         judge.settle(&verified);
         for running in batch.extract_if(.., |running| running.is_over()) {
             let key = match running.shared {
-                Shared::Document(key) => Some(key),
-                Shared::Cursors { .. } | Shared::Apart => None,
+                SharedPosition::Document(key) => Some(key),
+                SharedPosition::Cursors { .. } | SharedPosition::Apart => None,
             };
-            memory.leave(&running.home, key)?;
+            indexes.leave(&running.membership, key)?;
             queue.end(&running.call);
             tally.docs += 1;
             if serving.window.is_some_and(|calls| tally.docs % calls == 0) {
@@ -138,20 +139,33 @@ pub(super) fn serve(
     }
 }
 
+impl Tally {
+    /// The progress of a replay that has done this share of its work.
+    pub(crate) fn progress(&self, share: f64) -> ReplayProgress {
+        let total = self.table.total();
+        ReplayProgress {
+            docs: self.docs,
+            steps: total.steps,
+            output_tokens: total.emitted,
+            share,
+        }
+    }
+}
+
 impl Running {
     fn begin(
         number: u64,
         call: RecordedCall,
-        memory: &mut Memory,
+        indexes: &mut SharedIndexes,
         serving: &Serving,
         tally: &mut Tally,
     ) -> Result<Self, IndexError> {
-        let home = memory.enter(&call);
+        let membership = indexes.enter(&call);
         let prompt = &call.prompt;
         tally.prompt_tokens += prompt.len() as u64;
         let mut own = serving
             .request
-            .then(|| Index::new(memory.index_config().clone()));
+            .then(|| Index::new(indexes.index_config().clone()));
         if let Some(own) = &mut own {
             tally.extended.on(prompt.len(), || {
                 own.open(OWN, &[])?;
@@ -159,22 +173,22 @@ impl Running {
             })?;
         }
         let shared = if !serving.shared {
-            Shared::Apart
+            SharedPosition::Apart
         } else if serving.frozen {
             let start = |index: Option<&Index>| {
                 index.map_or_else(Cursor::default, |index| index.start(prompt))
             };
-            tally.extended.on(0, || Shared::Cursors {
-                global: start(memory.global(&home)),
-                group: start(memory.group(&home)),
+            tally.extended.on(0, || SharedPosition::Cursors {
+                global: start(indexes.global(&membership)),
+                group: start(indexes.group(&membership)),
             })
         } else {
-            Shared::Document(memory.open(&home, prompt)?)
+            SharedPosition::Document(indexes.open(&membership, prompt)?)
         };
         let sam = matches!(serving.drafter, Drafter::Sam(_)).then(|| {
             tally.extended.on(prompt.len(), || {
                 let mut sam = SamRequest::default();
-                sam.extend(memory.corpus(&home), prompt);
+                sam.extend(indexes.corpus(&membership), prompt);
                 sam
             })
         });
@@ -183,7 +197,7 @@ impl Running {
             text: [&prompt[..], &call.output].concat(),
             known: prompt.len(),
             call,
-            home,
+            membership,
             own,
             shared,
             sam,
@@ -195,13 +209,21 @@ impl Running {
     }
 
     /// Looks for a draft. The draft must not know how much of the recording is left.
-    fn propose(&self, memory: &Memory, serving: &Serving, tally: &mut Tally) -> Option<Candidate> {
+    fn propose(
+        &self,
+        indexes: &SharedIndexes,
+        serving: &Serving,
+        tally: &mut Tally,
+    ) -> Option<Candidate> {
         let start = Instant::now();
         let context = &self.text[..self.known];
         let found = match serving.drafter {
             Drafter::None => return None,
-            Drafter::Suffix => self.search(memory, context, &serving.params)?,
-            Drafter::Sam(rules) => self.sam.as_ref()?.draft(memory.corpus(&self.home), rules),
+            Drafter::Suffix => self.search(indexes, context, &serving.params)?,
+            Drafter::Sam(rules) => self
+                .sam
+                .as_ref()?
+                .draft(indexes.corpus(&self.membership), rules),
             Drafter::Pld => presets::look_up(context),
         };
         tally.proposing.add(start.elapsed());
@@ -211,18 +233,21 @@ impl Running {
     /// The best draft of all suffix indexes; the outer `None` means that there are no indexes.
     fn search(
         &self,
-        memory: &Memory,
+        indexes: &SharedIndexes,
         context: &[Token],
         params: &ProposeParams,
     ) -> Option<Option<Candidate>> {
-        let (global, group) = (memory.global(&self.home), memory.group(&self.home));
+        let (global, group) = (
+            indexes.global(&self.membership),
+            indexes.group(&self.membership),
+        );
         let (at_global, at_group) = match self.shared {
-            Shared::Document(key) => (
+            SharedPosition::Document(key) => (
                 global.and_then(|index| index.tip(key)),
                 group.and_then(|index| index.tip(key)),
             ),
-            Shared::Cursors { global, group } => (Some(global), Some(group)),
-            Shared::Apart => (None, None),
+            SharedPosition::Cursors { global, group } => (Some(global), Some(group)),
+            SharedPosition::Apart => (None, None),
         };
         let at_own = self.own.as_ref().and_then(|own| own.tip(OWN));
         let mut lookups = Vec::with_capacity(Scope::ALL.len());
@@ -235,24 +260,24 @@ impl Running {
     /// Verifies the draft against the recording, and takes in the emitted tokens.
     fn absorb(
         &mut self,
-        choice: Choice,
+        choice: DraftChoice,
         judge: &Judge,
-        memory: &mut Memory,
+        indexes: &mut SharedIndexes,
         tally: &mut Tally,
-    ) -> Result<Verified, IndexError> {
+    ) -> Result<VerifiedChoice, IndexError> {
         let recorded = &self.text[self.known..];
-        let said_before = self.known - self.call.prompt.len();
+        let emitted_before = self.known - self.call.prompt.len();
         let (source, scope, path) = match &choice.draft {
-            Draft::Plain => (Source::None, Scope::Request, Vec::new()),
-            Draft::Suffix(tree) => {
+            StepDraft::Plain => (Source::None, Scope::Request, Vec::new()),
+            StepDraft::Suffix(tree) => {
                 let scope = choice
                     .found
                     .as_ref()
                     .map_or(Scope::Request, |found| found.scope);
                 (Source::Suffix, scope, accepted(tree, recorded))
             }
-            Draft::Head(depth) => {
-                let accepted = judge.head_accepts(self.number, said_before, *depth);
+            StepDraft::Head(depth) => {
+                let accepted = judge.head_accepts(self.number, emitted_before, *depth);
                 let path = (0..accepted.min(recorded.len()) as u32).collect();
                 (Source::Eagle3, Scope::Request, path)
             }
@@ -267,20 +292,20 @@ impl Running {
                 .on(emitted.len(), || own.append(OWN, emitted))?;
         }
         if let Some(sam) = &mut self.sam {
-            let corpus = memory.corpus(&self.home);
+            let corpus = indexes.corpus(&self.membership);
             tally
                 .extended
                 .on(emitted.len(), || sam.extend(corpus, emitted));
         }
         match &mut self.shared {
-            Shared::Document(key) => memory.append(&self.home, *key, emitted)?,
-            Shared::Cursors { global, group } => {
+            SharedPosition::Document(key) => indexes.append(&self.membership, *key, emitted)?,
+            SharedPosition::Cursors { global, group } => {
                 // The tokens are counted where the request's own index grows, if it has one.
                 let tokens = if self.own.is_some() { 0 } else { emitted.len() };
                 tally.extended.on(tokens, || {
                     for (index, cursor) in [
-                        (memory.global(&self.home), global),
-                        (memory.group(&self.home), group),
+                        (indexes.global(&self.membership), global),
+                        (indexes.group(&self.membership), group),
                     ] {
                         let Some(index) = index else { continue };
                         for &token in emitted {
@@ -289,11 +314,11 @@ impl Running {
                     }
                 });
             }
-            Shared::Apart => {}
+            SharedPosition::Apart => {}
         }
-        let verified = Verified {
+        let verified = VerifiedChoice {
             context_tokens: self.known,
-            said: emitted.to_vec(),
+            emitted: emitted.to_vec(),
             is_last: emitted.len() == recorded.len(),
             path,
             choice,
@@ -333,7 +358,7 @@ fn accepted(tree: &DraftTree, recorded: &[Token]) -> Vec<u32> {
 
 /// Calls that were read and have not begun yet.
 #[derive(Default)]
-struct Queue {
+struct CallQueue {
     /// Calls read so far.
     read: u64,
     /// Waiting calls with their numbers in the traces.
@@ -348,7 +373,7 @@ fn session(call: &RecordedCall) -> Option<SessionKey> {
     Some((call.tenant.clone(), call.session.clone()?))
 }
 
-impl Queue {
+impl CallQueue {
     /// Takes the first call whose session is free, and marks the session as busy.
     fn next(
         &mut self,

@@ -150,11 +150,11 @@ fn groups_and_tenants_see_their_own() -> anyhow::Result<()> {
     let report = replay(&calls, "--sources group")?;
     assert_eq!(counts(&report, "group"), [3, 11, 11, 14]);
     assert_eq!(report.steps, 6 * 15 + 4);
-    assert_eq!((report.groups, report.insert_us_per_token), (3, None));
+    assert_eq!((report.sizes.groups, report.insert_us_per_token), (3, None));
     // All calls but the first of each tenant have an earlier copy.
     let report = replay(&calls, "--sources global")?;
     assert_eq!(report.steps, 2 * 15 + 5 * 4);
-    assert_eq!((report.namespaces, report.groups), (2, 0));
+    assert_eq!((report.sizes.namespaces, report.sizes.groups), (2, 0));
     // The group wins a tie with the namespace.
     let twice = [call(None, Some("g")), call(None, Some("g"))];
     let report = replay(&twice, "")?;
@@ -233,7 +233,10 @@ fn sealing_does_not_change_the_counts() -> anyhow::Result<()> {
             call["prompt_token_ids"] = json!([]);
         }
         let report = check(&calls, args)?;
-        assert!(report.segments > 0 && report.segment_bytes > 0, "{args}");
+        assert!(
+            report.sizes.segments > 0 && report.sizes.segment_bytes > 0,
+            "{args}"
+        );
         let seals = !args.contains("--frozen");
         assert_eq!(report.seal_us_per_token.is_some(), seals, "{args}");
     }
@@ -323,11 +326,11 @@ fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
         ("", "calls.jsonl, line 2: invalid type: string"),
         ("--warm WARM", "calls.jsonl, line 2: invalid type: string"),
     ] {
-        let said = match replay(&calls, args) {
+        let error = match replay(&calls, args) {
             Ok(_) => panic!("{args} was accepted"),
             Err(error) => format!("{error:#}"),
         };
-        assert!(said.contains(wanted), "{args}: {said}");
+        assert!(error.contains(wanted), "{args}: {error}");
     }
     // The limit ends the reading before the faulty line.
     assert_eq!(replay(&calls, "--docs 1")?.docs, 1);

@@ -3,7 +3,7 @@
 use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
-use super::compare::Outcome;
+use super::setup::Outcome;
 use crate::text_table::{number, text_table};
 
 /// A window of consecutive calls.
@@ -49,6 +49,5 @@ pub(super) fn table(name: &str, windows: &[Window]) -> String {
             number(window.acceptance_rate, 3),
         ]
     });
-    let head = head.map(str::to_owned).to_vec();
-    format!("\n{}", text_table(1, std::iter::once(head).chain(rows)))
+    format!("\n{}", text_table(1, &head, rows))
 }

@@ -84,7 +84,7 @@ pub(super) async fn run(args: &ExportArgs) -> anyhow::Result<u64> {
 
 async fn write(args: &ExportArgs, target: &Target, out: &mut dyn Write) -> anyhow::Result<u64> {
     let expected = target.store().store_stats().await?.documents.max(1);
-    let bar = ProgressLine::new();
+    let bar = ProgressLine::default();
     let mut turns: HashMap<String, u32> = HashMap::new();
     let mut documents = 0;
     let mut next = Some(ExportCursor::default());

@@ -85,7 +85,7 @@ struct TraceLine {
 }
 
 /// Counts of an import.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Imported {
     pub(super) documents: u64,
     /// Lines without output, which are skipped.
@@ -228,6 +228,14 @@ impl BatchSender<'_> {
         Ok(())
     }
 
+    /// Waits for all batches, or for the first that fails.
+    async fn acknowledge_all(&mut self) -> anyhow::Result<()> {
+        while !self.in_flight.is_empty() {
+            self.acknowledge_first().await?;
+        }
+        Ok(())
+    }
+
     /// Waits for the oldest batch. Acknowledgements follow the order of the file, so the count is a prefix of it.
     async fn acknowledge_first(&mut self) -> anyhow::Result<()> {
         if let Some((documents, sending)) = self.in_flight.pop_front() {
@@ -265,9 +273,51 @@ async fn send_until_stored(target: &Target, batch: ImportRequest) -> Result<(), 
     }
 }
 
+/// Gathers the lines of a trace into batches.
+struct BatchReader {
+    file: JsonLines,
+    parser: LineParser,
+    is_static: bool,
+    gathered: Option<ImportRequest>,
+    /// Lines without output.
+    empty: u64,
+}
+
+impl BatchReader {
+    /// The next batch, or `None` at the end of the file.
+    fn next(&mut self) -> anyhow::Result<Option<ImportRequest>> {
+        while self.file.advance()? {
+            if self.file.line().is_empty() {
+                continue;
+            }
+            let parsed = self.parser.parse(self.file.line());
+            let Some((namespace, update)) = parsed.with_context(|| self.file.position())? else {
+                self.empty += 1;
+                continue;
+            };
+            let full = self.gathered.take_if(|batch| {
+                let tokens: usize = batch.updates.iter().map(|of| of.tokens.len()).sum();
+                batch.namespace != namespace
+                    || batch.updates.len() >= BATCH_DOCUMENTS
+                    || tokens + update.tokens.len() > BATCH_TOKENS
+            });
+            let gathering = self.gathered.get_or_insert_with(|| ImportRequest {
+                namespace,
+                updates: Vec::new(),
+                is_static: self.is_static,
+            });
+            gathering.updates.push(update);
+            if full.is_some() {
+                return Ok(full);
+            }
+        }
+        Ok(self.gathered.take())
+    }
+}
+
 /// Runs `refrain store import`. With `--json`, acknowledgements are written to `out`.
 pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Result<Imported> {
-    let mut parser = LineParser::new(args)?;
+    let parser = LineParser::new(args)?;
     let trace = match args.trace.as_os_str() == "-" {
         true => PathBuf::from("/dev/stdin"),
         false => args.trace.clone(),
@@ -277,9 +327,15 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
     // The length of a pipe is unknown.
     let share_known = metadata.is_file();
     let progress = ReadProgress::new(metadata.len());
-    let mut file = JsonLines::open(trace, progress.clone())?;
+    let mut batches = BatchReader {
+        file: JsonLines::open(trace, progress.clone())?,
+        parser,
+        is_static: args.is_static,
+        gathered: None,
+        empty: 0,
+    };
     let target = Arc::new(Target::open(&args.target, Access::Write).await?);
-    let bar = ProgressLine::new();
+    let bar = ProgressLine::default();
     let mut sender = BatchSender {
         target: target.clone(),
         in_flight: VecDeque::new(),
@@ -287,56 +343,21 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
         json: args.json,
         out,
     };
-    let mut done = Imported::default();
-    let mut batch: Option<ImportRequest> = None;
-    let mut tokens = 0;
     let outcome = async {
-        while file.advance()? {
-            if file.line().is_empty() {
-                continue;
-            }
-            let parsed = parser.parse(file.line());
-            let Some((namespace, update)) = parsed.with_context(|| file.position())? else {
-                done.empty += 1;
-                continue;
-            };
-            let is_full = batch.as_ref().is_some_and(|batch| {
-                batch.namespace != namespace
-                    || batch.updates.len() >= BATCH_DOCUMENTS
-                    || tokens + update.tokens.len() > BATCH_TOKENS
-            });
-            if is_full && let Some(full) = batch.take() {
-                sender.send(full).await?;
-                let share = share_known.then(|| progress.share());
-                bar.show(share, format!("{} documents", sender.acknowledged));
-            }
-            let gathering = batch.get_or_insert_with(|| {
-                tokens = 0;
-                ImportRequest {
-                    namespace,
-                    updates: Vec::new(),
-                    is_static: args.is_static,
-                }
-            });
-            tokens += update.tokens.len();
-            gathering.updates.push(update);
+        while let Some(batch) = batches.next()? {
+            sender.send(batch).await?;
+            let share = share_known.then(|| progress.share());
+            bar.show(share, format!("{} documents", sender.acknowledged));
         }
-        if let Some(last) = batch.take() {
-            sender.send(last).await?;
-        }
-        while !sender.in_flight.is_empty() {
-            sender.acknowledge_first().await?;
-        }
-        anyhow::Ok(())
+        sender.acknowledge_all().await
     }
     .await;
-    // Batches before a faulty line are stored as well.
-    while !sender.in_flight.is_empty() {
-        if sender.acknowledge_first().await.is_err() {
-            break;
-        }
-    }
-    done.documents = sender.acknowledged;
+    // Batches before a faulty line are stored as well. The first error is the one to report.
+    let _ = sender.acknowledge_all().await;
+    let done = Imported {
+        documents: sender.acknowledged,
+        empty: batches.empty,
+    };
     drop((sender, bar));
     if let Some(target) = Arc::into_inner(target) {
         target.close().await;

@@ -22,12 +22,12 @@ fn closed(dir: &Path) -> TargetArgs {
 fn trace(count: u32) -> String {
     let mut text = String::new();
     for call in 0..count {
-        let said: Vec<u32> = (0..if call % 7 == 3 { 0 } else { 40 + call % 90 })
+        let output: Vec<u32> = (0..if call % 7 == 3 { 0 } else { 40 + call % 90 })
             .map(|at| at * 17 + call % 5)
             .collect();
         text += &format!(
             "{{\"workload\":\"w\",\"session\":\"s{}\",\"turn\":{call},\"group\":null,\"model\":\"gpt\",\
-             \"prompt_token_ids\":{:?},\"output_token_ids\":{said:?},\"more\":1}}\n",
+             \"prompt_token_ids\":{:?},\"output_token_ids\":{output:?},\"more\":1}}\n",
             call % 3,
             (0..call % 40).collect::<Vec<_>>()
         );
@@ -70,8 +70,8 @@ async fn what_is_imported_is_exported_and_imported_again() {
     let path = |name: &str| dir.path().join(name);
     std::fs::write(path("trace"), trace(1_400)).unwrap();
     let args = import_args(closed(&path("one")), &path("trace"));
-    let mut told = Vec::new();
-    let done = import::run(&args, &mut told).await.unwrap();
+    let mut acknowledged = Vec::new();
+    let done = import::run(&args, &mut acknowledged).await.unwrap();
     assert_eq!(
         done,
         Imported {
@@ -79,10 +79,10 @@ async fn what_is_imported_is_exported_and_imported_again() {
             empty: 200
         }
     );
-    let told = String::from_utf8(told).unwrap();
-    let told: Vec<&str> = told.lines().collect();
-    assert_eq!(told.first(), Some(&"{\"acknowledged\": 512}"));
-    assert_eq!(told.last(), Some(&"{\"acknowledged\": 1200}"));
+    let acknowledged = String::from_utf8(acknowledged).unwrap();
+    let acknowledged: Vec<&str> = acknowledged.lines().collect();
+    assert_eq!(acknowledged.first(), Some(&"{\"acknowledged\": 512}"));
+    assert_eq!(acknowledged.last(), Some(&"{\"acknowledged\": 1200}"));
     let before = documents(&args.target).await;
     assert_eq!((before.documents, before.namespaces), (1_200, 1));
     assert!(before.log_bytes > 0 && before.disk_bytes >= before.log_bytes);

@@ -2,16 +2,17 @@
 
 use super::*;
 
+fn preset(name: &str) -> EngineModel {
+    EngineModel::load(name).expect("a preset")
+}
+
 fn ms(name: &str, requests: usize, tokens: usize, context: usize) -> f64 {
     let load = StepLoad {
         requests,
         tokens,
         kv_tokens: requests * context,
     };
-    EngineModel::preset(name)
-        .expect("a preset")
-        .step_seconds(load)
-        * 1e3
+    preset(name).step_seconds(load) * 1e3
 }
 
 #[test]
@@ -23,11 +24,14 @@ fn plain_decoding_takes_what_was_published() {
         assert!(off.abs() < 0.06, "{requests}: {modelled} for {published}");
     }
     // One pass over the weights at the printed bandwidth is the least that any of them can take.
-    for name in EngineModel::preset_names() {
-        let model = EngineModel::preset(name).expect("a preset");
+    for Preset {
+        name,
+        engine: model,
+    } in presets().expect("the file is part of the binary")
+    {
         model.check().expect("a preset that makes sense");
         let least = model.weights_gb / model.bandwidth_tb_per_s;
-        let plain = ms(name, 1, 1, 0);
+        let plain = ms(&name, 1, 1, 0);
         assert!(
             plain > least && plain < 1.6 * least + 3.1,
             "{name}: {plain}"
@@ -85,7 +89,7 @@ fn contexts_are_read() {
     // 2 * 32 layers * 8 heads * 128 * 2 bytes = 128 KiB per token, at 2.68 TB/s.
     let added = ms("h100-8b", 1, 1, 1_000_000) - ms("h100-8b", 1, 1, 0);
     assert!((added - 131_072.0 * 1e6 / 2.68e12 * 1e3).abs() < 1e-9);
-    let idle = EngineModel::preset("h100-8b").expect("a preset");
+    let idle = preset("h100-8b");
     assert_eq!(idle.step_seconds(StepLoad::default()), 0.0);
 }
 
@@ -97,10 +101,7 @@ fn a_file_has_the_keys_of_the_struct() -> anyhow::Result<()> {
     let least = "weights_gb = 16.06\nparameters_b = 8.03\nkv_bytes_per_token = 131072\n\
                  bandwidth_tb_per_s = 3.35\ncompute_tflop_per_s = 989\n";
     std::fs::write(&path, least)?;
-    assert_eq!(
-        Some(EngineModel::load(name)?),
-        EngineModel::preset("h100-8b")
-    );
+    assert_eq!(EngineModel::load(name)?, preset("h100-8b"));
     for (text, wanted) in [
         ("weights_gb = 1", "missing field"),
         (&format!("{least}speed = 1"), "unknown field `speed`"),
@@ -122,19 +123,19 @@ fn a_file_has_the_keys_of_the_struct() -> anyhow::Result<()> {
         ),
     ] {
         std::fs::write(&path, text)?;
-        let said = format!("{:#}", EngineModel::load(name).expect_err(text));
+        let error = format!("{:#}", EngineModel::load(name).expect_err(text));
         assert!(
-            said.contains(wanted) && said.contains("engine.toml"),
-            "{said}"
+            error.contains(wanted) && error.contains("engine.toml"),
+            "{error}"
         );
     }
-    let said = format!(
+    let error = format!(
         "{:#}",
         EngineModel::load("h1-8b").expect_err("no such model")
     );
     assert!(
-        said.contains("h1-8b") && said.contains("h100-8b-measured, h200-8b"),
-        "{said}"
+        error.contains("h1-8b") && error.contains("h100-8b-measured, h200-8b"),
+        "{error}"
     );
     Ok(())
 }

@@ -3,10 +3,10 @@
 
 use clap::Parser;
 use refrain_speculation::draft::{Lookup, Scope, Source, propose};
-use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
+use refrain_suffix_index::{DocumentKey, Index};
 use serde_json::{Value, json};
 
-use super::super::{ReplayOptions, ReplaySource};
+use super::super::{ReplayOptions, ReplaySource, Setup};
 use super::Cli;
 
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ struct Document {
     prompt: Vec<u32>,
     output: Vec<u32>,
     /// Tokens of the output so far.
-    said: usize,
+    emitted: usize,
 }
 
 /// Calls of two tenants, in sessions and groups, made of a few phrases of a small vocabulary.
@@ -77,7 +77,7 @@ pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
             group: call["group"].clone(),
             prompt: tokens(&call["prompt_token_ids"]),
             output: tokens(&call["output_token_ids"]),
-            said: 0,
+            emitted: 0,
         })
         .collect();
     let mut known: Vec<Document> = Vec::new();
@@ -85,8 +85,9 @@ pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
         known = all.clone();
         known
             .iter_mut()
-            .for_each(|document| document.said = document.output.len());
+            .for_each(|document| document.emitted = document.output.len());
     }
+    let setup = options.setup().expect("settings of a replay");
     let mut counts = [[0; 4]; 4];
     let mut pending = all;
     let mut running: Vec<Document> = Vec::new();
@@ -107,10 +108,10 @@ pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
             return counts;
         }
         let moves: Vec<_> = (0..running.len())
-            .map(|at| step(&options, &known, &running, at))
+            .map(|at| step(&options, &setup, &known, &running, at))
             .collect();
         for (document, (source, [drafted, accepted, emitted])) in running.iter_mut().zip(moves) {
-            document.said += emitted as usize;
+            document.emitted += emitted as usize;
             if emitted > 0 {
                 for (sum, add) in counts[source]
                     .iter_mut()
@@ -122,7 +123,7 @@ pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
         }
         let (ended, going): (Vec<_>, Vec<_>) = running
             .into_iter()
-            .partition(|document| document.said == document.output.len());
+            .partition(|document| document.emitted == document.output.len());
         running = going;
         if !options.frozen {
             known.extend(ended);
@@ -133,19 +134,20 @@ pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
 /// One step of a running call: its source, and the drafted, accepted and emitted tokens.
 fn step(
     options: &ReplayOptions,
+    setup: &Setup,
     known: &[Document],
     running: &[Document],
     at: usize,
 ) -> (usize, [u64; 3]) {
     let this = &running[at];
-    let left = &this.output[this.said..];
-    let context = [&this.prompt, &this.output[..this.said]].concat();
+    let left = &this.output[this.emitted..];
+    let context = [&this.prompt, &this.output[..this.emitted]].concat();
     let visible: Vec<&Document> = match options.frozen {
         true => known.iter().collect(),
         false => known.iter().chain(running).collect(),
     };
     let index = |is_in: &dyn Fn(&Document) -> bool| {
-        let mut index = Index::new(options.index());
+        let mut index = Index::new(setup.indexes.index.clone());
         for (key, document) in visible
             .iter()
             .enumerate()
@@ -155,7 +157,7 @@ fn step(
             let left = &document.prompt[document.prompt.len().saturating_sub(16)..];
             index.open(key, left).expect("room");
             index
-                .append(key, &document.output[..document.said])
+                .append(key, &document.output[..document.emitted])
                 .expect("room");
         }
         index
@@ -164,7 +166,7 @@ fn step(
     let group = index(&|document| {
         (&document.tenant, &document.group) == (&this.tenant, &this.group) && !this.group.is_null()
     });
-    let mut own = Index::new(IndexConfig { ..options.index() });
+    let mut own = Index::new(setup.indexes.index.clone());
     own.open(DocumentKey(0), &[]).expect("room");
     own.append(DocumentKey(0), &context).expect("room");
     let key = DocumentKey((known.len() + at) as u128);
@@ -194,8 +196,8 @@ fn step(
             context: &context,
         })
         .collect();
-    let params = options.serving().params;
-    let Some(draft) = propose(&lookups, &params, params.max_spec_tokens) else {
+    let params = &setup.serving.params;
+    let Some(draft) = propose(&lookups, params, params.max_spec_tokens) else {
         return (3, [0, 0, left.len().min(1) as u64]);
     };
     let mut node = None;

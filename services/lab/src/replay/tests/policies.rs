@@ -53,7 +53,7 @@ fn every_policy_is_told_of_for_each_number_of_requests() -> anyhow::Result<()> {
         "head_share",
     ];
     for (row, policy) in json["policies"].as_array().expect("rows").iter().zip(told) {
-        assert_eq!(row["policy"], policy.0.as_str());
+        assert_eq!(row["policy"], policy.0.name());
         for key in numbers {
             assert!(row[key].is_number(), "{key}: {row}");
         }

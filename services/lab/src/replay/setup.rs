@@ -2,18 +2,27 @@
 
 use std::time::{Duration, Instant};
 
+use refrain_speculation::draft::ProposeParams;
+use refrain_suffix_index::IndexConfig;
+use refrain_worker::SpeculationConfig;
+
 use super::account::Account;
 use super::judge::{Judge, Judging};
-use super::memory::{Memory, MemoryConfig, MemoryCosts};
 use super::policy::Policy;
 use super::presets::{Drafter, SamRules, paper_params};
 use super::serve::{Serving, Tally, serve};
+use super::shared_indexes::{IndexCosts, SharedIndexConfig, SharedIndexes};
 use super::trace::RecordedCall;
+
+/// A worker's default settings of drafts.
+pub(crate) fn worker_params() -> ProposeParams {
+    SpeculationConfig::default().params()
+}
 
 /// The settings of a replay.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    pub(crate) memory: MemoryConfig,
+    pub(crate) indexes: SharedIndexConfig,
     pub(crate) serving: Serving,
     pub(crate) judging: Judging,
 }
@@ -24,11 +33,38 @@ pub(crate) struct Outcome {
     pub(crate) concurrency: usize,
     pub(crate) tally: Tally,
     pub(crate) account: Account,
-    pub(crate) memory: MemoryCosts,
+    pub(crate) costs: IndexCosts,
     pub(crate) wall: Duration,
 }
 
 impl Setup {
+    /// A replay by a worker's default settings, one request after the other.
+    pub(crate) fn with_worker_defaults(judging: Judging) -> Self {
+        let params = worker_params();
+        Setup {
+            indexes: SharedIndexConfig {
+                index: IndexConfig {
+                    pattern_tokens_max: params.max_pattern,
+                    ..IndexConfig::default()
+                },
+                global: true,
+                groups: true,
+                corpus: false,
+                seal_tokens: None,
+            },
+            serving: Serving {
+                drafter: Drafter::Suffix,
+                params,
+                request: true,
+                shared: true,
+                frozen: false,
+                concurrency: 1,
+                window: None,
+            },
+            judging,
+        }
+    }
+
     /// The same settings with another policy and number of requests. Indexes that the policy does not use are turned
     /// off.
     pub(crate) fn with(&self, policy: Policy, concurrency: usize) -> Self {
@@ -42,7 +78,7 @@ impl Setup {
                 true
             }
             Policy::Sam => {
-                setup.memory.corpus = true;
+                setup.indexes.corpus = true;
                 setup.serving.drafter = Drafter::Sam(match setup.judging.head.is_absent() {
                     true => SamRules::ALONE,
                     false => SamRules::HYBRID,
@@ -58,8 +94,8 @@ impl Setup {
                 false
             }
         };
-        setup.memory.global = has_indexes;
-        setup.memory.groups = false;
+        setup.indexes.global = has_indexes;
+        setup.indexes.groups = false;
         setup.serving.request = has_indexes;
         setup.serving.shared = has_indexes;
         setup
@@ -72,21 +108,21 @@ impl Setup {
         mut calls: impl Iterator<Item = anyhow::Result<RecordedCall>>,
         ended: impl FnMut(&Tally),
     ) -> anyhow::Result<Outcome> {
-        let mut memory = Memory::new(self.memory);
+        let mut indexes = SharedIndexes::new(self.indexes);
         for call in known {
-            memory.add_known(&call?)?;
+            indexes.add_known(&call?)?;
         }
-        memory.warm_up()?;
+        indexes.warm_up()?;
         let (policy, concurrency) = (self.judging.policy, self.serving.concurrency);
         let mut judge = Judge::new(self.judging);
         let start = Instant::now();
-        let tally = serve(&mut calls, &mut memory, &self.serving, &mut judge, ended)?;
+        let tally = serve(&mut calls, &mut indexes, &self.serving, &mut judge, ended)?;
         Ok(Outcome {
             policy,
             concurrency,
             tally,
             account: judge.account,
-            memory: memory.costs(),
+            costs: indexes.into_costs(),
             wall: start.elapsed(),
         })
     }
