@@ -18,6 +18,7 @@
 mod account;
 mod clock;
 mod compare;
+mod counts;
 mod eagle3;
 mod engine_model;
 mod judge;

@@ -5,15 +5,14 @@ use std::num::NonZeroUsize;
 
 use refrain_speculation::draft::{Candidate, DraftTree};
 use refrain_speculation::router::{
-    Asked, Draft as OfferedDraft, Fallback, Found, Frame, HeadParams, HeadState, HeadWork, Offer,
-    Outcome, Policy as RouterPolicy, Priority, Prospect, Route, Router, RouterParams, Step,
-    StepItem, Threshold, TrialParams, route_by_score,
+    Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy as RouterPolicy,
+    Priority, Prospect, Route, Router, RouterParams, Step, StepItem, Threshold, TrialParams,
 };
-use refrain_speculation::verify::Acceptance;
 use refrain_suffix_index::Token;
 use refrain_worker::{SpeculationConfig, WorkerConfig};
 
 use super::account::Account;
+use super::counts::Acceptance;
 use super::eagle3::Eagle3;
 use super::engine_model::{EngineModel, StepLoad};
 use super::policy::Policy;
@@ -172,7 +171,7 @@ impl Judge {
                 .iter()
                 .map(|of| {
                     (
-                        of.namespace,
+                        (of.namespace, of.context_tokens),
                         of.candidate.clone(),
                         of.path_probabilities.clone(),
                     )
@@ -182,8 +181,8 @@ impl Judge {
             return known
                 .into_iter()
                 .zip(offers)
-                .map(|((namespace, found, probabilities), offer)| {
-                    self.by_offer(namespace, found, &probabilities, offer)
+                .map(|((place, found, probabilities), offer)| {
+                    self.by_offer(place, found, &probabilities, offer)
                 })
                 .collect();
         }
@@ -220,26 +219,26 @@ impl Judge {
         prospect
     }
 
-    /// Carries out the router's offer. `found` is the whole suffix draft with its path probabilities.
+    /// Carries out the router's offer to a request of a namespace and with a context of so many tokens. `found` is the
+    /// whole suffix draft with its path probabilities.
     fn by_offer(
         &mut self,
-        namespace: usize,
+        (namespace, context_tokens): (usize, u32),
         found: Option<Candidate>,
         probabilities: &[f32],
         offer: Offer,
     ) -> Choice {
-        let (draft, chances) = match &offer.draft {
-            OfferedDraft::None => (Draft::Plain, Vec::new()),
-            OfferedDraft::Suffix(part) => {
+        let (draft, chances) = match (offer.head(), offer.suffix()) {
+            (None, None) => (Draft::Plain, Vec::new()),
+            (None, Some(part)) => {
                 let tree = part.tree.clone();
                 let chances = found.as_ref().map_or_else(Vec::new, |found| {
                     chances_of_part(&found.tree, &tree, probabilities)
                 });
                 (Draft::Suffix(tree), chances)
             }
-            OfferedDraft::Head(head) | OfferedDraft::Merged(_, head) => {
+            (Some(head), _) => {
                 let depth = head.depth as usize;
-                let context_tokens = offer.context_tokens();
                 (
                     Draft::Head(depth),
                     self.head_chances(namespace, context_tokens, depth),
@@ -299,16 +298,18 @@ impl Judge {
 
     /// SuffixDecoding's rule, tau being the head's own tokens per step unless it is given.
     fn by_score(&self, found: Option<&Candidate>) -> Routed {
-        let found = found.map_or(Found::Nothing, |found| Found::Score(found.score));
-        let break_even = self.head.accepted_length().map(|length| length as f32);
-        let fallback = match self.judging.head.acceptance.len() {
-            0 => Fallback::Absent,
-            _ => Fallback::InUse { break_even },
+        let Judging {
+            head, threshold, ..
+        } = &self.judging;
+        let break_even = match head.is_absent() {
+            // A plain step brings one token.
+            true => Some(1.0),
+            false => self.head.accepted_length().map(|length| length as f32),
         };
-        match route_by_score(Asked::Auto, found, self.judging.threshold, fallback).route {
-            Route::Suffix => Routed::Whole,
-            Route::Fallback | Route::Merged => Routed::Head,
-            Route::Plain => Routed::Plain,
+        match found {
+            Some(found) if found.score > threshold.in_force(break_even) => Routed::Whole,
+            _ if !head.is_absent() && threshold.allows_fallback() => Routed::Head,
+            _ => Routed::Plain,
         }
     }
 
@@ -398,13 +399,11 @@ fn item(verified: &Verified) -> StepItem {
         Draft::Plain => (Route::Plain, None),
         Draft::Suffix(_) => (Route::Suffix, None),
         Draft::Head(_) => {
-            let work = HeadWork {
-                requests: 1,
+            let asked = HeadDraft {
                 depth: draft_tokens,
                 tokens_max: draft_tokens,
-                drafted: draft_tokens,
             };
-            (Route::Fallback, Some(work))
+            (Route::Fallback, Some(asked))
         }
     };
     StepItem {
@@ -419,6 +418,7 @@ fn item(verified: &Verified) -> StepItem {
         text_tokens: verified.context_tokens as u32,
         draft_tokens,
         head,
+        head_drafted: head.map_or(0, |asked| asked.tokens_max),
         read_tokens: 0,
         emitted: Some(verified.said.len() as u32),
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use refrain_speculation::draft::{Scope, Source};
-use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
 use super::account::Reliability;
 use super::clock::DurationsUs;
 use super::compare::Outcome;
+use super::counts::Acceptance;
 use super::options::ReplayOptions;
 use super::policy::Policy;
 use super::window::{self, Window};

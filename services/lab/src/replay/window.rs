@@ -1,9 +1,9 @@
 //! The course of a replay, in windows of calls.
 
-use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
 use super::compare::Outcome;
+use super::counts::Acceptance;
 use crate::text_table::{number, text_table};
 
 /// A window of consecutive calls.
