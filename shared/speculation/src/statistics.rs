@@ -6,7 +6,7 @@
 //! counted in two stages.
 //!
 //! **Stage one: nodes.** Acceptance is counted by the features that are known of a node before it is verified
-//! ([`NodeFeatures`]): its source and scope, the length of the match, its depth, its share C(N) = D(N) / D(parent),
+//! (`NodeFeatures`): its source and scope, the length of the match, its depth, its share C(N) = D(N) / D(parent),
 //! and how often it was seen. Most cells of this grid see little. So the estimate of a cell is shrunk towards that of
 //! the cells without the count, those towards the cells without the match length, those towards the cells of the
 //! share alone, and these towards C(N). Each level weighs as much as a few observations. The feature of a head's

@@ -17,7 +17,7 @@ fn chain(match_len: u32, share: f32, len: u32) -> Candidate {
         token: at,
         parent: at.checked_sub(1),
         probability: share.powi(at as i32 + 1),
-        count: 2,
+        count: 1 << (match_len % 5),
         origin: Origin {
             source: Source::Suffix,
             scope: Scope::Tenant,
@@ -88,7 +88,8 @@ async fn acceptance_statistics_survive_a_restart_in_their_namespace() {
     assert_eq!(probability(&store, "a").await, 0.5);
     let mut learnt = AcceptanceStatistics::default();
     // Enough for more than one record.
-    learn(&mut learnt, 100);
+    learn(&mut learnt, 20);
+    assert!(learnt.to_bytes().len() > 3_584);
     let table = save(&store.handle(), store.sign("a"), 0, &learnt).await;
     let known = probability(&store, "a").await;
     assert!(known > 0.8, "{known}");
@@ -210,7 +211,7 @@ async fn acceptance_statistics_are_salvaged_from_a_damaged_log() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let mut learnt = AcceptanceStatistics::default();
-    learn(&mut learnt, 60);
+    learn(&mut learnt, 20);
     save(&store.handle(), store.sign("a"), 0, &learnt).await;
     store.stop().await;
     spoil_log(dir.path(), 5);

@@ -16,13 +16,14 @@ pub struct Walk {
 /// Draws the target's token at each node once. The walk descends while the token is a child of the node, and ends
 /// with the first token that is not.
 ///
-/// Drafts decide only how many tokens one forward pass emits. Each emitted token is the target's own draw after those before it, so the output is that
-/// of plain decoding, for greedy decoding and for any sampling. (A draft is a point mass, which the rule of Leviathan
-/// et al., arXiv 2211.17192, accepts with exactly the probability that the target gives it.)
+/// Drafts decide only how many tokens one forward pass emits. Each emitted token is the target's own draw after those
+/// before it, so the output is that of plain decoding, for greedy decoding and for any sampling. (A draft is a point
+/// mass, which the rule of Leviathan et al., arXiv 2211.17192, accepts with exactly the probability that the target
+/// gives it.)
 ///
-/// `target(node, path)` is the token that the target draws after the context and `path`, which leads to `node`; `None`
-/// is the root. The walk stops before a draw that is not known, and keeps the emitted tokens, since no draw depends
-/// on a later one. It may emit nothing.
+/// `target(node, path)` is the token that the target draws after the context and `path`, which leads to `node`; at the
+/// root there is no node. The walk stops before a draw that is not known, and keeps the emitted tokens, since no draw
+/// depends on a later one. It may emit nothing.
 pub fn walk(
     tree: &DraftTree,
     mut target: impl FnMut(Option<u32>, &[Token]) -> Option<Token>,

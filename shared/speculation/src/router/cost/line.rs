@@ -8,8 +8,8 @@ pub(super) const UNKNOWN_S: f64 = 1e-3;
 pub(super) struct Line {
     pub(super) steps: f64,
     weight: f64,
-    /// Sums of tokens, KV tokens, seconds; of the squares and the product of the first two (tokens², tokens kv, kv²);
-    /// of the products of either with seconds.
+    /// Sums of tokens, KV tokens and seconds, of tokens², tokens times KV tokens and KV tokens², and of the products
+    /// of either with seconds.
     moments: [f64; 8],
 }
 
