@@ -17,6 +17,7 @@
 
 mod account;
 mod clock;
+mod counts;
 mod eagle3;
 mod engine_model;
 mod judge;

@@ -6,6 +6,7 @@
 //! estimates whether a call pays; all its inputs are learnt from what happened in this worker. A chunk takes part
 //! through its [`ChunkDrive`]. The streaming driver makes the calls; nothing else knows of this folder.
 
+mod best_call;
 mod call;
 mod chunk_drive;
 mod dialect;

@@ -98,13 +98,8 @@ impl Routing {
     ) -> Vec<Offer> {
         let offers = self.router.offer(prospects, frame);
         if !self.is_score {
-            let decided = offers.iter().filter(|offer| offer.is_budgeted());
-            let (admitted, rejected) = decided.fold((0, 0), |(admitted, rejected), offer| {
-                (
-                    admitted + offer.sent_tokens(),
-                    rejected + offer.rejected_tokens(),
-                )
-            });
+            let tokens = offers.iter().map(Offer::budgeted_tokens);
+            let (admitted, rejected) = tokens.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
             self.metrics.budget(admitted, rejected);
         }
         offers
@@ -214,10 +209,5 @@ impl Routing {
     /// The end of the chunk, if its request goes on at the worker that is the fallback.
     pub(crate) fn transfer(&self, running: &ActiveRequest) -> Option<ChunkEnd> {
         self.transfers.transfer(running, self.router.speeds())
-    }
-
-    /// Decisions per request that a transfer looks back on; 0 if there are no transfers.
-    pub(crate) fn decisions_kept(&self) -> usize {
-        self.transfers.decisions_kept()
     }
 }

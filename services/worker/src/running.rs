@@ -226,14 +226,13 @@ impl ActiveRequest {
     }
 
     /// The request's item in the next step: its next `context` tokens and, if no more are left, its draft. The
-    /// last `decisions_kept` decisions of the router are remembered, for a transfer to another worker.
+    /// router's last decisions are remembered, for a transfer to another worker.
     pub(crate) fn item(
         &mut self,
         context: u32,
         offer: Option<Offer>,
         settings: &DraftSettings,
         limits: EngineLimits,
-        decisions_kept: usize,
     ) -> StepItem {
         let owed = self.owed();
         let context = owed.min(context.max(1));
@@ -252,7 +251,7 @@ impl ActiveRequest {
         if let Some(offer) = &self.offer
             && offer.decision.reason != RouteReason::NoRoom
         {
-            self.recent.push(offer.decision.route, decisions_kept);
+            self.recent.push(offer.decision.route);
         }
         let head = self.offer.as_ref().and_then(Offer::head);
         self.catch_up_tokens = match head {
@@ -324,14 +323,12 @@ impl ActiveRequest {
             asked: asked(self.request.speculation),
             transferred: self.request.transferred,
             fallback_here: self.self_drafts,
-            decisions: self.recent.len(),
-            misses_share: self.recent.misses_share(),
+            recent: self.recent,
             context_tokens: self.text.len() as u32,
             output_tokens: self.output().len() as u32,
             remaining_tokens_max: self.request.max_new_tokens.saturating_sub(self.emitted()),
             speedup: Some(speedup),
-            prefill_tokens_s: speeds.prefill_tokens_s,
-            decode_tokens_s: speeds.decode_tokens_s,
+            speeds,
         }
     }
 

@@ -13,7 +13,7 @@ use refrain_protocol::lookup::{FoundDraft, LookupContext, LookupRequest, LookupR
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 use refrain_rpc::DraftStore;
 use refrain_speculation::draft::{
-    Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source,
+    Candidate, DraftNode, Expansion, Origin, ProposeParams, Scope, Source,
 };
 use refrain_suffix_index::{DocumentKey, Origin as IndexOrigin};
 use tokio::task::JoinSet;
@@ -204,35 +204,33 @@ impl Drop for InFlight {
 
 /// A draft of the store as if it had been found here; `None` for one that is no tree.
 fn candidate(found: &FoundDraft) -> Option<Candidate> {
-    let mut tree = DraftTree::new();
-    for node in &found.nodes {
-        let place = node.place.map(|(document, position)| IndexOrigin {
-            document: DocumentKey(document.0),
-            position,
-        });
-        let drafted = DraftNode {
-            token: node.token,
-            parent: node.parent,
-            probability: node.probability,
-            count: node.count,
-            origin: Origin {
-                source: Source::Suffix,
-                scope: Scope::Tenant,
-                place,
-            },
-        };
-        let is_probability = (0.0..=1.0).contains(&node.probability);
-        if !is_probability || tree.push(drafted).is_err() {
-            return None;
-        }
+    let are_probabilities = found
+        .nodes
+        .iter()
+        .all(|node| (0.0..=1.0).contains(&node.probability));
+    if !are_probabilities {
+        return None;
     }
-    (!tree.is_empty()).then(|| Candidate {
-        score: tree.score(),
-        tree,
-        match_len: found.match_len,
-        source: Source::Suffix,
-        scope: Scope::Tenant,
-    })
+    let nodes = found.nodes.iter().map(|node| DraftNode {
+        token: node.token,
+        parent: node.parent,
+        probability: node.probability,
+        count: node.count,
+        origin: Origin {
+            source: Source::Suffix,
+            scope: Scope::Tenant,
+            place: node.place.map(|(document, position)| IndexOrigin {
+                document: DocumentKey(document.0),
+                position,
+            }),
+        },
+    });
+    Candidate::new(
+        nodes.collect(),
+        found.match_len,
+        Source::Suffix,
+        Scope::Tenant,
+    )
 }
 
 #[cfg(test)]

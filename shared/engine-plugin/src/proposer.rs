@@ -216,7 +216,7 @@ impl Proposer {
         let draft = |step: RequestStep| {
             let request = running.get_mut(&step.request)?;
             let statistics =
-                statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::new);
+                statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::default);
             request.extend(&step.emitted, Some(statistics), &self.metrics);
             self.outbox.upload_if_due(request);
             request.propose(&params, step.draft_tokens_max, &self.metrics);

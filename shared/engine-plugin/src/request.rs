@@ -228,7 +228,9 @@ impl Request {
     ) -> bool {
         self.engine_draft = engine_draft;
         let context_tokens = self.state.text.len() as u32;
-        let of_engine = statistics.expected_of_head(context_tokens, self.engine_draft.len() as u32);
+        let of_engine: f32 = statistics
+            .head_path_probabilities(context_tokens, self.engine_draft.len() as u32)
+            .sum();
         let found = self
             .found
             .as_ref()

@@ -31,7 +31,7 @@ use refrain_speculation::draft::{
     Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose,
 };
 use refrain_speculation::router::{
-    Asked, Frame, HeadParams, HeadState, HeadWork, Offer, Outcome, Policy, Priority, Prospect,
+    Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy, Priority, Prospect,
     Route, Router, RouterParams, Step, StepItem, Threshold, TrialParams,
 };
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, SegmentBuilder, Token};
@@ -296,12 +296,11 @@ fn made(draft_tokens: u32) -> Step {
         context_tokens: 1,
         text_tokens: KV_TOKENS as u32 / BATCH as u32,
         draft_tokens: draft_tokens / BATCH as u32 + u32::from(at < draft_tokens % BATCH as u32),
-        head: Some(HeadWork {
-            requests: 1,
+        head: Some(HeadDraft {
             depth: HEAD_DEPTH,
             tokens_max: HEAD_DEPTH,
-            drafted: HEAD_DEPTH,
         }),
+        head_drafted: HEAD_DEPTH,
         read_tokens: 0,
         emitted: Some(2),
     };

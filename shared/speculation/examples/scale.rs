@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_speculation::draft::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
-use refrain_speculation::verify::{AcceptanceTable, walk};
+use refrain_speculation::verify::walk;
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Segment, SegmentBuilder, Token};
 use text::{Corpus, Random};
 
@@ -207,7 +207,9 @@ struct Decoded {
     appending: Duration,
     opening: Duration,
     opened_tokens: usize,
-    table: AcceptanceTable,
+    steps: usize,
+    drafted: usize,
+    emitted: usize,
 }
 
 impl Decoded {
@@ -245,19 +247,13 @@ impl Decoded {
                 });
             let candidate = propose(&lookups, params, output.len() - at - 1);
             self.proposing.push(start.elapsed());
-            let emitted = match &candidate {
-                Some(found) => {
-                    let walk = walk(&found.tree, |path| output[at + path.len()]);
-                    let counts = self.table.get_mut(found.source, found.scope);
-                    counts.record(found.tree.len(), walk.accepted.len(), walk.emitted.len());
-                    walk.emitted.len()
-                }
-                None => {
-                    let counts = self.table.get_mut(Source::None, Scope::Request);
-                    counts.record(0, 0, 1);
-                    1
-                }
-            };
+            let emitted = candidate.map_or(1, |found| {
+                self.drafted += found.tree.len();
+                let target = |_, path: &[Token]| Some(output[at + path.len()]);
+                walk(&found.tree, target).emitted.len()
+            });
+            self.steps += 1;
+            self.emitted += emitted;
             let start = Instant::now();
             let emitted = &output[at..at + emitted];
             request.append(key, emitted).expect("room");
@@ -271,7 +267,6 @@ impl Decoded {
     }
 
     fn print(&mut self, name: &str) {
-        let total = self.table.total();
         self.proposing.sort_unstable();
         let mean = self.proposing.iter().sum::<Duration>() / self.proposing.len().max(1) as u32;
         let at = |share: f64| self.proposing[(self.proposing.len() as f64 * share) as usize];
@@ -281,10 +276,10 @@ impl Decoded {
             at(0.5),
             at(0.99),
             at(0.999),
-            self.appending.as_nanos() as f64 / total.emitted.max(1) as f64,
+            self.appending.as_nanos() as f64 / self.emitted.max(1) as f64,
             self.opening.as_nanos() as f64 / self.opened_tokens.max(1) as f64,
-            total.accepted_length().unwrap_or_default(),
-            total.drafted as f64 / total.steps.max(1) as f64,
+            self.emitted as f64 / self.steps.max(1) as f64,
+            self.drafted as f64 / self.steps.max(1) as f64,
         );
     }
 }

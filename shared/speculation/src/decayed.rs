@@ -7,17 +7,15 @@ pub struct DecayedRatio {
     kept: f64,
     of: f64,
     per: f64,
-    entries: u64,
 }
 
 impl DecayedRatio {
     /// A ratio without entries. An entry counts half after `entries` more.
-    pub fn with_half_life(entries: f64) -> Self {
+    pub(crate) fn with_half_life(entries: f64) -> Self {
         DecayedRatio {
             kept: 0.5f64.powf(1.0 / entries),
             of: 0.0,
             per: 0.0,
-            entries: 0,
         }
     }
 
@@ -25,7 +23,6 @@ impl DecayedRatio {
     pub fn add(&mut self, of: f64, per: f64) {
         self.of = self.of * self.kept + of;
         self.per = self.per * self.kept + per;
-        self.entries += 1;
     }
 
     /// The quotient; `None` while the denominator is 0.
@@ -33,9 +30,11 @@ impl DecayedRatio {
         (self.per > 0.0).then(|| self.of / self.per)
     }
 
-    /// Number of entries that were added.
-    pub fn entries(&self) -> u64 {
-        self.entries
+    /// A ratio that begins at `value`, as if a denominator of `weight` had been seen.
+    pub(crate) fn starting_at(value: f64, weight: f64) -> Self {
+        let mut ratio = DecayedRatio::default();
+        ratio.add(value * weight, weight);
+        ratio
     }
 }
 
@@ -62,6 +61,5 @@ mod tests {
         ratio.add(0.0, 1.0);
         // The sums are 10 halved, and 1 halved plus 1.
         assert!((ratio.value().unwrap() - 5.0 / 1.5).abs() < 1e-12);
-        assert_eq!(ratio.entries(), 5);
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use refrain_speculation::draft::{Lookup, ProposeParams, Scope, Source, propose};
-//! use refrain_speculation::router::{Asked, Fallback, Found, Route, Threshold, route_by_score};
+//! use refrain_speculation::router::Threshold;
 //! use refrain_speculation::verify::walk;
 //! use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 //!
@@ -26,11 +26,11 @@
 //! };
 //! let candidate = propose(&[lookup], &ProposeParams::default(), 32).expect("2 3 4 was seen before");
 //! assert_eq!(candidate.tree.tokens().collect::<Vec<_>>(), [5, 6]);
-//! let decision = route_by_score(Asked::Auto, Found::Score(candidate.score), Threshold::Auto, Fallback::Absent);
-//! assert_eq!(decision.route, Route::Suffix);
+//! // Worth more than a plain step, which brings one token.
+//! assert!(candidate.score > Threshold::Auto.in_force(Some(1.0)));
 //!
 //! // The target agrees with 5, and goes its own way after it.
-//! let walk = walk(&candidate.tree, |path| if path.is_empty() { 5 } else { 70 });
+//! let walk = walk(&candidate.tree, |_, path| Some(if path.is_empty() { 5 } else { 70 }));
 //! assert_eq!(walk.emitted, [5, 70]);
 //! # Ok::<(), refrain_suffix_index::IndexError>(())
 //! ```
@@ -40,7 +40,7 @@
 //! | [`draft`] | draft trees; Algorithm 1 of SuffixDecoding (arXiv 2411.04975) | [`draft::propose`] |
 //! | [`router`] | which draft each request of a batch verifies | [`router::Router`] |
 //! | [`statistics`] | how often drafts of a kind are accepted, per namespace | [`statistics::AcceptanceStatistics`] |
-//! | [`verify`] | the lossless acceptance rules, and counters of their outcome | [`verify::walk`] |
+//! | [`verify`] | the lossless acceptance rules | [`verify::walk`] |
 
 mod decayed;
 pub mod draft;

@@ -25,7 +25,6 @@
 //! | `trials.rs`, `guard.rs`, `head.rs` | trials of a way of drafting against doing without it |
 //! | `urgency.rs` | priorities and `tpot_ms` |
 //! | `transfer.rs` | whether a request is better off at another worker |
-//! | `verify_call.rs` | whether a draft is worth a call of its own to an engine that generates by itself |
 
 mod budget;
 mod cost;
@@ -43,28 +42,27 @@ mod time_value;
 mod transfer;
 mod trials;
 mod urgency;
-mod verify_call;
 
 use std::hash::Hash;
 
-pub use cost::{STEP_SECONDS_MIN, StepCost};
+pub use cost::StepCost;
 pub use decision::{Asked, Decision, HeadDraft, HeadState, Route, RouteReason};
-pub use guard::Verdict;
+pub use guard::{CallGuard, Verdict};
 pub use head::{HeadStatus, Speeds};
-pub use offer::{Draft, Offer};
+pub use offer::Offer;
 pub use params::{HeadParams, Policy, RouterParams};
 pub use prospect::{Frame, Prospect};
-pub use score::{ACCEPTED_LENGTH_PRIOR, Fallback, Found, Threshold, route_by_score};
-pub use step::{HeadWork, Outcome, Step, StepItem};
-pub use transfer::{Candidacy, RecentRoutes, TransferParams, should_transfer};
-pub use trials::{Mode, Phase, Sample, TrialParams, Trials, batch_bucket};
+pub use score::{ACCEPTED_LENGTH_PRIOR, Threshold};
+pub use step::{Outcome, Step, StepItem};
+pub use transfer::{Candidacy, RecentRoutes, should_transfer};
+pub use trials::{TrialParams, batch_bucket};
 pub use urgency::{Pace, Priority};
-pub use verify_call::{CallOffer, CallWorth, StreamPace, best_call};
 
 use crate::statistics::AcceptanceStatistics;
 use goodput::Goodput;
 use guard::{Guard, Guarded};
 use head::HeadMonitor;
+use score::Fallback;
 
 /// The router of one engine, by namespaces `N`. The module documentation has the method.
 #[derive(Clone, Debug)]
@@ -170,14 +168,7 @@ impl<N: Copy + Hash + Eq> Router<N> {
 
     /// Decides for one request by itself, and takes its tokens out of the frame.
     fn settle(&self, prospect: Prospect<N>, fallback: Fallback, frame: &mut Frame) -> Offer {
-        let params = &self.params;
-        let offer = Offer::by_score(
-            prospect,
-            frame.slots_max,
-            params.threshold,
-            fallback,
-            params.head,
-        );
+        let offer = Offer::by_score(prospect, frame.slots_max, fallback, &self.params);
         let taken = offer.tokens_max();
         frame.slots_max -= taken.min(frame.slots_max);
         frame.tokens += taken;
@@ -193,7 +184,7 @@ impl<N: Copy + Hash + Eq> Router<N> {
             .as_ref()
             .is_some_and(|guard| guard.is_on_trial(batch));
         self.head.observe(&step, guard_tries);
-        let head = self.head.in_use(batch);
+        let head = self.head.phase(batch).unwrap_or_default();
         let verdict = self
             .guard
             .as_mut()

@@ -6,7 +6,7 @@
 //! counted in two stages.
 //!
 //! **Stage one: nodes.** Acceptance is counted by the features that are known of a node before it is verified
-//! ([`NodeFeatures`]): its source and scope, the length of the match, its depth, its share C(N) = D(N) / D(parent),
+//! (`NodeFeatures`): its source and scope, the length of the match, its depth, its share C(N) = D(N) / D(parent),
 //! and how often it was seen. Most cells of this grid see little. So the estimate of a cell is shrunk towards that of
 //! the cells without the count, those towards the cells without the match length, those towards the cells of the
 //! share alone, and these towards C(N). Each level weighs as much as a few observations. The feature of a head's
@@ -88,19 +88,19 @@ const KINDS: usize = Scope::ALL.len() + 2;
 
 /// The features of a draft node that are known before it is verified.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NodeFeatures {
+struct NodeFeatures {
     /// The source that drafted it.
-    pub source: Source,
+    source: Source,
     /// The text it was read from; only used for [`Source::Suffix`].
-    pub scope: Scope,
+    scope: Scope,
     /// Length of the pattern it was found under; of a head's draft, length of the context. In tokens.
-    pub match_len: u32,
+    match_len: u32,
     /// Its depth in the draft, 1 for a child of the root.
-    pub depth: u32,
+    depth: u32,
     /// How often it was seen there; 0 if nothing was counted.
-    pub count: u32,
+    count: u32,
     /// C(N), its share of all continuations that were seen there. It is the estimate until something was observed.
-    pub share: f32,
+    share: f32,
 }
 
 /// Decayed counts of nodes whose parent was accepted.
@@ -120,7 +120,8 @@ struct Failures {
     observed: f32,
 }
 
-/// Acceptance statistics of one namespace. The module documentation has the method.
+/// Acceptance statistics of one namespace. The module documentation has the method. With empty tables every estimate
+/// is the node's share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AcceptanceStatistics {
     /// Stage one, by [`kind`]; empty until something was observed.
@@ -137,11 +138,6 @@ struct Draft<'a> {
 }
 
 impl AcceptanceStatistics {
-    /// Creates empty tables: every estimate is the node's share.
-    pub fn new() -> Self {
-        AcceptanceStatistics::default()
-    }
-
     /// Observations so far, those of the tables that these statistics began with included.
     pub fn observations(&self) -> u64 {
         self.observations
@@ -149,7 +145,7 @@ impl AcceptanceStatistics {
 
     /// The probability of stage one that the node is accepted if its parent was, above 0 and below 1. The root counts
     /// as accepted.
-    pub fn node_probability(&self, node: &NodeFeatures) -> f32 {
+    fn node_probability(&self, node: &NodeFeatures) -> f32 {
         let mut probability = if node.share.is_finite() {
             node.share.clamp(0.0, 1.0)
         } else {
@@ -158,7 +154,7 @@ impl AcceptanceStatistics {
         if let Some(table) = kind(node.source, node.scope).map(|kind| &self.nodes[kind])
             && !table.is_empty()
         {
-            for at in placed(cells(node)) {
+            for at in cells(node) {
                 probability = table[at].probability(probability);
             }
         }
@@ -221,7 +217,7 @@ impl AcceptanceStatistics {
     }
 
     /// Takes one node into stage one whose parent was accepted.
-    pub fn observe_node(&mut self, node: &NodeFeatures, accepted: bool) {
+    fn observe_node(&mut self, node: &NodeFeatures, accepted: bool) {
         let Some(kind) = kind(node.source, node.scope) else {
             return;
         };
@@ -229,18 +225,14 @@ impl AcceptanceStatistics {
         if table.is_empty() {
             table.resize(CELLS, Cell::default());
         }
-        for at in placed(cells(node)) {
+        for at in cells(node) {
             table[at].observe(accepted);
         }
         self.observations += 1;
     }
 
-    /// Expected accepted tokens of a head's draft of `depth` tokens after `context_tokens`.
-    pub fn expected_of_head(&self, context_tokens: u32, depth: u32) -> f32 {
-        self.head_path_probabilities(context_tokens, depth).sum()
-    }
-
-    /// The probabilities that a head's draft of `depth` tokens brings the first one, the first two, and so on.
+    /// The probabilities that a head's draft of `depth` tokens after `context_tokens` brings the first one, the first
+    /// two, and so on. Their sum is the expected number of accepted tokens.
     pub fn head_path_probabilities(
         &self,
         context_tokens: u32,
@@ -321,13 +313,10 @@ impl Failures {
 
 impl<'a> Draft<'a> {
     fn new(candidate: &'a Candidate) -> Self {
-        let nodes = candidate.tree.nodes();
-        let mut depths: Vec<u32> = Vec::with_capacity(nodes.len());
-        for node in nodes {
-            let above = node.parent.map_or(0, |parent| depths[parent as usize]);
-            depths.push(above + 1);
+        Draft {
+            candidate,
+            depths: candidate.tree.depths().collect(),
         }
-        Draft { candidate, depths }
     }
 
     fn nodes(&self) -> &'a [DraftNode] {
@@ -368,8 +357,14 @@ impl<'a> Draft<'a> {
         }
         let continues = self.sums_of_siblings(conditional);
         let each = expected.into_iter().zip(continues);
-        each.map(|(expected, continues)| if continues > 0.0 { expected / continues } else { 0.0 })
-            .collect()
+        each.map(|(expected, continues)| {
+            if continues > 0.0 {
+                expected / continues
+            } else {
+                0.0
+            }
+        })
+        .collect()
     }
 
     /// Products along the paths from the root.
@@ -415,29 +410,23 @@ fn kind(source: Source, scope: Scope) -> Option<usize> {
     }
 }
 
-/// The node's cell at each level, coarse to fine, counted within the level.
+/// The node's cell at each level, coarse to fine. A table holds one level after the other.
 fn cells(node: &NodeFeatures) -> [usize; LEVEL_CELLS.len()] {
     let share = SHARE_EDGES.partition_point(|edge| *edge <= node.share);
     let depth = DEPTH_ENDS.partition_point(|end| *end < node.depth);
     let matched =
         (u32::BITS - node.match_len.leading_zeros()).clamp(1, MATCHES as u32) as usize - 1;
     let count = COUNT_ENDS.partition_point(|end| *end < node.count);
+    let [shares, depths, matches, _] = LEVEL_CELLS;
     let with_depth = depth * SHARES + share;
-    let with_match = matched * LEVEL_CELLS[1] + with_depth;
-    let with_count = count * LEVEL_CELLS[2] + with_match;
-    [share, with_depth, with_match, with_count]
-}
-
-/// The same cells in a table that holds one level after the other.
-fn placed(cells: [usize; LEVEL_CELLS.len()]) -> [usize; LEVEL_CELLS.len()] {
-    let mut from = 0;
-    let mut level = 0;
-    cells.map(|at| {
-        let cell = from + at;
-        from += LEVEL_CELLS[level];
-        level += 1;
-        cell
-    })
+    let with_match = matched * depths + with_depth;
+    let with_count = count * matches + with_match;
+    [
+        share,
+        shares + with_depth,
+        shares + depths + with_match,
+        shares + depths + matches + with_count,
+    ]
 }
 
 #[cfg(test)]

@@ -2,36 +2,27 @@
 
 use refrain_suffix_index::Token;
 
-use crate::draft::{Candidate, DraftNode, DraftTree, Origin, Scope, Source};
+use crate::draft::{Candidate, DraftNode, Origin, Scope, Source};
 
 /// (parent, token, D, count)
 pub(crate) type Node = (Option<u32>, Token, f32, u32);
 
 /// A draft as a match of `match_len` tokens in `scope` would bring it.
 pub(crate) fn draft(scope: Scope, match_len: u32, nodes: &[Node]) -> Candidate {
-    let mut tree = DraftTree::new();
-    for &(parent, token, probability, count) in nodes {
-        let origin = Origin {
-            source: Source::Suffix,
-            scope,
-            place: None,
-        };
-        tree.push(DraftNode {
+    let nodes = nodes
+        .iter()
+        .map(|&(parent, token, probability, count)| DraftNode {
             token,
             parent,
             probability,
             count,
-            origin,
-        })
-        .unwrap();
-    }
-    Candidate {
-        score: tree.score(),
-        tree,
-        match_len,
-        source: Source::Suffix,
-        scope,
-    }
+            origin: Origin {
+                source: Source::Suffix,
+                scope,
+                place: None,
+            },
+        });
+    Candidate::new(nodes.collect(), match_len, Source::Suffix, scope).unwrap()
 }
 
 /// A draft of one earlier copy: D = 1/2 everywhere.

@@ -1,11 +1,9 @@
 //! Lossless acceptance: which tokens of a verified draft are kept.
 //!
 //! [`walk`] is the rule for drafts of certain tokens, [`sampled`] the one for tokens that a drafter drew from its own
-//! distribution. [`Acceptance`] counts the outcome.
+//! distribution.
 
-mod counts;
 pub mod sampled;
 mod walk;
 
-pub use counts::{Acceptance, AcceptanceTable};
 pub use walk::{Walk, walk, walk_drawn};

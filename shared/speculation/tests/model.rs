@@ -10,7 +10,8 @@
 
 use proptest::prelude::*;
 use refrain_speculation::draft::{
-    DraftNode, DraftTree, Expansion, Lookup, Origin, ProposeParams, Scope, Source, propose,
+    Candidate, DraftNode, DraftTree, Expansion, Lookup, Origin, ProposeParams, Scope, Source,
+    propose,
 };
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::oracle::Oracle;
@@ -113,6 +114,17 @@ fn naive_tree(
 
 type NaiveCandidate = (f32, Scope, Vec<(Token, Option<u32>, f32)>);
 
+/// MAX_SPEC of a pattern.
+fn naive_max_spec(params: &ProposeParams, len: usize, room: usize) -> usize {
+    let wanted = (params.alpha.max(0.0) * len as f32 + params.offset).max(0.0);
+    let capped = match params.match_plus_draft_cap {
+        Some(cap) => (cap as usize).saturating_sub(len),
+        None => usize::MAX,
+    };
+    let limits = [wanted as usize, capped, params.max_spec_tokens, room];
+    limits.into_iter().min().unwrap_or(0)
+}
+
 fn naive_propose(
     sources: &[(Scope, &Oracle)],
     context: &[Token],
@@ -124,7 +136,7 @@ fn naive_propose(
         let longest = context.len().min(params.max_pattern as usize);
         for len in (params.min_match_len.max(1) as usize..=longest).rev() {
             let pattern = &context[context.len() - len..];
-            let depth_max = params.max_spec(len as u32, room);
+            let depth_max = naive_max_spec(params, len, room);
             let tree = naive_expand(oracle, pattern, params, depth_max, room);
             let score = tree.iter().fold(1.0, |sum, node| sum + node.2);
             if !tree.is_empty() && best.as_ref().is_none_or(|best| score > best.0) {
@@ -226,18 +238,23 @@ fn any_tree() -> impl Strategy<Value = DraftTree> {
             scope: Scope::Request,
             place: None,
         };
-        let mut tree = DraftTree::new();
+        let candidate =
+            |nodes: &[DraftNode]| Candidate::new(nodes.to_vec(), 1, Source::Eagle3, Scope::Request);
+        let mut fitting: Vec<DraftNode> = Vec::new();
         for (token, parent) in nodes {
-            // Those that do not fit are left out.
-            let _ = tree.push(DraftNode {
+            fitting.push(DraftNode {
                 token,
                 parent,
                 probability: 0.5,
                 count: 0,
                 origin,
             });
+            // Those that do not fit are left out.
+            if candidate(&fitting).is_none() {
+                fitting.pop();
+            }
         }
-        tree
+        candidate(&fitting).map_or_else(DraftTree::default, |candidate| candidate.tree)
     })
 }
 
@@ -270,8 +287,9 @@ proptest! {
         let sources = [(Scope::Group, &local_oracle), (Scope::Tenant, &global_oracle)];
         let expected = naive_propose(&sources, &context, &params, room);
         let found = found.map(|found| {
-            assert_eq!(found.score, found.tree.score());
-            let nodes = found.tree.nodes().iter().map(|node| (node.token, node.parent, node.probability));
+            let nodes = found.tree.nodes();
+            assert_eq!(found.score, nodes.iter().fold(1.0, |sum, node| sum + node.probability));
+            let nodes = nodes.iter().map(|node| (node.token, node.parent, node.probability));
             (found.score, found.scope, nodes.collect())
         });
         prop_assert_eq!(found, expected);
@@ -282,7 +300,7 @@ proptest! {
     fn drafts_never_change_the_output(trees in prop::collection::vec(any_tree(), 1..8), salt in any::<u64>()) {
         let mut text = Vec::new();
         for tree in &trees {
-            let walk = walk(tree, |path| model(salt, &[text.as_slice(), path].concat()));
+            let walk = walk(tree, |_, path| Some(model(salt, &[text.as_slice(), path].concat())));
             // The accepted nodes are a path from the root, and as long as the target allows.
             prop_assert_eq!(walk.emitted.len(), walk.accepted.len() + 1);
             let mut parent = None;

@@ -6,29 +6,40 @@ use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::error::code;
 use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
-use refrain_speculation::draft::{Scope, Source};
-use refrain_speculation::statistics::{AcceptanceStatistics, NodeFeatures};
+use refrain_speculation::draft::{Candidate, DraftNode, Origin, Scope, Source};
+use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::*;
 
-fn node(depth: u32, share: f32) -> NodeFeatures {
-    NodeFeatures {
-        source: Source::Suffix,
-        scope: Scope::Tenant,
-        match_len: 1 + depth * 3,
-        depth,
-        count: 2,
-        share,
-    }
+/// A chain of tokens that stands after a match of this length, each of which has this share.
+fn chain(match_len: u32, share: f32, len: u32) -> Candidate {
+    let nodes = (0..len).map(|at| DraftNode {
+        token: at,
+        parent: at.checked_sub(1),
+        probability: share.powi(at as i32 + 1),
+        count: 1 << (match_len % 5),
+        origin: Origin {
+            source: Source::Suffix,
+            scope: Scope::Tenant,
+            place: None,
+        },
+    });
+    Candidate::new(nodes.collect(), match_len, Source::Suffix, Scope::Tenant).unwrap()
 }
 
-/// Observes nodes of so many depths and all shares, accepted by parity.
-fn learn(statistics: &mut AcceptanceStatistics, depths: u32) {
-    for depth in 1..=depths {
+/// The draft of which the tests ask how likely it is.
+fn likely() -> Candidate {
+    chain(13, 0.5, 1)
+}
+
+/// Observes chains of so many tokens with all shares and many lengths of matches, all accepted to their end.
+fn learn(statistics: &mut AcceptanceStatistics, len: u32) {
+    for match_len in 1..40 {
         for share in 0..10 {
-            let node = node(depth, 0.05 + share as f32 / 10.0);
+            let chain = chain(match_len, 0.05 + share as f32 / 10.0, len);
+            let emitted: Vec<u32> = chain.tree.tokens().chain([1000]).collect();
             for _ in 0..20 {
-                statistics.observe_node(&node, depth % 2 == 0);
+                statistics.observe(&chain, &emitted);
             }
         }
     }
@@ -59,42 +70,42 @@ async fn save(
     reply.unwrap().table
 }
 
-/// The probability of a node that a new worker expects once it has asked the store.
-async fn probability(store: &Store, tenant: &str, node: &NodeFeatures) -> f32 {
+/// The probability of the likely draft that a new worker expects once it has asked the store.
+async fn probability(store: &Store, tenant: &str) -> f32 {
     let reply = exchange(&store.handle(), store.sign(tenant), 0, Vec::new()).await;
     let bytes = reply.unwrap().statistics;
     let statistics = match bytes.is_empty() {
-        true => AcceptanceStatistics::new(),
+        true => AcceptanceStatistics::default(),
         false => AcceptanceStatistics::from_bytes(&bytes).unwrap(),
     };
-    statistics.node_probability(node)
+    statistics.path_probabilities(&likely())[0]
 }
 
 #[tokio::test]
 async fn acceptance_statistics_survive_a_restart_in_their_namespace() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
-    let likely = node(4, 0.5);
-    assert_eq!(probability(&store, "a", &likely).await, 0.5);
-    let mut learnt = AcceptanceStatistics::new();
+    assert_eq!(probability(&store, "a").await, 0.5);
+    let mut learnt = AcceptanceStatistics::default();
     // Enough for more than one record.
-    learn(&mut learnt, 100);
+    learn(&mut learnt, 20);
+    assert!(learnt.to_bytes().len() > 3_584);
     let table = save(&store.handle(), store.sign("a"), 0, &learnt).await;
-    let known = probability(&store, "a", &likely).await;
+    let known = probability(&store, "a").await;
     assert!(known > 0.8, "{known}");
-    assert_eq!(probability(&store, "b", &likely).await, 0.5);
+    assert_eq!(probability(&store, "b").await, 0.5);
     store.stop().await;
     let store = Store::start(config(dir.path())).await;
-    assert_eq!(probability(&store, "a", &likely).await, known);
+    assert_eq!(probability(&store, "a").await, known);
     // A worker goes on with what it knows, and all later ones begin there.
     for _ in 0..500 {
-        learnt.observe_node(&likely, false);
+        learnt.observe(&likely(), &[1000]);
     }
     assert_eq!(
         save(&store.handle(), store.sign("a"), table, &learnt).await,
         table
     );
-    assert!(probability(&store, "a", &likely).await < 0.5);
+    assert!(probability(&store, "a").await < 0.5);
     assert!(store.handle().verify().await.unwrap().damaged == 0);
     store.stop().await;
 }
@@ -103,7 +114,7 @@ async fn acceptance_statistics_survive_a_restart_in_their_namespace() {
 async fn a_worker_does_not_bring_back_erased_statistics() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
-    let mut learnt = AcceptanceStatistics::new();
+    let mut learnt = AcceptanceStatistics::default();
     learn(&mut learnt, 5);
     let table = save(&store.handle(), store.sign("a"), 0, &learnt).await;
     let everything = EraseRequest {
@@ -115,7 +126,7 @@ async fn a_worker_does_not_bring_back_erased_statistics() {
     let refused = again.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
     assert!(refused.has_code(code::STATISTICS_ERASED));
-    assert_eq!(probability(&store, "a", &node(4, 0.5)).await, 0.5);
+    assert_eq!(probability(&store, "a").await, 0.5);
     store.stop().await;
 }
 
@@ -164,12 +175,11 @@ async fn an_erasure_removes_the_statistics_of_every_namespace_that_it_may_hit() 
     ];
     let dir = tempfile::tempdir().unwrap();
     let mut store = Store::start(config(dir.path())).await;
-    let likely = node(4, 0.5);
     let tell = async |store: &Store, tenant: &str| {
-        let mut learnt = AcceptanceStatistics::new();
+        let mut learnt = AcceptanceStatistics::default();
         learn(&mut learnt, 10);
         save(&store.handle(), store.sign(tenant), 0, &learnt).await;
-        probability(store, tenant, &likely).await
+        probability(store, tenant).await
     };
     let theirs = tell(&store, "b").await;
     assert!(theirs > 0.8);
@@ -177,9 +187,9 @@ async fn an_erasure_removes_the_statistics_of_every_namespace_that_it_may_hit() 
         let ours = tell(&store, "a").await;
         store.handle().erase(request).await.unwrap();
         for _ in 0..2 {
-            let left = probability(&store, "a", &likely).await;
+            let left = probability(&store, "a").await;
             assert_eq!(left, if stays { ours } else { 0.5 }, "{what}");
-            assert_eq!(probability(&store, "b", &likely).await, theirs, "{what}");
+            assert_eq!(probability(&store, "b").await, theirs, "{what}");
             store.stop().await;
             store = Store::start(config(dir.path())).await;
         }
@@ -191,7 +201,7 @@ async fn an_erasure_removes_the_statistics_of_every_namespace_that_it_may_hit() 
     };
     store.handle().erase(everybody).await.unwrap();
     for tenant in ["a", "b"] {
-        assert_eq!(probability(&store, tenant, &likely).await, 0.5);
+        assert_eq!(probability(&store, tenant).await, 0.5);
     }
     store.stop().await;
 }
@@ -200,17 +210,16 @@ async fn an_erasure_removes_the_statistics_of_every_namespace_that_it_may_hit() 
 async fn acceptance_statistics_are_salvaged_from_a_damaged_log() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
-    let likely = node(4, 0.5);
-    let mut learnt = AcceptanceStatistics::new();
-    learn(&mut learnt, 60);
+    let mut learnt = AcceptanceStatistics::default();
+    learn(&mut learnt, 20);
     save(&store.handle(), store.sign("a"), 0, &learnt).await;
     store.stop().await;
     spoil_log(dir.path(), 5);
     let store = Store::start(config(dir.path())).await;
     assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 1.0);
-    let known = probability(&store, "a", &likely).await;
+    let known = probability(&store, "a").await;
     assert!(
-        (known - learnt.node_probability(&likely)).abs() < 1e-3,
+        (known - learnt.path_probabilities(&likely())[0]).abs() < 1e-3,
         "{known}"
     );
     assert!(known > 0.8);
@@ -225,7 +234,7 @@ async fn invalid_or_unsigned_statistics_are_refused() {
         let reply = exchange(&store.handle(), namespace, 0, statistics).await;
         reply.map_err(|error| error.kind)
     };
-    let mut learnt = AcceptanceStatistics::new();
+    let mut learnt = AcceptanceStatistics::default();
     learn(&mut learnt, 2);
     let bytes = learnt.to_bytes();
     for wrong in [b"nonsense".to_vec(), bytes[1..].to_vec()] {
@@ -253,7 +262,7 @@ async fn acceptance_statistics_travel_over_http() {
     let url = format!("http://{}", store.server.addr().unwrap());
     let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
     let client = HttpDraftStore::new(client);
-    let mut learnt = AcceptanceStatistics::new();
+    let mut learnt = AcceptanceStatistics::default();
     learn(&mut learnt, 10);
     let table = save(&client, store.sign("a"), 0, &learnt).await;
     let reply = exchange(&client, store.sign("a"), 0, Vec::new())

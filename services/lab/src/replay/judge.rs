@@ -5,15 +5,14 @@ use std::num::NonZeroUsize;
 
 use refrain_speculation::draft::{Candidate, DraftTree};
 use refrain_speculation::router::{
-    Asked, Draft, Fallback, Found, Frame, HeadParams, HeadState, HeadWork, Offer, Outcome,
-    Policy as RouterPolicy, Priority, Prospect, Route, Router, RouterParams, Step, StepItem,
-    Threshold, TrialParams, route_by_score,
+    Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy as RouterPolicy,
+    Priority, Prospect, Route, Router, RouterParams, Step, StepItem, Threshold, TrialParams,
 };
-use refrain_speculation::verify::Acceptance;
 use refrain_suffix_index::Token;
 use refrain_worker::{SpeculationConfig, WorkerConfig};
 
 use super::account::Account;
+use super::counts::Acceptance;
 use super::eagle3::Eagle3;
 use super::engine_model::{EngineModel, StepLoad};
 use super::policy::Policy;
@@ -230,13 +229,19 @@ impl Judge {
 
     /// SuffixDecoding's rule, tau being the head's own tokens per step unless it is given.
     fn route_by_score(&self, found: Option<&Candidate>) -> Route {
-        let found = found.map_or(Found::Nothing, |found| Found::Score(found.score));
-        let break_even = self.head.accepted_length().map(|length| length as f32);
-        let fallback = match self.judging.head.is_absent() {
-            true => Fallback::Absent,
-            false => Fallback::InUse { break_even },
+        let Judging {
+            head, threshold, ..
+        } = &self.judging;
+        let break_even = match head.is_absent() {
+            // A plain step brings one token.
+            true => Some(1.0),
+            false => self.head.accepted_length().map(|length| length as f32),
         };
-        route_by_score(Asked::Auto, found, self.judging.threshold, fallback).route
+        match found {
+            Some(found) if found.score > threshold.in_force(break_even) => Route::Suffix,
+            _ if !head.is_absent() && threshold.allows_fallback() => Route::Fallback,
+            _ => Route::Plain,
+        }
     }
 
     /// The expected probability that each token of the draft is accepted.
@@ -329,10 +334,10 @@ impl Judge {
 
 /// The part of the router's offer that the modelled engine carries out: it has no merged drafts.
 fn offered(offer: &Offer) -> StepDraft {
-    match &offer.draft {
-        Draft::None => StepDraft::Plain,
-        Draft::Suffix(part) => StepDraft::Suffix(part.tree.clone()),
-        Draft::Head(head) | Draft::Merged(_, head) => StepDraft::Head(head.depth as usize),
+    match (offer.head(), offer.suffix()) {
+        (Some(head), _) => StepDraft::Head(head.depth as usize),
+        (None, Some(part)) => StepDraft::Suffix(part.tree.clone()),
+        (None, None) => StepDraft::Plain,
     }
 }
 
@@ -344,13 +349,11 @@ fn item(verified: &VerifiedChoice) -> StepItem {
         StepDraft::Plain => (Route::Plain, None),
         StepDraft::Suffix(_) => (Route::Suffix, None),
         StepDraft::Head(_) => {
-            let work = HeadWork {
-                requests: 1,
+            let asked = HeadDraft {
                 depth: draft_tokens,
                 tokens_max: draft_tokens,
-                drafted: draft_tokens,
             };
-            (Route::Fallback, Some(work))
+            (Route::Fallback, Some(asked))
         }
     };
     StepItem {
@@ -365,6 +368,7 @@ fn item(verified: &VerifiedChoice) -> StepItem {
         text_tokens: verified.context_tokens as u32,
         draft_tokens,
         head,
+        head_drafted: head.map_or(0, |asked| asked.tokens_max),
         read_tokens: 0,
         emitted: Some(verified.emitted.len() as u32),
     }

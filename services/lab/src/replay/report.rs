@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use refrain_speculation::draft::{Scope, Source};
-use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
 use super::account::Reliability;
 use super::clock::DurationsUs;
+use super::counts::Acceptance;
 use super::options::ReplayOptions;
 use super::policy::Policy;
 use super::setup::Outcome;

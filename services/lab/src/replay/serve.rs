@@ -4,13 +4,12 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
-use refrain_speculation::draft::{
-    Candidate, DraftTree, Lookup, ProposeParams, Scope, Source, propose,
-};
-use refrain_speculation::verify::{Acceptance, AcceptanceTable};
+use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::verify::walk;
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 
 use super::clock::{Durations, Spent};
+use super::counts::{Acceptance, AcceptanceTable};
 use super::judge::{DraftChoice, DraftRequest, Judge, StepDraft, VerifiedChoice};
 use super::parallel::ReplayProgress;
 use super::presets::{self, Drafter, SamRequest};
@@ -274,7 +273,8 @@ impl Running {
                     .found
                     .as_ref()
                     .map_or(Scope::Request, |found| found.scope);
-                (Source::Suffix, scope, accepted(tree, recorded))
+                let walk = walk(tree, |_, path| recorded.get(path.len()).copied());
+                (Source::Suffix, scope, walk.accepted)
             }
             StepDraft::Head(depth) => {
                 let accepted = judge.head_accepts(self.number, emitted_before, *depth);
@@ -284,8 +284,10 @@ impl Running {
         };
         // Beyond the end of the recording, the model's next token is unknown.
         let emitted = &recorded[..(path.len() + 1).min(recorded.len())];
-        let cell = tally.table.get_mut(source, scope);
-        cell.record(choice.draft.tokens(), path.len(), emitted.len());
+        let drafted = choice.draft.tokens();
+        tally
+            .table
+            .record((source, scope), drafted, path.len(), emitted.len());
         if let Some(own) = &mut self.own {
             tally
                 .extended
@@ -342,18 +344,6 @@ fn lookup<'a>(
         cursor: cursor?,
         context,
     })
-}
-
-/// The nodes of the tree that agree with the recording, from the root down.
-fn accepted(tree: &DraftTree, recorded: &[Token]) -> Vec<u32> {
-    let mut path: Vec<u32> = Vec::new();
-    for &token in recorded {
-        let Some(child) = tree.child(path.last().copied(), token) else {
-            break;
-        };
-        path.push(child);
-    }
-    path
 }
 
 /// Calls that were read and have not begun yet.

@@ -1,8 +1,8 @@
 //! The course of a replay, in windows of calls.
 
-use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
+use super::counts::Acceptance;
 use super::setup::Outcome;
 use crate::text_table::{number, text_table};
 

@@ -79,16 +79,13 @@ impl DecodeLoop {
             ..Composed::default()
         };
         let limits = self.limits();
-        let kept = self.routing.decisions_kept();
         for part in parts {
             let chunk = &mut batch[part.place];
             let samples = part.context == chunk.running.owed();
             let offer = if samples { offers.next() } else { None };
             let decision = offer.as_ref().map(|offer| offer.decision);
             let settings = &self.routing.settings;
-            let item = chunk
-                .running
-                .item(part.context, offer, settings, limits, kept);
+            let item = chunk.running.item(part.context, offer, settings, limits);
             composed.push(part, decision, item, &chunk.running);
         }
         composed

@@ -3,7 +3,7 @@
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepResponse, StepResult};
-use refrain_speculation::router::{HeadWork, Offer, Step, StepItem};
+use refrain_speculation::router::{Offer, Step, StepItem};
 
 use super::step::Member;
 use super::{DecodeLoop, HowComposed};
@@ -96,12 +96,8 @@ fn step_item(
             .saturating_sub(output.map_or(0, |output| output.cached_tokens)),
         text_tokens: output.map_or(0, |output| output.text_len),
         draft_tokens: offer.map_or(0, Offer::sent_tokens) + self_drafted,
-        head: offer.and_then(Offer::head).map(|head| HeadWork {
-            requests: 1,
-            depth: head.depth,
-            tokens_max: head.tokens_max,
-            drafted,
-        }),
+        head: offer.and_then(Offer::head),
+        head_drafted: drafted,
         read_tokens,
         emitted: output.map(|output| output.emitted.len() as u32),
     }

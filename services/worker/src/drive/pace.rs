@@ -1,14 +1,17 @@
 //! The pace of streams and the price of calls, and the times for calls that should lose.
 
 use refrain_speculation::DecayedRatio;
-use refrain_speculation::router::{STEP_SECONDS_MIN, StepCost, StreamPace};
+use refrain_speculation::router::StepCost;
 
+use super::best_call::StreamPace;
 use super::verify::VerifyMethod;
 
 /// Maximum share of the streaming time that probes and failed calls may cost.
 const LOST_SHARE_MAX: f64 = 0.01;
 /// Number of consecutive losses after which the pause before the next call no longer doubles.
 const DOUBLINGS_MAX: u32 = 4;
+/// Least loss that a call which should lose is expected to cost, seconds.
+const LOSS_MIN_S: f64 = 1e-6;
 /// Number of tokens below which the pace of streams is not trusted.
 const TOKENS_MIN: f64 = 16.0;
 
@@ -121,8 +124,7 @@ impl Pace {
 
     /// Begins a call that should lose `expected_loss_s`. The real loss is known when it is over.
     pub(super) fn begin_probe(&mut self, method: VerifyMethod, expected_loss_s: f64) {
-        self.calls_mut(method).probe.left_s =
-            expected_loss_s.max(STEP_SECONDS_MIN) / LOST_SHARE_MAX;
+        self.calls_mut(method).probe.left_s = expected_loss_s.max(LOSS_MIN_S) / LOST_SHARE_MAX;
     }
 
     /// Ends such a call, which brought `tokens` in `seconds` until a stream ran again.

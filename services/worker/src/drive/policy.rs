@@ -1,7 +1,7 @@
 //! The decision whether a verify call is made for a draft.
 //!
 //! The expected saving of a call is computed for each draft from the acceptance statistics, the pace of streams and
-//! the price of calls, all of them learnt in this worker ([`refrain_speculation::best_call`]). A guard checks the
+//! the price of calls, all of them learnt in this worker ([`best_call`]). A guard checks the
 //! result without trusting any of these: at some moments where a call should pay, it keeps the stream and compares
 //! both outcomes. It counts the tokens of all requests, since a call may be fast only because other requests wait for
 //! it.
@@ -15,12 +15,10 @@ use std::time::Instant;
 use lru::LruCache;
 use refrain_protocol::{NamespaceId, TokenId};
 use refrain_speculation::draft::Candidate;
-use refrain_speculation::router::{
-    Asked, CallOffer, CallWorth, Mode, Route, RouteReason, Sample, TrialParams, Trials,
-    batch_bucket, best_call,
-};
+use refrain_speculation::router::{Asked, CallGuard, Route, RouteReason, batch_bucket};
 use refrain_speculation::statistics::AcceptanceStatistics;
 
+use super::best_call::{CallOffer, CallWorth, best_call};
 use super::call::{VerifyCall, nodes_that_fit, prompt_tokens};
 use super::metrics::DriveMetrics;
 use super::pace::Pace;
@@ -46,7 +44,7 @@ pub(super) struct DrivePolicy {
     /// Pace of streams and calls, by size of the batch (see [`batch_bucket`]).
     paces: HashMap<u32, Pace>,
     /// `None` if the configuration turns the guard off.
-    trials: Option<Trials>,
+    guard: Option<CallGuard>,
     /// Number of running chunks.
     batch: u32,
     /// Number of tokens of all chunks so far.
@@ -110,14 +108,6 @@ impl DrivePolicy {
         let speculation = &config.speculation;
         let namespaces = NonZeroUsize::new(config.replica.namespaces_max);
         let has_guard = speculation.gain_min > 0.0;
-        let trials = has_guard.then(|| {
-            Trials::new(TrialParams {
-                starts_with: Mode::With,
-                gain_enter: speculation.gain_min,
-                gain_leave: speculation.gain_min,
-                ..TrialParams::default()
-            })
-        });
         DrivePolicy {
             nodes_max: config.engine.drive_tokens_max,
             prompt_tokens_max: config.engine.drive_prompt_tokens_max,
@@ -125,7 +115,7 @@ impl DrivePolicy {
             namespaces: LruCache::new(namespaces.unwrap_or(NonZeroUsize::MIN)),
             end_tokens: LruCache::new(END_TOKENS_MAX),
             paces: HashMap::new(),
-            trials,
+            guard: has_guard.then(|| CallGuard::new(speculation.gain_min)),
             batch: 0,
             emitted: 0,
             metrics,
@@ -211,18 +201,13 @@ impl DrivePolicy {
             return (Route::Suffix, RouteReason::Probe, DriveDecision::Call(call));
         }
         let batch = self.batch;
-        if let Some(phase) = self.trials.as_ref().map(|trials| trials.phase(batch))
+        let held_back = self.guard.as_ref().and_then(|of| of.holds_back(batch));
+        if let Some(reason) = held_back
             && is_auto
             && opportunity.is_streaming
-            && phase.mode() == Mode::Without
         {
             let tokens = 1 + worth.expected.round() as u32;
             let stretch = self.begin_stretch(StretchKind::Streamed, now);
-            let reason = if phase.is_trial() {
-                RouteReason::Pause
-            } else {
-                RouteReason::SuffixNotPaying
-            };
             let decision = DriveDecision::Measure(stretch, tokens);
             return (Route::Plain, reason, decision);
         }
@@ -271,16 +256,9 @@ impl DrivePolicy {
         is_probe: bool,
     ) -> Box<VerifyCall> {
         let found = opportunity.candidate;
-        let tree = found
-            .tree
-            .select(|node| worth.nodes.binary_search(&(node as u32)).is_ok());
         Box::new(VerifyCall {
             method,
-            verified: Candidate {
-                score: tree.score(),
-                tree,
-                ..*found
-            },
+            verified: found.part(&worth.nodes),
             found: found.clone(),
             expected: worth.expected,
             batch: self.batch,
@@ -340,32 +318,22 @@ impl DrivePolicy {
         if own_tokens == 0 || seconds <= 0.0 {
             return;
         }
-        let mode = match stretch.kind {
-            StretchKind::Driven => Mode::With,
-            StretchKind::Streamed => Mode::Without,
+        let called = match stretch.kind {
+            StretchKind::Driven => true,
+            StretchKind::Streamed => false,
             StretchKind::Probe(method) => {
                 let pace = self.paces.entry(batch_bucket(stretch.batch)).or_default();
                 pace.end_probe(method, own_tokens, seconds);
                 return;
             }
         };
-        let Some(trials) = &mut self.trials else {
+        let Some(guard) = &mut self.guard else {
             return;
         };
-        let batch = stretch.batch;
-        let was_in_use = trials.phase(batch).is_in_use();
-        trials.observe(Sample {
-            batch,
-            mode: Some(mode),
-            tokens,
-            seconds,
-            draft_seconds: 0.0,
-            read_tokens: 0,
-        });
-        let (in_use, gain) = (trials.phase(batch).is_in_use(), trials.gain(batch));
-        let batch = batch_bucket(batch);
+        let verdict = guard.observe(stretch.batch, called, tokens, seconds);
+        let (batch, in_use, gain) = (verdict.batch, verdict.in_use, verdict.gain);
         self.metrics.guard_gate(batch, in_use, gain);
-        if in_use != was_in_use {
+        if verdict.changed {
             tracing::info!(batch, in_use, gain, "use of verify calls changed");
         }
     }

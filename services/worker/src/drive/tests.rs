@@ -7,7 +7,7 @@ use refrain_protocol::engine::Sampling;
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::draft::{Candidate, DraftNode, DraftTree, Origin, Scope, Source};
+use refrain_speculation::draft::{Candidate, DraftNode, Origin, Scope, Source};
 
 use super::call::nodes_that_fit;
 use super::*;
@@ -178,17 +178,7 @@ pub(super) fn chain(tokens: &[u32], match_len: u32) -> Candidate {
             place: None,
         },
     });
-    let mut tree = DraftTree::new();
-    for node in nodes {
-        tree.push(node).unwrap();
-    }
-    Candidate {
-        score: tree.score(),
-        tree,
-        match_len,
-        source: Source::Suffix,
-        scope: Scope::Tenant,
-    }
+    Candidate::new(nodes.collect(), match_len, Source::Suffix, Scope::Tenant).unwrap()
 }
 
 fn asks() -> ChunkRequest {

@@ -148,7 +148,7 @@ impl StatisticsKeeper {
                 tracing::debug!(%error, "acceptance statistics were not exchanged with the store");
                 if error.has_code(code::STATISTICS_ERASED) {
                     // The counts from before the erasure are forgotten here, too.
-                    *own = AcceptanceStatistics::new();
+                    *own = AcceptanceStatistics::default();
                     turn.table = 0;
                 }
                 // The next turn makes the call again.

@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use refrain_protocol::WorkerId;
 use refrain_protocol::chunk::ChunkEnd;
 use refrain_protocol::scheduling::Eagle3Report;
-use refrain_speculation::router::{
-    ACCEPTED_LENGTH_PRIOR, HeadStatus, Speeds, TransferParams, should_transfer,
-};
+use refrain_speculation::router::{ACCEPTED_LENGTH_PRIOR, HeadStatus, Speeds, should_transfer};
 
 use crate::config::{FallbackChoice, SpeculationConfig};
 use crate::running::ActiveRequest;
@@ -41,7 +39,6 @@ fn lock(report: &Mutex<Option<Eagle3Report>>) -> MutexGuard<'_, Option<Eagle3Rep
 pub(super) struct Transfers {
     /// The worker that is the fallback.
     worker: Option<WorkerId>,
-    params: TransferParams,
     reports: Arc<HeadReports>,
 }
 
@@ -49,7 +46,6 @@ impl Transfers {
     pub(super) fn new(config: &SpeculationConfig, reports: Arc<HeadReports>) -> Self {
         Transfers {
             worker: fallback_worker(config),
-            params: TransferParams::default(),
             reports,
         }
     }
@@ -69,12 +65,7 @@ impl Transfers {
         let worker = self.worker.as_ref()?;
         let report = (*lock(&self.reports.fallback))?;
         let candidacy = running.candidacy(report.speedup, speeds);
-        should_transfer(&candidacy, &self.params).then(|| running.end_for(worker.clone()))
-    }
-
-    /// Decisions per request that a transfer looks back on; 0 if there are no transfers.
-    pub(super) fn decisions_kept(&self) -> usize {
-        self.worker.as_ref().map_or(0, |_| self.params.after_steps)
+        should_transfer(&candidacy).then(|| running.end_for(worker.clone()))
     }
 }
 

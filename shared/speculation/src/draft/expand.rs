@@ -1,89 +1,29 @@
 //! The function Expand of Algorithm 1: the most probable tokens under one match.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use refrain_suffix_index::{Continuation, Match, Node, Search, Sighting, Token};
 
-/// How a match is expanded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expansion {
-    /// A chain of most frequent tokens.
-    Linear,
-    /// A tree, best first.
-    Tree,
-    /// At most this many chains, the most probable ones at every depth (Seer's beam, arXiv 2511.14617). MAX_SPEC
-    /// limits the length of each chain, so all chains together have at most this many times MAX_SPEC nodes. One chain
-    /// is [`Linear`](Self::Linear).
-    Paths(usize),
-}
-
-/// Limits of one expansion.
-#[derive(Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) expansion: Expansion,
-    /// The pattern's length.
-    pub(crate) match_len: u32,
-    /// MAX_SPEC(p): the longest path, at least 1.
-    pub(crate) depth_max: usize,
-    /// Most draft tokens, at least 1; equal to `depth_max` unless there are several paths.
-    pub(crate) nodes_max: usize,
-    pub(crate) min_token_prob: f32,
-    /// Whether D of the first level is shrunk.
-    pub(crate) shrinks: bool,
-}
-
-impl Limits {
-    /// D of the pattern itself, after which `total` continuations were seen.
-    fn root_probability(&self, total: u64) -> f32 {
-        if self.shrinks { shrink(total) } else { 1.0 }
-    }
-}
+use super::params::{Expansion, Limits};
 
 /// A draft token.
 #[derive(Clone, Copy)]
-pub(crate) struct Drafted {
-    pub(crate) token: Token,
-    pub(crate) parent: Option<u32>,
-    pub(crate) probability: f32,
-    pub(crate) count: u32,
-    pub(crate) sighting: Sighting,
+pub(super) struct Drafted {
+    pub(super) token: Token,
+    pub(super) parent: Option<u32>,
+    pub(super) probability: f32,
+    pub(super) count: u32,
+    pub(super) sighting: Sighting,
 }
-
-/// A child of a drafted node that is not yet drafted.
-struct Pending {
-    probability: f32,
-    /// Its place in `Expander::found`, which is in the order of finding. Among equals the earlier one is taken, so a
-    /// proposal is deterministic.
-    order: u32,
-}
-
-impl Ord for Pending {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.probability
-            .total_cmp(&other.probability)
-            .then_with(|| other.order.cmp(&self.order))
-    }
-}
-
-impl PartialOrd for Pending {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Pending {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Pending {}
 
 /// Buffers of proposals, reused for each candidate.
 #[derive(Default)]
-pub(crate) struct Expander {
-    frontier: BinaryHeap<Pending>,
+pub(super) struct Expander {
+    /// Children of drafted nodes that are not drafted themselves: the bits of the probability, which have the order
+    /// of positive numbers, and the place in `found`. Among equals the one found earlier is taken, so a proposal is
+    /// deterministic.
+    frontier: BinaryHeap<(u32, Reverse<u32>)>,
     /// Nodes that were found under drafted ones.
     found: Vec<(Drafted, Node)>,
     children: Vec<Continuation>,
@@ -92,7 +32,7 @@ pub(crate) struct Expander {
     /// The tree of the last expansion, parents first.
     drafted: Vec<Drafted>,
     /// The tree that was kept.
-    pub(crate) best: Vec<Drafted>,
+    pub(super) best: Vec<Drafted>,
 }
 
 impl Expander {
@@ -103,82 +43,46 @@ impl Expander {
     /// of 520 are worth 0.96. The factor stands for the doubt whether this context continues like those seen. That
     /// doubt is gone once the context has agreed with the only copy for one token. A factor for every level would
     /// make long drafts from one copy worthless, and those are the best drafts.
-    pub(crate) fn expand(
+    pub(super) fn expand(
         &mut self,
         search: &mut Search<'_>,
         found: &Match,
-        limits: &Limits,
+        limits: &Limits<'_>,
         beat: f32,
     ) -> f32 {
         self.drafted.clear();
         self.frontier.clear();
         self.found.clear();
-        let min = limits.min_token_prob;
-        let keep =
-            |count, total| path_probability(limits.root_probability(total), count, total) >= min;
+        let keep = |count, total| {
+            let probability = path_probability(limits.root_probability(total), count, total);
+            probability >= limits.params.min_token_prob
+        };
         let total = search.continuations_where(&found.node, keep, &mut self.children);
-        if self.children.is_empty()
-            || ceiling(
-                limits.root_probability(total),
-                limits.depth_max,
-                limits.nodes_max,
-            ) <= beat
-        {
+        let root = limits.root_probability(total);
+        if self.children.is_empty() || limits.ceiling(root) <= beat {
             return 0.0;
         }
-        match limits.expansion {
-            Expansion::Linear => self.expand_linear(search, total, limits, beat),
-            Expansion::Tree => self.expand_tree(search, total, limits, beat),
-            Expansion::Paths(paths) => self.expand_paths(search, total, limits, paths.max(1)),
+        match limits.params.expansion {
+            Expansion::Tree => {
+                self.queue_children(None, root, total, usize::MAX);
+                self.expand_tree(search, limits, beat)
+            }
+            Expansion::Linear | Expansion::Paths(_) => {
+                let paths = limits.params.expansion.paths();
+                self.queue_children(None, root, total, paths);
+                self.expand_paths(search, limits, beat, paths)
+            }
         }
     }
 
     /// Keeps the last tree in `best`.
-    pub(crate) fn keep(&mut self) {
+    pub(super) fn keep(&mut self) {
         std::mem::swap(&mut self.drafted, &mut self.best);
     }
 
-    /// Adds the most probable child, its most probable child, and so on.
-    fn expand_linear(
-        &mut self,
-        search: &mut Search<'_>,
-        mut total: u64,
-        limits: &Limits,
-        beat: f32,
-    ) -> f32 {
-        let mut score = 1.0;
-        let mut probability = limits.root_probability(total);
-        let mut parent = None;
-        while let Some(next) = self.children.first() {
-            probability = path_probability(probability, next.count, total);
-            score += probability;
-            self.drafted.push(drafted(next, parent, probability));
-            let left = limits.nodes_max - self.drafted.len();
-            if left == 0 {
-                break;
-            }
-            if cannot_reach(beat, score, probability, left) {
-                return 0.0;
-            }
-            parent = Some(self.drafted.len() as u32 - 1);
-            let node = next.node;
-            let keep =
-                |count, total| path_probability(probability, count, total) >= limits.min_token_prob;
-            total = search.continuations_where(&node, keep, &mut self.children);
-        }
-        score
-    }
-
     /// Adds the most probable child of the tree so far, again and again.
-    fn expand_tree(
-        &mut self,
-        search: &mut Search<'_>,
-        total: u64,
-        limits: &Limits,
-        beat: f32,
-    ) -> f32 {
+    fn expand_tree(&mut self, search: &mut Search<'_>, limits: &Limits<'_>, beat: f32) -> f32 {
         let mut score = 1.0;
-        self.queue_children(None, limits.root_probability(total), total);
         while let Some((drafted, node)) = self.most_probable() {
             score += drafted.probability;
             self.drafted.push(drafted);
@@ -189,12 +93,8 @@ impl Expander {
             if cannot_reach(beat, score, drafted.probability, left) {
                 return 0.0;
             }
-            let keep = |count, total| {
-                path_probability(drafted.probability, count, total) >= limits.min_token_prob
-            };
-            let total = search.continuations_where(&node, keep, &mut self.children);
-            let parent = Some(self.drafted.len() as u32 - 1);
-            self.queue_children(parent, drafted.probability, total);
+            let parent = self.drafted.len() as u32 - 1;
+            self.find_children(search, limits, (parent, node), usize::MAX);
         }
         score
     }
@@ -203,12 +103,11 @@ impl Expander {
     fn expand_paths(
         &mut self,
         search: &mut Search<'_>,
-        total: u64,
-        limits: &Limits,
+        limits: &Limits<'_>,
+        beat: f32,
         paths: usize,
     ) -> f32 {
         let mut score = 1.0;
-        self.queue_children(None, limits.root_probability(total), total);
         for _ in 0..limits.depth_max {
             self.beam.clear();
             while self.beam.len() < paths && self.drafted.len() < limits.nodes_max {
@@ -220,47 +119,56 @@ impl Expander {
                 self.drafted.push(drafted);
             }
             self.frontier.clear();
-            if self.beam.is_empty() || self.drafted.len() == limits.nodes_max {
+            let left = limits.nodes_max - self.drafted.len();
+            let Some((first, _)) = self.beam.first().filter(|_| left > 0) else {
                 break;
+            };
+            let likeliest = self.drafted[*first as usize].probability;
+            if cannot_reach(beat, score, likeliest, left) {
+                return 0.0;
             }
             for at in 0..self.beam.len() {
-                let (parent, node) = self.beam[at];
-                let probability = self.drafted[parent as usize].probability;
-                let keep = |count, total| {
-                    path_probability(probability, count, total) >= limits.min_token_prob
-                };
-                let total = search.continuations_where(&node, keep, &mut self.children);
-                self.queue_children(Some(parent), probability, total);
+                self.find_children(search, limits, self.beam[at], paths);
             }
         }
         score
     }
 
     fn most_probable(&mut self) -> Option<(Drafted, Node)> {
-        let next = self.frontier.pop()?;
-        Some(self.found[next.order as usize])
+        let (_, Reverse(place)) = self.frontier.pop()?;
+        Some(self.found[place as usize])
     }
 
-    fn queue_children(&mut self, parent: Option<u32>, probability: f32, total: u64) {
-        for next in &self.children {
-            let probability = path_probability(probability, next.count, total);
-            self.frontier.push(Pending {
-                probability,
-                order: self.found.len() as u32,
-            });
-            self.found
-                .push((drafted(next, parent, probability), next.node));
+    /// Queues the `most` likeliest children of a drafted node, given by its place and its node in the index.
+    fn find_children(
+        &mut self,
+        search: &mut Search<'_>,
+        limits: &Limits<'_>,
+        (parent, node): (u32, Node),
+        most: usize,
+    ) {
+        let probability = self.drafted[parent as usize].probability;
+        let min = limits.params.min_token_prob;
+        let keep = |count, total| path_probability(probability, count, total) >= min;
+        let total = search.continuations_where(&node, keep, &mut self.children);
+        self.queue_children(Some(parent), probability, total, most);
+    }
+
+    /// Queues the `most` first of `children`, which are in descending order.
+    fn queue_children(&mut self, parent: Option<u32>, probability: f32, total: u64, most: usize) {
+        for next in self.children.iter().take(most) {
+            let drafted = Drafted {
+                token: next.token,
+                parent,
+                probability: path_probability(probability, next.count, total),
+                count: next.count,
+                sighting: next.sighting,
+            };
+            let place = self.found.len() as u32;
+            self.frontier
+                .push((drafted.probability.to_bits(), Reverse(place)));
+            self.found.push((drafted, next.node));
         }
-    }
-}
-
-fn drafted(next: &Continuation, parent: Option<u32>, probability: f32) -> Drafted {
-    Drafted {
-        token: next.token,
-        parent,
-        probability,
-        count: next.count,
-        sighting: next.sighting,
     }
 }
 
@@ -269,19 +177,9 @@ fn path_probability(parent: f32, count: u32, total: u64) -> f32 {
     parent * (count as f32 / total as f32)
 }
 
-fn shrink(total: u64) -> f32 {
-    total as f32 / (total as f32 + 1.0)
-}
-
 /// Whether a tree with the SCORE `score` so far cannot exceed `beat`, if `left` nodes may follow and none of them is
-/// more probable than `probability`. The result allows for rounding, as in [`ceiling`].
+/// more probable than `probability`. The result allows for rounding, as in [`Limits::ceiling`].
 fn cannot_reach(beat: f32, score: f32, probability: f32, left: usize) -> bool {
     let left = left as f32;
     (score + left * probability) * (1.0 + (left + 4.0) * f32::EPSILON) <= beat
-}
-
-/// The highest SCORE of a tree with `nodes` nodes and depth `depth` whose levels' probabilities each add up to at
-/// most `d`. The second factor covers the rounding errors of the sum.
-pub(crate) fn ceiling(d: f32, depth: usize, nodes: usize) -> f32 {
-    (1.0 + depth as f32 * d) * (1.0 + (nodes as f32 + 4.0) * f32::EPSILON)
 }

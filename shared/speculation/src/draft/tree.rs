@@ -1,7 +1,5 @@
 //! [`DraftTree`]: candidate tokens under the current context.
 
-use std::fmt;
-
 use refrain_suffix_index::Token;
 
 use super::{Scope, Source};
@@ -42,59 +40,29 @@ pub struct DraftTree {
     nodes: Vec<DraftNode>,
 }
 
-/// The reason why a node does not fit into a tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TreeError {
-    /// The parent is not in the tree (yet).
-    UnknownParent(u32),
-    /// The parent already has a child with this token. Verification could not distinguish the two.
-    DuplicateSibling(Token),
-}
-
-impl fmt::Display for TreeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TreeError::UnknownParent(parent) => {
-                write!(f, "parent {parent} does not stand before its child")
-            }
-            TreeError::DuplicateSibling(token) => write!(f, "two siblings have the token {token}"),
-        }
-    }
-}
-
-impl std::error::Error for TreeError {}
-
 impl DraftTree {
-    /// An empty tree.
-    pub fn new() -> Self {
-        DraftTree::default()
-    }
-
-    /// Adds a node and returns its index. It compares the node with all nodes after the parent.
-    pub fn push(&mut self, node: DraftNode) -> Result<u32, TreeError> {
-        let len = self.nodes.len() as u32;
-        if let Some(parent) = node.parent.filter(|&parent| parent >= len) {
-            return Err(TreeError::UnknownParent(parent));
-        }
-        if self.child(node.parent, node.token).is_some() {
-            return Err(TreeError::DuplicateSibling(node.token));
-        }
-        self.nodes.push(node);
-        Ok(len)
+    /// A tree of these nodes; `None` if a parent does not stand before its child, or if two siblings have one token,
+    /// which verification could not distinguish.
+    pub(super) fn of_nodes(nodes: Vec<DraftNode>) -> Option<Self> {
+        let tree = DraftTree { nodes };
+        tree.is_sound().then_some(tree)
     }
 
     /// A tree of nodes that are known to form one.
-    pub(crate) fn from_nodes(nodes: Vec<DraftNode>) -> Self {
+    pub(super) fn of_sound_nodes(nodes: Vec<DraftNode>) -> Self {
+        let tree = DraftTree { nodes };
         debug_assert!(
-            nodes.iter().enumerate().all(|(at, node)| {
-                node.parent.is_none_or(|parent| (parent as usize) < at)
-                    && nodes[..at]
-                        .iter()
-                        .all(|other| (other.parent, other.token) != (node.parent, node.token))
-            }),
+            tree.is_sound(),
             "parents before children, siblings distinct"
         );
-        DraftTree { nodes }
+        tree
+    }
+
+    fn is_sound(&self) -> bool {
+        // A child is only found after its parent, and only the first one of several.
+        (0u32..)
+            .zip(&self.nodes)
+            .all(|(at, node)| self.child(node.parent, node.token) == Some(at))
     }
 
     /// Number of draft tokens.
@@ -138,10 +106,19 @@ impl DraftTree {
         self.nodes.truncate(len);
     }
 
-    /// The nodes for whose index `keep` is true, as a new tree.
-    ///
-    /// A node whose parent is dropped is dropped as well.
-    pub fn select(&self, mut keep: impl FnMut(usize) -> bool) -> DraftTree {
+    /// The depth of each node, 1 for a child of the root.
+    pub(crate) fn depths(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut depths: Vec<u32> = Vec::with_capacity(self.nodes.len());
+        self.nodes.iter().map(move |node| {
+            let above = node.parent.map_or(0, |parent| depths[parent as usize]);
+            depths.push(above + 1);
+            above + 1
+        })
+    }
+
+    /// These nodes as a new tree; `nodes` is ascending. A node whose parent is dropped is dropped as well.
+    pub(super) fn select(&self, nodes: &[u32]) -> DraftTree {
+        let keep = |at: usize| nodes.binary_search(&(at as u32)).is_ok();
         let mut places = vec![None; self.nodes.len()];
         let mut nodes = Vec::new();
         for (at, node) in self.nodes.iter().enumerate() {
@@ -160,7 +137,7 @@ impl DraftTree {
 
     /// SCORE: the expected tokens of the step, including the target's own (SuffixDecoding, section 3; its sum
     /// includes the root with D = 1). It is 0 for an empty tree.
-    pub fn score(&self) -> f32 {
+    pub(crate) fn score(&self) -> f32 {
         if self.nodes.is_empty() {
             0.0
         } else {
@@ -192,23 +169,14 @@ mod tests {
 
     #[test]
     fn only_trees_can_be_made() {
-        let mut tree = DraftTree::new();
-        assert_eq!(
-            tree.push(node(1, Some(0))),
-            Err(TreeError::UnknownParent(0))
-        );
-        assert_eq!(tree.push(node(1, None)), Ok(0));
-        assert_eq!(tree.push(node(1, Some(0))), Ok(1));
-        assert_eq!(
-            tree.push(node(1, None)),
-            Err(TreeError::DuplicateSibling(1))
-        );
-        assert_eq!(tree.push(node(2, None)), Ok(2));
-        assert_eq!(
-            tree.push(node(3, Some(7))),
-            Err(TreeError::UnknownParent(7))
-        );
+        let tree = |nodes: &[DraftNode]| DraftTree::of_nodes(nodes.to_vec());
+        assert_eq!(tree(&[node(1, Some(0))]), None);
+        assert_eq!(tree(&[node(1, None), node(3, Some(7))]), None);
+        assert_eq!(tree(&[node(1, None), node(1, None)]), None);
+        assert_eq!(tree(&[]), Some(DraftTree::default()));
+        let mut tree = tree(&[node(1, None), node(1, Some(0)), node(2, None)]).unwrap();
         assert_eq!(tree.parents().collect::<Vec<_>>(), [None, Some(0), None]);
+        assert_eq!(tree.depths().collect::<Vec<_>>(), [1, 2, 1]);
         assert_eq!(
             (
                 tree.child(None, 2),
@@ -219,7 +187,7 @@ mod tests {
         );
         assert_eq!(tree.score(), 2.5);
         // Token 2 stays; token 1 is dropped with its child.
-        let selected = tree.select(|node| node != 0);
+        let selected = tree.select(&[1, 2]);
         assert_eq!(
             (
                 selected.tokens().collect::<Vec<_>>(),
@@ -227,7 +195,7 @@ mod tests {
             ),
             (vec![2], vec![None])
         );
-        let selected = tree.select(|node| node != 2);
+        let selected = tree.select(&[0, 1]);
         assert_eq!(selected.parents().collect::<Vec<_>>(), [None, Some(0)]);
         tree.truncate(1);
         assert_eq!((tree.len(), tree.score()), (1, 1.5));

@@ -33,44 +33,15 @@
 //!
 //! For chains of one probability and a measured cost this is the draft length of TurboSpec (arXiv 2406.14066).
 
-mod worths;
+mod nodes;
+mod request;
 
 use std::ops::Range;
 
+use nodes::{Nodes, Owner, Places};
+pub(super) use request::{BudgetRequest, HeadOption};
+
 use super::cost::Stair;
-
-/// One request of a step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BudgetRequest<'a> {
-    /// The worth of one of its tokens; above 0. Only ratios between requests and to the rate matter.
-    pub(super) weight: f32,
-    /// Tokens that the step should bring it, the bonus token included; up to 1 asks for nothing. See
-    /// [`Pace::due_tokens`](super::Pace::due_tokens).
-    pub(super) due_tokens: f32,
-    /// f of each node of its draft, parents first and never above their parents; empty without a draft. See
-    /// [`path_probabilities`](crate::statistics::AcceptanceStatistics::path_probabilities).
-    pub(super) tree: &'a [f32],
-    /// The draft that the engine's head would make instead, if it may.
-    pub(super) head: Option<HeadOption>,
-    /// Expected accepted tokens that each node of the draft adds to the head's draft, never more than its parent
-    /// adds; empty if the two cannot be merged.
-    pub(super) beside: &'a [f32],
-}
-
-/// A draft of the engine's head, before it is made.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct HeadOption {
-    /// Passes of the head.
-    pub(super) depth: u32,
-    /// Tokens that it is expected to have, all of which are verified.
-    pub(super) slots: f32,
-    /// Most tokens that it may have: the step needs room for them.
-    pub(super) slots_max: u32,
-    /// Expected number of accepted tokens.
-    pub(super) gain: f32,
-    /// Seconds beside the passes that it shares with others, for text that the head has to read first.
-    pub(super) own_seconds: f64,
-}
 
 /// The step around the drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -97,26 +68,11 @@ pub(super) enum Share {
     Merged(Vec<u32>),
 }
 
-/// A step that was divided.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Budgeted {
-    /// One per request, in their order.
-    pub(super) shares: Vec<Share>,
-    /// Tokens that the step is expected to bring, bonus tokens included.
-    pub(super) expected_tokens: f64,
-    /// Its expected time, in seconds.
-    pub(super) expected_seconds: f64,
-    /// Draft tokens of trees that are verified.
-    pub(super) admitted: u32,
-    /// Draft tokens of trees that are not verified, although their request has no draft of the head instead.
-    pub(super) refused: u32,
-}
-
 /// Slots over which the price of one is averaged: more than the edge of a tile, fewer than a batch has.
 const PRICE_SLOTS: u32 = 16;
 
-/// Divides a step. `seconds(tokens)` is the time of a step of so many tokens, and never falls;
-/// `head_seconds(requests, depth)` is the time of the head before it.
+/// Divides a step, and returns one share per request, in their order. `seconds(tokens)` is the time of a step of so
+/// many tokens, and never falls; `head_seconds(requests, depth)` is the time of the head before it.
 ///
 /// The step is never expected to do worse than plain decoding. It costs a sort of all nodes and up to three walks
 /// over them, with one call of `seconds` for each stair.
@@ -125,7 +81,7 @@ pub(super) fn divide(
     step: &BudgetStep,
     seconds: impl Fn(u32) -> Stair,
     head_seconds: impl Fn(u32, u32) -> f64,
-) -> Budgeted {
+) -> Vec<Share> {
     let division = Division {
         requests,
         step,
@@ -141,19 +97,19 @@ pub(super) fn divide(
     let mut best = (nobody, trees);
     if requests.iter().any(|request| request.head.is_some()) {
         let advantages = division.advantages(&best.1);
-        let priced = division.fitting(&advantages, 0.0);
-        let all = division.fitting(&advantages, f64::NEG_INFINITY);
-        let differs = all != priced;
-        for heads in [Some(priced), differs.then_some(all)].into_iter().flatten() {
-            if heads.contains(&true) {
+        let mut last = vec![false; requests.len()];
+        for above in [0.0, f64::NEG_INFINITY] {
+            let heads = division.fitting(&advantages, above);
+            if heads != last {
                 let weighed = division.weigh(&heads);
                 if weighed.merit > best.1.merit {
-                    best = (heads, weighed);
+                    best = (heads.clone(), weighed);
                 }
+                last = heads;
             }
         }
     }
-    division.carry_out(&best.0, &best.1)
+    division.shares(&best.0, best.1.admitted)
 }
 
 /// The worth of the bonus tokens.
@@ -162,78 +118,6 @@ fn worth(requests: &[BudgetRequest<'_>]) -> f64 {
         .iter()
         .map(|request| f64::from(request.weight))
         .sum()
-}
-
-/// The nodes of all requests, one list after the other: for each request those of its tree, then the same beside the
-/// head.
-struct Nodes {
-    /// The worth of each node.
-    worths: Vec<f32>,
-    /// The request of each node.
-    owners: Vec<Owner>,
-    /// The ranges of each request's nodes.
-    of: Vec<Places>,
-    /// The nodes with a positive worth, best first. Among equals the earlier one comes first, so a parent before its
-    /// child.
-    order: Vec<u32>,
-}
-
-/// The ranges of a request's nodes.
-struct Places {
-    tree: Range<usize>,
-    beside: Range<usize>,
-}
-
-#[derive(Clone, Copy)]
-struct Owner {
-    request: u32,
-    /// It stands beside the head's draft.
-    beside: bool,
-}
-
-impl Nodes {
-    fn of(requests: &[BudgetRequest<'_>]) -> Self {
-        let lengths = requests.iter().map(|of| of.tree.len() + of.beside.len());
-        let count = lengths.sum();
-        let mut worths: Vec<f32> = Vec::with_capacity(count);
-        let mut owners: Vec<Owner> = Vec::with_capacity(count);
-        let mut of = Vec::with_capacity(requests.len());
-        for (request, wanted) in (0u32..).zip(requests) {
-            let first = worths.len();
-            let middle = first + wanted.tree.len();
-            wanted.worths(&mut worths);
-            for (end, beside) in [(middle, false), (worths.len(), true)] {
-                owners.resize(end, Owner { request, beside });
-            }
-            of.push(Places {
-                tree: first..middle,
-                beside: middle..worths.len(),
-            });
-        }
-        let ranked = (0u32..).zip(&worths);
-        let mut keys: Vec<u64> = Vec::with_capacity(count);
-        keys.extend(
-            ranked
-                .filter(|(_, worth)| **worth > 0.0 && worth.is_finite())
-                // Positive floats have the order of their bits.
-                .map(|(at, worth)| u64::from(!worth.to_bits()) << 32 | u64::from(at)),
-        );
-        keys.sort_unstable();
-        Nodes {
-            worths,
-            owners,
-            of,
-            order: keys.into_iter().map(|key| key as u32).collect(),
-        }
-    }
-
-    fn owner(&self, at: u32) -> Owner {
-        self.owners[at as usize]
-    }
-
-    fn worth(&self, at: u32) -> f64 {
-        f64::from(self.worths[at as usize])
-    }
 }
 
 struct Division<'a, S, H> {
@@ -404,49 +288,27 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
         heads
     }
 
-    fn carry_out(&self, heads: &[bool], weighed: &Weighed) -> Budgeted {
-        let mut expected_tokens: f64 = self.requests.len() as f64;
-        for (request, _) in self.requests.iter().zip(heads).filter(|(_, head)| **head) {
-            expected_tokens += request.head.map_or(0.0, |head| f64::from(head.gain));
-        }
+    /// The shares, where so many nodes of the order are admitted.
+    fn shares(&self, heads: &[bool], admitted: u32) -> Vec<Share> {
         let mut is_admitted = vec![false; self.nodes.worths.len()];
-        let mut counts = vec![0; self.requests.len()];
-        let mut slots = self.slots(heads);
-        for at in slots.by_ref().take(weighed.admitted as usize) {
-            let Owner { request, beside } = self.nodes.owner(at);
-            let (request, at) = (request as usize, at as usize);
-            let places = &self.nodes.of[request];
-            let chance = match beside {
-                true => self.requests[request].beside[at - places.beside.start],
-                false => self.requests[request].tree[at - places.tree.start],
-            };
-            expected_tokens += f64::from(chance);
-            is_admitted[at] = true;
-            counts[request] += 1;
+        for at in self.slots(heads).take(admitted as usize) {
+            is_admitted[at as usize] = true;
         }
-        let refused = slots.filter(|at| !self.nodes.owner(*at).beside).count() as u32;
-        let share = |((places, head), count): ((&Places, &bool), usize)| {
-            let places = if *head { &places.beside } else { &places.tree };
-            let mut nodes = Vec::with_capacity(count);
-            if count > 0 {
-                let admitted = (0u32..).zip(&is_admitted[places.clone()]);
-                nodes.extend(admitted.filter(|(_, is)| **is).map(|(node, _)| node));
-            }
-            match (head, count) {
-                (true, 0) => Share::Head,
-                (true, _) => Share::Merged(nodes),
-                (false, 0) => Share::Plain,
-                (false, _) => Share::Tree(nodes),
+        let share = |(places, has_head): (&Places, &bool)| {
+            let places = match has_head {
+                true => &places.beside,
+                false => &places.tree,
+            };
+            let nodes = (0u32..).zip(&is_admitted[places.clone()]);
+            let nodes: Vec<u32> = nodes.filter(|(_, is)| **is).map(|(node, _)| node).collect();
+            match (has_head, nodes.is_empty()) {
+                (true, true) => Share::Head,
+                (true, false) => Share::Merged(nodes),
+                (false, true) => Share::Plain,
+                (false, false) => Share::Tree(nodes),
             }
         };
-        let requests = self.nodes.of.iter().zip(heads).zip(counts);
-        Budgeted {
-            shares: requests.map(share).collect(),
-            expected_tokens,
-            expected_seconds: weighed.seconds,
-            admitted: weighed.admitted,
-            refused,
-        }
+        self.nodes.of.iter().zip(heads).map(share).collect()
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod head_trials;
 mod readings;
+mod try_heads;
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -17,11 +18,11 @@ use self::readings::Readings;
 use super::budget::{BudgetRequest, BudgetStep, HeadOption, Share, divide};
 use super::cost::{HeadCost, STEP_SECONDS_MIN, StepCost};
 use super::merged::{Rescue, pooled};
+use super::offer::Draft;
 use super::score::{Fallback, Found, route_by_score};
 use super::time_value::TimeValue;
 use super::{
-    Decision, Draft, Frame, HeadDraft, HeadWork, Offer, Outcome, Prospect, Route, RouteReason,
-    RouterParams, Step,
+    Frame, HeadDraft, Offer, Outcome, Pace, Prospect, Route, RouteReason, RouterParams, Step,
 };
 use crate::DecayedRatio;
 use crate::draft::Candidate;
@@ -47,6 +48,9 @@ pub(super) struct Goodput<N: Hash + Eq> {
     cost_error: DecayedRatio,
 }
 
+/// A request whose draft the budget chooses, and the draft that the head could make for it.
+type Open<'a, N> = (&'a Prospect<N>, Option<HeadDraft>);
+
 /// The worth of the nodes of a suffix draft beside a draft of the head.
 #[derive(Clone, Debug, Default)]
 struct Beside {
@@ -60,7 +64,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         Goodput {
             params,
             namespaces: LruCache::new(params.namespaces_max),
-            cost: StepCost::new(),
+            cost: StepCost::default(),
             head_cost: HeadCost::default(),
             time_value: TimeValue::default(),
             cost_error: DecayedRatio::default(),
@@ -87,7 +91,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
     pub(super) fn path_probabilities(&self, namespace: N, candidate: &Candidate) -> Vec<f32> {
         match self.namespaces.peek(&namespace) {
             Some(learnt) => learnt.statistics.path_probabilities(candidate),
-            None => AcceptanceStatistics::new().path_probabilities(candidate),
+            None => AcceptanceStatistics::default().path_probabilities(candidate),
         }
     }
 
@@ -103,38 +107,31 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .iter()
             .map(|prospect| self.head_draft(prospect, fallback))
             .collect();
-        let mut shares = vec![Share::Plain; prospects.len()];
         let (on_trial, frame) = self.try_heads(&prospects, &heads, frame);
-        let open: Vec<usize> = (0..prospects.len()).filter(|at| !on_trial[*at]).collect();
-        let beside: Vec<Beside> = open
+        let open: Vec<Open<'_, N>> = prospects
             .iter()
-            .map(|at| self.beside(&prospects[*at], heads[*at]))
+            .zip(&heads)
+            .zip(&on_trial)
+            .filter(|(_, on_trial)| !**on_trial)
+            .map(|((prospect, head), _)| (prospect, *head))
             .collect();
-        let options = self.share(&prospects, &heads, &open, &beside, frame, &mut shares);
-        let mut beside = beside.into_iter().zip(options);
-        let mut offers = Vec::with_capacity(prospects.len());
-        for (at, prospect) in prospects.into_iter().enumerate() {
-            if on_trial[at] {
-                offers.push(head_offer(prospect, heads[at], RouteReason::Probe, None));
-                continue;
+        let beside: Vec<Beside> = open.iter().map(|open| self.beside(*open)).collect();
+        let options: Vec<Option<HeadOption>> =
+            open.iter().map(|open| self.head_option(*open)).collect();
+        let shares = self.share(&open, &options, &beside, frame);
+        let mut shares = shares.into_iter().zip(options).zip(beside);
+        let heads = heads.into_iter().zip(on_trial);
+        let offer = |(prospect, (head, on_trial)): (Prospect<N>, (Option<HeadDraft>, bool))| {
+            if on_trial {
+                let draft = head.map(Draft::Head);
+                let (route, reason) = (Route::Fallback, RouteReason::Probe);
+                return Some(Offer::new(route, reason, draft, prospect));
             }
-            let (beside, option) = beside.next().unwrap_or_default();
-            let expected_of_head = option.map(|option| option.gain);
-            offers.push(match std::mem::replace(&mut shares[at], Share::Plain) {
-                Share::Plain => without_draft(prospect, heads[at], fallback, &self.params),
-                Share::Tree(nodes) => suffix_offer(prospect, &nodes),
-                Share::Head => head_offer(
-                    prospect,
-                    heads[at],
-                    RouteReason::WithinBudget,
-                    expected_of_head,
-                ),
-                Share::Merged(nodes) => {
-                    merged_offer(prospect, &nodes, heads[at], expected_of_head, &beside.worth)
-                }
-            });
-        }
-        offers
+            let ((share, option), beside) = shares.next()?;
+            let of_head = option.map(|option| option.gain);
+            Some(self.carry_out(share, prospect, head, of_head, &beside.worth, fallback))
+        };
+        prospects.into_iter().zip(heads).filter_map(offer).collect()
     }
 
     /// The draft that the head could make for a request; `None` where it may not.
@@ -148,168 +145,87 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .within(prospect.draft_max)
     }
 
-    /// Has requests try the head where no request of their namespace has had it for long, first those without a
-    /// suffix draft. Returns which requests do, and what is left of the step.
-    fn try_heads(
-        &mut self,
-        prospects: &[Prospect<N>],
-        heads: &[Option<HeadDraft>],
-        mut frame: Frame,
-    ) -> (Vec<bool>, Frame) {
-        let mut on_trial = vec![false; prospects.len()];
-        if !self.may_try_heads(prospects, heads) {
-            return (on_trial, frame);
-        }
-        let mut order: Vec<(usize, HeadDraft)> = (0..prospects.len())
-            .filter_map(|at| Some((at, heads[at]?)))
-            .collect();
-        order.sort_by_key(|(at, _)| prospects[*at].candidate.is_some());
-        let mut offered: HashMap<N, u32> = HashMap::new();
-        for (at, _) in &order {
-            *offered.entry(prospects[*at].namespace).or_default() += 1;
-        }
-        let step_seconds = self.cost.seconds(frame.tokens, frame.kv_tokens);
-        // Requests of each namespace that may still try it.
-        let mut left: HashMap<N, u32> = HashMap::new();
-        for (at, head) in order {
-            let namespace = prospects[at].namespace;
-            if head.tokens_max > frame.slots_max {
-                continue;
-            }
-            let is_first = !left.contains_key(&namespace);
-            if is_first {
-                let trials = self.learnt(namespace).head_trials;
-                let width = trials.width().min(offered[&namespace]);
-                let cost = self.head_cost.seconds(width, head.depth) / step_seconds;
-                left.insert(namespace, if trials.is_due(cost) { width } else { 0 });
-            }
-            let left = left.entry(namespace).or_default();
-            if *left == 0 {
-                continue;
-            }
-            *left -= 1;
-            if is_first {
-                let learnt = self.learnt(namespace);
-                learnt.head_trials.tried();
-                learnt.readings.tried();
-            }
-            frame.slots_max -= head.tokens_max;
-            frame.tokens += head.tokens_max;
-            on_trial[at] = true;
-        }
-        (on_trial, frame)
-    }
-
-    /// Whether a trial would be due in any namespace if it took no time. In most steps none is.
-    fn may_try_heads(&self, prospects: &[Prospect<N>], heads: &[Option<HeadDraft>]) -> bool {
-        let with_head = prospects
-            .iter()
-            .zip(heads)
-            .filter(|(_, head)| head.is_some());
-        // Requests of one namespace often stand together.
-        let mut last = None;
-        let mut namespaces = with_head
-            .map(|(prospect, _)| prospect.namespace)
-            .filter(|namespace| last.replace(*namespace) != Some(*namespace));
-        namespaces.any(|namespace| {
-            let learnt = self.namespaces.peek(&namespace);
-            learnt.is_some_and(|learnt| learnt.head_trials.is_due(0.0))
-        })
-    }
-
-    /// Divides the step among the `open` requests. Returns what the budget knew of the head for each of them.
+    /// Divides the step among the requests that are not on trial.
     fn share(
         &mut self,
-        prospects: &[Prospect<N>],
-        heads: &[Option<HeadDraft>],
-        open: &[usize],
+        open: &[Open<'_, N>],
+        options: &[Option<HeadOption>],
         beside: &[Beside],
         frame: Frame,
-        shares: &mut [Share],
-    ) -> Vec<Option<HeadOption>> {
-        let options: Vec<Option<HeadOption>> = open
-            .iter()
-            .map(|at| Some(self.head_option(&prospects[*at], heads[*at]?)))
-            .collect();
-        let weights = self.weights(prospects, open, frame.batch);
+    ) -> Vec<Share> {
+        let weights = self.weights(open, frame.batch);
         let step_seconds = self.cost.seconds(frame.tokens, frame.kv_tokens);
-        let requests: Vec<BudgetRequest<'_>> = open
-            .iter()
-            .zip(options.iter().zip(beside))
-            .enumerate()
-            .map(|(number, (at, (head, beside)))| {
-                let prospect = &prospects[*at];
-                let due = prospect.pace.map(|pace| pace.due_tokens(step_seconds));
-                BudgetRequest {
-                    weight: weights
-                        .as_ref()
-                        .map_or_else(|| prospect.priority.weight(), |weights| weights[number]),
-                    due_tokens: due.unwrap_or(0.0),
-                    tree: &prospect.path_probabilities,
-                    head: *head,
-                    beside: &beside.pooled,
-                }
-            })
-            .collect();
+        let request = |number: usize| {
+            let (prospect, _) = open[number];
+            let due = |pace: Pace| pace.due_tokens(step_seconds);
+            BudgetRequest {
+                weight: match &weights {
+                    Some(weights) => weights[number],
+                    None => prospect.priority.weight(),
+                },
+                due_tokens: prospect.pace.map_or(0.0, due),
+                tree: &prospect.path_probabilities,
+                head: options[number],
+                beside: &beside[number].pooled,
+            }
+        };
+        let requests: Vec<BudgetRequest<'_>> = (0..open.len()).map(request).collect();
         let step = BudgetStep {
             tokens: frame.tokens,
             slots_max: frame.slots_max,
             // Each second of the step is a second of every request in it.
             rate: weights.is_some().then(|| f64::from(frame.batch)),
         };
-        let head_cost = &self.head_cost;
-        let divided = divide(
-            &requests,
-            &step,
-            self.cost.at_kv(frame.kv_tokens),
-            |requests, depth| head_cost.seconds(requests, depth),
-        );
+        let seconds = self.cost.at_kv(frame.kv_tokens);
+        let head_seconds = |requests, depth| self.head_cost.seconds(requests, depth);
+        let shares = divide(&requests, &step, seconds, head_seconds);
         // By namespace whose head could have drafted: whether it was chosen.
         let mut chosen: HashMap<N, bool> = HashMap::new();
-        for ((at, share), head) in open.iter().zip(divided.shares).zip(&options) {
+        for ((prospect, head), share) in open.iter().zip(&shares) {
             if head.is_some() {
                 let is_chosen = matches!(share, Share::Head | Share::Merged(_));
-                *chosen.entry(prospects[*at].namespace).or_default() |= is_chosen;
+                *chosen.entry(prospect.namespace).or_default() |= is_chosen;
             }
-            shares[*at] = share;
         }
         for (namespace, is_chosen) in chosen {
             self.learnt(namespace).head_trials.offered(is_chosen);
         }
-        options
+        shares
     }
 
     /// The weight of a token of each open request: the seconds that it saves, times the request's priority over the
     /// mean priority. `None` until enough steps were seen.
-    fn weights(&self, prospects: &[Prospect<N>], open: &[usize], batch: u32) -> Option<Vec<f32>> {
-        let priority = |at: &usize| prospects[*at].priority.weight();
+    fn weights(&self, open: &[Open<'_, N>], batch: u32) -> Option<Vec<f32>> {
+        let priorities = open.iter().map(|(prospect, _)| prospect.priority.weight());
         // Over the mean, so that nothing changes where all requests have the same priority.
-        let mean = open.iter().map(priority).sum::<f32>() / open.len().max(1) as f32;
-        let weight = |at: &usize| {
-            let predictability: f32 = prospects[*at].path_probabilities.iter().sum();
+        let mean = priorities.sum::<f32>() / open.len().max(1) as f32;
+        let weight = |(prospect, _): &Open<'_, N>| {
+            let predictability = prospect.predictability();
             let seconds = self.time_value.seconds_per_token(batch, predictability)?;
-            Some(priority(at) / mean * seconds as f32)
+            Some(prospect.priority.weight() / mean * seconds as f32)
         };
         open.iter().map(weight).collect()
     }
 
-    fn head_option(&mut self, prospect: &Prospect<N>, head: HeadDraft) -> HeadOption {
+    fn head_option(&mut self, (prospect, head): Open<'_, N>) -> Option<HeadOption> {
+        let head = head?;
         let reading_seconds = self.head_cost.reading_seconds(prospect.unread_tokens());
         let slots = self.head_cost.tokens(head.tokens_max);
         let learnt = self.learnt(prospect.namespace);
-        HeadOption {
+        let paths = learnt
+            .statistics
+            .head_path_probabilities(prospect.context_tokens, head.depth);
+        Some(HeadOption {
             depth: head.depth,
-            gain: learnt
-                .statistics
-                .expected_of_head(prospect.context_tokens, head.depth),
+            gain: paths.sum(),
             slots,
             slots_max: head.tokens_max,
             own_seconds: reading_seconds * learnt.readings.share(),
-        }
+        })
     }
 
     /// The worth of the nodes of the suffix draft beside the head's draft.
-    fn beside(&mut self, prospect: &Prospect<N>, head: Option<HeadDraft>) -> Beside {
+    fn beside(&mut self, (prospect, head): Open<'_, N>) -> Beside {
         let probabilities = &prospect.path_probabilities;
         let candidate = prospect.candidate.as_ref();
         let candidate = candidate.filter(|of| of.tree.len() == probabilities.len());
@@ -326,6 +242,52 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         Beside {
             pooled: pooled(candidate.tree.nodes(), &worth),
             worth,
+        }
+    }
+
+    /// Offers what a share of the step has room for. Each node adds its `worth` to the head's draft beside it.
+    fn carry_out(
+        &self,
+        share: Share,
+        prospect: Prospect<N>,
+        head: Option<HeadDraft>,
+        expected_of_head: Option<f32>,
+        worth: &[f32],
+        fallback: Fallback,
+    ) -> Offer {
+        let sum = |nodes: &[u32], of: &[f32]| nodes.iter().map(|node| of[*node as usize]).sum();
+        let found = prospect.candidate.as_ref();
+        let within = RouteReason::WithinBudget;
+        match share {
+            Share::Plain => without_draft(prospect, head, fallback, &self.params),
+            Share::Tree(nodes) => {
+                let expected = sum(&nodes, &prospect.path_probabilities);
+                let draft = found.map(|found| Draft::Suffix(found.part(&nodes)));
+                Offer {
+                    expected: Some(expected),
+                    ..Offer::new(Route::Suffix, within, draft, prospect)
+                }
+            }
+            Share::Head => Offer {
+                expected: expected_of_head,
+                ..Offer::new(Route::Fallback, within, head.map(Draft::Head), prospect)
+            },
+            Share::Merged(nodes) => {
+                let draft = found.zip(head).map(|(found, head)| {
+                    let mut found = found.part(&nodes);
+                    let room = prospect.tree_max.saturating_sub(head.tokens_max);
+                    found.tree.truncate(room as usize);
+                    match found.tree.is_empty() {
+                        true => Draft::Head(head),
+                        false => Draft::Merged(found, head),
+                    }
+                });
+                Offer {
+                    expected: Some(sum(&nodes, worth)),
+                    expected_of_head,
+                    ..Offer::new(Route::Merged, within, draft, prospect)
+                }
+            }
         }
     }
 
@@ -367,12 +329,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             // The work that was done for a failed request is not known.
             return;
         }
-        // A request that brings nothing has the pass over its last token done.
-        let tokens = step
-            .items
-            .iter()
-            .map(|item| item.context_tokens.max(1) + item.draft_tokens);
-        let tokens: u32 = tokens.sum();
+        let tokens = step.tokens();
         let kv_tokens = step
             .items
             .iter()
@@ -383,15 +340,8 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             self.cost_error.add((expected / seconds - 1.0).abs(), 1.0);
         }
         self.cost.observe(tokens, kv_tokens, seconds);
-        let mut head = HeadWork::default();
-        for work in step.items.iter().filter_map(|item| item.head) {
-            head.requests += work.requests;
-            head.depth = head.depth.max(work.depth);
-            head.tokens_max += work.tokens_max;
-            head.drafted += work.drafted;
-        }
         self.head_cost
-            .observe(head, step.read_tokens(), step.draft_seconds);
+            .observe(step.head_work(), step.read_tokens(), step.draft_seconds);
         if step.is_clean() && step.items.iter().all(|item| item.is_auto) {
             self.time_value.observe(step);
         }
@@ -420,78 +370,6 @@ fn without_draft<N>(
         _ => RouteReason::OverBudget,
     };
     Offer::plain(reason, prospect)
-}
-
-/// These nodes of the suffix draft.
-fn suffix_offer<N>(prospect: Prospect<N>, nodes: &[u32]) -> Offer {
-    let probabilities = &prospect.path_probabilities;
-    let expected = nodes.iter().map(|node| probabilities[*node as usize]).sum();
-    let draft = prospect
-        .candidate
-        .as_ref()
-        .map(|found| Draft::Suffix(part(found, nodes)));
-    let decision = Decision {
-        route: Route::Suffix,
-        reason: RouteReason::WithinBudget,
-    };
-    let mut offer = Offer::new(decision, draft.unwrap_or_default(), prospect);
-    offer.expected = Some(expected);
-    offer
-}
-
-/// A draft of the head, which is expected to bring so many tokens; `None` for a trial.
-fn head_offer<N>(
-    prospect: Prospect<N>,
-    head: Option<HeadDraft>,
-    reason: RouteReason,
-    expected: Option<f32>,
-) -> Offer {
-    let decision = Decision {
-        route: Route::Fallback,
-        reason,
-    };
-    let draft = head.map(Draft::Head).unwrap_or_default();
-    let mut offer = Offer::new(decision, draft, prospect);
-    offer.expected = expected;
-    offer
-}
-
-/// These nodes of the suffix draft beside a draft of the head, to which each adds its `worth`.
-fn merged_offer<N>(
-    prospect: Prospect<N>,
-    nodes: &[u32],
-    head: Option<HeadDraft>,
-    expected_of_head: Option<f32>,
-    worth: &[f32],
-) -> Offer {
-    let decision = Decision {
-        route: Route::Merged,
-        reason: RouteReason::WithinBudget,
-    };
-    let draft = prospect.candidate.as_ref().zip(head).map(|(found, head)| {
-        let mut found = part(found, nodes);
-        let room = prospect.tree_max.saturating_sub(head.tokens_max);
-        found.tree.truncate(room as usize);
-        match found.tree.is_empty() {
-            true => Draft::Head(head),
-            false => Draft::Merged(found, head),
-        }
-    });
-    let mut offer = Offer::new(decision, draft.unwrap_or_default(), prospect);
-    offer.expected = Some(nodes.iter().map(|node| worth[*node as usize]).sum());
-    offer.expected_of_head = expected_of_head;
-    offer
-}
-
-/// These nodes of a suffix draft.
-fn part(found: &Candidate, nodes: &[u32]) -> Candidate {
-    let is_in = |node: usize| nodes.binary_search(&(node as u32)).is_ok();
-    let tree = found.tree.select(is_in);
-    Candidate {
-        score: tree.score(),
-        tree,
-        ..*found
-    }
 }
 
 #[cfg(test)]

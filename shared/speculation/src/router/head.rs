@@ -36,15 +36,6 @@ pub struct Speeds {
     pub decode_tokens_s: Option<f64>,
 }
 
-/// How the head is used at a batch size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HeadUse {
-    /// The head, or doing without it, is on trial.
-    pub(super) on_trial: bool,
-    /// The head is in use.
-    pub(super) in_use: bool,
-}
-
 /// Seconds of steps whose requests all decoded in one way.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepTimes {
@@ -74,7 +65,7 @@ impl HeadMonitor {
     pub(super) fn new(params: &RouterParams) -> Self {
         let is_tried = params.head.is_some() && params.threshold.allows_fallback();
         HeadMonitor {
-            trials: is_tried.then(|| Trials::new(params.head_trials)),
+            trials: is_tried.then(|| Trials::new(Mode::Without, params.head_trials)),
             is_budgeted: params.policy == Policy::Goodput,
             has_head: params.head.is_some(),
             threshold: params.threshold,
@@ -88,34 +79,34 @@ impl HeadMonitor {
     /// The state of the head in a step that decodes for `batch` requests.
     pub(super) fn fallback(&self, batch: u32) -> Fallback {
         let break_even = self.break_even(batch);
-        match self.phase(batch) {
-            None if self.has_head => Fallback::NotPaying,
-            None => Fallback::Absent,
-            Some(Phase::Without) => Fallback::NotPaying,
-            Some(Phase::TryWith) => Fallback::Probed,
-            Some(Phase::With) => Fallback::InUse { break_even },
-            Some(Phase::TryWithout) => Fallback::Paused { break_even },
+        let Some(phase) = self.phase(batch) else {
+            return match self.has_head {
+                true => Fallback::NotPaying,
+                false => Fallback::Absent,
+            };
+        };
+        match (phase.in_use, phase.on_trial) {
+            (false, false) => Fallback::NotPaying,
+            (false, true) => Fallback::Probed,
+            (true, false) => Fallback::InUse { break_even },
+            (true, true) => Fallback::Paused { break_even },
         }
     }
 
     /// Whether the head, or doing without it, is on trial. No other trial may run then: each would be blamed for the
     /// effect of the other.
     pub(super) fn is_on_trial(&self, batch: u32) -> bool {
-        self.in_use(batch).on_trial
+        self.phase(batch).is_some_and(|phase| phase.on_trial)
     }
 
-    pub(super) fn in_use(&self, batch: u32) -> HeadUse {
-        self.phase(batch)
-            .map_or_else(HeadUse::default, |phase| HeadUse {
-                on_trial: phase.is_trial(),
-                in_use: phase.is_in_use(),
-            })
-    }
-
-    fn phase(&self, batch: u32) -> Option<Phase> {
+    /// How the head is used; `None` if `auto` requests never use it.
+    pub(super) fn phase(&self, batch: u32) -> Option<Phase> {
         let trials = self.trials.as_ref()?;
         Some(match self.is_budgeted {
-            true => Phase::With,
+            true => Phase {
+                in_use: true,
+                on_trial: false,
+            },
             false => trials.phase(batch),
         })
     }
@@ -212,17 +203,13 @@ impl HeadMonitor {
 
     pub(super) fn status(&self, batch: u32) -> HeadStatus {
         let trials = self.trials.as_ref();
-        let buckets = trials.into_iter().flat_map(Trials::buckets);
         HeadStatus {
             batch: batch_bucket(batch),
-            in_use: self.in_use(batch).in_use,
+            in_use: self.phase(batch).is_some_and(|phase| phase.in_use),
             gain: trials.and_then(|trials| trials.gain(batch)),
-            best_gain: buckets
-                .filter(|(_, in_use, _)| *in_use || self.is_budgeted)
-                .filter_map(|(_, _, gain)| gain)
-                .max_by(f64::total_cmp),
+            best_gain: trials.and_then(|trials| trials.best_gain(!self.is_budgeted)),
             accepted_length: self.accepted_length.value(),
-            threshold: self.threshold.in_force(self.fallback(batch)),
+            threshold: self.fallback(batch).threshold(self.threshold),
         }
     }
 

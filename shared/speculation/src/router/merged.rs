@@ -25,9 +25,9 @@ pub(super) struct Rescue {
 
 impl Default for Rescue {
     fn default() -> Self {
-        let mut ratio = DecayedRatio::default();
-        ratio.add(RESCUE_PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT);
-        Rescue { ratio }
+        Rescue {
+            ratio: DecayedRatio::starting_at(RESCUE_PRIOR, PRIOR_WEIGHT),
+        }
     }
 }
 
@@ -46,13 +46,14 @@ impl Rescue {
         emitted: &[Token],
         by_head: u32,
     ) {
-        let nodes = found.tree.nodes();
         let depth = by_head as usize + 1;
         let Some(path) = emitted.get(..depth) else {
             // The next token is not known.
             return;
         };
-        let expected: f32 = depths(nodes)
+        let expected: f32 = found
+            .tree
+            .depths()
             .zip(f)
             .filter(|(at, _)| *at == by_head + 1)
             .map(|(_, f)| f)
@@ -77,18 +78,8 @@ impl Rescue {
             let reached = head_paths.get(depth as usize - 1).copied();
             (factor * f).min(1.0) * (1.0 - reached.unwrap_or(0.0)).max(0.0)
         };
-        depths(found.tree.nodes()).zip(f).map(worth).collect()
+        found.tree.depths().zip(f).map(worth).collect()
     }
-}
-
-/// The depth of each node, 1 for a child of the root.
-fn depths(nodes: &[DraftNode]) -> impl Iterator<Item = u32> + '_ {
-    let mut depths: Vec<u32> = Vec::with_capacity(nodes.len());
-    nodes.iter().map(move |node| {
-        let above = node.parent.map_or(0, |parent| depths[parent as usize]);
-        depths.push(above + 1);
-        above + 1
-    })
 }
 
 /// Values by whose order nodes can be admitted, parents before children. A node that is worth less than the nodes

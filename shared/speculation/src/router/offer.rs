@@ -1,14 +1,14 @@
 //! The router's answer: the draft that a request verifies, and the reason.
 
 use super::decision::{Asked, Decision, HeadDraft, Route, RouteReason};
-use super::params::HeadParams;
+use super::params::RouterParams;
 use super::prospect::Prospect;
-use super::score::{Fallback, Threshold, route_by_score};
+use super::score::{Fallback, route_by_score};
 use crate::draft::Candidate;
 
 /// The draft of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Draft {
+pub(super) enum Draft {
     /// None.
     #[default]
     None,
@@ -26,7 +26,7 @@ pub struct Offer {
     /// The route, and why.
     pub decision: Decision,
     /// The draft.
-    pub draft: Draft,
+    pub(super) draft: Draft,
     /// Accepted tokens that the router expects of the draft, if it computed them. For a merged draft they come in
     /// addition to those of the head.
     pub expected: Option<f32>,
@@ -44,13 +44,18 @@ pub struct Offer {
 
 impl Offer {
     /// An offer for a prospect. A route whose draft is empty verifies nothing.
-    pub(super) fn new<N>(decision: Decision, draft: Draft, prospect: Prospect<N>) -> Self {
+    pub(super) fn new<N>(
+        route: Route,
+        reason: RouteReason,
+        draft: Option<Draft>,
+        prospect: Prospect<N>,
+    ) -> Self {
         Offer {
-            decision,
-            draft,
+            decision: Decision { route, reason },
+            draft: draft.unwrap_or_default(),
             expected: None,
             expected_of_head: None,
-            predictability: prospect.path_probabilities.iter().sum(),
+            predictability: prospect.predictability(),
             context_tokens: prospect.context_tokens,
             unread_tokens: prospect.unread_tokens(),
             found: prospect.candidate,
@@ -61,38 +66,33 @@ impl Offer {
     pub(super) fn by_score<N>(
         prospect: Prospect<N>,
         room: u32,
-        threshold: Threshold,
         fallback: Fallback,
-        head: Option<HeadParams>,
+        params: &RouterParams,
     ) -> Offer {
         let draft_max = prospect.draft_max.min(room);
         if draft_max == 0 && prospect.asked != Asked::Off {
             return Offer::plain(RouteReason::NoRoom, prospect);
         }
         let fallback = fallback.of(prospect.head);
-        let decision = route_by_score(prospect.asked, prospect.found(), threshold, fallback);
-        let draft = match decision.route {
+        let Decision { route, reason } =
+            route_by_score(prospect.asked, prospect.found(), params.threshold, fallback);
+        let draft = match route {
             Route::Suffix => prospect.candidate.clone().map(|mut candidate| {
                 candidate.tree.truncate(draft_max as usize);
                 Draft::Suffix(candidate)
             }),
-            Route::Fallback => head
+            Route::Fallback => params
+                .head
                 .and_then(|head| head.within(draft_max))
                 .map(Draft::Head),
             Route::Merged | Route::Plain => None,
         };
-        Offer::new(decision, draft.unwrap_or_default(), prospect)
+        Offer::new(route, reason, draft, prospect)
     }
 
     /// No draft, for this reason.
     pub(super) fn plain<N>(reason: RouteReason, prospect: Prospect<N>) -> Self {
-        let route = Route::Plain;
-        Offer::new(Decision { route, reason }, Draft::None, prospect)
-    }
-
-    /// Length of the text that the draft continues, in tokens.
-    pub fn context_tokens(&self) -> u32 {
-        self.context_tokens
+        Offer::new(Route::Plain, reason, None, prospect)
     }
 
     /// The suffix draft that is sent to the engine.
@@ -134,24 +134,22 @@ impl Offer {
         }
     }
 
-    /// Whether a budget decided on the suffix draft.
-    pub fn is_budgeted(&self) -> bool {
-        matches!(
-            self.decision.reason,
-            RouteReason::WithinBudget | RouteReason::OverBudget
-        )
-    }
-
-    /// Tokens of the candidate that are left out, if the head does not draft instead.
-    pub fn rejected_tokens(&self) -> u32 {
+    /// Tokens of the candidate that a budget admitted and that it left out. None count as left out where the head
+    /// drafts instead, or where no budget decided.
+    pub fn budgeted_tokens(&self) -> (u32, u32) {
+        match self.decision.reason {
+            RouteReason::WithinBudget | RouteReason::OverBudget => {}
+            _ => return (0, 0),
+        }
+        let sent = self.sent_tokens();
         match (&self.found, self.head()) {
-            (Some(found), None) => found.tree.len() as u32 - self.sent_tokens(),
-            _ => 0,
+            (Some(found), None) => (sent, found.tree.len() as u32 - sent),
+            _ => (sent, 0),
         }
     }
 
     /// Most draft tokens that the step needs room for.
-    pub fn tokens_max(&self) -> u32 {
+    pub(super) fn tokens_max(&self) -> u32 {
         self.sent_tokens() + self.head().map_or(0, |head| head.tokens_max)
     }
 }

@@ -48,7 +48,7 @@ pub struct HeadParams {
 
 impl HeadParams {
     /// The request to the head where at most `draft_max` tokens are of use; `None` where none is.
-    pub fn within(&self, draft_max: u32) -> Option<HeadDraft> {
+    pub(super) fn within(&self, draft_max: u32) -> Option<HeadDraft> {
         (draft_max > 0).then(|| HeadDraft {
             depth: self.depth.min(draft_max),
             tokens_max: self.tokens_max.min(draft_max),

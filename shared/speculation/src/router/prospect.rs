@@ -56,6 +56,11 @@ impl<N> Prospect<N> {
         }
     }
 
+    /// Accepted tokens that the whole candidate is expected to bring.
+    pub(super) fn predictability(&self) -> f32 {
+        self.path_probabilities.iter().sum()
+    }
+
     /// Text that the head would have to read first.
     pub(super) fn unread_tokens(&self) -> u32 {
         match self.head {

@@ -25,9 +25,27 @@ pub enum Threshold {
     Auto,
 }
 
+impl Threshold {
+    /// The SCORE that a suffix draft must exceed, where a step of the alternative brings as much as one with
+    /// `break_even` tokens; `None` for a fallback that was not measured yet. It is NaN only if it was fixed at NaN.
+    pub fn in_force(self, break_even: Option<f32>) -> f32 {
+        match self {
+            Threshold::Fixed(score) => score,
+            Threshold::Auto => break_even
+                .filter(|length| length.is_finite())
+                .map_or(ACCEPTED_LENGTH_PRIOR, |length| length.max(PLAIN_LENGTH)),
+        }
+    }
+
+    /// Whether `auto` requests may use the fallback at all.
+    pub fn allows_fallback(self) -> bool {
+        self != Threshold::Fixed(0.0)
+    }
+}
+
 /// The state of the fallback in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fallback {
+pub(super) enum Fallback {
     /// There is none.
     Absent,
     /// This step cannot use it: it ends a prompt, and the head has read nothing yet.
@@ -59,31 +77,21 @@ impl Fallback {
             HeadState::Ready { .. } => self,
         }
     }
-}
 
-impl Threshold {
-    /// The threshold in this state of the fallback. It is NaN only if it was fixed at NaN.
-    pub fn in_force(self, fallback: Fallback) -> f32 {
-        match (self, fallback) {
-            (Threshold::Fixed(score), _) => score,
-            (Threshold::Auto, Fallback::InUse { break_even } | Fallback::Paused { break_even }) => {
-                break_even
-                    .filter(|length| length.is_finite())
-                    .map_or(ACCEPTED_LENGTH_PRIOR, |length| length.max(PLAIN_LENGTH))
+    /// The threshold in this state.
+    pub(super) fn threshold(self, threshold: Threshold) -> f32 {
+        threshold.in_force(match self {
+            Fallback::InUse { break_even } | Fallback::Paused { break_even } => break_even,
+            Fallback::Absent | Fallback::Blind | Fallback::NotPaying | Fallback::Probed => {
+                Some(PLAIN_LENGTH)
             }
-            (Threshold::Auto, _) => PLAIN_LENGTH,
-        }
-    }
-
-    /// Whether `auto` requests may use the fallback at all.
-    pub fn allows_fallback(self) -> bool {
-        self != Threshold::Fixed(0.0)
+        })
     }
 }
 
 /// The result of the search for a suffix draft.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Found {
+pub(super) enum Found {
     /// No draft was found.
     Nothing,
     /// A draft with this SCORE, in which the root counts 1.
@@ -95,7 +103,7 @@ pub enum Found {
 /// Decides a step of one request.
 ///
 /// A score or threshold that is not a number turns no draft on.
-pub fn route_by_score(
+pub(super) fn route_by_score(
     asked: Asked,
     suffix: Found,
     threshold: Threshold,
@@ -117,7 +125,7 @@ pub fn route_by_score(
         },
         Asked::Auto => {
             let without_suffix = match suffix {
-                Found::Score(score) if score > threshold.in_force(fallback) => {
+                Found::Score(score) if score > fallback.threshold(threshold) => {
                     return Decision {
                         route: Route::Suffix,
                         reason: RouteReason::AboveThreshold,
@@ -291,12 +299,12 @@ mod tests {
     #[test]
     fn the_threshold_in_force_is_a_number_of_tokens() {
         let in_use = |length| InUse { break_even: length };
-        let auto = |fallback| Threshold::Auto.in_force(fallback);
+        let auto = |fallback: Fallback| fallback.threshold(Threshold::Auto);
         assert_eq!(auto(in_use(Some(3.5))), 3.5);
         assert_eq!(auto(in_use(None)), ACCEPTED_LENGTH_PRIOR);
         assert_eq!(auto(in_use(Some(f32::NAN))), ACCEPTED_LENGTH_PRIOR);
         assert_eq!(auto(in_use(Some(0.2))), 1.0);
         assert_eq!(auto(NotPaying), 1.0);
-        assert_eq!(Threshold::Fixed(7.0).in_force(in_use(Some(3.5))), 7.0);
+        assert_eq!(in_use(Some(3.5)).threshold(Threshold::Fixed(7.0)), 7.0);
     }
 }

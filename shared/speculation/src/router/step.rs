@@ -2,7 +2,8 @@
 
 use refrain_suffix_index::Token;
 
-use super::Route;
+use super::cost::HeadWork;
+use super::{HeadDraft, Route};
 
 /// A step that the engine made.
 #[derive(Clone, Debug, Default)]
@@ -36,25 +37,14 @@ pub struct StepItem {
     pub text_tokens: u32,
     /// Draft tokens that were verified, the head's included.
     pub draft_tokens: u32,
-    /// The work of the head for it.
-    pub head: Option<HeadWork>,
+    /// The draft that the head was asked for.
+    pub head: Option<HeadDraft>,
+    /// Tokens that the head drafted for it.
+    pub head_drafted: u32,
     /// Text that the head read first, beyond what the last steps brought, in tokens.
     pub read_tokens: u32,
     /// Tokens emitted; `None` if the request failed.
     pub emitted: Option<u32>,
-}
-
-/// The drafts that the head was asked for and the tokens that it drafted, for one request or several.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeadWork {
-    /// Requests that it drafted for.
-    pub requests: u32,
-    /// Most passes for one of them.
-    pub depth: u32,
-    /// Most tokens that it was to draft.
-    pub tokens_max: u32,
-    /// Tokens that it drafted.
-    pub drafted: u32,
 }
 
 /// The outcome of a step for one request.
@@ -84,6 +74,26 @@ impl Step {
     /// Tokens emitted by requests that decoded.
     pub(super) fn emitted(&self) -> u32 {
         self.decoding().filter_map(|item| item.emitted).sum()
+    }
+
+    /// Tokens that were computed. A request that brings nothing has the pass over its last token done.
+    pub(super) fn tokens(&self) -> u32 {
+        let tokens = |item: &StepItem| item.context_tokens.max(1) + item.draft_tokens;
+        self.items.iter().map(tokens).sum()
+    }
+
+    /// The work of the head for all requests together.
+    pub(super) fn head_work(&self) -> HeadWork {
+        let mut work = HeadWork::default();
+        for item in &self.items {
+            if let Some(draft) = item.head {
+                work.requests += 1;
+                work.depth = work.depth.max(draft.depth);
+                work.tokens_max += draft.tokens_max;
+                work.drafted += item.head_drafted;
+            }
+        }
+        work
     }
 
     /// Text that the head read, beyond what the last steps brought, in tokens.

@@ -119,6 +119,7 @@ mod tests {
             text_tokens: 100,
             draft_tokens: 0,
             head: None,
+            head_drafted: 0,
             read_tokens: 0,
             emitted: Some(emitted),
         };

@@ -4,62 +4,34 @@
 //! Suffix drafts must have failed the request for a while, and the expected output must be long enough to earn the
 //! prefill back.
 
-use std::collections::VecDeque;
+use super::{Asked, Route, Speeds};
 
-use super::{Asked, Route};
-
-/// The conditions under which requests are transferred.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TransferParams {
-    /// Number of recent router decisions that are considered. No `auto` request is transferred before it has as many.
-    pub after_steps: usize,
-    /// Least share of them that found no suffix draft worth verifying.
-    pub misses_share_min: f32,
-    /// Least ratio of the seconds saved to the seconds of the prefill. It is above 1, since both are estimates.
-    pub saving_ratio_min: f64,
-}
-
-impl Default for TransferParams {
-    fn default() -> Self {
-        TransferParams {
-            after_steps: 64,
-            misses_share_min: 0.75,
-            saving_ratio_min: 1.5,
-        }
-    }
-}
+/// Router decisions of a request that are looked back on. No `auto` request is transferred before it has as many.
+const DECISIONS: u32 = u64::BITS;
+/// Least share of them that found no suffix draft worth verifying.
+const MISSES_SHARE_MIN: f32 = 0.75;
+/// Least ratio of the seconds saved to the seconds of the prefill. It is above 1, since both are estimates.
+const SAVING_RATIO_MIN: f64 = 1.5;
 
 /// The router's last decisions for one request.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecentRoutes {
-    misses: VecDeque<bool>,
-    missed: usize,
+    /// One bit for each decision, the newest lowest; set where it was no suffix draft.
+    misses: u64,
+    decisions: u32,
 }
 
 impl RecentRoutes {
-    /// Adds a decision, and forgets all but the `window` newest ones.
-    pub fn push(&mut self, route: Route, window: usize) {
-        let miss = route != Route::Suffix;
-        self.misses.push_back(miss);
-        self.missed += usize::from(miss);
-        while self.misses.len() > window {
-            self.missed -= usize::from(self.misses.pop_front() == Some(true));
-        }
+    /// Adds a decision.
+    pub fn push(&mut self, route: Route) {
+        self.misses = self.misses << 1 | u64::from(route != Route::Suffix);
+        self.decisions = DECISIONS.min(self.decisions + 1);
     }
 
-    /// Number of decisions that are held.
-    pub fn len(&self) -> usize {
-        self.misses.len()
-    }
-
-    /// Whether no decision is held.
-    pub fn is_empty(&self) -> bool {
-        self.misses.is_empty()
-    }
-
-    /// Share of the decisions that were not suffix drafts; 0 without decisions.
-    pub fn misses_share(&self) -> f32 {
-        self.missed as f32 / self.misses.len().max(1) as f32
+    /// Whether suffix drafts have failed the request for a while.
+    fn has_failed(&self) -> bool {
+        let misses_share = self.misses.count_ones() as f32 / DECISIONS as f32;
+        self.decisions == DECISIONS && misses_share >= MISSES_SHARE_MIN
     }
 }
 
@@ -72,10 +44,8 @@ pub struct Candidacy {
     pub transferred: bool,
     /// The fallback can be used on this worker.
     pub fallback_here: bool,
-    /// Number of decisions that [`RecentRoutes`] holds.
-    pub decisions: usize,
-    /// See [`RecentRoutes::misses_share`].
-    pub misses_share: f32,
+    /// The router's last decisions for it.
+    pub recent: RecentRoutes,
     /// Tokens of the text that the other worker would have to read.
     pub context_tokens: u32,
     /// Output so far, in tokens.
@@ -84,10 +54,8 @@ pub struct Candidacy {
     pub remaining_tokens_max: u32,
     /// Tokens per second of the other worker with its head, divided by those without; `None` if it is not available.
     pub speedup: Option<f32>,
-    /// Tokens per second of prefills, measured on this worker.
-    pub prefill_tokens_s: Option<f64>,
-    /// Tokens per second of one request that decodes without drafts, measured on this worker.
-    pub decode_tokens_s: Option<f64>,
+    /// The speeds of this worker.
+    pub speeds: Speeds,
 }
 
 /// Whether to transfer the request now.
@@ -98,7 +66,7 @@ pub struct Candidacy {
 /// the emitted output. On those tokens 1 - 1 / speedup of the decoding time is saved, and the text's prefill is paid.
 /// Both are computed with the speeds of this worker, since those of the other one are unknown; it serves the same
 /// model.
-pub fn should_transfer(of: &Candidacy, params: &TransferParams) -> bool {
+pub fn should_transfer(of: &Candidacy) -> bool {
     let Some(speedup) = of.speedup.filter(|speedup| speedup.is_finite()) else {
         return false;
     };
@@ -106,23 +74,23 @@ pub fn should_transfer(of: &Candidacy, params: &TransferParams) -> bool {
         return false;
     }
     match of.asked {
-        Asked::Fallback => of.decisions == 0,
+        Asked::Fallback => of.recent.decisions == 0,
         Asked::Suffix | Asked::Off => false,
         Asked::Auto => {
-            let failed_here =
-                of.decisions >= params.after_steps && of.misses_share >= params.misses_share_min;
-            if !failed_here || speedup <= 1.0 {
-                return false;
-            }
-            let (Some(prefill_tokens_s), Some(decode_tokens_s)) =
-                (of.prefill_tokens_s, of.decode_tokens_s)
+            let Speeds {
+                prefill_tokens_s: Some(prefill_tokens_s),
+                decode_tokens_s: Some(decode_tokens_s),
+            } = of.speeds
             else {
                 return false;
             };
+            if !of.recent.has_failed() || speedup <= 1.0 {
+                return false;
+            }
             let expected = f64::from(of.output_tokens.min(of.remaining_tokens_max));
             let saved_s = expected / decode_tokens_s * (1.0 - 1.0 / f64::from(speedup));
             let prefill_s = f64::from(of.context_tokens) / prefill_tokens_s;
-            saved_s > prefill_s * params.saving_ratio_min
+            saved_s > prefill_s * SAVING_RATIO_MIN
         }
     }
 }
@@ -136,14 +104,18 @@ mod tests {
         asked: Asked::Auto,
         transferred: false,
         fallback_here: false,
-        decisions: 64,
-        misses_share: 0.75,
+        recent: RecentRoutes {
+            misses: !(u64::MAX << 48),
+            decisions: 64,
+        },
         context_tokens: 300,
         output_tokens: 200,
         remaining_tokens_max: 1000,
         speedup: Some(2.0),
-        prefill_tokens_s: Some(1000.0),
-        decode_tokens_s: Some(100.0),
+        speeds: Speeds {
+            prefill_tokens_s: Some(1000.0),
+            decode_tokens_s: Some(100.0),
+        },
     };
 
     #[test]
@@ -151,13 +123,13 @@ mod tests {
         let stays = |why: &str, change: fn(&mut Candidacy)| {
             let mut of = GOOD;
             change(&mut of);
-            assert!(!should_transfer(&of, &TransferParams::default()), "{why}");
+            assert!(!should_transfer(&of), "{why}");
         };
-        assert!(should_transfer(&GOOD, &TransferParams::default()));
+        assert!(should_transfer(&GOOD));
         stays("came from there", |of| of.transferred = true);
         stays("drafts here", |of| of.fallback_here = true);
-        stays("too few decisions", |of| of.decisions = 63);
-        stays("suffix drafts do well", |of| of.misses_share = 0.74);
+        stays("too few decisions", |of| of.recent.decisions = 63);
+        stays("suffix drafts do well", |of| of.recent.misses >>= 1);
         stays("nobody there", |of| of.speedup = None);
         stays("slower there", |of| of.speedup = Some(0.9));
         stays("no number", |of| of.speedup = Some(f32::NAN));
@@ -166,8 +138,8 @@ mod tests {
         stays("little is left", |of| of.remaining_tokens_max = 50);
         stays("nothing is left", |of| of.remaining_tokens_max = 0);
         stays("little is expected", |of| of.output_tokens = 50);
-        stays("prefill unknown", |of| of.prefill_tokens_s = None);
-        stays("decoding unknown", |of| of.decode_tokens_s = None);
+        stays("prefill unknown", |of| of.speeds.prefill_tokens_s = None);
+        stays("decoding unknown", |of| of.speeds.decode_tokens_s = None);
         stays("no drafts wanted", |of| of.asked = Asked::Off);
         stays("suffix drafts wanted", |of| of.asked = Asked::Suffix);
     }
@@ -176,39 +148,39 @@ mod tests {
     fn who_asks_for_the_fallback_goes_at_once_and_once() {
         let asks = Candidacy {
             asked: Asked::Fallback,
-            decisions: 0,
-            misses_share: 0.0,
+            recent: RecentRoutes::default(),
             output_tokens: 0,
             speedup: Some(1.01),
-            prefill_tokens_s: None,
-            decode_tokens_s: None,
+            speeds: Speeds::default(),
             ..GOOD
         };
-        let params = TransferParams::default();
-        assert!(should_transfer(&asks, &params));
+        assert!(should_transfer(&asks));
         let back = Candidacy {
             transferred: true,
             ..asks
         };
-        assert!(!should_transfer(&back, &params));
+        assert!(!should_transfer(&back));
         let here = Candidacy {
             fallback_here: true,
             ..asks
         };
-        assert!(!should_transfer(&here, &params));
+        assert!(!should_transfer(&here));
     }
 
     #[test]
     fn the_window_forgets() {
         let mut recent = RecentRoutes::default();
-        assert_eq!((recent.is_empty(), recent.misses_share()), (true, 0.0));
-        for route in [Route::Plain, Route::Fallback, Route::Plain, Route::Suffix] {
-            recent.push(route, 4);
-        }
-        assert_eq!((recent.len(), recent.misses_share()), (4, 0.75));
-        recent.push(Route::Suffix, 4);
-        assert_eq!((recent.len(), recent.misses_share()), (4, 0.5));
-        recent.push(Route::Plain, 1);
-        assert_eq!((recent.len(), recent.misses_share()), (1, 1.0));
+        let mut push = |route, times| {
+            for _ in 0..times {
+                recent.push(route);
+            }
+            recent.has_failed()
+        };
+        assert!(!push(Route::Plain, 63));
+        assert!(push(Route::Fallback, 1));
+        assert!(push(Route::Suffix, 16));
+        assert!(!push(Route::Suffix, 1));
+        assert!(!push(Route::Merged, 47));
+        assert!(push(Route::Plain, 1));
     }
 }

@@ -25,14 +25,17 @@ mod sample;
 mod schedule;
 
 use bucket::Bucket;
-pub use sample::{Mode, Phase, Sample, TrialParams};
+pub use sample::TrialParams;
+pub(super) use sample::{Mode, Phase, Sample};
 pub(super) use schedule::Schedule;
 
 use crate::DecayedRatio;
 
 /// Decides by batch size whether drafts are used. It has no clock: the caller passes the seconds.
 #[derive(Clone, Debug)]
-pub struct Trials {
+pub(super) struct Trials {
+    /// The way in use before anything was measured.
+    starts_with: Mode,
     params: TrialParams,
     /// By the power of two that the batch does not exceed.
     buckets: Vec<Bucket>,
@@ -48,8 +51,9 @@ const HALF_LIFE_REQUESTS: f64 = 13.5;
 
 impl Trials {
     /// Trials of which none was made yet.
-    pub fn new(params: TrialParams) -> Self {
+    pub(super) fn new(starts_with: Mode, params: TrialParams) -> Self {
         Trials {
+            starts_with,
             params,
             buckets: Vec::new(),
             reading: DecayedRatio::with_half_life(HALF_LIFE_REQUESTS),
@@ -58,19 +62,20 @@ impl Trials {
     }
 
     /// How a step of `batch` requests goes.
-    pub fn phase(&self, batch: u32) -> Phase {
-        let unseen = match self.params.starts_with {
-            Mode::Without => Phase::Without,
-            Mode::With => Phase::With,
-        };
-        self.buckets.get(place(batch)).map_or(unseen, Bucket::phase)
+    pub(super) fn phase(&self, batch: u32) -> Phase {
+        match self.buckets.get(place(batch)) {
+            Some(bucket) => bucket.phase(),
+            None => Phase {
+                in_use: self.starts_with == Mode::With,
+                on_trial: false,
+            },
+        }
     }
 
     /// Takes a step into account. A step whose seconds are not positive is left out.
-    pub fn observe(&mut self, step: Sample) {
+    pub(super) fn observe(&mut self, step: Sample) {
         if let Some((bucket, reading)) = self.measure(&step) {
-            let params = self.params;
-            self.buckets[bucket].observe(&step, reading, &params);
+            self.buckets[bucket].observe(&step, reading, &self.params);
         }
     }
 
@@ -96,7 +101,7 @@ impl Trials {
         let place = place(step.batch);
         if self.buckets.len() <= place {
             self.buckets
-                .resize_with(place + 1, || Bucket::new(&self.params));
+                .resize_with(place + 1, || Bucket::new(self.starts_with, &self.params));
         }
         if step.read_tokens > 0 {
             // The head's time beyond that of drafting alone.
@@ -110,7 +115,7 @@ impl Trials {
     /// Forgets the measurements of this batch size, because one of the two ways means something else now.
     pub(super) fn forget(&mut self, batch: u32) {
         if let Some(bucket) = self.buckets.get_mut(place(batch)) {
-            *bucket = Bucket::new(&self.params);
+            *bucket = Bucket::new(self.starts_with, &self.params);
         }
     }
 
@@ -124,23 +129,20 @@ impl Trials {
     }
 
     /// Tokens per second with drafts over those without at this batch size, once both were measured.
-    pub fn gain(&self, batch: u32) -> Option<f64> {
+    pub(super) fn gain(&self, batch: u32) -> Option<f64> {
         self.buckets
             .get(place(batch))?
             .gain(self.reading_per_token())
     }
 
-    /// By batch size: the largest batch of the bucket, whether drafts are in use, and their gain.
-    pub(super) fn buckets(&self) -> impl Iterator<Item = (u32, bool, Option<f64>)> + '_ {
+    /// The greatest gain over all batch sizes, or only over those where drafts are in use.
+    pub(super) fn best_gain(&self, only_in_use: bool) -> Option<f64> {
         let reading = self.reading_per_token();
-        self.buckets
-            .iter()
-            .enumerate()
-            .filter(|(_, bucket)| bucket.was_seen())
-            .map(move |(place, bucket)| {
-                let in_use = bucket.phase().is_in_use();
-                (bucket_batch_max(place), in_use, bucket.gain(reading))
-            })
+        let buckets = self.buckets.iter();
+        buckets
+            .filter(|bucket| !only_in_use || bucket.phase().in_use)
+            .filter_map(|bucket| bucket.gain(reading))
+            .max_by(f64::total_cmp)
     }
 
     /// Seconds of reading the context per emitted token. Until a request has ended, as much context as output is
@@ -152,15 +154,11 @@ impl Trials {
 
 /// The largest batch that is measured together with this one: the next power of two.
 pub fn batch_bucket(batch: u32) -> u32 {
-    bucket_batch_max(place(batch))
+    1u32.checked_shl(place(batch) as u32).unwrap_or(u32::MAX)
 }
 
 fn place(batch: u32) -> usize {
     (u32::BITS - batch.saturating_sub(1).leading_zeros()) as usize
-}
-
-fn bucket_batch_max(place: usize) -> u32 {
-    1u32.checked_shl(place as u32).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

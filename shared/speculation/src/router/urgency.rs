@@ -14,7 +14,7 @@ pub enum Priority {
 
 impl Priority {
     /// The factor of the worth of its tokens.
-    pub fn weight(self) -> f32 {
+    pub(super) fn weight(self) -> f32 {
         match self {
             Priority::Low => 0.5,
             Priority::Normal => 1.0,
@@ -37,7 +37,7 @@ pub struct Pace {
 impl Pace {
     /// Tokens that a step of `step_seconds` must bring so that the request keeps its pace: below 1 if it is ahead.
     /// (AdaServe, arXiv 2501.12162, section 4.)
-    pub fn due_tokens(&self, step_seconds: f64) -> f32 {
+    pub(super) fn due_tokens(&self, step_seconds: f64) -> f32 {
         let wanted = (self.elapsed_s + step_seconds) / self.tpot_s;
         let due = wanted - f64::from(self.tokens);
         if due.is_finite() { due as f32 } else { 0.0 }

@@ -79,7 +79,7 @@ impl AcceptanceStatistics {
     /// # Errors
     /// See [`StatisticsError`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, StatisticsError> {
-        let mut statistics = AcceptanceStatistics::new();
+        let mut statistics = AcceptanceStatistics::default();
         let mut from = 0;
         for cell in checked_cells(bytes)? {
             let number = |at: usize| u16::from_le_bytes([cell[at], cell[at + 1]]);
@@ -170,7 +170,7 @@ mod tests {
 
     /// Some thousand observations of all kinds.
     fn learnt() -> AcceptanceStatistics {
-        let mut statistics = AcceptanceStatistics::new();
+        let mut statistics = AcceptanceStatistics::default();
         for at in 0..4000u32 {
             let source = [Source::Suffix, Source::Eagle3, Source::Prediction][at as usize % 3];
             let node = node(source, at % 40, 1 + at % 9, (at % 11) as f32 / 10.0);
@@ -205,7 +205,7 @@ mod tests {
             assert!((is - was).abs() < 5e-3, "{is} for {was}");
         }
         assert!(read.observations() > 0);
-        let empty = AcceptanceStatistics::new();
+        let empty = AcceptanceStatistics::default();
         assert_eq!(
             AcceptanceStatistics::from_bytes(&empty.to_bytes()),
             Ok(empty)
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn full_tables_are_within_the_limit() {
-        let mut full = AcceptanceStatistics::new();
+        let mut full = AcceptanceStatistics::default();
         for table in &mut full.nodes {
             let cell = Cell {
                 seen: 370.0,

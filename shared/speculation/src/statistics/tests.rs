@@ -46,7 +46,7 @@ fn node(scope: Scope, match_len: u32, depth: u32) -> NodeFeatures {
 
 #[test]
 fn an_unobserved_node_is_worth_its_share() {
-    let statistics = AcceptanceStatistics::new();
+    let statistics = AcceptanceStatistics::default();
     let tree = draft(
         Scope::Tenant,
         3,
@@ -70,7 +70,7 @@ fn an_unobserved_node_is_worth_its_share() {
 
 #[test]
 fn estimates_converge_to_the_observed_rate_whatever_the_shares_say() {
-    let mut statistics = AcceptanceStatistics::new();
+    let mut statistics = AcceptanceStatistics::default();
     let mut dice = Dice(1);
     // The true probability depends on the match and on the scope; the shares, 1/2 and then 1, do not tell it.
     let truth = |scope: Scope, match_len: u32| match (scope, match_len) {
@@ -109,7 +109,7 @@ fn estimates_converge_to_the_observed_rate_whatever_the_shares_say() {
 
 #[test]
 fn the_expected_number_of_tokens_is_accepted() {
-    let mut statistics = AcceptanceStatistics::new();
+    let mut statistics = AcceptanceStatistics::default();
     let mut dice = Dice(2);
     let (mut expected, mut observed) = (0.0, 0.0);
     for step in 0..6000 {
@@ -161,7 +161,7 @@ fn the_expected_number_of_tokens_is_accepted() {
 
 #[test]
 fn a_workload_that_changes_is_followed() {
-    let mut statistics = AcceptanceStatistics::new();
+    let mut statistics = AcceptanceStatistics::default();
     let mut dice = Dice(3);
     let mut serve = |statistics: &mut AcceptanceStatistics, chance: f32, steps: u32| {
         for _ in 0..steps {
@@ -191,7 +191,7 @@ fn a_node_that_was_not_reached_teaches_nothing() {
         ],
     );
     let seen = |said: &[Token]| {
-        let mut statistics = AcceptanceStatistics::new();
+        let mut statistics = AcceptanceStatistics::default();
         statistics.observe(&tree, said);
         let seen = |from: usize, cells: usize| -> f32 {
             statistics.nodes[Scope::Tenant as usize]
@@ -227,7 +227,7 @@ fn a_node_that_was_not_reached_teaches_nothing() {
 
 #[test]
 fn children_never_add_up_to_more_than_their_parent() {
-    let mut statistics = AcceptanceStatistics::new();
+    let mut statistics = AcceptanceStatistics::default();
     // Both of two siblings fall into cells that are nearly always accepted.
     for _ in 0..500 {
         statistics.observe(&chain(Scope::Tenant, 3, 2), &[0, 1, 9]);
@@ -250,8 +250,11 @@ fn children_never_add_up_to_more_than_their_parent() {
 
 #[test]
 fn heads_are_judged_by_depth_and_by_length_of_the_context() {
-    let mut statistics = AcceptanceStatistics::new();
-    assert!((statistics.expected_of_head(50, 6) - (1.0 - 0.5f32.powi(6))).abs() < 1e-6);
+    let mut statistics = AcceptanceStatistics::default();
+    assert!(
+        (statistics.head_path_probabilities(50, 6).sum::<f32>() - (1.0 - 0.5f32.powi(6))).abs()
+            < 1e-6
+    );
     let mut dice = Dice(4);
     let truth = |context: u32| {
         [0.8f32, 0.7, 0.6, 0.5].map(|chance| if context > 4000 { chance / 2.0 } else { chance })
@@ -271,7 +274,7 @@ fn heads_are_judged_by_depth_and_by_length_of_the_context() {
     }
     for (brought, context) in brought.into_iter().zip([300, 8000]) {
         let (expected, observed) = (
-            statistics.expected_of_head(context, 4),
+            statistics.head_path_probabilities(context, 4).sum::<f32>(),
             brought as f32 / 3000.0,
         );
         assert!(
@@ -280,17 +283,17 @@ fn heads_are_judged_by_depth_and_by_length_of_the_context() {
         );
     }
     // A draft that was cut short by its limit tells of no failure.
-    let mut cut = AcceptanceStatistics::new();
+    let mut cut = AcceptanceStatistics::default();
     cut.observe_head(10, 3, 3);
     assert!(cut.node_probability(&head_node(10, 3)) > HEAD_PROBABILITY_PRIOR);
-    assert_eq!(cut.expected_of_head(10, 0), 0.0);
+    assert_eq!(cut.head_path_probabilities(10, 0).sum::<f32>(), 0.0);
 }
 
 /// Long copies: all of them are accepted, or none. The product over their nodes is far too low for the long ones, and
 /// the second stage finds that out.
 #[test]
 fn texts_that_differ_in_how_predictable_they_are_are_told_apart_by_the_length_of_their_drafts() {
-    let mut statistics = AcceptanceStatistics::new();
+    let mut statistics = AcceptanceStatistics::default();
     let mut dice = Dice(5);
     // The two texts have the same node features within the draft. Drafts of the first are long and always right.
     let long = chain(Scope::Tenant, 30, 40);

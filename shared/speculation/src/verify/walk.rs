@@ -16,23 +16,15 @@ pub struct Walk {
 /// Draws the target's token at each node once. The walk descends while the token is a child of the node, and ends
 /// with the first token that is not.
 ///
-/// `target(path)` is the token that the target draws after the context and `path`. Drafts decide only how many tokens
-/// one forward pass emits. Each emitted token is the target's own draw after those before it, so the output is that
-/// of plain decoding, for greedy decoding and for any sampling. (A draft is a point mass, which the rule of Leviathan
-/// et al., arXiv 2211.17192, accepts with exactly the probability that the target gives it.)
-pub fn walk(tree: &DraftTree, mut target: impl FnMut(&[Token]) -> Token) -> Walk {
-    descend(tree, |_, path| Some(target(path)))
-}
-
-/// The same walk for a target that has drawn at all nodes at once. `drawn` holds its tokens under the root, then
-/// under each node, in their order. `None`, or an end of the list, is a draw that is not known. The walk stops before
-/// it and keeps the emitted tokens, since no draw depends on a later one. It may emit nothing.
-pub fn walk_drawn(tree: &DraftTree, drawn: &[Option<Token>]) -> Walk {
-    let place = |at: Option<u32>| at.map_or(0, |node| node as usize + 1);
-    descend(tree, |at, _| drawn.get(place(at)).copied().flatten())
-}
-
-fn descend(
+/// Drafts decide only how many tokens one forward pass emits. Each emitted token is the target's own draw after those
+/// before it, so the output is that of plain decoding, for greedy decoding and for any sampling. (A draft is a point
+/// mass, which the rule of Leviathan et al., arXiv 2211.17192, accepts with exactly the probability that the target
+/// gives it.)
+///
+/// `target(node, path)` is the token that the target draws after the context and `path`, which leads to `node`; at the
+/// root there is no node. The walk stops before a draw that is not known, and keeps the emitted tokens, since no draw
+/// depends on a later one. It may emit nothing.
+pub fn walk(
     tree: &DraftTree,
     mut target: impl FnMut(Option<u32>, &[Token]) -> Option<Token>,
 ) -> Walk {
@@ -47,6 +39,13 @@ fn descend(
         at = Some(child);
     }
     walk
+}
+
+/// The same walk for a target that has drawn at all nodes at once. `drawn` holds its tokens under the root, then
+/// under each node, in their order. `None`, or an end of the list, is a draw that is not known.
+pub fn walk_drawn(tree: &DraftTree, drawn: &[Option<Token>]) -> Walk {
+    let place = |at: Option<u32>| at.map_or(0, |node| node as usize + 1);
+    walk(tree, |at, _| drawn.get(place(at)).copied().flatten())
 }
 
 #[cfg(test)]
@@ -88,7 +87,7 @@ mod tests {
     fn both_walks_are_one() {
         let tree = tree();
         // The target's token depends on the whole path.
-        let target = |path: &[Token]| [5, 7, 1][path.len().min(2)];
+        let target = |_, path: &[Token]| Some([5, 7, 1][path.len().min(2)]);
         let drawn = [Some(5), Some(7), Some(1), Some(1), Some(1)];
         assert_eq!(walk(&tree, target), walk_drawn(&tree, &drawn));
     }

@@ -19,7 +19,11 @@ fn buckets_cover_every_size_once_and_in_order() {
         assert!(end >= tokens && bucket_of(end).0 == at, "{tokens}");
         assert_eq!(bucket_of(end + 1).0, at + 1, "{tokens}");
         if tokens <= 4096 {
-            let width = WIDTHS.iter().find(|(to, _)| tokens <= *to).unwrap().1;
+            let width = stairs::WIDTHS
+                .iter()
+                .find(|(to, _)| tokens <= *to)
+                .unwrap()
+                .1;
             assert!(
                 (middle(at) - f64::from(tokens)).abs() < f64::from(width),
                 "{tokens} in {at}"
@@ -35,7 +39,7 @@ fn buckets_cover_every_size_once_and_in_order() {
 
 #[test]
 fn nothing_known_is_flat_and_a_profile_is_believed() {
-    let unknown = StepCost::new();
+    let unknown = StepCost::default();
     assert!(!unknown.is_known());
     assert_eq!(unknown.seconds(1, 0), unknown.seconds(100_000, 1 << 40));
     let profile = [
@@ -65,7 +69,7 @@ fn a_staircase_is_found_step_by_step() {
     // Tiles of 16 tokens, a floor of 5 ms, 2 us per thousand KV tokens.
     let truth =
         |tokens: u32, kv: u64| 0.005 + 0.001 * f64::from(tokens.div_ceil(16)) + 2e-9 * kv as f64;
-    let mut cost = StepCost::new();
+    let mut cost = StepCost::default();
     for step in 0..6000u32 {
         let tokens = 1 + step * 7 % 60;
         let kv = u64::from(step * 13 % 40) * 10_000;
@@ -96,7 +100,7 @@ fn a_staircase_is_found_step_by_step() {
 #[test]
 fn what_was_not_seen_follows_the_line_past_all_steps_and_is_cheap_between_them() {
     let truth = |tokens: u32| 0.002 + 0.000_1 * f64::from(tokens);
-    let mut cost = StepCost::new();
+    let mut cost = StepCost::default();
     for step in 0..500u32 {
         let tokens = [1, 3, 20, 128][step as usize % 4];
         cost.observe(tokens, 0, truth(tokens));
@@ -126,7 +130,7 @@ fn what_is_cheap_up_to_a_ridge_is_found_from_both_sides_of_it() {
             .map(|slot| 0.99f64.powi(slot as i32))
             .sum::<f64>()
     };
-    let mut cost = StepCost::new();
+    let mut cost = StepCost::default();
     for step in 0..20 {
         let tokens = [16, 150][step % 2];
         cost.observe(tokens, 0, truth(tokens));
@@ -144,7 +148,7 @@ fn what_is_cheap_up_to_a_ridge_is_found_from_both_sides_of_it() {
 
 #[test]
 fn one_step_over_an_edge_does_not_make_small_steps_free() {
-    let mut cost = StepCost::new();
+    let mut cost = StepCost::default();
     for _ in 0..9 {
         cost.observe(112, 2000, 0.0137);
     }
@@ -162,7 +166,7 @@ fn one_step_over_an_edge_does_not_make_small_steps_free() {
 
 #[test]
 fn steps_that_were_held_up_change_little_and_a_new_speed_is_learnt() {
-    let mut cost = StepCost::new();
+    let mut cost = StepCost::default();
     for step in 0..2000u32 {
         let held_up = step > 50 && step.is_multiple_of(40);
         let seconds = if held_up { 5.0 } else { 0.01 };
@@ -260,7 +264,7 @@ fn a_head_is_known_by_its_passes_and_its_rows() {
 
 #[test]
 fn times_that_no_step_takes_spoil_nothing() {
-    let mut cost = StepCost::new();
+    let mut cost = StepCost::default();
     // Squared, the first is nothing, and its weight infinite.
     for seconds in [1e-200, f64::MIN_POSITIVE, 0.9 * STEP_SECONDS_MIN] {
         cost.observe(4, 100, seconds);

@@ -20,9 +20,9 @@ pub(super) struct Readings {
 
 impl Default for Readings {
     fn default() -> Self {
-        let mut drafts_per_text = DecayedRatio::default();
-        drafts_per_text.add(DRAFTS_PRIOR * PRIOR_TEXTS, PRIOR_TEXTS);
-        Readings { drafts_per_text }
+        Readings {
+            drafts_per_text: DecayedRatio::starting_at(DRAFTS_PRIOR, PRIOR_TEXTS),
+        }
     }
 }
 

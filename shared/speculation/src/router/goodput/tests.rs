@@ -93,12 +93,11 @@ fn item(draft_tokens: u32, passes: u32, emitted: u32) -> StepItem {
         context_tokens: 1,
         text_tokens: 0,
         draft_tokens,
-        head: (passes > 0).then_some(HeadWork {
-            requests: 1,
+        head: (passes > 0).then_some(HeadDraft {
             depth: passes,
             tokens_max: passes,
-            drafted: passes,
         }),
+        head_drafted: passes,
         read_tokens: 0,
         emitted: Some(emitted),
     }

@@ -16,6 +16,7 @@ fn step(batch: u32, tokens: u32, seconds: f64, withheld: bool) -> Step {
         text_tokens: 100,
         draft_tokens: 0,
         head: None,
+        head_drafted: 0,
         read_tokens: 0,
         emitted: Some(tokens / batch + u32::from(at < tokens % batch)),
     };
@@ -37,7 +38,7 @@ fn run(guard: &mut Guard, steps: u32, seconds: impl Fn(bool) -> f64) -> (u32, Ve
         withheld_steps += u32::from(withheld);
         let tokens = if withheld { 4 } else { 8 };
         let step = step(4, tokens, seconds(withheld), withheld);
-        last = guard.observe(&step, HeadUse::default()).or(last);
+        last = guard.observe(&step, Phase::default()).or(last);
     }
     (withheld_steps, last.expect("steps with drafts"))
 }
@@ -72,7 +73,7 @@ fn a_change_is_told_once() {
     for _ in 0..2000 {
         let withheld = guard.withholds(1, true);
         let step = step(1, 1, if withheld { 0.01 } else { 0.03 }, withheld);
-        let verdict = guard.observe(&step, HeadUse::default());
+        let verdict = guard.observe(&step, Phase::default());
         changes += u32::from(verdict.expect("evidence").changed);
     }
     assert_eq!(changes, 1);
@@ -94,7 +95,7 @@ fn a_step_without_guarded_drafts_is_no_evidence() {
     }
     let is_evidence = |guarded, step: &Step| {
         let mut guard = Guard::new(0.97, guarded);
-        guard.observe(step, HeadUse::default()).is_some()
+        guard.observe(step, Phase::default()).is_some()
     };
     for guarded in [Guarded::SuffixDrafts, Guarded::AllDrafts] {
         assert!(is_evidence(guarded, &step(2, 2, 0.01, false)));
@@ -108,7 +109,7 @@ fn a_step_without_guarded_drafts_is_no_evidence() {
 #[test]
 fn trials_of_the_head_come_first() {
     let mut guard = Guard::new(0.97, Guarded::SuffixDrafts);
-    let on_trial = HeadUse {
+    let on_trial = Phase {
         on_trial: true,
         in_use: false,
     };
@@ -116,7 +117,7 @@ fn trials_of_the_head_come_first() {
     assert_eq!(guard.observe(&drafted, on_trial), None);
     // The guard starts no trial where it may not.
     for _ in 0..5000 {
-        guard.observe(&drafted, HeadUse::default());
+        guard.observe(&drafted, Phase::default());
         if guard.is_on_trial(2) {
             break;
         }
@@ -145,7 +146,7 @@ fn a_step_that_may_not_try_pays_for_no_trial() {
             };
             step.items.push(prompt);
         }
-        guard.observe(&step, HeadUse::default());
+        guard.observe(&step, Phase::default());
     }
     assert!(withheld_steps > 0 && read_with_drafts > 0);
 }

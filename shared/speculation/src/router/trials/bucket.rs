@@ -26,8 +26,8 @@ const TRIAL_STEPS_FACTOR: u32 = 4;
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
     in_use: Mode,
-    plain: Speed,
-    drafted: Speed,
+    /// By way.
+    speeds: [Speed; 2],
     /// The wait for the next trial, in seconds of the way in use.
     schedule: Schedule,
     /// Seconds that the last trial lost, more after several clear losses.
@@ -59,11 +59,10 @@ struct Trial {
 }
 
 impl Bucket {
-    pub(super) fn new(params: &TrialParams) -> Self {
+    pub(super) fn new(starts_with: Mode, params: &TrialParams) -> Self {
         Bucket {
-            in_use: params.starts_with,
-            plain: Speed::default(),
-            drafted: Speed::default(),
+            in_use: starts_with,
+            speeds: [Speed::default(); 2],
             schedule: Schedule::new(params.backoff_steps),
             lost_seconds: 0.0,
             clear_wins: 0,
@@ -73,22 +72,17 @@ impl Bucket {
     }
 
     pub(super) fn phase(&self) -> Phase {
-        match (self.in_use, &self.trial) {
-            (Mode::Without, None) => Phase::Without,
-            (Mode::Without, Some(_)) => Phase::TryWith,
-            (Mode::With, None) => Phase::With,
-            (Mode::With, Some(_)) => Phase::TryWithout,
+        Phase {
+            in_use: self.in_use == Mode::With,
+            on_trial: self.trial.is_some(),
         }
-    }
-
-    pub(super) fn was_seen(&self) -> bool {
-        self.plain.steps > 0.0 || self.drafted.steps > 0.0
     }
 
     /// Seconds per step that the head drafts, without its reading; `None` if no such step was observed.
     pub(super) fn draft_seconds(&self) -> Option<f64> {
-        if self.drafted.steps > 0.0 {
-            return Some(self.drafted.draft_seconds / self.drafted.steps);
+        let drafted = self.speed(Mode::With);
+        if drafted.steps > 0.0 {
+            return Some(drafted.draft_seconds / drafted.steps);
         }
         let probe = self
             .trial
@@ -107,7 +101,7 @@ impl Bucket {
 
     pub(super) fn observe(&mut self, step: &Sample, reading: f64, params: &TrialParams) {
         let evidence = self.evidence(step);
-        let tried = self.trial.as_ref().map(|_| other(self.in_use));
+        let tried = self.trial.as_ref().map(|_| self.in_use.other());
         if let Some((mode, step)) = evidence
             && Some(mode) != tried
         {
@@ -156,21 +150,26 @@ impl Bucket {
         }
         // The last speed of the other way was better than the present one of the way in use. Then a trial is expected
         // to lose no time and starts at once.
-        let in_doubt = self.gain(reading).is_some_and(|gain| match self.in_use {
-            Mode::Without => gain > params.gain_enter,
-            Mode::With => gain < params.gain_leave,
-        });
-        in_doubt
+        self.better(reading, params) != self.in_use
             || self
                 .schedule
                 .is_due(self.lost_seconds, params.trial_cost_share_max)
+    }
+
+    /// The way that the speeds speak for.
+    fn better(&self, reading: f64, params: &TrialParams) -> Mode {
+        match (self.in_use, self.gain(reading)) {
+            (Mode::Without, Some(gain)) if gain > params.gain_enter => Mode::With,
+            (Mode::With, Some(gain)) if gain < params.gain_leave => Mode::Without,
+            (in_use, _) => in_use,
+        }
     }
 
     fn begin_trial(&mut self, params: &TrialParams) {
         // Earlier evidence counts half as much as new evidence. It steadies a short trial, but does not decide it
         // when the speed has changed.
         let kept = f64::from(params.trial_steps) / 2.0;
-        self.speed_mut(other(self.in_use)).cap(kept);
+        self.speed_mut(self.in_use.other()).cap(kept);
         self.trial = Some(Trial::default());
         self.was_tried = true;
     }
@@ -183,7 +182,7 @@ impl Bucket {
         reading: f64,
         params: &TrialParams,
     ) {
-        let tried = other(self.in_use);
+        let tried = self.in_use.other();
         let usual = self.seconds_per_token(self.in_use, reading);
         trial.steps_in_all += 1;
         if step.mode == Some(tried) {
@@ -218,27 +217,22 @@ impl Bucket {
     /// observed, or was hopeless.
     fn end_trial(&mut self, trial: &Trial, speed: Option<f64>, reading: f64, params: &TrialParams) {
         let seen = trial.speed();
-        self.speed_mut(other(self.in_use)).join(&seen);
-        let better = match (self.in_use, self.gain(reading)) {
-            // Earlier evidence does not count for a way that is so slow now.
-            _ if speed.is_none() => self.in_use,
-            _ if (trial.evidence.len() as u32) < TRIAL_STEPS_MIN => self.in_use,
-            (Mode::Without, Some(gain)) if gain > params.gain_enter => Mode::With,
-            (Mode::With, Some(gain)) if gain < params.gain_leave => Mode::Without,
-            (in_use, _) => in_use,
+        self.speed_mut(self.in_use.other()).join(&seen);
+        // Earlier evidence does not count for a way that is so slow now.
+        let has_evidence = trial.evidence.len() as u32 >= TRIAL_STEPS_MIN;
+        let better = match speed.is_some() && has_evidence {
+            true => self.better(reading, params),
+            false => self.in_use,
         };
         // Without any evidence the next trial waits longer, as after a clear loss.
         let clear = better == self.in_use && speed.is_none_or(|speed| speed < CLEAR_LOSS);
-        self.clear_wins = if clear {
-            self.clear_wins.saturating_add(1)
+        if clear {
+            self.clear_wins = self.clear_wins.saturating_add(1);
+            let wait_max = params.backoff_steps_max.max(params.backoff_steps);
+            self.schedule.back_off(wait_max);
         } else {
-            0
-        };
-        match clear {
-            true => self
-                .schedule
-                .back_off(params.backoff_steps_max.max(params.backoff_steps)),
-            false => self.schedule = Schedule::new(params.backoff_steps),
+            self.clear_wins = 0;
+            self.schedule = Schedule::new(params.backoff_steps);
         }
         self.lost_seconds = trial.lost_seconds.max(0.0) * f64::from(self.clear_wins.clamp(1, SURE));
         self.in_use = better;
@@ -254,17 +248,11 @@ impl Bucket {
     }
 
     fn speed(&self, mode: Mode) -> &Speed {
-        match mode {
-            Mode::Without => &self.plain,
-            Mode::With => &self.drafted,
-        }
+        &self.speeds[mode as usize]
     }
 
     fn speed_mut(&mut self, mode: Mode) -> &mut Speed {
-        match mode {
-            Mode::Without => &mut self.plain,
-            Mode::With => &mut self.drafted,
-        }
+        &mut self.speeds[mode as usize]
     }
 }
 
@@ -323,12 +311,5 @@ impl Speed {
         self.tokens *= by;
         self.seconds *= by;
         self.draft_seconds *= by;
-    }
-}
-
-fn other(mode: Mode) -> Mode {
-    match mode {
-        Mode::Without => Mode::With,
-        Mode::With => Mode::Without,
     }
 }

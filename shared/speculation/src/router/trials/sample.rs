@@ -3,8 +3,6 @@
 /// Settings of trials.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrialParams {
-    /// The way in use before anything was measured.
-    pub starts_with: Mode,
     /// Steps of a trial that are evidence; at least 3.
     pub trial_steps: u32,
     /// Steps between trials at first.
@@ -22,7 +20,6 @@ pub struct TrialParams {
 impl Default for TrialParams {
     fn default() -> Self {
         TrialParams {
-            starts_with: Mode::Without,
             trial_steps: 8,
             backoff_steps: 64,
             backoff_steps_max: 4096,
@@ -35,59 +32,54 @@ impl Default for TrialParams {
 
 /// One of the two ways that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub(in crate::router) enum Mode {
     /// Decoding without the drafts in question.
     Without,
     /// Decoding with them.
     With,
 }
 
-/// How a step goes, and whether that is a trial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// Drafts are out of use: slower, or not measured yet.
-    Without,
-    /// They are out of use, and are tried.
-    TryWith,
-    /// They are in use.
-    With,
-    /// They are in use, and doing without them is tried.
-    TryWithout,
+impl Mode {
+    pub(super) fn other(self) -> Mode {
+        match self {
+            Mode::Without => Mode::With,
+            Mode::With => Mode::Without,
+        }
+    }
+}
+
+/// How drafts are used, and whether that is on trial.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::router) struct Phase {
+    /// Drafts are in use, left out for a trial or not. They are out of use where they are slower or not measured yet.
+    pub(in crate::router) in_use: bool,
+    /// The way that is not in use is tried.
+    pub(in crate::router) on_trial: bool,
 }
 
 impl Phase {
     /// How the step goes.
-    pub fn mode(self) -> Mode {
-        match self {
-            Phase::Without | Phase::TryWithout => Mode::Without,
-            Phase::TryWith | Phase::With => Mode::With,
+    pub(in crate::router) fn mode(self) -> Mode {
+        match self.in_use != self.on_trial {
+            true => Mode::With,
+            false => Mode::Without,
         }
-    }
-
-    /// Whether drafts are in use, left out for a trial or not.
-    pub fn is_in_use(self) -> bool {
-        matches!(self, Phase::With | Phase::TryWithout)
-    }
-
-    /// Whether the step tries the way that is not in use.
-    pub fn is_trial(self) -> bool {
-        matches!(self, Phase::TryWith | Phase::TryWithout)
     }
 }
 
 /// A step as evidence.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub(in crate::router) struct Sample {
     /// Requests that decoded in it.
-    pub batch: u32,
+    pub(in crate::router) batch: u32,
     /// The way it went; `None` if its requests went different ways, or if it computed anything else.
-    pub mode: Option<Mode>,
+    pub(in crate::router) mode: Option<Mode>,
     /// Tokens emitted.
-    pub tokens: u32,
+    pub(in crate::router) tokens: u32,
     /// Seconds it took.
-    pub seconds: f64,
+    pub(in crate::router) seconds: f64,
     /// Seconds of these that the head drafted.
-    pub draft_seconds: f64,
+    pub(in crate::router) draft_seconds: f64,
     /// Text that the head had to read first, beyond what the last steps brought, in tokens.
-    pub read_tokens: u32,
+    pub(in crate::router) read_tokens: u32,
 }

@@ -5,6 +5,15 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 
+const fn phase(in_use: bool, on_trial: bool) -> Phase {
+    Phase { in_use, on_trial }
+}
+
+const WITHOUT: Phase = phase(false, false);
+const TRY_WITH: Phase = phase(false, true);
+const WITH: Phase = phase(true, false);
+const TRY_WITHOUT: Phase = phase(true, true);
+
 /// A machine: how long its steps take and what a step of the fallback brings.
 #[derive(Clone, Copy, Debug)]
 struct Machine {
@@ -89,7 +98,7 @@ impl Simulation {
         };
         Simulation {
             machine,
-            gate: Trials::new(TrialParams::default()),
+            gate: Trials::new(Mode::Without, TrialParams::default()),
             requests: (0..machine.batch).map(request).collect(),
             noise: seed | 1,
             seconds: 0.0,
@@ -109,10 +118,7 @@ impl Simulation {
     fn step(&mut self) -> Phase {
         let machine = self.machine;
         let phase = self.gate.phase(machine.batch);
-        let mode = match phase {
-            Phase::Without | Phase::TryWithout => Mode::Without,
-            Phase::With | Phase::TryWith => Mode::With,
-        };
+        let mode = phase.mode();
         let mut step = Sample {
             batch: machine.batch,
             mode: Some(mode),
@@ -163,7 +169,7 @@ impl Simulation {
         }
         self.seconds += step.seconds;
         self.tokens += f64::from(step.tokens);
-        if matches!(phase, Phase::TryWith | Phase::TryWithout) {
+        if matches!(phase, TRY_WITH | TRY_WITHOUT) {
             let best = machine.speed(Mode::Without).max(machine.speed(Mode::With));
             self.tried_s += step.seconds - f64::from(step.tokens) / best;
         }
@@ -192,12 +198,12 @@ fn the_first_trial_comes_after_some_plain_steps_and_is_short() {
         },
         7,
     );
-    assert_eq!(loses.count(64, Phase::Without), 64);
+    assert_eq!(loses.count(64, WITHOUT), 64);
     // The head reads what it missed in the first step, and half the speed is clear after three more.
-    assert_eq!(loses.count(4, Phase::TryWith), 4);
+    assert_eq!(loses.count(4, TRY_WITH), 4);
     // Ten milliseconds were lost four times: nothing is tried for a hundred times that.
-    assert_eq!(loses.count(300, Phase::Without), 300);
-    let trials = loses.count(20_000, Phase::TryWith);
+    assert_eq!(loses.count(300, WITHOUT), 300);
+    let trials = loses.count(20_000, TRY_WITH);
     assert!((3..=45).contains(&trials), "{trials} steps of trials");
 }
 
@@ -212,13 +218,13 @@ fn what_pays_comes_into_use_and_plain_decoding_is_looked_at_again() {
         7,
     );
     wins.run(64 + 1 + 8);
-    assert_eq!(wins.gate.phase(1), Phase::With);
-    let pauses = wins.count(20_000, Phase::TryWithout);
+    assert_eq!(wins.gate.phase(1), WITH);
+    let pauses = wins.count(20_000, TRY_WITHOUT);
     assert!(
         (3..=60).contains(&pauses),
         "{pauses} steps of plain decoding"
     );
-    assert_eq!(wins.gate.phase(1), Phase::With);
+    assert_eq!(wins.gate.phase(1), WITH);
     let gain = wins.gate.gain(1).unwrap();
     let truth = wins.machine.gain();
     assert!((gain / truth - 1.0).abs() < 0.15, "{gain} for {truth}");
@@ -234,23 +240,23 @@ fn what_was_asked_for_is_learnt_from_until_the_first_trial() {
         draft_seconds: 0.0,
         read_tokens: 0,
     };
-    let mut gate = Trials::new(TrialParams::default());
+    let mut gate = Trials::new(Mode::Without, TrialParams::default());
     for _ in 0..200 {
         gate.learn(step(Mode::Without, 1, 0.010));
         gate.learn(step(Mode::With, 4, 0.020));
     }
     // Known, but nobody is served by it untried.
     assert!((gate.gain(1).unwrap() - 2.0).abs() < 1e-9);
-    assert_eq!(gate.phase(1), Phase::Without);
+    assert_eq!(gate.phase(1), WITHOUT);
     for _ in 0..64 {
         gate.observe(step(Mode::Without, 1, 0.010));
     }
-    assert_eq!(gate.phase(1), Phase::TryWith);
+    assert_eq!(gate.phase(1), TRY_WITH);
     for _ in 0..8 {
         gate.observe(step(Mode::With, 1, 0.020));
     }
     // Where it is needed it accepts nothing, whatever it accepts elsewhere.
-    assert_eq!(gate.phase(1), Phase::Without);
+    assert_eq!(gate.phase(1), WITHOUT);
     let lost = gate.gain(1).unwrap();
     for _ in 0..200 {
         gate.learn(step(Mode::With, 4, 0.020));
@@ -261,9 +267,9 @@ fn what_was_asked_for_is_learnt_from_until_the_first_trial() {
 #[test]
 fn a_step_that_was_held_up_decides_nothing() {
     // Twice as fast, but the third step of the first trial waits for something else.
-    let mut gate = Trials::new(TrialParams::default());
+    let mut gate = Trials::new(Mode::Without, TrialParams::default());
     for number in 0..2000 {
-        let drafts = matches!(gate.phase(1), Phase::With | Phase::TryWith);
+        let drafts = matches!(gate.phase(1), WITH | TRY_WITH);
         gate.observe(Sample {
             batch: 1,
             mode: Some(if drafts { Mode::With } else { Mode::Without }),
@@ -273,21 +279,18 @@ fn a_step_that_was_held_up_decides_nothing() {
             read_tokens: 0,
         });
         if number > 64 + 8 {
-            assert!(
-                matches!(gate.phase(1), Phase::With | Phase::TryWithout),
-                "{number}"
-            );
+            assert!(matches!(gate.phase(1), WITH | TRY_WITHOUT), "{number}");
         }
     }
 }
 
 #[test]
 fn batches_are_measured_apart() {
-    let mut gate = Trials::new(TrialParams::default());
+    let mut gate = Trials::new(Mode::Without, TrialParams::default());
     // The fallback brings three tokens; its steps take as long as plain ones at 1, four times as long at 16.
     for _ in 0..300 {
         for (batch, slowdown) in [(1, 1.0), (16, 4.0)] {
-            let drafts = matches!(gate.phase(batch), Phase::With | Phase::TryWith);
+            let drafts = matches!(gate.phase(batch), WITH | TRY_WITH);
             gate.observe(Sample {
                 batch,
                 mode: Some(if drafts { Mode::With } else { Mode::Without }),
@@ -298,22 +301,24 @@ fn batches_are_measured_apart() {
             });
         }
     }
-    assert_eq!(gate.phase(1), Phase::With);
-    assert_eq!(gate.phase(9), Phase::Without);
-    assert_eq!(gate.phase(16), Phase::Without);
-    assert_eq!(gate.phase(17), Phase::Without);
-    let known: Vec<(u32, bool)> = gate
-        .buckets()
-        .map(|(batch, in_use, _)| (batch, in_use))
-        .collect();
-    assert_eq!(known, [(1, true), (16, false)]);
+    assert_eq!(gate.phase(1), WITH);
+    assert_eq!(gate.phase(9), WITHOUT);
+    assert_eq!(gate.phase(16), WITHOUT);
+    assert_eq!(gate.phase(17), WITHOUT);
     assert!((gate.gain(1).unwrap() - 3.0).abs() < 1e-9);
     assert!((gate.gain(16).unwrap() - 0.75).abs() < 1e-9);
+    assert_eq!(gate.best_gain(true), gate.gain(1));
+    // Without the size that the head serves well, only the gain of the other one is known.
+    gate.forget(1);
+    assert_eq!(
+        (gate.best_gain(true), gate.best_gain(false)),
+        (None, gate.gain(16))
+    );
 }
 
 #[test]
 fn mixed_steps_are_no_evidence_and_end_a_trial_all_the_same() {
-    let mut gate = Trials::new(TrialParams::default());
+    let mut gate = Trials::new(Mode::Without, TrialParams::default());
     let step = |mode, seconds| Sample {
         batch: 2,
         mode,
@@ -325,28 +330,28 @@ fn mixed_steps_are_no_evidence_and_end_a_trial_all_the_same() {
     for _ in 0..1000 {
         gate.observe(step(None, 0.010));
     }
-    assert_eq!(gate.phase(2), Phase::Without);
+    assert_eq!(gate.phase(2), WITHOUT);
     assert_eq!(gate.gain(2), None);
     for _ in 0..64 {
         gate.observe(step(Some(Mode::Without), 0.010));
     }
-    assert_eq!(gate.phase(2), Phase::TryWith);
+    assert_eq!(gate.phase(2), TRY_WITH);
     for _ in 0..4 * 8 {
-        assert_eq!(gate.phase(2), Phase::TryWith);
+        assert_eq!(gate.phase(2), TRY_WITH);
         gate.observe(step(None, 0.010));
     }
     // The head took 32 ms: no trial for a hundred times that.
     for _ in 0..319 {
-        assert_eq!(gate.phase(2), Phase::Without);
+        assert_eq!(gate.phase(2), WITHOUT);
         gate.observe(step(Some(Mode::Without), 0.010));
     }
     gate.observe(step(Some(Mode::Without), 0.011));
-    assert_eq!(gate.phase(2), Phase::TryWith);
+    assert_eq!(gate.phase(2), TRY_WITH);
 }
 
 #[test]
 fn seconds_that_are_none_are_left_out() {
-    let mut gate = Trials::new(TrialParams::default());
+    let mut gate = Trials::new(Mode::Without, TrialParams::default());
     for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         for _ in 0..1000 {
             gate.observe(Sample {
@@ -359,9 +364,9 @@ fn seconds_that_are_none_are_left_out() {
             });
         }
     }
-    assert_eq!(gate.phase(1), Phase::Without);
-    assert_eq!(gate.buckets().count(), 0);
-    assert_eq!(gate.phase(u32::MAX), Phase::Without);
+    assert_eq!(gate.phase(1), WITHOUT);
+    assert!(gate.buckets.is_empty());
+    assert_eq!(gate.phase(u32::MAX), WITHOUT);
     assert_eq!(
         (batch_bucket(0), batch_bucket(5), batch_bucket(8)),
         (1, 8, 8)
@@ -382,11 +387,11 @@ fn reading_is_charged_by_what_requests_bring_along() {
     let mut long = Simulation::new(machine(400), 3);
     long.run(4000);
     assert!(long.machine.gain() > 1.5);
-    assert_eq!(long.gate.phase(1), Phase::With);
+    assert_eq!(long.gate.phase(1), WITH);
     let mut short = Simulation::new(machine(12), 3);
     short.run(4000);
     assert!(short.machine.gain() < 0.9);
-    assert_eq!(short.gate.phase(1), Phase::Without);
+    assert_eq!(short.gate.phase(1), WITHOUT);
     let shown = short.gate.gain(1).unwrap();
     assert!((shown / short.machine.gain() - 1.0).abs() < 0.25, "{shown}");
 }
@@ -404,14 +409,14 @@ fn it_follows_when_speeds_change() {
     };
     let mut simulation = Simulation::new(slow, 11);
     simulation.run(3000);
-    assert_eq!(simulation.gate.phase(1), Phase::Without);
+    assert_eq!(simulation.gate.phase(1), WITHOUT);
     simulation.machine = fast;
     simulation.run(6000);
-    assert_eq!(simulation.gate.phase(1), Phase::With);
+    assert_eq!(simulation.gate.phase(1), WITH);
     simulation.machine = slow;
     // Noticed by what it does, long before the next pause is due.
     simulation.run(300);
-    assert_eq!(simulation.gate.phase(1), Phase::Without);
+    assert_eq!(simulation.gate.phase(1), WITHOUT);
 }
 
 proptest! {

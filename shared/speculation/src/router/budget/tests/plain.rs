@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::{BudgetRequest, BudgetStep, Budgeted, HeadOption, PRICE_SLOTS, Share, worth};
+use super::super::{BudgetRequest, BudgetStep, HeadOption, PRICE_SLOTS, Share, worth};
 use crate::router::cost::Stair;
 
 /// A node that may be verified.
@@ -11,7 +11,6 @@ struct Node {
     node: u32,
     beside: bool,
     worth: f32,
-    chance: f32,
 }
 
 /// The figures of one choice of heads.
@@ -28,7 +27,7 @@ fn divide(
     step: &BudgetStep,
     seconds: impl Fn(u32) -> f64,
     head_seconds: impl Fn(u32, u32) -> f64,
-) -> Budgeted {
+) -> Vec<Share> {
     let plain = worth(requests);
     let rate = step.rate.map(|rate| rate.max(plain / seconds(step.tokens)));
     let merit = |worth: f64, seconds: f64| match rate {
@@ -39,16 +38,14 @@ fn divide(
     for (at, request) in requests.iter().enumerate() {
         let mut worths = Vec::new();
         request.worths(&mut worths);
-        let tree = request.tree.iter().map(|chance| (*chance, false));
-        let beside = request.beside.iter().map(|chance| (*chance, true));
-        for (place, ((chance, beside), worth)) in tree.chain(beside).zip(worths).enumerate() {
+        for (place, worth) in worths.into_iter().enumerate() {
+            let beside = place >= request.tree.len();
             let before = if beside { request.tree.len() } else { 0 };
             nodes.push(Node {
                 request: at,
                 node: (place - before) as u32,
                 beside,
                 worth,
-                chance,
             });
         }
     }
@@ -155,17 +152,7 @@ fn divide(
     }
     let (heads, weighed) = best;
     let order = of(&heads);
-    let (admitted, refused) = order.split_at(weighed.admitted);
-    let mut expected_tokens = requests.len() as f64;
-    for (request, head) in requests.iter().zip(&heads) {
-        expected_tokens += request
-            .head
-            .filter(|_| *head)
-            .map_or(0.0, |head| f64::from(head.gain));
-    }
-    expected_tokens = admitted
-        .iter()
-        .fold(expected_tokens, |sum, node| sum + f64::from(node.chance));
+    let admitted = &order[..weighed.admitted];
     let share = |(at, head): (usize, &bool)| {
         let of = admitted.iter().filter(|node| node.request == at);
         let mut nodes: Vec<u32> = of.map(|node| node.node).collect();
@@ -177,13 +164,7 @@ fn divide(
             (false, false) => Share::Tree(nodes),
         }
     };
-    Budgeted {
-        shares: heads.iter().enumerate().map(share).collect(),
-        expected_tokens,
-        expected_seconds: weighed.seconds,
-        admitted: weighed.admitted as u32,
-        refused: refused.iter().filter(|node| !node.beside).count() as u32,
-    }
+    heads.iter().enumerate().map(share).collect()
 }
 
 /// Chances as they come, many of them equal, and some of next to nothing.

@@ -10,41 +10,41 @@
 
 /// A draft that could be verified in one call.
 #[derive(Clone, Copy, Debug)]
-pub struct CallOffer<'a> {
+pub(super) struct CallOffer<'a> {
     /// f of each node of the draft, parents first and never above their parents': see
-    /// [`path_probabilities`](crate::statistics::AcceptanceStatistics::path_probabilities).
-    pub tree: &'a [f32],
+    /// [`path_probabilities`](refrain_speculation::statistics::AcceptanceStatistics::path_probabilities).
+    pub(super) tree: &'a [f32],
     /// The node that ends the output if it is accepted, if there is one. No stream is needed after it.
-    pub ends_with: Option<u32>,
+    pub(super) ends_with: Option<u32>,
     /// Most nodes.
-    pub nodes_max: u32,
+    pub(super) nodes_max: u32,
 }
 
 /// The pace of the engine's streams.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StreamPace {
+pub(super) struct StreamPace {
     /// Seconds per token.
-    pub token_s: f64,
+    pub(super) token_s: f64,
     /// Seconds that a stream is silent before its first token, beyond `token_s`.
-    pub restart_s: f64,
+    pub(super) restart_s: f64,
     /// Whether there is a stream now. If not, one must be started anyway, with or without a call before it.
-    pub is_streaming: bool,
+    pub(super) is_streaming: bool,
 }
 
 /// The best call for a draft.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CallWorth {
+pub(super) struct CallWorth {
     /// The nodes that it verifies, ascending. They are a tree.
-    pub nodes: Vec<u32>,
+    pub(super) nodes: Vec<u32>,
     /// Expected number of accepted draft tokens.
-    pub expected: f32,
+    pub(super) expected: f32,
     /// Seconds that it is expected to save; at most 0 if it does not pay.
-    pub saved_s: f64,
+    pub(super) saved_s: f64,
 }
 
 impl CallWorth {
     /// Whether the call is expected to be quicker than the stream.
-    pub fn pays(&self) -> bool {
+    pub(super) fn pays(&self) -> bool {
         self.saved_s > 0.0
     }
 }
@@ -55,7 +55,7 @@ impl CallWorth {
 ///
 /// Probabilities never rise along a path, so the most probable nodes are a tree. Every number of them is tried, since
 /// a call with a high fixed price pays only for long drafts.
-pub fn best_call(
+pub(super) fn best_call(
     offer: &CallOffer<'_>,
     pace: &StreamPace,
     call_s: impl Fn(u32) -> f64,

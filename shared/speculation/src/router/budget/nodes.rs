@@ -1,0 +1,77 @@
+//! The order in which the draft tokens of a step are admitted.
+
+use std::ops::Range;
+
+use super::request::BudgetRequest;
+
+/// The nodes of all requests, one list after the other: for each request those of its tree, then the same beside the
+/// head.
+pub(super) struct Nodes {
+    /// The worth of each node.
+    pub(super) worths: Vec<f32>,
+    /// The request of each node.
+    owners: Vec<Owner>,
+    /// The ranges of each request's nodes.
+    pub(super) of: Vec<Places>,
+    /// The nodes with a positive worth, best first. Among equals the earlier one comes first, so a parent before its
+    /// child.
+    pub(super) order: Vec<u32>,
+}
+
+/// The ranges of a request's nodes.
+pub(super) struct Places {
+    pub(super) tree: Range<usize>,
+    pub(super) beside: Range<usize>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Owner {
+    pub(super) request: u32,
+    /// It stands beside the head's draft.
+    pub(super) beside: bool,
+}
+
+impl Nodes {
+    pub(super) fn of(requests: &[BudgetRequest<'_>]) -> Self {
+        let lengths = requests.iter().map(|of| of.tree.len() + of.beside.len());
+        let count = lengths.sum();
+        let mut worths: Vec<f32> = Vec::with_capacity(count);
+        let mut owners: Vec<Owner> = Vec::with_capacity(count);
+        let mut of = Vec::with_capacity(requests.len());
+        for (request, wanted) in (0u32..).zip(requests) {
+            let first = worths.len();
+            let middle = first + wanted.tree.len();
+            wanted.worths(&mut worths);
+            for (end, beside) in [(middle, false), (worths.len(), true)] {
+                owners.resize(end, Owner { request, beside });
+            }
+            of.push(Places {
+                tree: first..middle,
+                beside: middle..worths.len(),
+            });
+        }
+        let ranked = (0u32..).zip(&worths);
+        let mut keys: Vec<u64> = Vec::with_capacity(count);
+        keys.extend(
+            ranked
+                .filter(|(_, worth)| **worth > 0.0 && worth.is_finite())
+                // Positive floats have the order of their bits.
+                .map(|(at, worth)| u64::from(!worth.to_bits()) << 32 | u64::from(at)),
+        );
+        keys.sort_unstable();
+        Nodes {
+            worths,
+            owners,
+            of,
+            order: keys.into_iter().map(|key| key as u32).collect(),
+        }
+    }
+
+    pub(super) fn owner(&self, at: u32) -> Owner {
+        self.owners[at as usize]
+    }
+
+    pub(super) fn worth(&self, at: u32) -> f64 {
+        f64::from(self.worths[at as usize])
+    }
+}
