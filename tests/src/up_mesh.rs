@@ -62,8 +62,6 @@ impl UpMesh {
         let mut table: toml::Table = settings.parse()?;
         set(&mut table, "gateway", "listen", "127.0.0.1:0".into());
         set(&mut table, "gateway", "keys", keys());
-        // Without a profile, the step times of a busy machine do not decide which drafts are used.
-        set(&mut table, "worker", "profile_ms_max", 0.into());
         set(
             &mut table,
             "draft_store",
@@ -71,6 +69,8 @@ impl UpMesh {
             data_dir.display().to_string().into(),
         );
         let mut file: MeshFile = table.try_into()?;
+        // Without a profile, the step times of a busy machine do not decide which drafts are used.
+        file.worker.profile_ms_max = 0;
         tune(&mut file);
         let process = Box::pin(Process::start(Role::Up, file)).await?;
         let addr = process

@@ -83,7 +83,7 @@ impl StreamDriver {
                 else => break,
             }
         }
-        serve_cuts(commands, &self.context.sink, std::future::ready(())).await;
+        serve_cuts(commands, &self.context.shared.sink, std::future::ready(())).await;
     }
 
     fn start(
@@ -122,7 +122,7 @@ impl StreamDriver {
             None => control,
         };
         if let ChunkControl::Cut(cut, done) = unsent {
-            self.context.sink.cut_ended(cut);
+            self.context.shared.sink.cut_ended(cut);
             let _ = done.send(());
         }
     }

@@ -20,7 +20,7 @@ const ENDED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 #[derive(Clone)]
 pub(crate) struct OutputSink {
     harvest: Uploader,
-    metrics: WorkerMetrics,
+    metrics: Arc<WorkerMetrics>,
     /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the same step as
     /// the chunk.
     ended: Arc<Mutex<LruCache<LeaseId, OutputCut>>>,
@@ -54,7 +54,7 @@ impl OutputCut {
 }
 
 impl OutputSink {
-    pub(crate) fn new(harvest: Uploader, metrics: WorkerMetrics) -> Self {
+    pub(crate) fn new(harvest: Uploader, metrics: Arc<WorkerMetrics>) -> Self {
         OutputSink {
             harvest,
             metrics,
@@ -170,8 +170,7 @@ impl OutputSink {
     /// Counts a chunk that is over.
     pub(crate) fn count_chunk(&self, running: &ActiveRequest, outcome: ChunkOutcome) {
         self.metrics.chunk_ended(outcome);
-        let counts = running.counts();
-        self.metrics.request_length(counts.emitted, counts.steps);
+        self.metrics.request_length(running.counts());
     }
 
     /// Shortens an output in the index and in the store.

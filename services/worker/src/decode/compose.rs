@@ -5,29 +5,22 @@ use std::time::Instant;
 use refrain_draft_replica::{DraftQuery, RemoteDrafts};
 use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::Speculation;
+use refrain_protocol::engine::StepRequest;
 use refrain_speculation::router::{Frame, Prospect};
 
 use super::DecodeLoop;
-use super::step::{Composed, Movers, Part};
+use super::step::{Movers, Part};
 use crate::chunk::ActiveChunk;
-use crate::running::{ActiveRequest, EngineLimits};
+use crate::running::ActiveRequest;
 
 impl DecodeLoop {
-    pub(super) fn limits(&self) -> EngineLimits {
-        let capabilities = self.engine.capabilities();
-        EngineLimits {
-            max_context: capabilities.max_context,
-            max_draft_tokens: capabilities.max_draft_tokens,
-        }
-    }
-
     /// Every request that can move, beginning with the one at `first`.
     pub(super) fn movers(&self, batch: &[ActiveChunk], first: usize) -> Movers {
         let (parts, room) = self.parts(batch, first);
         let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
         let reads_prompt = parts.iter().any(|part| !part.decodes);
         Movers {
-            withholds: self.routing.withholds(decoding, reads_prompt),
+            withholds: self.routing.router.withholds(decoding, reads_prompt),
             parts,
             room,
             decoding,
@@ -37,32 +30,26 @@ impl DecodeLoop {
     /// The remote look-ups of a step: for requests that may draft in it and whose namespace has no complete replica
     /// here.
     pub(super) fn remote_queries(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
-        let limits = self.limits();
         let context_tokens = self.remote_lookup.context_tokens();
-        let no_auto = movers.withholds || self.routing.is_off(movers.decoding);
+        let no_auto = movers.withholds || self.routing.router.is_off(movers.decoding);
         let decoding = movers.parts.iter().filter(|part| part.decodes);
         decoding
             .map(|part| &batch[part.place].running)
             .filter(|running| !(no_auto && running.request.speculation == Speculation::Auto))
-            .filter(|running| running.draft_max(movers.room, limits) > 0)
+            .filter(|running| running.draft_max(movers.room) > 0)
             .filter_map(|running| running.remote_query(context_tokens))
             .collect()
     }
 
-    /// Composes the step of all movers.
+    /// Composes the step of all movers. Returns it with the seconds of the search for each draft.
     pub(super) fn compose(
         &mut self,
         batch: &mut [ActiveChunk],
-        movers: Movers,
+        movers: &Movers,
         remote: &RemoteDrafts,
-    ) -> Composed {
-        let (prospects, propose_seconds) = self.prospects(batch, &movers, remote);
-        let Movers {
-            parts,
-            room,
-            decoding,
-            ..
-        } = movers;
+    ) -> (StepRequest, Vec<f64>) {
+        let (prospects, propose_seconds) = self.prospects(batch, movers, remote);
+        let parts = &movers.parts;
         let kv_tokens = |part: &Part| {
             let running = &batch[part.place].running;
             u64::from(running.engine_len_with(part.context))
@@ -70,28 +57,19 @@ impl DecodeLoop {
         let frame = Frame {
             tokens: parts.iter().map(|part| part.context).sum(),
             kv_tokens: parts.iter().map(kv_tokens).sum(),
-            slots_max: room,
-            batch: decoding,
+            slots_max: movers.room,
+            batch: movers.decoding,
         };
         let mut offers = self.routing.offer(prospects, frame).into_iter();
-        let mut composed = Composed {
-            propose_seconds,
-            ..Composed::default()
-        };
-        let limits = self.limits();
-        let kept = self.routing.decisions_kept();
-        for part in parts {
-            let chunk = &mut batch[part.place];
-            let samples = part.context == chunk.running.owed();
+        let kept = self.routing.transfers.decisions_kept();
+        let items = parts.iter().map(|part| {
+            let running = &mut batch[part.place].running;
+            let samples = part.context == running.owed();
             let offer = if samples { offers.next() } else { None };
-            let decision = offer.as_ref().map(|offer| offer.decision);
-            let settings = &self.routing.settings;
-            let item = chunk
-                .running
-                .item(part.context, offer, settings, limits, kept);
-            composed.push(part, decision, item, &chunk.running);
-        }
-        composed
+            running.item(part.context, offer, &self.routing.settings, kept)
+        });
+        let items = items.collect();
+        (StepRequest { items }, propose_seconds)
     }
 
     /// The requests that move with their tokens, and the draft tokens that the step has room for beside them.
@@ -100,7 +78,8 @@ impl DecodeLoop {
     fn parts(&self, batch: &[ActiveChunk], first: usize) -> (Vec<Part>, u32) {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
-        let total = self.step_tokens_max.min(capabilities.max_step_tokens);
+        let config = &self.shared.config;
+        let total = config.step_tokens_max.min(capabilities.max_step_tokens);
         let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
         let movable = order
             .filter(|&place| {
@@ -121,7 +100,7 @@ impl DecodeLoop {
             .collect();
         for place in prefilling {
             let owed = batch[place].running.owed();
-            let context = owed.min(self.prefill_chunk_tokens).min(left);
+            let context = owed.min(config.prefill_chunk_tokens).min(left);
             if context == 0 {
                 break;
             }
@@ -143,7 +122,6 @@ impl DecodeLoop {
         movers: &Movers,
         remote: &RemoteDrafts,
     ) -> (Vec<Prospect<NamespaceId>>, Vec<f64>) {
-        let limits = self.limits();
         let params = &self.routing.settings.params;
         let sampling: Vec<&ActiveRequest> = movers
             .parts
@@ -154,12 +132,11 @@ impl DecodeLoop {
             .collect();
         let prospects = self.proposers.map(&sampling, |running| {
             let started = Instant::now();
-            let mut prospect =
-                running.prospect(movers.room, limits, params, movers.withholds, started);
+            let mut prospect = running.prospect(movers.room, params, movers.withholds, started);
             if let Some(candidate) = remote.get(&running.document()) {
                 prospect.consider(candidate);
             }
-            prospect.path_probabilities = self.routing.estimate(&prospect);
+            prospect.path_probabilities = self.routing.router.estimate(&prospect);
             (prospect, started.elapsed().as_secs_f64())
         });
         prospects.into_iter().unzip()

@@ -3,7 +3,8 @@
 use refrain_protocol::engine::Draft;
 use refrain_speculation::draft::Candidate;
 
-use super::verify::VerifyMethod;
+use crate::engine::VerifyMethod;
+use crate::running::wire_draft;
 
 /// A verify call to be made.
 #[derive(Debug)]
@@ -26,10 +27,7 @@ pub(crate) struct VerifyCall {
 impl VerifyCall {
     /// The draft as it is sent.
     pub(crate) fn draft(&self) -> Draft {
-        Draft {
-            tokens: self.verified.tree.tokens().collect(),
-            parents: self.verified.tree.parents().collect(),
-        }
+        wire_draft(&self.verified)
     }
 
     /// Number of prompts, or of tokens after the text, that the engine computes.

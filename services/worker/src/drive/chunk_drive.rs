@@ -11,13 +11,12 @@ use refrain_speculation::verify::walk_drawn;
 
 use super::call::VerifyCall;
 use super::followed::FollowedDrafts;
-use super::metrics::DriveMetrics;
 use super::policy::{DraftOpportunity, DriveDecision, DrivePolicy, Stretch};
-use super::verify::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::config::WorkerConfig;
+use crate::engine::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::metrics::WorkerMetrics;
 use crate::routing::{asked, drafts_from_indexes};
-use crate::running::{ActiveRequest, EngineLimits, JudgedDraft};
+use crate::running::{ActiveRequest, JudgedDraft};
 
 /// The part of drive mode that all chunks of a worker share.
 #[derive(Clone)]
@@ -28,18 +27,17 @@ pub(crate) struct SharedDrive {
     params: Arc<ProposeParams>,
     /// Whether sampled requests are driven as well.
     drives_sampled: bool,
-    metrics: WorkerMetrics,
+    metrics: Arc<WorkerMetrics>,
 }
 
 impl SharedDrive {
     pub(crate) fn new(
         config: &WorkerConfig,
         abilities: VerifyAbilities,
-        metrics: WorkerMetrics,
-        drive_metrics: DriveMetrics,
+        metrics: Arc<WorkerMetrics>,
     ) -> Self {
         let tokens_max = config.engine.drive_tokens_max;
-        let policy = DrivePolicy::new(config, metrics.clone(), drive_metrics);
+        let policy = DrivePolicy::new(config, metrics.clone());
         SharedDrive {
             policy: Arc::new(Mutex::new(policy)),
             abilities,
@@ -179,15 +177,18 @@ impl ChunkDrive {
     pub(crate) fn next_call(
         &mut self,
         request: &ActiveRequest,
-        limits: EngineLimits,
         is_streaming: bool,
     ) -> Option<Box<VerifyCall>> {
         let params = self.params()?;
         let started = Instant::now();
-        let found = request.found(params, limits);
+        let found = request.found(params);
         let now = Instant::now();
         let seconds = (now - started).as_secs_f64();
-        self.shared.metrics.propose_seconds.observe(seconds);
+        self.shared
+            .metrics
+            .families
+            .propose_seconds
+            .observe(seconds);
         self.decide(found?, request.text().len() as u32, is_streaming, now)
     }
 

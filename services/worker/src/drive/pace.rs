@@ -3,7 +3,7 @@
 use refrain_speculation::DecayedRatio;
 use refrain_speculation::router::{STEP_SECONDS_MIN, StepCost, StreamPace};
 
-use super::verify::VerifyMethod;
+use crate::engine::VerifyMethod;
 
 /// Maximum share of the streaming time that probes and failed calls may cost.
 const LOST_SHARE_MAX: f64 = 0.01;

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Instant;
 
 use lru::LruCache;
@@ -22,10 +23,9 @@ use refrain_speculation::router::{
 use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::call::{VerifyCall, nodes_that_fit, prompt_tokens};
-use super::metrics::DriveMetrics;
 use super::pace::Pace;
-use super::verify::VerifyMethod;
 use crate::config::WorkerConfig;
+use crate::engine::VerifyMethod;
 use crate::metrics::WorkerMetrics;
 use crate::running::labels;
 
@@ -51,8 +51,7 @@ pub(super) struct DrivePolicy {
     batch: u32,
     /// Number of tokens of all chunks so far.
     emitted: u64,
-    metrics: WorkerMetrics,
-    drive_metrics: DriveMetrics,
+    metrics: Arc<WorkerMetrics>,
 }
 
 /// A draft that could be verified now.
@@ -102,11 +101,7 @@ enum StretchKind {
 }
 
 impl DrivePolicy {
-    pub(super) fn new(
-        config: &WorkerConfig,
-        metrics: WorkerMetrics,
-        drive_metrics: DriveMetrics,
-    ) -> Self {
+    pub(super) fn new(config: &WorkerConfig, metrics: Arc<WorkerMetrics>) -> Self {
         let speculation = &config.speculation;
         let namespaces = NonZeroUsize::new(config.memory.namespaces_max);
         let has_guard = speculation.gain_min > 0.0;
@@ -129,7 +124,6 @@ impl DrivePolicy {
             batch: 0,
             emitted: 0,
             metrics,
-            drive_metrics,
         }
     }
 
@@ -314,7 +308,7 @@ impl DrivePolicy {
             .entry(batch_bucket(call.batch))
             .or_default()
             .record_call(call.method, computed, prompt_tokens, seconds);
-        self.drive_metrics.call(call.method, "verified", seconds);
+        self.metrics.verify_call(call.method, "verified", seconds);
         let (source, _) = labels(&call.verified);
         self.metrics.expectation(source, call.expected, accepted);
     }
@@ -330,7 +324,7 @@ impl DrivePolicy {
             .entry(batch_bucket(call.batch))
             .or_default()
             .record_failed_call(call.method, seconds);
-        self.drive_metrics.call(call.method, outcome, seconds);
+        self.metrics.verify_call(call.method, outcome, seconds);
     }
 
     /// Ends a stretch that brought its own chunk `own_tokens`.

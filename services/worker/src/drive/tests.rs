@@ -1,5 +1,6 @@
 //! Drive mode against a simulated engine: it follows a script, and its time is simulated.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
@@ -12,6 +13,7 @@ use refrain_speculation::draft::{Candidate, DraftNode, DraftTree, Origin, Scope,
 use super::call::nodes_that_fit;
 use super::*;
 use crate::config::WorkerConfig;
+use crate::engine::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::metrics::WorkerMetrics;
 
 /// Times of the simulated engine, seconds.
@@ -63,11 +65,10 @@ impl World {
         let mut config = WorkerConfig::default();
         change(&mut config);
         let metrics = Metrics::new().unwrap();
-        let worker_metrics = WorkerMetrics::new(&metrics, "fake").unwrap();
-        let drive_metrics = DriveMetrics::new(&metrics, "fake").unwrap();
+        let metrics = WorkerMetrics::new(&metrics, "fake").unwrap();
         let now = Instant::now();
         World {
-            drive: SharedDrive::new(&config, able, worker_metrics, drive_metrics),
+            drive: SharedDrive::new(&config, able, Arc::new(metrics)),
             prices,
             now,
             began: now,

@@ -30,7 +30,7 @@ const MESSAGE_CHARS_MAX: usize = 500;
 
 /// An engine's base URL and its connections. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct EngineClient {
+pub(super) struct EngineClient {
     pools: Arc<Pools>,
     base_url: String,
     api_key: Option<ApiKey>,
@@ -38,7 +38,7 @@ pub(crate) struct EngineClient {
 }
 
 impl EngineClient {
-    pub(crate) fn new(
+    pub(super) fn new(
         base_url: &str,
         api_key: Option<ApiKey>,
         call_timeout: Duration,
@@ -81,7 +81,7 @@ impl EngineClient {
     }
 
     /// Posts JSON and reads the whole response.
-    pub(crate) async fn post_read<Q: Serialize>(
+    pub(super) async fn post_read<Q: Serialize>(
         &self,
         path: &str,
         body: &Q,
@@ -229,7 +229,7 @@ pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
 }
 
 /// The error of a response that does not fit the kind of engine; `what` says how, for the log.
-pub(crate) fn unexpected_response(what: impl std::fmt::Display) -> ApiError {
+pub(super) fn unexpected_response(what: impl std::fmt::Display) -> ApiError {
     ApiError::new(
         ErrorKind::Upstream,
         "unexpected response from the engine; check worker.engine.kind and urls.engine",
@@ -294,7 +294,7 @@ pub(super) fn status_error(status: u16, body: &[u8]) -> ApiError {
 }
 
 /// Parses a response as JSON.
-pub(crate) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
+pub(super) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
         // serde's message quotes the input, which may be a user's text, and details are logged.
         let position = (error.line(), error.column());

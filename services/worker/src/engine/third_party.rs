@@ -1,6 +1,9 @@
 //! Third-party engines over HTTP: everything that the kinds have in common. Each kind has its own [`Dialect`].
 
+mod probe;
+
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -11,12 +14,15 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 
 use super::client::EngineClient;
-use super::dialect::Dialect;
+use super::dialect::{Dialect, LlamaCpp, SgLang, TensorRtLlm, TextOnly, Vllm};
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::identity::{ModelCard, check_tokenizer, model_card};
 use super::introductions::{Introduction, Introductions};
 use super::response::{AbortOnDrop, ResponseStream};
 use super::streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};
+use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
+use super::worker_engine::WorkerEngine;
+use crate::config::{EngineConfig, EngineKind};
 
 /// The model that the worker expects behind an engine's address.
 #[derive(Clone)]
@@ -32,70 +38,95 @@ pub struct ExpectedModel {
 }
 
 /// A third-party engine.
-pub(crate) struct ThirdPartyEngine {
+struct ThirdPartyEngine {
     client: EngineClient,
     dialect: Arc<dyn Dialect>,
     capabilities: StreamingCapabilities,
     served_model: String,
     card: ModelCard,
     introductions: Arc<Introductions>,
+    abilities: VerifyAbilities,
     /// The runtime that connected the engine. Background calls run here, since the runtime of a dropped call may be
     /// ending.
     tasks: Handle,
 }
 
-impl ThirdPartyEngine {
-    /// Connects to the engine, and checks its model and tokenizer.
-    ///
-    /// # Errors
-    /// The engine cannot be reached (`Unavailable`, `Timeout`, `Upstream`), or it serves another model
-    /// (`InvalidRequest`: a retry would not help).
-    pub(crate) async fn connect(
-        client: EngineClient,
-        dialect: Arc<dyn Dialect>,
-        expected: ExpectedModel,
-        introduced_namespaces_max: usize,
-        attempts_max: u32,
-    ) -> Result<Self, ApiError> {
-        let card = model_card(&client, dialect.health(), &expected.served_model).await?;
-        check_tokenizer(&client, &*dialect, &card, &expected.tokenizer).await?;
-        let mut reported = card.max_model_len;
-        if let Some((path, pointer)) = dialect.context() {
-            let properties: Value = client.get_json(path).await?;
-            let length = properties.pointer(pointer).and_then(Value::as_u64);
-            reported = length.and_then(|length| u32::try_from(length).ok());
-        }
-        let max_context = match (reported, expected.max_context) {
-            (Some(engine), Some(ours)) => engine.min(ours),
-            (Some(one), None) | (None, Some(one)) => one,
-            (None, None) => {
-                return Err(ApiError::invalid(
-                    "worker.engine.max_context",
-                    "neither the engine nor the model's files report the context length; set \
-                     worker.engine.max_context",
-                ));
-            }
-        };
-        let able = dialect.capabilities();
-        let capabilities = StreamingCapabilities {
-            model: expected.model,
-            // A text-only dialect prefixes the identity, because its token ids come from our own tokenizer.
-            tokenizer: format!("{}{}", able.tokenizer, expected.tokenizer.identity()),
-            max_context,
-            ..able
-        };
-        tracing::info!(url = client.base_url(), max_context, "engine connected");
-        Ok(ThirdPartyEngine {
-            client,
-            dialect,
-            capabilities,
-            served_model: expected.served_model,
-            card,
-            introductions: Arc::new(Introductions::new(introduced_namespaces_max, attempts_max)),
-            tasks: Handle::current(),
-        })
+/// Connects to the third-party engine at `url`, and checks its model and tokenizer.
+///
+/// # Errors
+/// The engine cannot be reached yet (`Unavailable`, `Timeout`, `Upstream`), or it serves another model
+/// (`InvalidRequest`: a retry would not help).
+pub async fn connect_third_party(
+    config: &EngineConfig,
+    url: &str,
+    expected: ExpectedModel,
+) -> Result<WorkerEngine, ApiError> {
+    let dialect = dialect(config, &expected)?;
+    let call_timeout = Duration::from_millis(config.call_ms_max);
+    let client =
+        EngineClient::new(url, config.api_key.clone(), call_timeout).map_err(ApiError::internal)?;
+    let card = model_card(&client, dialect.health(), &expected.served_model).await?;
+    check_tokenizer(&client, &*dialect, &card, &expected.tokenizer).await?;
+    let mut reported = card.max_model_len;
+    if let Some((path, pointer)) = dialect.context() {
+        let properties: Value = client.get_json(path).await?;
+        let length = properties.pointer(pointer).and_then(Value::as_u64);
+        reported = length.and_then(|length| u32::try_from(length).ok());
     }
+    let lengths = reported.into_iter().chain(expected.max_context);
+    let max_context = lengths.min().ok_or_else(|| {
+        ApiError::invalid(
+            "worker.engine.max_context",
+            "neither the engine nor the model's files report the context length; set \
+             worker.engine.max_context",
+        )
+    })?;
+    let able = dialect.capabilities();
+    let capabilities = StreamingCapabilities {
+        model: expected.model,
+        // A text-only dialect prefixes the identity, because its token ids come from our own tokenizer.
+        tokenizer: format!("{}{}", able.tokenizer, expected.tokenizer.identity()),
+        max_context,
+        ..able
+    };
+    tracing::info!(url = client.base_url(), max_context, "engine connected");
+    let introductions = Introductions::new(config.introduced_namespaces_max, config.attempts_max);
+    let mut engine = ThirdPartyEngine {
+        client,
+        dialect,
+        capabilities,
+        served_model: expected.served_model,
+        card,
+        introductions: Arc::new(introductions),
+        abilities: VerifyAbilities::default(),
+        tasks: Handle::current(),
+    };
+    if config.drives() {
+        engine.abilities = engine.probe_abilities(&expected.tokenizer).await?;
+    }
+    Ok(WorkerEngine::Streaming(Arc::new(engine)))
+}
 
+/// The wire format of the configured kind of engine.
+fn dialect(config: &EngineConfig, expected: &ExpectedModel) -> Result<Arc<dyn Dialect>, ApiError> {
+    let model = expected.served_model.clone();
+    let tokenizer = expected.tokenizer.clone();
+    Ok(match config.kind {
+        EngineKind::Refrain => {
+            return Err(ApiError::invalid(
+                "worker.engine.kind",
+                "\"refrain\" is not a third-party engine",
+            ));
+        }
+        EngineKind::LlamaCpp => Arc::new(LlamaCpp::new(tokenizer, config.prompt_cache)),
+        EngineKind::Vllm => Arc::new(Vllm { model }),
+        EngineKind::Sglang => Arc::new(SgLang),
+        EngineKind::TensorrtLlm => Arc::new(TensorRtLlm { model }),
+        EngineKind::Openai => Arc::new(TextOnly { model, tokenizer }),
+    })
+}
+
+impl ThirdPartyEngine {
     async fn check_model(&self) -> Result<(), ApiError> {
         let now = model_card(&self.client, self.dialect.health(), &self.served_model).await?;
         if now == self.card {
@@ -160,6 +191,23 @@ impl StreamingEngine for ThirdPartyEngine {
         let abort = AbortOnDrop::new(&self.client, &self.tasks, &*self.dialect, &request);
         let response = self.client.post_events(self.dialect.path(), &body).await?;
         Ok(ResponseStream::new(response, self.dialect.decoder(&request), abort).boxed())
+    }
+
+    fn verify_abilities(&self) -> VerifyAbilities {
+        self.abilities
+    }
+
+    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError> {
+        let (path, body, read) = self.dialect.verify_call(&request).ok_or_else(|| {
+            ApiError::internal("a verify call of a kind that the engine does not support")
+        })?;
+        let mut abort = AbortOnDrop::new(&self.client, &self.tasks, &*self.dialect, &request.text);
+        let response = self.client.post_read(path, &body).await;
+        if let Some(abort) = &mut abort {
+            // After a timeout of the call the engine may still be at work.
+            abort.is_armed = response.is_err();
+        }
+        read(&request, &response?)
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

@@ -38,7 +38,7 @@ fn lock(report: &Mutex<Option<Eagle3Report>>) -> MutexGuard<'_, Option<Eagle3Rep
 }
 
 /// Decides on transfers.
-pub(super) struct Transfers {
+pub(crate) struct Transfers {
     /// The worker that is the fallback.
     worker: Option<WorkerId>,
     params: TransferParams,
@@ -73,7 +73,7 @@ impl Transfers {
     }
 
     /// Decisions per request that a transfer looks back on; 0 if there are no transfers.
-    pub(super) fn decisions_kept(&self) -> usize {
+    pub(crate) fn decisions_kept(&self) -> usize {
         self.worker.as_ref().map_or(0, |_| self.params.after_steps)
     }
 }

@@ -10,8 +10,8 @@ use refrain_rpc::Scheduler;
 
 use super::handle::WorkerHandle;
 use crate::chunk::Command;
+use crate::engine::WorkerEngine;
 use crate::routing::fallback_worker;
-use crate::worker_engine::WorkerEngine;
 
 /// Pause after a failed heartbeat.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -61,16 +61,17 @@ impl Heartbeats {
         }
         self.confirm_engine().await;
         let served = parts.engine.served();
+        let config = &parts.shared.config;
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
-            fallback: fallback_worker(&parts.config.speculation),
-            worker: WorkerId(parts.config.id.clone()),
+            fallback: fallback_worker(&config.speculation),
+            worker: WorkerId(config.id.clone()),
             incarnation: self.incarnation,
-            url: parts.config.advertise_url.clone(),
+            url: config.advertise_url.clone(),
             model: served.model.to_owned(),
             tokenizer: served.tokenizer.to_owned(),
-            max_context: served.max_context,
-            max_running: parts.config.running_max,
+            max_context: served.limits.max_context,
+            max_running: config.running_max,
             running: parts.admission.leases(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
             draining: self.worker.readiness().is_err(),
@@ -119,14 +120,12 @@ impl Heartbeats {
             _ => {}
         }
         *self.confirmed() = confirmed.is_ok().then(Instant::now);
-        parts
-            .engine_ready
-            .store(confirmed.is_ok(), Ordering::Relaxed);
-        if let WorkerEngine::Streaming { engine, .. } = &parts.engine {
-            let counts = engine.take_introduction_counts();
-            parts.metrics.streaming.introduced(counts);
+        parts.shared.set_engine_ready(confirmed.is_ok());
+        if let WorkerEngine::Streaming(engine) = &parts.engine {
+            let metrics = &parts.shared.metrics;
+            metrics.introduced(engine.take_introduction_counts());
             if let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await {
-                parts.metrics.streaming.load(load);
+                metrics.engine_load(load);
             }
         }
     }

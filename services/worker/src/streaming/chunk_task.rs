@@ -68,34 +68,34 @@ impl StreamContext {
         let mut interrupts = Interrupts::new(controls, &chunk.events);
         let mut task = RunningTask {
             chunk,
-            sink: self.sink.clone(),
+            sink: self.shared.sink.clone(),
             outcome: None,
         };
         let chunk = &mut task.chunk;
-        self.sink.adopt(&chunk.running);
+        self.shared.sink.adopt(&chunk.running);
         let ending = self.decode_chunk(chunk, &mut interrupts).await;
         task.outcome = Some(self.end_chunk(chunk, ending));
         drop(task);
-        interrupts.close(&self.sink);
+        interrupts.close(&self.shared.sink);
     }
 
     /// Tells the reader and the store how the chunk ended.
     fn end_chunk(&self, chunk: &mut ActiveChunk, ending: ChunkEnding) -> ChunkOutcome {
         match ending {
-            ChunkEnding::Ended(end) => self.sink.end(chunk, end),
-            ChunkEnding::Failed(error) => self.sink.fail(chunk, error),
-            ChunkEnding::Overdue(error) => self.sink.time_out(chunk, error),
+            ChunkEnding::Ended(end) => self.shared.sink.end(chunk, end),
+            ChunkEnding::Failed(error) => self.shared.sink.fail(chunk, error),
+            ChunkEnding::Overdue(error) => self.shared.sink.time_out(chunk, error),
             ChunkEnding::ReaderLeft => {
-                self.sink.record_cancelled(&chunk.running);
+                self.shared.sink.record_cancelled(&chunk.running);
                 ChunkOutcome::Cancelled
             }
             ChunkEnding::ReaderStalled => {
-                self.sink.count_stalled_reader();
+                self.shared.sink.count_stalled_reader();
                 let end = chunk.running.end(ChunkEndReason::GaveWay);
-                self.sink.end(chunk, end)
+                self.shared.sink.end(chunk, end)
             }
             ChunkEnding::Cut(cut, done) => {
-                let outcome = self.sink.cut(chunk, cut.output_len);
+                let outcome = self.shared.sink.cut(chunk, cut.output_len);
                 let _ = done.send(());
                 outcome
             }
@@ -113,35 +113,31 @@ impl StreamContext {
         chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
     ) -> ChunkEnding {
-        let mut drive = self.drive.as_ref().map(|(shared, verifier)| {
+        let mut drive = self.drive.as_ref().map(|shared| {
             let running = &chunk.running;
-            let drive = ChunkDrive::new(shared.clone(), running.namespace, &running.request);
-            (drive, &**verifier)
+            ChunkDrive::new(shared.clone(), running.namespace, &running.request)
         });
-        let first_token_ms_max = self.config.first_token_ms_max;
+        let first_token_ms_max = self.config().first_token_ms_max;
         let mut timeout = TokenTimeout::new(first_token_ms_max, chunk.deadline(), Instant::now());
         let ending = loop {
             let stream = match self.open(chunk, interrupts, &mut timeout).await {
                 Ok(stream) => stream,
                 Err(ending) => break ending,
             };
-            let chunk_drive = drive.as_mut().map(|(drive, _)| drive);
-            let end = self.read_stream(chunk, interrupts, stream, chunk_drive, &mut timeout);
+            let end = self.read_stream(chunk, interrupts, stream, drive.as_mut(), &mut timeout);
             let call = match end.await {
                 StreamEnd::Chunk(ending) => break ending,
                 StreamEnd::Verify(call) => call,
             };
-            if let Some((drive, verifier)) = &mut drive
-                && let Err(ending) = self
-                    .make_verify_calls(chunk, interrupts, drive, *verifier, call)
-                    .await
+            if let Some(drive) = &mut drive
+                && let Err(ending) = self.make_verify_calls(chunk, interrupts, drive, call).await
             {
                 break ending;
             }
             // The next stream waits in the engine's queue and reads its text like the first one.
             timeout.restart(first_token_ms_max, Instant::now());
         };
-        if let Some((drive, _)) = &mut drive {
+        if let Some(drive) = &mut drive {
             drive.end(Instant::now());
         }
         ending
@@ -204,11 +200,7 @@ impl StreamContext {
                         self.engine_works();
                     }
                     self.count_step(&mut clock, now);
-                    let absorbed =
-                        chunk
-                            .running
-                            .absorb_generated(tokens, logprobs, self.limits(), now);
-                    let absorbed = match absorbed {
+                    let absorbed = match chunk.running.absorb_generated(tokens, logprobs, now) {
                         Ok(absorbed) => absorbed,
                         Err(error) => return StreamEnd::Chunk(self.engine_failed(error)),
                     };
@@ -224,14 +216,14 @@ impl StreamContext {
                         Err(ending) => return StreamEnd::Chunk(ending),
                     }
                     // The time that the reader took does not count as the engine's.
-                    timeout.restart(self.config.idle_ms_max, Instant::now());
+                    timeout.restart(self.config().idle_ms_max, Instant::now());
                     let Some(drive) = &mut drive else {
                         continue;
                     };
                     // Tokens that have arrived already are not given up.
                     peeked = stream.next().now_or_never();
                     if peeked.is_none()
-                        && let Some(call) = drive.next_call(&chunk.running, self.limits(), true)
+                        && let Some(call) = drive.next_call(&chunk.running, true)
                     {
                         return StreamEnd::Verify(call);
                     }
@@ -257,9 +249,9 @@ impl StreamContext {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(gap) = gaps.record(&mut clock.last, now, batch) {
-            self.metrics.engine_step(gap.share_s, 0.0);
+            self.shared.metrics.engine_step(gap.share_s, 0.0);
             if let Some((batch, seconds)) = gap.median {
-                self.metrics.streaming.step(batch, seconds);
+                self.shared.metrics.streamed_step(batch, seconds);
             }
         }
     }

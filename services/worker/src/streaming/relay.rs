@@ -36,7 +36,7 @@ impl StreamContext {
         } = absorbed;
         let running = &chunk.running;
         running.remember(running.piece_of(&record));
-        self.sink.record_step(running, record);
+        self.shared.sink.record_step(running, record);
         let event = ChunkEvent::Step(message);
         let permit = tokio::select! {
             biased;
@@ -72,7 +72,7 @@ impl StreamContext {
             Err(TrySendError::Closed(())) => return Err(ChunkEnding::ReaderLeft),
             Err(TrySendError::Full(())) => {}
         }
-        match tokio::time::timeout(self.reader_stall_max, events.reserve()).await {
+        match tokio::time::timeout(self.shared.reader_stall_max(), events.reserve()).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => Err(ChunkEnding::ReaderLeft),
             Err(_) => Err(ChunkEnding::ReaderStalled),
@@ -105,7 +105,7 @@ impl StreamContext {
             // The engine's own limit.
             GeneratedEnd::Length => ChunkEndReason::Length,
         };
-        self.sink.record_end(running, reason);
+        self.shared.sink.record_end(running, reason);
         ChunkEnding::Ended(running.end(reason))
     }
 }
