@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use self::step::Part;
-use crate::chunk::{ActiveChunk, Command, NewChunk, serve_cuts};
+use crate::chunk::{ActiveChunk, Command, serve_cuts};
 use crate::engine::VerifyingEngine;
 use crate::metrics::ChunkOutcome;
 use crate::routing::{Proposers, Routing};
@@ -150,7 +150,7 @@ impl DecodeLoop {
     /// Carries out a command. Returns whether more commands may come.
     fn command(&mut self, command: Command, batch: &mut Vec<ActiveChunk>) -> bool {
         match command {
-            Command::Start(start) => self.start(*start, batch),
+            Command::Start(chunk) => self.start(*chunk, batch),
             Command::Cut(cut, done) => {
                 self.cut(cut, batch);
                 // An error means that the caller no longer waits.
@@ -201,16 +201,14 @@ impl DecodeLoop {
         }
     }
 
-    fn start(&mut self, start: NewChunk, batch: &mut Vec<ActiveChunk>) {
-        let mut chunk = ActiveChunk::new(start);
+    fn start(&mut self, mut chunk: ActiveChunk, batch: &mut Vec<ActiveChunk>) {
         let running = &chunk.running;
         // An older attempt at the same request has lost its lease, so it must not go on beside this one.
         let same = |other: &ActiveChunk| other.running.document() == running.document();
         if let Some(place) = batch.iter().position(same) {
             let mut old = self.remove(place, batch);
-            let message = "a newer lease has taken this request over";
-            old.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
-            self.close(old, ChunkOutcome::TakenOver, true);
+            let outcome = self.shared.sink.take_over(&mut old);
+            self.close(old, outcome, true);
         }
         self.shared.sink.adopt(running);
         self.routing.request_begins(running);

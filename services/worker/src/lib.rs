@@ -51,7 +51,7 @@ use crate::metrics::WorkerMetrics;
 use crate::routing::{DraftSettings, HeadReports, Proposers, Routing, profile};
 use crate::service::{Heartbeats, WorkerParts};
 use crate::shared::Shared;
-use crate::streaming::{StreamContext, StreamDriver};
+use crate::streaming::StreamContext;
 
 pub use config::{
     ApiKey, DriveMode, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, RouterChoice,
@@ -120,7 +120,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
             let is_driven = config.engine.drives() && abilities.any();
             let drive = is_driven.then(|| SharedDrive::new(config, abilities, metrics.clone()));
             let context = StreamContext::new(shared.clone(), engine.clone(), drive);
-            let driver = tokio::spawn(StreamDriver::new(context).run(inbox));
+            let driver = tokio::spawn(Arc::new(context).run(inbox));
             // Only drive mode drafts for such an engine.
             (driver, None, is_driven)
         }
@@ -154,7 +154,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
         .listen
         .map(|listen| service::serve(listen, handle.clone(), &with.metrics))
         .transpose()?;
-    let heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
+    let mut heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
     // Sent here, so that the scheduler knows a worker that has started.
     let pause = heartbeats.send().await;
     Ok(WorkerServer {
@@ -201,8 +201,7 @@ async fn decode_loop(
             &routing.settings.params,
             metrics.memory.clone(),
         ),
-        proposers: Proposers::new(config.speculation.propose_together_min)
-            .context("starting the threads that propose drafts")?,
+        proposers: Proposers::new().context("starting the threads that propose drafts")?,
         routing,
     })
 }

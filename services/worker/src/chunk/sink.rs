@@ -4,10 +4,10 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
-use refrain_draft_replica::{GroupReplica, NamespaceReplica, Uploader};
+use refrain_draft_replica::{DocumentUpdateRef, GroupReplica, NamespaceReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
-use refrain_protocol::{ApiError, LeaseId, NamespaceId, SignedNamespace};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, SignedNamespace};
 
 use super::active::ActiveChunk;
 use crate::metrics::{ChunkOutcome, RejectionLimit, WorkerMetrics};
@@ -81,8 +81,7 @@ impl OutputSink {
         for document in &record.credited {
             self.harvest.touch(running.namespace, namespace, *document);
         }
-        self.harvest
-            .push(running.namespace, namespace, running.piece_of(&record));
+        self.push(running, running.piece_of(&record));
     }
 
     /// Records the end of an output that came without a token.
@@ -99,16 +98,14 @@ impl OutputSink {
         };
         let piece = running.piece(running.output().len() as u32, &[], Some(finish));
         running.remember(piece);
-        self.harvest
-            .push(running.namespace, &running.request.namespace, piece);
+        self.push(running, piece);
     }
 
     /// Records that the reader has left, so that the output stays as it is.
     pub(crate) fn record_cancelled(&self, running: &ActiveRequest) {
         let len = running.output().len() as u32;
         let piece = running.piece(len, &[], Some(FinishReason::Cancelled));
-        self.harvest
-            .push(running.namespace, &running.request.namespace, piece);
+        self.push(running, piece);
     }
 
     /// Sends the last event of a chunk that did not fail.
@@ -146,6 +143,13 @@ impl OutputSink {
         ChunkOutcome::Overdue
     }
 
+    /// Tells the reader that a newer lease continues the request elsewhere.
+    pub(crate) fn take_over(&self, chunk: &mut ActiveChunk) -> ChunkOutcome {
+        let message = "a newer lease has taken this request over";
+        chunk.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
+        ChunkOutcome::TakenOver
+    }
+
     /// Shortens the output of a running chunk.
     pub(crate) fn cut(&self, chunk: &ActiveChunk, output_len: u32) -> ChunkOutcome {
         self.shorten(OutputCut::new(chunk, output_len));
@@ -171,6 +175,12 @@ impl OutputSink {
     pub(crate) fn count_chunk(&self, running: &ActiveRequest, outcome: ChunkOutcome) {
         self.metrics.chunk_ended(outcome);
         self.metrics.request_length(running.counts());
+    }
+
+    /// Sends a piece of an output to the store.
+    fn push(&self, running: &ActiveRequest, piece: DocumentUpdateRef<'_>) {
+        let namespace = &running.request.namespace;
+        self.harvest.push(running.namespace, namespace, piece);
     }
 
     /// Shortens an output in the index and in the store.

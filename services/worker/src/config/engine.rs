@@ -65,11 +65,6 @@ pub struct EngineConfig {
     /// the default allows the full draft up to 2,000 tokens of text.
     #[serde(skip)]
     pub drive_prompt_tokens_max: u64,
-    /// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python
-    /// client inside. Equal to the default of the client's `memory.namespaces_max`, which evicts the namespaces above
-    /// it.
-    #[serde(skip)]
-    pub introduced_namespaces_max: usize,
 }
 
 /// Use of verify calls (see [`EngineConfig::drive`]).
@@ -153,7 +148,6 @@ impl Default for EngineConfig {
             breaker_open_ms: 2_000,
             drive_tokens_max: 64,
             drive_prompt_tokens_max: 131_072,
-            introduced_namespaces_max: 64,
         }
     }
 }
@@ -224,7 +218,6 @@ mod tests {
             "breaker_open_ms",
             "drive_tokens_max",
             "drive_prompt_tokens_max",
-            "introduced_namespaces_max",
         ] {
             let config = format!("{{\"{key}\":1}}");
             let error = serde_json::from_str::<EngineConfig>(&config).unwrap_err();

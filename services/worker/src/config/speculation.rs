@@ -41,10 +41,6 @@ pub struct SpeculationConfig {
     /// saves.
     #[serde(skip)]
     pub statistics_interval_ms: u64,
-    /// Requests of a step from which on threads look for drafts together. Waking them takes about as long as 100
-    /// microseconds of searching.
-    #[serde(skip)]
-    pub propose_together_min: usize,
 }
 
 /// How the drafts of `auto` requests are chosen.
@@ -118,7 +114,6 @@ impl Default for SpeculationConfig {
             propose,
             gain_min: 0.97,
             statistics_interval_ms: 60_000,
-            propose_together_min: 12,
         }
     }
 }
@@ -250,12 +245,7 @@ mod tests {
 
     #[test]
     fn constants_are_not_keys() {
-        for key in [
-            "propose",
-            "gain_min",
-            "statistics_interval_ms",
-            "propose_together_min",
-        ] {
+        for key in ["propose", "gain_min", "statistics_interval_ms"] {
             let error = read(serde_json::json!({ key: 1 })).unwrap_err();
             assert!(error.contains("unknown field"), "{error}");
         }

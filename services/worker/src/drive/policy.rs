@@ -144,12 +144,12 @@ impl DrivePolicy {
 
     /// Records the time that a stream took for some tokens.
     pub(super) fn record_streamed(&mut self, tokens: usize, seconds: f64) {
-        self.pace().record_streamed(tokens, seconds);
+        self.pace(self.batch).record_streamed(tokens, seconds);
     }
 
     /// Records the silence before the first token of a stream that was opened after a call.
     pub(super) fn record_restart(&mut self, seconds: f64) {
-        self.pace().record_restart(seconds);
+        self.pace(self.batch).record_restart(seconds);
     }
 
     /// Records that a stream ended by itself, at a token that its request did not know as an end.
@@ -197,10 +197,10 @@ impl DrivePolicy {
         if !worth.pays() {
             // A probe gives up a stream to learn the price of a call. Between two calls there is no stream, and
             // nothing new to learn either.
-            if !opportunity.is_streaming || !self.pace().is_probe_due(method) {
+            if !opportunity.is_streaming || !self.pace(self.batch).is_probe_due(method) {
                 return stream(RouteReason::OverBudget);
             }
-            self.pace().begin_probe(method, -worth.saved_s);
+            self.pace(self.batch).begin_probe(method, -worth.saved_s);
             let call = self.call(opportunity, method, worth, true);
             return (Route::Suffix, RouteReason::Probe, DriveDecision::Call(call));
         }
@@ -304,10 +304,8 @@ impl DrivePolicy {
     /// Records a call that produced tokens.
     pub(super) fn record_call(&mut self, call: &VerifyCall, accepted: u32, seconds: f64) {
         let (computed, prompt_tokens) = (call.computed(), call.prompt_tokens());
-        self.paces
-            .entry(batch_bucket(call.batch))
-            .or_default()
-            .record_call(call.method, computed, prompt_tokens, seconds);
+        let pace = self.pace(call.batch);
+        pace.record_call(call.method, computed, prompt_tokens, seconds);
         self.metrics.verify_call(call.method, "verified", seconds);
         let (source, _) = labels(&call.verified);
         self.metrics.expectation(source, call.expected, accepted);
@@ -320,10 +318,8 @@ impl DrivePolicy {
         outcome: &'static str,
         seconds: f64,
     ) {
-        self.paces
-            .entry(batch_bucket(call.batch))
-            .or_default()
-            .record_failed_call(call.method, seconds);
+        let pace = self.pace(call.batch);
+        pace.record_failed_call(call.method, seconds);
         self.metrics.verify_call(call.method, outcome, seconds);
     }
 
@@ -338,7 +334,7 @@ impl DrivePolicy {
             StretchKind::Driven => Mode::With,
             StretchKind::Streamed => Mode::Without,
             StretchKind::Probe(method) => {
-                let pace = self.paces.entry(batch_bucket(stretch.batch)).or_default();
+                let pace = self.pace(stretch.batch);
                 pace.end_probe(method, own_tokens, seconds);
                 return;
             }
@@ -364,7 +360,8 @@ impl DrivePolicy {
         }
     }
 
-    fn pace(&mut self) -> &mut Pace {
-        self.paces.entry(batch_bucket(self.batch)).or_default()
+    /// The pace with `batch` running chunks.
+    fn pace(&mut self, batch: u32) -> &mut Pace {
+        self.paces.entry(batch_bucket(batch)).or_default()
     }
 }

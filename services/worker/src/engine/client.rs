@@ -11,8 +11,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::descriptors;
 use refrain_service_kit::http::failed_call_kind;
 use reqwest::{Method, RequestBuilder, Response};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::runtime;
 
@@ -58,52 +57,22 @@ impl EngineClient {
         &self.base_url
     }
 
-    /// Gets text.
-    pub(super) async fn get(&self, path: &str) -> Result<String, ApiError> {
-        let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
-        let body = read_whole(self.send(request).await?).await?;
-        Ok(String::from_utf8_lossy(&body).into_owned())
-    }
-
-    /// Gets JSON.
-    pub(super) async fn get_json<A: DeserializeOwned>(&self, path: &str) -> Result<A, ApiError> {
-        let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
-        parse(&read_whole(self.send(request).await?).await?)
-    }
-
-    /// Posts JSON and reads JSON.
-    pub(super) async fn post_json<Q: Serialize, A: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &Q,
-    ) -> Result<A, ApiError> {
-        parse(&self.post_read(path, body).await?)
+    /// Gets a whole response.
+    pub(super) async fn get(&self, path: &str) -> Result<Bytes, ApiError> {
+        let request = self.request(Method::GET, path)?;
+        let response = self.send(request.timeout(self.call_timeout)).await?;
+        read_whole(response).await
     }
 
     /// Posts JSON and reads the whole response.
-    pub(super) async fn post_read<Q: Serialize>(
-        &self,
-        path: &str,
-        body: &Q,
-    ) -> Result<Bytes, ApiError> {
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Bytes, ApiError> {
         let request = self.request(Method::POST, path)?.json(body);
         let response = self.send(request.timeout(self.call_timeout)).await?;
         read_whole(response).await
     }
 
-    /// Posts JSON and ignores the body of the response.
-    pub(super) async fn post<Q: Serialize>(&self, path: &str, body: &Q) -> Result<(), ApiError> {
-        let request = self.request(Method::POST, path)?.json(body);
-        self.send(request.timeout(self.call_timeout)).await?;
-        Ok(())
-    }
-
     /// Posts JSON and expects a stream of events.
-    pub(super) async fn post_events<Q: Serialize>(
-        &self,
-        path: &str,
-        body: &Q,
-    ) -> Result<Response, ApiError> {
+    pub(super) async fn post_events(&self, path: &str, body: &Value) -> Result<Response, ApiError> {
         let response = self
             .send(self.request(Method::POST, path)?.json(body))
             .await?;

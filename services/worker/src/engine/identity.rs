@@ -6,7 +6,7 @@ use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::client::{EngineClient, unexpected_response};
+use super::client::{EngineClient, parse, unexpected_response};
 use super::dialect::Dialect;
 
 /// An entry of an engine's list of models: the fields that distinguish one model from another.
@@ -43,7 +43,7 @@ pub(super) async fn model_card(
     if let Some(path) = health {
         client.get(path).await?;
     }
-    let cards: ModelList = client.get_json("/v1/models").await?;
+    let cards: ModelList = parse(&client.get("/v1/models").await?)?;
     let names: Vec<String> = cards.data.iter().map(|card| card.id.clone()).collect();
     let found = cards.data.into_iter().find(|card| card.id == model);
     found.ok_or_else(|| {
@@ -100,7 +100,7 @@ async fn check_tokens(
     let Some((path, body, field)) = dialect.detokenize(&compared) else {
         return Ok(());
     };
-    let answer: Value = client.post_json(path, &body).await?;
+    let answer: Value = parse(&client.post(path, &body).await?)?;
     let text = answer[field]
         .as_str()
         .ok_or_else(|| unexpected_response(format!("{path} without {field}")))?;

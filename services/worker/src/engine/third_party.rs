@@ -2,6 +2,7 @@
 
 mod probe;
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use refrain_tokenization::Tokenizer;
 use serde_json::Value;
 use tokio::runtime::Handle;
 
-use super::client::EngineClient;
+use super::client::{EngineClient, parse};
 use super::dialect::{Dialect, LlamaCpp, SgLang, TensorRtLlm, TextOnly, Vllm};
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::identity::{ModelCard, check_tokenizer, model_card};
@@ -23,6 +24,10 @@ use super::streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngin
 use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
 use super::worker_engine::WorkerEngine;
 use crate::config::{EngineConfig, EngineKind};
+
+/// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python client
+/// inside. Equal to the default of the client's `memory.namespaces_max`, which evicts the namespaces above it.
+const INTRODUCED_NAMESPACES_MAX: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 /// The model that the worker expects behind an engine's address.
 #[derive(Clone)]
@@ -69,7 +74,7 @@ pub async fn connect_third_party(
     check_tokenizer(&client, &*dialect, &card, &expected.tokenizer).await?;
     let mut reported = card.max_model_len;
     if let Some((path, pointer)) = dialect.context() {
-        let properties: Value = client.get_json(path).await?;
+        let properties: Value = parse(&client.get(path).await?)?;
         let length = properties.pointer(pointer).and_then(Value::as_u64);
         reported = length.and_then(|length| u32::try_from(length).ok());
     }
@@ -90,7 +95,7 @@ pub async fn connect_third_party(
         ..able
     };
     tracing::info!(url = client.base_url(), max_context, "engine connected");
-    let introductions = Introductions::new(config.introduced_namespaces_max, config.attempts_max);
+    let introductions = Introductions::new(INTRODUCED_NAMESPACES_MAX, config.attempts_max);
     let mut engine = ThirdPartyEngine {
         client,
         dialect,
@@ -154,7 +159,7 @@ impl ThirdPartyEngine {
             for introduction in due {
                 let sent = async {
                     let body = dialect.introduction(&introduction.request()?)?;
-                    client.post_read(dialect.path(), &body).await
+                    client.post(dialect.path(), &body).await
                 };
                 match sent.await {
                     Ok(_) => introductions.succeeded(),
@@ -202,7 +207,7 @@ impl StreamingEngine for ThirdPartyEngine {
             ApiError::internal("a verify call of a kind that the engine does not support")
         })?;
         let mut abort = AbortOnDrop::new(&self.client, &self.tasks, &*self.dialect, &request.text);
-        let response = self.client.post_read(path, &body).await;
+        let response = self.client.post(path, &body).await;
         if let Some(abort) = &mut abort {
             // After a timeout of the call the engine may still be at work.
             abort.is_armed = response.is_err();
@@ -214,7 +219,8 @@ impl StreamingEngine for ThirdPartyEngine {
         let Some(series) = self.dialect.load() else {
             return Ok(StreamingLoad::default());
         };
-        Ok(series.read(&self.client.get(series.path).await?))
+        let page = self.client.get(series.path).await?;
+        Ok(series.read(&String::from_utf8_lossy(&page)))
     }
 
     fn take_introduction_counts(&self) -> IntroductionCounts {
@@ -226,6 +232,7 @@ impl StreamingEngine for ThirdPartyEngine {
             let message = "engines of this kind have no known metrics page";
             return Err(ApiError::new(ErrorKind::NotFound, message));
         };
-        self.client.get(series.path).await
+        let page = self.client.get(series.path).await?;
+        Ok(String::from_utf8_lossy(&page).into_owned())
     }
 }

@@ -18,7 +18,7 @@ use refrain_suffix_index::IndexConfig;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::chunk::{Admission, Command, NewChunk};
+use crate::chunk::{ActiveChunk, Admission, Command};
 use crate::engine::WorkerEngine;
 use crate::metrics::RejectionLimit;
 use crate::routing::{DraftSettings, HeadReports};
@@ -175,25 +175,19 @@ impl Worker for WorkerHandle {
             Some(memory) => Some(parts.sources(memory, namespace_id, &mut request)?),
             None => None,
         };
-        let start = NewChunk {
-            running: ActiveRequest::new(
-                request,
-                namespace_id,
-                sources,
-                parts.engine.served().limits,
-                parts.draft_settings.as_deref(),
-                clock::unix_ms(),
-                Instant::now(),
-            )?,
-            events,
-            permit,
-            span,
-            deadline,
-            runtime: tokio::runtime::Handle::current(),
-        };
+        let running = ActiveRequest::new(
+            request,
+            namespace_id,
+            sources,
+            parts.engine.served().limits,
+            parts.draft_settings.as_deref(),
+            clock::unix_ms(),
+            Instant::now(),
+        )?;
+        let chunk = ActiveChunk::new(running, events, permit, span, deadline);
         parts
             .commands
-            .send(Command::Start(Box::new(start)))
+            .send(Command::Start(Box::new(chunk)))
             .await
             .map_err(|_| stopped())?;
         Ok(ReceiverStream::new(receiver).boxed())

@@ -1,7 +1,6 @@
 //! Heartbeats to the scheduler.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::scheduling::Heartbeat;
@@ -29,12 +28,12 @@ pub(crate) struct Heartbeats {
     scheduler: Arc<dyn Scheduler>,
     incarnation: u64,
     /// Time of the engine's last confirmation.
-    confirmed: Mutex<Option<Instant>>,
+    confirmed: Option<Instant>,
     /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a
     /// second.
-    scheduler_fails: AtomicBool,
+    scheduler_fails: bool,
     /// The same of the last confirmation of the engine.
-    engine_fails: AtomicBool,
+    engine_fails: bool,
 }
 
 impl Heartbeats {
@@ -47,15 +46,15 @@ impl Heartbeats {
             worker,
             scheduler,
             incarnation,
-            confirmed: Mutex::default(),
-            scheduler_fails: AtomicBool::default(),
-            engine_fails: AtomicBool::default(),
+            confirmed: None,
+            scheduler_fails: false,
+            engine_fails: false,
         })
     }
 
     /// Sends a heartbeat. Returns the pause before the next one.
-    pub(crate) async fn send(&self) -> Duration {
-        let parts = &self.worker.parts;
+    pub(crate) async fn send(&mut self) -> Duration {
+        let parts = self.worker.parts.clone();
         if let Some(memory) = &parts.memory {
             memory.observe();
         }
@@ -79,7 +78,7 @@ impl Heartbeats {
         let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
         match reply.unwrap_or_else(|_| Err(timeout_error("the scheduler"))) {
             Ok(reply) => {
-                if self.scheduler_fails.swap(false, Ordering::Relaxed) {
+                if std::mem::take(&mut self.scheduler_fails) {
                     tracing::info!("the scheduler takes heartbeats again");
                 }
                 parts.reports.set_fallback(reply.fallback);
@@ -92,7 +91,7 @@ impl Heartbeats {
             Err(error) => {
                 // Without a fresh report, no request is transferred to the other worker.
                 parts.reports.set_fallback(None);
-                if !self.scheduler_fails.swap(true, Ordering::Relaxed) {
+                if !std::mem::replace(&mut self.scheduler_fails, true) {
                     tracing::warn!(%error, "heartbeats fail; trying again");
                 }
                 RETRY_PAUSE
@@ -101,17 +100,15 @@ impl Heartbeats {
     }
 
     /// Asks the engine whether it is ready, unless it has just confirmed that, and reads its load.
-    async fn confirm_engine(&self) {
+    async fn confirm_engine(&mut self) {
         let parts = &self.worker.parts;
-        let last = *self.confirmed();
+        let last = self.confirmed;
         if last.is_some_and(|last| last.elapsed() < CONFIRMED_FOR) {
             return;
         }
         let confirmed = tokio::time::timeout(CALL_TIMEOUT, parts.engine.confirm()).await;
         let confirmed = confirmed.unwrap_or_else(|_| Err(timeout_error("the engine")));
-        let failed_before = self
-            .engine_fails
-            .swap(confirmed.is_err(), Ordering::Relaxed);
+        let failed_before = std::mem::replace(&mut self.engine_fails, confirmed.is_err());
         match &confirmed {
             Err(error) if !failed_before => {
                 tracing::warn!(%error, "engine not ready; trying again");
@@ -119,7 +116,7 @@ impl Heartbeats {
             Ok(()) if failed_before => tracing::info!("engine ready again"),
             _ => {}
         }
-        *self.confirmed() = confirmed.is_ok().then(Instant::now);
+        self.confirmed = confirmed.is_ok().then(Instant::now);
         parts.shared.set_engine_ready(confirmed.is_ok());
         if let WorkerEngine::Streaming(engine) = &parts.engine {
             let metrics = &parts.shared.metrics;
@@ -130,14 +127,8 @@ impl Heartbeats {
         }
     }
 
-    fn confirmed(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.confirmed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends heartbeats until aborted, the first one after `pause`.
-    pub(crate) async fn run(self, mut pause: Duration) {
+    pub(crate) async fn run(mut self, mut pause: Duration) {
         let drain = self.worker.parts.drain.clone();
         loop {
             tokio::select! {

@@ -94,16 +94,16 @@ impl StreamContext {
                 let end = chunk.running.end(ChunkEndReason::GaveWay);
                 self.shared.sink.end(chunk, end)
             }
-            ChunkEnding::Cut(cut, done) => {
+            ChunkEnding::Controlled(ChunkControl::End(reason)) => {
+                let end = chunk.running.end(reason);
+                self.shared.sink.end(chunk, end)
+            }
+            ChunkEnding::Controlled(ChunkControl::Cut(cut, done)) => {
                 let outcome = self.shared.sink.cut(chunk, cut.output_len);
                 let _ = done.send(());
                 outcome
             }
-            ChunkEnding::TakenOver => {
-                let message = "a newer lease has taken this request over";
-                chunk.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
-                ChunkOutcome::TakenOver
-            }
+            ChunkEnding::Controlled(ChunkControl::TakenOver) => self.shared.sink.take_over(chunk),
         }
     }
 
@@ -166,10 +166,10 @@ impl StreamContext {
                         if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
                             return Poll::Ready(NextEvent::Piece(piece));
                         }
-                        if let Poll::Ready(ending) = interrupts.poll(context, &chunk.running) {
+                        if let Poll::Ready(ending) = interrupts.poll(context) {
                             return Poll::Ready(NextEvent::Interrupt(ending));
                         }
-                        timeout.poll_elapsed(context).map(|()| NextEvent::Timeout)
+                        timeout.due.poll_due(context).map(|()| NextEvent::Timeout)
                     })
                     .await
                 }

@@ -29,8 +29,8 @@ impl StreamContext {
     ) -> Result<GeneratedStream, ChunkEnding> {
         let opened = tokio::select! {
             biased;
-            ending = interrupts.wait(&chunk.running) => return Err(ending),
-            opened = timeout.bound(self.open_with_retries(chunk)) => opened,
+            ending = interrupts.wait() => return Err(ending),
+            opened = timeout.due.bound(self.open_with_retries(chunk)) => opened,
         };
         opened.unwrap_or_else(|| Err(self.timed_out(chunk, timeout)))
     }
@@ -86,7 +86,8 @@ impl StreamContext {
             attempts += 1;
             self.shared.metrics.families.engine_retries.inc();
             if !has_output {
-                self.send(&chunk.events, ChunkEvent::Retry).await?;
+                let permit = self.reserve(&chunk.events).await?;
+                permit.send(Ok(ChunkEvent::Retry));
             }
             let pause = pauses.next().unwrap_or(RETRY_PAUSE_MAX);
             let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));

@@ -35,7 +35,7 @@ impl StreamContext {
             let due = due(self.config().call_ms_max, chunk.deadline(), began);
             let verdict = tokio::select! {
                 biased;
-                ending = interrupts.wait(&chunk.running) => return Err(ending),
+                ending = interrupts.wait() => return Err(ending),
                 verdict = tokio::time::timeout_at(due, self.engine.verify(request)) => verdict,
             };
             if verdict.is_err()
