@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use self::step::Part;
-use crate::chunk::{ActiveChunk, Command, serve_cuts};
+use crate::chunk::{ActiveChunk, Command, OutputSink, serve_cuts};
 use crate::engine::VerifyingEngine;
 use crate::metrics::ChunkOutcome;
 use crate::routing::{Proposers, Routing};
@@ -157,9 +157,11 @@ impl DecodeLoop {
                 let _ = done.send(());
             }
             Command::Evacuate => {
-                for mut chunk in std::mem::take(batch) {
-                    self.settle(&mut chunk);
-                    self.end(chunk, ChunkEndReason::Draining);
+                while !batch.is_empty() {
+                    self.end(0, batch, |sink, chunk| {
+                        let end = chunk.running.end(ChunkEndReason::Draining);
+                        sink.end(chunk, end)
+                    });
                 }
             }
             Command::GiveWay(leases) => {
@@ -177,14 +179,21 @@ impl DecodeLoop {
 
     /// Ends a chunk whose request goes on under another lease.
     fn give_way(&mut self, place: usize, batch: &mut Vec<ActiveChunk>) {
-        let chunk = self.remove(place, batch);
-        self.end(chunk, ChunkEndReason::GaveWay);
+        self.end(place, batch, |sink, chunk| {
+            let end = chunk.running.end(ChunkEndReason::GaveWay);
+            sink.end(chunk, end)
+        });
     }
 
-    /// Ends a chunk for this reason.
-    fn end(&mut self, mut chunk: ActiveChunk, reason: ChunkEndReason) {
-        let end = chunk.running.end(reason);
-        let outcome = self.shared.sink.end(&mut chunk, end);
+    /// Ends a chunk in the way of `how`.
+    fn end(
+        &mut self,
+        place: usize,
+        batch: &mut Vec<ActiveChunk>,
+        how: impl FnOnce(&OutputSink, &mut ActiveChunk) -> ChunkOutcome,
+    ) {
+        let mut chunk = self.remove(place, batch);
+        let outcome = how(&self.shared.sink, &mut chunk);
         self.close(chunk, outcome, true);
     }
 
@@ -192,11 +201,7 @@ impl DecodeLoop {
     fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<ActiveChunk>) {
         let place = batch.iter().position(|chunk| chunk.lease == cut.lease);
         match place {
-            Some(place) => {
-                let chunk = self.remove(place, batch);
-                let outcome = self.shared.sink.cut(&chunk, cut.output_len);
-                self.close(chunk, outcome, true);
-            }
+            Some(place) => self.end(place, batch, |sink, chunk| sink.cut(chunk, cut.output_len)),
             None => self.shared.sink.cut_ended(cut),
         }
     }
@@ -206,9 +211,7 @@ impl DecodeLoop {
         // An older attempt at the same request has lost its lease, so it must not go on beside this one.
         let same = |other: &ActiveChunk| other.running.document() == running.document();
         if let Some(place) = batch.iter().position(same) {
-            let mut old = self.remove(place, batch);
-            let outcome = self.shared.sink.take_over(&mut old);
-            self.close(old, outcome, true);
+            self.end(place, batch, OutputSink::take_over);
         }
         self.shared.sink.adopt(running);
         self.routing.request_begins(running);
@@ -242,14 +245,10 @@ impl DecodeLoop {
             .enumerate()
             .find_map(|(place, chunk)| Some((place, chunk.overdue(now)?)))
         {
-            let mut chunk = self.remove(place, batch);
-            let outcome = self.shared.sink.time_out(&mut chunk, error);
-            self.close(chunk, outcome, true);
+            self.end(place, batch, |sink, chunk| sink.time_out(chunk, error));
         }
         while let Some(place) = batch.iter().position(|chunk| chunk.events.is_closed()) {
-            let chunk = self.remove(place, batch);
-            self.shared.sink.record_cancelled(&chunk.running);
-            self.close(chunk, ChunkOutcome::Cancelled, true);
+            self.end(place, batch, |sink, chunk| sink.cancel(&chunk.running));
         }
         // Other requests can use the slot. The reader finds its tokens in the queue, and continues once it has read
         // them.

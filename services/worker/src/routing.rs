@@ -163,8 +163,8 @@ impl Routing {
         self.exchange();
     }
 
-    /// Takes into account that a request begins. Its first step must see the store's answers that arrived while nothing
-    /// was decoded, and statistics of a new namespace are requested before it.
+    /// Takes into account that a request begins. Its first step must see the store's answers that arrived while
+    /// nothing was decoded, and statistics of a new namespace are requested before it.
     pub(crate) fn request_begins(&mut self, running: &ActiveRequest) {
         let namespace = &running.request.namespace;
         self.statistics

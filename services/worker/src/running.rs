@@ -7,6 +7,7 @@ mod draft;
 mod generated;
 mod sent_draft;
 mod sources;
+mod step_record;
 
 use std::time::Instant;
 
@@ -21,10 +22,9 @@ use self::sources::{OWN, prompt_end};
 use crate::engine::EngineLimits;
 use crate::routing::{DraftSettings, asked};
 
-pub(crate) use self::absorb::{Absorbed, StepRecord};
-pub(crate) use self::generated::JudgedDraft;
 pub(crate) use self::sent_draft::{labels, wire_draft};
 pub(crate) use self::sources::Sources;
+pub(crate) use self::step_record::{Absorbed, StepRecord};
 
 /// A request whose chunk is being decoded.
 pub(crate) struct ActiveRequest {

@@ -1,4 +1,4 @@
-//! What the driver, the handle and the heartbeats of a worker share.
+//! The state that the driver, the handle and the heartbeats of a worker share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use crate::chunk::OutputSink;
 use crate::config::WorkerConfig;
 use crate::metrics::WorkerMetrics;
 
-/// What the driver, the handle and the heartbeats of a worker share.
+/// The state that the driver, the handle and the heartbeats of a worker share.
 pub(crate) struct Shared {
     pub(crate) config: WorkerConfig,
     pub(crate) metrics: Arc<WorkerMetrics>,

@@ -102,10 +102,11 @@ impl OutputSink {
     }
 
     /// Records that the reader has left, so that the output stays as it is.
-    pub(crate) fn record_cancelled(&self, running: &ActiveRequest) {
+    pub(crate) fn cancel(&self, running: &ActiveRequest) -> ChunkOutcome {
         let len = running.output().len() as u32;
         let piece = running.piece(len, &[], Some(FinishReason::Cancelled));
         self.push(running, piece);
+        ChunkOutcome::Cancelled
     }
 
     /// Sends the last event of a chunk that did not fail.
@@ -138,7 +139,7 @@ impl OutputSink {
 
     /// Sends the timeout error to the reader, and ends the output.
     pub(crate) fn time_out(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
-        self.record_cancelled(&chunk.running);
+        self.cancel(&chunk.running);
         chunk.send_last(Err(error));
         ChunkOutcome::Overdue
     }

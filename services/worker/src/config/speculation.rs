@@ -1,11 +1,8 @@
 //! How drafts are made and routed.
 
-use std::borrow::Cow;
-
 use refrain_speculation::draft::ProposeParams;
 use refrain_speculation::router::{Threshold, TrialParams};
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serializer};
+use serde::Deserialize;
 
 /// How drafts are made and routed: the parameters of SuffixDecoding, and of the fallback behind it.
 ///
@@ -29,8 +26,8 @@ pub struct SpeculationConfig {
     pub fallback: FallbackChoice,
     /// The engine's own drafter.
     pub eagle3: Eagle3Config,
-    /// How drafts are made from suffix indexes, up to `max_spec_tokens`. The goodput router chooses from large trees of
-    /// unlikely tokens whatever pays at the size of the batch.
+    /// How drafts are made from suffix indexes, up to `max_spec_tokens`. The goodput router chooses from large trees
+    /// of unlikely tokens whatever pays at the size of the batch.
     #[serde(skip)]
     pub propose: ProposeParams,
     /// Tokens per second with drafts over those without, by batch size, below which `auto` requests go without drafts
@@ -57,25 +54,27 @@ pub enum RouterChoice {
 
 /// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, schemars::JsonSchema, serde::Serialize)]
-#[serde(untagged, expecting = "a number or \"auto\"")]
+#[serde(expecting = "a number or \"auto\"")]
 pub enum ScoreThreshold {
     /// Follows the fallback.
-    #[serde(with = "auto")]
-    #[schemars(with = "String")]
+    #[serde(rename = "auto")]
     Auto,
     /// This. 0 turns the fallback off for `speculation: auto`.
+    #[serde(untagged)]
     Fixed(f32),
 }
 
 /// The drafter behind suffix drafts: `"self"`, `"off"`, or the name of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize)]
-#[serde(from = "String", into = "String")]
 pub enum FallbackChoice {
     /// The engine's own EAGLE-3 head or draft model, if it has one.
+    #[serde(rename = "self")]
     Own,
     /// None.
+    #[serde(rename = "off")]
     Off,
     /// Requests that suffix drafts serve badly here are transferred to this worker between two chunks.
+    #[serde(untagged)]
     Worker(String),
 }
 
@@ -177,42 +176,6 @@ impl From<ScoreThreshold> for Threshold {
         match threshold {
             ScoreThreshold::Auto => Threshold::Auto,
             ScoreThreshold::Fixed(score) => Threshold::Fixed(score),
-        }
-    }
-}
-
-impl From<String> for FallbackChoice {
-    fn from(name: String) -> Self {
-        match name.as_str() {
-            "self" => FallbackChoice::Own,
-            "off" => FallbackChoice::Off,
-            _ => FallbackChoice::Worker(name),
-        }
-    }
-}
-
-impl From<FallbackChoice> for String {
-    fn from(choice: FallbackChoice) -> Self {
-        match choice {
-            FallbackChoice::Own => "self".into(),
-            FallbackChoice::Off => "off".into(),
-            FallbackChoice::Worker(name) => name,
-        }
-    }
-}
-
-/// The word `auto`.
-mod auto {
-    use super::{Cow, Deserialize, Deserializer, Error, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str("auto")
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
-        match &*Cow::<str>::deserialize(deserializer)? {
-            "auto" => Ok(()),
-            _ => Err(D::Error::custom("another word")),
         }
     }
 }

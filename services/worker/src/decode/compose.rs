@@ -15,8 +15,44 @@ use crate::running::ActiveRequest;
 
 impl DecodeLoop {
     /// Every request that can move, beginning with the one at `first`.
+    ///
+    /// Decoding requests are sure of their one token. Prompts come next, and drafts take what is left.
     pub(super) fn movers(&self, batch: &[ActiveChunk], first: usize) -> Movers {
-        let (parts, room) = self.parts(batch, first);
+        let capabilities = self.engine.capabilities();
+        let now = Instant::now();
+        let config = &self.shared.config;
+        let total = config.step_tokens_max.min(capabilities.max_step_tokens);
+        let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
+        let movable = order
+            .filter(|&place| {
+                let chunk = &batch[place];
+                chunk.events.capacity() > 0 && chunk.wait_until.is_none_or(|until| until <= now)
+            })
+            .take(capabilities.max_batch.min(total) as usize);
+        let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
+            movable.partition(|&place| batch[place].running.is_decoding());
+        let mut room = total.saturating_sub(decoding.len() as u32);
+        let mut parts: Vec<Part> = decoding
+            .into_iter()
+            .map(|place| Part {
+                place,
+                context: 1,
+                decodes: true,
+            })
+            .collect();
+        for place in prefilling {
+            let owed = batch[place].running.owed();
+            let context = owed.min(config.prefill_chunk_tokens).min(room);
+            if context == 0 {
+                break;
+            }
+            room -= context;
+            parts.push(Part {
+                place,
+                context,
+                decodes: false,
+            });
+        }
         let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
         let reads_prompt = parts.iter().any(|part| !part.decodes);
         Movers {
@@ -70,48 +106,6 @@ impl DecodeLoop {
         });
         let items = items.collect();
         (StepRequest { items }, propose_seconds)
-    }
-
-    /// The requests that move with their tokens, and the draft tokens that the step has room for beside them.
-    ///
-    /// Decoding requests are sure of their one token. Prompts come next, and drafts take what is left.
-    fn parts(&self, batch: &[ActiveChunk], first: usize) -> (Vec<Part>, u32) {
-        let capabilities = self.engine.capabilities();
-        let now = Instant::now();
-        let config = &self.shared.config;
-        let total = config.step_tokens_max.min(capabilities.max_step_tokens);
-        let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
-        let movable = order
-            .filter(|&place| {
-                let chunk = &batch[place];
-                chunk.events.capacity() > 0 && chunk.wait_until.is_none_or(|until| until <= now)
-            })
-            .take(capabilities.max_batch.min(total) as usize);
-        let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
-            movable.partition(|&place| batch[place].running.is_decoding());
-        let mut left = total.saturating_sub(decoding.len() as u32);
-        let mut parts: Vec<Part> = decoding
-            .into_iter()
-            .map(|place| Part {
-                place,
-                context: 1,
-                decodes: true,
-            })
-            .collect();
-        for place in prefilling {
-            let owed = batch[place].running.owed();
-            let context = owed.min(config.prefill_chunk_tokens).min(left);
-            if context == 0 {
-                break;
-            }
-            left -= context;
-            parts.push(Part {
-                place,
-                context,
-                decodes: false,
-            });
-        }
-        (parts, left)
     }
 
     /// The prospects of the requests that sample, in their order, and the seconds of each search. The piece that ends

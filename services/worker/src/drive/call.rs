@@ -29,20 +29,6 @@ impl VerifyCall {
     pub(crate) fn draft(&self) -> Draft {
         wire_draft(&self.verified)
     }
-
-    /// Number of prompts, or of tokens after the text, that the engine computes.
-    pub(super) fn computed(&self) -> u32 {
-        1 + self.verified.tree.len() as u32
-    }
-
-    /// Number of tokens of all prompts.
-    pub(super) fn prompt_tokens(&self) -> u64 {
-        prompt_tokens(
-            self.method,
-            self.text_tokens,
-            self.verified.tree.len() as u32,
-        )
-    }
 }
 
 /// Number of tokens of all prompts of a call, without the paths to the nodes, which are short compared to the text.

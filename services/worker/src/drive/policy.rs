@@ -303,9 +303,10 @@ impl DrivePolicy {
 
     /// Records a call that produced tokens.
     pub(super) fn record_call(&mut self, call: &VerifyCall, accepted: u32, seconds: f64) {
-        let (computed, prompt_tokens) = (call.computed(), call.prompt_tokens());
+        let nodes = call.verified.tree.len() as u32;
+        let prompt_tokens = prompt_tokens(call.method, call.text_tokens, nodes);
         let pace = self.pace(call.batch);
-        pace.record_call(call.method, computed, prompt_tokens, seconds);
+        pace.record_call(call.method, 1 + nodes, prompt_tokens, seconds);
         self.metrics.verify_call(call.method, "verified", seconds);
         let (source, _) = labels(&call.verified);
         self.metrics.expectation(source, call.expected, accepted);

@@ -160,9 +160,9 @@ impl World {
             },
         };
         let duration = Duration::from_secs_f64(seconds);
-        if let Some(judged) = chunk.call_ended(call, Some(&verdict), duration) {
-            output.extend(&judged.walk.emitted);
-            chunk.call_emitted(&judged.walk.emitted);
+        if let Some((_, walk)) = chunk.call_ended(call, Some(&verdict), duration) {
+            output.extend(&walk.emitted);
+            chunk.call_emitted(&walk.emitted);
         }
     }
 }
@@ -425,7 +425,7 @@ fn no_draft_is_accepted_past_an_end_token_of_the_engine() {
         };
         let duration = Duration::from_millis(20);
         let judged = chunk.call_ended(Box::new(call), Some(&verdict), duration);
-        judged.map_or(Vec::new(), |judged| judged.walk.emitted)
+        judged.map_or(Vec::new(), |(_, walk)| walk.emitted)
     };
     let ends_with = |last: u32| {
         let namespace = refrain_protocol::NamespaceId(7);

@@ -73,27 +73,7 @@ pub(super) async fn check_tokenizer(
     if size.is_some_and(|size| size < tokenizer.vocab_size()) {
         return Err(tokenizer_differs(client));
     }
-    check_tokens(client, dialect, tokenizer).await
-}
-
-/// Tokens of plain alphanumeric text, which every engine spells in the same way.
-pub(super) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
-    let plain = |token: &TokenId| {
-        let bytes = tokenizer.token_bytes(*token);
-        bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
-    };
-    (0..tokenizer.vocab_size())
-        .filter(|token| !tokenizer.is_special(*token))
-        .filter(plain)
-        .collect()
-}
-
-/// Compares the text of some tokens here and in the engine. Names and sizes of vocabularies prove little.
-async fn check_tokens(
-    client: &EngineClient,
-    dialect: &dyn Dialect,
-    tokenizer: &Tokenizer,
-) -> Result<(), ApiError> {
+    // Names and sizes of vocabularies prove little.
     let usable = plain_tokens(tokenizer);
     let every = usable.len().div_ceil(COMPARED_TOKENS).max(1);
     let compared: Vec<TokenId> = usable.into_iter().step_by(every).collect();
@@ -109,6 +89,18 @@ async fn check_tokens(
     } else {
         Err(tokenizer_differs(client))
     }
+}
+
+/// Tokens of plain alphanumeric text, which every engine spells in the same way.
+pub(super) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
+    let plain = |token: &TokenId| {
+        let bytes = tokenizer.token_bytes(*token);
+        bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
+    };
+    (0..tokenizer.vocab_size())
+        .filter(|token| !tokenizer.is_special(*token))
+        .filter(plain)
+        .collect()
 }
 
 fn tokenizer_differs(client: &EngineClient) -> ApiError {

@@ -60,14 +60,16 @@ impl StreamingCapabilities {
             );
             Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"))
         };
-        if sampling.top_k > 0 && !self.top_k {
-            return refuse("top_k");
-        }
-        if sampling.min_p > 0.0 && !self.min_p {
-            return refuse("min_p");
-        }
-        if !sampling.logit_bias.is_empty() && !self.logit_bias {
-            return refuse("logit_bias");
+        let unsupported = [
+            ("top_k", sampling.top_k > 0 && !self.top_k),
+            ("min_p", sampling.min_p > 0.0 && !self.min_p),
+            (
+                "logit_bias",
+                !sampling.logit_bias.is_empty() && !self.logit_bias,
+            ),
+        ];
+        if let Some((field, _)) = unsupported.iter().find(|(_, is_asked)| *is_asked) {
+            return refuse(field);
         }
         match (sampling.top_logprobs, self.top_logprobs_max) {
             (Some(_), None) => refuse("logprobs"),

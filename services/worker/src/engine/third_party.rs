@@ -132,18 +132,6 @@ fn dialect(config: &EngineConfig, expected: &ExpectedModel) -> Result<Arc<dyn Di
 }
 
 impl ThirdPartyEngine {
-    async fn check_model(&self) -> Result<(), ApiError> {
-        let now = model_card(&self.client, self.dialect.health(), &self.served_model).await?;
-        if now == self.card {
-            return Ok(());
-        }
-        let message = format!(
-            "the engine now serves another model as {}; restart this worker",
-            self.served_model
-        );
-        Err(ApiError::new(ErrorKind::Unavailable, message))
-    }
-
     /// Sends introductions in the background, one after the other, so that requests of clients go first.
     fn introduce(&self, due: Vec<Introduction>) {
         if due.is_empty() {
@@ -182,7 +170,14 @@ impl StreamingEngine for ThirdPartyEngine {
     async fn confirm(&self) -> Result<(), ApiError> {
         // A caller with a timeout may drop this call, which also means that the engine is away.
         let check = self.introductions.begin_check();
-        self.check_model().await?;
+        let now = model_card(&self.client, self.dialect.health(), &self.served_model).await?;
+        if now != self.card {
+            let message = format!(
+                "the engine now serves another model as {}; restart this worker",
+                self.served_model
+            );
+            return Err(ApiError::new(ErrorKind::Unavailable, message));
+        }
         self.introduce(check.engine_is_reachable(clock::unix_s()));
         Ok(())
     }

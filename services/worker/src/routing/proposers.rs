@@ -9,7 +9,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Most requests that a thread takes at a time: more would save nothing.
 const TAKEN_MAX: usize = 4;
-/// Items from which on threads map a batch together. Waking them takes about as long as 100 microseconds of searching.
+/// Items from which on threads map a batch together. Waking them takes about as long as 100 microseconds of
+/// searching.
 const TOGETHER_MIN: usize = 12;
 /// Most threads, the caller included.
 const THREADS_MAX: usize = 16;
@@ -93,7 +94,8 @@ fn take(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>
     from.ok().map(|from| from..end(from))
 }
 
-/// Number of threads that search for drafts on a machine with `cores` cores, including the caller. A core is left free.
+/// Number of threads that search for drafts on a machine with `cores` cores, including the caller. A core is left
+/// free.
 fn threads(cores: usize) -> usize {
     cores.saturating_sub(1).clamp(1, THREADS_MAX)
 }

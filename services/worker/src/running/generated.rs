@@ -10,14 +10,6 @@ use refrain_speculation::verify::Walk;
 
 use super::{Absorbed, ActiveRequest, PendingStep};
 
-/// A draft that the engine judged in a verify call.
-pub(crate) struct JudgedDraft {
-    /// The part of the draft that was verified.
-    pub(crate) verified: Candidate,
-    /// The engine's path through the draft.
-    pub(crate) walk: Walk,
-}
-
 impl ActiveRequest {
     /// Prompt and output.
     pub(crate) fn text(&self) -> &[u32] {
@@ -64,16 +56,16 @@ impl ActiveRequest {
         self.take(output, now)
     }
 
-    /// Takes a judged draft, whose walk emitted at least one token.
+    /// Takes a draft that the engine judged in a verify call, with its path through it, which emitted at least one
+    /// token.
     ///
     /// # Errors
     /// The engine broke its contract.
     pub(crate) fn absorb_judged(
         &mut self,
-        judged: JudgedDraft,
+        (verified, walk): (Candidate, Walk),
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
-        let JudgedDraft { verified, walk } = judged;
         let mut output = self.within_limits(walk.emitted, None);
         output.accepted_nodes = walk.accepted;
         output.accepted_nodes.truncate(output.emitted.len());

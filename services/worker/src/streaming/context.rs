@@ -15,7 +15,6 @@ use crate::config::EngineConfig;
 use crate::drive::SharedDrive;
 use crate::engine::{AttachedDocument, CircuitBreaker, GenerateRequest, StreamingEngine};
 use crate::metrics::RejectionLimit;
-use crate::running::ActiveRequest;
 use crate::shared::Shared;
 
 /// The error code of a call that the circuit breaker refused.
@@ -62,39 +61,30 @@ impl StreamContext {
     /// The engine call that continues the chunk.
     pub(super) fn request(&self, chunk: &ActiveChunk) -> Result<GenerateRequest, ApiError> {
         let running = &chunk.running;
+        let request = &running.request;
+        let config = self.config();
         let left = running.may_emit();
+        let attached = match config.attached {
+            true => Some(AttachedDocument {
+                token: token_of(&request.namespace).map_err(ApiError::internal)?,
+                issued_at_s: request.namespace.issued_at_s,
+                group: request.group.clone(),
+                document: running.document(),
+                epoch: request.epoch,
+            }),
+            false => None,
+        };
         Ok(GenerateRequest {
-            request: running.request.request,
+            request: request.request,
             call: refrain_service_kit::random::u64()?,
             namespace: running.namespace,
             tokens: running.text().to_vec(),
-            prompt_len: running.request.prompt_len,
-            tokens_max: running.request.chunk_tokens.unwrap_or(left).clamp(1, left),
-            sampling: running.request.sampling.clone(),
-            priority: self
-                .config()
-                .pass_priority
-                .then_some(running.request.urgency.priority),
-            attached: self.attached_document(running)?,
+            prompt_len: request.prompt_len,
+            tokens_max: request.chunk_tokens.unwrap_or(left).clamp(1, left),
+            sampling: request.sampling.clone(),
+            priority: config.pass_priority.then_some(request.urgency.priority),
+            attached,
         })
-    }
-
-    /// The stored document of the output, for an engine with the Refrain plugin inside.
-    fn attached_document(
-        &self,
-        running: &ActiveRequest,
-    ) -> Result<Option<AttachedDocument>, ApiError> {
-        if !self.config().attached {
-            return Ok(None);
-        }
-        let request = &running.request;
-        Ok(Some(AttachedDocument {
-            token: token_of(&request.namespace).map_err(ApiError::internal)?,
-            issued_at_s: request.namespace.issued_at_s,
-            group: request.group.clone(),
-            document: running.document(),
-            epoch: request.epoch,
-        }))
     }
 
     /// Asks the circuit breaker to admit a call.
