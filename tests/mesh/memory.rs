@@ -1,5 +1,7 @@
 //! Outputs are remembered across requests, restarts and crashes, and only for their tenant.
 
+use std::path::Path;
+
 use anyhow::ensure;
 use e2e::{Chat, Client, Program, UpMesh, wait_until};
 
@@ -69,11 +71,19 @@ async fn a_repeated_request_drafts_from_the_first_one_of_its_tenant_only() -> an
     Ok(())
 }
 
+/// A mesh that uses drafts even if they do not pay on this machine, so that no run depends on measured times.
+async fn eager_mesh(data_dir: &Path) -> anyhow::Result<UpMesh> {
+    let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"";
+    UpMesh::start_tuned(data_dir, settings, |file| {
+        file.worker.speculation.gain_min = 0.0;
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_predicted_output_is_drafted_and_reported() -> anyhow::Result<()> {
-    // These settings use drafts even if they do not pay on this machine.
-    let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"\ngain_min = 0";
-    let mesh = UpMesh::start_with(settings).await?;
+    let data = tempfile::tempdir()?;
+    let mesh = eager_mesh(data.path()).await?;
     let said = mesh.client().chat(&chat(6)).await?;
     // This tenant has never had the output, so drafts of it can only come from the prediction.
     let prediction = serde_json::json!({"type": "content", "content": said.text.clone()});
@@ -104,9 +114,8 @@ async fn a_predicted_output_is_drafted_and_reported() -> anyhow::Result<()> {
 async fn outputs_of_one_tenant_change_nothing_for_another() -> anyhow::Result<()> {
     let mut counts = Vec::new();
     for said_before in [0, 3] {
-        // The router measures whether drafts pay, which differs from run to run. These settings do not depend on it.
-        let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"\ngain_min = 0";
-        let mesh = UpMesh::start_with(settings).await?;
+        let data = tempfile::tempdir()?;
+        let mesh = eager_mesh(data.path()).await?;
         for _ in 0..said_before {
             mesh.client().chat(&chat(3)).await?;
         }

@@ -54,7 +54,6 @@ async fn in_front_of(
          [scheduler]\nworker_ttl_ms = 1000\n\
          [gateway]\n{gateway}\n\
          [worker.engine]\nkind = \"openai\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
-         attempts_max = 3\n\
          [[gateway.models]]\nid = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n",
         engine.url
     );

@@ -90,7 +90,7 @@ async fn every_fault_of_a_configuration_is_reported_at_once() -> anyhow::Result<
     )?;
     let path = path.to_string_lossy();
     let variables = [
-        ("REFRAIN_WORKER__SPECULATION__ALPHA", "-1"),
+        ("REFRAIN_WORKER__ENGINE__IDLE_MS_MAX", "0"),
         ("REFRAIN_ENGINE__THREADZ", "1"),
     ];
     let mut program = Program::start(dir.path(), &["up", "--config", &*path], &variables)?;
@@ -108,7 +108,7 @@ async fn every_fault_of_a_configuration_is_reported_at_once() -> anyhow::Result<
         "draft_store.retention_days",
         "engine.max_batch",
         "telemetry.log_json",
-        "worker.speculation.alpha",
+        "worker.engine.idle_ms_max",
         "threadz",
     ];
     let silent: Vec<_> = keys.iter().filter(|key| !output.contains(**key)).collect();

@@ -11,10 +11,11 @@ const UPLOAD_INTERVAL_MS: u32 = 500;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
     // The test counts steps, so it does without those of a profile.
-    let settings = format!(
-        "[worker]\nprofile_ms_max = 0\n[worker.uploader]\ninterval_ms = {UPLOAD_INTERVAL_MS}"
-    );
-    let mesh = HttpMesh::start_here(1, &settings).await?;
+    let settings = format!("[worker.uploader]\ninterval_ms = {UPLOAD_INTERVAL_MS}");
+    let mesh = HttpMesh::start_here_tuned(1, &settings, |_, file| {
+        file.worker.profile_ms_max = 0;
+    })
+    .await?;
     let started = Instant::now();
     let chat = Chat::new(&long_task(2))
         .max_tokens(TOKENS)
@@ -126,9 +127,11 @@ async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_measures_its_engine_once_and_leaves_nothing_there() -> anyhow::Result<()> {
-    let settings =
-        "[worker]\nstep_tokens_max = 64\nprefill_chunk_tokens = 32\nprofile_ms_max = 300000";
-    let mesh = HttpMesh::start_here(1, settings).await?;
+    let settings = "[worker]\nstep_tokens_max = 64\nprefill_chunk_tokens = 32";
+    let mesh = HttpMesh::start_here_tuned(1, settings, |_, file| {
+        file.worker.profile_ms_max = 300_000;
+    })
+    .await?;
     let engine = mesh.scrape(Service::Engine(0)).await?;
     // One step opens the session, and two each have 1, 2, 4, up to 64 tokens.
     let steps = engine.requests_to("/engine/v1/step");

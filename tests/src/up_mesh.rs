@@ -64,11 +64,11 @@ impl UpMesh {
         let keys = [(KEY, "one"), (KEY_OF_ANOTHER, "another")];
         let gateway = [("listen", "127.0.0.1:0".into()), ("keys", api_keys(&keys))];
         set_defaults(&mut table, "gateway", gateway);
-        // Without a profile, the step times of a busy machine do not decide which drafts are used.
-        set_defaults(&mut table, "worker", [("profile_ms_max", 0.into())]);
         let data_dir = data_dir.display().to_string();
         set_defaults(&mut table, "draft_store", [("data_dir", data_dir.into())]);
         let mut file: MeshFile = table.try_into()?;
+        // Without a profile, the step times of a busy machine do not decide which drafts are used.
+        file.worker.profile_ms_max = 0;
         tune(&mut file);
         let process = Box::pin(Process::start(Role::Up, file)).await?;
         let addr = process

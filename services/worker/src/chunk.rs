@@ -1,14 +1,14 @@
 //! A chunk of a request while this worker decodes it, whichever driver does so.
 //!
-//! A chunk passes [`admission`], travels to its driver as a [`NewChunk`] in a [`Command`], runs as an
-//! [`ActiveChunk`], and ends through the [`OutputSink`].
+//! A chunk passes [`admission`], travels to its driver as an [`ActiveChunk`] in a [`Command`], and ends through the
+//! [`OutputSink`].
 
 mod active;
 mod admission;
 mod command;
 mod sink;
 
-pub(crate) use self::active::{ActiveChunk, NewChunk};
+pub(crate) use self::active::ActiveChunk;
 pub(crate) use self::admission::Admission;
 pub(crate) use self::command::{Command, serve_cuts};
 pub(crate) use self::sink::OutputSink;

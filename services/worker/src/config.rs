@@ -32,9 +32,6 @@ pub struct WorkerConfig {
     pub step_tokens_max: u32,
     /// Maximum number of prompt tokens of one request in one step, so that prefill does not stall decoding.
     pub prefill_chunk_tokens: u32,
-    /// How long the steps of a verifying engine are measured before the first request, milliseconds. 0: step times
-    /// are learnt from requests alone.
-    pub profile_ms_max: u64,
     /// How long a drain lets chunks finish before it evacuates them, milliseconds.
     pub drain_grace_ms: u64,
     /// The engine.
@@ -45,6 +42,10 @@ pub struct WorkerConfig {
     pub replica: ReplicaConfig,
     /// The upload of outputs to the draft store.
     pub uploader: UploaderConfig,
+    /// How long the steps of a verifying engine are measured before the first request, milliseconds. 0: step times
+    /// are learnt from requests alone.
+    #[serde(skip)]
+    pub profile_ms_max: u64,
     /// Number of steps that the reader of a chunk may lag behind before its request pauses. 256 steps are a few
     /// seconds of decoding.
     #[serde(skip)]
@@ -71,12 +72,12 @@ impl Default for WorkerConfig {
             running_max: 16,
             step_tokens_max: 256,
             prefill_chunk_tokens: 128,
-            profile_ms_max: 200,
             drain_grace_ms: 20_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
             replica: ReplicaConfig::default(),
             uploader: UploaderConfig::default(),
+            profile_ms_max: 200,
             event_queue: 256,
             reader_stall_ms_max: 2_000,
             slot_wait_ms: 1_000,

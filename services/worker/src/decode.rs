@@ -15,7 +15,6 @@ mod learn;
 mod step;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use refrain_draft_replica::RemoteLookup;
@@ -25,38 +24,21 @@ use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-use self::step::{Composed, Member};
-use crate::chunk::{ActiveChunk, Command, NewChunk, OutputSink, serve_cuts};
+use self::step::Part;
+use crate::chunk::{ActiveChunk, Command, OutputSink, serve_cuts};
 use crate::engine::VerifyingEngine;
-use crate::metrics::{ChunkOutcome, WorkerMetrics};
+use crate::metrics::ChunkOutcome;
 use crate::routing::{Proposers, Routing};
 use crate::running::Absorbed;
+use crate::shared::Shared;
 
 /// The loop and everything that it works with.
 pub(crate) struct DecodeLoop {
+    pub(crate) shared: Arc<Shared>,
     pub(crate) engine: Arc<dyn VerifyingEngine>,
     pub(crate) routing: Routing,
     pub(crate) remote_lookup: RemoteLookup,
     pub(crate) proposers: Proposers,
-    /// Maximum number of tokens in a step.
-    pub(crate) step_tokens_max: u32,
-    /// Maximum number of prompt tokens of one request in a step.
-    pub(crate) prefill_chunk_tokens: u32,
-    pub(crate) sink: OutputSink,
-    pub(crate) metrics: WorkerMetrics,
-    /// Set to whether the engine answers.
-    pub(crate) engine_ready: Arc<AtomicBool>,
-    /// How long a reader may stall before its chunk ends.
-    pub(crate) reader_stall_max: Duration,
-}
-
-/// How a step was composed.
-#[derive(Clone, Copy, Debug)]
-struct HowComposed {
-    /// The guard held drafts back.
-    withholds: bool,
-    /// Time to compose the step, seconds, including remote look-ups.
-    seconds: f64,
 }
 
 /// How often stalled readers are checked while nothing else happens.
@@ -89,46 +71,39 @@ impl DecodeLoop {
             };
             let began = Instant::now();
             let movers = self.movers(&batch, first);
-            let withholds = movers.withholds;
             let queries = self.remote_queries(&batch, &movers);
             let remote = self.remote_lookup.look_up(queries).await;
-            let Composed {
-                request,
-                members,
-                propose_seconds,
-            } = self.compose(&mut batch, movers, &remote);
-            let composed = HowComposed {
-                withholds,
-                seconds: began.elapsed().as_secs_f64(),
-            };
+            let (request, propose_seconds) = self.compose(&mut batch, &movers, &remote);
+            let compose_seconds = began.elapsed().as_secs_f64();
             if request.items.is_empty() {
                 self.catch_up(&mut batch);
                 is_open = self.idle(&mut commands, is_open, &mut batch).await;
                 continue;
             }
-            self.metrics.step_batch.observe(request.items.len() as f64);
+            let metrics = &self.shared.metrics.families;
+            metrics.step_batch.observe(request.items.len() as f64);
             let engine = self.engine.clone();
-            let span = step_span(&members, &batch);
+            let span = step_span(&movers.parts, &batch);
             let step = engine.step(request).instrument(span);
             let beside = async {
                 // The call to the engine may need this thread first.
                 tokio::task::yield_now().await;
-                self.count(&members, &propose_seconds);
+                self.count(&movers.parts, &propose_seconds, &batch);
                 self.catch_up(&mut batch);
             };
             // `join` polls in this order: the call begins before the work beside it.
             let (answer, ()) = futures_util::future::join(step, beside).await;
             match answer {
-                Ok(response) if response.results.len() == members.len() => {
+                Ok(response) if response.results.len() == movers.parts.len() => {
                     refusals = 0;
-                    self.engine_ready.store(true, Ordering::Relaxed);
-                    self.observe(&response, &members, composed, &batch);
-                    self.take(response, &members, &mut batch);
+                    self.shared.set_engine_ready(true);
+                    self.observe(&response, &movers, compose_seconds, &batch);
+                    self.take(response, &movers.parts, &mut batch);
                 }
                 Ok(_) => {
                     let error = ApiError::new(ErrorKind::Upstream, "the engine broke its contract")
                         .with_detail("the number of results differs from the number of items");
-                    self.fail(error, &members, &mut batch);
+                    self.fail(error, &movers.parts, &mut batch);
                 }
                 Err(error)
                     if error.kind == ErrorKind::Overloaded && refusals < ENGINE_REFUSALS_MAX =>
@@ -140,15 +115,15 @@ impl DecodeLoop {
                     tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
                 }
                 Err(error) => {
-                    self.metrics.engine_failures.inc();
-                    self.engine_ready
-                        .store(error.kind == ErrorKind::InvalidRequest, Ordering::Relaxed);
-                    self.fail(error, &members, &mut batch);
+                    self.shared.metrics.families.engine_failures.inc();
+                    let is_ready = error.kind == ErrorKind::InvalidRequest;
+                    self.shared.set_engine_ready(is_ready);
+                    self.fail(error, &movers.parts, &mut batch);
                     tokio::time::sleep(ENGINE_FAILURE_PAUSE).await;
                 }
             }
         }
-        serve_cuts(commands, &self.sink, self.routing.finish()).await;
+        serve_cuts(commands, &self.shared.sink, self.routing.finish()).await;
     }
 
     /// Waits while no request can move: for a command, for a reader that catches up or leaves, or for the end of a
@@ -165,7 +140,7 @@ impl DecodeLoop {
                 return command.is_some_and(|command| self.command(command, batch));
             }
             () = movable, if !batch.is_empty() => {}
-            () = self.routing.wait_to_exchange() => {}
+            () = self.routing.statistics.wait() => {}
             // The next turn ends the chunks of stalled readers.
             () = tokio::time::sleep(STALL_CHECK), if !batch.is_empty() => {}
         }
@@ -175,16 +150,18 @@ impl DecodeLoop {
     /// Carries out a command. Returns whether more commands may come.
     fn command(&mut self, command: Command, batch: &mut Vec<ActiveChunk>) -> bool {
         match command {
-            Command::Start(start) => self.start(*start, batch),
+            Command::Start(chunk) => self.start(*chunk, batch),
             Command::Cut(cut, done) => {
                 self.cut(cut, batch);
                 // An error means that the caller no longer waits.
                 let _ = done.send(());
             }
             Command::Evacuate => {
-                for mut chunk in std::mem::take(batch) {
-                    self.settle(&mut chunk);
-                    self.end(chunk, ChunkEndReason::Draining);
+                while !batch.is_empty() {
+                    self.end(0, batch, |sink, chunk| {
+                        let end = chunk.running.end(ChunkEndReason::Draining);
+                        sink.end(chunk, end)
+                    });
                 }
             }
             Command::GiveWay(leases) => {
@@ -202,14 +179,21 @@ impl DecodeLoop {
 
     /// Ends a chunk whose request goes on under another lease.
     fn give_way(&mut self, place: usize, batch: &mut Vec<ActiveChunk>) {
-        let chunk = self.remove(place, batch);
-        self.end(chunk, ChunkEndReason::GaveWay);
+        self.end(place, batch, |sink, chunk| {
+            let end = chunk.running.end(ChunkEndReason::GaveWay);
+            sink.end(chunk, end)
+        });
     }
 
-    /// Ends a chunk for this reason.
-    fn end(&mut self, mut chunk: ActiveChunk, reason: ChunkEndReason) {
-        let end = chunk.running.end(reason);
-        let outcome = self.sink.end(&mut chunk, end);
+    /// Ends a chunk in the way of `how`.
+    fn end(
+        &mut self,
+        place: usize,
+        batch: &mut Vec<ActiveChunk>,
+        how: impl FnOnce(&OutputSink, &mut ActiveChunk) -> ChunkOutcome,
+    ) {
+        let mut chunk = self.remove(place, batch);
+        let outcome = how(&self.shared.sink, &mut chunk);
         self.close(chunk, outcome, true);
     }
 
@@ -217,35 +201,23 @@ impl DecodeLoop {
     fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<ActiveChunk>) {
         let place = batch.iter().position(|chunk| chunk.lease == cut.lease);
         match place {
-            Some(place) => {
-                let chunk = self.remove(place, batch);
-                let outcome = self.sink.cut(&chunk, cut.output_len);
-                self.close(chunk, outcome, true);
-            }
-            None => self.sink.cut_ended(cut),
+            Some(place) => self.end(place, batch, |sink, chunk| sink.cut(chunk, cut.output_len)),
+            None => self.shared.sink.cut_ended(cut),
         }
     }
 
-    fn start(&mut self, start: NewChunk, batch: &mut Vec<ActiveChunk>) {
-        let mut chunk = ActiveChunk::new(start);
+    fn start(&mut self, mut chunk: ActiveChunk, batch: &mut Vec<ActiveChunk>) {
         let running = &chunk.running;
         // An older attempt at the same request has lost its lease, so it must not go on beside this one.
         let same = |other: &ActiveChunk| other.running.document() == running.document();
         if let Some(place) = batch.iter().position(same) {
-            let mut old = self.remove(place, batch);
-            let message = "a newer lease has taken this request over";
-            old.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
-            self.close(old, ChunkOutcome::TakenOver, true);
+            self.end(place, batch, OutputSink::take_over);
         }
-        self.sink.adopt(running);
-        self.routing
-            .meet(running.namespace, &running.request.namespace);
-        // The first step must see the store's answers that arrived while nothing was decoded, and statistics of a new
-        // namespace are requested before it.
-        self.routing.exchange();
+        self.shared.sink.adopt(running);
+        self.routing.request_begins(running);
         // Checked before the engine reads the prompt for nothing.
         if let Some(end) = self.routing.transfer(running) {
-            let outcome = self.sink.end(&mut chunk, end);
+            let outcome = self.shared.sink.end(&mut chunk, end);
             self.close(chunk, outcome, true);
         } else {
             batch.push(chunk);
@@ -262,7 +234,7 @@ impl DecodeLoop {
                 chunk.stalled_since.get_or_insert(now);
             }
         }
-        let stall_max = self.reader_stall_max;
+        let stall_max = self.shared.reader_stall_max();
         let is_stalled = |chunk: &ActiveChunk| {
             chunk
                 .stalled_since
@@ -273,43 +245,34 @@ impl DecodeLoop {
             .enumerate()
             .find_map(|(place, chunk)| Some((place, chunk.overdue(now)?)))
         {
-            let mut chunk = self.remove(place, batch);
-            let outcome = self.sink.time_out(&mut chunk, error);
-            self.close(chunk, outcome, true);
+            self.end(place, batch, |sink, chunk| sink.time_out(chunk, error));
         }
         while let Some(place) = batch.iter().position(|chunk| chunk.events.is_closed()) {
-            let chunk = self.remove(place, batch);
-            self.sink.record_cancelled(&chunk.running);
-            self.close(chunk, ChunkOutcome::Cancelled, true);
+            self.end(place, batch, |sink, chunk| sink.cancel(&chunk.running));
         }
         // Other requests can use the slot. The reader finds its tokens in the queue, and continues once it has read
         // them.
         while let Some(place) = batch.iter().position(is_stalled) {
-            self.sink.count_stalled_reader();
+            self.shared.sink.count_stalled_reader();
             self.give_way(place, batch);
         }
     }
 
     /// Hands out the results of a step.
-    fn take(&mut self, response: StepResponse, members: &[Member], batch: &mut Vec<ActiveChunk>) {
-        self.metrics.engine_step(response.step_s, response.draft_s);
-        let limits = self.limits();
+    fn take(&mut self, response: StepResponse, parts: &[Part], batch: &mut Vec<ActiveChunk>) {
+        let metrics = &self.shared.metrics;
+        metrics.engine_step(response.step_s, response.draft_s);
         let now = Instant::now();
         let mut over: Vec<(usize, Result<ChunkOutcome, ApiError>)> = Vec::new();
-        for (result, member) in response.results.into_iter().zip(members) {
-            let place = member.place;
+        for (result, Part { place, .. }) in response.results.into_iter().zip(parts.iter().copied())
+        {
             let chunk = &mut batch[place];
             let absorbed = match result {
                 Ok(output) => {
                     chunk.wait_until = None;
                     chunk.waits_since = None;
-                    chunk.running.absorb(
-                        output,
-                        member.sampled,
-                        response.weight_version,
-                        limits,
-                        now,
-                    )
+                    let weight_version = response.weight_version;
+                    chunk.running.absorb(output, weight_version, now)
                 }
                 Err(error) => chunk.postpone(error, ENGINE_FULL_PAUSE, now).map(|()| None),
             };
@@ -358,17 +321,17 @@ impl DecodeLoop {
         // There was room when the step was composed, and this loop is the only sender. If the reader has left
         // meanwhile, the next turn ends the chunk.
         let _ = chunk.events.try_send(Ok(ChunkEvent::Step(message)));
-        Some(self.sink.end(chunk, end?))
+        Some(self.shared.sink.end(chunk, end?))
     }
 
     /// Fails the requests of a step that failed as a whole. The gateway continues them, here or at another worker.
-    fn fail(&mut self, mut error: ApiError, members: &[Member], batch: &mut Vec<ActiveChunk>) {
+    fn fail(&mut self, mut error: ApiError, parts: &[Part], batch: &mut Vec<ActiveChunk>) {
         if error.kind == ErrorKind::InvalidRequest {
             // The engine refused the whole step, so this worker composed it wrongly, and no client is to blame.
             error.kind = ErrorKind::Upstream;
         }
-        tracing::warn!(%error, requests = members.len(), "engine step failed");
-        let mut places: Vec<usize> = members.iter().map(|member| member.place).collect();
+        tracing::warn!(%error, requests = parts.len(), "engine step failed");
+        let mut places: Vec<usize> = parts.iter().map(|part| part.place).collect();
         places.sort_unstable_by(|a, b| b.cmp(a));
         for place in places {
             let chunk = self.remove(place, batch);
@@ -377,14 +340,14 @@ impl DecodeLoop {
     }
 
     fn close_failed(&mut self, mut chunk: ActiveChunk, error: ApiError) {
-        let outcome = self.sink.fail(&mut chunk, error);
+        let outcome = self.shared.sink.fail(&mut chunk, error);
         self.close(chunk, outcome, false);
     }
 
     /// Counts a chunk that has ended, and closes its session in the engine.
     fn close(&mut self, chunk: ActiveChunk, outcome: ChunkOutcome, keep_kv: bool) {
         self.routing.request_ended(&chunk.running);
-        self.sink.count_chunk(&chunk.running, outcome);
+        self.shared.sink.count_chunk(&chunk.running, outcome);
         let close = CloseRequest {
             sessions: vec![chunk.running.session],
             keep_kv,
@@ -401,11 +364,11 @@ impl DecodeLoop {
 }
 
 /// The span of a step: a child of its first request, linked to the others.
-fn step_span(members: &[Member], batch: &[ActiveChunk]) -> tracing::Span {
-    let parent = &batch[members[0].place].span;
-    let span = tracing::info_span!(parent: parent, "engine_step", batch = members.len());
-    for member in &members[1..] {
-        span.follows_from(&batch[member.place].span);
+fn step_span(parts: &[Part], batch: &[ActiveChunk]) -> tracing::Span {
+    let parent = &batch[parts[0].place].span;
+    let span = tracing::info_span!(parent: parent, "engine_step", batch = parts.len());
+    for part in &parts[1..] {
+        span.follows_from(&batch[part.place].span);
     }
     span
 }

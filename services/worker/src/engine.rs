@@ -2,11 +2,11 @@
 //!
 //! There are two kinds. A [`VerifyingEngine`] verifies drafts, and the decode loop drives it step by step. A
 //! [`StreamingEngine`] generates by itself, and the streaming driver relays its stream. Third-party engines are
-//! streaming engines behind HTTP ([`ThirdPartyEngine`]); each kind of them has a [`dialect`].
+//! streaming engines behind HTTP ([`connect_third_party`]); each kind of them has a [`dialect`].
 
 mod breaker;
 mod client;
-pub(crate) mod dialect;
+mod dialect;
 mod generate;
 mod http_engine;
 mod identity;
@@ -16,15 +16,16 @@ mod response;
 mod sse;
 mod streaming;
 mod third_party;
+mod verify;
 mod verifying;
+mod worker_engine;
 
 pub(crate) use breaker::CircuitBreaker;
-pub(crate) use client::{EngineClient, parse, unexpected_response};
 pub use generate::{AttachedDocument, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
 pub use http_engine::HttpEngine;
-pub(crate) use identity::plain_tokens;
-pub(crate) use response::AbortOnDrop;
 pub use streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};
-pub use third_party::ExpectedModel;
-pub(crate) use third_party::ThirdPartyEngine;
+pub use third_party::{ExpectedModel, connect_third_party};
+pub use verify::{DraftVerdict, VerifyAbilities, VerifyMethod, VerifyRequest};
 pub use verifying::VerifyingEngine;
+pub(crate) use worker_engine::EngineLimits;
+pub use worker_engine::WorkerEngine;

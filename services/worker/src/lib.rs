@@ -13,8 +13,7 @@
 //! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its
 //!   metrics and the statistics that the draft store keeps.
 //! * `engine`: the traits of engines, and the third-party engines with their wire formats (`engine/dialect`).
-//! * `worker_engine`: either kind of engine, and the connection to a third-party engine.
-//! * `config`, `metrics`.
+//! * `config`, `metrics`, `shared`.
 //!
 //! The worker's copy of the drafts and the upload of outputs are the crate `refrain-draft-replica`.
 
@@ -27,8 +26,8 @@ mod metrics;
 mod routing;
 mod running;
 mod service;
+mod shared;
 mod streaming;
-mod worker_engine;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -47,25 +46,25 @@ use tokio::task::JoinHandle;
 
 use crate::chunk::{Admission, Command, OutputSink};
 use crate::decode::DecodeLoop;
-use crate::drive::{DriveMetrics, SharedDrive};
+use crate::drive::SharedDrive;
 use crate::metrics::WorkerMetrics;
 use crate::routing::{DraftSettings, HeadReports, Proposers, Routing, profile};
 use crate::service::{Heartbeats, WorkerParts};
-use crate::streaming::{StreamContext, StreamDriver};
+use crate::shared::Shared;
+use crate::streaming::StreamContext;
 
 pub use config::{
     ApiKey, DriveMode, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, RouterChoice,
     ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
-pub use drive::{DraftVerdict, DraftVerifier, VerifyAbilities, VerifyMethod, VerifyRequest};
 pub use engine::{
-    AttachedDocument, ExpectedModel, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
-    HttpEngine, IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad,
-    VerifyingEngine,
+    AttachedDocument, DraftVerdict, ExpectedModel, GenerateRequest, Generated, GeneratedEnd,
+    GeneratedStream, HttpEngine, IntroductionCounts, StreamingCapabilities, StreamingEngine,
+    StreamingLoad, VerifyAbilities, VerifyMethod, VerifyRequest, VerifyingEngine, WorkerEngine,
+    connect_third_party,
 };
 pub use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 pub use service::WorkerHandle;
-pub use worker_engine::{WorkerEngine, connect_third_party};
 
 /// The services and the engine that a worker depends on.
 pub struct Dependencies {
@@ -89,80 +88,80 @@ pub struct WorkerServer {
     driver: JoinHandle<()>,
 }
 
-/// The parts that the rest of the worker shares with its driver.
-struct Shared {
-    config: WorkerConfig,
-    metrics: WorkerMetrics,
-    store: Arc<dyn DraftStore>,
-    sink: OutputSink,
-    reports: Arc<HeadReports>,
-    engine_ready: Arc<AtomicBool>,
-}
-
-/// A driver that was started.
-struct StartedDriver {
-    task: JoinHandle<()>,
-    /// The copy of the drafts; `None` where the worker does not draft.
-    replica: Option<DraftReplica>,
-    /// `None` where the engine generates by itself.
-    settings: Option<Arc<DraftSettings>>,
-}
-
 /// Starts a worker. It sends its first heartbeat before this returns.
 ///
 /// # Errors
 /// The listener cannot be opened, a metric name is taken, or the system provides no threads or randomness.
 pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<WorkerServer> {
-    let model = with.engine.served().model.to_owned();
-    let metrics = WorkerMetrics::new(&with.metrics, &model)?;
-    let drive_metrics = DriveMetrics::new(&with.metrics, &model)?;
+    let metrics = WorkerMetrics::new(&with.metrics, with.engine.served().model)?;
+    let metrics = Arc::new(metrics);
     let uploader = Uploader::start(
         config.uploader.clone(),
         with.store.clone(),
         metrics.uploader.clone(),
     );
-    let shared = Shared {
+    let shared = Arc::new(Shared {
         sink: OutputSink::new(uploader.clone(), metrics.clone()),
-        store: with.store,
-        reports: Arc::default(),
-        engine_ready: Arc::new(AtomicBool::new(true)),
+        engine_ready: AtomicBool::new(true),
         metrics,
         config,
+    });
+    let (config, metrics) = (&shared.config, &shared.metrics);
+    let reports = Arc::<HeadReports>::default();
+    let (commands, inbox) = mpsc::channel(command_queue(config));
+    let (driver, draft_settings, drafts) = match &with.engine {
+        WorkerEngine::Verifying(engine) => {
+            let decode = decode_loop(&shared, engine.clone(), &with.store, &reports).await?;
+            let settings = decode.routing.settings.clone();
+            (tokio::spawn(decode.run(inbox)), Some(settings), true)
+        }
+        WorkerEngine::Streaming(engine) => {
+            let abilities = engine.verify_abilities();
+            let is_driven = config.engine.drives() && abilities.any();
+            let drive = is_driven.then(|| SharedDrive::new(config, abilities, metrics.clone()));
+            let context = StreamContext::new(shared.clone(), engine.clone(), drive);
+            let driver = tokio::spawn(Arc::new(context).run(inbox));
+            // Only drive mode drafts for such an engine.
+            (driver, None, is_driven)
+        }
     };
-    let (commands, inbox) = mpsc::channel(command_queue(&shared.config));
-    let driver = start_driver(&shared, &with.engine, drive_metrics, inbox).await?;
-    let Shared {
-        config, metrics, ..
-    } = shared;
-    let admission = Admission::new(config.running_max, metrics.chunks_running.clone());
+    let replica = drafts.then(|| {
+        DraftReplica::new(
+            config.replica.clone(),
+            config.speculation.propose.max_pattern,
+            with.store,
+            metrics.replica.clone(),
+        )
+    });
     let handle = WorkerHandle {
         parts: Arc::new(WorkerParts {
             commands,
-            admission: Arc::new(admission),
-            replica: driver.replica,
+            admission: Arc::new(Admission::new(
+                config.running_max,
+                metrics.families.chunks_running.clone(),
+            )),
+            replica,
             uploader,
             auth: with.auth,
             drain: Drain::new(),
-            metrics,
             engine: with.engine,
-            engine_ready: shared.engine_ready,
-            draft_settings: driver.settings,
-            reports: shared.reports,
-            config: config.clone(),
+            draft_settings,
+            reports,
+            shared: shared.clone(),
         }),
     };
     let server = config
         .listen
         .map(|listen| service::serve(listen, handle.clone(), &with.metrics))
         .transpose()?;
-    let heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
+    let mut heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
     // Sent here, so that the scheduler knows a worker that has started.
     let pause = heartbeats.send().await;
     Ok(WorkerServer {
         handle,
         server,
         heartbeats: tokio::spawn(heartbeats.run(pause)),
-        driver: driver.task,
+        driver,
     })
 }
 
@@ -173,100 +172,38 @@ fn command_queue(config: &WorkerConfig) -> usize {
     2 * config.running_max as usize + 2
 }
 
-/// Starts the driver that fits the engine.
-async fn start_driver(
-    shared: &Shared,
-    engine: &WorkerEngine,
-    drive_metrics: DriveMetrics,
-    inbox: mpsc::Receiver<Command>,
-) -> anyhow::Result<StartedDriver> {
-    match engine {
-        WorkerEngine::Verifying(engine) => {
-            let decode = shared.decode_loop(engine.clone()).await?;
-            Ok(StartedDriver {
-                replica: Some(shared.replica()),
-                settings: Some(decode.routing.settings.clone()),
-                task: tokio::spawn(decode.run(inbox)),
-            })
-        }
-        WorkerEngine::Streaming { engine, verifier } => {
-            let is_driven = shared.config.engine.drives();
-            let verifier = verifier.as_ref().filter(|_| is_driven);
-            let drive = verifier.map(|verifier| {
-                let abilities = verifier.abilities();
-                let metrics = shared.metrics.clone();
-                let drive = SharedDrive::new(&shared.config, abilities, metrics, drive_metrics);
-                (drive, verifier.clone())
-            });
-            let drafts = drive.is_some();
-            let context = StreamContext::new(
-                engine.clone(),
-                drive,
-                shared.sink.clone(),
-                shared.metrics.clone(),
-                shared.engine_ready.clone(),
-                shared.config.engine.clone(),
-                shared.reader_stall_max(),
-            );
-            Ok(StartedDriver {
-                // Only drive mode drafts for such an engine.
-                replica: drafts.then(|| shared.replica()),
-                settings: None,
-                task: tokio::spawn(StreamDriver::new(context).run(inbox)),
-            })
-        }
-    }
-}
-
-impl Shared {
-    /// The loop for an engine that verifies drafts.
-    async fn decode_loop(&self, engine: Arc<dyn VerifyingEngine>) -> anyhow::Result<DecodeLoop> {
-        let config = &self.config;
-        let metrics = &self.metrics;
-        let settings = DraftSettings::new(&config.speculation, engine.capabilities());
-        let mut routing = Routing::new(
-            config,
-            Arc::new(settings),
-            self.store.clone(),
-            self.reports.clone(),
-            metrics.clone(),
-        );
-        // Measured before the first heartbeat, so that no request waits for it.
-        let time_max = Duration::from_millis(config.profile_ms_max);
-        routing.start_from_profile(&profile(&*engine, config.step_tokens_max, time_max).await);
-        Ok(DecodeLoop {
-            engine,
-            remote_lookup: RemoteLookup::new(
-                self.store.clone(),
-                &config.replica,
-                &routing.settings.params,
-                metrics.replica.clone(),
-            ),
-            proposers: Proposers::new(&config.speculation)
-                .context("starting the threads that propose drafts")?,
-            routing,
-            step_tokens_max: config.step_tokens_max,
-            prefill_chunk_tokens: config.prefill_chunk_tokens,
-            sink: self.sink.clone(),
-            metrics: metrics.clone(),
-            engine_ready: self.engine_ready.clone(),
-            reader_stall_max: self.reader_stall_max(),
-        })
-    }
-
-    /// The copy of the drafts.
-    fn replica(&self) -> DraftReplica {
-        DraftReplica::new(
-            self.config.replica.clone(),
-            self.config.speculation.max_pattern_tokens,
-            self.store.clone(),
-            self.metrics.replica.clone(),
-        )
-    }
-
-    fn reader_stall_max(&self) -> Duration {
-        Duration::from_millis(self.config.reader_stall_ms_max)
-    }
+/// The loop for an engine that verifies drafts.
+async fn decode_loop(
+    shared: &Arc<Shared>,
+    engine: Arc<dyn VerifyingEngine>,
+    store: &Arc<dyn DraftStore>,
+    reports: &Arc<HeadReports>,
+) -> anyhow::Result<DecodeLoop> {
+    let (config, metrics) = (&shared.config, &shared.metrics);
+    let settings = DraftSettings::new(&config.speculation, engine.capabilities());
+    let mut routing = Routing::new(
+        config,
+        Arc::new(settings),
+        store.clone(),
+        reports.clone(),
+        metrics.clone(),
+    );
+    // Measured before the first heartbeat, so that no request waits for it.
+    let time_max = Duration::from_millis(config.profile_ms_max);
+    let profile = profile(&*engine, config.step_tokens_max, time_max).await;
+    routing.router.start_from_profile(&profile);
+    Ok(DecodeLoop {
+        shared: shared.clone(),
+        engine,
+        remote_lookup: RemoteLookup::new(
+            store.clone(),
+            &config.replica,
+            &routing.settings.params,
+            metrics.replica.clone(),
+        ),
+        proposers: Proposers::new().context("starting the threads that propose drafts")?,
+        routing,
+    })
 }
 
 impl WorkerServer {
@@ -291,7 +228,7 @@ impl WorkerServer {
         } = self;
         let parts = &handle.parts;
         end_chunks(parts).await;
-        let store_grace = Duration::from_millis(parts.config.store_grace_ms);
+        let store_grace = Duration::from_millis(parts.shared.config.store_grace_ms);
         let began = Instant::now();
         // The driver still runs: readers may still shorten the outputs that they received last.
         parts.uploader.drain(store_grace).await;
@@ -323,7 +260,7 @@ impl WorkerServer {
 /// Refuses new chunks, lets running ones finish within the grace period, and evacuates the rest.
 async fn end_chunks(parts: &WorkerParts) {
     parts.drain.begin();
-    let grace = Duration::from_millis(parts.config.drain_grace_ms);
+    let grace = Duration::from_millis(parts.shared.config.drain_grace_ms);
     let left = parts.drain.finished(grace).await;
     if left > 0 {
         tracing::warn!(left, "evacuating chunks that outlasted the grace period");

@@ -1,40 +1,37 @@
 //! The worker's Prometheus metrics.
 
+mod families;
 mod labels;
-mod speculation;
-mod streaming;
 
-use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use std::collections::HashMap;
+use std::sync::{PoisonError, RwLock};
+
+use prometheus::{Counter, GaugeVec, IntCounter, IntGaugeVec};
 use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
 
-pub(crate) use self::labels::{ChunkOutcome, RejectionLimit};
-use self::speculation::{DraftMetrics, GainMetrics};
-pub(crate) use self::streaming::StreamingMetrics;
+use self::families::WorkerFamilies;
+use crate::engine::{IntroductionCounts, StreamingLoad, VerifyMethod};
 
-/// The worker's collectors. Cheap to clone.
-#[derive(Clone)]
+pub(crate) use self::labels::{ChunkOutcome, RejectionLimit};
+
+/// The worker's metrics.
 pub(crate) struct WorkerMetrics {
     model: String,
-    drafts: DraftMetrics,
-    gains: GainMetrics,
+    pub(crate) families: WorkerFamilies,
+    // Children of families: tokens come too often to look them up by their labels.
     goodput_tokens: IntCounter,
     step_seconds: Counter,
     draft_seconds: Counter,
-    pub(crate) propose_seconds: Histogram,
-    pub(crate) step_batch: Histogram,
-    pub(crate) chunks_running: IntGauge,
-    chunks: IntCounterVec,
-    rejections: IntCounterVec,
-    pub(crate) engine_failures: IntCounter,
-    pub(crate) engine_retries: IntCounter,
-    /// Metrics of streaming engines.
-    pub(crate) streaming: StreamingMetrics,
+    by_source: RwLock<HashMap<(DraftSource, DraftScope), SourceCounters>>,
     pub(crate) replica: ReplicaMetrics,
     pub(crate) uploader: UploaderMetrics,
 }
+
+/// The counters of one source and scope: steps, drafted, accepted and emitted tokens.
+type SourceCounters = [IntCounter; 4];
 
 impl WorkerMetrics {
     /// Registers all metrics under the model's name.
@@ -42,56 +39,21 @@ impl WorkerMetrics {
     /// # Errors
     /// A name is taken, as by a second worker in one registry.
     pub(crate) fn new(metrics: &Metrics, model: &str) -> anyhow::Result<Self> {
-        let of_model = ["model"];
+        let families = WorkerFamilies::register(metrics.registry())?;
+        // A rate over a counter that does not exist yet shows nothing instead of 0.
+        families.streamed_step.with_label_values(&[model, "1"]);
+        for method in VerifyMethod::ALL.map(VerifyMethod::as_str) {
+            let calls = &families.verify_calls;
+            calls.with_label_values(&[model, method, "verified"]);
+            families.verify_seconds.with_label_values(&[model, method]);
+        }
         Ok(WorkerMetrics {
             model: model.to_owned(),
-            drafts: DraftMetrics::new(metrics)?,
-            gains: GainMetrics::new(metrics)?,
-            goodput_tokens: metrics
-                .counter_vec("refrain_goodput_tokens_total", "Emitted tokens.", &of_model)?
-                .with_label_values(&[model]),
-            step_seconds: metrics
-                .float_counter_vec(
-                    "refrain_engine_step_seconds_total",
-                    "Duration of engine steps, seconds. For a streaming engine: the gaps between its events.",
-                    &of_model,
-                )?
-                .with_label_values(&[model]),
-            draft_seconds: metrics
-                .float_counter_vec(
-                    "refrain_engine_draft_seconds_total",
-                    "Share of that duration that the engine's own head or draft model took, seconds.",
-                    &of_model,
-                )?
-                .with_label_values(&[model]),
-            propose_seconds: metrics.histogram(
-                "refrain_worker_propose_seconds",
-                "Time to propose a draft for one request.",
-                &[
-                    1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2,
-                ],
-            )?,
-            step_batch: metrics.histogram(
-                "refrain_worker_step_batch_requests",
-                "Requests in an engine step.",
-                &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0],
-            )?,
-            chunks_running: metrics.gauge("refrain_worker_chunks_running", "Running chunks.")?,
-            chunks: metrics.counter_vec(
-                "refrain_worker_chunks_total",
-                "Ended chunks, by outcome.",
-                &["outcome"],
-            )?,
-            rejections: rejections(metrics)?,
-            engine_failures: metrics.counter(
-                "refrain_worker_engine_failures_total",
-                "Engine steps, or responses of a streaming engine, that failed as a whole.",
-            )?,
-            engine_retries: metrics.counter(
-                "refrain_worker_engine_retries_total",
-                "Repeated attempts to open a stream of a streaming engine.",
-            )?,
-            streaming: StreamingMetrics::new(metrics, model)?,
+            goodput_tokens: families.goodput_tokens.with_label_values(&[model]),
+            step_seconds: families.step_seconds.with_label_values(&[model]),
+            draft_seconds: families.draft_seconds.with_label_values(&[model]),
+            by_source: RwLock::default(),
+            families,
             replica: ReplicaMetrics::register(metrics.registry())?,
             uploader: UploaderMetrics::register(metrics.registry())?,
         })
@@ -99,12 +61,14 @@ impl WorkerMetrics {
 
     /// Counts a rejection.
     pub(crate) fn reject(&self, limit: RejectionLimit) {
-        self.rejections.with_label_values(&[limit.as_str()]).inc();
+        let rejections = &self.families.rejections;
+        rejections.with_label_values(&[limit.as_str()]).inc();
     }
 
     /// Counts a chunk that has ended.
     pub(crate) fn chunk_ended(&self, outcome: ChunkOutcome) {
-        self.chunks.with_label_values(&[outcome.as_str()]).inc();
+        let chunks = &self.families.chunks;
+        chunks.with_label_values(&[outcome.as_str()]).inc();
     }
 
     /// Counts the duration of a step, and the share that the engine's own drafter took of it, seconds.
@@ -116,35 +80,60 @@ impl WorkerMetrics {
     /// Counts the tokens of a step.
     pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
         self.goodput_tokens.inc_by(counts.emitted);
-        self.drafts.count(&self.model, source, scope, counts);
+        let add = |counters: &SourceCounters| {
+            let StepCounts {
+                steps,
+                drafted,
+                accepted,
+                emitted,
+            } = counts;
+            for (counter, count) in counters.iter().zip([steps, drafted, accepted, emitted]) {
+                counter.inc_by(count);
+            }
+        };
+        let known = self.by_source.read();
+        let known = known.unwrap_or_else(PoisonError::into_inner);
+        if let Some(counters) = known.get(&(source, scope)) {
+            return add(counters);
+        }
+        drop(known);
+        let of = &self.families;
+        let labels = [&*self.model, source.as_str(), scope.as_str()];
+        let counters = [&of.steps, &of.drafted, &of.accepted, &of.emitted]
+            .map(|family| family.with_label_values(&labels));
+        add(&counters);
+        let known = self.by_source.write();
+        known
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert((source, scope), counters);
     }
 
     /// Counts a decision of the router and its reason.
     pub(crate) fn decision(&self, (decision, reason): (&str, &str)) {
-        self.drafts
-            .decisions
-            .with_label_values(&[self.model.as_str(), decision, reason])
+        let decisions = &self.families.decisions;
+        decisions
+            .with_label_values(&[&self.model, decision, reason])
             .inc();
     }
 
     /// Counts the draft tokens that a budget admitted and refused.
     pub(crate) fn budget(&self, admitted: u32, refused: u32) {
         for (outcome, tokens) in [("admitted", admitted), ("refused", refused)] {
-            self.drafts
-                .budget
-                .with_label_values(&[self.model.as_str(), outcome])
+            let budget = &self.families.budget;
+            budget
+                .with_label_values(&[&*self.model, outcome])
                 .inc_by(u64::from(tokens));
         }
     }
 
     /// Counts the expected and the accepted tokens of a draft.
     pub(crate) fn expectation(&self, source: DraftSource, expected: f32, accepted: u32) {
-        let labels = [self.model.as_str(), source.as_str()];
-        self.drafts
+        let labels = [&*self.model, source.as_str()];
+        self.families
             .expected_tokens
             .with_label_values(&labels)
             .inc_by(f64::from(expected.max(0.0)));
-        self.drafts
+        self.families
             .expected_accepted
             .with_label_values(&labels)
             .inc_by(u64::from(accepted));
@@ -153,43 +142,38 @@ impl WorkerMetrics {
     /// Counts an exchange of acceptance statistics with the store.
     pub(crate) fn statistics_call(&self, is_answered: bool) {
         let outcome = if is_answered { "answered" } else { "failed" };
-        self.drafts
-            .statistics_calls
-            .with_label_values(&[self.model.as_str(), outcome])
-            .inc();
+        let calls = &self.families.statistics_calls;
+        calls.with_label_values(&[&*self.model, outcome]).inc();
     }
 
     /// Observes the mean accepted length of a chunk.
-    pub(crate) fn request_length(&self, emitted: u64, steps: u64) {
-        if steps > 0 {
-            self.drafts
-                .accepted_length
-                .with_label_values(&[self.model.as_str()])
-                .observe(emitted as f64 / steps as f64);
+    pub(crate) fn request_length(&self, counts: StepCounts) {
+        if counts.steps > 0 {
+            let lengths = &self.families.accepted_length;
+            lengths
+                .with_label_values(&[&self.model])
+                .observe(counts.emitted as f64 / counts.steps as f64);
         }
     }
 
     /// Sets the error of the expected step times, as a share.
     pub(crate) fn step_cost_error(&self, share: f64) {
-        self.gains
-            .step_cost_error
-            .with_label_values(&[self.model.as_str()])
-            .set(share);
+        let error = &self.families.step_cost_error;
+        error.with_label_values(&[&self.model]).set(share);
     }
 
     /// Sets the threshold of the score router.
     pub(crate) fn threshold(&self, in_force: f32) {
-        self.gains
-            .threshold
-            .with_label_values(&[self.model.as_str()])
-            .set(f64::from(in_force));
+        let threshold = &self.families.threshold;
+        let threshold = threshold.with_label_values(&[&self.model]);
+        threshold.set(f64::from(in_force));
     }
 
     /// Sets the accepted length of the engine's own drafter.
     pub(crate) fn self_draft_accepted_length(&self, kind: DrafterKind, tokens: f64) {
-        self.gains
-            .self_draft_accepted_length
-            .with_label_values(&[self.model.as_str(), kind.as_str()])
+        let length = &self.families.self_draft_accepted_length;
+        length
+            .with_label_values(&[&*self.model, kind.as_str()])
             .set(tokens);
     }
 
@@ -201,32 +185,65 @@ impl WorkerMetrics {
         in_use: bool,
         gain: Option<f64>,
     ) {
-        let batch = batch.to_string();
-        let labels = [self.model.as_str(), kind.as_str(), batch.as_str()];
-        let (uses, gains) = (&self.gains.self_draft_in_use, &self.gains.self_draft_gain);
-        set_gate(uses, gains, &labels, in_use, gain);
+        let labels = [&*self.model, kind.as_str(), &*batch.to_string()];
+        let of = &self.families;
+        set_gate(
+            &of.self_draft_in_use,
+            &of.self_draft_gain,
+            &labels,
+            in_use,
+            gain,
+        );
     }
 
     /// Sets the guard's state of drafts for batches of up to `batch`.
     pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
-        let batch = batch.to_string();
-        let labels = [self.model.as_str(), batch.as_str()];
-        let (uses, gains) = (&self.gains.drafts_in_use, &self.gains.gain);
-        set_gate(uses, gains, &labels, in_use, gain);
+        let labels = [&*self.model, &*batch.to_string()];
+        let of = &self.families;
+        set_gate(&of.drafts_in_use, &of.gain, &labels, in_use, gain);
     }
-}
 
-/// The counter of rejections, with all limits.
-fn rejections(metrics: &Metrics) -> anyhow::Result<IntCounterVec> {
-    let rejections = metrics.counter_vec(
-        "refrain_worker_rejections_total",
-        "Refused or ended chunks, by the limit that was reached.",
-        &["limit"],
-    )?;
-    for limit in RejectionLimit::all() {
-        rejections.with_label_values(&[limit.as_str()]);
+    /// Sets the step time of a streaming engine for batches of up to `batch` requests.
+    pub(crate) fn streamed_step(&self, batch: u32, seconds: f64) {
+        let labels = [&*self.model, &*batch.to_string()];
+        let step = &self.families.streamed_step;
+        step.with_label_values(&labels).set(seconds);
     }
-    Ok(rejections)
+
+    /// Counts introductions of namespaces to a streaming engine.
+    pub(crate) fn introduced(&self, counts: IntroductionCounts) {
+        for (outcome, count) in [
+            ("told", counts.succeeded),
+            ("failed", counts.failed),
+            ("expired", counts.expired),
+        ] {
+            let introductions = &self.families.introductions;
+            introductions.with_label_values(&[outcome]).inc_by(count);
+        }
+    }
+
+    /// Sets the load that a streaming engine reports.
+    pub(crate) fn engine_load(&self, load: StreamingLoad) {
+        for (state, requests) in [("running", load.running), ("waiting", load.waiting)] {
+            if let Some(requests) = requests {
+                let gauge = &self.families.engine_requests;
+                let gauge = gauge.with_label_values(&[&*self.model, state]);
+                gauge.set(requests as i64);
+            }
+        }
+        if let Some(share) = load.kv_usage {
+            let usage = &self.families.engine_kv_usage;
+            usage.with_label_values(&[&self.model]).set(share);
+        }
+    }
+
+    /// Counts a verify call.
+    pub(crate) fn verify_call(&self, method: VerifyMethod, outcome: &str, seconds: f64) {
+        let labels = [&*self.model, method.as_str(), outcome];
+        self.families.verify_calls.with_label_values(&labels).inc();
+        let spent = &self.families.verify_seconds;
+        spent.with_label_values(&labels[..2]).inc_by(seconds);
+    }
 }
 
 fn set_gate(

@@ -18,8 +18,8 @@ mod transfer;
 use std::sync::Arc;
 use std::time::Instant;
 
+use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::ChunkEnd;
-use refrain_protocol::{NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_speculation::router::{Frame, Offer, Outcome, Prospect, Router, Step};
 
@@ -37,11 +37,11 @@ pub(crate) use self::transfer::{HeadReports, fallback_worker};
 /// The router of one engine, with everything that it is told and that is told of it.
 pub(crate) struct Routing {
     pub(crate) settings: Arc<DraftSettings>,
-    router: Router<NamespaceId>,
-    statistics: StatisticsKeeper,
-    transfers: Transfers,
+    pub(crate) router: Router<NamespaceId>,
+    pub(crate) statistics: StatisticsKeeper,
+    pub(crate) transfers: Transfers,
     is_score: bool,
-    metrics: WorkerMetrics,
+    metrics: Arc<WorkerMetrics>,
 }
 
 impl Routing {
@@ -50,7 +50,7 @@ impl Routing {
         settings: Arc<DraftSettings>,
         store: Arc<dyn DraftStore>,
         reports: Arc<HeadReports>,
-        metrics: WorkerMetrics,
+        metrics: Arc<WorkerMetrics>,
     ) -> Self {
         let params = settings.router_params(config);
         let routing = Routing {
@@ -68,26 +68,6 @@ impl Routing {
         };
         routing.report(0);
         routing
-    }
-
-    /// Starts from measured steps: the tokens and the seconds of each.
-    pub(crate) fn start_from_profile(&mut self, profile: &[(u32, f64)]) {
-        self.router.start_from_profile(profile);
-    }
-
-    /// See [`Router::withholds`].
-    pub(crate) fn withholds(&self, batch: u32, reads_prompt: bool) -> bool {
-        self.router.withholds(batch, reads_prompt)
-    }
-
-    /// See [`Router::is_off`].
-    pub(crate) fn is_off(&self, batch: u32) -> bool {
-        self.router.is_off(batch)
-    }
-
-    /// See [`Router::estimate`].
-    pub(crate) fn estimate(&self, prospect: &Prospect<NamespaceId>) -> Vec<f32> {
-        self.router.estimate(prospect)
     }
 
     /// Chooses what each request verifies, in their order.
@@ -150,7 +130,7 @@ impl Routing {
             return;
         };
         let outcome = Outcome {
-            emitted: &record.tokens,
+            emitted: &record.step.tokens,
             head_drafted: record.head_drafted,
             head_accepted: record.head_accepted,
         };
@@ -178,19 +158,18 @@ impl Routing {
         self.exchange();
     }
 
-    /// A request of this namespace begins.
-    pub(crate) fn meet(&mut self, id: NamespaceId, namespace: &SignedNamespace) {
-        self.statistics.meet(id, namespace, Instant::now());
+    /// Takes into account that a request begins. Its first step must see the store's answers that arrived while
+    /// nothing was decoded, and statistics of a new namespace are requested before it.
+    pub(crate) fn request_begins(&mut self, running: &ActiveRequest) {
+        let namespace = &running.request.namespace;
+        self.statistics
+            .meet(running.namespace, namespace, Instant::now());
+        self.exchange();
     }
 
     /// Exchanges acceptance statistics with the store, if it is time.
-    pub(crate) fn exchange(&mut self) {
+    fn exchange(&mut self) {
         self.statistics.exchange(&mut self.router, Instant::now());
-    }
-
-    /// Returns when there are statistics to exchange, and never if there are none.
-    pub(crate) async fn wait_to_exchange(&self) {
-        self.statistics.wait().await;
     }
 
     /// Saves the statistics that the store does not have yet, because the worker stops.

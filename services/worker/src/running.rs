@@ -11,6 +11,7 @@ mod step_record;
 
 use std::time::Instant;
 
+use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{DrafterKind, SessionSpec, StepItem};
@@ -18,20 +19,12 @@ use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, Namespa
 use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
 
 use self::sources::{OWN, prompt_end};
+use crate::engine::EngineLimits;
 use crate::routing::{DraftSettings, asked};
-use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
 
-pub(crate) use self::generated::JudgedDraft;
-pub(crate) use self::sent_draft::labels;
+pub(crate) use self::sent_draft::{labels, wire_draft};
 pub(crate) use self::sources::Sources;
 pub(crate) use self::step_record::{Absorbed, StepRecord};
-
-/// The limits of the engine that concern one request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EngineLimits {
-    pub(crate) max_context: u32,
-    pub(crate) max_draft_tokens: u32,
-}
 
 /// A request whose chunk is being decoded.
 pub(crate) struct ActiveRequest {
@@ -39,6 +32,7 @@ pub(crate) struct ActiveRequest {
     pub(crate) namespace: NamespaceId,
     /// The sources of its drafts; `None` where the worker does not draft.
     pub(crate) sources: Option<Sources>,
+    limits: EngineLimits,
     pub(crate) session: EngineSessionId,
     /// Prompt and output.
     text: Vec<u32>,
@@ -51,16 +45,10 @@ pub(crate) struct ActiveRequest {
     self_drafts: bool,
     /// Length of the part of `text` that the head has read, as far as this worker knows.
     head_len: u32,
-    /// The router's offer for the step in progress; `None` for a piece of a prompt.
-    offer: Option<Offer>,
     /// The drafter inside the engine.
     drafter: Option<DrafterKind>,
-    /// Number of tokens that the head has to read for it, beyond those of the last steps.
-    catch_up_tokens: u32,
     recent: RecentRoutes,
-    /// Length of the session's text after the step in progress, without the tokens that it emits.
-    sent_len: u32,
-    max_emit: u32,
+    step: PendingStep,
     counts: StepCounts,
     /// Number of emitted tokens in steps that verified a suffix draft.
     suffix_emitted: u64,
@@ -74,6 +62,22 @@ pub(crate) struct ActiveRequest {
     reopened: u32,
 }
 
+/// The request's part in the step in progress.
+#[derive(Default)]
+pub(crate) struct PendingStep {
+    /// The engine samples; otherwise it reads a piece of a prompt.
+    samples: bool,
+    /// The router's offer; `None` for a piece of a prompt.
+    pub(crate) offer: Option<Offer>,
+    /// Number of context tokens that are sent.
+    pub(crate) context_tokens: u32,
+    /// Number of tokens that the head has to read at once before it drafts, beyond those of the last steps.
+    pub(crate) catch_up_tokens: u32,
+    /// Length of the session's text after the step, without the tokens that it emits.
+    sent_len: u32,
+    max_emit: u32,
+}
+
 /// Number of lost sessions in one chunk from which on the engine is considered faulty.
 const REOPENED_MAX: u32 = 3;
 
@@ -82,12 +86,17 @@ const REOPENED_MAX: u32 = 3;
 const CATCH_UP_TOKENS_MIN: u32 = 32;
 
 impl ActiveRequest {
+    /// Begins a chunk. `settings` are those of the decode loop; `None` for a streaming engine.
+    ///
+    /// # Errors
+    /// The system's random generator failed.
     pub(crate) fn new(
         mut request: ChunkRequest,
         namespace: NamespaceId,
         sources: Option<Sources>,
+        limits: EngineLimits,
+        settings: Option<&DraftSettings>,
         created_ms: u64,
-        self_drafts: bool,
         now: Instant,
     ) -> Result<Self, ApiError> {
         let head = DocumentHead {
@@ -104,14 +113,11 @@ impl ActiveRequest {
             engine_len: 0,
             text,
             head,
-            self_drafts,
+            self_drafts: settings.is_some_and(|settings| settings.self_drafts(request.speculation)),
             head_len: 0,
-            offer: None,
-            drafter: None,
-            catch_up_tokens: 0,
+            drafter: settings.and_then(DraftSettings::drafter),
             recent: RecentRoutes::default(),
-            sent_len: 0,
-            max_emit: 0,
+            step: PendingStep::default(),
             counts: StepCounts::default(),
             suffix_emitted: 0,
             sequence: 0,
@@ -124,6 +130,7 @@ impl ActiveRequest {
             request,
             namespace,
             sources,
+            limits,
             session: new_session()?,
         };
         let Some(sources) = &running.sources else {
@@ -164,9 +171,9 @@ impl ActiveRequest {
         (self.engine_len + context).min(self.text.len() as u32)
     }
 
-    /// The offer for the step in progress.
-    pub(crate) fn offer(&self) -> Option<&Offer> {
-        self.offer.as_ref()
+    /// The request's part in the step in progress.
+    pub(crate) fn step(&self) -> &PendingStep {
+        &self.step
     }
 
     /// Length of the text when the chunk began.
@@ -204,11 +211,6 @@ impl ActiveRequest {
         }
     }
 
-    /// Number of tokens that the head has to read at once for the step in progress.
-    pub(crate) fn catch_up_tokens(&self) -> u32 {
-        self.catch_up_tokens
-    }
-
     /// Whether the next item decodes: it has one token of context.
     pub(crate) fn is_decoding(&self) -> bool {
         self.owed() == 1
@@ -220,9 +222,13 @@ impl ActiveRequest {
         (self.text.len() as u32 - self.engine_len).max(1)
     }
 
-    fn emit_left(&self, limits: EngineLimits) -> u32 {
+    fn emit_left(&self) -> u32 {
         let by_request = self.request.max_new_tokens.saturating_sub(self.emitted());
-        by_request.min(limits.max_context.saturating_sub(self.text.len() as u32))
+        by_request.min(
+            self.limits
+                .max_context
+                .saturating_sub(self.text.len() as u32),
+        )
     }
 
     /// The request's item in the next step: its next `context` tokens and, if no more are left, its draft. The
@@ -232,34 +238,29 @@ impl ActiveRequest {
         context: u32,
         offer: Option<Offer>,
         settings: &DraftSettings,
-        limits: EngineLimits,
     ) -> StepItem {
         let owed = self.owed();
         let context = owed.min(context.max(1));
         let sample = context == owed;
         let new_from = self.engine_len as usize;
-        let new_to = if sample {
-            self.text.len()
-        } else {
-            new_from + context as usize
-        };
-        let max_emit = self.emit_left(limits).max(1);
-        self.sent_len = new_to as u32;
-        self.max_emit = max_emit;
-        self.drafter = settings.drafter();
-        self.offer = offer.filter(|_| sample);
-        if let Some(offer) = &self.offer
+        let new_to = self.engine_len_with(context) as usize;
+        let offer = offer.filter(|_| sample);
+        if let Some(offer) = &offer
             && offer.decision.reason != RouteReason::NoRoom
         {
             self.recent.push(offer.decision.route);
         }
-        let head = self.offer.as_ref().and_then(Offer::head);
-        self.catch_up_tokens = match head {
-            Some(_) => self.unread_tokens(),
-            None => 0,
+        let head = offer.as_ref().and_then(Offer::head);
+        let draft = offer.as_ref().and_then(Offer::suffix).map(wire_draft);
+        let tokens = self.text[new_from..new_to].to_vec();
+        self.step = PendingStep {
+            samples: sample,
+            offer,
+            context_tokens: tokens.len() as u32,
+            catch_up_tokens: head.map_or(0, |_| self.unread_tokens()),
+            sent_len: new_to as u32,
+            max_emit: self.emit_left().max(1),
         };
-        let draft = sent_draft::wire_draft(self.offer.as_ref());
-        let self_draft = head.and_then(|head| settings.self_draft(head));
         StepItem {
             session: self.session,
             open: (self.engine_len == 0).then(|| SessionSpec {
@@ -268,11 +269,11 @@ impl ActiveRequest {
                 self_drafts: self.self_drafts,
             }),
             keep_len: self.engine_len,
-            tokens: self.text[new_from..new_to].to_vec(),
+            tokens,
             sample,
             draft,
-            self_draft,
-            max_emit,
+            self_draft: head.and_then(|head| settings.self_draft(head)),
+            max_emit: self.step.max_emit,
         }
     }
 
@@ -291,7 +292,7 @@ impl ActiveRequest {
         self.session = new_session()?;
         self.engine_len = 0;
         self.head_len = 0;
-        self.offer = None;
+        self.step.offer = None;
         Ok(())
     }
 
@@ -362,7 +363,7 @@ impl ActiveRequest {
 
     /// The piece of the output that a step emitted.
     pub(crate) fn piece_of<'a>(&'a self, record: &'a StepRecord) -> DocumentUpdateRef<'a> {
-        self.piece(record.prev_len, &record.tokens, record.finish)
+        self.piece(record.prev_len, &record.step.tokens, record.finish)
     }
 
     /// The update that keeps only the first `output_len` output tokens, because a stop string ended there.

@@ -1,4 +1,4 @@
-//! A chunk on its way to a driver, and a chunk that runs.
+//! A chunk that is decoded.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,20 +16,7 @@ const ENGINE_FULL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest pause after such a refusal, whatever the engine suggests.
 const ENGINE_FULL_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A chunk to be decoded.
-pub(crate) struct NewChunk {
-    pub(crate) running: ActiveRequest,
-    pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
-    pub(crate) permit: AdmissionPermit,
-    pub(crate) span: tracing::Span,
-    /// The time when the request times out.
-    pub(crate) deadline: Option<Instant>,
-    /// The runtime of the reader. A streamed chunk runs there too, so that a token goes from the engine's connection
-    /// to the client's on one thread.
-    pub(crate) runtime: tokio::runtime::Handle,
-}
-
-/// A chunk that runs.
+/// A chunk that is decoded.
 pub(crate) struct ActiveChunk {
     pub(crate) running: ActiveRequest,
     /// The result of the last step, until the decode loop has learnt from it and recorded it.
@@ -39,6 +26,9 @@ pub(crate) struct ActiveChunk {
     /// Dropped before the last event is sent: a reader that has seen the end may rely on the slot.
     permit: Option<AdmissionPermit>,
     pub(crate) span: tracing::Span,
+    /// The runtime of the reader. A streamed chunk runs there too, so that a token goes from the engine's connection
+    /// to the client's on one thread.
+    pub(crate) runtime: tokio::runtime::Handle,
     /// The time when the request times out.
     deadline: Option<Instant>,
     /// An event that did not fit into the queue when the chunk ended.
@@ -52,15 +42,14 @@ pub(crate) struct ActiveChunk {
 }
 
 impl ActiveChunk {
-    pub(crate) fn new(start: NewChunk) -> Self {
-        let NewChunk {
-            running,
-            events,
-            permit,
-            span,
-            deadline,
-            runtime: _,
-        } = start;
+    /// A chunk whose reader is on the current runtime.
+    pub(crate) fn new(
+        running: ActiveRequest,
+        events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
+        permit: AdmissionPermit,
+        span: tracing::Span,
+        deadline: Option<Instant>,
+    ) -> Self {
         ActiveChunk {
             running,
             unsettled: None,
@@ -68,6 +57,7 @@ impl ActiveChunk {
             lease: permit.lease(),
             permit: Some(permit),
             span,
+            runtime: tokio::runtime::Handle::current(),
             deadline,
             unsent: None,
             stalled_since: None,

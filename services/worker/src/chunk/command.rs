@@ -4,13 +4,13 @@ use refrain_protocol::LeaseId;
 use refrain_protocol::chunk::ChunkCut;
 use tokio::sync::{mpsc, oneshot};
 
-use super::active::NewChunk;
+use super::active::ActiveChunk;
 use super::sink::OutputSink;
 
 /// A command to the driver that decodes.
 pub(crate) enum Command {
     /// Decode a chunk.
-    Start(Box<NewChunk>),
+    Start(Box<ActiveChunk>),
     /// Shorten an output: its reader needs no more of it. The sender reports that this is done.
     Cut(ChunkCut, oneshot::Sender<()>),
     /// End all chunks, since the worker drains. Their requests go on at other workers.

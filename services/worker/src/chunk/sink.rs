@@ -4,10 +4,10 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
-use refrain_draft_replica::{GroupReplica, NamespaceReplica, Uploader};
+use refrain_draft_replica::{DocumentUpdateRef, GroupReplica, NamespaceReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
-use refrain_protocol::{ApiError, LeaseId, NamespaceId, SignedNamespace};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, SignedNamespace};
 
 use super::active::ActiveChunk;
 use crate::metrics::{ChunkOutcome, RejectionLimit, WorkerMetrics};
@@ -20,7 +20,7 @@ const ENDED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 #[derive(Clone)]
 pub(crate) struct OutputSink {
     uploader: Uploader,
-    metrics: WorkerMetrics,
+    metrics: Arc<WorkerMetrics>,
     /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the same step as
     /// the chunk.
     ended: Arc<Mutex<LruCache<LeaseId, OutputCut>>>,
@@ -54,7 +54,7 @@ impl OutputCut {
 }
 
 impl OutputSink {
-    pub(crate) fn new(uploader: Uploader, metrics: WorkerMetrics) -> Self {
+    pub(crate) fn new(uploader: Uploader, metrics: Arc<WorkerMetrics>) -> Self {
         OutputSink {
             uploader,
             metrics,
@@ -81,8 +81,7 @@ impl OutputSink {
         for document in &record.credited {
             self.uploader.touch(running.namespace, namespace, *document);
         }
-        self.uploader
-            .push(running.namespace, namespace, running.piece_of(&record));
+        self.push(running, running.piece_of(&record));
     }
 
     /// Records the end of an output that came without a token.
@@ -99,16 +98,15 @@ impl OutputSink {
         };
         let piece = running.piece(running.output().len() as u32, &[], Some(finish));
         running.remember(piece);
-        self.uploader
-            .push(running.namespace, &running.request.namespace, piece);
+        self.push(running, piece);
     }
 
     /// Records that the reader has left, so that the output stays as it is.
-    pub(crate) fn record_cancelled(&self, running: &ActiveRequest) {
+    pub(crate) fn cancel(&self, running: &ActiveRequest) -> ChunkOutcome {
         let len = running.output().len() as u32;
         let piece = running.piece(len, &[], Some(FinishReason::Cancelled));
-        self.uploader
-            .push(running.namespace, &running.request.namespace, piece);
+        self.push(running, piece);
+        ChunkOutcome::Cancelled
     }
 
     /// Sends the last event of a chunk that did not fail.
@@ -141,9 +139,16 @@ impl OutputSink {
 
     /// Sends the timeout error to the reader, and ends the output.
     pub(crate) fn time_out(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
-        self.record_cancelled(&chunk.running);
+        self.cancel(&chunk.running);
         chunk.send_last(Err(error));
         ChunkOutcome::Overdue
+    }
+
+    /// Tells the reader that a newer lease continues the request elsewhere.
+    pub(crate) fn take_over(&self, chunk: &mut ActiveChunk) -> ChunkOutcome {
+        let message = "a newer lease has taken this request over";
+        chunk.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
+        ChunkOutcome::TakenOver
     }
 
     /// Shortens the output of a running chunk.
@@ -170,8 +175,13 @@ impl OutputSink {
     /// Counts a chunk that is over.
     pub(crate) fn count_chunk(&self, running: &ActiveRequest, outcome: ChunkOutcome) {
         self.metrics.chunk_ended(outcome);
-        let counts = running.counts();
-        self.metrics.request_length(counts.emitted, counts.steps);
+        self.metrics.request_length(running.counts());
+    }
+
+    /// Sends a piece of an output to the store.
+    fn push(&self, running: &ActiveRequest, piece: DocumentUpdateRef<'_>) {
+        let namespace = &running.request.namespace;
+        self.uploader.push(running.namespace, namespace, piece);
     }
 
     /// Shortens an output in the index and in the store.

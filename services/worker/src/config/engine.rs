@@ -24,14 +24,11 @@ pub struct EngineConfig {
     /// Whether a llama-server may use its prompt cache, which all requests share. Without it, no tenant can find out
     /// by timing what another tenant has asked.
     pub prompt_cache: bool,
-    /// Timeout of the first token of a chunk, milliseconds. It must be below the gateway's `worker_idle_ms_max`,
-    /// after which the gateway considers the worker lost.
+    /// Timeout of the first token of a chunk, milliseconds. It must be below ten minutes of silence, after which the
+    /// gateway gives up the worker.
     pub first_token_ms_max: u64,
     /// Timeout of each further token, milliseconds.
     pub idle_ms_max: u64,
-    /// Maximum number of consecutive attempts to open a stream. Before a request's first token they also draw on the
-    /// request's own budget (`gateway.failures_max`).
-    pub attempts_max: u32,
     /// Whether drafts are verified by separate calls where that is measured to be faster than the engine's stream.
     pub drive: DriveMode,
     /// Whether sampled requests are driven as well. Their output keeps the engine's distribution, but one seed no
@@ -46,6 +43,10 @@ pub struct EngineConfig {
     /// Timeout of calls that generate nothing, milliseconds.
     #[serde(skip)]
     pub call_ms_max: u64,
+    /// Maximum number of consecutive attempts to open a stream. Before a request's first token they also draw on the
+    /// attempts that the gateway allows the request.
+    #[serde(skip)]
+    pub attempts_max: u32,
     /// Pause after the first failed attempt to open a stream, milliseconds; it doubles with each further one.
     #[serde(skip)]
     pub retry_backoff_ms: u64,
@@ -64,11 +65,6 @@ pub struct EngineConfig {
     /// the default allows the full draft up to 2,000 tokens of text.
     #[serde(skip)]
     pub drive_prompt_tokens_max: u64,
-    /// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python
-    /// client inside. Equal to the default of the client's `replica.namespaces_max`, which evicts the namespaces
-    /// above it.
-    #[serde(skip)]
-    pub introduced_namespaces_max: usize,
 }
 
 /// Use of verify calls (see [`EngineConfig::drive`]).
@@ -141,18 +137,17 @@ impl Default for EngineConfig {
             prompt_cache: true,
             first_token_ms_max: 100_000,
             idle_ms_max: 30_000,
-            attempts_max: 3,
             drive: DriveMode::Off,
             drive_sampled: false,
             pass_priority: false,
             attached: false,
             call_ms_max: 5_000,
+            attempts_max: 3,
             retry_backoff_ms: 50,
             breaker_failures_max: 5,
             breaker_open_ms: 2_000,
             drive_tokens_max: 64,
             drive_prompt_tokens_max: 131_072,
-            introduced_namespaces_max: 64,
         }
     }
 }
@@ -179,19 +174,11 @@ impl EngineConfig {
                 "engine.files: must be a folder with the model's tokenizer.json, or builtin:name",
             );
         }
-        for (value, fault) in [
-            (
-                self.first_token_ms_max,
-                "engine.first_token_ms_max: at least 1",
-            ),
-            (self.idle_ms_max, "engine.idle_ms_max: at least 1"),
-            (
-                u64::from(self.attempts_max),
-                "engine.attempts_max: at least 1",
-            ),
-        ] {
-            check(value >= 1, fault);
-        }
+        check(
+            self.first_token_ms_max >= 1,
+            "engine.first_token_ms_max: at least 1",
+        );
+        check(self.idle_ms_max >= 1, "engine.idle_ms_max: at least 1");
         check(
             !self.attached || self.kind == EngineKind::Vllm && self.drive == DriveMode::Off,
             "engine.attached: needs engine.kind = \"vllm\" and engine.drive = \"off\"",
@@ -225,12 +212,12 @@ mod tests {
     fn constants_are_not_keys() {
         for key in [
             "call_ms_max",
+            "attempts_max",
             "retry_backoff_ms",
             "breaker_failures_max",
             "breaker_open_ms",
             "drive_tokens_max",
             "drive_prompt_tokens_max",
-            "introduced_namespaces_max",
         ] {
             let config = format!("{{\"{key}\":1}}");
             let error = serde_json::from_str::<EngineConfig>(&config).unwrap_err();

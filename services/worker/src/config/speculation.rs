@@ -1,16 +1,12 @@
 //! How drafts are made and routed.
 
-use std::fmt;
-
-use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::draft::ProposeParams;
 use refrain_speculation::router::{Threshold, TrialParams};
 use serde::Deserialize;
-use serde::de::{self, Deserializer, Visitor};
-
-/// More threads than any machine has to spare for proposals.
-const PROPOSE_THREADS_MAX: usize = 256;
 
 /// How drafts are made and routed: the parameters of SuffixDecoding, and of the fallback behind it.
+///
+/// Fields that are not deserialised are constants of production; tests in one process may set them.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculationConfig {
@@ -19,38 +15,29 @@ pub struct SpeculationConfig {
     pub router: RouterChoice,
     /// Requests in a step above which `auto` requests draft nothing, under the goodput router; 0 never stops them.
     pub off_above_batch: u32,
-    /// A pattern of p tokens may draft alpha * p tokens (MAX_SPEC of SuffixDecoding).
-    pub alpha: f32,
-    /// Safety limit of the draft tokens of one request in one step. Drafts end where they are no longer likely
-    /// enough.
+    /// Safety limit of the draft tokens of one request in one step; 0 turns suffix drafts off. Drafts end where they
+    /// are no longer likely enough.
     pub max_spec_tokens: usize,
-    /// Draft tokens less likely than this are left out.
-    pub min_token_prob: f32,
-    /// Longest pattern that is looked up, tokens.
-    pub max_pattern_tokens: u32,
-    /// Whether drafts branch.
-    pub tree: bool,
     /// The SCORE that a suffix draft must exceed under the score router: a number, or `auto`. Under both routers, 0
     /// keeps `auto` requests from the fallback.
     pub score_threshold: ScoreThreshold,
     /// The drafter for steps without a good suffix draft: `self` for the engine's own head or draft model, `off`, or
     /// the name of a worker.
     pub fallback: FallbackChoice,
+    /// The engine's own drafter.
+    pub eagle3: Eagle3Config,
+    /// How drafts are made from suffix indexes, up to `max_spec_tokens`. The goodput router chooses from large trees
+    /// of unlikely tokens whatever pays at the size of the batch.
+    #[serde(skip)]
+    pub propose: ProposeParams,
     /// Tokens per second with drafts over those without, by batch size, below which `auto` requests go without drafts
     /// (under the score router, without suffix drafts); 0 never holds drafts back.
+    #[serde(skip)]
     pub gain_min: f64,
     /// How often a worker saves the acceptance statistics of a namespace in the draft store, milliseconds; 0 never
     /// saves.
-    pub statistics_interval_ms: u64,
-    /// Threads that look for the drafts of a step, the decode loop's own included; 0 uses one less than there are
-    /// cores, and at most sixteen.
-    pub propose_threads: usize,
-    /// Requests of a step from which on threads look for drafts together. Waking them takes about as long as 100
-    /// microseconds of searching.
     #[serde(skip)]
-    pub propose_together_min: usize,
-    /// The engine's own drafter.
-    pub eagle3: Eagle3Config,
+    pub statistics_interval_ms: u64,
 }
 
 /// How the drafts of `auto` requests are chosen.
@@ -66,24 +53,28 @@ pub enum RouterChoice {
 }
 
 /// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
-#[derive(Clone, Copy, Debug, PartialEq, schemars::JsonSchema)]
-#[schemars(untagged)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, schemars::JsonSchema, serde::Serialize)]
+#[serde(expecting = "a number or \"auto\"")]
 pub enum ScoreThreshold {
     /// Follows the fallback.
+    #[serde(rename = "auto")]
     Auto,
     /// This. 0 turns the fallback off for `speculation: auto`.
+    #[serde(untagged)]
     Fixed(f32),
 }
 
 /// The drafter behind suffix drafts: `"self"`, `"off"`, or the name of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize)]
-#[serde(from = "String", into = "String")]
 pub enum FallbackChoice {
     /// The engine's own EAGLE-3 head or draft model, if it has one.
+    #[serde(rename = "self")]
     Own,
     /// None.
+    #[serde(rename = "off")]
     Off,
     /// Requests that suffix drafts serve badly here are transferred to this worker between two chunks.
+    #[serde(untagged)]
     Worker(String),
 }
 
@@ -97,12 +88,13 @@ pub struct Eagle3Config {
     pub top_k: u32,
     /// Most tokens of one draft that are verified.
     pub tokens_max: u32,
-    /// Paths that the head thinks less likely than this are left out.
-    pub path_prob_min: f32,
     /// Whether the head draws its tokens as the request samples, instead of taking the likeliest. More of them are
     /// accepted at higher temperatures. The output keeps the engine's distribution, but not, token for token, the
     /// output without drafts. Needs `top_k` 1.
     pub sampled: bool,
+    /// Paths that the head thinks less likely than this are left out.
+    #[serde(skip)]
+    pub path_prob_min: f32,
     /// Trials of the head under the score router.
     #[serde(skip)]
     pub trials: TrialParams,
@@ -114,19 +106,13 @@ impl Default for SpeculationConfig {
         SpeculationConfig {
             router: RouterChoice::Goodput,
             off_above_batch: 0,
-            alpha: propose.alpha,
-            // The goodput router chooses from large trees of unlikely tokens whatever pays at the size of the batch.
             max_spec_tokens: propose.max_spec_tokens,
-            min_token_prob: propose.min_token_prob,
-            max_pattern_tokens: propose.max_pattern,
-            tree: true,
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
+            eagle3: Eagle3Config::default(),
+            propose,
             gain_min: 0.97,
             statistics_interval_ms: 60_000,
-            propose_threads: 0,
-            propose_together_min: 12,
-            eagle3: Eagle3Config::default(),
         }
     }
 }
@@ -148,39 +134,16 @@ impl SpeculationConfig {
     /// How drafts are made from suffix indexes, for an engine that verifies trees.
     pub fn params(&self) -> ProposeParams {
         ProposeParams {
-            alpha: self.alpha,
             max_spec_tokens: self.max_spec_tokens,
-            min_token_prob: self.min_token_prob,
-            max_pattern: self.max_pattern_tokens,
-            expansion: match self.tree {
-                true => Expansion::Tree,
-                false => Expansion::Linear,
-            },
-            ..ProposeParams::default()
+            ..self.propose.clone()
         }
     }
 
     /// Checks the section; `worker` is the name of the worker that it belongs to.
     pub(super) fn check(&self, worker: &str, check: &mut impl FnMut(bool, &str)) {
         check(
-            self.alpha >= 0.0 && self.alpha.is_finite(),
-            "speculation.alpha: a number that is not negative",
-        );
-        check(
             self.off_above_batch == 0 || self.router == RouterChoice::Goodput,
             "speculation.off_above_batch: the score router has no such limit; 0, or router = \"goodput\"",
-        );
-        check(
-            self.max_spec_tokens >= 1,
-            "speculation.max_spec_tokens: at least 1; speculation.alpha = 0 turns suffix drafts off",
-        );
-        check(
-            (0.0..=1.0).contains(&self.min_token_prob),
-            "speculation.min_token_prob: between 0 and 1",
-        );
-        check(
-            self.max_pattern_tokens >= 1,
-            "speculation.max_pattern_tokens: at least 1",
         );
         check(
             !matches!(self.score_threshold, ScoreThreshold::Fixed(score) if score.is_nan() || score < 0.0),
@@ -194,28 +157,12 @@ impl SpeculationConfig {
             self.fallback != FallbackChoice::Worker(worker.to_owned()),
             "speculation.fallback: names this worker itself; say \"self\"",
         );
-        check(
-            self.gain_min >= 0.0 && self.gain_min.is_finite(),
-            "speculation.gain_min: a number that is not negative",
-        );
-        check(
-            self.propose_threads <= PROPOSE_THREADS_MAX,
-            "speculation.propose_threads: at most 256; 0 takes one less than there are cores",
-        );
         let eagle3 = &self.eagle3;
-        for (value, fault) in [
-            (eagle3.depth, "speculation.eagle3.depth: at least 1"),
-            (eagle3.top_k, "speculation.eagle3.top_k: at least 1"),
-            (
-                eagle3.tokens_max,
-                "speculation.eagle3.tokens_max: at least 1; speculation.fallback = \"off\" turns the head off",
-            ),
-        ] {
-            check(value >= 1, fault);
-        }
+        check(eagle3.depth >= 1, "speculation.eagle3.depth: at least 1");
+        check(eagle3.top_k >= 1, "speculation.eagle3.top_k: at least 1");
         check(
-            (0.0..=1.0).contains(&eagle3.path_prob_min),
-            "speculation.eagle3.path_prob_min: between 0 and 1",
+            eagle3.tokens_max >= 1,
+            "speculation.eagle3.tokens_max: at least 1; speculation.fallback = \"off\" turns the head off",
         );
         check(
             !eagle3.sampled || eagle3.top_k == 1,
@@ -230,72 +177,6 @@ impl From<ScoreThreshold> for Threshold {
             ScoreThreshold::Auto => Threshold::Auto,
             ScoreThreshold::Fixed(score) => Threshold::Fixed(score),
         }
-    }
-}
-
-impl From<String> for FallbackChoice {
-    fn from(name: String) -> Self {
-        match name.as_str() {
-            "self" => FallbackChoice::Own,
-            "off" => FallbackChoice::Off,
-            _ => FallbackChoice::Worker(name),
-        }
-    }
-}
-
-impl From<FallbackChoice> for String {
-    fn from(choice: FallbackChoice) -> Self {
-        match choice {
-            FallbackChoice::Own => "self".into(),
-            FallbackChoice::Off => "off".into(),
-            FallbackChoice::Worker(name) => name,
-        }
-    }
-}
-
-/// For the page of the configuration, which shows defaults.
-impl serde::Serialize for ScoreThreshold {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            ScoreThreshold::Auto => serializer.serialize_str("auto"),
-            ScoreThreshold::Fixed(score) => serializer.serialize_f32(*score),
-        }
-    }
-}
-
-/// Written by hand, since the error of serde for untagged values names neither form.
-impl<'de> Deserialize<'de> for ScoreThreshold {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NumberOrAuto;
-
-        impl Visitor<'_> for NumberOrAuto {
-            type Value = ScoreThreshold;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a number or \"auto\"")
-            }
-
-            fn visit_f64<E: de::Error>(self, score: f64) -> Result<ScoreThreshold, E> {
-                Ok(ScoreThreshold::Fixed(score as f32))
-            }
-
-            fn visit_i64<E: de::Error>(self, score: i64) -> Result<ScoreThreshold, E> {
-                self.visit_f64(score as f64)
-            }
-
-            fn visit_u64<E: de::Error>(self, score: u64) -> Result<ScoreThreshold, E> {
-                self.visit_f64(score as f64)
-            }
-
-            fn visit_str<E: de::Error>(self, word: &str) -> Result<ScoreThreshold, E> {
-                match word {
-                    "auto" => Ok(ScoreThreshold::Auto),
-                    _ => Err(E::invalid_value(de::Unexpected::Str(word), &self)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(NumberOrAuto)
     }
 }
 
@@ -326,6 +207,14 @@ mod tests {
     }
 
     #[test]
+    fn constants_are_not_keys() {
+        for key in ["propose", "gain_min", "statistics_interval_ms"] {
+            let error = read(serde_json::json!({ key: 1 })).unwrap_err();
+            assert!(error.contains("unknown field"), "{error}");
+        }
+    }
+
+    #[test]
     fn fallbacks_are_named() {
         let fallback = |name: &str| {
             read(serde_json::json!({ "fallback": name }))
@@ -349,8 +238,7 @@ mod tests {
             config.faults().join("\n")
         };
         assert_eq!(faults(|_| {}), "");
-        let cases: [(Change, &str); 10] = [
-            (|of| of.alpha = f32::INFINITY, "alpha"),
+        let cases: [(Change, &str); 7] = [
             (
                 |of| {
                     of.router = RouterChoice::Score;
@@ -376,8 +264,6 @@ mod tests {
             ),
             (|of| of.eagle3.depth = 0, "eagle3.depth"),
             (|of| of.eagle3.tokens_max = 0, "eagle3.tokens_max"),
-            (|of| of.eagle3.path_prob_min = f32::NAN, "path_prob_min"),
-            (|of| of.max_spec_tokens = 0, "max_spec_tokens"),
         ];
         for (change, key) in cases {
             let faults = faults(change);

@@ -5,99 +5,23 @@ use std::time::Instant;
 use refrain_draft_replica::{DraftQuery, RemoteDrafts};
 use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::Speculation;
+use refrain_protocol::engine::StepRequest;
 use refrain_speculation::router::{Frame, Prospect};
 
 use super::DecodeLoop;
-use super::step::{Composed, Movers, Part};
+use super::step::{Movers, Part};
 use crate::chunk::ActiveChunk;
-use crate::running::{ActiveRequest, EngineLimits};
+use crate::running::ActiveRequest;
 
 impl DecodeLoop {
-    pub(super) fn limits(&self) -> EngineLimits {
-        let capabilities = self.engine.capabilities();
-        EngineLimits {
-            max_context: capabilities.max_context,
-            max_draft_tokens: capabilities.max_draft_tokens,
-        }
-    }
-
     /// Every request that can move, beginning with the one at `first`.
-    pub(super) fn movers(&self, batch: &[ActiveChunk], first: usize) -> Movers {
-        let (parts, room) = self.parts(batch, first);
-        let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
-        let reads_prompt = parts.iter().any(|part| !part.decodes);
-        Movers {
-            withholds: self.routing.withholds(decoding, reads_prompt),
-            parts,
-            room,
-            decoding,
-        }
-    }
-
-    /// The remote look-ups of a step: for requests that may draft in it and whose namespace has no complete replica
-    /// here.
-    pub(super) fn remote_queries(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
-        let limits = self.limits();
-        let context_tokens = self.remote_lookup.context_tokens();
-        let no_auto = movers.withholds || self.routing.is_off(movers.decoding);
-        let decoding = movers.parts.iter().filter(|part| part.decodes);
-        decoding
-            .map(|part| &batch[part.place].running)
-            .filter(|running| !(no_auto && running.request.speculation == Speculation::Auto))
-            .filter(|running| running.draft_max(movers.room, limits) > 0)
-            .filter_map(|running| running.remote_query(context_tokens))
-            .collect()
-    }
-
-    /// Composes the step of all movers.
-    pub(super) fn compose(
-        &mut self,
-        batch: &mut [ActiveChunk],
-        movers: Movers,
-        remote: &RemoteDrafts,
-    ) -> Composed {
-        let (prospects, propose_seconds) = self.prospects(batch, &movers, remote);
-        let Movers {
-            parts,
-            room,
-            decoding,
-            ..
-        } = movers;
-        let kv_tokens = |part: &Part| {
-            let running = &batch[part.place].running;
-            u64::from(running.engine_len_with(part.context))
-        };
-        let frame = Frame {
-            tokens: parts.iter().map(|part| part.context).sum(),
-            kv_tokens: parts.iter().map(kv_tokens).sum(),
-            slots_max: room,
-            batch: decoding,
-        };
-        let mut offers = self.routing.offer(prospects, frame).into_iter();
-        let mut composed = Composed {
-            propose_seconds,
-            ..Composed::default()
-        };
-        let limits = self.limits();
-        for part in parts {
-            let chunk = &mut batch[part.place];
-            let samples = part.context == chunk.running.owed();
-            let offer = if samples { offers.next() } else { None };
-            let decision = offer.as_ref().map(|offer| offer.decision);
-            let settings = &self.routing.settings;
-            let item = chunk.running.item(part.context, offer, settings, limits);
-            composed.push(part, decision, item, &chunk.running);
-        }
-        composed
-    }
-
-    /// The requests that move with their tokens, and the draft tokens that the step has room for beside them.
     ///
     /// Decoding requests are sure of their one token. Prompts come next, and drafts take what is left.
-    fn parts(&self, batch: &[ActiveChunk], first: usize) -> (Vec<Part>, u32) {
+    pub(super) fn movers(&self, batch: &[ActiveChunk], first: usize) -> Movers {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
-        let total = self.step_tokens_max.min(capabilities.max_step_tokens);
+        let config = &self.shared.config;
+        let total = config.step_tokens_max.min(capabilities.max_step_tokens);
         let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
         let movable = order
             .filter(|&place| {
@@ -107,7 +31,7 @@ impl DecodeLoop {
             .take(capabilities.max_batch.min(total) as usize);
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
             movable.partition(|&place| batch[place].running.is_decoding());
-        let mut left = total.saturating_sub(decoding.len() as u32);
+        let mut room = total.saturating_sub(decoding.len() as u32);
         let mut parts: Vec<Part> = decoding
             .into_iter()
             .map(|place| Part {
@@ -118,18 +42,69 @@ impl DecodeLoop {
             .collect();
         for place in prefilling {
             let owed = batch[place].running.owed();
-            let context = owed.min(self.prefill_chunk_tokens).min(left);
+            let context = owed.min(config.prefill_chunk_tokens).min(room);
             if context == 0 {
                 break;
             }
-            left -= context;
+            room -= context;
             parts.push(Part {
                 place,
                 context,
                 decodes: false,
             });
         }
-        (parts, left)
+        let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
+        let reads_prompt = parts.iter().any(|part| !part.decodes);
+        Movers {
+            withholds: self.routing.router.withholds(decoding, reads_prompt),
+            parts,
+            room,
+            decoding,
+        }
+    }
+
+    /// The remote look-ups of a step: for requests that may draft in it and whose namespace has no complete replica
+    /// here.
+    pub(super) fn remote_queries(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
+        let context_tokens = self.remote_lookup.context_tokens();
+        let no_auto = movers.withholds || self.routing.router.is_off(movers.decoding);
+        let decoding = movers.parts.iter().filter(|part| part.decodes);
+        decoding
+            .map(|part| &batch[part.place].running)
+            .filter(|running| !(no_auto && running.request.speculation == Speculation::Auto))
+            .filter(|running| running.draft_max(movers.room) > 0)
+            .filter_map(|running| running.remote_query(context_tokens))
+            .collect()
+    }
+
+    /// Composes the step of all movers. Returns it with the seconds of the search for each draft.
+    pub(super) fn compose(
+        &mut self,
+        batch: &mut [ActiveChunk],
+        movers: &Movers,
+        remote: &RemoteDrafts,
+    ) -> (StepRequest, Vec<f64>) {
+        let (prospects, propose_seconds) = self.prospects(batch, movers, remote);
+        let parts = &movers.parts;
+        let kv_tokens = |part: &Part| {
+            let running = &batch[part.place].running;
+            u64::from(running.engine_len_with(part.context))
+        };
+        let frame = Frame {
+            tokens: parts.iter().map(|part| part.context).sum(),
+            kv_tokens: parts.iter().map(kv_tokens).sum(),
+            slots_max: movers.room,
+            batch: movers.decoding,
+        };
+        let mut offers = self.routing.offer(prospects, frame).into_iter();
+        let items = parts.iter().map(|part| {
+            let running = &mut batch[part.place].running;
+            let samples = part.context == running.owed();
+            let offer = if samples { offers.next() } else { None };
+            running.item(part.context, offer, &self.routing.settings)
+        });
+        let items = items.collect();
+        (StepRequest { items }, propose_seconds)
     }
 
     /// The prospects of the requests that sample, in their order, and the seconds of each search. The piece that ends
@@ -140,7 +115,6 @@ impl DecodeLoop {
         movers: &Movers,
         remote: &RemoteDrafts,
     ) -> (Vec<Prospect<NamespaceId>>, Vec<f64>) {
-        let limits = self.limits();
         let params = &self.routing.settings.params;
         let sampling: Vec<&ActiveRequest> = movers
             .parts
@@ -151,12 +125,11 @@ impl DecodeLoop {
             .collect();
         let prospects = self.proposers.map(&sampling, |running| {
             let started = Instant::now();
-            let mut prospect =
-                running.prospect(movers.room, limits, params, movers.withholds, started);
+            let mut prospect = running.prospect(movers.room, params, movers.withholds, started);
             if let Some(candidate) = remote.get(&running.document()) {
                 prospect.consider(candidate);
             }
-            prospect.path_probabilities = self.routing.estimate(&prospect);
+            prospect.path_probabilities = self.routing.router.estimate(&prospect);
             (prospect, started.elapsed().as_secs_f64())
         });
         prospects.into_iter().unzip()

@@ -5,8 +5,8 @@ use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepResponse, StepResult};
 use refrain_speculation::router::{Offer, Step, StepItem};
 
-use super::step::Member;
-use super::{DecodeLoop, HowComposed};
+use super::DecodeLoop;
+use super::step::{Movers, Part};
 use crate::chunk::ActiveChunk;
 use crate::running::ActiveRequest;
 
@@ -16,26 +16,29 @@ impl DecodeLoop {
     pub(super) fn observe(
         &mut self,
         response: &StepResponse,
-        members: &[Member],
-        composed: HowComposed,
+        movers: &Movers,
+        compose_seconds: f64,
         batch: &[ActiveChunk],
     ) {
-        let read = read_in_step(
-            members.iter().map(|member| member.catch_up_tokens),
-            self.engine.capabilities().max_step_tokens,
-        );
-        let items = members.iter().zip(&response.results).zip(read).map(
-            |((member, result), read_tokens)| {
-                step_item(member, result, read_tokens, &batch[member.place].running)
-            },
-        );
+        let members = movers
+            .parts
+            .iter()
+            .map(|part| (part, &batch[part.place].running));
+        let behind = members
+            .clone()
+            .map(|(_, running)| running.step().catch_up_tokens);
+        let read = read_in_step(behind, self.engine.capabilities().max_step_tokens);
+        let items = members
+            .zip(&response.results)
+            .zip(read)
+            .map(|(((part, running), result), read)| step_item(part, result, read, running));
         self.remote_lookup.record_step(response.step_s);
         self.routing.observe(Step {
             items: items.collect(),
             seconds: response.step_s,
             draft_seconds: response.draft_s,
-            compose_seconds: composed.seconds,
-            withheld: composed.withholds,
+            compose_seconds,
+            withheld: movers.withholds,
         });
     }
 
@@ -52,30 +55,33 @@ impl DecodeLoop {
     pub(super) fn settle(&mut self, chunk: &mut ActiveChunk) {
         if let Some(record) = chunk.unsettled.take() {
             self.routing.learn(chunk.running.namespace, &record);
-            self.sink.record_step(&chunk.running, record);
+            self.shared.sink.record_step(&chunk.running, record);
         }
     }
 
     /// Counts the decisions and searches of a step that is under way.
-    pub(super) fn count(&self, members: &[Member], propose_seconds: &[f64]) {
-        for member in members {
-            let labels = self.routing.settings.labels(member.decision);
-            self.metrics.decision(labels);
+    pub(super) fn count(&self, parts: &[Part], propose_seconds: &[f64], batch: &[ActiveChunk]) {
+        let metrics = &self.shared.metrics;
+        for part in parts {
+            let offer = batch[part.place].running.step().offer.as_ref();
+            let decision = offer.map(|offer| offer.decision);
+            metrics.decision(self.routing.settings.labels(decision));
         }
         for seconds in propose_seconds {
-            self.metrics.propose_seconds.observe(*seconds);
+            metrics.families.propose_seconds.observe(*seconds);
         }
     }
 }
 
 /// The item of a step that the router observes. The head read `read_tokens` for it.
 fn step_item(
-    member: &Member,
+    part: &Part,
     result: &StepResult,
     read_tokens: u32,
     running: &ActiveRequest,
 ) -> StepItem {
-    let offer = running.offer();
+    let step = running.step();
+    let offer = step.offer.as_ref();
     let output = result.as_ref().ok();
     // Nodes that the head drafted and that were sent as well took it as long.
     let drafted = output.map_or(0, |output| {
@@ -83,16 +89,15 @@ fn step_item(
     });
     let self_drafted = output.map_or(0, |output| output.self_drafted);
     StepItem {
-        route: member
-            .decision
-            .filter(|_| member.decodes)
-            .map(|decision| decision.route),
+        route: offer
+            .filter(|_| part.decodes)
+            .map(|offer| offer.decision.route),
         is_auto: running.request.speculation == Speculation::Auto,
         may_use_head: running.may_fall_back(),
         predictability: offer.map_or(0.0, |offer| offer.predictability),
         // Tokens in the engine's prompt cache were not computed.
-        context_tokens: member
-            .context
+        context_tokens: step
+            .context_tokens
             .saturating_sub(output.map_or(0, |output| output.cached_tokens)),
         text_tokens: output.map_or(0, |output| output.text_len),
         draft_tokens: offer.map_or(0, Offer::sent_tokens) + self_drafted,

@@ -3,7 +3,8 @@
 use refrain_protocol::engine::Draft;
 use refrain_speculation::draft::Candidate;
 
-use super::verify::VerifyMethod;
+use crate::engine::VerifyMethod;
+use crate::running::wire_draft;
 
 /// A verify call to be made.
 #[derive(Debug)]
@@ -26,24 +27,7 @@ pub(crate) struct VerifyCall {
 impl VerifyCall {
     /// The draft as it is sent.
     pub(crate) fn draft(&self) -> Draft {
-        Draft {
-            tokens: self.verified.tree.tokens().collect(),
-            parents: self.verified.tree.parents().collect(),
-        }
-    }
-
-    /// Number of prompts, or of tokens after the text, that the engine computes.
-    pub(super) fn computed(&self) -> u32 {
-        1 + self.verified.tree.len() as u32
-    }
-
-    /// Number of tokens of all prompts.
-    pub(super) fn prompt_tokens(&self) -> u64 {
-        prompt_tokens(
-            self.method,
-            self.text_tokens,
-            self.verified.tree.len() as u32,
-        )
+        wire_draft(&self.verified)
     }
 }
 

@@ -7,17 +7,16 @@ use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::{NamespaceId, TokenId};
 use refrain_speculation::draft::{Candidate, Expansion, ProposeParams};
 use refrain_speculation::router::Asked;
-use refrain_speculation::verify::walk_drawn;
+use refrain_speculation::verify::{Walk, walk_drawn};
 
 use super::call::VerifyCall;
 use super::followed::FollowedDrafts;
-use super::metrics::DriveMetrics;
 use super::policy::{DraftOpportunity, DriveDecision, DrivePolicy, Stretch};
-use super::verify::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::config::WorkerConfig;
+use crate::engine::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::metrics::WorkerMetrics;
 use crate::routing::{asked, drafts_from_indexes};
-use crate::running::{ActiveRequest, EngineLimits, JudgedDraft};
+use crate::running::ActiveRequest;
 
 /// The part of drive mode that all chunks of a worker share.
 #[derive(Clone)]
@@ -28,18 +27,17 @@ pub(crate) struct SharedDrive {
     params: Arc<ProposeParams>,
     /// Whether sampled requests are driven as well.
     drives_sampled: bool,
-    metrics: WorkerMetrics,
+    metrics: Arc<WorkerMetrics>,
 }
 
 impl SharedDrive {
     pub(crate) fn new(
         config: &WorkerConfig,
         abilities: VerifyAbilities,
-        metrics: WorkerMetrics,
-        drive_metrics: DriveMetrics,
+        metrics: Arc<WorkerMetrics>,
     ) -> Self {
         let tokens_max = config.engine.drive_tokens_max;
-        let policy = DrivePolicy::new(config, metrics.clone(), drive_metrics);
+        let policy = DrivePolicy::new(config, metrics.clone());
         SharedDrive {
             policy: Arc::new(Mutex::new(policy)),
             abilities,
@@ -152,19 +150,27 @@ impl ChunkDrive {
             }
             StreamState::Running(None) => {}
         }
-        self.followed.advance(tokens, |found, emitted| {
-            policy.learn(self.namespace, found, emitted);
-        });
-        if let Some(measured) = &mut self.measured {
-            measured.tokens += tokens.len() as u32;
+        drop(policy);
+        self.emitted(tokens);
+        if let Some(measured) = &self.measured {
             let is_over = match measured.tokens_wanted {
                 Some(wanted) => measured.tokens >= wanted,
                 None => is_first,
             };
             if is_over {
-                policy.end_stretch(measured.stretch, measured.tokens, now);
-                self.measured = None;
+                self.end(now);
             }
+        }
+    }
+
+    /// Follows drafts along these tokens, and counts them.
+    fn emitted(&mut self, tokens: &[u32]) {
+        let mut policy = self.shared.lock();
+        self.followed.advance(tokens, |found, emitted| {
+            policy.learn(self.namespace, found, emitted);
+        });
+        if let Some(measured) = &mut self.measured {
+            measured.tokens += tokens.len() as u32;
         }
     }
 
@@ -179,15 +185,18 @@ impl ChunkDrive {
     pub(crate) fn next_call(
         &mut self,
         request: &ActiveRequest,
-        limits: EngineLimits,
         is_streaming: bool,
     ) -> Option<Box<VerifyCall>> {
         let params = self.params()?;
         let started = Instant::now();
-        let found = request.found(params, limits);
+        let found = request.found(params);
         let now = Instant::now();
         let seconds = (now - started).as_secs_f64();
-        self.shared.metrics.propose_seconds.observe(seconds);
+        self.shared
+            .metrics
+            .families
+            .propose_seconds
+            .observe(seconds);
         self.decide(found?, request.text().len() as u32, is_streaming, now)
     }
 
@@ -247,13 +256,14 @@ impl ChunkDrive {
         }
     }
 
-    /// Takes the verdict of a call, `None` if it failed. Returns the judged draft if the call produced tokens.
+    /// Takes the verdict of a call, `None` if it failed. Returns the draft and the
+    /// engine's path through it if the call produced tokens.
     pub(crate) fn call_ended(
         &mut self,
         call: Box<VerifyCall>,
         verdict: Option<&DraftVerdict>,
         duration: Duration,
-    ) -> Option<JudgedDraft> {
+    ) -> Option<(Candidate, Walk)> {
         let seconds = duration.as_secs_f64();
         let mut policy = self.shared.lock();
         let Some(verdict) = verdict else {
@@ -275,23 +285,16 @@ impl ChunkDrive {
         }
         policy.record_call(&call, walk.accepted.len() as u32, seconds);
         policy.learn(self.namespace, &call.found, &walk.emitted);
-        let VerifyCall { verified, .. } = *call;
-        Some(JudgedDraft { verified, walk })
+        Some((call.verified, walk))
     }
 
     /// Records tokens that a call produced.
     pub(crate) fn call_emitted(&mut self, tokens: &[u32]) {
-        let mut policy = self.shared.lock();
-        policy.record_tokens(tokens.len());
-        self.followed.advance(tokens, |found, emitted| {
-            policy.learn(self.namespace, found, emitted);
-        });
-        if let Some(measured) = &mut self.measured {
-            measured.tokens += tokens.len() as u32;
-        }
+        self.shared.lock().record_tokens(tokens.len());
+        self.emitted(tokens);
     }
 
-    /// Ends the chunk.
+    /// Ends the measurement under way, as at the end of the chunk.
     pub(crate) fn end(&mut self, now: Instant) {
         if let Some(measured) = self.measured.take() {
             let mut policy = self.shared.lock();

@@ -4,7 +4,7 @@ use refrain_speculation::DecayedRatio;
 use refrain_speculation::router::StepCost;
 
 use super::best_call::StreamPace;
-use super::verify::VerifyMethod;
+use crate::engine::VerifyMethod;
 
 /// Maximum share of the streaming time that probes and failed calls may cost.
 const LOST_SHARE_MAX: f64 = 0.01;
@@ -23,8 +23,8 @@ pub(super) struct Pace {
     tokens_seen: f64,
     /// Silence before the first token of a stream, seconds.
     restart: DecayedRatio,
-    chain: Calls,
-    fan_out: Calls,
+    /// By [`VerifyMethod`].
+    calls: [Calls; VerifyMethod::ALL.len()],
 }
 
 /// Calls of one method.
@@ -62,20 +62,6 @@ impl Pause {
 }
 
 impl Pace {
-    fn calls(&self, method: VerifyMethod) -> &Calls {
-        match method {
-            VerifyMethod::Chain => &self.chain,
-            VerifyMethod::FanOut => &self.fan_out,
-        }
-    }
-
-    fn calls_mut(&mut self, method: VerifyMethod) -> &mut Calls {
-        match method {
-            VerifyMethod::Chain => &mut self.chain,
-            VerifyMethod::FanOut => &mut self.fan_out,
-        }
-    }
-
     /// Records the time that a stream took for some tokens.
     pub(super) fn record_streamed(&mut self, tokens: usize, seconds: f64) {
         if !(seconds.is_finite() && seconds >= 0.0) {
@@ -83,7 +69,7 @@ impl Pace {
         }
         self.tokens.add(seconds, tokens as f64);
         self.tokens_seen += tokens as f64;
-        for calls in [&mut self.chain, &mut self.fan_out] {
+        for calls in &mut self.calls {
             calls.probe.record_streamed(seconds);
             calls.failure.record_streamed(seconds);
         }
@@ -109,29 +95,31 @@ impl Pace {
 
     /// Expected duration of a call, seconds. Close to zero until one was made, so that one is made.
     pub(super) fn call_s(&self, method: VerifyMethod, computed: u32, prompt_tokens: u64) -> f64 {
-        self.calls(method).cost.seconds(computed, prompt_tokens)
+        self.calls[method as usize]
+            .cost
+            .seconds(computed, prompt_tokens)
     }
 
     /// Whether calls may be made: none has failed lately.
     pub(super) fn may_call(&self, method: VerifyMethod) -> bool {
-        self.calls(method).failure.is_over()
+        self.calls[method as usize].failure.is_over()
     }
 
     /// Whether a call may be made that should lose. Prices change, and only calls can show that.
     pub(super) fn is_probe_due(&self, method: VerifyMethod) -> bool {
-        self.calls(method).probe.is_over()
+        self.calls[method as usize].probe.is_over()
     }
 
     /// Begins a call that should lose `expected_loss_s`. The real loss is known when it is over.
     pub(super) fn begin_probe(&mut self, method: VerifyMethod, expected_loss_s: f64) {
-        self.calls_mut(method).probe.left_s = expected_loss_s.max(LOSS_MIN_S) / LOST_SHARE_MAX;
+        self.calls[method as usize].probe.left_s = expected_loss_s.max(LOSS_MIN_S) / LOST_SHARE_MAX;
     }
 
     /// Ends such a call, which brought `tokens` in `seconds` until a stream ran again.
     pub(super) fn end_probe(&mut self, method: VerifyMethod, tokens: u32, seconds: f64) {
         let token_s = self.tokens.value().unwrap_or(0.0);
         let lost = seconds - f64::from(tokens) * token_s;
-        let probe = &mut self.calls_mut(method).probe;
+        let probe = &mut self.calls[method as usize].probe;
         if lost > 0.0 {
             probe.record_loss(lost);
         } else {
@@ -147,7 +135,7 @@ impl Pace {
         prompt_tokens: u64,
         seconds: f64,
     ) {
-        let calls = self.calls_mut(method);
+        let calls = &mut self.calls[method as usize];
         calls.cost.observe(computed, prompt_tokens, seconds);
         calls.failure = Pause::default();
     }
@@ -157,6 +145,6 @@ impl Pace {
         let token_s = self.tokens.value().unwrap_or(0.0);
         // A refusal comes at once, but the stream was given up for it.
         let lost = seconds + token_s + self.restart.value().unwrap_or(0.0);
-        self.calls_mut(method).failure.record_loss(lost);
+        self.calls[method as usize].failure.record_loss(lost);
     }
 }

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Instant;
 
 use lru::LruCache;
@@ -20,10 +21,9 @@ use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::best_call::{CallOffer, CallWorth, best_call};
 use super::call::{VerifyCall, nodes_that_fit, prompt_tokens};
-use super::metrics::DriveMetrics;
 use super::pace::Pace;
-use super::verify::VerifyMethod;
 use crate::config::WorkerConfig;
+use crate::engine::VerifyMethod;
 use crate::metrics::WorkerMetrics;
 use crate::running::labels;
 
@@ -49,8 +49,7 @@ pub(super) struct DrivePolicy {
     batch: u32,
     /// Number of tokens of all chunks so far.
     emitted: u64,
-    metrics: WorkerMetrics,
-    drive_metrics: DriveMetrics,
+    metrics: Arc<WorkerMetrics>,
 }
 
 /// A draft that could be verified now.
@@ -100,11 +99,7 @@ enum StretchKind {
 }
 
 impl DrivePolicy {
-    pub(super) fn new(
-        config: &WorkerConfig,
-        metrics: WorkerMetrics,
-        drive_metrics: DriveMetrics,
-    ) -> Self {
+    pub(super) fn new(config: &WorkerConfig, metrics: Arc<WorkerMetrics>) -> Self {
         let speculation = &config.speculation;
         let namespaces = NonZeroUsize::new(config.replica.namespaces_max);
         let has_guard = speculation.gain_min > 0.0;
@@ -119,7 +114,6 @@ impl DrivePolicy {
             batch: 0,
             emitted: 0,
             metrics,
-            drive_metrics,
         }
     }
 
@@ -140,12 +134,12 @@ impl DrivePolicy {
 
     /// Records the time that a stream took for some tokens.
     pub(super) fn record_streamed(&mut self, tokens: usize, seconds: f64) {
-        self.pace().record_streamed(tokens, seconds);
+        self.pace(self.batch).record_streamed(tokens, seconds);
     }
 
     /// Records the silence before the first token of a stream that was opened after a call.
     pub(super) fn record_restart(&mut self, seconds: f64) {
-        self.pace().record_restart(seconds);
+        self.pace(self.batch).record_restart(seconds);
     }
 
     /// Records that a stream ended by itself, at a token that its request did not know as an end.
@@ -193,10 +187,10 @@ impl DrivePolicy {
         if !worth.pays() {
             // A probe gives up a stream to learn the price of a call. Between two calls there is no stream, and
             // nothing new to learn either.
-            if !opportunity.is_streaming || !self.pace().is_probe_due(method) {
+            if !opportunity.is_streaming || !self.pace(self.batch).is_probe_due(method) {
                 return stream(RouteReason::OverBudget);
             }
-            self.pace().begin_probe(method, -worth.saved_s);
+            self.pace(self.batch).begin_probe(method, -worth.saved_s);
             let call = self.call(opportunity, method, worth, true);
             return (Route::Suffix, RouteReason::Probe, DriveDecision::Call(call));
         }
@@ -287,12 +281,11 @@ impl DrivePolicy {
 
     /// Records a call that produced tokens.
     pub(super) fn record_call(&mut self, call: &VerifyCall, accepted: u32, seconds: f64) {
-        let (computed, prompt_tokens) = (call.computed(), call.prompt_tokens());
-        self.paces
-            .entry(batch_bucket(call.batch))
-            .or_default()
-            .record_call(call.method, computed, prompt_tokens, seconds);
-        self.drive_metrics.call(call.method, "verified", seconds);
+        let nodes = call.verified.tree.len() as u32;
+        let prompt_tokens = prompt_tokens(call.method, call.text_tokens, nodes);
+        let pace = self.pace(call.batch);
+        pace.record_call(call.method, 1 + nodes, prompt_tokens, seconds);
+        self.metrics.verify_call(call.method, "verified", seconds);
         let (source, _) = labels(&call.verified);
         self.metrics.expectation(source, call.expected, accepted);
     }
@@ -304,11 +297,9 @@ impl DrivePolicy {
         outcome: &'static str,
         seconds: f64,
     ) {
-        self.paces
-            .entry(batch_bucket(call.batch))
-            .or_default()
-            .record_failed_call(call.method, seconds);
-        self.drive_metrics.call(call.method, outcome, seconds);
+        let pace = self.pace(call.batch);
+        pace.record_failed_call(call.method, seconds);
+        self.metrics.verify_call(call.method, outcome, seconds);
     }
 
     /// Ends a stretch that brought its own chunk `own_tokens`.
@@ -322,7 +313,7 @@ impl DrivePolicy {
             StretchKind::Driven => true,
             StretchKind::Streamed => false,
             StretchKind::Probe(method) => {
-                let pace = self.paces.entry(batch_bucket(stretch.batch)).or_default();
+                let pace = self.pace(stretch.batch);
                 pace.end_probe(method, own_tokens, seconds);
                 return;
             }
@@ -338,7 +329,8 @@ impl DrivePolicy {
         }
     }
 
-    fn pace(&mut self) -> &mut Pace {
-        self.paces.entry(batch_bucket(self.batch)).or_default()
+    /// The pace with `batch` running chunks.
+    fn pace(&mut self, batch: u32) -> &mut Pace {
+        self.paces.entry(batch_bucket(batch)).or_default()
     }
 }

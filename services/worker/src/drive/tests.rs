@@ -1,5 +1,6 @@
 //! Drive mode against a simulated engine: it follows a script, and its time is simulated.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
@@ -12,6 +13,7 @@ use refrain_speculation::draft::{Candidate, DraftNode, Origin, Scope, Source};
 use super::call::nodes_that_fit;
 use super::*;
 use crate::config::WorkerConfig;
+use crate::engine::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::metrics::WorkerMetrics;
 
 /// Times of the simulated engine, seconds.
@@ -63,11 +65,10 @@ impl World {
         let mut config = WorkerConfig::default();
         change(&mut config);
         let metrics = Metrics::new().unwrap();
-        let worker_metrics = WorkerMetrics::new(&metrics, "fake").unwrap();
-        let drive_metrics = DriveMetrics::new(&metrics, "fake").unwrap();
+        let metrics = WorkerMetrics::new(&metrics, "fake").unwrap();
         let now = Instant::now();
         World {
-            drive: SharedDrive::new(&config, able, worker_metrics, drive_metrics),
+            drive: SharedDrive::new(&config, able, Arc::new(metrics)),
             prices,
             now,
             began: now,
@@ -159,9 +160,9 @@ impl World {
             },
         };
         let duration = Duration::from_secs_f64(seconds);
-        if let Some(judged) = chunk.call_ended(call, Some(&verdict), duration) {
-            output.extend(&judged.walk.emitted);
-            chunk.call_emitted(&judged.walk.emitted);
+        if let Some((_, walk)) = chunk.call_ended(call, Some(&verdict), duration) {
+            output.extend(&walk.emitted);
+            chunk.call_emitted(&walk.emitted);
         }
     }
 }
@@ -414,7 +415,7 @@ fn no_draft_is_accepted_past_an_end_token_of_the_engine() {
         };
         let duration = Duration::from_millis(20);
         let judged = chunk.call_ended(Box::new(call), Some(&verdict), duration);
-        judged.map_or(Vec::new(), |judged| judged.walk.emitted)
+        judged.map_or(Vec::new(), |(_, walk)| walk.emitted)
     };
     let ends_with = |last: u32| {
         let namespace = refrain_protocol::NamespaceId(7);

@@ -11,8 +11,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::descriptors;
 use refrain_service_kit::http::failed_call_kind;
 use reqwest::{Method, RequestBuilder, Response};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::runtime;
 
@@ -30,7 +29,7 @@ const MESSAGE_CHARS_MAX: usize = 500;
 
 /// An engine's base URL and its connections. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct EngineClient {
+pub(super) struct EngineClient {
     pools: Arc<Pools>,
     base_url: String,
     api_key: Option<ApiKey>,
@@ -38,7 +37,7 @@ pub(crate) struct EngineClient {
 }
 
 impl EngineClient {
-    pub(crate) fn new(
+    pub(super) fn new(
         base_url: &str,
         api_key: Option<ApiKey>,
         call_timeout: Duration,
@@ -58,52 +57,22 @@ impl EngineClient {
         &self.base_url
     }
 
-    /// Gets text.
-    pub(super) async fn get(&self, path: &str) -> Result<String, ApiError> {
-        let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
-        let body = read_whole(self.send(request).await?).await?;
-        Ok(String::from_utf8_lossy(&body).into_owned())
-    }
-
-    /// Gets JSON.
-    pub(super) async fn get_json<A: DeserializeOwned>(&self, path: &str) -> Result<A, ApiError> {
-        let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
-        parse(&read_whole(self.send(request).await?).await?)
-    }
-
-    /// Posts JSON and reads JSON.
-    pub(super) async fn post_json<Q: Serialize, A: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &Q,
-    ) -> Result<A, ApiError> {
-        parse(&self.post_read(path, body).await?)
+    /// Gets a whole response.
+    pub(super) async fn get(&self, path: &str) -> Result<Bytes, ApiError> {
+        let request = self.request(Method::GET, path)?;
+        let response = self.send(request.timeout(self.call_timeout)).await?;
+        read_whole(response).await
     }
 
     /// Posts JSON and reads the whole response.
-    pub(crate) async fn post_read<Q: Serialize>(
-        &self,
-        path: &str,
-        body: &Q,
-    ) -> Result<Bytes, ApiError> {
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Bytes, ApiError> {
         let request = self.request(Method::POST, path)?.json(body);
         let response = self.send(request.timeout(self.call_timeout)).await?;
         read_whole(response).await
     }
 
-    /// Posts JSON and ignores the body of the response.
-    pub(super) async fn post<Q: Serialize>(&self, path: &str, body: &Q) -> Result<(), ApiError> {
-        let request = self.request(Method::POST, path)?.json(body);
-        self.send(request.timeout(self.call_timeout)).await?;
-        Ok(())
-    }
-
     /// Posts JSON and expects a stream of events.
-    pub(super) async fn post_events<Q: Serialize>(
-        &self,
-        path: &str,
-        body: &Q,
-    ) -> Result<Response, ApiError> {
+    pub(super) async fn post_events(&self, path: &str, body: &Value) -> Result<Response, ApiError> {
         let response = self
             .send(self.request(Method::POST, path)?.json(body))
             .await?;
@@ -229,7 +198,7 @@ pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
 }
 
 /// The error of a response that does not fit the kind of engine; `what` says how, for the log.
-pub(crate) fn unexpected_response(what: impl std::fmt::Display) -> ApiError {
+pub(super) fn unexpected_response(what: impl std::fmt::Display) -> ApiError {
     ApiError::new(
         ErrorKind::Upstream,
         "unexpected response from the engine; check worker.engine.kind and urls.engine",
@@ -294,7 +263,7 @@ pub(super) fn status_error(status: u16, body: &[u8]) -> ApiError {
 }
 
 /// Parses a response as JSON.
-pub(crate) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
+pub(super) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
         // serde's message quotes the input, which may be a user's text, and details are logged.
         let position = (error.line(), error.column());

@@ -2,39 +2,42 @@
 //!
 //! A dialect is pure: it does no I/O and has no clock.
 
-pub(crate) mod completions;
+mod completions;
 mod llama_cpp;
 mod sglang;
 mod tensorrt_llm;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod text_only;
 mod vllm;
 
 use std::collections::VecDeque;
 
-#[cfg(test)]
-use refrain_protocol::engine::Sampling;
+use refrain_protocol::engine::TokenLogprob;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
-#[cfg(test)]
-use refrain_protocol::{NamespaceId, RequestId};
 use serde_json::Value;
 
 use super::client::status_error;
 use super::generate::{GenerateRequest, Generated, GeneratedEnd};
 use super::load::LoadSeries;
-#[cfg(test)]
-use super::sse::SseParser;
 use super::streaming::StreamingCapabilities;
+use super::verify::{DraftVerdict, VerifyRequest};
 
-pub(crate) use llama_cpp::LlamaCpp;
-pub(crate) use sglang::{SgLang, SgLangEvent};
-pub(crate) use tensorrt_llm::{TensorRtLlm, token_ids_only};
-pub(crate) use text_only::TextOnly;
-pub(crate) use vllm::{Vllm, priority_field};
+pub(super) use llama_cpp::LlamaCpp;
+pub(super) use sglang::SgLang;
+pub(super) use tensorrt_llm::TensorRtLlm;
+pub(super) use text_only::TextOnly;
+pub(super) use vllm::Vllm;
+
+/// Path and body of a verify call, and the function that reads the response.
+pub(super) type VerifyCall = (
+    &'static str,
+    Value,
+    fn(&VerifyRequest, &[u8]) -> Result<DraftVerdict, ApiError>,
+);
 
 /// The wire format of one kind of engine.
-pub(crate) trait Dialect: Send + Sync {
+pub(super) trait Dialect: Send + Sync {
     /// The capabilities of the engine. The connection fills in `model`, `tokenizer` and `max_context`.
     fn capabilities(&self) -> StreamingCapabilities;
 
@@ -83,10 +86,15 @@ pub(crate) trait Dialect: Send + Sync {
     fn context(&self) -> Option<(&'static str, &'static str)> {
         None
     }
+
+    /// A verify call; `None` if the engine does not support its method.
+    fn verify_call(&self, _request: &VerifyRequest) -> Option<VerifyCall> {
+        None
+    }
 }
 
 /// Decodes the events of one response.
-pub(crate) trait Decoder: Send {
+pub(super) trait Decoder: Send {
     /// Decodes the data of one event (never `[DONE]`).
     ///
     /// # Errors
@@ -116,37 +124,23 @@ fn end_of(reason: &str) -> Result<GeneratedEnd, ApiError> {
     }
 }
 
-/// The pieces of a recorded response, up to its first error.
-#[cfg(test)]
-fn decode_recorded(
-    mut decoder: Box<dyn Decoder>,
-    recorded: &str,
-) -> Result<Vec<Generated>, ApiError> {
-    let mut parser = SseParser::default();
-    parser.push(recorded.as_bytes());
-    let mut pieces = VecDeque::new();
-    while let Some(data) = parser.next().expect("events of ordinary length") {
-        if data == b"[DONE]" {
-            decoder.done(&mut pieces);
-        } else {
-            decoder.decode(data, &mut pieces)?;
-        }
+/// Passes on the tokens of an event and the engine's end. `stop_id` ended the output; some engines omit it from the
+/// tokens.
+fn pass_on(
+    out: &mut VecDeque<Generated>,
+    mut tokens: Vec<TokenId>,
+    logprobs: Option<Vec<TokenLogprob>>,
+    end: Option<GeneratedEnd>,
+    stop_id: Option<TokenId>,
+) {
+    if end == Some(GeneratedEnd::Stop)
+        && let Some(id) = stop_id
+        && tokens.last() != Some(&id)
+    {
+        tokens.push(id);
     }
-    Ok(pieces.into())
-}
-
-/// A request for tests.
-#[cfg(test)]
-pub(crate) fn test_request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest {
-    GenerateRequest {
-        request: RequestId(0xab),
-        call: 0xef,
-        namespace: NamespaceId(0xcd),
-        tokens: tokens.to_vec(),
-        prompt_len: tokens.len() as u32,
-        tokens_max: 7,
-        sampling,
-        priority: None,
-        attached: None,
+    if !tokens.is_empty() {
+        out.push_back(Generated::Tokens { tokens, logprobs });
     }
+    out.extend(end.map(Generated::End));
 }

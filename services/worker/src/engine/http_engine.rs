@@ -6,8 +6,6 @@ use refrain_protocol::engine::{
 };
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::verifying::VerifyingEngine;
 
@@ -28,14 +26,6 @@ impl HttpEngine {
             client,
             capabilities,
         })
-    }
-
-    async fn post<Q: Serialize, A: DeserializeOwned>(
-        &self,
-        path: &str,
-        request: &Q,
-    ) -> Result<A, ApiError> {
-        self.client.post_json(path, request, None).await
     }
 }
 
@@ -59,15 +49,17 @@ impl VerifyingEngine for HttpEngine {
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
-        self.post("/engine/v1/step", &request).await
+        let client = &self.client;
+        client.post_json("/engine/v1/step", &request, None).await
     }
 
     async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
-        self.post("/engine/v1/close", &request).await
+        let client = &self.client;
+        client.post_json("/engine/v1/close", &request, None).await
     }
 
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
-        self.post("/engine/v1/abort", &AbortRequest { sessions })
-            .await
+        let (client, request) = (&self.client, AbortRequest { sessions });
+        client.post_json("/engine/v1/abort", &request, None).await
     }
 }

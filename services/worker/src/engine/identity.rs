@@ -6,7 +6,7 @@ use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::client::{EngineClient, unexpected_response};
+use super::client::{EngineClient, parse, unexpected_response};
 use super::dialect::Dialect;
 
 /// An entry of an engine's list of models: the fields that distinguish one model from another.
@@ -43,7 +43,7 @@ pub(super) async fn model_card(
     if let Some(path) = health {
         client.get(path).await?;
     }
-    let cards: ModelList = client.get_json("/v1/models").await?;
+    let cards: ModelList = parse(&client.get("/v1/models").await?)?;
     let names: Vec<String> = cards.data.iter().map(|card| card.id.clone()).collect();
     let found = cards.data.into_iter().find(|card| card.id == model);
     found.ok_or_else(|| {
@@ -73,34 +73,14 @@ pub(super) async fn check_tokenizer(
     if size.is_some_and(|size| size < tokenizer.vocab_size()) {
         return Err(tokenizer_differs(client));
     }
-    check_tokens(client, dialect, tokenizer).await
-}
-
-/// Tokens of plain alphanumeric text, which every engine spells in the same way.
-pub(crate) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
-    let plain = |token: &TokenId| {
-        let bytes = tokenizer.token_bytes(*token);
-        bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
-    };
-    (0..tokenizer.vocab_size())
-        .filter(|token| !tokenizer.is_special(*token))
-        .filter(plain)
-        .collect()
-}
-
-/// Compares the text of some tokens here and in the engine. Names and sizes of vocabularies prove little.
-async fn check_tokens(
-    client: &EngineClient,
-    dialect: &dyn Dialect,
-    tokenizer: &Tokenizer,
-) -> Result<(), ApiError> {
+    // Names and sizes of vocabularies prove little.
     let usable = plain_tokens(tokenizer);
     let every = usable.len().div_ceil(COMPARED_TOKENS).max(1);
     let compared: Vec<TokenId> = usable.into_iter().step_by(every).collect();
     let Some((path, body, field)) = dialect.detokenize(&compared) else {
         return Ok(());
     };
-    let answer: Value = client.post_json(path, &body).await?;
+    let answer: Value = parse(&client.post(path, &body).await?)?;
     let text = answer[field]
         .as_str()
         .ok_or_else(|| unexpected_response(format!("{path} without {field}")))?;
@@ -109,6 +89,18 @@ async fn check_tokens(
     } else {
         Err(tokenizer_differs(client))
     }
+}
+
+/// Tokens of plain alphanumeric text, which every engine spells in the same way.
+pub(super) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
+    let plain = |token: &TokenId| {
+        let bytes = tokenizer.token_bytes(*token);
+        bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
+    };
+    (0..tokenizer.vocab_size())
+        .filter(|token| !tokenizer.is_special(*token))
+        .filter(plain)
+        .collect()
 }
 
 fn tokenizer_differs(client: &EngineClient) -> ApiError {

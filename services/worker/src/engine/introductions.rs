@@ -23,8 +23,8 @@ pub(super) struct Introductions {
 }
 
 struct IntroductionState {
-    /// The namespaces, the least recently used one first to go; `None` where none is introduced.
-    recent: Option<LruCache<NamespaceId, RecentNamespace>>,
+    /// The namespaces, the least recently used one first to go.
+    recent: LruCache<NamespaceId, RecentNamespace>,
     engine_is_away: bool,
     counts: IntroductionCounts,
 }
@@ -49,9 +49,9 @@ pub(super) struct Introduction {
 
 impl Introductions {
     /// Creates an empty table of at most `namespaces_max` namespaces, with `attempts_max` attempts for each.
-    pub(super) fn new(namespaces_max: usize, attempts_max: u32) -> Self {
+    pub(super) fn new(namespaces_max: NonZeroUsize, attempts_max: u32) -> Self {
         let state = IntroductionState {
-            recent: NonZeroUsize::new(namespaces_max).map(LruCache::new),
+            recent: LruCache::new(namespaces_max),
             engine_is_away: false,
             counts: IntroductionCounts::default(),
         };
@@ -64,9 +64,7 @@ impl Introductions {
     /// Records that a request of this namespace goes to the engine.
     pub(super) fn record_use(&self, namespace: NamespaceId, attached: &AttachedDocument) {
         let mut state = self.lock();
-        let Some(recent) = &mut state.recent else {
-            return;
-        };
+        let recent = &mut state.recent;
         let attempts_left = recent
             .peek(&namespace)
             .map_or(0, |recent| recent.attempts_left);
@@ -95,8 +93,7 @@ impl Introductions {
     pub(super) fn failed(&self, introduction: &Introduction) {
         let mut state = self.lock();
         state.counts.failed += 1;
-        let recent = state.recent.as_mut();
-        if let Some(recent) = recent.and_then(|recent| recent.peek_mut(&introduction.namespace)) {
+        if let Some(recent) = state.recent.peek_mut(&introduction.namespace) {
             recent.attempts_left = introduction.attempts_left;
         }
     }
@@ -126,13 +123,10 @@ impl EngineCheck<'_> {
         self.is_reachable = true;
         let mut state = self.introductions.lock();
         let IntroductionState {
-            recent: Some(recent),
+            recent,
             engine_is_away,
             counts,
-        } = &mut *state
-        else {
-            return Vec::new();
-        };
+        } = &mut *state;
         let came_back = std::mem::take(engine_is_away);
         let (mut due, mut expired) = (Vec::new(), Vec::new());
         for (namespace, recent) in recent.iter_mut().rev() {
@@ -206,9 +200,9 @@ mod tests {
 
     const NOW_S: u64 = 1_000_000;
 
-    /// Introductions after requests of namespaces with these tokens and times of signature.
-    fn introductions(namespaces_max: usize, used: &[(u128, &str, u64)]) -> Introductions {
-        let introductions = Introductions::new(namespaces_max, 2);
+    /// At most two introductions, after requests of namespaces with these tokens and times of signature.
+    fn introductions(used: &[(u128, &str, u64)]) -> Introductions {
+        let introductions = Introductions::new(NonZeroUsize::new(2).unwrap(), 2);
         for (namespace, token, issued_at_s) in used {
             let attached = AttachedDocument {
                 token: (*token).into(),
@@ -232,7 +226,7 @@ mod tests {
     #[test]
     fn namespaces_are_introduced_once_after_each_restart() {
         let used = [(1, "first"), (2, "second"), (3, "third"), (2, "renewed")];
-        let introductions = introductions(2, &used.map(|(id, token)| (id, token, NOW_S)));
+        let introductions = introductions(&used.map(|(id, token)| (id, token, NOW_S)));
         assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
         for _ in 0..2 {
             // The engine does not answer.
@@ -246,15 +240,8 @@ mod tests {
     }
 
     #[test]
-    fn no_namespace_is_introduced_where_the_limit_is_zero() {
-        let introductions = introductions(0, &[(1, "first", NOW_S)]);
-        drop(introductions.begin_check());
-        assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
-    }
-
-    #[test]
     fn failed_introductions_are_repeated_up_to_the_limit() {
-        let introductions = introductions(2, &[(1, "first", NOW_S), (2, "second", NOW_S)]);
+        let introductions = introductions(&[(1, "first", NOW_S), (2, "second", NOW_S)]);
         drop(introductions.begin_check());
         let due = introductions.begin_check().engine_is_reachable(NOW_S);
         introductions.succeeded();
@@ -276,7 +263,7 @@ mod tests {
 
     #[test]
     fn expired_tokens_are_not_sent() {
-        let introductions = introductions(2, &[(1, "old", NOW_S), (2, "young", NOW_S + 1)]);
+        let introductions = introductions(&[(1, "old", NOW_S), (2, "young", NOW_S + 1)]);
         drop(introductions.begin_check());
         let now_s = NOW_S + NAMESPACE_TTL_S + 1;
         let due = introductions.begin_check().engine_is_reachable(now_s);

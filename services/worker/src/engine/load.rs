@@ -4,7 +4,7 @@ use super::streaming::StreamingLoad;
 
 /// The metrics page of a kind of engine, and the series of its load.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LoadSeries {
+pub(super) struct LoadSeries {
     pub(super) path: &'static str,
     pub(super) running: &'static str,
     pub(super) waiting: &'static str,

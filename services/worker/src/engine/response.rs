@@ -18,18 +18,18 @@ use super::generate::{GenerateRequest, Generated};
 use super::sse::SseParser;
 
 /// Aborts the engine's work on a call when it is dropped.
-pub(crate) struct AbortOnDrop {
+pub(super) struct AbortOnDrop {
     client: EngineClient,
     tasks: Handle,
     path: &'static str,
     body: Value,
     /// The engine has not ended the call by itself yet.
-    pub(crate) is_armed: bool,
+    pub(super) is_armed: bool,
 }
 
 impl AbortOnDrop {
     /// The abort of a call; `None` for an engine that stops as soon as the connection closes.
-    pub(crate) fn new(
+    pub(super) fn new(
         client: &EngineClient,
         tasks: &Handle,
         dialect: &dyn Dialect,

@@ -5,6 +5,7 @@ use refrain_protocol::ApiError;
 use refrain_protocol::engine::Sampling;
 
 use super::generate::{GenerateRequest, GeneratedStream};
+use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
 
 /// OpenAI's log-probability for a token that is as good as impossible; JSON has no infinity.
 pub(super) const LOGPROB_MIN: f32 = -9999.0;
@@ -59,14 +60,16 @@ impl StreamingCapabilities {
             );
             Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"))
         };
-        if sampling.top_k > 0 && !self.top_k {
-            return refuse("top_k");
-        }
-        if sampling.min_p > 0.0 && !self.min_p {
-            return refuse("min_p");
-        }
-        if !sampling.logit_bias.is_empty() && !self.logit_bias {
-            return refuse("logit_bias");
+        let unsupported = [
+            ("top_k", sampling.top_k > 0 && !self.top_k),
+            ("min_p", sampling.min_p > 0.0 && !self.min_p),
+            (
+                "logit_bias",
+                !sampling.logit_bias.is_empty() && !self.logit_bias,
+            ),
+        ];
+        if let Some((field, _)) = unsupported.iter().find(|(_, is_asked)| *is_asked) {
+            return refuse(field);
         }
         match (sampling.top_logprobs, self.top_logprobs_max) {
             (Some(_), None) => refuse("logprobs"),
@@ -119,6 +122,16 @@ pub trait StreamingEngine: Send + Sync {
     /// # Errors
     /// The engine cannot be reached or refuses. It has generated nothing then, so the call may be repeated.
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError>;
+
+    /// The kinds of verify calls that the engine supports. They do not change while it lives.
+    fn verify_abilities(&self) -> VerifyAbilities;
+
+    /// Judges a draft by one of the supported methods, and generates nothing beyond it. Dropping the future aborts
+    /// the engine's work.
+    ///
+    /// # Errors
+    /// The engine cannot be reached or refuses. Nothing has been generated then.
+    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError>;
 
     /// The load of the engine.
     ///

@@ -1,6 +1,10 @@
 //! Third-party engines over HTTP: everything that the kinds have in common. Each kind has its own [`Dialect`].
 
+mod probe;
+
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -10,13 +14,20 @@ use refrain_tokenization::Tokenizer;
 use serde_json::Value;
 use tokio::runtime::Handle;
 
-use super::client::EngineClient;
-use super::dialect::Dialect;
+use super::client::{EngineClient, parse};
+use super::dialect::{Dialect, LlamaCpp, SgLang, TensorRtLlm, TextOnly, Vllm};
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::identity::{ModelCard, check_tokenizer, model_card};
 use super::introductions::{Introduction, Introductions};
 use super::response::{AbortOnDrop, ResponseStream};
 use super::streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};
+use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
+use super::worker_engine::WorkerEngine;
+use crate::config::{EngineConfig, EngineKind};
+
+/// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python client
+/// inside. Equal to the default of the client's `memory.namespaces_max`, which evicts the namespaces above it.
+const INTRODUCED_NAMESPACES_MAX: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 /// The model that the worker expects behind an engine's address.
 #[derive(Clone)]
@@ -32,82 +43,95 @@ pub struct ExpectedModel {
 }
 
 /// A third-party engine.
-pub(crate) struct ThirdPartyEngine {
+struct ThirdPartyEngine {
     client: EngineClient,
     dialect: Arc<dyn Dialect>,
     capabilities: StreamingCapabilities,
     served_model: String,
     card: ModelCard,
     introductions: Arc<Introductions>,
+    abilities: VerifyAbilities,
     /// The runtime that connected the engine. Background calls run here, since the runtime of a dropped call may be
     /// ending.
     tasks: Handle,
 }
 
+/// Connects to the third-party engine at `url`, and checks its model and tokenizer.
+///
+/// # Errors
+/// The engine cannot be reached yet (`Unavailable`, `Timeout`, `Upstream`), or it serves another model
+/// (`InvalidRequest`: a retry would not help).
+pub async fn connect_third_party(
+    config: &EngineConfig,
+    url: &str,
+    expected: ExpectedModel,
+) -> Result<WorkerEngine, ApiError> {
+    let dialect = dialect(config, &expected)?;
+    let call_timeout = Duration::from_millis(config.call_ms_max);
+    let client =
+        EngineClient::new(url, config.api_key.clone(), call_timeout).map_err(ApiError::internal)?;
+    let card = model_card(&client, dialect.health(), &expected.served_model).await?;
+    check_tokenizer(&client, &*dialect, &card, &expected.tokenizer).await?;
+    let mut reported = card.max_model_len;
+    if let Some((path, pointer)) = dialect.context() {
+        let properties: Value = parse(&client.get(path).await?)?;
+        let length = properties.pointer(pointer).and_then(Value::as_u64);
+        reported = length.and_then(|length| u32::try_from(length).ok());
+    }
+    let lengths = reported.into_iter().chain(expected.max_context);
+    let max_context = lengths.min().ok_or_else(|| {
+        ApiError::invalid(
+            "worker.engine.max_context",
+            "neither the engine nor the model's files report the context length; set \
+             worker.engine.max_context",
+        )
+    })?;
+    let able = dialect.capabilities();
+    let capabilities = StreamingCapabilities {
+        model: expected.model,
+        // A text-only dialect prefixes the identity, because its token ids come from our own tokenizer.
+        tokenizer: format!("{}{}", able.tokenizer, expected.tokenizer.identity()),
+        max_context,
+        ..able
+    };
+    tracing::info!(url = client.base_url(), max_context, "engine connected");
+    let introductions = Introductions::new(INTRODUCED_NAMESPACES_MAX, config.attempts_max);
+    let mut engine = ThirdPartyEngine {
+        client,
+        dialect,
+        capabilities,
+        served_model: expected.served_model,
+        card,
+        introductions: Arc::new(introductions),
+        abilities: VerifyAbilities::default(),
+        tasks: Handle::current(),
+    };
+    if config.drives() {
+        engine.abilities = engine.probe_abilities(&expected.tokenizer).await?;
+    }
+    Ok(WorkerEngine::Streaming(Arc::new(engine)))
+}
+
+/// The wire format of the configured kind of engine.
+fn dialect(config: &EngineConfig, expected: &ExpectedModel) -> Result<Arc<dyn Dialect>, ApiError> {
+    let model = expected.served_model.clone();
+    let tokenizer = expected.tokenizer.clone();
+    Ok(match config.kind {
+        EngineKind::Refrain => {
+            return Err(ApiError::invalid(
+                "worker.engine.kind",
+                "\"refrain\" is not a third-party engine",
+            ));
+        }
+        EngineKind::LlamaCpp => Arc::new(LlamaCpp::new(tokenizer, config.prompt_cache)),
+        EngineKind::Vllm => Arc::new(Vllm { model }),
+        EngineKind::Sglang => Arc::new(SgLang),
+        EngineKind::TensorrtLlm => Arc::new(TensorRtLlm { model }),
+        EngineKind::Openai => Arc::new(TextOnly { model, tokenizer }),
+    })
+}
+
 impl ThirdPartyEngine {
-    /// Connects to the engine, and checks its model and tokenizer.
-    ///
-    /// # Errors
-    /// The engine cannot be reached (`Unavailable`, `Timeout`, `Upstream`), or it serves another model
-    /// (`InvalidRequest`: a retry would not help).
-    pub(crate) async fn connect(
-        client: EngineClient,
-        dialect: Arc<dyn Dialect>,
-        expected: ExpectedModel,
-        introduced_namespaces_max: usize,
-        attempts_max: u32,
-    ) -> Result<Self, ApiError> {
-        let card = model_card(&client, dialect.health(), &expected.served_model).await?;
-        check_tokenizer(&client, &*dialect, &card, &expected.tokenizer).await?;
-        let mut reported = card.max_model_len;
-        if let Some((path, pointer)) = dialect.context() {
-            let properties: Value = client.get_json(path).await?;
-            let length = properties.pointer(pointer).and_then(Value::as_u64);
-            reported = length.and_then(|length| u32::try_from(length).ok());
-        }
-        let max_context = match (reported, expected.max_context) {
-            (Some(engine), Some(ours)) => engine.min(ours),
-            (Some(one), None) | (None, Some(one)) => one,
-            (None, None) => {
-                return Err(ApiError::invalid(
-                    "worker.engine.max_context",
-                    "neither the engine nor the model's files report the context length; set \
-                     worker.engine.max_context",
-                ));
-            }
-        };
-        let able = dialect.capabilities();
-        let capabilities = StreamingCapabilities {
-            model: expected.model,
-            // A text-only dialect prefixes the identity, because its token ids come from our own tokenizer.
-            tokenizer: format!("{}{}", able.tokenizer, expected.tokenizer.identity()),
-            max_context,
-            ..able
-        };
-        tracing::info!(url = client.base_url(), max_context, "engine connected");
-        Ok(ThirdPartyEngine {
-            client,
-            dialect,
-            capabilities,
-            served_model: expected.served_model,
-            card,
-            introductions: Arc::new(Introductions::new(introduced_namespaces_max, attempts_max)),
-            tasks: Handle::current(),
-        })
-    }
-
-    async fn check_model(&self) -> Result<(), ApiError> {
-        let now = model_card(&self.client, self.dialect.health(), &self.served_model).await?;
-        if now == self.card {
-            return Ok(());
-        }
-        let message = format!(
-            "the engine now serves another model as {}; restart this worker",
-            self.served_model
-        );
-        Err(ApiError::new(ErrorKind::Unavailable, message))
-    }
-
     /// Sends introductions in the background, one after the other, so that requests of clients go first.
     fn introduce(&self, due: Vec<Introduction>) {
         if due.is_empty() {
@@ -123,7 +147,7 @@ impl ThirdPartyEngine {
             for introduction in due {
                 let sent = async {
                     let body = dialect.introduction(&introduction.request()?)?;
-                    client.post_read(dialect.path(), &body).await
+                    client.post(dialect.path(), &body).await
                 };
                 match sent.await {
                     Ok(_) => introductions.succeeded(),
@@ -146,7 +170,14 @@ impl StreamingEngine for ThirdPartyEngine {
     async fn confirm(&self) -> Result<(), ApiError> {
         // A caller with a timeout may drop this call, which also means that the engine is away.
         let check = self.introductions.begin_check();
-        self.check_model().await?;
+        let now = model_card(&self.client, self.dialect.health(), &self.served_model).await?;
+        if now != self.card {
+            let message = format!(
+                "the engine now serves another model as {}; restart this worker",
+                self.served_model
+            );
+            return Err(ApiError::new(ErrorKind::Unavailable, message));
+        }
         self.introduce(check.engine_is_reachable(clock::unix_s()));
         Ok(())
     }
@@ -162,11 +193,29 @@ impl StreamingEngine for ThirdPartyEngine {
         Ok(ResponseStream::new(response, self.dialect.decoder(&request), abort).boxed())
     }
 
+    fn verify_abilities(&self) -> VerifyAbilities {
+        self.abilities
+    }
+
+    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError> {
+        let (path, body, read) = self.dialect.verify_call(&request).ok_or_else(|| {
+            ApiError::internal("a verify call of a kind that the engine does not support")
+        })?;
+        let mut abort = AbortOnDrop::new(&self.client, &self.tasks, &*self.dialect, &request.text);
+        let response = self.client.post(path, &body).await;
+        if let Some(abort) = &mut abort {
+            // After a timeout of the call the engine may still be at work.
+            abort.is_armed = response.is_err();
+        }
+        read(&request, &response?)
+    }
+
     async fn load(&self) -> Result<StreamingLoad, ApiError> {
         let Some(series) = self.dialect.load() else {
             return Ok(StreamingLoad::default());
         };
-        Ok(series.read(&self.client.get(series.path).await?))
+        let page = self.client.get(series.path).await?;
+        Ok(series.read(&String::from_utf8_lossy(&page)))
     }
 
     fn take_introduction_counts(&self) -> IntroductionCounts {
@@ -178,6 +227,7 @@ impl StreamingEngine for ThirdPartyEngine {
             let message = "engines of this kind have no known metrics page";
             return Err(ApiError::new(ErrorKind::NotFound, message));
         };
-        self.client.get(series.path).await
+        let page = self.client.get(series.path).await?;
+        Ok(String::from_utf8_lossy(&page).into_owned())
     }
 }

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::config::SpeculationConfig;
-
 /// Most requests that a thread takes at a time: more would save nothing.
 const TAKEN_MAX: usize = 4;
-/// Most threads unless the configuration says otherwise.
+/// Items from which on threads map a batch together. Waking them takes about as long as 100 microseconds of
+/// searching.
+const TOGETHER_MIN: usize = 12;
+/// Most threads, the caller included.
 const THREADS_MAX: usize = 16;
 
 /// Maps many items, on its own threads and the caller's.
@@ -22,7 +23,7 @@ const THREADS_MAX: usize = 16;
 /// The caller waits until each helper that it woke has run, even one that finds nothing left to do. The helpers
 /// borrow from the batch, and only unsafe code could go on while a thread may still read it. On a machine whose cores
 /// are all busy, such a helper makes the step wait for the system's scheduler. So one core is left free, and with two
-/// cores there is no helper, unless the configuration says otherwise.
+/// cores there is no helper.
 pub(crate) struct Proposers {
     /// The helpers; `None` if the caller works alone.
     helpers: Option<ThreadPool>,
@@ -32,15 +33,19 @@ pub(crate) struct Proposers {
 impl Proposers {
     /// # Errors
     /// The system gives no threads.
-    pub(crate) fn new(config: &SpeculationConfig) -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads = threads(config.propose_threads, cores);
+        Self::of_threads(threads(cores), TOGETHER_MIN)
+    }
+
+    /// `threads` counts the caller. Batches of at least `together_min` items are mapped together.
+    fn of_threads(threads: usize, together_min: usize) -> anyhow::Result<Self> {
         let helpers = ThreadPoolBuilder::new()
             .num_threads(threads.saturating_sub(1))
             .thread_name(|number| format!("propose-{number}"));
         Ok(Proposers {
             helpers: (threads > 1).then(|| helpers.build()).transpose()?,
-            together_min: config.propose_together_min,
+            together_min,
         })
     }
 
@@ -89,13 +94,10 @@ fn take(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>
     from.ok().map(|from| from..end(from))
 }
 
-/// Number of threads that search for drafts on a machine with `cores` cores, including the caller. If `asked` is 0, a
-/// core is left free.
-fn threads(asked: usize, cores: usize) -> usize {
-    match asked {
-        0 => cores.saturating_sub(1).clamp(1, THREADS_MAX),
-        asked => asked,
-    }
+/// Number of threads that search for drafts on a machine with `cores` cores, including the caller. A core is left
+/// free.
+fn threads(cores: usize) -> usize {
+    cores.saturating_sub(1).clamp(1, THREADS_MAX)
 }
 
 #[cfg(test)]
@@ -107,19 +109,12 @@ mod tests {
     use super::*;
 
     fn proposers(threads: usize, together_min: usize) -> Proposers {
-        let config = SpeculationConfig {
-            propose_threads: threads,
-            propose_together_min: together_min,
-            ..SpeculationConfig::default()
-        };
-        Proposers::new(&config).expect("threads")
+        Proposers::of_threads(threads, together_min).expect("threads")
     }
 
     #[test]
-    fn a_core_is_left_free_unless_the_configuration_says_otherwise() {
-        let by_cores = [1, 2, 3, 4, 9, 64].map(|cores| threads(0, cores));
-        assert_eq!(by_cores, [1, 1, 2, 3, 8, 16]);
-        assert_eq!([threads(1, 64), threads(2, 1), threads(12, 2)], [1, 2, 12]);
+    fn a_core_is_left_free() {
+        assert_eq!([1, 2, 3, 4, 9, 64].map(threads), [1, 1, 2, 3, 8, 16]);
     }
 
     #[test]

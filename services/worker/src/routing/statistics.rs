@@ -29,7 +29,7 @@ use crate::metrics::WorkerMetrics;
 const CALLS_MAX: usize = 16;
 
 /// Exchanges statistics with the store.
-pub(super) struct StatisticsKeeper {
+pub(crate) struct StatisticsKeeper {
     /// Time between saves; `None` if nothing is kept.
     interval: Option<Duration>,
     /// As many namespaces as the router knows.
@@ -68,7 +68,7 @@ impl StatisticsKeeper {
         config: &WorkerConfig,
         namespaces_max: NonZeroUsize,
         store: Arc<dyn DraftStore>,
-        metrics: WorkerMetrics,
+        metrics: Arc<WorkerMetrics>,
     ) -> Self {
         let speculation = &config.speculation;
         let is_kept =
@@ -159,7 +159,7 @@ impl StatisticsKeeper {
     }
 
     /// Returns when a call is due, and never if nothing is kept.
-    pub(super) async fn wait(&self) {
+    pub(crate) async fn wait(&self) {
         let due = self.namespaces.iter().map(|(_, turn)| turn.due).min();
         match due.filter(|_| self.interval.is_some()) {
             Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -208,7 +208,7 @@ async fn make_calls(
     mut queue: mpsc::Receiver<Call>,
     answers: mpsc::Sender<Answer>,
     store: Arc<dyn DraftStore>,
-    metrics: WorkerMetrics,
+    metrics: Arc<WorkerMetrics>,
 ) {
     while let Some(Call { id, request }) = queue.recv().await {
         let asked = request.statistics.is_empty();

@@ -36,7 +36,7 @@ fn lock(report: &Mutex<Option<Eagle3Report>>) -> MutexGuard<'_, Option<Eagle3Rep
 }
 
 /// Decides on transfers.
-pub(super) struct Transfers {
+pub(crate) struct Transfers {
     /// The worker that is the fallback.
     worker: Option<WorkerId>,
     reports: Arc<HeadReports>,

@@ -8,7 +8,7 @@ use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source
 use refrain_speculation::router::{Asked, HeadState, Pace, Priority, Prospect};
 use refrain_suffix_index::Cursor;
 
-use super::{ActiveRequest, EngineLimits, OWN};
+use super::{ActiveRequest, OWN};
 use crate::routing::{asked, drafts_from_indexes};
 
 impl ActiveRequest {
@@ -30,9 +30,9 @@ impl ActiveRequest {
     }
 
     /// Most draft tokens that the request can use in a step with room for `room`.
-    pub(crate) fn draft_max(&self, room: u32, limits: EngineLimits) -> u32 {
-        room.min(limits.max_draft_tokens)
-            .min(self.emit_left(limits).saturating_sub(1))
+    pub(crate) fn draft_max(&self, room: u32) -> u32 {
+        room.min(self.limits.max_draft_tokens)
+            .min(self.emit_left().saturating_sub(1))
     }
 
     /// The drafts that the request could have verified in a step with room for `room` draft tokens. With `withholds`,
@@ -40,13 +40,12 @@ impl ActiveRequest {
     pub(crate) fn prospect(
         &self,
         room: u32,
-        limits: EngineLimits,
         params: &ProposeParams,
         withholds: bool,
         now: Instant,
     ) -> Prospect<NamespaceId> {
         let asked = asked(self.request.speculation);
-        let draft_max = self.draft_max(room, limits);
+        let draft_max = self.draft_max(room);
         let withheld = withholds && asked == Asked::Auto;
         let looks = draft_max > 0 && !withheld && drafts_from_indexes(self.request.speculation);
         Prospect {
@@ -54,7 +53,7 @@ impl ActiveRequest {
             asked,
             context_tokens: self.text.len() as u32,
             draft_max,
-            tree_max: room.min(limits.max_draft_tokens),
+            tree_max: room.min(self.limits.max_draft_tokens),
             candidate: looks
                 .then(|| self.suffix_draft(draft_max, params))
                 .flatten(),

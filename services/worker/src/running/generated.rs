@@ -5,19 +5,10 @@ use std::time::Instant;
 use refrain_protocol::engine::{StepOutput, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_speculation::draft::{Candidate, ProposeParams};
+use refrain_speculation::router::Offer;
 use refrain_speculation::verify::Walk;
 
-use refrain_speculation::router::Offer;
-
-use super::{Absorbed, ActiveRequest, EngineLimits};
-
-/// A draft that the engine judged in a verify call.
-pub(crate) struct JudgedDraft {
-    /// The part of the draft that was verified.
-    pub(crate) verified: Candidate,
-    /// The engine's path through the draft.
-    pub(crate) walk: Walk,
-}
+use super::{Absorbed, ActiveRequest, PendingStep};
 
 impl ActiveRequest {
     /// Prompt and output.
@@ -26,8 +17,8 @@ impl ActiveRequest {
     }
 
     /// Maximum number of tokens that the engine may still emit, regardless of chunk limits.
-    pub(crate) fn may_emit(&self, limits: EngineLimits) -> u32 {
-        self.emit_left(limits).max(1)
+    pub(crate) fn may_emit(&self) -> u32 {
+        self.emit_left().max(1)
     }
 
     /// Records that the engine has begun, and how much of the text was in its cache.
@@ -37,12 +28,8 @@ impl ActiveRequest {
 
     /// The best draft at the end of the text, and the node that ends the output if it is accepted: a stop id, or the
     /// last token that the request has room for.
-    pub(crate) fn found(
-        &self,
-        params: &ProposeParams,
-        limits: EngineLimits,
-    ) -> Option<(Candidate, Option<u32>)> {
-        let room = self.may_emit(limits) - 1;
+    pub(crate) fn found(&self, params: &ProposeParams) -> Option<(Candidate, Option<u32>)> {
+        let room = self.may_emit() - 1;
         let candidate = self.suffix_draft(room, params)?;
         let stop_ids = &self.request.sampling.stop_token_ids;
         let stops = candidate
@@ -63,38 +50,31 @@ impl ActiveRequest {
         &mut self,
         tokens: Vec<TokenId>,
         logprobs: Option<Vec<TokenLogprob>>,
-        limits: EngineLimits,
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
-        let output = self.within_limits(tokens, logprobs, limits);
-        self.take(output, limits, now)
+        let output = self.within_limits(tokens, logprobs);
+        self.take(output, now)
     }
 
-    /// Takes a judged draft, whose walk emitted at least one token.
+    /// Takes a draft that the engine judged in a verify call, with its path through it, which emitted at least one
+    /// token.
     ///
     /// # Errors
     /// The engine broke its contract.
     pub(crate) fn absorb_judged(
         &mut self,
-        judged: JudgedDraft,
-        limits: EngineLimits,
+        (verified, walk): (Candidate, Walk),
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
-        let JudgedDraft { verified, walk } = judged;
-        let mut output = self.within_limits(walk.emitted, None, limits);
+        let mut output = self.within_limits(walk.emitted, None);
         output.accepted_nodes = walk.accepted;
         output.accepted_nodes.truncate(output.emitted.len());
-        self.offer = Some(Offer::of_candidate(verified));
-        self.take(output, limits, now)
+        self.step.offer = Some(Offer::of_candidate(verified));
+        self.take(output, now)
     }
 
-    fn take(
-        &mut self,
-        output: StepOutput,
-        limits: EngineLimits,
-        now: Instant,
-    ) -> Result<Absorbed, ApiError> {
-        let absorbed = self.absorb(output, true, 0, limits, now)?;
+    fn take(&mut self, output: StepOutput, now: Instant) -> Result<Absorbed, ApiError> {
+        let absorbed = self.absorb(output, 0, now)?;
         absorbed.ok_or_else(|| ApiError::internal("a step that sampled has no result"))
     }
 
@@ -103,20 +83,23 @@ impl ActiveRequest {
         &mut self,
         mut tokens: Vec<TokenId>,
         mut logprobs: Option<Vec<TokenLogprob>>,
-        limits: EngineLimits,
     ) -> StepOutput {
         let stop_ids = &self.request.sampling.stop_token_ids;
         let stop = tokens.iter().position(|token| stop_ids.contains(token));
-        let most = self.may_emit(limits) as usize;
+        let most = self.may_emit() as usize;
         let kept = stop.map_or(tokens.len(), |at| at + 1).min(most);
         tokens.truncate(kept);
         if let Some(logprobs) = &mut logprobs {
             logprobs.truncate(kept);
         }
-        self.sent_len = self.text.len() as u32;
-        self.max_emit = most as u32;
+        self.step = PendingStep {
+            samples: true,
+            sent_len: self.text.len() as u32,
+            max_emit: most as u32,
+            ..PendingStep::default()
+        };
         StepOutput {
-            text_len: self.sent_len + kept as u32,
+            text_len: self.step.sent_len + kept as u32,
             stopped: stop.is_some_and(|at| at < kept),
             emitted: tokens,
             accepted_nodes: Vec::new(),

@@ -33,21 +33,19 @@ impl Sources {
         group: Option<GroupMembership>,
         index: IndexConfig,
     ) -> Result<Self, ApiError> {
-        let mut own = Index::new(index.clone());
-        own.open(OWN, &[])
-            .and_then(|()| own.append(OWN, &request.tokens))
-            .map_err(ApiError::internal)?;
-        let predicted = match std::mem::take(&mut request.prediction) {
-            tokens if tokens.is_empty() => None,
-            tokens => {
-                // The end of the prompt stands before it, so that the first token is drafted as the others are.
-                let mut predicted = Index::new(index);
-                predicted
-                    .open(OWN, prompt_end(request))
-                    .and_then(|()| predicted.append(OWN, &tokens))
-                    .map_err(ApiError::internal)?;
-                Some(predicted)
-            }
+        let read = |left_context: &[u32], tokens: &[u32]| {
+            let mut read = Index::new(index.clone());
+            read.open(OWN, left_context)
+                .and_then(|()| read.append(OWN, tokens))
+                .map_err(ApiError::internal)?;
+            Ok(read)
+        };
+        let own = read(&[], &request.tokens)?;
+        let prediction = std::mem::take(&mut request.prediction);
+        let predicted = match prediction.is_empty() {
+            true => None,
+            // The end of the prompt stands before it, so that the first token is drafted as the others are.
+            false => Some(read(prompt_end(request), &prediction)?),
         };
         Ok(Sources {
             replica,

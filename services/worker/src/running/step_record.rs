@@ -1,8 +1,8 @@
 //! The result of a step for one request.
 
+use refrain_protocol::DocumentId;
 use refrain_protocol::chunk::{ChunkEnd, DraftScope, DraftSource, StepCounts, StepMessage};
 use refrain_protocol::document::FinishReason;
-use refrain_protocol::{DocumentId, TokenId};
 use refrain_speculation::router::Offer;
 
 /// The result of a step for one request.
@@ -17,7 +17,8 @@ pub(crate) struct Absorbed {
 
 /// The result of a step for the store, the metrics and the router.
 pub(crate) struct StepRecord {
-    pub(crate) tokens: Vec<TokenId>,
+    /// The message to the reader without log-probabilities.
+    pub(crate) step: StepMessage,
     /// Length of the output before these tokens.
     pub(super) prev_len: u32,
     /// How the output ended with these tokens, if it has.
@@ -30,15 +31,13 @@ pub(crate) struct StepRecord {
     pub(crate) head_drafted: bool,
     /// Accepted tokens that it drafted.
     pub(crate) head_accepted: u32,
-    /// The message to the reader without its tokens, which are in `tokens`.
-    pub(crate) step: StepMessage,
 }
 
 impl StepRecord {
     /// The counts of the step by the source of its drafts.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (DraftSource, DraftScope, StepCounts)> {
         let StepMessage { source, scope, .. } = self.step;
-        let counts = self.step.counts(self.tokens.len());
+        let counts = self.step.counts(self.step.tokens.len());
         counts.map(move |(of, counts)| {
             // Drafts of the engine come from no text, so they have no scope.
             let is_first = of == source;

@@ -1,7 +1,7 @@
 //! The worker for callers in this process: it checks chunks, admits them, and passes them to the driver.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -18,12 +18,12 @@ use refrain_suffix_index::IndexConfig;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::chunk::{Admission, Command, NewChunk};
-use crate::config::WorkerConfig;
-use crate::metrics::{RejectionLimit, WorkerMetrics};
+use crate::chunk::{ActiveChunk, Admission, Command};
+use crate::engine::WorkerEngine;
+use crate::metrics::RejectionLimit;
 use crate::routing::{DraftSettings, HeadReports};
 use crate::running::{ActiveRequest, Sources};
-use crate::worker_engine::WorkerEngine;
+use crate::shared::Shared;
 
 /// The worker for callers in this process. Cheap to clone.
 #[derive(Clone)]
@@ -40,13 +40,11 @@ pub(crate) struct WorkerParts {
     pub(crate) uploader: Uploader,
     pub(crate) auth: MeshAuth,
     pub(crate) drain: Drain,
-    pub(crate) metrics: WorkerMetrics,
     pub(crate) engine: WorkerEngine,
-    pub(crate) engine_ready: Arc<AtomicBool>,
     /// `None` where the engine generates by itself.
     pub(crate) draft_settings: Option<Arc<DraftSettings>>,
     pub(crate) reports: Arc<HeadReports>,
-    pub(crate) config: WorkerConfig,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl WorkerHandle {
@@ -57,7 +55,7 @@ impl WorkerHandle {
             Err("draining".into())
         } else if self.parts.commands.is_closed() {
             Err("the decode loop has stopped".into())
-        } else if !self.parts.engine_ready.load(Ordering::Relaxed) {
+        } else if !self.parts.shared.engine_ready.load(Ordering::Relaxed) {
             Err("the engine does not answer".into())
         } else {
             // A worker whose clock is off refuses the signatures of gateways.
@@ -85,7 +83,7 @@ impl WorkerHandle {
                 "must not exceed the number of tokens",
             ));
         }
-        if request.prediction.len() as u64 > u64::from(served.max_context) {
+        if request.prediction.len() as u64 > u64::from(served.limits.max_context) {
             return Err(ApiError::invalid(
                 "prediction",
                 "must not be longer than the model's context",
@@ -94,13 +92,13 @@ impl WorkerHandle {
         if request.max_new_tokens == 0 {
             return Err(ApiError::invalid("max_new_tokens", "must be at least 1"));
         }
-        if request.tokens.len() as u64 >= u64::from(served.max_context) {
+        if request.tokens.len() as u64 >= u64::from(served.limits.max_context) {
             return Err(ApiError::invalid(
                 "tokens",
                 format!(
                     "{} context tokens leave no room in the model's context of {}",
                     request.tokens.len(),
-                    served.max_context
+                    served.limits.max_context
                 ),
             )
             .with_code(code::CONTEXT_LENGTH_EXCEEDED));
@@ -108,9 +106,7 @@ impl WorkerHandle {
         match &self.parts.engine {
             // The engine checks the sampling parameters itself.
             WorkerEngine::Verifying(_) => Ok(()),
-            WorkerEngine::Streaming { engine, .. } => {
-                engine.capabilities().check(&request.sampling)
-            }
+            WorkerEngine::Streaming(engine) => engine.capabilities().check(&request.sampling),
         }
     }
 }
@@ -129,7 +125,7 @@ impl WorkerParts {
             replica.join_group(namespace, group, document)
         });
         let index = IndexConfig {
-            pattern_tokens_max: self.config.speculation.max_pattern_tokens,
+            pattern_tokens_max: self.shared.config.speculation.propose.max_pattern,
             ..IndexConfig::default()
         };
         Sources::new(request, drafts, group, index)
@@ -140,16 +136,17 @@ impl WorkerParts {
 impl Worker for WorkerHandle {
     async fn chunk(&self, mut request: ChunkRequest) -> Result<ChunkStream, ApiError> {
         let parts = &self.parts;
+        let (config, metrics) = (&parts.shared.config, &parts.shared.metrics);
         let time_left = request.budget.time_left_ms.map(Duration::from_millis);
         let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
         let namespace_id = parts.auth.verify(&request.namespace)?;
         self.check(&request)?;
         let drain = parts.drain.enter().ok_or_else(|| {
-            parts.metrics.reject(RejectionLimit::Draining);
+            metrics.reject(RejectionLimit::Draining);
             ApiError::new(ErrorKind::Unavailable, "this worker is draining")
                 .with_code(code::DRAINING)
         })?;
-        let slot_wait = Duration::from_millis(parts.config.slot_wait_ms);
+        let slot_wait = Duration::from_millis(config.slot_wait_ms);
         let permit = parts
             .admission
             .admit(
@@ -161,15 +158,15 @@ impl Worker for WorkerHandle {
             )
             .await
             .inspect_err(|error| {
-                parts.metrics.reject(match error.kind {
+                metrics.reject(match error.kind {
                     ErrorKind::Overloaded => RejectionLimit::RunningMax,
                     _ => RejectionLimit::Epoch,
                 });
             })?;
-        let (events, receiver) = mpsc::channel(parts.config.event_queue);
+        let (events, receiver) = mpsc::channel(config.event_queue);
         let span = tracing::info_span!(
             "chunk",
-            worker = parts.config.id,
+            worker = config.id,
             context_tokens = request.tokens.len(),
             speculation = ?request.speculation,
         );
@@ -178,28 +175,19 @@ impl Worker for WorkerHandle {
             Some(replica) => Some(parts.sources(replica, namespace_id, &mut request)?),
             None => None,
         };
-        let self_drafts = parts
-            .draft_settings
-            .as_ref()
-            .is_some_and(|settings| settings.self_drafts(request.speculation));
-        let start = NewChunk {
-            running: ActiveRequest::new(
-                request,
-                namespace_id,
-                sources,
-                clock::unix_ms(),
-                self_drafts,
-                Instant::now(),
-            )?,
-            events,
-            permit,
-            span,
-            deadline,
-            runtime: tokio::runtime::Handle::current(),
-        };
+        let running = ActiveRequest::new(
+            request,
+            namespace_id,
+            sources,
+            parts.engine.served().limits,
+            parts.draft_settings.as_deref(),
+            clock::unix_ms(),
+            Instant::now(),
+        )?;
+        let chunk = ActiveChunk::new(running, events, permit, span, deadline);
         parts
             .commands
-            .send(Command::Start(Box::new(start)))
+            .send(Command::Start(Box::new(chunk)))
             .await
             .map_err(|_| stopped())?;
         Ok(ReceiverStream::new(receiver).boxed())

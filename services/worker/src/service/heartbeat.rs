@@ -1,7 +1,6 @@
 //! Heartbeats to the scheduler.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::scheduling::Heartbeat;
@@ -10,8 +9,8 @@ use refrain_rpc::Scheduler;
 
 use super::handle::WorkerHandle;
 use crate::chunk::Command;
+use crate::engine::WorkerEngine;
 use crate::routing::fallback_worker;
-use crate::worker_engine::WorkerEngine;
 
 /// Pause after a failed heartbeat.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -29,12 +28,12 @@ pub(crate) struct Heartbeats {
     scheduler: Arc<dyn Scheduler>,
     incarnation: u64,
     /// Time of the engine's last confirmation.
-    confirmed: Mutex<Option<Instant>>,
+    confirmed: Option<Instant>,
     /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a
     /// second.
-    scheduler_fails: AtomicBool,
+    scheduler_fails: bool,
     /// The same of the last confirmation of the engine.
-    engine_fails: AtomicBool,
+    engine_fails: bool,
 }
 
 impl Heartbeats {
@@ -47,30 +46,31 @@ impl Heartbeats {
             worker,
             scheduler,
             incarnation,
-            confirmed: Mutex::default(),
-            scheduler_fails: AtomicBool::default(),
-            engine_fails: AtomicBool::default(),
+            confirmed: None,
+            scheduler_fails: false,
+            engine_fails: false,
         })
     }
 
     /// Sends a heartbeat. Returns the pause before the next one.
-    pub(crate) async fn send(&self) -> Duration {
-        let parts = &self.worker.parts;
+    pub(crate) async fn send(&mut self) -> Duration {
+        let parts = self.worker.parts.clone();
         if let Some(replica) = &parts.replica {
             replica.observe();
         }
         self.confirm_engine().await;
         let served = parts.engine.served();
+        let config = &parts.shared.config;
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
-            fallback: fallback_worker(&parts.config.speculation),
-            worker: WorkerId(parts.config.id.clone()),
+            fallback: fallback_worker(&config.speculation),
+            worker: WorkerId(config.id.clone()),
             incarnation: self.incarnation,
-            url: parts.config.advertise_url.clone(),
+            url: config.advertise_url.clone(),
             model: served.model.to_owned(),
             tokenizer: served.tokenizer.to_owned(),
-            max_context: served.max_context,
-            max_running: parts.config.running_max,
+            max_context: served.limits.max_context,
+            max_running: config.running_max,
             running: parts.admission.leases(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
             draining: self.worker.readiness().is_err(),
@@ -78,7 +78,7 @@ impl Heartbeats {
         let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
         match reply.unwrap_or_else(|_| Err(timeout_error("the scheduler"))) {
             Ok(reply) => {
-                if self.scheduler_fails.swap(false, Ordering::Relaxed) {
+                if std::mem::take(&mut self.scheduler_fails) {
                     tracing::info!("the scheduler takes heartbeats again");
                 }
                 parts.reports.set_fallback(reply.fallback);
@@ -91,7 +91,7 @@ impl Heartbeats {
             Err(error) => {
                 // Without a fresh report, no request is transferred to the other worker.
                 parts.reports.set_fallback(None);
-                if !self.scheduler_fails.swap(true, Ordering::Relaxed) {
+                if !std::mem::replace(&mut self.scheduler_fails, true) {
                     tracing::warn!(%error, "heartbeats fail; trying again");
                 }
                 RETRY_PAUSE
@@ -100,17 +100,15 @@ impl Heartbeats {
     }
 
     /// Asks the engine whether it is ready, unless it has just confirmed that, and reads its load.
-    async fn confirm_engine(&self) {
+    async fn confirm_engine(&mut self) {
         let parts = &self.worker.parts;
-        let last = *self.confirmed();
+        let last = self.confirmed;
         if last.is_some_and(|last| last.elapsed() < CONFIRMED_FOR) {
             return;
         }
         let confirmed = tokio::time::timeout(CALL_TIMEOUT, parts.engine.confirm()).await;
         let confirmed = confirmed.unwrap_or_else(|_| Err(timeout_error("the engine")));
-        let failed_before = self
-            .engine_fails
-            .swap(confirmed.is_err(), Ordering::Relaxed);
+        let failed_before = std::mem::replace(&mut self.engine_fails, confirmed.is_err());
         match &confirmed {
             Err(error) if !failed_before => {
                 tracing::warn!(%error, "engine not ready; trying again");
@@ -118,27 +116,19 @@ impl Heartbeats {
             Ok(()) if failed_before => tracing::info!("engine ready again"),
             _ => {}
         }
-        *self.confirmed() = confirmed.is_ok().then(Instant::now);
-        parts
-            .engine_ready
-            .store(confirmed.is_ok(), Ordering::Relaxed);
-        if let WorkerEngine::Streaming { engine, .. } = &parts.engine {
-            let counts = engine.take_introduction_counts();
-            parts.metrics.streaming.introduced(counts);
+        self.confirmed = confirmed.is_ok().then(Instant::now);
+        parts.shared.set_engine_ready(confirmed.is_ok());
+        if let WorkerEngine::Streaming(engine) = &parts.engine {
+            let metrics = &parts.shared.metrics;
+            metrics.introduced(engine.take_introduction_counts());
             if let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await {
-                parts.metrics.streaming.load(load);
+                metrics.engine_load(load);
             }
         }
     }
 
-    fn confirmed(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.confirmed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends heartbeats until aborted, the first one after `pause`.
-    pub(crate) async fn run(self, mut pause: Duration) {
+    pub(crate) async fn run(mut self, mut pause: Duration) {
         let drain = self.worker.parts.drain.clone();
         loop {
             tokio::select! {

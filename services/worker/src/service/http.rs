@@ -18,8 +18,7 @@ use refrain_service_kit::telemetry::Metrics;
 
 use super::handle::WorkerHandle;
 use super::keep_alive::KeepAlive;
-
-use crate::worker_engine::WorkerEngine;
+use crate::engine::WorkerEngine;
 
 /// Maximum number of connections: one per running chunk of many gateways, and some for metrics.
 const CONNECTIONS_MAX: usize = 4096;
@@ -75,7 +74,7 @@ async fn chunk(
 /// Serves the engine's own metrics, so that a scraper of this listener need not reach the engine.
 async fn engine_metrics(worker: Data<WorkerHandle>) -> HttpResult<HttpResponse> {
     let page = match &worker.parts.engine {
-        WorkerEngine::Streaming { engine, .. } => engine.metrics().await?,
+        WorkerEngine::Streaming(engine) => engine.metrics().await?,
         WorkerEngine::Verifying(_) => {
             let message = "this worker's engine is a service of the mesh; scrape its own /metrics";
             return Err(ApiError::new(ErrorKind::NotFound, message).into());

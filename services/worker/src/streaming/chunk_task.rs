@@ -23,22 +23,6 @@ use crate::metrics::ChunkOutcome;
 /// How long an ended chunk waits for the engine's last event, which frees the connection for the next call.
 const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The reason why a stream is not read any further.
-enum StreamEnd {
-    /// The chunk ends.
-    Chunk(ChunkEnding),
-    /// A draft is verified instead.
-    Verify(Box<VerifyCall>),
-}
-
-/// The next event for a chunk with a stream.
-enum NextEvent {
-    /// A piece of the stream, or its end.
-    Piece(Option<Result<Generated, ApiError>>),
-    Interrupt(ChunkEnding),
-    Timeout,
-}
-
 /// A chunk whose task runs. The task may be dropped at any time, together with the listener thread of its reader;
 /// then the chunk counts as cancelled.
 struct RunningTask {
@@ -50,10 +34,7 @@ struct RunningTask {
 impl Drop for RunningTask {
     fn drop(&mut self) {
         let running = &self.chunk.running;
-        let outcome = self.outcome.unwrap_or_else(|| {
-            self.sink.record_cancelled(running);
-            ChunkOutcome::Cancelled
-        });
+        let outcome = self.outcome.unwrap_or_else(|| self.sink.cancel(running));
         self.sink.count_chunk(running, outcome);
     }
 }
@@ -68,42 +49,39 @@ impl StreamContext {
         let mut interrupts = Interrupts::new(controls, &chunk.events);
         let mut task = RunningTask {
             chunk,
-            sink: self.sink.clone(),
+            sink: self.shared.sink.clone(),
             outcome: None,
         };
         let chunk = &mut task.chunk;
-        self.sink.adopt(&chunk.running);
+        self.shared.sink.adopt(&chunk.running);
         let ending = self.decode_chunk(chunk, &mut interrupts).await;
         task.outcome = Some(self.end_chunk(chunk, ending));
         drop(task);
-        interrupts.close(&self.sink);
+        interrupts.close(&self.shared.sink);
     }
 
     /// Tells the reader and the store how the chunk ended.
     fn end_chunk(&self, chunk: &mut ActiveChunk, ending: ChunkEnding) -> ChunkOutcome {
         match ending {
-            ChunkEnding::Ended(end) => self.sink.end(chunk, end),
-            ChunkEnding::Failed(error) => self.sink.fail(chunk, error),
-            ChunkEnding::Overdue(error) => self.sink.time_out(chunk, error),
-            ChunkEnding::ReaderLeft => {
-                self.sink.record_cancelled(&chunk.running);
-                ChunkOutcome::Cancelled
-            }
+            ChunkEnding::Ended(end) => self.shared.sink.end(chunk, end),
+            ChunkEnding::Failed(error) => self.shared.sink.fail(chunk, error),
+            ChunkEnding::Overdue(error) => self.shared.sink.time_out(chunk, error),
+            ChunkEnding::ReaderLeft => self.shared.sink.cancel(&chunk.running),
             ChunkEnding::ReaderStalled => {
-                self.sink.count_stalled_reader();
+                self.shared.sink.count_stalled_reader();
                 let end = chunk.running.end(ChunkEndReason::GaveWay);
-                self.sink.end(chunk, end)
+                self.shared.sink.end(chunk, end)
             }
-            ChunkEnding::Cut(cut, done) => {
-                let outcome = self.sink.cut(chunk, cut.output_len);
+            ChunkEnding::Controlled(ChunkControl::End(reason)) => {
+                let end = chunk.running.end(reason);
+                self.shared.sink.end(chunk, end)
+            }
+            ChunkEnding::Controlled(ChunkControl::Cut(cut, done)) => {
+                let outcome = self.shared.sink.cut(chunk, cut.output_len);
                 let _ = done.send(());
                 outcome
             }
-            ChunkEnding::TakenOver => {
-                let message = "a newer lease has taken this request over";
-                chunk.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
-                ChunkOutcome::TakenOver
-            }
+            ChunkEnding::Controlled(ChunkControl::TakenOver) => self.shared.sink.take_over(chunk),
         }
     }
 
@@ -113,41 +91,40 @@ impl StreamContext {
         chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
     ) -> ChunkEnding {
-        let mut drive = self.drive.as_ref().map(|(shared, verifier)| {
+        let mut drive = self.drive.as_ref().map(|shared| {
             let running = &chunk.running;
-            let drive = ChunkDrive::new(shared.clone(), running.namespace, &running.request);
-            (drive, &**verifier)
+            ChunkDrive::new(shared.clone(), running.namespace, &running.request)
         });
-        let first_token_ms_max = self.config.first_token_ms_max;
+        let first_token_ms_max = self.config().first_token_ms_max;
         let mut timeout = TokenTimeout::new(first_token_ms_max, chunk.deadline(), Instant::now());
         let ending = loop {
             let stream = match self.open(chunk, interrupts, &mut timeout).await {
                 Ok(stream) => stream,
                 Err(ending) => break ending,
             };
-            let chunk_drive = drive.as_mut().map(|(drive, _)| drive);
-            let end = self.read_stream(chunk, interrupts, stream, chunk_drive, &mut timeout);
-            let call = match end.await {
-                StreamEnd::Chunk(ending) => break ending,
-                StreamEnd::Verify(call) => call,
+            let read = self.read_stream(chunk, interrupts, stream, drive.as_mut(), &mut timeout);
+            let call = match read.await {
+                Ok(call) => call,
+                Err(ending) => break ending,
             };
-            if let Some((drive, verifier)) = &mut drive
-                && let Err(ending) = self
-                    .make_verify_calls(chunk, interrupts, drive, *verifier, call)
-                    .await
+            if let Some(drive) = &mut drive
+                && let Err(ending) = self.make_verify_calls(chunk, interrupts, drive, call).await
             {
                 break ending;
             }
             // The next stream waits in the engine's queue and reads its text like the first one.
             timeout.restart(first_token_ms_max, Instant::now());
         };
-        if let Some((drive, _)) = &mut drive {
+        if let Some(drive) = &mut drive {
             drive.end(Instant::now());
         }
         ending
     }
 
-    /// Relays a stream until the chunk ends, or until a verify call should be made instead.
+    /// Relays a stream until a verify call should be made instead.
+    ///
+    /// # Errors
+    /// The chunk ends.
     async fn read_stream(
         &self,
         chunk: &mut ActiveChunk,
@@ -155,7 +132,8 @@ impl StreamContext {
         mut stream: GeneratedStream,
         mut drive: Option<&mut ChunkDrive>,
         timeout: &mut TokenTimeout,
-    ) -> StreamEnd {
+    ) -> Result<Box<VerifyCall>, ChunkEnding> {
+        let failed = |error| self.engine_failed(error);
         if let Some(drive) = &mut drive {
             drive.stream_opened(timeout.has_output, Instant::now());
         }
@@ -163,35 +141,27 @@ impl StreamContext {
         // A piece that was read while looking for more of them.
         let mut peeked = None;
         loop {
-            let next = match peeked.take() {
-                Some(piece) => NextEvent::Piece(piece),
+            let piece = match peeked.take() {
+                Some(piece) => piece,
                 None => {
                     poll_fn(|context| {
                         if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
-                            return Poll::Ready(NextEvent::Piece(piece));
+                            return Poll::Ready(Ok(piece));
                         }
-                        if let Poll::Ready(ending) = interrupts.poll(context, &chunk.running) {
-                            return Poll::Ready(NextEvent::Interrupt(ending));
+                        if let Poll::Ready(ending) = interrupts.poll(context) {
+                            return Poll::Ready(Err(ending));
                         }
-                        timeout.poll_elapsed(context).map(|()| NextEvent::Timeout)
+                        let elapsed = timeout.due.poll_due(context);
+                        elapsed.map(|()| Err(self.timed_out(chunk, timeout)))
                     })
-                    .await
+                    .await?
                 }
             };
-            let piece = match next {
-                NextEvent::Piece(Some(Ok(piece))) => piece,
-                NextEvent::Piece(Some(Err(error))) => {
-                    return StreamEnd::Chunk(self.engine_failed(error));
-                }
-                NextEvent::Piece(None) => {
-                    let message = "the engine ended its response without an end event";
-                    let error = ApiError::new(ErrorKind::Upstream, message);
-                    return StreamEnd::Chunk(self.engine_failed(error));
-                }
-                NextEvent::Interrupt(ending) => return StreamEnd::Chunk(ending),
-                NextEvent::Timeout => return StreamEnd::Chunk(self.timed_out(chunk, timeout)),
-            };
-            match piece {
+            let piece = piece.unwrap_or_else(|| {
+                let message = "the engine ended its response without an end event";
+                Err(ApiError::new(ErrorKind::Upstream, message))
+            });
+            match piece.map_err(failed)? {
                 Generated::Begun { cached_tokens } => {
                     if !timeout.has_output {
                         chunk.running.begun(cached_tokens);
@@ -204,36 +174,26 @@ impl StreamContext {
                         self.engine_works();
                     }
                     self.count_step(&mut clock, now);
-                    let absorbed =
-                        chunk
-                            .running
-                            .absorb_generated(tokens, logprobs, self.limits(), now);
-                    let absorbed = match absorbed {
-                        Ok(absorbed) => absorbed,
-                        Err(error) => return StreamEnd::Chunk(self.engine_failed(error)),
-                    };
+                    let absorbed = chunk.running.absorb_generated(tokens, logprobs, now);
+                    let absorbed = absorbed.map_err(failed)?;
                     if let Some(drive) = &mut drive {
                         drive.stream_sent(&absorbed.message.tokens, now);
                     }
-                    match self.relay(chunk, interrupts, absorbed).await {
-                        Ok(None) => {}
-                        Ok(Some(end)) => {
-                            read_last_event(stream);
-                            return StreamEnd::Chunk(ChunkEnding::Ended(end));
-                        }
-                        Err(ending) => return StreamEnd::Chunk(ending),
+                    if let Some(end) = self.relay(chunk, interrupts, absorbed).await? {
+                        read_last_event(stream);
+                        return Err(ChunkEnding::Ended(end));
                     }
                     // The time that the reader took does not count as the engine's.
-                    timeout.restart(self.config.idle_ms_max, Instant::now());
+                    timeout.restart(self.config().idle_ms_max, Instant::now());
                     let Some(drive) = &mut drive else {
                         continue;
                     };
                     // Tokens that have arrived already are not given up.
                     peeked = stream.next().now_or_never();
                     if peeked.is_none()
-                        && let Some(call) = drive.next_call(&chunk.running, self.limits(), true)
+                        && let Some(call) = drive.next_call(&chunk.running, true)
                     {
-                        return StreamEnd::Verify(call);
+                        return Ok(call);
                     }
                     drive.waits_for_stream(Instant::now());
                 }
@@ -242,8 +202,7 @@ impl StreamContext {
                         drive.stream_ended();
                     }
                     read_last_event(stream);
-                    let ending = self.engine_ended(chunk, end, timeout.has_output);
-                    return StreamEnd::Chunk(ending);
+                    return Err(self.engine_ended(chunk, end, timeout.has_output));
                 }
             }
         }
@@ -257,9 +216,9 @@ impl StreamContext {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(gap) = gaps.record(&mut clock.last, now, batch) {
-            self.metrics.engine_step(gap.share_s, 0.0);
+            self.shared.metrics.engine_step(gap.share_s, 0.0);
             if let Some((batch, seconds)) = gap.median {
-                self.metrics.streaming.step(batch, seconds);
+                self.shared.metrics.streamed_step(batch, seconds);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Everything that the chunks of a streaming engine share.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,112 +10,88 @@ use refrain_service_kit::mesh::token_of;
 
 use super::ending::ChunkEnding;
 use super::step_gaps::StepGaps;
-use crate::chunk::{ActiveChunk, OutputSink};
+use crate::chunk::ActiveChunk;
 use crate::config::EngineConfig;
-use crate::drive::{DraftVerifier, SharedDrive};
+use crate::drive::SharedDrive;
 use crate::engine::{AttachedDocument, CircuitBreaker, GenerateRequest, StreamingEngine};
-use crate::metrics::{RejectionLimit, WorkerMetrics};
-use crate::running::{ActiveRequest, EngineLimits};
+use crate::metrics::RejectionLimit;
+use crate::shared::Shared;
 
 /// The error code of a call that the circuit breaker refused.
 const BREAKER_OPEN: &str = "engine_breaker_open";
 
 /// Everything that the chunks of a streaming engine share.
 pub(crate) struct StreamContext {
+    pub(super) shared: Arc<Shared>,
     pub(super) engine: Arc<dyn StreamingEngine>,
-    pub(super) sink: OutputSink,
-    pub(super) metrics: WorkerMetrics,
-    engine_ready: Arc<AtomicBool>,
     breaker: Mutex<CircuitBreaker>,
     pub(super) step_gaps: Mutex<StepGaps>,
     /// Number of streams that have sent a token.
     pub(super) active_streams: Arc<AtomicU32>,
     /// Drive mode, where the engine is driven.
-    pub(super) drive: Option<(SharedDrive, Arc<dyn DraftVerifier>)>,
-    pub(super) config: EngineConfig,
-    /// How long a reader may stall before its chunk ends.
-    pub(super) reader_stall_max: Duration,
+    pub(super) drive: Option<SharedDrive>,
 }
 
 impl StreamContext {
     pub(crate) fn new(
+        shared: Arc<Shared>,
         engine: Arc<dyn StreamingEngine>,
-        drive: Option<(SharedDrive, Arc<dyn DraftVerifier>)>,
-        sink: OutputSink,
-        metrics: WorkerMetrics,
-        engine_ready: Arc<AtomicBool>,
-        config: EngineConfig,
-        reader_stall_max: Duration,
+        drive: Option<SharedDrive>,
     ) -> Self {
+        let config = &shared.config.engine;
         let breaker = CircuitBreaker::new(
             config.breaker_failures_max,
             Duration::from_millis(config.breaker_open_ms),
         );
         StreamContext {
+            shared,
             engine,
-            sink,
-            metrics,
-            engine_ready,
             breaker: Mutex::new(breaker),
             step_gaps: Mutex::default(),
             active_streams: Arc::default(),
             drive,
-            config,
-            reader_stall_max,
         }
     }
 
-    /// The limits of the engine. It takes no drafts.
-    pub(super) fn limits(&self) -> EngineLimits {
-        EngineLimits {
-            max_context: self.engine.capabilities().max_context,
-            max_draft_tokens: 0,
-        }
+    /// The engine's section of the configuration.
+    pub(super) fn config(&self) -> &EngineConfig {
+        &self.shared.config.engine
     }
 
     /// The engine call that continues the chunk.
     pub(super) fn request(&self, chunk: &ActiveChunk) -> Result<GenerateRequest, ApiError> {
         let running = &chunk.running;
-        let left = running.may_emit(self.limits());
+        let request = &running.request;
+        let config = self.config();
+        let left = running.may_emit();
+        let attached = match config.attached {
+            true => Some(AttachedDocument {
+                token: token_of(&request.namespace).map_err(ApiError::internal)?,
+                issued_at_s: request.namespace.issued_at_s,
+                group: request.group.clone(),
+                document: running.document(),
+                epoch: request.epoch,
+            }),
+            false => None,
+        };
         Ok(GenerateRequest {
-            request: running.request.request,
+            request: request.request,
             call: refrain_service_kit::random::u64()?,
             namespace: running.namespace,
             tokens: running.text().to_vec(),
-            prompt_len: running.request.prompt_len,
-            tokens_max: running.request.chunk_tokens.unwrap_or(left).clamp(1, left),
-            sampling: running.request.sampling.clone(),
-            priority: self
-                .config
-                .pass_priority
-                .then_some(running.request.urgency.priority),
-            attached: self.attached_document(running)?,
+            prompt_len: request.prompt_len,
+            tokens_max: request.chunk_tokens.unwrap_or(left).clamp(1, left),
+            sampling: request.sampling.clone(),
+            priority: config.pass_priority.then_some(request.urgency.priority),
+            attached,
         })
-    }
-
-    /// The stored document of the output, for an engine with the Refrain plugin inside.
-    fn attached_document(
-        &self,
-        running: &ActiveRequest,
-    ) -> Result<Option<AttachedDocument>, ApiError> {
-        if !self.config.attached {
-            return Ok(None);
-        }
-        let request = &running.request;
-        Ok(Some(AttachedDocument {
-            token: token_of(&request.namespace).map_err(ApiError::internal)?,
-            issued_at_s: request.namespace.issued_at_s,
-            group: request.group.clone(),
-            document: running.document(),
-            epoch: request.epoch,
-        }))
     }
 
     /// Asks the circuit breaker to admit a call.
     pub(super) fn admit_call(&self) -> Result<(), ApiError> {
         let admitted = self.breaker().admit(Instant::now());
         admitted.map_err(|wait| {
-            self.metrics.reject(RejectionLimit::Breaker);
+            self.shared.metrics.reject(RejectionLimit::Breaker);
             ApiError::new(
                 ErrorKind::Unavailable,
                 "the engine keeps failing, so calls to it are paused",
@@ -127,7 +103,7 @@ impl StreamContext {
 
     /// Records that the engine works.
     pub(super) fn engine_works(&self) {
-        self.engine_ready.store(true, Ordering::Relaxed);
+        self.shared.set_engine_ready(true);
         self.breaker().succeeded();
     }
 
@@ -138,14 +114,14 @@ impl StreamContext {
             self.engine_works();
         } else if error.kind == ErrorKind::Overloaded {
             // A full engine works, and `open` has recorded that. Its state may have changed since, so this does not.
-            self.metrics.engine_failures.inc();
+            self.shared.metrics.families.engine_failures.inc();
             tracing::warn!("engine overloaded");
         } else if is_out_of_descriptors(&error) {
             // This process could not open a connection, so the engine has not failed.
-            self.metrics.reject(RejectionLimit::Descriptors);
+            self.shared.metrics.reject(RejectionLimit::Descriptors);
             tracing::debug!(detail = error.detail, "no socket for a call to the engine");
         } else if error.code.as_deref() != Some(BREAKER_OPEN) {
-            self.metrics.engine_failures.inc();
+            self.shared.metrics.families.engine_failures.inc();
             // The engine's message is not logged: it may repeat the request.
             tracing::warn!(kind = ?error.kind, code = error.code, detail = error.detail, "engine failed");
             if self.breaker().failed(Instant::now()) {

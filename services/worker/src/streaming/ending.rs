@@ -4,8 +4,6 @@ use refrain_protocol::ApiError;
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::running::ActiveRequest;
-
 /// The queue of events to a chunk's reader.
 pub(super) type Events = mpsc::Sender<Result<ChunkEvent, ApiError>>;
 
@@ -13,10 +11,8 @@ pub(super) type Events = mpsc::Sender<Result<ChunkEvent, ApiError>>;
 pub(super) enum ChunkControl {
     /// The reader needs no more of the output.
     Cut(ChunkCut, oneshot::Sender<()>),
-    /// The worker drains, and another worker continues the request.
-    Evacuate,
-    /// Another tenant waits for a slot.
-    GiveWay,
+    /// The request goes on under another lease: the worker drains, or another tenant waits for a slot.
+    End(ChunkEndReason),
     /// A newer lease of the same request is here.
     TakenOver,
 }
@@ -33,20 +29,6 @@ pub(super) enum ChunkEnding {
     ReaderLeft,
     /// The reader stalled for too long.
     ReaderStalled,
-    /// The reader needs no more of the output.
-    Cut(ChunkCut, oneshot::Sender<()>),
-    /// A newer lease of the same request is here.
-    TakenOver,
-}
-
-impl ChunkEnding {
-    /// The ending that a control message asks for.
-    pub(super) fn by_control(control: ChunkControl, running: &ActiveRequest) -> Self {
-        match control {
-            ChunkControl::Cut(cut, done) => ChunkEnding::Cut(cut, done),
-            ChunkControl::Evacuate => ChunkEnding::Ended(running.end(ChunkEndReason::Draining)),
-            ChunkControl::GiveWay => ChunkEnding::Ended(running.end(ChunkEndReason::GaveWay)),
-            ChunkControl::TakenOver => ChunkEnding::TakenOver,
-        }
-    }
+    /// A control message ended it.
+    Controlled(ChunkControl),
 }

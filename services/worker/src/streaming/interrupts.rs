@@ -8,7 +8,6 @@ use tokio::sync::mpsc;
 
 use super::ending::{ChunkControl, ChunkEnding, Events};
 use crate::chunk::OutputSink;
-use crate::running::ActiveRequest;
 
 /// Kept for as long as the chunk runs: creating its futures anew for each token would cost more than polling them.
 pub(super) struct Interrupts {
@@ -26,13 +25,9 @@ impl Interrupts {
     }
 
     /// Ready with the first interrupt, which ends the chunk in this way.
-    pub(super) fn poll(
-        &mut self,
-        context: &mut Context<'_>,
-        running: &ActiveRequest,
-    ) -> Poll<ChunkEnding> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ChunkEnding> {
         match self.controls.poll_recv(context) {
-            Poll::Ready(Some(control)) => Poll::Ready(ChunkEnding::by_control(control, running)),
+            Poll::Ready(Some(control)) => Poll::Ready(ChunkEnding::Controlled(control)),
             Poll::Ready(None) | Poll::Pending => self
                 .reader_left
                 .as_mut()
@@ -43,14 +38,13 @@ impl Interrupts {
 
     /// The ending by a control message that has arrived already. A chunk whose stream is always ready never waits, so
     /// it would not poll for interrupts.
-    pub(super) fn pending_control(&mut self, running: &ActiveRequest) -> Option<ChunkEnding> {
-        let control = self.controls.try_recv().ok()?;
-        Some(ChunkEnding::by_control(control, running))
+    pub(super) fn pending_control(&mut self) -> Option<ChunkEnding> {
+        self.controls.try_recv().ok().map(ChunkEnding::Controlled)
     }
 
     /// Waits for an interrupt.
-    pub(super) async fn wait(&mut self, running: &ActiveRequest) -> ChunkEnding {
-        poll_fn(|context| self.poll(context, running)).await
+    pub(super) async fn wait(&mut self) -> ChunkEnding {
+        poll_fn(|context| self.poll(context)).await
     }
 
     /// Handles the control messages that arrived while the chunk was ending: a cut is carried out after the end.

@@ -29,8 +29,8 @@ impl StreamContext {
     ) -> Result<GeneratedStream, ChunkEnding> {
         let opened = tokio::select! {
             biased;
-            ending = interrupts.wait(&chunk.running) => return Err(ending),
-            opened = timeout.bound(self.open_with_retries(chunk)) => opened,
+            ending = interrupts.wait() => return Err(ending),
+            opened = timeout.due.bound(self.open_with_retries(chunk)) => opened,
         };
         opened.unwrap_or_else(|| Err(self.timed_out(chunk, timeout)))
     }
@@ -49,7 +49,7 @@ impl StreamContext {
         let failed = |error| self.engine_failed(error);
         // With jitter, since the chunks of a failed engine fail together.
         let mut pauses = ExponentialBuilder::default()
-            .with_min_delay(Duration::from_millis(self.config.retry_backoff_ms))
+            .with_min_delay(Duration::from_millis(self.config().retry_backoff_ms))
             .with_max_delay(RETRY_PAUSE_MAX)
             .without_max_times()
             .with_jitter()
@@ -57,10 +57,10 @@ impl StreamContext {
         let mut attempts = 1;
         let has_output = !chunk.running.output().is_empty();
         let attempts_max = match has_output {
-            true => self.config.attempts_max,
+            true => self.config().attempts_max,
             false => {
                 let left = chunk.running.request.budget.attempts;
-                left.min(self.config.attempts_max)
+                left.min(self.config().attempts_max)
             }
         };
         self.admit_call().map_err(failed)?;
@@ -84,9 +84,10 @@ impl StreamContext {
                 return Err(failed(error));
             }
             attempts += 1;
-            self.metrics.engine_retries.inc();
+            self.shared.metrics.families.engine_retries.inc();
             if !has_output {
-                self.send(&chunk.events, ChunkEvent::Retry).await?;
+                let permit = self.reserve(&chunk.events).await?;
+                permit.send(Ok(ChunkEvent::Retry));
             }
             let pause = pauses.next().unwrap_or(RETRY_PAUSE_MAX);
             let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));

@@ -13,7 +13,7 @@ use crate::engine::GeneratedEnd;
 use crate::running::Absorbed;
 
 /// Room for one event in a reader's queue.
-type EventPermit<'a> = Permit<'a, Result<ChunkEvent, ApiError>>;
+pub(super) type EventPermit<'a> = Permit<'a, Result<ChunkEvent, ApiError>>;
 
 /// Maximum number of tokens that an engine generates and does not send: those of a character without its last byte.
 const UNSENT_TOKENS_MAX: u32 = 3;
@@ -36,12 +36,12 @@ impl StreamContext {
         } = absorbed;
         let running = &chunk.running;
         running.remember(running.piece_of(&record));
-        self.sink.record_step(running, record);
+        self.shared.sink.record_step(running, record);
         let event = ChunkEvent::Step(message);
         let permit = tokio::select! {
             biased;
             permit = self.reserve(&chunk.events) => permit,
-            ending = interrupts.wait(&chunk.running) => Err(ending),
+            ending = interrupts.wait() => Err(ending),
         };
         match permit {
             Ok(permit) => permit.send(Ok(event)),
@@ -52,27 +52,24 @@ impl StreamContext {
             }
         }
         if end.is_none()
-            && let Some(ending) = interrupts.pending_control(&chunk.running)
+            && let Some(ending) = interrupts.pending_control()
         {
             return Err(ending);
         }
         Ok(end)
     }
 
-    /// Sends an event once there is room for it.
-    pub(super) async fn send(&self, events: &Events, event: ChunkEvent) -> Result<(), ChunkEnding> {
-        self.reserve(events).await?.send(Ok(event));
-        Ok(())
-    }
-
     /// Waits for room for an event, up to the limit on stalled readers.
-    async fn reserve<'a>(&self, events: &'a Events) -> Result<EventPermit<'a>, ChunkEnding> {
+    pub(super) async fn reserve<'a>(
+        &self,
+        events: &'a Events,
+    ) -> Result<EventPermit<'a>, ChunkEnding> {
         match events.try_reserve() {
             Ok(permit) => return Ok(permit),
             Err(TrySendError::Closed(())) => return Err(ChunkEnding::ReaderLeft),
             Err(TrySendError::Full(())) => {}
         }
-        match tokio::time::timeout(self.reader_stall_max, events.reserve()).await {
+        match tokio::time::timeout(self.shared.reader_stall_max(), events.reserve()).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => Err(ChunkEnding::ReaderLeft),
             Err(_) => Err(ChunkEnding::ReaderStalled),
@@ -105,7 +102,7 @@ impl StreamContext {
             // The engine's own limit.
             GeneratedEnd::Length => ChunkEndReason::Length,
         };
-        self.sink.record_end(running, reason);
+        self.shared.sink.record_end(running, reason);
         ChunkEnding::Ended(running.end(reason))
     }
 }

@@ -1,6 +1,5 @@
 //! The timeout of an engine's next token.
 
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use refrain_protocol::error::code;
@@ -9,7 +8,7 @@ use refrain_service_kit::deadline::Deadline;
 
 /// The timeout of the next token, which every token restarts.
 pub(super) struct TokenTimeout {
-    due: Deadline,
+    pub(super) due: Deadline,
     /// The time when the request itself times out.
     request_deadline: Option<Instant>,
     /// The engine has sent a token of this chunk.
@@ -29,16 +28,6 @@ impl TokenTimeout {
     /// Restarts the timeout.
     pub(super) fn restart(&mut self, ms: u64, now: Instant) {
         self.due.set(due(ms, self.request_deadline, now));
-    }
-
-    /// Ready when the time is up.
-    pub(super) fn poll_elapsed(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.due.poll_due(context)
-    }
-
-    /// Runs `work` within the timeout; `None` if the time is up first.
-    pub(super) async fn bound<F: Future>(&mut self, work: F) -> Option<F::Output> {
-        self.due.bound(work).await
     }
 
     /// The error of an engine that sent no token in time.

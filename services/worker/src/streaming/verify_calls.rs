@@ -10,7 +10,8 @@ use super::ending::ChunkEnding;
 use super::interrupts::Interrupts;
 use super::timeout::due;
 use crate::chunk::ActiveChunk;
-use crate::drive::{ChunkDrive, DraftVerifier, VerifyCall, VerifyRequest};
+use crate::drive::{ChunkDrive, VerifyCall};
+use crate::engine::VerifyRequest;
 
 impl StreamContext {
     /// Makes a verify call, and further ones as long as they pay. The chunk has no stream afterwards.
@@ -19,7 +20,6 @@ impl StreamContext {
         chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
         drive: &mut ChunkDrive,
-        verifier: &dyn DraftVerifier,
         first: Box<VerifyCall>,
     ) -> Result<(), ChunkEnding> {
         let mut next = Some(first);
@@ -32,11 +32,11 @@ impl StreamContext {
                 method: call.method,
             };
             let began = Instant::now();
-            let due = due(self.config.call_ms_max, chunk.deadline(), began);
+            let due = due(self.config().call_ms_max, chunk.deadline(), began);
             let verdict = tokio::select! {
                 biased;
-                ending = interrupts.wait(&chunk.running) => return Err(ending),
-                verdict = tokio::time::timeout_at(due, verifier.verify(request)) => verdict,
+                ending = interrupts.wait() => return Err(ending),
+                verdict = tokio::time::timeout_at(due, self.engine.verify(request)) => verdict,
             };
             if verdict.is_err()
                 && let Some(error) = chunk.overdue(Instant::now())
@@ -56,14 +56,14 @@ impl StreamContext {
             }
             let now = Instant::now();
             if let Some(judged) = drive.call_ended(call, verdict.as_ref().ok(), now - began) {
-                let absorbed = chunk.running.absorb_judged(judged, self.limits(), now);
+                let absorbed = chunk.running.absorb_judged(judged, now);
                 let absorbed = absorbed.map_err(|error| self.engine_failed(error))?;
                 drive.call_emitted(&absorbed.message.tokens);
                 if let Some(end) = self.relay(chunk, interrupts, absorbed).await? {
                     return Err(ChunkEnding::Ended(end));
                 }
             }
-            next = drive.next_call(&chunk.running, self.limits(), false);
+            next = drive.next_call(&chunk.running, false);
         }
         Ok(())
     }

@@ -7,8 +7,9 @@ use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
 use refrain_worker::{
-    DraftVerifier, DriveMode, EngineConfig, EngineKind, ExpectedModel, GenerateRequest, Generated,
-    GeneratedEnd, StreamingEngine, VerifyMethod, VerifyRequest, WorkerEngine, connect_third_party,
+    DriveMode, EngineConfig, EngineKind, ExpectedModel, GenerateRequest, Generated, GeneratedEnd,
+    StreamingEngine, VerifyAbilities, VerifyMethod, VerifyRequest, WorkerEngine,
+    connect_third_party,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -83,31 +84,21 @@ impl Canned {
         &self,
         kind: EngineKind,
     ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
-        match self.connect_as(kind, DriveMode::Off).await? {
-            WorkerEngine::Streaming {
-                engine,
-                verifier: None,
-            } => Ok(engine),
-            _ => panic!("an engine that is not driven"),
-        }
+        let engine = self.connect_as(kind, DriveMode::Off).await?;
+        assert_eq!(engine.verify_abilities(), VerifyAbilities::default());
+        Ok(engine)
     }
 
-    /// The engine as a judge of drafts, if it is one.
-    async fn connect_driven(
-        &self,
-        kind: EngineKind,
-    ) -> Result<Option<Arc<dyn DraftVerifier>>, ApiError> {
-        match self.connect_as(kind, DriveMode::Auto).await? {
-            WorkerEngine::Streaming { verifier, .. } => Ok(verifier),
-            WorkerEngine::Verifying(_) => panic!("a streaming engine"),
-        }
+    /// The engine as a judge of drafts.
+    async fn connect_driven(&self, kind: EngineKind) -> Result<Arc<dyn StreamingEngine>, ApiError> {
+        self.connect_as(kind, DriveMode::Auto).await
     }
 
     async fn connect_as(
         &self,
         kind: EngineKind,
         drive: DriveMode,
-    ) -> Result<WorkerEngine, ApiError> {
+    ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
         let config = EngineConfig {
             kind,
             drive,
@@ -121,7 +112,10 @@ impl Canned {
             tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
             max_context: Some(512),
         };
-        connect_third_party(&config, &self.url, expected).await
+        match connect_third_party(&config, &self.url, expected).await? {
+            WorkerEngine::Streaming(engine) => Ok(engine),
+            WorkerEngine::Verifying(_) => panic!("a streaming engine"),
+        }
     }
 }
 
@@ -492,11 +486,9 @@ async fn abilities_are_probed_by_verify_calls() {
     ];
     for (at, (scores, drawn, chain, fan_out)) in cases.into_iter().enumerate() {
         let server = vllm(&[(generate, scores), (completions, drawn)]).await;
-        let verifier = server.connect_driven(EngineKind::Vllm).await.unwrap();
-        let abilities = verifier.map(|verifier| verifier.abilities());
-        let found = abilities.map(|abilities| (abilities.chain, abilities.fan_out));
-        let expected = Some((chain, fan_out)).filter(|_| chain || fan_out);
-        assert_eq!(found, expected, "case {at}");
+        let engine = server.connect_driven(EngineKind::Vllm).await.unwrap();
+        let expected = VerifyAbilities { chain, fan_out };
+        assert_eq!(engine.verify_abilities(), expected, "case {at}");
         // An engine that is not driven receives no verify calls.
         let asked = server.received(generate).len() + server.received(completions).len();
         server.connect(EngineKind::Vllm).await.unwrap();
@@ -516,7 +508,6 @@ async fn dropping_a_verify_call_closes_its_connection() {
     let server = Canned::start(&llama()).await;
     server.set("/completion", json(list));
     let engine = server.connect_driven(EngineKind::LlamaCpp).await.unwrap();
-    let engine = engine.expect("it judges drafts");
     let draft = || VerifyRequest {
         text: request(),
         draft: Draft {

@@ -11,9 +11,9 @@ use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
-    DraftVerdict, DraftVerifier, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
-    StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
-    VerifyRequest, WorkerConfig, WorkerEngine,
+    DraftVerdict, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
+    StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod, VerifyRequest, WorkerConfig,
+    WorkerEngine,
 };
 
 use crate::bench::*;
@@ -181,22 +181,7 @@ impl StreamingEngine for FakeStream {
         Ok(stream.boxed())
     }
 
-    async fn load(&self) -> Result<StreamingLoad, ApiError> {
-        Ok(StreamingLoad {
-            running: Some(self.at_work.load(Ordering::SeqCst) as f64),
-            waiting: Some(1.0),
-            kv_usage: Some(0.25),
-        })
-    }
-
-    async fn metrics(&self) -> Result<String, ApiError> {
-        Ok("fake:requests 3\n".to_owned())
-    }
-}
-
-#[async_trait]
-impl DraftVerifier for FakeStream {
-    fn abilities(&self) -> VerifyAbilities {
+    fn verify_abilities(&self) -> VerifyAbilities {
         self.abilities
     }
 
@@ -238,6 +223,18 @@ impl DraftVerifier for FakeStream {
         }
         Ok(DraftVerdict { next_tokens: drawn })
     }
+
+    async fn load(&self) -> Result<StreamingLoad, ApiError> {
+        Ok(StreamingLoad {
+            running: Some(self.at_work.load(Ordering::SeqCst) as f64),
+            waiting: Some(1.0),
+            kv_usage: Some(0.25),
+        })
+    }
+
+    async fn metrics(&self) -> Result<String, ApiError> {
+        Ok("fake:requests 3\n".to_owned())
+    }
 }
 
 /// A worker in front of the engine.
@@ -246,14 +243,7 @@ pub(crate) async fn listening(
     change: impl FnOnce(&mut WorkerConfig),
 ) -> (Arc<FakeStream>, Bench<FakeStream>) {
     let engine = Arc::new(engine);
-    let verifier = match engine.abilities.any() {
-        true => Some(engine.clone() as Arc<dyn DraftVerifier>),
-        false => None,
-    };
-    let joined = WorkerEngine::Streaming {
-        engine: engine.clone(),
-        verifier,
-    };
+    let joined = WorkerEngine::Streaming(engine.clone());
     (engine.clone(), bench_with(engine, joined, change).await)
 }
 

@@ -9,7 +9,7 @@ use refrain_worker::{FallbackChoice, RouterChoice, ScoreThreshold, SpeculationCo
 use crate::bench::*;
 use crate::fakes::{FakeEngine, Target};
 
-/// Thinks of what is never said.
+/// Thinks of tokens that the target never emits.
 fn wrong(_: &[TokenId]) -> TokenId {
     999
 }
@@ -43,9 +43,13 @@ async fn modes(engine: FakeEngine, change: fn(&mut SpeculationConfig)) -> ([bool
     for (served, mode) in served.iter_mut().zip(MODES) {
         let mut request = chunk(&bench, &[1, 2, 3], 20);
         request.speculation = mode;
-        let said = run(&bench, request).await;
-        assert_eq!(said.tokens, plainly(erratic, &[1, 2, 3], 20), "{mode:?}");
-        *served = said.sources.contains(&DraftSource::Eagle3);
+        let received = run(&bench, request).await;
+        assert_eq!(
+            received.tokens,
+            plainly(erratic, &[1, 2, 3], 20),
+            "{mode:?}"
+        );
+        *served = received.sources.contains(&DraftSource::Eagle3);
     }
     let opened = bench.engine.opened.lock().unwrap().clone();
     (opened.try_into().unwrap(), served)
@@ -83,10 +87,10 @@ async fn a_draft_model_goes_by_its_own_name() {
     ] {
         let mut request = chunk(&bench, &[1, 2, 3], 60);
         request.speculation = mode;
-        let said = run(&bench, request).await;
-        assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
-        assert_eq!(said.sources.contains(&DraftSource::DraftModel), served);
-        assert!(!said.sources.contains(&DraftSource::Eagle3));
+        let received = run(&bench, request).await;
+        assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 60));
+        assert_eq!(received.sources.contains(&DraftSource::DraftModel), served);
+        assert!(!received.sources.contains(&DraftSource::Eagle3));
     }
     assert!(bench.decisions("draft_model", "asked") > 0.0);
     assert!(bench.decisions("plain", "no_fallback") > 0.0);
@@ -121,9 +125,9 @@ async fn the_head_changes_the_number_of_steps_and_nothing_else() {
                 let bench = &bench;
                 async move { (prompt, run_when_free(bench, request).await) }
             });
-        for (prompt, said) in futures_util::future::join_all(runs).await {
-            assert_eq!(said.error, None);
-            assert_eq!(said.tokens, plainly(target, prompt, 100));
+        for (prompt, received) in futures_util::future::join_all(runs).await {
+            assert_eq!(received.error, None);
+            assert_eq!(received.tokens, plainly(target, prompt, 100));
         }
         assert!(bench.decisions("eagle3", "asked") > 0.0);
     }
@@ -141,10 +145,14 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
     })
     .await;
     assert_eq!(bench.figure(IN_USE), 0.0);
-    let said = run(&bench, chunk(&bench, &[1, 2, 3], 800)).await;
-    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 800));
+    let received = run(&bench, chunk(&bench, &[1, 2, 3], 800)).await;
+    assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 800));
     // 64 plain steps, then five tokens a step, but for pauses.
-    assert!(said.steps < 64 + 800 / 5 + 40, "{} steps", said.steps);
+    assert!(
+        received.steps < 64 + 800 / 5 + 40,
+        "{} steps",
+        received.steps
+    );
     assert_eq!(bench.figure(IN_USE), 1.0);
     let gain = bench.figure(GAIN);
     assert!((gain - 5.0 / 1.5).abs() < 0.2, "{gain}");
@@ -157,7 +165,7 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
     assert!(bench.decisions("plain", "not_paying") >= 60.0);
     assert!(bench.decisions("eagle3", "probe") >= 8.0);
     assert!(bench.decisions("eagle3", "no_match") > 100.0);
-    let steps = said
+    let steps = received
         .sources
         .iter()
         .filter(|source| **source == DraftSource::Eagle3);
@@ -188,9 +196,9 @@ async fn a_head_that_loses_is_tried_and_left() {
         config.speculation.router = RouterChoice::Score;
     })
     .await;
-    let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
-    assert_eq!(said.steps, 900);
-    let tried = said
+    let received = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+    assert_eq!(received.steps, 900);
+    let tried = received
         .sources
         .iter()
         .filter(|source| **source == DraftSource::Eagle3);
@@ -223,8 +231,8 @@ async fn a_head_that_stops_paying_goes_out_of_use() {
         config.speculation.gain_min = 0.0;
     })
     .await;
-    let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
-    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 900));
+    let received = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+    assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 900));
     assert!(
         bench.decisions("eagle3", "no_match") > 50.0,
         "it was in use"
@@ -234,7 +242,7 @@ async fn a_head_that_stops_paying_goes_out_of_use() {
         "it was compared again"
     );
     assert_eq!(bench.figure(IN_USE), 0.0);
-    assert_eq!(said.sources.last(), Some(&DraftSource::None));
+    assert_eq!(received.sources.last(), Some(&DraftSource::None));
     eventually("heartbeats no longer tell of a gain", || {
         let last = bench.scheduler.last.lock().unwrap();
         let report = last.as_ref().and_then(|heartbeat| heartbeat.eagle3);
@@ -245,14 +253,14 @@ async fn a_head_that_stops_paying_goes_out_of_use() {
 
 #[tokio::test]
 async fn a_head_in_use_yields_to_better_suffix_drafts() {
-    // The head brings two tokens a step, and text that was said before up to seventeen.
+    // The head brings two tokens a step, and text that was emitted before up to seventeen.
     let engine = FakeEngine::new(counting).with_head(counting, 0.0);
     let bench = bench(engine, |config| {
         config.speculation.router = RouterChoice::Score;
         config.speculation.gain_min = 0.0;
         config.speculation.eagle3.depth = 1;
         // Only a long match may draft more than that.
-        config.speculation.alpha = 0.25;
+        config.speculation.propose.alpha = 0.25;
     })
     .await;
     let first = run(&bench, chunk(&bench, &[1, 2, 3], 400)).await;
@@ -275,8 +283,8 @@ async fn a_session_that_is_opened_again_keeps_its_head() {
     bench.engine.amnesia.store(2, Ordering::Relaxed);
     let mut request = chunk(&bench, &[1, 2, 3], 60);
     request.speculation = Speculation::Eagle3;
-    let said = run(&bench, request).await;
-    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
+    let received = run(&bench, request).await;
+    assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 60));
     let opened = bench.engine.opened.lock().unwrap().clone();
     assert!(opened.len() >= 2, "{opened:?}");
     assert!(opened.iter().all(|self_drafts| *self_drafts));
@@ -287,7 +295,7 @@ const GAIN: &str = "refrain_self_draft_gain_ratio{batch=\"1\",model=\"fake\",sou
 
 #[tokio::test]
 async fn a_head_that_pays_does_not_make_suffix_drafts_look_bad() {
-    // Nothing is said twice at first, so the head serves; then all of it is said again.
+    // Nothing is emitted twice at first, so the head serves; then all of it is emitted again.
     let mut engine = FakeEngine::new(counting).with_head(counting, 0.0005);
     engine.verify_s = 0.000_01;
     let bench = bench(engine, |config| {

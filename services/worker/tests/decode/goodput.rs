@@ -1,4 +1,4 @@
-//! The goodput router over a scripted engine, whose steps take what they are said to take: what is drafted, and what
+//! The goodput router over a scripted engine, whose steps take the planned time: what is drafted, and what
 //! all of it takes.
 
 use std::sync::atomic::Ordering;
@@ -42,8 +42,8 @@ async fn serve(
         let bench = &bench;
         async move { (prompt, run(bench, chunk(bench, prompt, 1500)).await) }
     });
-    for (prompt, said) in futures_util::future::join_all(runs).await {
-        assert_eq!(said.tokens, plainly(target, prompt, 1500));
+    for (prompt, received) in futures_util::future::join_all(runs).await {
+        assert_eq!(received.tokens, plainly(target, prompt, 1500));
     }
     let sum = |name: &str| -> f64 {
         ["request", "group", "tenant"]
@@ -84,8 +84,8 @@ async fn where_tokens_are_dear_hardly_any_is_drafted() {
     // A request that asks for drafts gets them all the same.
     let mut asked = chunk(&bench, &[1, 2, 3], 50);
     asked.speculation = Speculation::Suffix;
-    let said = run(&bench, asked).await;
-    assert!(said.sources.contains(&DraftSource::Suffix));
+    let received = run(&bench, asked).await;
+    assert!(received.sources.contains(&DraftSource::Suffix));
 }
 
 #[tokio::test]
@@ -129,8 +129,8 @@ async fn above_a_size_of_batch_nothing_is_drafted_and_all_of_it_is_remembered() 
     let small_batches_only = |config: &mut SpeculationConfig| config.off_above_batch = 1;
     let (_, _, _, bench) = serve(repetitive, 0.0, 4, small_batches_only).await;
     assert!(bench.decisions("plain", "large_batch") > 100.0);
-    let said = run(&bench, chunk(&bench, &[0, 1, 2], 400)).await;
-    assert!(said.steps < 200, "{} steps", said.steps);
+    let received = run(&bench, chunk(&bench, &[0, 1, 2], 400)).await;
+    assert!(received.steps < 200, "{} steps", received.steps);
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn a_head_that_disappointed_is_tried_again_and_less_and_less_often() {
 
 #[tokio::test]
 async fn a_head_in_use_shares_the_budget_with_suffix_drafts() {
-    // The head always knows, at a third of a step per draft; what was said before comes for nothing.
+    // The head always knows, at a third of a step per draft; earlier outputs come for nothing.
     let mut engine = FakeEngine::new(counting).with_head(counting, 0.000_3);
     engine.verify_s = 0.000_01;
     let bench = bench(engine, |config| {
@@ -224,9 +224,9 @@ async fn where_either_draft_is_often_wrong_both_are_verified_as_one_tree() {
         .await;
         let mut steps = 0;
         for first in 2..14 {
-            let said = run(&bench, chunk(&bench, &[first, 1, 2], 390)).await;
-            assert_eq!(said.tokens, plainly(forking, &[first, 1, 2], 390));
-            steps += if first < 8 { 0 } else { said.steps };
+            let received = run(&bench, chunk(&bench, &[first, 1, 2], 390)).await;
+            assert_eq!(received.tokens, plainly(forking, &[first, 1, 2], 390));
+            steps += if first < 8 { 0 } else { received.steps };
         }
         (bench, steps)
     };
@@ -270,8 +270,8 @@ async fn the_engine_is_measured_before_the_first_request_and_left_as_it_was() {
     // They are nobody's steps.
     let shown = "refrain_engine_step_seconds_total{model=\"fake\"}";
     assert_eq!(bench.figure(shown), 0.0);
-    let said = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
-    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
+    let received = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
+    assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 60));
 }
 
 #[tokio::test]
@@ -279,8 +279,8 @@ async fn an_engine_that_fails_its_measurement_is_measured_by_requests() {
     let engine = FakeEngine::new(counting);
     engine.failures.store(1, Ordering::Relaxed);
     let bench = bench(engine, |config| config.profile_ms_max = 60_000).await;
-    let said = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
-    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
+    let received = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
+    assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 60));
 }
 
 #[tokio::test]

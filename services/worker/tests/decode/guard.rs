@@ -24,15 +24,15 @@ async fn drafts_that_cost_more_than_they_bring_are_held_back() {
         config.speculation.router = RouterChoice::Score;
     })
     .await;
-    let said = run(&bench, chunk(&bench, &[1, 2, 3], 1500)).await;
-    assert_eq!(said.tokens, plainly(misleading, &[1, 2, 3], 1500));
+    let received = run(&bench, chunk(&bench, &[1, 2, 3], 1500)).await;
+    assert_eq!(received.tokens, plainly(misleading, &[1, 2, 3], 1500));
     assert_eq!(bench.figure(IN_USE), 0.0);
     assert!(bench.decisions("plain", "suffix_not_paying") > 100.0);
     // A request that asks for drafts gets them all the same.
     let mut asked = chunk(&bench, &[1, 2, 3], 50);
     asked.speculation = Speculation::Suffix;
-    let said = run(&bench, asked).await;
-    assert!(said.sources.contains(&DraftSource::Suffix));
+    let received = run(&bench, asked).await;
+    assert!(received.sources.contains(&DraftSource::Suffix));
 }
 
 #[tokio::test]
@@ -47,8 +47,8 @@ async fn drafts_that_pay_stay_but_for_a_look_at_what_goes_without() {
     run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
     let before = bench.decisions("plain", "suffix_not_paying");
     for _ in 0..10 {
-        let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
-        assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 900));
+        let received = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+        assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 900));
     }
     assert_eq!(bench.figure(IN_USE), 1.0);
     let held_back = bench.decisions("plain", "suffix_not_paying") - before;

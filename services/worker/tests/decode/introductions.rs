@@ -13,7 +13,7 @@ use crate::bench::eventually;
 use crate::external::{Canned, Response, events, json, request, vllm};
 
 const COMPLETIONS: &str = "/v1/completions";
-const SAID: &str = "data: {\"choices\":[{\"index\":0,\"token_ids\":[9],\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+const ONE_TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"token_ids\":[9],\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
 /// Requests of these namespaces, with these tokens.
 async fn ask(engine: &dyn StreamingEngine, namespaces: &[(u128, &str)]) {
@@ -53,7 +53,7 @@ async fn introduced(server: &Canned, before: usize, due: usize) -> Vec<serde_jso
 
 #[tokio::test]
 async fn recent_namespaces_are_introduced_to_an_engine_that_is_back() {
-    let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
+    let server = vllm(&[(COMPLETIONS, events(ONE_TOKEN, false))]).await;
     let engine = server.connect(EngineKind::Vllm).await.unwrap();
     ask(&*engine, &[(1, "old"), (2, "other"), (1, "new")]).await;
     // The engine was never away, so no namespace is introduced.
@@ -84,7 +84,7 @@ async fn recent_namespaces_are_introduced_to_an_engine_that_is_back() {
 
 #[tokio::test]
 async fn an_engine_that_answers_no_call_is_away() {
-    let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
+    let server = vllm(&[(COMPLETIONS, events(ONE_TOKEN, false))]).await;
     let engine = server.connect(EngineKind::Vllm).await.unwrap();
     ask(&*engine, &[(1, "one")]).await;
     server.set(
@@ -103,7 +103,7 @@ async fn an_engine_that_answers_no_call_is_away() {
 
 #[tokio::test]
 async fn refused_introductions_are_repeated() {
-    let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
+    let server = vllm(&[(COMPLETIONS, events(ONE_TOKEN, false))]).await;
     let engine = server.connect(EngineKind::Vllm).await.unwrap();
     ask(&*engine, &[(1, "one")]).await;
     let away = Response(503, "application/json", "{}".into(), false);
@@ -120,7 +120,7 @@ async fn refused_introductions_are_repeated() {
             }
     })
     .await;
-    server.set(COMPLETIONS, events(SAID, false));
+    server.set(COMPLETIONS, events(ONE_TOKEN, false));
     engine.confirm().await.unwrap();
     eventually("the introductions arrive", || {
         engine.take_introduction_counts().succeeded == 1

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::Speculation;
+use refrain_speculation::draft::Expansion;
 
 use crate::bench::*;
 use crate::fakes::{FakeEngine, FakeStore};
@@ -24,9 +25,9 @@ async fn worker(store: Arc<FakeStore>, interval_ms: u64) -> Bench {
         config.speculation.gain_min = 0.0;
         // Short chains are verified to the end. In a large tree the part that is left out is learnt to be worthless
         // at once.
-        config.speculation.tree = false;
+        config.speculation.propose.expansion = Expansion::Linear;
         config.speculation.max_spec_tokens = 16;
-        config.speculation.min_token_prob = 0.45;
+        config.speculation.propose.min_token_prob = 0.45;
         config.speculation.statistics_interval_ms = interval_ms;
     })
     .await

@@ -11,10 +11,11 @@ use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Decoder, end_of, error_event};
+use super::{Decoder, end_of, error_event, pass_on};
 use crate::engine::client::{parse, unexpected_response};
-use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
+use crate::engine::generate::{GenerateRequest, Generated};
 use crate::engine::streaming::LOGPROB_MIN;
+use crate::engine::verify::{DraftVerdict, SingleToken, VerifyRequest};
 
 /// The mesh has no penalties, so every request turns the engine's defaults off.
 pub(super) const NO_PENALTIES: [(&str, f32); 3] = [
@@ -42,7 +43,7 @@ pub(super) fn common_body(model: &str, request: &GenerateRequest) -> Map<String,
 ///
 /// Neutral values are sent too: vLLM takes absent fields from the model's `generation_config.json`, and would then
 /// sample from another distribution than requested.
-pub(crate) fn extended_body(model: &str, request: &GenerateRequest) -> Map<String, Value> {
+pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<String, Value> {
     let sampling = &request.sampling;
     let mut body = common_body(model, request);
     let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
@@ -60,6 +61,36 @@ pub(crate) fn extended_body(model: &str, request: &GenerateRequest) -> Map<Strin
     body
 }
 
+/// The body of a fan-out: the fields of [`extended_body`], with several prompts.
+pub(super) fn fan_out_body(model: &str, request: &VerifyRequest) -> Map<String, Value> {
+    let mut body = extended_body(model, &request.text);
+    body.remove("stream_options");
+    // One seed for all prompts would draw the same noise at each node.
+    body.remove("seed");
+    let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
+    set("stream", json!(false));
+    set("max_tokens", json!(1));
+    set("prompt", json!(request.prompts()));
+    body
+}
+
+/// Reads the response to a fan-out.
+pub(super) fn fan_out_verdict(
+    request: &VerifyRequest,
+    response: &[u8],
+) -> Result<DraftVerdict, ApiError> {
+    let choices = CompletionEvent::parse(response)?.choices()?;
+    let responses = choices.into_iter().map(|choice| {
+        let token = choice.token_ids.as_deref().and_then(<[_]>::first).copied();
+        let response = SingleToken {
+            token: token.or(choice.stop_id()),
+            is_end: choice.finish_reason.as_deref() == Some("stop"),
+        };
+        (choice.index, response)
+    });
+    DraftVerdict::from_fan_out(request, responses)
+}
+
 /// The biases, keyed by token id as text.
 pub(super) fn logit_bias(sampling: &Sampling) -> Value {
     sampling
@@ -72,7 +103,7 @@ pub(super) fn logit_bias(sampling: &Sampling) -> Value {
 
 /// An event of the stream, or a whole response.
 #[derive(Debug, Deserialize)]
-pub(crate) struct CompletionEvent<'a> {
+pub(super) struct CompletionEvent<'a> {
     #[serde(borrow)]
     choices: Option<Vec<CompletionChoice<'a>>>,
     /// Replaces all other fields.
@@ -83,17 +114,17 @@ pub(crate) struct CompletionEvent<'a> {
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct CompletionChoice<'a> {
+pub(super) struct CompletionChoice<'a> {
     #[serde(default)]
-    pub(crate) index: usize,
+    index: usize,
     #[serde(borrow, default)]
     pub(super) text: Cow<'a, str>,
     #[serde(default)]
-    pub(crate) token_ids: Option<Vec<TokenId>>,
+    token_ids: Option<Vec<TokenId>>,
     #[serde(default)]
     logprobs: Option<Logprobs>,
     #[serde(borrow, default)]
-    pub(crate) finish_reason: Option<Cow<'a, str>>,
+    pub(super) finish_reason: Option<Cow<'a, str>>,
     /// The stop id or stop string that ended the output, or null.
     #[serde(default)]
     stop_reason: Value,
@@ -108,7 +139,7 @@ struct Logprobs {
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Usage {
+pub(super) struct Usage {
     #[serde(default)]
     prompt_tokens_details: Option<UsageDetails>,
 }
@@ -121,14 +152,14 @@ struct UsageDetails {
 
 impl Usage {
     /// Tokens of the prompt that were found in the cache, if the engine reports them.
-    pub(crate) fn cached_tokens(&self) -> Option<u32> {
+    pub(super) fn cached_tokens(&self) -> Option<u32> {
         self.prompt_tokens_details.as_ref()?.cached_tokens
     }
 }
 
 impl CompletionChoice<'_> {
     /// The stop id that ended the output. Some engines omit it from the token ids, and name it here.
-    pub(crate) fn stop_id(&self) -> Option<TokenId> {
+    fn stop_id(&self) -> Option<TokenId> {
         TokenId::try_from(self.stop_reason.as_u64()?).ok()
     }
 }
@@ -138,7 +169,7 @@ impl<'a> CompletionEvent<'a> {
     ///
     /// # Errors
     /// The event has another shape, or it is an error of the engine.
-    pub(crate) fn parse(data: &'a [u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Self, ApiError> {
         let event: Self = parse(data)?;
         match &event.error {
             Some(error) => Err(error_event(error)),
@@ -147,7 +178,7 @@ impl<'a> CompletionEvent<'a> {
     }
 
     /// All choices of the event.
-    pub(crate) fn choices(self) -> Result<Vec<CompletionChoice<'a>>, ApiError> {
+    fn choices(self) -> Result<Vec<CompletionChoice<'a>>, ApiError> {
         self.choices
             .ok_or_else(|| unexpected_response("no choices"))
     }
@@ -192,7 +223,7 @@ impl Decoder for CompletionsDecoder {
         };
         let end = choice.finish_reason.as_deref().map(end_of).transpose()?;
         let stop_id = choice.stop_id();
-        let mut tokens = match choice.token_ids {
+        let tokens = match choice.token_ids {
             Some(tokens) => tokens,
             None if choice.text.is_empty() => Vec::new(),
             None => {
@@ -206,17 +237,10 @@ impl Decoder for CompletionsDecoder {
             Some(top) if !tokens.is_empty() => Some(logprobs(choice.logprobs, tokens.len(), top)?),
             _ => None,
         };
-        if let (Some(GeneratedEnd::Stop), Some(id), None) = (end, stop_id, self.top)
-            && tokens.last() != Some(&id)
-        {
-            tokens.push(id);
-        }
         let is_held = end.is_some() && !self.has_begun;
         let out = if is_held { &mut self.held } else { out };
-        if !tokens.is_empty() {
-            out.push_back(Generated::Tokens { tokens, logprobs });
-        }
-        out.extend(end.map(Generated::End));
+        let stop_id = stop_id.filter(|_| self.top.is_none());
+        pass_on(out, tokens, logprobs, end, stop_id);
         Ok(())
     }
 

@@ -7,6 +7,8 @@
 mod partial;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod verify_tests;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -19,11 +21,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::partial::Fragments;
-use super::{Decoder, Dialect, error_event};
+use super::{Decoder, Dialect, VerifyCall, error_event};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
+use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest};
 
 /// Maximum number of tokens of one character, one byte each. A call for fewer tokens may end inside a character, and
 /// then returns nothing at all. The worker drops surplus tokens.
@@ -110,6 +113,45 @@ impl Dialect for LlamaCpp {
         // The context length of one slot, since a request has no more than that.
         Some(("/props", "/default_generation_settings/n_ctx"))
     }
+
+    fn verify_call(&self, request: &VerifyRequest) -> Option<VerifyCall> {
+        if request.method != VerifyMethod::FanOut {
+            return None;
+        }
+        let mut body = self.body(&request.text).ok()?;
+        body["prompt"] = json!(request.prompts());
+        body["n_predict"] = json!(1);
+        body["response_fields"] = json!(["index", "tokens", "stop_type"]);
+        for of_streams in ["stream", "return_progress"] {
+            body[of_streams] = json!(false);
+        }
+        // One seed for all prompts would draw the same noise at each node. This seed makes the server draw another
+        // one for each prompt.
+        body["seed"] = json!(u32::MAX);
+        Some((self.path(), body, fan_out_verdict))
+    }
+}
+
+/// The response to one of several prompts.
+#[derive(Debug, Deserialize)]
+struct PromptResponse {
+    index: usize,
+    #[serde(default)]
+    tokens: Vec<TokenId>,
+    #[serde(default)]
+    stop_type: Option<String>,
+}
+
+fn fan_out_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {
+    let responses: Vec<PromptResponse> = parse(response)?;
+    let tokens = responses.iter().map(|response| {
+        let token = SingleToken {
+            token: response.tokens.first().copied(),
+            is_end: response.stop_type.as_deref() == Some("eos"),
+        };
+        (response.index, token)
+    });
+    DraftVerdict::from_fan_out(request, tokens)
 }
 
 /// An event of `/completion`.

@@ -4,6 +4,8 @@
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod verify_tests;
 
 use std::collections::VecDeque;
 
@@ -13,11 +15,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::completions::{NO_PENALTIES, logit_bias};
-use super::{Decoder, Dialect, end_of, error_event};
+use super::{Decoder, Dialect, VerifyCall, end_of, error_event, pass_on};
 use crate::engine::client::{parse, unexpected_response};
-use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
+use crate::engine::generate::{GenerateRequest, Generated};
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
+use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest, certain_best};
 
 /// An SGLang server.
 pub(crate) struct SgLang;
@@ -86,21 +89,72 @@ impl Dialect for SgLang {
             kv_usage: Some("sglang:token_usage"),
         })
     }
+
+    fn verify_call(&self, request: &VerifyRequest) -> Option<VerifyCall> {
+        let mut body = self.body(&request.text).ok()?;
+        let parameters = body["sampling_params"].as_object_mut()?;
+        parameters.insert("max_new_tokens".to_owned(), json!(1));
+        // One seed for all prompts would draw the same noise at each node.
+        parameters.remove("sampling_seed");
+        body["stream"] = json!(false);
+        match request.method {
+            VerifyMethod::Chain => {
+                body["input_ids"] = json!(request.chained_prompt());
+                body["return_logprob"] = json!(true);
+                // SGLang uses its cache up to this position only, so that every position of the draft is scored.
+                body["logprob_start_len"] = json!(request.text.tokens.len() - 1);
+                // The two best, to tell a tie from a certain best.
+                body["top_logprobs_num"] = json!(2);
+                Some((self.path(), body, chain_verdict))
+            }
+            VerifyMethod::FanOut => {
+                let prompts = request.prompts();
+                // Each prompt has a name of its own. An abort by their common prefix hits them all.
+                let name = request.text.name();
+                let names: Vec<String> = (0..prompts.len())
+                    .map(|at| format!("{name}-{at}"))
+                    .collect();
+                body["rid"] = json!(names);
+                body["input_ids"] = json!(prompts);
+                Some((self.path(), body, fan_out_verdict))
+            }
+        }
+    }
+}
+
+fn chain_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {
+    let response: SgLangEvent = parse(response)?;
+    let last = response.last_token();
+    let meta = response
+        .meta_info
+        .ok_or_else(|| unexpected_response("no meta_info"))?;
+    let rows = meta.input_top_logprobs.unwrap_or_default();
+    let best = rows.iter().map(|row| {
+        let row = row.as_ref()?.iter();
+        certain_best(row.map(|(logprob, id, _)| (*id, logprob.unwrap_or(f32::NAN))))
+    });
+    Ok(DraftVerdict::from_chain(request, best, last))
+}
+
+fn fan_out_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {
+    let responses: Vec<SgLangEvent> = parse(response)?;
+    let tokens = responses.iter().map(SgLangEvent::last_token);
+    DraftVerdict::from_fan_out(request, tokens.enumerate())
 }
 
 /// An event of `/generate`, or a whole response.
 #[derive(Debug, Deserialize)]
-pub(crate) struct SgLangEvent {
+struct SgLangEvent {
     #[serde(default)]
     output_ids: Vec<TokenId>,
-    pub(crate) meta_info: Option<SgLangMeta>,
+    meta_info: Option<SgLangMeta>,
     /// Replaces all other fields.
     #[serde(default)]
     error: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct SgLangMeta {
+struct SgLangMeta {
     #[serde(default)]
     finish_reason: Option<FinishReason>,
     completion_tokens: usize,
@@ -113,11 +167,11 @@ pub(crate) struct SgLangMeta {
     output_top_logprobs: Option<Vec<Option<Vec<ScoredToken>>>>,
     /// The best tokens at each prompt position, from the requested start on.
     #[serde(default)]
-    pub(crate) input_top_logprobs: Option<Vec<Option<Vec<ScoredToken>>>>,
+    input_top_logprobs: Option<Vec<Option<Vec<ScoredToken>>>>,
 }
 
 /// (logprob, id, text).
-pub(crate) type ScoredToken = (Option<f32>, TokenId, Value);
+type ScoredToken = (Option<f32>, TokenId, Value);
 
 #[derive(Debug, Deserialize)]
 struct FinishReason {
@@ -128,16 +182,23 @@ struct FinishReason {
     matched: Value,
 }
 
+impl FinishReason {
+    /// The stop id that ended the output.
+    fn stop_id(&self) -> Option<TokenId> {
+        TokenId::try_from(self.matched.as_u64()?).ok()
+    }
+}
+
 impl SgLangEvent {
-    /// The last token, and whether it ended the output.
-    pub(crate) fn last_token(&self) -> (Option<TokenId>, bool) {
+    /// The response to a prompt that asked for a single token.
+    fn last_token(&self) -> SingleToken {
         let meta = self.meta_info.as_ref();
         let end = meta.and_then(|meta| meta.finish_reason.as_ref());
-        let matched = end.and_then(|reason| TokenId::try_from(reason.matched.as_u64()?).ok());
-        (
-            self.output_ids.last().copied().or(matched),
-            end.is_some_and(|reason| reason.kind == "stop"),
-        )
+        let stop_id = end.and_then(FinishReason::stop_id);
+        SingleToken {
+            token: self.output_ids.last().copied().or(stop_id),
+            is_end: end.is_some_and(|reason| reason.kind == "stop"),
+        }
     }
 }
 
@@ -162,15 +223,13 @@ impl Decoder for SgLangDecoder {
         {
             out.push_back(Generated::Begun { cached_tokens });
         }
-        let end = meta
-            .finish_reason
-            .as_ref()
-            .map(|reason| end_of(&reason.kind));
-        let end = end.transpose()?;
+        let finish = meta.finish_reason.as_ref();
+        let end = finish.map(|reason| end_of(&reason.kind)).transpose()?;
+        let stop_id = finish.and_then(FinishReason::stop_id);
         // Depending on how the server was started, an event holds the whole output or the new tokens only. The count
         // of tokens tells how many are new.
         let fresh = meta.completion_tokens.saturating_sub(self.seen);
-        let mut tokens = newest(event.output_ids, fresh);
+        let tokens = newest(event.output_ids, fresh);
         if tokens.len() != fresh {
             return Err(unexpected_response("fewer tokens than it counts"));
         }
@@ -179,20 +238,8 @@ impl Decoder for SgLangDecoder {
             _ => None,
         };
         self.seen += fresh;
-        let stop_id = meta
-            .finish_reason
-            .and_then(|reason| reason.matched.as_u64())
-            .and_then(|id| TokenId::try_from(id).ok());
-        if let (Some(GeneratedEnd::Stop), Some(id), None) = (end, stop_id, self.top)
-            && fresh > 0
-            && tokens.last() != Some(&id)
-        {
-            tokens.push(id);
-        }
-        if !tokens.is_empty() {
-            out.push_back(Generated::Tokens { tokens, logprobs });
-        }
-        out.extend(end.map(Generated::End));
+        let stop_id = stop_id.filter(|_| fresh > 0 && self.top.is_none());
+        pass_on(out, tokens, logprobs, end, stop_id);
         Ok(())
     }
 }

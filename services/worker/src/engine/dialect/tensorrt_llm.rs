@@ -2,14 +2,18 @@
 //!
 //! This follows its published schemas, which forbid unknown fields. It was never tested against a real server.
 
+#[cfg(test)]
+mod verify_tests;
+
 use refrain_protocol::ApiError;
 use serde_json::{Map, Value, json};
 
-use super::completions::{CompletionsDecoder, extended_body};
-use super::{Decoder, Dialect};
+use super::completions::{CompletionsDecoder, extended_body, fan_out_body, fan_out_verdict};
+use super::{Decoder, Dialect, VerifyCall};
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::StreamingCapabilities;
+use crate::engine::verify::{VerifyMethod, VerifyRequest};
 
 /// A TensorRT-LLM server.
 pub(crate) struct TensorRtLlm {
@@ -42,10 +46,18 @@ impl Dialect for TensorRtLlm {
             kv_usage: Some("trtllm_kv_cache_utilization"),
         })
     }
+
+    fn verify_call(&self, request: &VerifyRequest) -> Option<VerifyCall> {
+        let is_supported = request.method == VerifyMethod::FanOut;
+        is_supported.then(|| {
+            let body = token_ids_only(fan_out_body(&self.model, request));
+            (self.path(), body, fan_out_verdict as _)
+        })
+    }
 }
 
 /// Requests token ids instead of text.
-pub(crate) fn token_ids_only(mut body: Map<String, Value>) -> Value {
+fn token_ids_only(mut body: Map<String, Value>) -> Value {
     body.insert("detokenize".to_owned(), json!(false));
     body.insert("add_special_tokens".to_owned(), json!(false));
     body.into()

@@ -3,10 +3,74 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use refrain_protocol::engine::{Draft, Sampling};
+use refrain_protocol::{NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
 use serde_json::json;
 
 use super::*;
+use crate::engine::sse::SseParser;
+use crate::engine::verify::VerifyMethod;
+
+/// The pieces of a recorded response, up to its first error.
+pub(super) fn decode_recorded(
+    mut decoder: Box<dyn Decoder>,
+    recorded: &str,
+) -> Result<Vec<Generated>, ApiError> {
+    let mut parser = SseParser::default();
+    parser.push(recorded.as_bytes());
+    let mut pieces = VecDeque::new();
+    while let Some(data) = parser.next().expect("events of ordinary length") {
+        if data == b"[DONE]" {
+            decoder.done(&mut pieces);
+        } else {
+            decoder.decode(data, &mut pieces)?;
+        }
+    }
+    Ok(pieces.into())
+}
+
+/// Reads a recorded response to a verify call.
+pub(super) fn recorded_verdict(
+    dialect: &dyn Dialect,
+    request: &VerifyRequest,
+    response: &[u8],
+) -> Result<DraftVerdict, ApiError> {
+    let (_, _, read) = dialect.verify_call(request).expect("a supported method");
+    read(request, response)
+}
+
+/// A request.
+pub(super) fn test_request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest {
+    GenerateRequest {
+        request: RequestId(0xab),
+        call: 0xef,
+        namespace: NamespaceId(0xcd),
+        tokens: tokens.to_vec(),
+        prompt_len: tokens.len() as u32,
+        tokens_max: 7,
+        sampling,
+        priority: None,
+        attached: None,
+    }
+}
+
+/// A verify call: a draft after the text 1 2.
+pub(in crate::engine) fn test_verify_request(
+    method: VerifyMethod,
+    tokens: &[TokenId],
+    parents: &[Option<u32>],
+    sampling: Sampling,
+) -> VerifyRequest {
+    VerifyRequest {
+        text: test_request(&[1, 2], sampling),
+        draft: Draft {
+            tokens: tokens.to_vec(),
+            parents: parents.to_vec(),
+        },
+        method,
+    }
+}
 
 /// The decoder of a dialect for a request with or without log-probabilities.
 fn decoder(dialect: &dyn Dialect, top_logprobs: Option<u32>) -> Box<dyn Decoder> {

@@ -4,8 +4,10 @@
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ErrorKind, TokenId};
 
-use super::super::{Dialect, TensorRtLlm, Vllm, decode_recorded, test_request};
+use super::super::tests::{decode_recorded, test_request};
+use super::super::{Dialect, TensorRtLlm, Vllm};
 use super::*;
+use crate::engine::generate::GeneratedEnd;
 
 fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
     let lines: Vec<String> = events

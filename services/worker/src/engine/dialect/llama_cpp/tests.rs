@@ -3,7 +3,7 @@
 use refrain_protocol::engine::Sampling;
 use refrain_tokenization::ModelFiles;
 
-use super::super::{decode_recorded, test_request};
+use super::super::tests::{decode_recorded, test_request};
 use super::*;
 use crate::engine::client::status_error;
 

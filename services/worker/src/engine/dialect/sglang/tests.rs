@@ -3,8 +3,9 @@
 use refrain_protocol::ErrorKind;
 use refrain_protocol::engine::Sampling;
 
-use super::super::{decode_recorded, test_request};
+use super::super::tests::{decode_recorded, test_request};
 use super::*;
+use crate::engine::generate::GeneratedEnd;
 
 fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
     let lines: Vec<String> = events

@@ -3,7 +3,7 @@
 use refrain_protocol::engine::Sampling;
 use refrain_tokenization::testing::{IM_END, IM_START, byte_level_files};
 
-use super::super::{decode_recorded, test_request};
+use super::super::tests::{decode_recorded, test_request};
 use super::*;
 
 fn dialect() -> TextOnly {

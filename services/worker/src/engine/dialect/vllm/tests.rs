@@ -3,7 +3,7 @@
 use refrain_protocol::DocumentId;
 use refrain_protocol::engine::Sampling;
 
-use super::super::test_request;
+use super::super::tests::test_request;
 use super::*;
 use crate::engine::AttachedDocument;
 

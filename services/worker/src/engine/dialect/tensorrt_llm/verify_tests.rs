@@ -5,7 +5,7 @@ use refrain_protocol::engine::Sampling;
 use serde_json::json;
 
 use super::*;
-use crate::drive::verify::test_verify_request;
+use crate::engine::dialect::tests::{recorded_verdict, test_verify_request};
 
 fn choice(token_ids: &[TokenId], finish_reason: Option<&str>, stop_reason: Value) -> Value {
     json!({
@@ -21,7 +21,7 @@ fn choice(token_ids: &[TokenId], finish_reason: Option<&str>, stop_reason: Value
 fn a_fan_out_requests_ids_and_no_unknown_fields() {
     let dialect = TensorRtLlm { model: "m".into() };
     let asked = test_verify_request(VerifyMethod::FanOut, &[5], &[None], Sampling::default());
-    let (_, body) = dialect.verify_call(&asked).unwrap();
+    let (_, body, _) = dialect.verify_call(&asked).unwrap();
     assert_eq!(body["prompt"], json!([[1, 2], [1, 2, 5]]));
     assert_eq!(body["detokenize"], json!(false));
     assert!(body.get("stream_options").is_none());
@@ -31,7 +31,7 @@ fn a_fan_out_requests_ids_and_no_unknown_fields() {
     stopped["index"] = json!(1);
     answer["choices"].as_array_mut().unwrap().push(stopped);
     let read = |asked: &VerifyRequest| {
-        let verdict = dialect.verdict(asked, answer.to_string().as_bytes());
+        let verdict = recorded_verdict(&dialect, asked, answer.to_string().as_bytes());
         verdict.unwrap().next_tokens
     };
     // An end that the request does not know is left open.

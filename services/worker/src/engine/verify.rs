@@ -11,25 +11,11 @@
 //! Both give the engine's next token at the end of the text and at each node. A position is also left open where the
 //! engine would end with a token that the request does not know as an end: only a stream can end that way.
 
-use async_trait::async_trait;
 use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, TokenId};
 
-use crate::engine::{GenerateRequest, unexpected_response};
-
-/// A streaming engine that can judge drafts.
-#[async_trait]
-pub trait DraftVerifier: Send + Sync {
-    /// The kinds of verify calls that the engine supports. They do not change while it lives.
-    fn abilities(&self) -> VerifyAbilities;
-
-    /// Judges a draft by one of the supported methods, and generates nothing beyond it. Dropping the future aborts
-    /// the engine's work.
-    ///
-    /// # Errors
-    /// The engine cannot be reached or refuses. Nothing has been generated then.
-    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError>;
-}
+use super::client::unexpected_response;
+use super::generate::GenerateRequest;
 
 /// A kind of call by which an engine judges a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +28,7 @@ pub enum VerifyMethod {
 
 impl VerifyMethod {
     /// All methods.
-    pub(super) const ALL: [VerifyMethod; 2] = [VerifyMethod::Chain, VerifyMethod::FanOut];
+    pub(crate) const ALL: [VerifyMethod; 2] = [VerifyMethod::Chain, VerifyMethod::FanOut];
 
     /// The label in metrics.
     pub fn as_str(self) -> &'static str {
@@ -204,27 +190,10 @@ pub(super) fn certain_best(best: impl IntoIterator<Item = (TokenId, f32)>) -> Op
     best.iter().all(is_beaten).then_some(token)
 }
 
-/// A verify call for tests: a draft after the text 1 2.
-#[cfg(test)]
-pub(super) fn test_verify_request(
-    method: VerifyMethod,
-    tokens: &[TokenId],
-    parents: &[Option<u32>],
-    sampling: Sampling,
-) -> VerifyRequest {
-    VerifyRequest {
-        text: crate::engine::dialect::test_request(&[1, 2], sampling),
-        draft: Draft {
-            tokens: tokens.to_vec(),
-            parents: parents.to_vec(),
-        },
-        method,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::dialect::tests::test_verify_request;
 
     #[test]
     fn every_node_has_its_path_as_a_prompt() {

@@ -7,7 +7,7 @@ use refrain_protocol::engine::Sampling;
 use refrain_tokenization::ModelFiles;
 
 use super::*;
-use crate::drive::verify::test_verify_request;
+use crate::engine::dialect::tests::{recorded_verdict, test_verify_request};
 
 fn dialect() -> LlamaCpp {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../reference-engine/model");
@@ -28,12 +28,12 @@ fn a_fan_out_returns_the_token_of_each_prompt() {
         &parents,
         greedy.clone(),
     );
-    let verdict = dialect.verdict(&asked, recorded.as_bytes()).unwrap();
+    let verdict = recorded_verdict(&dialect, &asked, recorded.as_bytes()).unwrap();
     assert_eq!(
         verdict.next_tokens,
         [Some(679), Some(29), Some(2), Some(679)]
     );
-    let (path, body) = dialect.verify_call(&asked).unwrap();
+    let (path, body, _) = dialect.verify_call(&asked).unwrap();
     assert_eq!(path, "/completion");
     assert_eq!(
         body["prompt"],
@@ -46,18 +46,18 @@ fn a_fan_out_returns_the_token_of_each_prompt() {
     // Parts of characters have ids of their own here. A token that is missing stays open.
     let asked = test_verify_request(VerifyMethod::FanOut, &[223], &[None], greedy.clone());
     let partial = br#"[{"index":1,"tokens":[130]},{"index":0,"tokens":[]}]"#;
-    let verdict = dialect.verdict(&asked, partial).unwrap();
+    let verdict = recorded_verdict(&dialect, &asked, partial).unwrap();
     assert_eq!(verdict.next_tokens, [None, Some(130)]);
     // A position where the engine ends is open, unless the request ends with that token too.
     let ended = br#"[{"index":0,"tokens":[2],"stop_type":"eos"},{"index":1,"tokens":[3],"stop_type":"limit"}]"#;
-    let verdict = dialect.verdict(&asked, ended).unwrap();
+    let verdict = recorded_verdict(&dialect, &asked, ended).unwrap();
     assert_eq!(verdict.next_tokens, [None, Some(3)]);
     let mut known = asked.clone();
     known.text.sampling.stop_token_ids = vec![2];
-    let verdict = dialect.verdict(&known, ended).unwrap();
+    let verdict = recorded_verdict(&dialect, &known, ended).unwrap();
     assert_eq!(verdict.next_tokens, [Some(2), Some(3)]);
     for garbage in [&b"{}"[..], b"<html>", br#"[{"index":2,"tokens":[1]}]"#] {
-        let error = dialect.verdict(&asked, garbage).unwrap_err();
+        let error = recorded_verdict(&dialect, &asked, garbage).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Upstream);
     }
     // Every prompt draws its own noise, whatever the seed of the request.

@@ -5,7 +5,7 @@ use refrain_protocol::chunk::Priority;
 use refrain_protocol::engine::Sampling;
 
 use super::*;
-use crate::drive::verify::test_verify_request;
+use crate::engine::dialect::tests::{recorded_verdict, test_verify_request};
 
 fn vllm() -> Vllm {
     Vllm {
@@ -27,8 +27,7 @@ fn a_chain_is_read_from_the_scores_of_its_prompt() {
     let recorded = include_str!("recorded/chain.json");
     let asked = asked(VerifyMethod::Chain, &[1, 85, 406], &[426, 931, 14]);
     let read = |answer: &str| {
-        vllm()
-            .verdict(&asked, answer.as_bytes())
+        recorded_verdict(&vllm(), &asked, answer.as_bytes())
             .unwrap()
             .next_tokens
     };
@@ -53,7 +52,7 @@ fn a_chain_is_read_from_the_scores_of_its_prompt() {
     let ended = recorded.replace("\"finish_reason\":\"length\"", "\"finish_reason\":\"stop\"");
     assert_eq!(read(&ended), [Some(201), Some(444), Some(16), None]);
     for garbage in ["{}", "<html>"] {
-        let error = vllm().verdict(&asked, garbage.as_bytes()).unwrap_err();
+        let error = recorded_verdict(&vllm(), &asked, garbage.as_bytes()).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Upstream);
     }
 }
@@ -61,7 +60,7 @@ fn a_chain_is_read_from_the_scores_of_its_prompt() {
 #[test]
 fn a_chain_uses_the_cache_of_its_namespace() {
     let asked = asked(VerifyMethod::Chain, &[1, 2], &[5, 6]);
-    let (path, body) = vllm().verify_call(&asked).unwrap();
+    let (path, body, _) = vllm().verify_call(&asked).unwrap();
     assert_eq!(path, "/inference/v1/generate");
     assert_eq!(body["token_ids"], json!([1, 2, 5, 6]));
     assert_eq!(body["cache_salt"], "000000000000000000000000000000cd");
@@ -75,14 +74,14 @@ fn a_chain_uses_the_cache_of_its_namespace() {
 fn a_fan_out_is_read_by_index() {
     let asked_both = asked(VerifyMethod::FanOut, &[1, 85], &[426]);
     let recorded = include_str!("recorded/fan_out.json");
-    let verdict = vllm().verdict(&asked_both, recorded.as_bytes()).unwrap();
+    let verdict = recorded_verdict(&vllm(), &asked_both, recorded.as_bytes()).unwrap();
     assert_eq!(verdict.next_tokens, [Some(406), Some(523)]);
     let turned = recorded.replace("\"index\":0", "\"index\":9");
     let turned = turned.replace("\"index\":1", "\"index\":0");
     let turned = turned.replace("\"index\":9", "\"index\":1");
-    let verdict = vllm().verdict(&asked_both, turned.as_bytes()).unwrap();
+    let verdict = recorded_verdict(&vllm(), &asked_both, turned.as_bytes()).unwrap();
     assert_eq!(verdict.next_tokens, [Some(523), Some(406)]);
-    let (path, body) = vllm().verify_call(&asked_both).unwrap();
+    let (path, body, _) = vllm().verify_call(&asked_both).unwrap();
     assert_eq!(path, "/v1/completions");
     assert_eq!(body["prompt"], json!([[1, 85], [1, 85, 426]]));
     assert_eq!(

@@ -4,7 +4,7 @@ use refrain_protocol::TokenId;
 use refrain_protocol::engine::Sampling;
 
 use super::*;
-use crate::drive::verify::test_verify_request;
+use crate::engine::dialect::tests::{recorded_verdict, test_verify_request};
 
 fn event(output_ids: &[TokenId], count: usize, finish: Value) -> Value {
     json!({
@@ -23,7 +23,7 @@ fn a_chain_is_scored_from_the_end_of_the_text() {
         &parents,
         Sampling::default(),
     );
-    let (path, body) = SgLang.verify_call(&asked).unwrap();
+    let (path, body, _) = SgLang.verify_call(&asked).unwrap();
     assert_eq!(path, "/generate");
     assert_eq!(body["input_ids"], json!([1, 2, 5, 6, 7]));
     assert_eq!(body["logprob_start_len"], json!(1));
@@ -42,13 +42,13 @@ fn a_chain_is_scored_from_the_end_of_the_text() {
         [[-0.9, 6, null], [-0.91, 8, null]],
         [[-0.2, 8, null], [-2.0, 7, null]]
     ]);
-    let verdict = SgLang.verdict(&asked, answer.to_string().as_bytes());
+    let verdict = recorded_verdict(&SgLang, &asked, answer.to_string().as_bytes());
     // The second position is almost a tie.
     let drawn = [Some(5), None, Some(8), Some(9)];
     assert_eq!(verdict.unwrap().next_tokens, drawn);
     // Without scores only the token after the draft is known.
     let bare = event(&[9], 1, Value::Null).to_string();
-    let verdict = SgLang.verdict(&asked, bare.as_bytes()).unwrap();
+    let verdict = recorded_verdict(&SgLang, &asked, bare.as_bytes()).unwrap();
     assert_eq!(verdict.next_tokens, [None, None, None, Some(9)]);
 }
 
@@ -59,7 +59,7 @@ fn one_abort_hits_all_prompts_of_a_fan_out() {
         ..Sampling::default()
     };
     let asked = test_verify_request(VerifyMethod::FanOut, &[5, 6], &[None, None], sampled);
-    let (_, body) = SgLang.verify_call(&asked).unwrap();
+    let (_, body, _) = SgLang.verify_call(&asked).unwrap();
     assert_eq!(body["input_ids"], json!([[1, 2], [1, 2, 5], [1, 2, 6]]));
     let (_, abort) = SgLang.abort(&asked.text).unwrap();
     let name = abort["rid"].as_str().unwrap();
@@ -75,7 +75,7 @@ fn one_abort_hits_all_prompts_of_a_fan_out() {
         event(&[7], 1, length())
     ]);
     let read = |asked: &VerifyRequest| {
-        let verdict = SgLang.verdict(asked, answers.to_string().as_bytes());
+        let verdict = recorded_verdict(&SgLang, asked, answers.to_string().as_bytes());
         verdict.unwrap().next_tokens
     };
     // An end that the request does not know is left open.

@@ -1,0 +1,65 @@
+//! The engine of a worker, whichever kind it is.
+
+use std::sync::Arc;
+
+use refrain_protocol::ApiError;
+
+use super::streaming::StreamingEngine;
+use super::verifying::VerifyingEngine;
+
+/// The engine of a worker.
+#[derive(Clone)]
+pub enum WorkerEngine {
+    /// An engine that verifies drafts and is driven step by step.
+    Verifying(Arc<dyn VerifyingEngine>),
+    /// An engine that generates by itself.
+    Streaming(Arc<dyn StreamingEngine>),
+}
+
+/// The model that an engine serves, as chunks are checked against it.
+pub(crate) struct ServedModel<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) tokenizer: &'a str,
+    pub(crate) limits: EngineLimits,
+}
+
+/// The limits of an engine that concern one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineLimits {
+    pub(crate) max_context: u32,
+    /// 0 for an engine that takes no drafts.
+    pub(crate) max_draft_tokens: u32,
+}
+
+impl WorkerEngine {
+    /// The model that the engine serves.
+    pub(crate) fn served(&self) -> ServedModel<'_> {
+        let (model, tokenizer, max_context, max_draft_tokens) = match self {
+            WorkerEngine::Verifying(engine) => {
+                let able = engine.capabilities();
+                let drafts = able.max_draft_tokens;
+                (&able.model, &able.tokenizer, able.max_context, drafts)
+            }
+            WorkerEngine::Streaming(engine) => {
+                let able = engine.capabilities();
+                (&able.model, &able.tokenizer, able.max_context, 0)
+            }
+        };
+        ServedModel {
+            model,
+            tokenizer,
+            limits: EngineLimits {
+                max_context,
+                max_draft_tokens,
+            },
+        }
+    }
+
+    /// Checks that the engine is reachable and still serves the same model.
+    pub(crate) async fn confirm(&self) -> Result<(), ApiError> {
+        match self {
+            WorkerEngine::Verifying(engine) => engine.confirm().await,
+            WorkerEngine::Streaming(engine) => engine.confirm().await,
+        }
+    }
+}
