@@ -237,9 +237,7 @@ impl CallObject {
     fn value(&mut self, field: Field, first: u8, sink: &mut Sink) -> (usize, Progress) {
         self.text.clear();
         match (field, first) {
-            (Field::Name | Field::Id, b'"') => {
-                self.go(State::Text(field, StringReader::default()))
-            }
+            (Field::Name | Field::Id, b'"') => self.go(State::Text(field, StringReader::default())),
             (Field::Name, _) => (0, Progress::Wrong),
             (Field::Arguments, b'{' | b'n') => {
                 self.arguments = Arguments::Early;

@@ -14,8 +14,8 @@ mod qwen3_coder;
 use deepseek_kimi::{DEEPSEEK_V3, DEEPSEEK_V31, DeepSeekKimi, KIMI_K2};
 pub(crate) use forced_tool::ForcedTool;
 
-use crate::registry::ToolParserKind;
 use crate::family::Family;
+use crate::registry::ToolParserKind;
 
 /// The family of a kind. In harmony, reasoning and calls are one format.
 pub(crate) fn family(kind: ToolParserKind, is_harmony: bool) -> Box<dyn Family> {

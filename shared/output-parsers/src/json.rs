@@ -105,11 +105,7 @@ impl JsonReader {
     pub(crate) fn is_whole(&self) -> bool {
         let ends_here = matches!(
             self.state,
-            State::Done
-                | State::Zero
-                | State::Integer
-                | State::Fraction
-                | State::ExponentDigits
+            State::Done | State::Zero | State::Integer | State::Fraction | State::ExponentDigits
         );
         self.is_valid && self.depth == 0 && ends_here
     }

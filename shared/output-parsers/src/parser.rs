@@ -63,8 +63,7 @@ impl OutputParser {
         std::mem::swap(&mut self.reader.sink.events, events);
         for piece in pieces {
             let reader = &mut self.reader;
-            self.scanner
-                .push(*piece, &mut |symbol| reader.read(symbol));
+            self.scanner.push(*piece, &mut |symbol| reader.read(symbol));
         }
         std::mem::swap(&mut self.reader.sink.events, events);
     }

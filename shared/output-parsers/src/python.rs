@@ -21,12 +21,22 @@ enum Container {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// A literal, or the end of the container where it may end here.
-    Begin { may_end: bool },
+    Begin {
+        may_end: bool,
+    },
     /// A comma, a colon or the end of the container.
     After,
-    Text { quote: char },
-    Escape { quote: char },
-    Code { quote: char, left: u8, code: u32 },
+    Text {
+        quote: char,
+    },
+    Escape {
+        quote: char,
+    },
+    Code {
+        quote: char,
+        left: u8,
+        code: u32,
+    },
     Word,
     Done,
 }

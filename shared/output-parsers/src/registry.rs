@@ -55,7 +55,10 @@ const TOOL_NAMES: &[(ToolParserKind, &[&str])] = &[
         &["deepseek_v31", "deepseekv31"],
     ),
     (ToolParserKind::KimiK2, &["kimi_k2"]),
-    (ToolParserKind::Glm45, &["glm45", "glm47", "glm", "glm4_moe"]),
+    (
+        ToolParserKind::Glm45,
+        &["glm45", "glm47", "glm", "glm4_moe"],
+    ),
     (
         ToolParserKind::Harmony,
         &["openai", "harmony", "gpt_oss", "gpt-oss"],
@@ -142,9 +145,7 @@ impl ReasoningParserKind {
     pub fn markers(&self) -> Option<(&str, &str)> {
         Some(match self {
             ReasoningParserKind::None | ReasoningParserKind::Harmony => return None,
-            ReasoningParserKind::DeepSeekR1 | ReasoningParserKind::Qwen3 => {
-                ("<think>", "</think>")
-            }
+            ReasoningParserKind::DeepSeekR1 | ReasoningParserKind::Qwen3 => ("<think>", "</think>"),
             ReasoningParserKind::Mistral => ("[THINK]", "[/THINK]"),
             ReasoningParserKind::SeedOss => ("<seed:think>", "</seed:think>"),
             ReasoningParserKind::Cohere => ("<|START_THINKING|>", "<|END_THINKING|>"),
@@ -200,7 +201,11 @@ fn find<K: Clone>(
     if let Some((kind, _)) = found {
         return Ok(kind.clone());
     }
-    let known: Vec<&str> = names.iter().flat_map(|(_, names)| *names).copied().collect();
+    let known: Vec<&str> = names
+        .iter()
+        .flat_map(|(_, names)| *names)
+        .copied()
+        .collect();
     Err(UnknownParser {
         name: name.to_owned(),
         what,

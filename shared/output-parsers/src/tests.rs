@@ -113,8 +113,23 @@ const fn chunking(sizes: &'static [usize], step: usize, by_token: bool) -> Chunk
     }
 }
 
+/// Whether a parser with these options looks for a marker.
+fn is_wanted(options: &ParserOptions, marker: &str) -> bool {
+    let is_harmony = options.reasoning_as.is_harmony();
+    let family = crate::families::family(options.tools_as, is_harmony);
+    let reasoning = options.reasoning_as.markers();
+    let reasoning = reasoning.filter(|_| options.tools_as != ToolParserKind::Harmony);
+    family.markers().contains(&marker)
+        || reasoning.is_some_and(|(open, close)| [open, close].contains(&marker))
+}
+
 /// Cuts an output into pieces.
-fn pieces<'a>(output: &'a str, sizes: &[usize], by_token: bool) -> Vec<Piece<'a>> {
+fn pieces<'a>(
+    options: &ParserOptions,
+    output: &'a str,
+    sizes: &[usize],
+    by_token: bool,
+) -> Vec<Piece<'a>> {
     let mut pieces = Vec::new();
     let mut sizes = sizes.iter().cycle();
     let mut rest = output;
@@ -122,17 +137,23 @@ fn pieces<'a>(output: &'a str, sizes: &[usize], by_token: bool) -> Vec<Piece<'a>
         let token = TOKENS.iter().position(|token| rest.starts_with(token));
         if let (true, Some(at)) = (by_token, token) {
             // Some tokenizers hide the text of markers, and some do not.
-            pieces.push(match at % 2 {
-                0 => Piece::hidden(at as TokenId),
-                _ => Piece::token(at as TokenId, TOKENS[at]),
+            let is_hidden = at % 2 == 0 && is_wanted(options, TOKENS[at]);
+            pieces.push(match is_hidden {
+                true => Piece::hidden(at as TokenId),
+                false => Piece::token(at as TokenId, TOKENS[at]),
             });
             rest = &rest[TOKENS[at].len()..];
             continue;
         }
         let size = sizes.next().copied().unwrap_or(1);
-        let mut end = rest.char_indices().nth(size).map_or(rest.len(), |(at, _)| at);
+        let mut end = rest
+            .char_indices()
+            .nth(size)
+            .map_or(rest.len(), |(at, _)| at);
         if by_token {
-            let markers = TOKENS.iter().filter_map(|token| rest.find(token));
+            // A marker that begins before the end of this piece ends it.
+            let near = &rest[..rest.ceil_char_boundary(end.saturating_add(64).min(rest.len()))];
+            let markers = TOKENS.iter().filter_map(|token| near.find(token));
             end = markers.chain([end]).min().unwrap_or(end);
         }
         pieces.push(match by_token {
@@ -151,9 +172,10 @@ fn parse(
     step: usize,
     by_token: bool,
 ) -> (Vec<Event>, Counts) {
+    let pieces = pieces(&options, output, sizes, by_token);
     let mut parser = OutputParser::new(options, token_of);
     let mut events = Vec::new();
-    for step in pieces(output, sizes, by_token).chunks(step.max(1)) {
+    for step in pieces.chunks(step.max(1)) {
         let mut new = Vec::new();
         parser.push(step, &mut new);
         new.into_iter().for_each(|event| event.append(&mut events));
@@ -173,7 +195,9 @@ fn shown(events: &[Event]) -> String {
             Event::Reasoning(text) => out += &format!(" ?{text}?"),
             Event::CallStart { index, id, name } => {
                 let calls = events[..at].iter();
-                let before = calls.filter(|e| matches!(e, Event::CallStart { .. })).count();
+                let before = calls
+                    .filter(|e| matches!(e, Event::CallStart { .. }))
+                    .count();
                 assert_eq!(before, *index as usize, "{events:?}");
                 let id = id.as_ref().map_or(String::new(), |id| format!("#{id}"));
                 out += &format!(" {name}{id}(");

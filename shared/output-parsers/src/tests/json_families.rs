@@ -59,7 +59,10 @@ fn hermes() {
             ),
             // No calls at all: the text is exactly as emitted.
             ("<tool_call>", "\"<tool_call>\""),
-            (" <tool_call> </tool_call> x", "\" <tool_call> </tool_call> x\""),
+            (
+                " <tool_call> </tool_call> x",
+                "\" <tool_call> </tool_call> x\"",
+            ),
             ("a</tool_call>b", "\"a</tool_call>b\""),
             (
                 "<tool_call>what</tool_call>",
@@ -110,9 +113,8 @@ fn hermes_that_breaks_within_arguments() {
         r#"{"a": [1}}"#,
         r#"{"a": "\u12", "b": 01}"#,
     ] {
-        let call = format!(
-            "<tool_call>{{\"name\": \"f\", \"arguments\": {arguments}}}</tool_call> rest"
-        );
+        let call =
+            format!("<tool_call>{{\"name\": \"f\", \"arguments\": {arguments}}}</tool_call> rest");
         check_both(
             ToolParserKind::Hermes,
             &call,
@@ -127,7 +129,11 @@ fn hermes_that_breaks_within_arguments() {
         "f({\"a\": 1)! \" rest\"",
         &format!("\"{early}\""),
     );
-    let counts = check(&options(ToolParserKind::Hermes), early, "f({\"a\": 1)! \" rest\"");
+    let counts = check(
+        &options(ToolParserKind::Hermes),
+        early,
+        "f({\"a\": 1)! \" rest\"",
+    );
     assert_eq!((counts.calls, counts.failures, counts.dropped), (1, 1, 0));
 }
 
@@ -136,7 +142,10 @@ fn hermes_within_bounds() {
     let mut options = options(ToolParserKind::Hermes);
     options.limits.head_bytes = 40;
     options.limits.call_bytes = 60;
-    let long_head = format!("<tool_call>{{{}\"name\": \"f\"}}</tool_call>", " ".repeat(40));
+    let long_head = format!(
+        "<tool_call>{{{}\"name\": \"f\"}}</tool_call>",
+        " ".repeat(40)
+    );
     let counts = check(&options, &long_head, &format!("\"{long_head}\""));
     assert_eq!((counts.calls, counts.failures), (0, 1));
     let long = r#"<tool_call>{"name": "f", "arguments": {"a": "0123456789"}}</tool_call>"#;
@@ -186,7 +195,10 @@ fn llama3_json() {
                 r#"Like {"name": "f", "parameters": {}}"#,
                 r#""Like {"name": "f", "parameters": {}}""#,
             ),
-            ("<|python_tag|>import os\nf()", "\"<|python_tag|>import os\nf()\""),
+            (
+                "<|python_tag|>import os\nf()",
+                "\"<|python_tag|>import os\nf()\"",
+            ),
             ("<|python_tag|>", "\"<|python_tag|>\""),
             (
                 r#"{"name": "f", "parameters": {}}; nothing"#,
@@ -220,10 +232,7 @@ fn mistral() {
                 r#"[TOOL_CALLS]get_weather {"city": "Oslo"}"#,
                 r#"get_weather({"city": "Oslo"})"#,
             ),
-            (
-                r#"[TOOL_CALLS]{"name": "f", "arguments": {}}"#,
-                "f({})",
-            ),
+            (r#"[TOOL_CALLS]{"name": "f", "arguments": {}}"#, "f({})"),
             ("[TOOL_CALLS][]", "\"[TOOL_CALLS][]\""),
             ("[TOOL_CALLS]", "\"[TOOL_CALLS]\""),
             ("[TOOL_CALLS]two words", "\"[TOOL_CALLS]two words\""),

@@ -174,7 +174,10 @@ fn qwen3_coder() {
                 "<tool_call><function=f><parameter=city>x</parameter></tool_call>",
                 "f({\"city\": \"x\"})",
             ),
-            ("<tool_call>text</tool_call>", "\"<tool_call>text</tool_call>\""),
+            (
+                "<tool_call>text</tool_call>",
+                "\"<tool_call>text</tool_call>\"",
+            ),
             ("<function=a b>", "\"<function=a b>\""),
             ("<function=>", "\"<function=>\""),
             ("if a <function", "\"if a <function\""),
