@@ -1,6 +1,6 @@
 //! The trait of all formats of calls.
 
-use crate::sink::Sink;
+use crate::sink::{Sink, floor};
 
 /// A way of models to write tool calls: a state machine over text and markers.
 ///
@@ -35,7 +35,7 @@ pub(crate) fn read_text(family: &mut dyn Family, mut text: &str, sink: &mut Sink
             family.give_up();
             continue;
         }
-        let offered = &text[..text.floor_char_boundary(room)];
+        let offered = &text[..floor(text, room)];
         let taken = family.text(offered, sink);
         text = &text[taken..];
     }

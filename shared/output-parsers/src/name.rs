@@ -19,9 +19,10 @@ impl NameReader {
             } else if next.is_whitespace() {
                 self.is_over = !self.name.is_empty();
                 continue;
-            } else if self.is_over || !is_name(next.encode_utf8(&mut [0; 4])) {
-                Progress::Wrong
-            } else if self.name.len() + next.len_utf8() > NAME_BYTES_MAX {
+            } else if self.is_over
+                || !is_name(next.encode_utf8(&mut [0; 4]))
+                || self.name.len() + next.len_utf8() > NAME_BYTES_MAX
+            {
                 Progress::Wrong
             } else {
                 self.name.push(next);

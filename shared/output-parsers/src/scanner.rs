@@ -85,7 +85,7 @@ impl Scanner {
         loop {
             if self.held.is_empty() {
                 let begins = |byte: &u8| self.firsts.contains(byte);
-                let at = text.as_bytes().iter().position(|byte| begins(byte));
+                let at = text.as_bytes().iter().position(begins);
                 let at = at.unwrap_or(text.len());
                 self.work += at as u64;
                 if at > 0 {

@@ -75,7 +75,7 @@ impl Sink {
         if self.at_edge {
             let blank = text.len() - text.trim_start().len();
             let fitting = blank.min(WHITESPACE_BYTES_MAX - self.whitespace.len());
-            let fitting = text.floor_char_boundary(fitting);
+            let fitting = floor(text, fitting);
             self.whitespace.push_str(&text[..fitting]);
             text = &text[fitting..];
             if text.is_empty() {
@@ -260,6 +260,15 @@ impl Sink {
             Event::Text(whitespace).append(&mut self.events);
         }
     }
+}
+
+/// The last boundary between characters that is not after a place.
+pub(crate) fn floor(text: &str, place: usize) -> usize {
+    let mut at = place.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
 }
 
 /// Whether this can be the name of a tool or a parameter.

@@ -152,7 +152,7 @@ fn pieces<'a>(
             .map_or(rest.len(), |(at, _)| at);
         if by_token {
             // A marker that begins before the end of this piece ends it.
-            let near = &rest[..rest.ceil_char_boundary(end.saturating_add(64).min(rest.len()))];
+            let near = &rest[..crate::sink::floor(rest, end.saturating_add(64))];
             let markers = TOKENS.iter().filter_map(|token| near.find(token));
             end = markers.chain([end]).min().unwrap_or(end);
         }

@@ -1,7 +1,7 @@
 //! Reasoning between two markers, at the beginning of an output.
 
 use crate::family::blank;
-use crate::sink::Sink;
+use crate::sink::{Sink, floor};
 
 /// Whitespace before the opening marker that is held. More is text.
 const WHITESPACE_BYTES_MAX: usize = 64;
@@ -64,7 +64,7 @@ impl Think {
             }
             State::Before => {
                 let space = blank(text).min(WHITESPACE_BYTES_MAX - self.whitespace.len());
-                let space = text.floor_char_boundary(space);
+                let space = floor(text, space);
                 self.whitespace.push_str(&text[..space]);
                 if space < text.len() {
                     self.state = State::After;

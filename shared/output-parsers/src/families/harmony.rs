@@ -263,10 +263,8 @@ impl Family for Harmony {
     }
 
     fn finish(&mut self, sink: &mut Sink) {
-        if let State::Start(role) = &self.state {
-            if role.trim_start().is_empty() {
-                self.not_begun(sink);
-            }
+        if matches!(&self.state, State::Start(role) if role.trim_start().is_empty()) {
+            self.not_begun(sink);
         }
     }
 }

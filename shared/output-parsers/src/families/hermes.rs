@@ -16,7 +16,7 @@ const CLOSE: &str = "</tool_call>";
 
 enum State {
     Text,
-    Object(CallObject),
+    Object(Box<CallObject>),
     /// After an object, where the closing marker or another object may stand.
     After,
 }
@@ -32,7 +32,7 @@ impl Hermes {
     }
 
     fn object(&mut self) {
-        self.state = State::Object(CallObject::new(Need::Name));
+        self.state = State::Object(Box::new(CallObject::new(Need::Name)));
     }
 
     /// Leaves an object before the place where it should have ended.

@@ -91,25 +91,6 @@ fn every_byte_is_looked_at_a_few_times() {
     }
 }
 
-/// A format whose cost is not seen by counting: time must not grow with the square either.
-#[test]
-fn twice_the_output_takes_twice_the_time() {
-    for kind in KINDS {
-        let (begin, end) = around(*kind);
-        let mut seconds = [f64::MAX; 2];
-        for _ in 0..5 {
-            for (factor, best) in [1, 8].iter().zip(&mut seconds) {
-                let output = format!("{begin}{}{end}", "some text, ".repeat(500 * factor));
-                let begun = std::time::Instant::now();
-                work(*kind, Delivery::Streamed, &output, 3, false);
-                *best = best.min(begun.elapsed().as_secs_f64());
-            }
-        }
-        // Eight times the output took 64 times the time if it were quadratic.
-        assert!(seconds[1] < 24.0 * seconds[0], "{kind}: {seconds:?}");
-    }
-}
-
 /// Formats do not share a beginning between markers, so that text and tokens give the same.
 #[test]
 fn no_marker_overlaps_another() {
