@@ -4,7 +4,7 @@ use crate::family::blank;
 use crate::json::{JsonReader, Progress, StringReader};
 use crate::sink::{Sink, is_name};
 
-/// What an object needs to be a call.
+/// The fields that an object needs to be a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A marker said that it is one, so a name is enough.

@@ -10,8 +10,8 @@ pub(crate) trait Family: Send {
     /// All markers of the format. None of them is the beginning of another, and no end of one begins another.
     fn markers(&self) -> &'static [&'static str];
 
-    /// Reads from the beginning of the text, which is not empty, and returns how many bytes it took. Each byte that it
-    /// takes goes to [`Sink::plain`] or [`Sink::record`]. It takes none only where its state changes.
+    /// Reads from the beginning of the text, which is not empty, and returns how many bytes it took. Each byte that
+    /// it takes goes to [`Sink::plain`] or [`Sink::record`]. It takes none only where its state changes.
     fn text(&mut self, text: &str, sink: &mut Sink) -> usize;
 
     /// Reads a marker. Returns false where the marker means nothing here, so that it is read as text.

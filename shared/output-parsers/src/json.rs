@@ -72,8 +72,8 @@ impl JsonReader {
         self.is_valid && matches!(self.state, State::String | State::Escape | State::Hex(_))
     }
 
-    /// Reads until the value ends, and returns how many bytes belong to it. It stops before a mistake that has no open
-    /// container around it.
+    /// Reads until the value ends, and returns how many bytes belong to it. It stops before a mistake that has no
+    /// open container around it.
     pub(crate) fn feed(&mut self, text: &str) -> usize {
         let bytes = text.as_bytes();
         let mut at = 0;

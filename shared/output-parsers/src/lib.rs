@@ -1,8 +1,10 @@
 //! Tool calls and reasoning out of the tokens that a model emits.
 //!
-//! An output arrives in steps of one or more tokens, because drafts bring several at once. The parser gives **the same
-//! events for every chunking**, does work linear in the output, keeps bounded memory, and loses no text. An attempt at
-//! a call that cannot be parsed comes out as text, exactly as the model emitted it, and is counted.
+//! An output arrives in steps of one or more tokens, because drafts bring several at once. The parser gives **the
+//! same events for every chunking**. Its work is linear in the output, its memory is bounded, and it loses no text. An
+//! attempt at a call that cannot be parsed comes out as text, exactly as the model emitted it, and is counted.
+//! In [`Delivery::Streamed`], a call whose arguments have already begun to come cannot become text any more. It ends
+//! with `intact: false`, and only the rest is text.
 //!
 //! ```
 //! use refrain_output_parsers::{Event, OutputParser, ParserOptions, Piece, ToolParserKind};
@@ -41,8 +43,8 @@
 //!
 //! # Decisions
 //!
-//! * A marker that is a token of the tokenizer is recognised by that token alone, where tokens are known. The same text
-//!   made of other tokens is text, because a user can put it there. Engines' own parsers mostly search text.
+//! * A marker that is a token of the tokenizer is recognised by that token alone, where tokens are known. The same
+//!   text made of other tokens is text, because a user can put it there. Engines' own parsers mostly search text.
 //! * A marker within a string of arguments is part of the string.
 //! * Where a marker announces a call, any name makes one; the caller can answer that there is no such tool. Without a
 //!   marker (`llama3_json`, `pythonic`) the name has to be known, because an answer may look the same.

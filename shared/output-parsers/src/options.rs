@@ -1,4 +1,4 @@
-//! What a caller says about an output before it comes.
+//! The things that a caller says about an output before it comes.
 
 use serde_json::Value;
 
@@ -102,7 +102,8 @@ pub struct ParserOptions {
     pub tools: Vec<Tool>,
     /// When calls come out.
     pub delivery: Delivery,
-    /// Whether only the first call is wanted, as `parallel_tool_calls: false` says. Later ones are left out and counted.
+    /// Whether only the first call is wanted, as `parallel_tool_calls: false` says. Later ones are left out and
+    /// counted.
     pub first_call_only: bool,
     /// A tool that must be called, where the engine was constrained to write this tool's arguments and nothing else.
     pub forced_tool: Option<String>,

@@ -4,6 +4,7 @@ use crate::event::{Counts, Event};
 use crate::families::{self, ForcedTool};
 use crate::family::{Family, read_marker, read_text};
 use crate::options::{ParserOptions, Piece, TokenId};
+use crate::registry::ReasoningParserKind;
 use crate::scanner::{Scanner, Symbol};
 use crate::sink::Sink;
 use crate::think::Think;
@@ -25,9 +26,9 @@ struct Reader {
 impl OutputParser {
     /// Creates a parser. `token_of` gives the token of a marker, if the tokenizer has one for exactly this text.
     ///
-    /// Such a marker is recognised by its token alone: the same text made of other tokens is text. That keeps a user's
-    /// text, which never forms special tokens, from becoming a call when the model repeats it. A piece without a token
-    /// cannot be told apart so, and every marker is searched in it.
+    /// Such a marker is recognised by its token alone: the same text made of other tokens is text. A user's text never
+    /// forms special tokens, so it does not become a call when the model repeats it. In a piece without a token, every
+    /// marker is searched.
     pub fn new(options: ParserOptions, token_of: impl Fn(&str) -> Option<TokenId>) -> Self {
         let mut family = families::family(options.tools_as, options.reasoning_as.is_harmony());
         if let Some(tool) = options.forced_tool {
@@ -36,7 +37,7 @@ impl OutputParser {
         let is_harmony = family.markers().contains(&"<|channel|>");
         let think = match is_harmony {
             true => None,
-            false => options.reasoning_as.parser(options.reasoning_is_open),
+            false => think(&options.reasoning_as, options.reasoning_is_open),
         };
         let markers = family.markers().iter().map(|marker| (*marker).to_owned());
         let mut markers: Vec<String> = markers.collect();
@@ -88,6 +89,13 @@ impl OutputParser {
     pub(crate) fn work(&self) -> u64 {
         self.scanner.work + self.reader.work
     }
+}
+
+/// The parser of a kind of reasoning.
+fn think(kind: &ReasoningParserKind, is_open: Option<bool>) -> Option<Think> {
+    let (open, close) = kind.markers()?;
+    let is_open = is_open.unwrap_or(kind.is_usually_open());
+    Some(Think::new(open, close, is_open, kind.call_markers()))
 }
 
 impl Reader {

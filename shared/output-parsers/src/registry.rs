@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::think::Think;
-
 /// How a model writes tool calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolParserKind {
@@ -137,9 +135,6 @@ const REASONING_NAMES: &[(ReasoningParserKind, &[&str])] = &[
     ),
 ];
 
-/// Markers of calls that end the reasoning of models which forget to close it.
-const CALL_MARKERS: &[&str] = &["<tool_call>", "<|tool_calls_section_begin|>"];
-
 impl ReasoningParserKind {
     /// The opening and the closing marker. Harmony, which has channels, and `None` have none.
     pub fn markers(&self) -> Option<(&str, &str)> {
@@ -169,14 +164,17 @@ impl ReasoningParserKind {
         *self == ReasoningParserKind::Harmony
     }
 
-    pub(crate) fn parser(&self, is_open: Option<bool>) -> Option<Think> {
-        let (open, close) = self.markers()?;
-        let is_open = is_open.unwrap_or(*self == ReasoningParserKind::DeepSeekR1);
-        let also_close = match self {
-            ReasoningParserKind::Qwen3 => CALL_MARKERS,
+    /// Whether models of this kind usually begin within the reasoning.
+    pub(crate) fn is_usually_open(&self) -> bool {
+        *self == ReasoningParserKind::DeepSeekR1
+    }
+
+    /// Markers of calls that end the reasoning, where models forget to close it.
+    pub(crate) fn call_markers(&self) -> &'static [&'static str] {
+        match self {
+            ReasoningParserKind::Qwen3 => &["<tool_call>", "<|tool_calls_section_begin|>"],
             _ => &[],
-        };
-        Some(Think::new(open, close, is_open, also_close))
+        }
     }
 }
 

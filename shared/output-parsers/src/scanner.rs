@@ -103,7 +103,7 @@ impl Scanner {
         }
     }
 
-    /// Lets go of text that cannot become a marker. Every turn lets go of a character, so the turns are as many as the
+    /// Lets go of text that cannot become a marker. Every turn lets go of a character, so there are no more turns than
     /// characters of the output.
     fn settle(&mut self, emit: &mut impl FnMut(Symbol<'_>)) {
         let mut gone = 0;

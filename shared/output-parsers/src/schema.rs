@@ -6,7 +6,7 @@ use crate::json::{escape, is_json, quoted};
 use crate::options::Tool;
 use crate::python::{is_number, literal_as_json};
 
-/// What a parameter's schema says about the text of its value.
+/// The kind of value that a parameter's schema asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// A string, as it stands.

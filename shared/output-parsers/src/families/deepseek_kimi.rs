@@ -1,4 +1,4 @@
-//! DeepSeek V3, DeepSeek V3.1 and Kimi K2: a section of calls, each with a head and a JSON object, all between markers.
+//! DeepSeek V3 and V3.1, Kimi K2: a section of calls, each with a head and a JSON object, all between markers.
 //!
 //! ```text
 //! V3:   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
@@ -21,7 +21,7 @@ pub(crate) struct Format {
     head: Head,
 }
 
-/// What stands in a call's head.
+/// The content of a call's head.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Head {
     /// A type in the head, and the name on a line of its own after it.

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! <|channel|>analysis<|message|>The user asks …<|end|>
-//! <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
+//! <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"days": 2}<|call|>
 //! <|start|>assistant<|channel|>final<|message|>It is cold.<|return|>
 //! ```
 //!
-//! The channel `analysis` is reasoning. All others are text, unless the message has a recipient: then it is a call, and
-//! the name is the recipient without `functions.`.
+//! The channel `analysis` is reasoning, and all others are text. A message with a recipient is a call; its name is the
+//! recipient without `functions.`.
 
 use crate::family::Family;
 use crate::json::Progress;

@@ -10,8 +10,8 @@
 //! </tool_call>
 //! ```
 //!
-//! The schema tells strings from other values; a parameter without a schema is a string. One line break on either side
-//! of a value belongs to the format.
+//! The schema tells strings from other values; a parameter without a schema is a string. One line break on either
+//! side of a value belongs to the format.
 
 use crate::family::{Family, blank};
 use crate::json::{Progress, quoted};
