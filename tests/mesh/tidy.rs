@@ -152,7 +152,11 @@ fn heavy_crates_stay_where_they_belong() -> anyhow::Result<()> {
         .iter()
         .flat_map(|folder| graph.members_in(folder))
         .collect();
-    let pure = ["refrain-suffix-index", "refrain-speculation"];
+    let pure = [
+        "refrain-suffix-index",
+        "refrain-speculation",
+        "refrain-output-parsers",
+    ];
     let heavy = [
         "tokio",
         "actix",

@@ -1,0 +1,162 @@
+//! Llama 3.2, Llama 4, ToolACE: a Python list of function calls.
+//!
+//! ```text
+//! [get_weather(city="Oslo", days=2), get_time()]
+//! <|python_start|>[get_weather(city="Oslo")]<|python_end|>
+//! ```
+//!
+//! Without the markers, a list is one of calls only at the beginning of the text and with names of known tools.
+
+use crate::family::{Family, blank};
+use crate::json::Progress;
+use crate::python::KeywordArguments;
+use crate::sink::{NAME_BYTES_MAX, Sink};
+
+const OPEN: &str = "<|python_start|>";
+const CLOSE: &str = "<|python_end|>";
+
+enum State {
+    /// Only whitespace has come.
+    Start,
+    Text,
+    /// After the opening marker.
+    Opened,
+    /// Before a call's name.
+    Item,
+    Name(String),
+    Arguments(KeywordArguments, String),
+    AfterCall,
+    AfterList,
+}
+
+/// See the module's documentation.
+pub(crate) struct Pythonic {
+    state: State,
+    is_marked: bool,
+}
+
+impl Pythonic {
+    pub(crate) fn new() -> Self {
+        Pythonic {
+            state: State::Start,
+            is_marked: false,
+        }
+    }
+
+    /// Fails an attempt, if there is one.
+    fn leave(&mut self, sink: &mut Sink) {
+        if let State::Arguments(arguments, _) = &self.state {
+            sink.unwritten(arguments.unwritten());
+        }
+        sink.fail();
+        self.state = State::Text;
+    }
+
+    fn take(&mut self, text: &str, state: State, sink: &mut Sink) -> usize {
+        sink.record(text);
+        self.state = state;
+        text.len()
+    }
+}
+
+impl Family for Pythonic {
+    fn markers(&self) -> &'static [&'static str] {
+        &[OPEN, CLOSE]
+    }
+
+    fn text(&mut self, text: &str, sink: &mut Sink) -> usize {
+        let space = blank(text);
+        let first = text.chars().next().unwrap_or_default();
+        match &mut self.state {
+            State::Start | State::AfterCall | State::AfterList if space > 0 => {
+                sink.plain(&text[..space]);
+                return space;
+            }
+            State::Opened | State::Item if space > 0 => {
+                sink.record(&text[..space]);
+                return space;
+            }
+            State::Start if first == '[' => {
+                sink.open();
+                return self.take(&text[..1], State::Item, sink);
+            }
+            State::Opened if first == '[' => return self.take(&text[..1], State::Item, sink),
+            State::Item if first.is_alphabetic() || first == '_' => {
+                self.state = State::Name(String::new());
+            }
+            State::AfterCall if first == ',' => {
+                sink.open();
+                return self.take(&text[..1], State::Item, sink);
+            }
+            State::AfterCall if first == ']' => {
+                sink.forget_whitespace();
+                self.state = State::AfterList;
+                return 1;
+            }
+            State::Start | State::AfterCall | State::AfterList => self.state = State::Text,
+            State::Text => {
+                sink.plain(text);
+                return text.len();
+            }
+            State::Name(name) => {
+                let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == '.';
+                if is_name(first) && name.len() < NAME_BYTES_MAX {
+                    name.push(first);
+                    let taken = first.len_utf8();
+                    sink.record(&text[..taken]);
+                    return taken;
+                }
+                let name = std::mem::take(name);
+                if first == '(' && (self.is_marked || sink.knows(&name)) {
+                    let arguments = KeywordArguments::new();
+                    return self.take(&text[..1], State::Arguments(arguments, name), sink);
+                }
+                self.leave(sink);
+            }
+            State::Arguments(arguments, name) => {
+                let (taken, progress) = arguments.feed_call(text, name, sink);
+                match progress {
+                    Progress::More => {}
+                    Progress::Done => {
+                        sink.end();
+                        self.state = State::AfterCall;
+                    }
+                    Progress::Wrong => self.leave(sink),
+                }
+                return taken;
+            }
+            State::Opened | State::Item => self.leave(sink),
+        }
+        0
+    }
+
+    fn marker(&mut self, marker: &str, sink: &mut Sink) -> bool {
+        match &self.state {
+            State::Arguments(arguments, _) if arguments.is_in_string() => false,
+            _ if marker == OPEN => {
+                self.leave(sink);
+                self.is_marked = true;
+                sink.open();
+                sink.record(marker);
+                self.state = State::Opened;
+                true
+            }
+            State::AfterList if marker == CLOSE => {
+                sink.forget_whitespace();
+                true
+            }
+            _ => {
+                self.leave(sink);
+                false
+            }
+        }
+    }
+
+    fn give_up(&mut self) {
+        self.state = State::Text;
+    }
+
+    fn finish(&mut self, sink: &mut Sink) {
+        self.leave(sink);
+    }
+}
