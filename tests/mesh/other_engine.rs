@@ -13,7 +13,7 @@ async fn in_front_of(engine: &Client) -> anyhow::Result<UpMesh> {
     let settings = format!(
         "urls.engine = \"{}\"\n\
          [worker.engine]\nkind = \"openai\"\nmodel = \"{PUBLIC}\"\nserved_model = \"{TINY_MODEL}\"\n\
-         files = \"builtin:refrain-tiny\"\napi_key = \"{KEY}\"\nattempts_max = 1\n\
+         files = \"builtin:refrain-tiny\"\napi_key = \"{KEY}\"\n\
          [[gateway.models]]\nid = \"{PUBLIC}\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n",
         engine.url()
     );

@@ -112,7 +112,7 @@ impl StepCost {
         }
     }
 
-    /// Takes a step into account; `seconds` are those without the head. A step of less than a microsecond is left out.
+    /// Takes a step into account; `seconds` are those without the head. A step below a microsecond is left out.
     pub fn observe(&mut self, batched_tokens: u32, kv_tokens: u64, seconds: f64) {
         if !is_time(seconds) || batched_tokens == 0 {
             return;

@@ -21,8 +21,8 @@ pub struct Walk {
 /// mass, which the rule of Leviathan et al., arXiv 2211.17192, accepts with exactly the probability that the target
 /// gives it.)
 ///
-/// `target(node, path)` is the token that the target draws after the context and `path`, which leads to `node`; at the
-/// root there is no node. The walk stops before a draw that is not known, and keeps the emitted tokens, since no draw
+/// `target(node, path)` is the token that the target draws after the context and `path`, which leads to `node`. At
+/// the root there is no node. The walk stops before a draw that is not known, and keeps the emitted tokens, since no draw
 /// depends on a later one. It may emit nothing.
 pub fn walk(
     tree: &DraftTree,
