@@ -69,11 +69,11 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("look-ups of drafts"))
     }
 
-    /// Adds a worker's observations to the acceptance statistics of a namespace, durably, and returns the sum over
-    /// all workers. A call that is repeated counts twice.
+    /// Asks for the acceptance statistics of a namespace, or replaces them durably. The last call that saves wins.
     ///
     /// # Errors
-    /// `InvalidRequest` for bytes that are no observations, `Overloaded` when one more namespace would be too many.
+    /// `Conflict` with the code `statistics_erased` for a table that was erased, `InvalidRequest` for bytes that are no
+    /// statistics, `Overloaded` when one more namespace would be too many.
     async fn acceptance_stats(
         &self,
         request: AcceptanceStatsRequest,

@@ -105,8 +105,11 @@ impl Scheduler for HttpScheduler {
                 Some(Ok(Some(bytes))) if answer.len() + bytes.len() > LEASE_BYTES_MAX => {
                     return Err(broken("its answer is too long"));
                 }
-                // Line feeds only show that the scheduler is alive.
-                Some(Ok(Some(bytes))) => answer.extend_from_slice(bytes.trim_ascii_start()),
+                // Line feeds before the answer only show that the scheduler is alive.
+                Some(Ok(Some(bytes))) if answer.is_empty() => {
+                    answer.extend_from_slice(bytes.trim_ascii_start());
+                }
+                Some(Ok(Some(bytes))) => answer.extend_from_slice(&bytes),
             }
             silence.set(Instant::now() + LEASE_SILENCE_MAX);
         }

@@ -97,7 +97,12 @@ impl<N: Copy + Hash + Eq> Router<N> {
         self.goodput.start_from_profile(profile);
     }
 
-    /// The acceptance statistics of a namespace.
+    /// The acceptance statistics of a namespace, if any were learnt and not evicted since.
+    pub fn known_statistics(&self, namespace: N) -> Option<&AcceptanceStatistics> {
+        self.goodput.known_statistics(namespace)
+    }
+
+    /// The acceptance statistics of a namespace, empty ones if it is new. The namespace then counts as just used.
     pub fn statistics(&mut self, namespace: N) -> &mut AcceptanceStatistics {
         self.goodput.statistics(namespace)
     }

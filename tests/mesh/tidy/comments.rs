@@ -8,17 +8,8 @@ use e2e::repository;
 /// Longest comment line, columns.
 const COMMENT_COLUMNS_MAX: usize = 118;
 
-/// Most lines of the README.
-const README_LINES_MAX: usize = 200;
-
 /// Words that begin no sentence of a comment, questions apart. A sentence that begins so usually has no subject.
 const NO_BEGINNINGS: [&str; 6] = ["What", "Whose", "Of", "Who", "Behind", "Beside"];
-
-/// Folders whose comments are not yet done.
-const STILL_TO_DO: &[&str] = &[];
-
-/// Whether the README is not yet done.
-const README_STILL_TO_DO: bool = false;
 
 /// The text of a comment line, without its marker.
 fn comment(line: &str) -> Option<&str> {
@@ -94,12 +85,6 @@ fn rust_files() -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn is_done(file: &Path) -> bool {
-    let root = repository();
-    let name = file.strip_prefix(&root).unwrap_or(file);
-    !STILL_TO_DO.iter().any(|folder| name.starts_with(folder))
-}
-
 #[test]
 fn comments_are_short_lines_of_whole_sentences() -> anyhow::Result<()> {
     let mut wrong = Vec::new();
@@ -109,7 +94,7 @@ fn comments_are_short_lines_of_whole_sentences() -> anyhow::Result<()> {
         "only {} files were found: the test is blind",
         files.len()
     );
-    for file in files.iter().filter(|file| is_done(file)) {
+    for file in &files {
         let text = std::fs::read_to_string(file)?;
         let name = file.display();
         for (number, line) in (1..).zip(text.lines()) {
@@ -130,18 +115,6 @@ fn comments_are_short_lines_of_whole_sentences() -> anyhow::Result<()> {
         wrong.is_empty(),
         "comments to rewrite:\n{}",
         wrong.join("\n")
-    );
-    Ok(())
-}
-
-#[test]
-fn the_readme_is_short() -> anyhow::Result<()> {
-    let lines = std::fs::read_to_string(repository().join("README.md"))?
-        .lines()
-        .count();
-    ensure!(
-        README_STILL_TO_DO || lines <= README_LINES_MAX,
-        "README.md has {lines} lines; move details to docs/, so that it has at most {README_LINES_MAX}"
     );
     Ok(())
 }

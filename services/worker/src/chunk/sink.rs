@@ -29,8 +29,8 @@ pub(crate) struct OutputSink {
 /// Everything needed to shorten an output, also after its chunk has ended.
 struct OutputCut {
     namespace_id: NamespaceId,
-    replica: Option<Arc<NamespaceReplica>>,
-    /// A weak reference: many chunks are remembered, and a group goes when no request needs it.
+    /// Weak references: many chunks are remembered, and evicted namespaces and ended groups must be freed.
+    replica: Option<Weak<NamespaceReplica>>,
     group: Option<Weak<GroupReplica>>,
     namespace: SignedNamespace,
     update: DocumentUpdate,
@@ -43,7 +43,7 @@ impl OutputCut {
         let sources = running.sources.as_ref();
         OutputCut {
             namespace_id: running.namespace,
-            replica: sources.map(|sources| sources.replica.clone()),
+            replica: sources.map(|sources| Arc::downgrade(&sources.replica)),
             group: sources
                 .and_then(|sources| sources.group.as_ref())
                 .map(|member| Arc::downgrade(member.group())),
@@ -193,7 +193,7 @@ impl OutputSink {
             namespace,
             update,
         } = cut;
-        if let Some(replica) = replica {
+        if let Some(replica) = replica.and_then(|replica| replica.upgrade()) {
             replica.merge((&update).into());
         }
         if let Some(group) = group.and_then(|group| group.upgrade()) {

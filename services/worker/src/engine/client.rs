@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use lru::LruCache;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::descriptors;
 use refrain_service_kit::http::failed_call_kind;
@@ -256,9 +257,10 @@ pub(super) fn status_error(status: u16, body: &[u8]) -> ApiError {
         .find_map(|key| error[key].as_str())
         .filter(|_| kind == ErrorKind::InvalidRequest);
     let error = ApiError::new(kind, message);
-    match code {
-        Some(code) => error.with_code(code),
-        None => error,
+    match (code, kind.status()) {
+        (Some(code), _) => error.with_code(code),
+        (None, 500..) => error.with_code(code::ENGINE_ERROR),
+        (None, _) => error,
     }
 }
 

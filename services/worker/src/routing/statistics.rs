@@ -2,12 +2,13 @@
 //!
 //! The draft store keeps one table per namespace. A worker that meets a namespace asks for it and goes on from there,
 //! and saves its own table now and then and when it stops. Where several workers serve a namespace, the last one that
-//! saves wins: each of them began with the table of all before it, so little is lost. (Workers used to send their
-//! counts, and the store added them up. Replayed recordings are served 0.5 % faster at most with statistics that are
-//! known from the start, which does not pay for the sum.)
+//! saves wins: each of them began with the table of all before it, so little is lost. A sum over the counts of all
+//! workers was rejected: replayed recordings are served 0.5 % faster at most with statistics that are known from the
+//! start.
 //!
 //! A task of its own makes the calls. The decode loop passes bytes and takes in answers, and never waits.
 
+use std::cmp::Ordering;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,20 +113,24 @@ impl StatisticsKeeper {
         let Some(interval) = self.interval else {
             return;
         };
+        let mut forgotten = Vec::new();
         for (id, turn) in &mut self.namespaces {
             if turn.due > now {
                 continue;
             }
             turn.due = now + interval;
-            let own = router.statistics(*id);
-            let has_news = turn.saved.is_none_or(|saved| saved != own.observations());
-            if !has_news {
-                continue;
+            match turn.news(router.known_statistics(*id)) {
+                News::None => {}
+                News::Forgotten => forgotten.push(*id),
+                News::Call => {
+                    if let Ok(place) = self.calls.try_reserve() {
+                        place.send(turn.call(*id, router.known_statistics(*id)));
+                    }
+                }
             }
-            let Ok(place) = self.calls.try_reserve() else {
-                continue;
-            };
-            place.send(turn.call(*id, own));
+        }
+        for id in forgotten {
+            self.namespaces.pop(&id);
         }
     }
 
@@ -175,30 +180,55 @@ impl StatisticsKeeper {
         self.exchange(router, Instant::now());
         let (closed, _) = mpsc::channel(1);
         let calls = std::mem::replace(&mut self.calls, closed);
+        // Nobody reads the answers any more. The task would wait for room for them, and the loop below for the task.
+        self.answers.close();
         for (id, turn) in &mut self.namespaces {
-            let own = router.statistics(*id);
-            let has_news = turn.saved.unwrap_or(0) != own.observations();
+            let own = router.known_statistics(*id);
+            // Statistics whose predecessors the store was never asked for are not worth a call that replaces those.
+            let has_news = turn.saved.is_some() && turn.news(own) == News::Call;
             if has_news && calls.send(turn.call(*id, own)).await.is_err() {
                 break;
             }
         }
         drop(calls);
-        // The task waits for room for its answers.
-        self.answers.close();
         // A panic of the task is reported where it happened.
         let _ = task.await;
     }
 }
 
+/// Whether a namespace has something to tell the store.
+#[derive(PartialEq, Eq)]
+enum News {
+    None,
+    /// A call is due.
+    Call,
+    /// The router has evicted the namespace, and has no or newer statistics. To save those would destroy the store's.
+    Forgotten,
+}
+
 impl Turn {
+    /// `own` are the router's statistics of the namespace, if it knows any.
+    fn news(&self, own: Option<&AcceptanceStatistics>) -> News {
+        match (self.saved, own) {
+            (None, _) => News::Call,
+            (Some(0), None) => News::None,
+            (Some(_), None) => News::Forgotten,
+            (Some(saved), Some(own)) => match own.observations().cmp(&saved) {
+                Ordering::Less => News::Forgotten,
+                Ordering::Equal => News::None,
+                Ordering::Greater => News::Call,
+            },
+        }
+    }
+
     /// The next call: it asks, if the store was not asked yet, and else it saves.
-    fn call(&mut self, id: NamespaceId, own: &AcceptanceStatistics) -> Call {
-        let asks = self.saved.is_none();
-        self.saved = Some(if asks { 0 } else { own.observations() });
+    fn call(&mut self, id: NamespaceId, own: Option<&AcceptanceStatistics>) -> Call {
+        let own = own.filter(|_| self.saved.is_some());
+        self.saved = Some(own.map_or(0, AcceptanceStatistics::observations));
         let request = AcceptanceStatsRequest {
             namespace: self.namespace.clone(),
             table: self.table,
-            statistics: if asks { Vec::new() } else { own.to_bytes() },
+            statistics: own.map_or_else(Vec::new, AcceptanceStatistics::to_bytes),
         };
         Call { id, request }
     }

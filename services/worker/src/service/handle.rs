@@ -25,6 +25,9 @@ use crate::routing::{DraftSettings, HeadReports};
 use crate::running::{ActiveRequest, Sources};
 use crate::shared::Shared;
 
+/// Longest text that is indexed on the thread that received it, tokens: a few milliseconds.
+const INDEXED_HERE_TOKENS_MAX: usize = 4_096;
+
 /// The worker for callers in this process. Cheap to clone.
 #[derive(Clone)]
 pub struct WorkerHandle {
@@ -112,13 +115,16 @@ impl WorkerHandle {
 }
 
 impl WorkerParts {
-    /// Collects the sources that a new request may draft from, and indexes its text.
-    fn sources(
+    /// Collects the sources that a new request may draft from, and indexes its text. There are none where the worker
+    /// does not draft.
+    fn with_sources(
         &self,
-        replica: &DraftReplica,
         namespace: NamespaceId,
-        request: &mut ChunkRequest,
-    ) -> Result<Sources, ApiError> {
+        mut request: ChunkRequest,
+    ) -> Result<(ChunkRequest, Option<Sources>), ApiError> {
+        let Some(replica) = &self.replica else {
+            return Ok((request, None));
+        };
         let drafts = replica.namespace(namespace, &request.namespace);
         let group = request.group.as_deref().and_then(|group| {
             let document = request.request.into();
@@ -128,13 +134,14 @@ impl WorkerParts {
             pattern_tokens_max: self.shared.config.speculation.propose.max_pattern,
             ..IndexConfig::default()
         };
-        Sources::new(request, drafts, group, index)
+        let sources = Sources::new(&mut request, drafts, group, index)?;
+        Ok((request, Some(sources)))
     }
 }
 
 #[async_trait]
 impl Worker for WorkerHandle {
-    async fn chunk(&self, mut request: ChunkRequest) -> Result<ChunkStream, ApiError> {
+    async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
         let parts = &self.parts;
         let (config, metrics) = (&parts.shared.config, &parts.shared.metrics);
         let time_left = request.budget.time_left_ms.map(Duration::from_millis);
@@ -170,10 +177,15 @@ impl Worker for WorkerHandle {
             context_tokens = request.tokens.len(),
             speculation = ?request.speculation,
         );
-        // Indexing a long prompt takes milliseconds, so it is done here and not in the loop that all requests share.
-        let sources = match &parts.replica {
-            Some(replica) => Some(parts.sources(replica, namespace_id, &mut request)?),
-            None => None,
+        // Indexing takes up to a microsecond per token, so it is done here and not in the loop that all requests
+        // share. This thread relays the tokens of all running chunks, so a long text has a thread of its own.
+        let (request, sources) = if request.tokens.len() > INDEXED_HERE_TOKENS_MAX {
+            let parts = parts.clone();
+            tokio::task::spawn_blocking(move || parts.with_sources(namespace_id, request))
+                .await
+                .map_err(ApiError::internal)??
+        } else {
+            parts.with_sources(namespace_id, request)?
         };
         let running = ActiveRequest::new(
             request,

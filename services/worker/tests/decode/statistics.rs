@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use refrain_protocol::TokenId;
 use refrain_protocol::chunk::Speculation;
+use refrain_protocol::{Namespace, TokenId};
 use refrain_speculation::draft::Expansion;
 
 use crate::bench::*;
@@ -152,4 +152,27 @@ async fn a_worker_stops_although_the_store_refuses_everything() {
     let drained = tokio::time::timeout(Duration::from_secs(60), bench.worker.drain()).await;
     assert!(drained.is_ok());
     assert_eq!(store.statistics().saved, 0);
+}
+
+/// The queue of calls is much shorter than the list of namespaces, and a worker that stops reads no answers.
+#[tokio::test]
+async fn a_worker_that_stops_saves_the_statistics_of_all_its_namespaces() {
+    const NAMESPACES: u32 = 60;
+    let store = Arc::new(FakeStore::default());
+    let warm = worker(store.clone(), NEVER_MS).await;
+    for tenant in 0..NAMESPACES {
+        let mut request = chunk(&warm, &[4, 5, 6], 60);
+        request.namespace = warm.signer.sign(Namespace {
+            tenant: format!("tenant-{tenant}"),
+            model: "fake".into(),
+            tokenizer: "fake".into(),
+        });
+        run(&warm, request).await;
+    }
+    eventually("the store was asked for all of them", || {
+        warm.figure(ANSWERED) == f64::from(NAMESPACES)
+    })
+    .await;
+    warm.worker.drain().await;
+    assert_eq!(store.statistics().saved, NAMESPACES);
 }

@@ -5,7 +5,7 @@
 The engine drafts as configured, with n-grams or an EAGLE-3 head. Once per step, the drafts of all requests pass
 through here on their way to the next step, and some are replaced. That is lossless only where the engine treats draft
 tokens as certain: `lossless.py` refuses the other configurations. vLLM does not promise to keep this interface;
-README.md lists the versions that it was tested with.
+docs/vllm.md lists the versions that it was tested with.
 """
 
 import atexit

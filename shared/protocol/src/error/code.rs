@@ -14,6 +14,9 @@ pub const ENGINE_BREAKER_OPEN: &str = "engine_breaker_open";
 /// The engine was silent for as long as it may be.
 pub const ENGINE_TIMEOUT: &str = "engine_timeout";
 
+/// The engine failed, and the message quotes it. It may repeat the request, so it is never logged.
+pub const ENGINE_ERROR: &str = "engine_error";
+
 /// The time of the whole request is up, so nobody waits for its output any more.
 pub const REQUEST_TIMEOUT: &str = "request_timeout";
 

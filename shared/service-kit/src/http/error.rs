@@ -2,6 +2,7 @@
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpResponse, ResponseError};
+use refrain_protocol::error::code;
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
 
@@ -20,7 +21,9 @@ impl ResponseError for HttpError {
 
     fn error_response(&self) -> HttpResponse {
         if self.0.kind.status() >= 500 {
-            tracing::warn!(kind = ?self.0.kind, detail = self.0.detail, message = self.0.message, "request failed");
+            let quotes_engine = self.0.has_code(code::ENGINE_ERROR);
+            let message = (!quotes_engine).then_some(&self.0.message);
+            tracing::warn!(kind = ?self.0.kind, code = self.0.code, detail = self.0.detail, message, "request failed");
         }
         let mut response = HttpResponse::build(self.status_code());
         if let Some(retry_after_ms) = self.0.retry_after_ms {

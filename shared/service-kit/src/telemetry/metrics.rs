@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use prometheus::core::Collector;
-use prometheus::{
-    CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, IntGaugeVec, Opts, PullingGauge, Registry, TextEncoder,
-};
+use prometheus::{Encoder, PullingGauge, Registry, TextEncoder};
 
 use super::process::ProcessMetrics;
 
@@ -154,63 +150,6 @@ impl Metrics {
         &self.registry
     }
 
-    fn add<C: Collector + Clone + 'static>(
-        &self,
-        collector: prometheus::Result<C>,
-    ) -> anyhow::Result<C> {
-        let collector = collector?;
-        self.registry.register(Box::new(collector.clone()))?;
-        Ok(collector)
-    }
-
-    /// Registers a counter. Names end in `_total`.
-    ///
-    /// # Errors
-    /// The name is malformed or taken. The same holds for the methods below.
-    pub fn counter(&self, name: &str, help: &str) -> anyhow::Result<IntCounter> {
-        self.add(IntCounter::new(name, help))
-    }
-
-    /// Registers a counter with labels.
-    pub fn counter_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<IntCounterVec> {
-        self.add(IntCounterVec::new(Opts::new(name, help), labels))
-    }
-
-    /// Registers a counter of seconds with labels.
-    pub fn float_counter_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<CounterVec> {
-        self.add(CounterVec::new(Opts::new(name, help), labels))
-    }
-
-    /// Registers a gauge of whole numbers.
-    pub fn gauge(&self, name: &str, help: &str) -> anyhow::Result<IntGauge> {
-        self.add(IntGauge::new(name, help))
-    }
-
-    /// Registers a gauge of whole numbers with labels.
-    pub fn gauge_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<IntGaugeVec> {
-        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
-    }
-
-    /// Registers a gauge of real numbers.
-    pub fn float_gauge(&self, name: &str, help: &str) -> anyhow::Result<Gauge> {
-        self.add(Gauge::new(name, help))
-    }
-
     /// Registers a gauge whose value is computed whenever metrics are rendered. It suits values that change with time
     /// alone.
     pub fn computed_gauge(
@@ -221,37 +160,6 @@ impl Metrics {
     ) -> anyhow::Result<()> {
         let gauge = PullingGauge::new(name, help, Box::new(value))?;
         Ok(self.registry.register(Box::new(gauge))?)
-    }
-
-    /// Registers a gauge of real numbers with labels.
-    pub fn float_gauge_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<GaugeVec> {
-        self.add(GaugeVec::new(Opts::new(name, help), labels))
-    }
-
-    /// Registers a histogram with the given upper bounds.
-    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> anyhow::Result<Histogram> {
-        self.add(Histogram::with_opts(
-            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
-        ))
-    }
-
-    /// Registers a histogram with labels.
-    pub fn histogram_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        buckets: &[f64],
-    ) -> anyhow::Result<HistogramVec> {
-        self.add(HistogramVec::new(
-            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
-            labels,
-        ))
     }
 
     /// The metrics of the HTTP listeners.

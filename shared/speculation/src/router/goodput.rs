@@ -82,6 +82,11 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         &mut self.learnt(namespace).statistics
     }
 
+    pub(super) fn known_statistics(&self, namespace: N) -> Option<&AcceptanceStatistics> {
+        let learnt = self.namespaces.peek(&namespace)?;
+        Some(&learnt.statistics)
+    }
+
     fn learnt(&mut self, namespace: N) -> &mut Learnt {
         self.namespaces
             .get_or_insert_mut(namespace, Learnt::default)

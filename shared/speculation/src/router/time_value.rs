@@ -10,8 +10,8 @@
 //! So the time per token is measured by how predictable the text is, which is the number of tokens that the best
 //! suffix draft is expected to bring ([`Offer::predictability`](super::Offer::predictability)), and by batch size. A
 //! step is worth the time that its tokens save all its requests, less the time that it takes all of them. No constant
-//! is left to tune. A constant share of the mean rate was used before: where half of the recorded calls were repeats,
-//! it lost up to 11 % to the score policy.
+//! is left to tune. A constant share of the mean rate was rejected: where half of the recorded calls were repeats, it
+//! loses up to 11 % to the score policy.
 
 use std::collections::HashMap;
 

@@ -22,8 +22,8 @@ pub struct Walk {
 /// gives it.)
 ///
 /// `target(node, path)` is the token that the target draws after the context and `path`, which leads to `node`. At
-/// the root there is no node. The walk stops before a draw that is not known, and keeps the emitted tokens, since no draw
-/// depends on a later one. It may emit nothing.
+/// the root there is no node. The walk stops before a draw that is not known, and keeps the emitted tokens, since no
+/// draw depends on a later one. It may emit nothing.
 pub fn walk(
     tree: &DraftTree,
     mut target: impl FnMut(Option<u32>, &[Token]) -> Option<Token>,
