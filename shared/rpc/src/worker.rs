@@ -1,7 +1,7 @@
 //! The interface of workers.
 
-use std::collections::HashMap;
 use std::io;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt, TryStreamExt};
+use lru::LruCache;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
@@ -160,19 +161,18 @@ fn lost(message: &str, detail: impl std::fmt::Display) -> ApiError {
 /// One [`HttpWorker`] per URL, so that connections are reused.
 pub struct HttpWorkers {
     template: MeshClient,
-    by_url: Mutex<HashMap<String, Arc<HttpWorker>>>,
+    by_url: Mutex<LruCache<String, Arc<HttpWorker>>>,
 }
 
-/// Most workers that are remembered. Leases name only live workers, so more of them are old ones, and all are
-/// dropped.
-const WORKERS_REMEMBERED_MAX: usize = 1024;
+/// Most workers whose connections are kept. Leases name only live workers, so the least recently used are gone.
+const WORKERS_KEPT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 impl HttpWorkers {
     /// Creates clients with the settings of `template` for the URLs that leases name.
     pub fn new(template: MeshClient) -> Self {
         HttpWorkers {
             template,
-            by_url: Mutex::new(HashMap::new()),
+            by_url: Mutex::new(LruCache::new(WORKERS_KEPT_MAX)),
         }
     }
 }
@@ -180,15 +180,12 @@ impl HttpWorkers {
 impl Workers for HttpWorkers {
     fn at(&self, url: &str) -> Arc<dyn Worker> {
         let mut by_url = self.by_url.lock().unwrap_or_else(PoisonError::into_inner);
-        if by_url.len() >= WORKERS_REMEMBERED_MAX {
-            by_url.clear();
-        }
         let client = || {
             Arc::new(HttpWorker {
                 client: self.template.at(url),
             })
         };
-        by_url.entry(url.to_owned()).or_insert_with(client).clone()
+        by_url.get_or_insert_ref(url, client).clone()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Comments fit on a screen and begin like sentences, and the README stays short.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::ensure;
 use e2e::repository;

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use refrain_protocol::ErrorKind;
 use refrain_protocol::chunk::ChunkEvent;
+use refrain_service_kit::backoff::Backoff;
 
 use super::context::{StreamContext, is_out_of_descriptors};
 use super::ending::ChunkEnding;
@@ -47,13 +47,8 @@ impl StreamContext {
     /// the request's budget. After it, only this worker's own limit counts, anew after each token.
     async fn open_with_retries(&self, chunk: &ActiveChunk) -> Result<GeneratedStream, ChunkEnding> {
         let failed = |error| self.engine_failed(error);
-        // With jitter, since the chunks of a failed engine fail together.
-        let mut pauses = ExponentialBuilder::default()
-            .with_min_delay(Duration::from_millis(self.config().retry_backoff_ms))
-            .with_max_delay(RETRY_PAUSE_MAX)
-            .without_max_times()
-            .with_jitter()
-            .build();
+        let first = Duration::from_millis(self.config().retry_backoff_ms);
+        let mut backoff = Backoff::new(first, RETRY_PAUSE_MAX);
         let mut attempts = 1;
         let has_output = !chunk.running.output().is_empty();
         let attempts_max = match has_output {
@@ -89,7 +84,7 @@ impl StreamContext {
                 let permit = self.reserve(&chunk.events).await?;
                 permit.send(Ok(ChunkEvent::Retry));
             }
-            let pause = pauses.next().unwrap_or(RETRY_PAUSE_MAX);
+            let pause = backoff.pause();
             let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
             tokio::time::sleep(pause.max(hint).min(RETRY_PAUSE_MAX)).await;
             // This call's own error tells more than the breaker's.
