@@ -26,6 +26,9 @@ pub struct GatewayConfig {
     /// Addresses and networks without that limit, such as `10.0.0.7` and `10.1.0.0/16`: proxies, since many callers
     /// share one.
     pub proxies: Vec<String>,
+    /// Origins whose web pages may call the API from a browser, such as `https://chat.example.com`, or `*` for all.
+    /// Empty: browsers let no page of another origin read an answer.
+    pub cors_origins: Vec<String>,
     /// API keys. Without any, `anonymous_tenant` must be set.
     pub keys: Vec<KeyConfig>,
     /// Tenant of callers without a key. If no keys are configured, it is the tenant of all callers.
@@ -170,6 +173,7 @@ impl Default for GatewayConfig {
             connections_max: 16_384,
             address_connections_max: 1_024,
             proxies: vec!["127.0.0.0/8".into(), "::1".into()],
+            cors_origins: Vec::new(),
             keys: Vec::new(),
             anonymous_tenant: None,
             models: Vec::new(),
@@ -187,6 +191,18 @@ impl Default for GatewayConfig {
 fn network(text: &str) -> Option<IpNet> {
     let address = text.parse::<IpAddr>().map(IpNet::from);
     text.parse().or(address).ok()
+}
+
+/// Whether a text is an origin as browsers write it, or `*`.
+fn is_origin(text: &str) -> bool {
+    let is_host = |host: &str| {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+        !host.is_empty() && host.bytes().all(is_part)
+    };
+    text == "*"
+        || text
+            .split_once("://")
+            .is_some_and(|(scheme, host)| !scheme.is_empty() && is_host(host))
 }
 
 impl GatewayConfig {
@@ -252,6 +268,14 @@ impl Validate for GatewayConfig {
                 &format!("proxies[{place}]: {rule}"),
             );
         }
+        for (place, origin) in self.cors_origins.iter().enumerate() {
+            require(
+                is_origin(origin),
+                &format!(
+                    "cors_origins[{place}]: must be an origin without a path, such as https://chat.example.com, or *"
+                ),
+            );
+        }
         for (place, entry) in self.keys.iter().enumerate() {
             let at = format!("keys[{place}]");
             let tenant = &entry.tenant;
@@ -291,6 +315,7 @@ mod tests {
             body_bytes_max: 0,
             request_ms_max: 9,
             proxies: vec!["10.0.0.7".into(), "10.1.0.0/16".into(), "nobody".into()],
+            cors_origins: vec!["*".into(), "https://a.b:8".into(), "https://a.b/c".into()],
             keys: vec![KeyConfig {
                 key_sha256: Some("ab".into()),
                 ..KeyConfig::default()
@@ -311,6 +336,7 @@ mod tests {
             "body_bytes_max",
             "request_ms_max",
             "proxies[2]",
+            "cors_origins[2]",
             "keys[0].tenant",
             "keys[0].key_sha256",
             "models[0].files",

@@ -21,6 +21,7 @@ mod models;
 mod relay;
 mod request;
 mod response;
+mod surfaces;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
-use refrain_service_kit::http::{ServeOptions, Server, serve_public};
+use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
 use refrain_service_kit::mesh::NamespaceSigner;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
@@ -126,6 +127,16 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         time: time.clone(),
         tuning: tuning.clone(),
     };
+    let readiness: Readiness = {
+        let (drain, models, clocks) = (drain.clone(), models.clone(), deps.clocks);
+        Arc::new(
+            move || match (drain.is_draining(), models.is_any_served()) {
+                (true, _) => Err("draining".to_owned()),
+                (false, false) => Err("no worker serves any of the models".to_owned()),
+                (false, true) => clocks.readiness(),
+            },
+        )
+    };
     let gateway = Arc::new(http::GatewayState {
         keys: intake::ApiKeys::new(&config.keys, config.anonymous_tenant.clone()),
         models: models.clone(),
@@ -153,20 +164,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         ),
         metrics,
         tuning,
+        readiness: readiness.clone(),
     });
     let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
-    let readiness = {
-        let (drain, clocks) = (drain.clone(), deps.clocks);
-        Arc::new(
-            move || match (drain.is_draining(), models.is_any_served()) {
-                (true, _) => Err("draining".to_owned()),
-                (false, false) => Err("no worker serves any of the models".to_owned()),
-                (false, true) => clocks.readiness(),
-            },
-        )
-    };
     let options = ServeOptions {
         service: "gateway",
         listen,
@@ -174,8 +176,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         body_bytes_max: config.body_bytes_max,
         connections_max: config.connections_max,
     };
-    let address = config.address_limit();
-    let server = serve_public(options, address, &deps.metrics, readiness, move |app| {
+    let public = PublicOptions {
+        address: config.address_limit(),
+        cors_origins: config.cors_origins.clone(),
+        logs_access: true,
+    };
+    let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);
     })?;
     tracing::info!(addr = %server.addr(), "the gateway listens");

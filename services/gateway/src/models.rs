@@ -166,6 +166,7 @@ impl Models {
             object: "model",
             created: self.created,
             owned_by: OWNED_BY,
+            max_model_len: self.max_context(model),
         }
     }
 

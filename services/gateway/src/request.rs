@@ -239,7 +239,7 @@ impl GenerateRequest {
 }
 
 /// Parses a body. Errors name the field at fault.
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();

@@ -5,7 +5,7 @@ use std::fmt;
 
 use minijinja::value::{Value, ValueKind};
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Most values in one part of a request, including nested ones. A value of two bytes in JSON can take a hundred bytes
 /// in memory. The largest requests of real clients have a few thousand values.
@@ -38,6 +38,14 @@ impl JsonValue {
         self.0.as_str()
     }
 
+    /// The value, if this is true or false.
+    pub fn as_bool(&self) -> Option<bool> {
+        match self.0.kind() {
+            ValueKind::Bool => Some(self.0.is_true()),
+            _ => None,
+        }
+    }
+
     /// The values, if this is a list.
     pub fn items(&self) -> Option<impl Iterator<Item = JsonValue>> {
         match self.0.kind() {
@@ -49,6 +57,13 @@ impl JsonValue {
     /// Whether this is an object.
     pub fn is_object(&self) -> bool {
         self.0.kind() == ValueKind::Map
+    }
+}
+
+/// Its keys keep their order.
+impl Serialize for JsonValue {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
     }
 }
 

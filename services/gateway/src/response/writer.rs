@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice,
-    CompletionLogprobs, Delta, FinishReason,
+    CompletionLogprobs, Delta, ErrorBody, FinishReason,
 };
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
@@ -13,6 +15,7 @@ use serde::Serialize;
 use crate::relay::{ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest};
 use crate::response::logprobs::{chat_logprobs, completion_logprobs};
+use crate::response::surface_writer::SurfaceWriter;
 
 /// Bytes of an event without its text, about.
 const FRAME_BYTES: usize = 320;
@@ -266,6 +269,33 @@ impl AnswerWriter {
             },
             metrics: summary.map(|summary| summary.metrics.clone()),
         }
+    }
+}
+
+impl SurfaceWriter for AnswerWriter {
+    fn progress(&mut self, index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError> {
+        AnswerWriter::progress(self, index, progress)
+    }
+
+    fn done(&mut self, summary: &RequestSummary) -> Result<Vec<u8>, ApiError> {
+        AnswerWriter::done(self, summary)
+    }
+
+    /// An event with a top-level `error`. No `[DONE]` follows.
+    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError> {
+        let mut frames = Vec::new();
+        write_frame(&mut frames, &ErrorBody::from(error))?;
+        Ok(frames)
+    }
+
+    fn collect<'a>(
+        self: Box<Self>,
+        events: &'a mut RequestEvents,
+    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
+    where
+        Self: 'a,
+    {
+        AnswerWriter::collect(*self, events).boxed()
     }
 }
 

@@ -228,6 +228,8 @@ pub struct ModelCard {
     pub created: u64,
     /// Owner of the model.
     pub owned_by: &'static str,
+    /// Longest prompt and output together, tokens.
+    pub max_model_len: u32,
 }
 
 #[cfg(test)]

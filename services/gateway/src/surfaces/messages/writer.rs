@@ -1,0 +1,435 @@
+//! The answer to a request of Anthropic's Messages: the JSON of a whole one, or the events of a stream.
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use refrain_output_parsers::Event;
+use refrain_protocol::ApiError;
+use refrain_protocol::openai::{FinishReason, Usage};
+use refrain_service_kit::random;
+use serde_json::{Value, json};
+
+use crate::relay::{ChoiceProgress, RequestEvents, RequestSummary};
+use crate::request::GenerateRequest;
+use crate::response::{SurfaceWriter, next_step, write_named_frame};
+use crate::surfaces::items::{Change, Item, ItemKind, Items};
+use crate::surfaces::messages::error::error_value;
+
+/// The signature of reasoning. Clients send it back with the reasoning, and nothing here reads it.
+const SIGNATURE: &str = "refrain";
+
+/// A comment that keeps a stream open, as Anthropic sends it.
+const PING: &[u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
+
+/// Writes the answer to one request.
+pub(in crate::surfaces) struct MessagesWriter {
+    id: u128,
+    model: String,
+    prompt_tokens: u64,
+    items: Items,
+    finish: Option<FinishReason>,
+    /// The stop text that ended the output.
+    stop: Option<String>,
+}
+
+impl MessagesWriter {
+    /// Creates the writer of an answer with a new id.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub(in crate::surfaces) fn new(request: &GenerateRequest) -> Result<Self, ApiError> {
+        let prompt = request.prompts.first();
+        let prompt_tokens = prompt.map_or(0, |prompt| prompt.tokens.len() as u64);
+        let model = request.model.id.clone();
+        Ok(MessagesWriter::with(random::u128()?, model, prompt_tokens))
+    }
+
+    fn with(id: u128, model: String, prompt_tokens: u64) -> Self {
+        MessagesWriter {
+            id,
+            model,
+            prompt_tokens,
+            items: Items::default(),
+            finish: None,
+            stop: None,
+        }
+    }
+
+    fn take(&mut self, events: Vec<Event>, finish: Option<FinishReason>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for event in events {
+            self.items.apply(event, &mut changes);
+        }
+        self.finish = self.finish.or(finish);
+        changes
+    }
+
+    fn message(&self, content: Vec<Value>, usage: Value, ended: bool) -> Value {
+        json!({
+            "id": format!("msg_{:032x}", self.id),
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": ended.then(|| self.stop_reason()),
+            "stop_sequence": self.stop,
+            "usage": usage,
+        })
+    }
+
+    fn stop_reason(&self) -> &'static str {
+        match self.finish {
+            Some(FinishReason::Length) => "max_tokens",
+            _ if self.stop.is_some() => "stop_sequence",
+            _ if self.items.has_calls() => "tool_use",
+            _ => "end_turn",
+        }
+    }
+
+    fn call_id(&self, number: usize, id: Option<&str>) -> String {
+        match id {
+            Some(id) => id.to_owned(),
+            None => format!("toolu_{:032x}_{number}", self.id),
+        }
+    }
+
+    /// A block as it begins in a stream.
+    fn begun(&self, number: usize, item: &Item) -> Value {
+        match &item.kind {
+            ItemKind::Text => json!({"type": "text", "text": ""}),
+            ItemKind::Reasoning => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            ItemKind::Call { id, name } => {
+                let id = self.call_id(number, id.as_deref());
+                json!({"type": "tool_use", "id": id, "name": name, "input": {}})
+            }
+        }
+    }
+
+    /// A whole block.
+    fn block(&self, number: usize, item: &Item) -> Value {
+        let mut block = self.begun(number, item);
+        match &item.kind {
+            ItemKind::Text => block["text"] = item.text.as_str().into(),
+            ItemKind::Reasoning => {
+                block["thinking"] = item.text.as_str().into();
+                block["signature"] = SIGNATURE.into();
+            }
+            ItemKind::Call { .. } => block["input"] = input(&item.text),
+        }
+        block
+    }
+
+    fn write(&self, frames: &mut Vec<u8>, changes: Vec<Change>) -> Result<(), ApiError> {
+        for change in changes {
+            match change {
+                Change::Begin(index) => {
+                    let block = self
+                        .items
+                        .all()
+                        .get(index)
+                        .map(|item| self.begun(index, item));
+                    write(
+                        frames,
+                        &json!({"type": "content_block_start", "index": index, "content_block": block}),
+                    )?;
+                }
+                Change::Grow(index, text) => {
+                    let delta = match self.kind(index) {
+                        Some(ItemKind::Reasoning) => {
+                            json!({"type": "thinking_delta", "thinking": text})
+                        }
+                        Some(ItemKind::Call { .. }) => {
+                            json!({"type": "input_json_delta", "partial_json": text})
+                        }
+                        _ => json!({"type": "text_delta", "text": text}),
+                    };
+                    write_delta(frames, index, &delta)?;
+                }
+                Change::End(index) => {
+                    if self.kind(index) == Some(&ItemKind::Reasoning) {
+                        let delta = json!({"type": "signature_delta", "signature": SIGNATURE});
+                        write_delta(frames, index, &delta)?;
+                    }
+                    write(
+                        frames,
+                        &json!({"type": "content_block_stop", "index": index}),
+                    )?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn kind(&self, index: usize) -> Option<&ItemKind> {
+        self.items.all().get(index).map(|item| &item.kind)
+    }
+
+    fn whole(&mut self, usage: &Usage) -> Value {
+        self.items.finish(&mut Vec::new());
+        let items = self.items.all().iter().enumerate();
+        let content = items.map(|(number, item)| self.block(number, item));
+        self.message(content.collect(), usage_value(usage), true)
+    }
+
+    fn end(&mut self, usage: &Usage) -> Result<Vec<u8>, ApiError> {
+        let (mut frames, mut changes) = (Vec::new(), Vec::new());
+        self.items.finish(&mut changes);
+        self.write(&mut frames, changes)?;
+        let delta = json!({"stop_reason": self.stop_reason(), "stop_sequence": self.stop});
+        write(
+            &mut frames,
+            &json!({"type": "message_delta", "delta": delta, "usage": usage_value(usage)}),
+        )?;
+        write(&mut frames, &json!({"type": "message_stop"}))?;
+        Ok(frames)
+    }
+}
+
+impl SurfaceWriter for MessagesWriter {
+    fn begin(&mut self) -> Result<Vec<u8>, ApiError> {
+        let usage = Usage {
+            prompt_tokens: self.prompt_tokens,
+            ..Usage::default()
+        };
+        let message = self.message(Vec::new(), usage_value(&usage), false);
+        let mut frames = Vec::new();
+        write(
+            &mut frames,
+            &json!({"type": "message_start", "message": message}),
+        )?;
+        frames.extend_from_slice(PING);
+        Ok(frames)
+    }
+
+    fn progress(&mut self, _index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError> {
+        let changes = self.take(vec![Event::Text(progress.text)], progress.finish);
+        let mut frames = Vec::new();
+        self.write(&mut frames, changes)?;
+        Ok(frames)
+    }
+
+    fn done(&mut self, summary: &RequestSummary) -> Result<Vec<u8>, ApiError> {
+        self.end(&summary.usage)
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError> {
+        let mut frames = Vec::new();
+        write(&mut frames, &error_value(error))?;
+        Ok(frames)
+    }
+
+    fn keep_alive(&self) -> &'static [u8] {
+        PING
+    }
+
+    fn collect<'a>(
+        mut self: Box<Self>,
+        events: &'a mut RequestEvents,
+    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
+    where
+        Self: 'a,
+    {
+        async move {
+            loop {
+                match next_step(events).await? {
+                    Ok((_, progress)) => {
+                        self.take(vec![Event::Text(progress.text)], progress.finish);
+                    }
+                    Err(summary) => {
+                        let whole = self.whole(&summary.usage);
+                        return Ok(whole.to_string().into_bytes());
+                    }
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+/// The arguments of a call as the object that the API has in their place. Anthropic documents this wrapping for text
+/// that is no object.
+fn input(arguments: &str) -> Value {
+    if arguments.trim().is_empty() {
+        return json!({});
+    }
+    match serde_json::from_str(arguments) {
+        Ok(object @ Value::Object(_)) => object,
+        _ => json!({"INVALID_JSON": arguments}),
+    }
+}
+
+/// Here the tokens out of a cache are not among the input tokens.
+fn usage_value(usage: &Usage) -> Value {
+    let cached = usage.prompt_tokens_details.cached_tokens;
+    json!({
+        "input_tokens": usage.prompt_tokens.saturating_sub(cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+    })
+}
+
+fn write_delta(frames: &mut Vec<u8>, index: usize, delta: &Value) -> Result<(), ApiError> {
+    write(
+        frames,
+        &json!({"type": "content_block_delta", "index": index, "delta": delta}),
+    )
+}
+
+/// Writes an event, which has the name of its type.
+fn write(frames: &mut Vec<u8>, event: &Value) -> Result<(), ApiError> {
+    let name = event["type"].as_str().unwrap_or_default();
+    write_named_frame(frames, name, event)
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_protocol::openai::PromptTokensDetails;
+
+    use super::*;
+    use crate::surfaces::items::example;
+
+    fn usage() -> Usage {
+        Usage {
+            prompt_tokens: 10,
+            completion_tokens: 7,
+            total_tokens: 17,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: 4 },
+            ..Usage::default()
+        }
+    }
+
+    fn writer() -> MessagesWriter {
+        MessagesWriter::with(1, "m".into(), 10)
+    }
+
+    /// The events in frames, whose names and types must be the same.
+    fn events(frames: &[u8]) -> Vec<Value> {
+        let text = std::str::from_utf8(frames).unwrap();
+        let frames = text.split_terminator("\n\n").map(|frame| {
+            let (name, data) = frame.split_once('\n').unwrap();
+            let event: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(name.strip_prefix("event: ").unwrap(), event["type"]);
+            event
+        });
+        frames.collect()
+    }
+
+    #[test]
+    fn a_stream_has_the_events_in_their_order() {
+        let mut writer = writer();
+        let mut frames = writer.begin().unwrap();
+        for event in example() {
+            let changes = writer.take(vec![event], None);
+            writer.write(&mut frames, changes).unwrap();
+        }
+        writer.take(Vec::new(), Some(FinishReason::Stop));
+        frames.extend(writer.end(&usage()).unwrap());
+        let events = events(&frames);
+        let said: Vec<String> = events
+            .iter()
+            .map(|event| {
+                let at = |path| {
+                    event
+                        .pointer(path)
+                        .and_then(Value::as_str)
+                        .unwrap_or_default()
+                };
+                let (block, delta) = (at("/content_block/type"), at("/delta/type"));
+                format!("{} {block}{delta}", at("/type")).trim().to_owned()
+            })
+            .collect();
+        assert_eq!(
+            said,
+            [
+                "message_start",
+                "ping",
+                "content_block_start thinking",
+                "content_block_delta thinking_delta",
+                "content_block_delta thinking_delta",
+                "content_block_delta signature_delta",
+                "content_block_stop",
+                "content_block_start text",
+                "content_block_delta text_delta",
+                "content_block_stop",
+                "content_block_start tool_use",
+                "content_block_delta input_json_delta",
+                "content_block_delta input_json_delta",
+                "content_block_stop",
+                "content_block_start tool_use",
+                "content_block_delta input_json_delta",
+                "content_block_stop",
+                "message_delta",
+                "message_stop",
+            ]
+        );
+        assert_eq!(events[0]["message"]["usage"]["input_tokens"], 10);
+        assert_eq!(events[0]["message"]["stop_reason"], Value::Null);
+        assert_eq!(events[10]["content_block"]["id"], "call_a");
+        assert_eq!(events[17]["delta"]["stop_reason"], "tool_use");
+        assert_eq!(events[17]["usage"]["output_tokens"], 7);
+        assert_eq!(events[17]["usage"]["cache_read_input_tokens"], 4);
+        assert_eq!(events[17]["usage"]["input_tokens"], 6);
+    }
+
+    #[test]
+    fn a_whole_answer_has_the_same_blocks() {
+        let mut writer = writer();
+        writer.take(example(), Some(FinishReason::Stop));
+        let message = writer.whole(&usage());
+        assert_eq!(
+            message["content"],
+            json!([
+                {"type": "thinking", "thinking": "Let me see.", "signature": SIGNATURE},
+                {"type": "text", "text": "I ask."},
+                {"type": "tool_use", "id": "call_a", "name": "weather", "input": {"city": "Oslo"}},
+                {"type": "tool_use", "id": "call_b", "name": "time", "input": {"INVALID_JSON": "{\"ci"}},
+            ])
+        );
+        assert_eq!(message["stop_reason"], "tool_use");
+    }
+
+    #[test]
+    fn the_stop_reason_says_why_it_ended() {
+        let text = || vec![Event::Text("a".into())];
+        for (events, finish, stop, reason) in [
+            (text(), FinishReason::Stop, None, "end_turn"),
+            (text(), FinishReason::Length, None, "max_tokens"),
+            (
+                text(),
+                FinishReason::Stop,
+                Some("x".to_owned()),
+                "stop_sequence",
+            ),
+            (example(), FinishReason::Length, None, "max_tokens"),
+            (Vec::new(), FinishReason::Stop, None, "end_turn"),
+        ] {
+            let mut writer = writer();
+            writer.take(events, Some(finish));
+            writer.stop.clone_from(&stop);
+            let message = writer.whole(&usage());
+            assert_eq!(message["stop_reason"], reason);
+            assert_eq!(message["stop_sequence"], json!(stop));
+        }
+    }
+
+    #[test]
+    fn a_call_without_a_name_of_its_own_gets_one() {
+        let mut writer = writer();
+        let start = Event::CallStart {
+            index: 0,
+            id: None,
+            name: "f".into(),
+        };
+        writer.take(vec![start], Some(FinishReason::Stop));
+        let block = writer.whole(&usage())["content"][0].clone();
+        assert!(block["id"].as_str().unwrap().starts_with("toolu_"));
+        assert_eq!(block["input"], json!({}));
+    }
+
+    #[test]
+    fn an_error_in_a_stream_is_an_event() {
+        let error = ApiError::invalid("a", "no");
+        let events = events(&writer().failed(&error).unwrap());
+        assert_eq!(events[0]["error"]["type"], "invalid_request_error");
+    }
+}
