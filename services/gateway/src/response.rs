@@ -2,6 +2,7 @@
 
 mod event_stream;
 mod logprobs;
+mod message;
 mod writer;
 
 pub(crate) use event_stream::EventStreamBody;
