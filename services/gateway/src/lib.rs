@@ -103,6 +103,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         &*deps.model_files,
         deps.signer.clone(),
     )?);
+    for model in &config.models {
+        // Series exist from the start, so that their first count is a rise.
+        metrics.called(&model.id, refrain_output_parsers::Counts::default());
+    }
     let tuning = config.tuning.clone();
     let drain = Drain::new();
     // Any single body can wait, however large bodies may be.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::Context;
+use refrain_output_parsers::{Detected, detect};
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
@@ -22,6 +23,10 @@ pub(crate) struct Model {
     /// The identity of the tokenizer in namespaces.
     tokenizer_identity: String,
     pub(crate) template: Option<ChatTemplate>,
+    /// How it writes tool calls and reasoning.
+    pub(crate) formats: Detected,
+    /// Whether its engine speaks only text.
+    pub(crate) is_text_only: bool,
     /// Token ids that end an output: those in the files and those in the configuration.
     pub(crate) stop_token_ids: Vec<TokenId>,
     pub(crate) default_max_tokens: Option<u32>,
@@ -58,9 +63,12 @@ impl Model {
         stop_token_ids.extend(end_tokens(files, &tokenizer));
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
+        let template = files.chat_template()?;
         Ok(Model {
             id: config.id.clone(),
-            template: files.chat_template()?,
+            formats: formats(config, template.as_ref(), &tokenizer)?,
+            is_text_only: config.text_only,
+            template,
             stop_token_ids,
             default_max_tokens: config.default_max_tokens,
             max_context: config.max_context.or_else(|| files.max_context()),
@@ -73,6 +81,29 @@ impl Model {
     fn is_open_to(&self, tenant: &str) -> bool {
         self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant)
     }
+}
+
+/// The name of a parser that leaves the choice to the template and the special tokens.
+const AUTO: &str = "auto";
+
+/// How a model writes tool calls and reasoning, by its configuration.
+fn formats(
+    config: &ModelConfig,
+    template: Option<&ChatTemplate>,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Detected> {
+    let source = template.map(ChatTemplate::source).unwrap_or_default();
+    let mut formats = detect(&source, &tokenizer.special_texts());
+    let named = |name: &Option<String>| name.clone().filter(|name| name != AUTO);
+    if let Some(name) = named(&config.tool_parser) {
+        let of = || format!("tool_parser of the model (or {AUTO})");
+        formats.tools_as = name.parse().with_context(of)?;
+    }
+    if let Some(name) = named(&config.reasoning_parser) {
+        let of = || format!("reasoning_parser of the model (or {AUTO})");
+        formats.reasoning_as = name.parse().with_context(of)?;
+    }
+    Ok(formats)
 }
 
 /// The end tokens in a model's files: `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token`

@@ -2,11 +2,13 @@
 
 mod body;
 mod fields;
+mod parsing;
 mod prompt;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::error::code;
@@ -67,6 +69,10 @@ pub(crate) struct GenerateRequest {
     pub(crate) urgency: Urgency,
     /// The output that the client predicts.
     pub(crate) prediction: Option<Arc<[TokenId]>>,
+    /// How the output is parsed; `None`: all of it is text.
+    pub(crate) parsing: Option<ParserOptions>,
+    /// Whether calls are answered in the shape of the deprecated `functions`.
+    pub(crate) answers_function_call: bool,
     /// Most tokens of a chunk; `None`: one chunk without a limit.
     pub(crate) chunk_tokens: Option<u32>,
     /// Keeps other modules from creating one.
@@ -107,7 +113,9 @@ impl GenerateRequest {
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
+        let tools = parsing::tools(&chat)?;
         let tokens = prompt::chat(messages, chat, &request.model, context)?;
+        request.parsing = parsing::options(tools, &request.model, &tokens, request.is_stream);
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
         let max_new_tokens =
@@ -203,6 +211,8 @@ impl GenerateRequest {
             speculation: parameters.speculation.unwrap_or_default(),
             urgency: fields::urgency(parameters)?,
             prediction: None,
+            parsing: None,
+            answers_function_call: false,
             chunk_tokens: (chunk_tokens > 0).then_some(chunk_tokens),
             model,
             _sealed: (),
@@ -230,6 +240,12 @@ impl GenerateRequest {
     /// Number of choices: prompts times choices of each.
     pub(crate) fn choice_count(&self) -> usize {
         self.prompts.len() * self.choices_per_prompt as usize
+    }
+
+    /// Whether the output may have reasoning apart from its text.
+    pub(crate) fn may_reason(&self) -> bool {
+        let parsing = self.parsing.as_ref();
+        parsing.is_some_and(|parsing| parsing.reasoning_as != ReasoningParserKind::None)
     }
 
     /// Whether the answer has log-probabilities.

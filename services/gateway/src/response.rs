@@ -2,6 +2,7 @@
 
 mod event_stream;
 mod logprobs;
+mod message;
 mod surface_writer;
 mod writer;
 

@@ -143,6 +143,12 @@ impl ChatTemplate {
         }
     }
 
+    /// The template's own text.
+    pub fn source(&self) -> String {
+        let template = self.environment.get_template(TEMPLATE_NAME);
+        template.map_or_else(|_| String::new(), |template| template.source().to_owned())
+    }
+
     /// Renders and encodes a prompt. Special tokens that the template writes are recognised. Those that a string of
     /// the input contains, or would complete, are ordinary text.
     ///

@@ -54,6 +54,11 @@ impl JsonValue {
         }
     }
 
+    /// The same value as the JSON library has it. A number that JSON cannot express becomes null.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(&self.0).unwrap_or_default()
+    }
+
     /// Whether this is an object.
     pub fn is_object(&self) -> bool {
         self.0.kind() == ValueKind::Map

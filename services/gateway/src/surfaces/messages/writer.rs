@@ -1,8 +1,9 @@
 //! The answer to a request of Anthropic's Messages: the JSON of a whole one, or the events of a stream.
 
 use futures_util::FutureExt as _;
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
-use refrain_output_parsers::Event;
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::{FinishReason, Usage};
 use refrain_service_kit::random;
@@ -25,6 +26,7 @@ pub(in crate::surfaces) struct MessagesWriter {
     id: u128,
     model: String,
     prompt_tokens: u64,
+    stops: Arc<[String]>,
     items: Items,
     finish: Option<FinishReason>,
     /// The stop text that ended the output.
@@ -39,27 +41,32 @@ impl MessagesWriter {
     pub(in crate::surfaces) fn new(request: &GenerateRequest) -> Result<Self, ApiError> {
         let prompt = request.prompts.first();
         let prompt_tokens = prompt.map_or(0, |prompt| prompt.tokens.len() as u64);
-        let model = request.model.id.clone();
-        Ok(MessagesWriter::with(random::u128()?, model, prompt_tokens))
+        let (model, stops) = (request.model.id.clone(), request.stops.clone());
+        let id = random::u128()?;
+        Ok(MessagesWriter::with(id, model, prompt_tokens, stops))
     }
 
-    fn with(id: u128, model: String, prompt_tokens: u64) -> Self {
+    fn with(id: u128, model: String, prompt_tokens: u64, stops: Arc<[String]>) -> Self {
         MessagesWriter {
             id,
             model,
             prompt_tokens,
+            stops,
             items: Items::default(),
             finish: None,
             stop: None,
         }
     }
 
-    fn take(&mut self, events: Vec<Event>, finish: Option<FinishReason>) -> Vec<Change> {
+    fn take(&mut self, progress: ChoiceProgress) -> Vec<Change> {
         let mut changes = Vec::new();
-        for event in events {
+        for event in progress.events {
             self.items.apply(event, &mut changes);
         }
-        self.finish = self.finish.or(finish);
+        self.finish = self.finish.or(progress.finish);
+        if let Some(number) = progress.stop_text {
+            self.stop = self.stops.get(number).cloned();
+        }
         changes
     }
 
@@ -201,7 +208,7 @@ impl SurfaceWriter for MessagesWriter {
     }
 
     fn progress(&mut self, _index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError> {
-        let changes = self.take(vec![Event::Text(progress.text)], progress.finish);
+        let changes = self.take(progress);
         let mut frames = Vec::new();
         self.write(&mut frames, changes)?;
         Ok(frames)
@@ -232,7 +239,7 @@ impl SurfaceWriter for MessagesWriter {
             loop {
                 match next_step(events).await? {
                     Ok((_, progress)) => {
-                        self.take(vec![Event::Text(progress.text)], progress.finish);
+                        self.take(progress);
                     }
                     Err(summary) => {
                         let whole = self.whole(&summary.usage);
@@ -283,6 +290,7 @@ fn write(frames: &mut Vec<u8>, event: &Value) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use refrain_output_parsers::Event;
     use refrain_protocol::openai::PromptTokensDetails;
 
     use super::*;
@@ -299,7 +307,15 @@ mod tests {
     }
 
     fn writer() -> MessagesWriter {
-        MessagesWriter::with(1, "m".into(), 10)
+        MessagesWriter::with(1, "m".into(), 10, ["x".to_owned()].into())
+    }
+
+    fn progress(events: Vec<Event>, finish: Option<FinishReason>) -> ChoiceProgress {
+        ChoiceProgress {
+            events,
+            finish,
+            ..ChoiceProgress::default()
+        }
     }
 
     /// The events in frames, whose names and types must be the same.
@@ -319,10 +335,10 @@ mod tests {
         let mut writer = writer();
         let mut frames = writer.begin().unwrap();
         for event in example() {
-            let changes = writer.take(vec![event], None);
+            let changes = writer.take(progress(vec![event], None));
             writer.write(&mut frames, changes).unwrap();
         }
-        writer.take(Vec::new(), Some(FinishReason::Stop));
+        writer.take(progress(Vec::new(), Some(FinishReason::Stop)));
         frames.extend(writer.end(&usage()).unwrap());
         let events = events(&frames);
         let said: Vec<String> = events
@@ -374,7 +390,7 @@ mod tests {
     #[test]
     fn a_whole_answer_has_the_same_blocks() {
         let mut writer = writer();
-        writer.take(example(), Some(FinishReason::Stop));
+        writer.take(progress(example(), Some(FinishReason::Stop)));
         let message = writer.whole(&usage());
         assert_eq!(
             message["content"],
@@ -404,8 +420,9 @@ mod tests {
             (Vec::new(), FinishReason::Stop, None, "end_turn"),
         ] {
             let mut writer = writer();
-            writer.take(events, Some(finish));
-            writer.stop.clone_from(&stop);
+            let mut last = progress(events, Some(finish));
+            last.stop_text = stop.as_ref().map(|_| 0);
+            writer.take(last);
             let message = writer.whole(&usage());
             assert_eq!(message["stop_reason"], reason);
             assert_eq!(message["stop_sequence"], json!(stop));
@@ -420,7 +437,7 @@ mod tests {
             id: None,
             name: "f".into(),
         };
-        writer.take(vec![start], Some(FinishReason::Stop));
+        writer.take(progress(vec![start], Some(FinishReason::Stop)));
         let block = writer.whole(&usage())["content"][0].clone();
         assert!(block["id"].as_str().unwrap().starts_with("toolu_"));
         assert_eq!(block["input"], json!({}));
