@@ -53,6 +53,10 @@ pub struct GatewayConfig {
     /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Past it, requests
     /// fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
+    /// Bytes of responses that `/v1/responses` keeps in memory, with their conversations, so that requests can continue
+    /// them by `previous_response_id`. A tenant may have half, and at most 1,000 responses; each lives for an hour. 0
+    /// stores nothing. Gateways do not share them, so with several ones clients have to come back to the same one.
+    pub responses_stored_bytes_max: usize,
     /// Values that only tests change.
     #[serde(skip)]
     pub tuning: GatewayTuning,
@@ -99,6 +103,10 @@ pub struct GatewayTuning {
     pub stream_keep_alive: Duration,
     /// Events of one request that wait for a slow reader. Past it the worker's stream is not read further.
     pub stream_events_max: usize,
+    /// Most stored responses of one tenant.
+    pub responses_tenant_max: usize,
+    /// Time after which a stored response is forgotten.
+    pub responses_age_max: Duration,
     /// Time between two questions to the scheduler which models are served, about.
     pub models_poll: Duration,
 }
@@ -119,6 +127,8 @@ impl Default for GatewayTuning {
             stream_head_wait: Duration::from_secs(10),
             stream_keep_alive: Duration::from_secs(15),
             stream_events_max: 64,
+            responses_tenant_max: 1_000,
+            responses_age_max: Duration::from_secs(3_600),
             models_poll: Duration::from_secs(1),
         }
     }
@@ -189,6 +199,7 @@ impl Default for GatewayConfig {
             request_ms_max: 3_600_000,
             scheduler_wait_ms: 10_000,
             retry_share: 0.2,
+            responses_stored_bytes_max: 64 << 20,
             tuning: GatewayTuning::default(),
         }
     }

@@ -1,6 +1,7 @@
 //! The routes, and the way of a request through the modules of the gateway.
 
 mod probes;
+mod stored;
 mod tokens;
 
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::{RelayContext, RelayEvent};
 use crate::response::EventStreamBody;
-use crate::surfaces::{AcceptedRequest, Surface, SurfaceContext};
+use crate::surfaces::{AcceptedRequest, ResponseStore, Surface, SurfaceContext};
 
 /// The state that all handlers share.
 pub(crate) struct GatewayState {
@@ -38,6 +39,7 @@ pub(crate) struct GatewayState {
     pub(crate) bodies: BodyReader,
     pub(crate) tuning: GatewayTuning,
     pub(crate) readiness: Readiness,
+    pub(crate) stored: Arc<ResponseStore>,
 }
 
 /// The body of a request that was admitted.
@@ -70,6 +72,10 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
             generate(gateway, Surface::Messages, request, payload)
         }))
         .service(post("/v1/messages/count_tokens", tokens::count))
+        .service(post("/v1/responses", |gateway, request, payload| {
+            generate(gateway, Surface::Responses, request, payload)
+        }))
+        .service(stored::responses("/v1/responses/{id}"))
         .service(post("/tokenize", tokens::tokenize))
         .service(post("/detokenize", tokens::detokenize))
         .service(probes::readiness("/health"))
@@ -185,6 +191,14 @@ impl GatewayState {
         Ok(tenant)
     }
 
+    fn surface_context(&self) -> SurfaceContext<'_> {
+        SurfaceContext {
+            models: &self.models,
+            tuning: &self.tuning,
+            stored: &self.stored,
+        }
+    }
+
     fn count_refused(&self, error: &ApiError) {
         self.metrics.ended(&error.kind.status().to_string());
         if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
@@ -252,11 +266,7 @@ impl GatewayState {
     ) -> Result<(AcceptedRequest, AdmissionTicket), ApiError> {
         let mut admitted = self.admit(request, payload, received).await?;
         let read = move |gateway: &GatewayState, body, tenant: &str| {
-            let context = SurfaceContext {
-                models: &gateway.models,
-                tuning: &gateway.tuning,
-            };
-            surface.read(body, tenant, &context)
+            surface.read(body, tenant, &gateway.surface_context())
         };
         let accepted = self
             .parse(&admitted.tenant, admitted.body, received, read)

@@ -166,6 +166,14 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             },
             metrics.clone(),
         ),
+        stored: Arc::new(surfaces::ResponseStore::new(
+            surfaces::StoreLimits {
+                bytes_max: config.responses_stored_bytes_max,
+                tenant_responses_max: tuning.responses_tenant_max,
+                age_max: tuning.responses_age_max,
+            },
+            metrics.clone(),
+        )),
         metrics,
         tuning,
         readiness: readiness.clone(),

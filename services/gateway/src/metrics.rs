@@ -69,6 +69,10 @@ refrain_service_kit::metric_families! {
         pub(crate) tokenizing: IntGauge = "refrain_gateway_tokenizing_bytes",
         /// Bytes of large bodies that wait to be parsed and tokenized.
         pub(crate) tokenizing_waiting: IntGauge = "refrain_gateway_tokenizing_waiting_bytes",
+        /// Responses that are stored, to be continued or read again.
+        pub(crate) responses: IntGauge = "refrain_gateway_responses_stored",
+        /// Bytes of these responses with their conversations.
+        pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
         /// Requests refused because a limit was reached, by the limit.
         pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
         /// Choices that continued after a chunk failed.

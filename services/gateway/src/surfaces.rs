@@ -15,6 +15,7 @@
 mod chat_body;
 mod items;
 mod messages;
+mod responses;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use crate::request::{Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
 
 pub(crate) use chat_body::ChatBody;
+pub(crate) use responses::{ResponseStore, StoreLimits};
 
 /// The API that was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +41,15 @@ pub(crate) enum Surface {
     Messages,
     /// `/v1/messages/count_tokens`, which generates nothing.
     MessagesCount,
+    /// `/v1/responses`.
+    Responses,
 }
 
 /// The objects that surfaces need to read a body.
 pub(crate) struct SurfaceContext<'a> {
     pub(crate) models: &'a Models,
     pub(crate) tuning: &'a GatewayTuning,
+    pub(crate) stored: &'a Arc<ResponseStore>,
 }
 
 /// A request that can be carried out, and what its answer repeats of the body.
@@ -56,6 +61,7 @@ pub(crate) struct AcceptedRequest {
 enum AnswerShape {
     OpenAi,
     Messages,
+    Responses(Box<responses::Echo>),
 }
 
 impl Surface {
@@ -95,6 +101,12 @@ impl Surface {
                     AnswerShape::Messages,
                 )
             }
+            Surface::Responses => {
+                let (chat, echo) = responses::to_chat(body, tenant, context.stored)?;
+                let read = GenerateRequest::chat(chat, tenant, models, tuning);
+                let request = read.map_err(responses::renamed)?;
+                (request, AnswerShape::Responses(Box::new(echo)))
+            }
         };
         Ok(AcceptedRequest {
             request: Arc::new(request),
@@ -106,7 +118,7 @@ impl Surface {
     pub(crate) fn error_body(self, error: &ApiError) -> Option<Vec<u8>> {
         match self {
             Surface::Messages | Surface::MessagesCount => Some(messages::error_body(error)),
-            Surface::Chat | Surface::Completion => None,
+            Surface::Chat | Surface::Completion | Surface::Responses => None,
         }
     }
 }
@@ -121,6 +133,9 @@ impl AcceptedRequest {
         Ok(match self.answer {
             AnswerShape::OpenAi => Box::new(AnswerWriter::new(request)?),
             AnswerShape::Messages => Box::new(messages::MessagesWriter::new(&request)?),
+            AnswerShape::Responses(echo) => {
+                Box::new(responses::ResponsesWriter::new(&request, *echo)?)
+            }
         })
     }
 }

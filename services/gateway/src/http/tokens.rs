@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{GatewayState, finish};
 use crate::models::Model;
 use crate::request::{GenerateRequest, read};
-use crate::surfaces::{ChatBody, Surface, SurfaceContext};
+use crate::surfaces::{ChatBody, Surface};
 
 /// Fields of a chat that decide its prompt.
 const PROMPT_FIELDS: [&str; 6] = [
@@ -40,11 +40,7 @@ pub(super) async fn count(
 ) -> HttpResponse {
     let surface = Surface::MessagesCount;
     let read = move |gateway: &GatewayState, body, tenant: &str| {
-        let context = SurfaceContext {
-            models: &gateway.models,
-            tuning: &gateway.tuning,
-        };
-        let accepted = surface.read(body, tenant, &context)?;
+        let accepted = surface.read(body, tenant, &gateway.surface_context())?;
         let prompts = &accepted.request.prompts;
         let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         Ok(HttpResponseJson(json!({"input_tokens": tokens})))
