@@ -38,6 +38,20 @@ impl JsonValue {
         self.0.as_str()
     }
 
+    /// An object of these fields.
+    pub fn object<const N: usize>(fields: [(&str, JsonValue); N]) -> Self {
+        let fields = fields.into_iter().map(|(name, value)| (name, value.0));
+        JsonValue(Value::from_pairs(fields))
+    }
+
+    /// The value, if this is true or false.
+    pub fn as_bool(&self) -> Option<bool> {
+        match self.0.kind() {
+            ValueKind::Bool => Some(self.0.is_true()),
+            _ => None,
+        }
+    }
+
     /// The values, if this is a list.
     pub fn items(&self) -> Option<impl Iterator<Item = JsonValue>> {
         match self.0.kind() {
@@ -54,6 +68,18 @@ impl JsonValue {
     /// Whether this is an object.
     pub fn is_object(&self) -> bool {
         self.0.kind() == ValueKind::Map
+    }
+}
+
+impl From<&str> for JsonValue {
+    fn from(text: &str) -> Self {
+        JsonValue(Value::from(text))
+    }
+}
+
+impl FromIterator<JsonValue> for JsonList {
+    fn from_iter<I: IntoIterator<Item = JsonValue>>(values: I) -> Self {
+        JsonList(values.into_iter().map(|value| value.0).collect())
     }
 }
 
