@@ -3,7 +3,7 @@
 use refrain_protocol::ApiError;
 use refrain_tokenization::{JsonList, JsonValue};
 
-use super::fields::{invalid, unsupported};
+use super::fields::invalid;
 
 /// The roles of messages.
 const ROLES: [&str; 6] = [
@@ -86,17 +86,12 @@ pub(super) fn check_content(content: Option<JsonValue>, name: &str) -> Result<()
         let kind = kind.as_ref().and_then(JsonValue::as_str);
         let field = match kind {
             Some(kind @ ("text" | "refusal")) => kind,
-            Some(
-                "image_url" | "input_image" | "input_audio" | "audio_url" | "video_url" | "file",
-            ) => {
-                let param = format!("{name}[{place}].type");
-                let message =
-                    format!("{param}: only text parts are supported, no images, audio or files");
-                return unsupported(&param, &message);
-            }
             _ => {
                 let param = format!("{name}[{place}].type");
-                return invalid(&param, "only text parts are supported");
+                return invalid(
+                    &param,
+                    "only text parts are supported, no images, audio or files",
+                );
             }
         };
         if part

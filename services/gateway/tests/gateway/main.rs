@@ -13,3 +13,4 @@ mod limits;
 mod mesh;
 mod plain;
 mod streams;
+mod tools;
