@@ -18,6 +18,7 @@ mod stopped;
 mod store_import;
 mod takeover;
 mod tidy;
+mod tools;
 mod traces;
 mod trust;
 mod up;

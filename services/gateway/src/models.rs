@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::Context;
-use refrain_output_parsers::{Detected, detect};
+use refrain_output_parsers::{Detected, ToolParserKind, detect};
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner};
-use refrain_tokenization::{ChatTemplate, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer};
+use refrain_tokenization::{
+    ChatInput, ChatTemplate, JsonList, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer,
+};
 
 use crate::config::ModelConfig;
 
@@ -25,6 +27,8 @@ pub(crate) struct Model {
     pub(crate) template: Option<ChatTemplate>,
     /// How it writes tool calls and reasoning.
     pub(crate) formats: Detected,
+    /// Whether its template has a place for tools.
+    pub(crate) shows_tools: bool,
     /// Whether its engine speaks only text.
     pub(crate) is_text_only: bool,
     /// Token ids that end an output: those in the files and those in the configuration.
@@ -64,9 +68,20 @@ impl Model {
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
         let template = files.chat_template()?;
+        let formats = formats(config, template.as_ref(), &tokenizer)?;
+        let shows_tools = template
+            .as_ref()
+            .is_some_and(|template| shows_tools(template, &tokenizer));
+        if shows_tools && formats.tools_as == ToolParserKind::None {
+            tracing::warn!(
+                model = config.id,
+                "calls of tools come as text, because no parser is known for this template; set tool_parser of the model"
+            );
+        }
         Ok(Model {
             id: config.id.clone(),
-            formats: formats(config, template.as_ref(), &tokenizer)?,
+            formats,
+            shows_tools,
             is_text_only: config.text_only,
             template,
             stop_token_ids,
@@ -104,6 +119,24 @@ fn formats(
         formats.reasoning_as = name.parse().with_context(of)?;
     }
     Ok(formats)
+}
+
+/// A request and a tool, in which a template has to find all that templates look for.
+const PROBE_MESSAGES: &str = r#"[{"role": "user", "content": "a"}]"#;
+const PROBE_TOOLS: &str = r#"[{"type": "function", "function": {"name": "f", "description": "b", "parameters":
+    {"type": "object", "properties": {"c": {"type": "string", "description": "d"}}, "required": ["c"]}}}]"#;
+
+/// Whether a prompt with tools differs from one without. A template that refuses either of them only has to name tools.
+fn shows_tools(template: &ChatTemplate, tokenizer: &Tokenizer) -> bool {
+    let list = |json| serde_json::from_str::<JsonList>(json).unwrap_or_default();
+    let prompt = |tools| {
+        let input = ChatInput::new(list(PROBE_MESSAGES), tools, None);
+        template.encode_within(tokenizer, &input, true, usize::MAX)
+    };
+    match (prompt(None), prompt(Some(list(PROBE_TOOLS)))) {
+        (Ok(without), Ok(with)) => without != with,
+        _ => template.source().contains("tools"),
+    }
 }
 
 /// The end tokens in a model's files: `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token`

@@ -2,8 +2,10 @@
 
 mod body;
 mod fields;
+mod messages;
 mod parsing;
 mod prompt;
+mod tools;
 
 use std::sync::Arc;
 
@@ -19,6 +21,7 @@ use serde::de::DeserializeOwned;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
 use body::{ChatFields, CompletionFields, RequestBody};
+use tools::Tools;
 
 /// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +103,10 @@ impl GenerateRequest {
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
-        fields::check_chat(&messages, &chat)?;
+        messages::check(&messages)?;
+        fields::check_chat(&chat)?;
+        let tools = Tools::read(&mut chat)?;
+        tools.check_shown(&model)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
         let mut request = GenerateRequest::common(
             Endpoint::Chat,
@@ -113,8 +119,10 @@ impl GenerateRequest {
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
-        let tools = parsing::tools(&chat)?;
-        let tokens = prompt::chat(messages, chat, &request.model, context)?;
+        let kwargs = chat.chat_template_kwargs;
+        let shown = tools.shown.clone();
+        let tokens = prompt::chat(messages, shown, kwargs, &request.model, context)?;
+        request.answers_function_call = tools.are_functions;
         request.parsing = parsing::options(tools, &request.model, &tokens, request.is_stream);
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);

@@ -3,6 +3,7 @@
 mod chat_input;
 #[cfg(test)]
 mod fuzz_tests;
+mod older_fields;
 mod python_json;
 mod template_input;
 #[cfg(test)]

@@ -38,6 +38,12 @@ impl JsonValue {
         self.0.as_str()
     }
 
+    /// An object of these fields.
+    pub fn object<const N: usize>(fields: [(&str, JsonValue); N]) -> Self {
+        let fields = fields.into_iter().map(|(name, value)| (name, value.0));
+        JsonValue(Value::from_pairs(fields))
+    }
+
     /// The value, if this is true or false.
     pub fn as_bool(&self) -> Option<bool> {
         match self.0.kind() {
@@ -69,6 +75,18 @@ impl JsonValue {
 impl Serialize for JsonValue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(serializer)
+    }
+}
+
+impl From<&str> for JsonValue {
+    fn from(text: &str) -> Self {
+        JsonValue(Value::from(text))
+    }
+}
+
+impl FromIterator<JsonValue> for JsonList {
+    fn from_iter<I: IntoIterator<Item = JsonValue>>(values: I) -> Self {
+        JsonList(values.into_iter().map(|value| value.0).collect())
     }
 }
 

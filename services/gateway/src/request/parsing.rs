@@ -1,39 +1,23 @@
 //! How the output of a chat is to be parsed.
 
-use refrain_output_parsers::{Delivery, ParserOptions, ReasoningParserKind, Tool, ToolParserKind};
-use refrain_protocol::{ApiError, TokenId};
-use refrain_tokenization::JsonValue;
+use refrain_output_parsers::{Delivery, ParserOptions, ReasoningParserKind, ToolParserKind};
+use refrain_protocol::TokenId;
 
-use super::body::ChatFields;
+use super::tools::Tools;
 use crate::models::Model;
 
 /// Tokens at the end of a prompt that show whether the template opened the reasoning. The marker itself has at most some
 /// ten, and only blanks follow.
 const PROMPT_END_TOKENS: usize = 64;
 
-/// The tools that the model may call. Without any, calls are not parsed.
-pub(super) fn tools(chat: &ChatFields) -> Result<Vec<Tool>, ApiError> {
-    let is_none = chat.tool_choice.as_ref().and_then(JsonValue::as_str) == Some("none");
-    let tools = chat.tools.iter().filter(|_| !is_none);
-    let tools = tools.flat_map(|tools| tools.items());
-    let functions = tools.filter_map(|tool| tool.get("function"));
-    let tool = |function: JsonValue| {
-        Some(Tool {
-            name: function.get("name")?.as_str()?.to_owned(),
-            parameters: function.get("parameters").unwrap_or_default().to_json(),
-        })
-    };
-    Ok(functions.filter_map(tool).collect())
-}
-
 /// The options of the parser. `None` if all of the output is text.
 pub(super) fn options(
-    tools: Vec<Tool>,
+    tools: Tools,
     model: &Model,
     prompt: &[TokenId],
     is_stream: bool,
 ) -> Option<ParserOptions> {
-    let tools_as = match tools.is_empty() {
+    let tools_as = match tools.callable.is_empty() {
         true => ToolParserKind::None,
         false => model.formats.tools_as,
     };
@@ -52,7 +36,8 @@ pub(super) fn options(
         reasoning_is_open: is_open_after(&reasoning_as, &end),
         tools_as,
         reasoning_as,
-        tools,
+        tools: tools.callable,
+        first_call_only: tools.first_call_only,
         delivery: match is_stream {
             true => Delivery::Streamed,
             false => Delivery::Whole,
