@@ -13,6 +13,7 @@ mod memory;
 mod openai_client;
 mod other_engine;
 mod retries;
+mod routes;
 mod sealing;
 mod stopped;
 mod store_import;

@@ -60,6 +60,14 @@ impl JsonValue {
         }
     }
 
+    /// The names of the fields, if this is an object.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let keys = self.is_object().then(|| self.0.try_iter().ok()).flatten();
+        keys.into_iter()
+            .flatten()
+            .filter_map(|key| key.as_str().map(str::to_owned))
+    }
+
     /// The same value as the JSON library has it. A number that JSON cannot express becomes null.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::to_value(&self.0).unwrap_or_default()

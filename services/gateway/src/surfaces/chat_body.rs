@@ -12,7 +12,22 @@ use serde::Serialize;
 #[derive(Debug, Default)]
 pub(crate) struct ChatBody {
     json: Vec<u8>,
+    /// The fields that it has.
+    names: Vec<String>,
 }
+
+/// Fields of chats for which the answers of the other surfaces have no place.
+const CHATS_ONLY: [&str; 9] = [
+    "echo",
+    "function_call",
+    "functions",
+    "logprobs",
+    "messages",
+    "n",
+    "prompt",
+    "response_format",
+    "top_logprobs",
+];
 
 /// A message of a chat.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -76,6 +91,7 @@ impl ChatBody {
     ) -> Result<(), ApiError> {
         let separator = if self.json.is_empty() { b'{' } else { b',' };
         self.json.push(separator);
+        self.names.push(name.to_owned());
         serde_json::to_writer(&mut self.json, name).map_err(ApiError::internal)?;
         self.json.push(b':');
         serde_json::to_writer(&mut self.json, value).map_err(ApiError::internal)
@@ -90,6 +106,24 @@ impl ChatBody {
             Some(value) => self.set(to, &value),
             None => Ok(()),
         }
+    }
+
+    /// Adds all fields of `body` that the surface does not know, unchanged: those that are extensions of chats have
+    /// their effect, and for the others the rule for unknown fields of chats holds.
+    ///
+    /// # Errors
+    /// A field has no place in the answer.
+    pub(super) fn take_others(&mut self, body: &JsonValue, known: &[&str]) -> Result<(), ApiError> {
+        for name in body.names() {
+            if known.contains(&&*name) || self.names.contains(&name) {
+                continue;
+            }
+            if CHATS_ONLY.contains(&&*name) && body.get(&name).is_some() {
+                return unsupported(&name, "is not a field of this API; leave it out");
+            }
+            self.take(body, &name, &name)?;
+        }
+        Ok(())
     }
 
     /// The body.
@@ -212,5 +246,18 @@ mod tests {
             r#"{"model":"m\"","schema":{"z":1,"a":{"y":1.5,"b":[null]}},"one":1}"#
         );
         assert_eq!(ChatBody::default().finish(), "{}");
+    }
+
+    #[test]
+    fn other_fields_are_passed_on_once() {
+        let given: JsonValue =
+            serde_json::from_str(r#"{"a":1,"b":2,"known":3,"session":"s","n":null}"#).unwrap();
+        let mut body = ChatBody::default();
+        body.set("a", &0).unwrap();
+        body.take_others(&given, &["known"]).unwrap();
+        assert_eq!(body.finish(), r#"{"a":0,"b":2,"session":"s"}"#);
+        let given: JsonValue = serde_json::from_str(r#"{"n":2}"#).unwrap();
+        let error = ChatBody::default().take_others(&given, &[]).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("n"));
     }
 }

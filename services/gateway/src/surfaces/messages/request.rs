@@ -16,14 +16,35 @@ use crate::surfaces::chat_body::{
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// Fields that have the same meaning in a chat, with their names there.
-const SAME_FIELDS: [(&str, &str); 7] = [
+const SAME_FIELDS: [(&str, &str); 6] = [
     ("model", "model"),
     ("stop_sequences", "stop"),
     ("temperature", "temperature"),
     ("top_p", "top_p"),
     ("top_k", "top_k"),
     ("stream", "stream"),
-    ("seed", "seed"),
+];
+
+/// The other fields of this API. Those that are not read below change nothing in the output.
+const OTHER_FIELDS: [&str; 18] = [
+    "betas",
+    "cache_control",
+    "container",
+    "context_management",
+    "inference_geo",
+    "max_tokens",
+    "mcp_servers",
+    "messages",
+    "metadata",
+    "output_config",
+    "service_tier",
+    "speed",
+    "stop_sequences",
+    "stream",
+    "system",
+    "thinking",
+    "tool_choice",
+    "tools",
 ];
 
 /// Writes the body of a chat. With `counts_only`, the prompt alone matters, and an output limit need not be given.
@@ -44,6 +65,7 @@ pub(in crate::surfaces) fn to_chat(body: Bytes, counts_only: bool) -> Result<Byt
         Some(max_tokens) => chat.set("max_tokens", &max_tokens)?,
         None => return refuse("max_tokens", "is required"),
     }
+    check_unsupported(&given)?;
     let messages = messages(&given)?;
     if messages.last().is_some_and(is_prefill) {
         // The answer goes on where the last message ends.
@@ -53,7 +75,32 @@ pub(in crate::surfaces) fn to_chat(body: Bytes, counts_only: bool) -> Result<Byt
     chat.set("messages", &messages)?;
     tools(&given, &mut chat)?;
     thinking(&given, &mut chat)?;
+    chat.take_others(&given, &OTHER_FIELDS)?;
     Ok(chat.finish())
+}
+
+fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
+    let servers = given.get("mcp_servers");
+    let count = servers
+        .as_ref()
+        .and_then(JsonValue::items)
+        .map(Iterator::count);
+    if count.unwrap_or(0) > 0 {
+        return unsupported(
+            "mcp_servers",
+            "are not supported; give their tools as tools",
+        );
+    }
+    let format = given
+        .get("output_config")
+        .and_then(|output| output.get("format"));
+    if format.is_some() {
+        return unsupported("output_config.format", "is not supported; leave it out");
+    }
+    if given.get("output_format").is_some() {
+        return unsupported("output_format", "is not supported; leave it out");
+    }
+    Ok(())
 }
 
 fn is_prefill(last: &ChatMessage) -> bool {

@@ -17,15 +17,43 @@ use crate::surfaces::chat_body::{
 };
 
 /// Fields that have the same meaning in a chat, with their names there.
-const SAME_FIELDS: [(&str, &str); 8] = [
+const SAME_FIELDS: [(&str, &str); 6] = [
     ("model", "model"),
     ("max_output_tokens", "max_completion_tokens"),
     ("temperature", "temperature"),
     ("top_p", "top_p"),
     ("stream", "stream"),
     ("parallel_tool_calls", "parallel_tool_calls"),
-    ("chat_template_kwargs", "chat_template_kwargs"),
-    ("seed", "seed"),
+];
+
+/// The other fields of this API. Those that are not read below change nothing in the output.
+const OTHER_FIELDS: [&str; 26] = [
+    "background",
+    "client_metadata",
+    "conversation",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "previous_response_id",
+    "prompt",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream_options",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "user",
 ];
 
 /// The names that fields have here, by their names in a chat.
@@ -68,6 +96,7 @@ pub(in crate::surfaces) fn to_chat(
     text_format(&given, &mut chat)?;
     tools(&given, &mut chat)?;
     tool_choice(&given, &mut chat)?;
+    chat.take_others(&given, &OTHER_FIELDS)?;
     let wants_store = given.get("store").and_then(|value| value.as_bool());
     let is_stored = wants_store.unwrap_or(true) && store.is_on();
     let echo = Echo {
@@ -98,6 +127,10 @@ fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
         if given.get(field).is_some() {
             return unsupported(field, "is not supported; leave it out");
         }
+    }
+    let logprobs = given.get("top_logprobs").map(|value| value.to_json());
+    if logprobs.is_some_and(|value| value != json!(0)) {
+        return unsupported("top_logprobs", "is not supported here; use chats");
     }
     if given.get("background").and_then(|value| value.as_bool()) == Some(true) {
         return unsupported("background", "is not supported; leave it out");

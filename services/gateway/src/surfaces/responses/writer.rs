@@ -175,65 +175,80 @@ impl ResponsesWriter {
 
     fn write(&mut self, frames: &mut Vec<u8>, changes: Vec<Change>) -> Result<(), ApiError> {
         for change in changes {
-            let (Change::Begin(at) | Change::Grow(at, _) | Change::End(at)) = &change;
-            let Some(item) = self.items.all().get(*at).cloned() else {
-                continue;
-            };
-            let id = self.item_id(*at, &item.kind);
-            // The fields of all events about a part of an item.
-            let about = |more: Value| {
-                let mut event = json!({"item_id": id, "output_index": at});
-                if !matches!(item.kind, ItemKind::Call { .. }) {
-                    event["content_index"] = 0.into();
-                }
-                if let (Value::Object(event), Value::Object(more)) = (&mut event, more) {
-                    event.extend(more);
-                }
-                event
-            };
-            let (delta, done) = text_events(&item.kind);
-            let is_call = matches!(item.kind, ItemKind::Call { .. });
-            match &change {
-                Change::Begin(at) => {
-                    let begun = Item {
-                        text: String::new(),
-                        ..item.clone()
-                    };
-                    let added = self.item(*at, &begun, "in_progress");
-                    let event = json!({"output_index": at, "item": added});
-                    self.event(frames, "response.output_item.added", event)?;
-                    if !is_call {
-                        let event = about(json!({"part": part(&item.kind, "")}));
-                        self.event(frames, "response.content_part.added", event)?;
-                    }
-                }
-                Change::Grow(_, text) => {
-                    let mut event = about(json!({"delta": text}));
-                    if item.kind == ItemKind::Text {
-                        event["logprobs"] = json!([]);
-                    }
-                    self.event(frames, delta, event)?;
-                }
-                Change::End(at) => {
-                    let event = match &item.kind {
-                        ItemKind::Text => about(json!({"text": item.text, "logprobs": []})),
-                        ItemKind::Reasoning => about(json!({"text": item.text})),
-                        ItemKind::Call { name, .. } => {
-                            about(json!({"name": name, "arguments": item.text}))
-                        }
-                    };
-                    self.event(frames, done, event)?;
-                    if !is_call {
-                        let event = about(json!({"part": part(&item.kind, &item.text)}));
-                        self.event(frames, "response.content_part.done", event)?;
-                    }
-                    let ended = self.item(*at, &item, self.item_status(*at, &item));
-                    let event = json!({"output_index": at, "item": ended});
-                    self.event(frames, "response.output_item.done", event)?;
-                }
+            match change {
+                Change::Begin(at) => self.begun(frames, at)?,
+                Change::Grow(at, text) => self.grown(frames, at, &text)?,
+                Change::End(at) => self.ended(frames, at)?,
             }
         }
         Ok(())
+    }
+
+    /// An event about the text of an item, with the fields that all of them have.
+    fn about(&self, at: usize, kind: &ItemKind, more: Value) -> Value {
+        let mut event = json!({"item_id": self.item_id(at, kind), "output_index": at});
+        if !is_call(kind) {
+            event["content_index"] = 0.into();
+        }
+        if let (Value::Object(event), Value::Object(more)) = (&mut event, more) {
+            event.extend(more);
+        }
+        event
+    }
+
+    fn begun(&mut self, frames: &mut Vec<u8>, at: usize) -> Result<(), ApiError> {
+        let Some(kind) = self.items.all().get(at).map(|item| item.kind.clone()) else {
+            return Ok(());
+        };
+        let item = Item {
+            kind,
+            text: String::new(),
+            end: ItemEnd::Open,
+        };
+        let added = self.item(at, &item, "in_progress");
+        let event = json!({"output_index": at, "item": added});
+        self.event(frames, "response.output_item.added", event)?;
+        if !is_call(&item.kind) {
+            let event = self.about(at, &item.kind, json!({"part": part(&item.kind, "")}));
+            self.event(frames, "response.content_part.added", event)?;
+        }
+        Ok(())
+    }
+
+    fn grown(&mut self, frames: &mut Vec<u8>, at: usize, text: &str) -> Result<(), ApiError> {
+        // The item itself is not copied: it has all the text so far.
+        let Some(item) = self.items.all().get(at) else {
+            return Ok(());
+        };
+        let (name, _) = text_events(&item.kind);
+        let more = match item.kind {
+            ItemKind::Text => json!({"delta": text, "logprobs": []}),
+            _ => json!({"delta": text}),
+        };
+        let event = self.about(at, &item.kind, more);
+        self.event(frames, name, event)
+    }
+
+    fn ended(&mut self, frames: &mut Vec<u8>, at: usize) -> Result<(), ApiError> {
+        let Some(item) = self.items.all().get(at).cloned() else {
+            return Ok(());
+        };
+        let kind = &item.kind;
+        let (_, name) = text_events(kind);
+        let more = match kind {
+            ItemKind::Text => json!({"text": item.text, "logprobs": []}),
+            ItemKind::Reasoning => json!({"text": item.text}),
+            ItemKind::Call { name, .. } => json!({"name": name, "arguments": item.text}),
+        };
+        let event = self.about(at, kind, more);
+        self.event(frames, name, event)?;
+        if !is_call(kind) {
+            let event = self.about(at, kind, json!({"part": part(kind, &item.text)}));
+            self.event(frames, "response.content_part.done", event)?;
+        }
+        let ended = self.item(at, &item, self.item_status(at, &item));
+        let event = json!({"output_index": at, "item": ended});
+        self.event(frames, "response.output_item.done", event)
     }
 
     /// Ends the output. The changes are those of the last item.
@@ -339,6 +354,10 @@ impl SurfaceWriter for ResponsesWriter {
         }
         .boxed()
     }
+}
+
+fn is_call(kind: &ItemKind) -> bool {
+    matches!(kind, ItemKind::Call { .. })
 }
 
 /// The names of the events by which the text of an item grows and ends.

@@ -130,6 +130,13 @@ fn faults_are_named_with_their_places() {
         ("tools", json!([{"name": "w"}]), "tools.0.input_schema"),
         ("tool_choice", json!({"type": "odd"}), "tool_choice.type"),
         ("thinking", json!({"type": "odd"}), "thinking.type"),
+        ("mcp_servers", json!([{"type": "url"}]), "mcp_servers"),
+        (
+            "output_config",
+            json!({"format": {"type": "json_schema"}}),
+            "output_config.format",
+        ),
+        ("n", json!(2), "n"),
     ] {
         let error = chat(body(field, value)).unwrap_err();
         assert_eq!(error.param.as_deref(), Some(place));

@@ -169,6 +169,8 @@ fn faults_are_named_with_their_places() {
         ),
         ("background", json!(true), "background"),
         ("conversation", json!("c"), "conversation"),
+        ("top_logprobs", json!(2), "top_logprobs"),
+        ("n", json!(2), "n"),
     ] {
         let mut body = json!({"model": "m", "input": "a"});
         body[field] = value;
