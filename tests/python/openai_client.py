@@ -3,6 +3,7 @@
     openai_client.py URL KEY MODEL
 """
 
+import json
 import sys
 
 import openai
@@ -59,6 +60,64 @@ with client.chat.completions.stream(messages=messages, **settings) as stream:
     # Reads the snapshot, since the helper's final answer is an error where the token limit was reached.
     check(stream.current_completion_snapshot.choices[0].message.content == text, "the helper's text differs")
 
+# Tools: each request to its end, whole and through the helper, which reassembles calls.
+def tool(name, **parameters):
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": "A tool.", "parameters": schema}}
+
+
+tools = [
+    tool("get_weather", city="string", days="integer"),
+    tool("get_stock", item="string"),
+    tool("create_order", item="string", count="integer", customer="string"),
+]
+greedy = {"model": model, "temperature": 0, "max_tokens": 64, "tools": tools}
+
+
+def whole(history):
+    return client.chat.completions.create(messages=history, **greedy).choices[0]
+
+
+def helped(history):
+    with client.chat.completions.stream(messages=history, **greedy) as stream:
+        kinds = [event.type for event in stream]
+        choice = stream.get_final_completion().choices[0]
+    if choice.message.tool_calls:
+        check("tool_calls.function.arguments.done" in kinds, kinds)
+    return choice
+
+
+def loop(ask, say, result):
+    """Returns the calls and the answer in the end."""
+    history, called = [{"role": "user", "content": ask}], []
+    while True:
+        choice = say(history)
+        calls = choice.message.tool_calls or []
+        check(choice.finish_reason == ("tool_calls" if calls else "stop"), choice)
+        if not calls:
+            return called, choice.message.content
+        check(choice.message.content is None, choice)
+        history.append(choice.message.model_dump(exclude_none=True, exclude={"parsed"}))
+        for call in calls:
+            check(call.id.startswith("call_") and call.type == "function", call)
+            called.append((call.function.name, json.loads(call.function.arguments)))
+            history.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
+
+
+for ask, name, arguments, result, final in [
+    ("What is the weather in Oslo for 2 days?", "get_weather", {"city": "Oslo", "days": 2},
+     {"city": "Oslo", "temperature": 12, "sky": "rain"}, "The weather in Oslo: 12 degrees with rain."),
+    ("How many lamps are in stock?", "get_stock", {"item": "lamp"},
+     {"item": "lamp", "count": 31}, "There are 31 of lamp in stock."),
+    ("Order 3 lamps for Peter.", "create_order", {"item": "lamp", "count": 3, "customer": "Peter"},
+     {"order_id": 4711, "status": "created"}, "Order 4711 for Peter is created: 3 of lamp."),
+]:
+    for say in whole, helped:
+        called, said = loop(ask, say, result)
+        check(called == [(name, arguments)], called)
+        check(said == final, said)
+
 # Text completions
 answer = client.completions.create(prompt="SELECT", **settings)
 check(answer.object == "text_completion" and isinstance(answer.choices[0].text, str), answer)
@@ -94,6 +153,9 @@ check(caught.code == "model_not_found", caught)
 hot = settings | {"temperature": 9}
 caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=messages, **hot))
 check(caught.param == "temperature", caught)
+forced = greedy | {"tool_choice": "required"}
+caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=messages, **forced))
+check(caught.param == "tool_choice" and caught.code == "unsupported_parameter", caught)
 long = [{"role": "user", "content": "one two three " * 4000}]
 caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=long, **settings))
 check(caught.code == "context_length_exceeded", caught)

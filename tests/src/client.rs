@@ -277,10 +277,12 @@ impl Answer {
         }
         let body = reply.json();
         let choice = &body["choices"][0];
-        let text = choice["message"]["content"]
-            .as_str()
-            .context("an answer without content")?
-            .to_owned();
+        let message = &choice["message"];
+        let content = message["content"].as_str();
+        // A message that only calls tools has no content.
+        let calls = message["tool_calls"].is_array().then_some("");
+        let text = content.or(calls).context("an answer without content")?;
+        let text = text.to_owned();
         let finish_reason = choice["finish_reason"]
             .as_str()
             .context("an answer that did not end")?

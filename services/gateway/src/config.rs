@@ -26,6 +26,9 @@ pub struct GatewayConfig {
     /// Addresses and networks without that limit, such as `10.0.0.7` and `10.1.0.0/16`: proxies, since many callers
     /// share one.
     pub proxies: Vec<String>,
+    /// Origins whose web pages may call the API from a browser, such as `https://chat.example.com`, or `*` for all.
+    /// Empty: browsers let no page of another origin read an answer.
+    pub cors_origins: Vec<String>,
     /// API keys. Without any, `anonymous_tenant` must be set.
     pub keys: Vec<KeyConfig>,
     /// Tenant of callers without a key. If no keys are configured, it is the tenant of all callers.
@@ -50,6 +53,10 @@ pub struct GatewayConfig {
     /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Past it, requests
     /// fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
+    /// Bytes of responses that `/v1/responses` keeps in memory, with their conversations, so that requests can continue
+    /// them by `previous_response_id`. A tenant may have half, and at most 1,000 responses; each lives for an hour. 0
+    /// stores nothing. Gateways do not share them, so with several ones clients have to come back to the same one.
+    pub responses_stored_bytes_max: usize,
     /// Values that only tests change.
     #[serde(skip)]
     pub tuning: GatewayTuning,
@@ -96,6 +103,10 @@ pub struct GatewayTuning {
     pub stream_keep_alive: Duration,
     /// Events of one request that wait for a slow reader. Past it the worker's stream is not read further.
     pub stream_events_max: usize,
+    /// Most stored responses of one tenant.
+    pub responses_tenant_max: usize,
+    /// Time after which a stored response is forgotten.
+    pub responses_age_max: Duration,
     /// Time between two questions to the scheduler which models are served, about.
     pub models_poll: Duration,
 }
@@ -116,6 +127,8 @@ impl Default for GatewayTuning {
             stream_head_wait: Duration::from_secs(10),
             stream_keep_alive: Duration::from_secs(15),
             stream_events_max: 64,
+            responses_tenant_max: 1_000,
+            responses_age_max: Duration::from_secs(3_600),
             models_poll: Duration::from_secs(1),
         }
     }
@@ -156,6 +169,12 @@ pub struct ModelConfig {
     /// Whether its engine speaks only text (`worker.engine.kind = "openai"`). Such outputs have a namespace of their
     /// own, apart from those of engines that speak token ids.
     pub text_only: bool,
+    /// How the model writes tool calls, by the names of vLLM, such as `hermes`, or `none`. Default: `auto`, by its
+    /// template and special tokens.
+    pub tool_parser: Option<String>,
+    /// How the model writes reasoning, by the names of vLLM, such as `deepseek_r1`, or `none`, or own markers with dots
+    /// between, as in `<reason>...</reason>`. Default: `auto`, by its template and special tokens.
+    pub reasoning_parser: Option<String>,
     /// Token ids that end an output, besides those in the model's files.
     pub stop_token_ids: Vec<u32>,
     /// Tenants that may use it. Empty: all.
@@ -170,6 +189,7 @@ impl Default for GatewayConfig {
             connections_max: 16_384,
             address_connections_max: 1_024,
             proxies: vec!["127.0.0.0/8".into(), "::1".into()],
+            cors_origins: Vec::new(),
             keys: Vec::new(),
             anonymous_tenant: None,
             models: Vec::new(),
@@ -179,6 +199,7 @@ impl Default for GatewayConfig {
             request_ms_max: 3_600_000,
             scheduler_wait_ms: 10_000,
             retry_share: 0.2,
+            responses_stored_bytes_max: 64 << 20,
             tuning: GatewayTuning::default(),
         }
     }
@@ -187,6 +208,18 @@ impl Default for GatewayConfig {
 fn network(text: &str) -> Option<IpNet> {
     let address = text.parse::<IpAddr>().map(IpNet::from);
     text.parse().or(address).ok()
+}
+
+/// Whether a text is an origin as browsers write it, or `*`.
+fn is_origin(text: &str) -> bool {
+    let is_host = |host: &str| {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+        !host.is_empty() && host.bytes().all(is_part)
+    };
+    text == "*"
+        || text
+            .split_once("://")
+            .is_some_and(|(scheme, host)| !scheme.is_empty() && is_host(host))
 }
 
 impl GatewayConfig {
@@ -252,6 +285,14 @@ impl Validate for GatewayConfig {
                 &format!("proxies[{place}]: {rule}"),
             );
         }
+        for (place, origin) in self.cors_origins.iter().enumerate() {
+            require(
+                is_origin(origin),
+                &format!(
+                    "cors_origins[{place}]: must be an origin without a path, such as https://chat.example.com, or *"
+                ),
+            );
+        }
         for (place, entry) in self.keys.iter().enumerate() {
             let at = format!("keys[{place}]");
             let tenant = &entry.tenant;
@@ -291,6 +332,7 @@ mod tests {
             body_bytes_max: 0,
             request_ms_max: 9,
             proxies: vec!["10.0.0.7".into(), "10.1.0.0/16".into(), "nobody".into()],
+            cors_origins: vec!["*".into(), "https://a.b:8".into(), "https://a.b/c".into()],
             keys: vec![KeyConfig {
                 key_sha256: Some("ab".into()),
                 ..KeyConfig::default()
@@ -311,6 +353,7 @@ mod tests {
             "body_bytes_max",
             "request_ms_max",
             "proxies[2]",
+            "cors_origins[2]",
             "keys[0].tenant",
             "keys[0].key_sha256",
             "models[0].files",

@@ -1,17 +1,23 @@
-//! The routes of OpenAI's API, and the way of a request through the modules of the gateway.
+//! The routes, and the way of a request through the modules of the gateway.
+
+mod probes;
+mod stored;
+mod tokens;
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use actix_web::body::BoxBody;
 use actix_web::http::ConnectionType;
 use actix_web::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
 };
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
+use bytes::Bytes;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock::millis;
-use refrain_service_kit::http::{HttpError, get, post};
+use refrain_service_kit::http::{AccessNote, HttpError, Readiness, get, post};
 use tracing::Instrument;
 
 use crate::config::GatewayTuning;
@@ -19,8 +25,8 @@ use crate::intake::{Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingL
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::{RelayContext, RelayEvent};
-use crate::request::{Endpoint, GenerateRequest};
-use crate::response::{AnswerWriter, EventStreamBody};
+use crate::response::EventStreamBody;
+use crate::surfaces::{AcceptedRequest, ResponseStore, Surface, SurfaceContext};
 
 /// The state that all handlers share.
 pub(crate) struct GatewayState {
@@ -32,6 +38,15 @@ pub(crate) struct GatewayState {
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) bodies: BodyReader,
     pub(crate) tuning: GatewayTuning,
+    pub(crate) readiness: Readiness,
+    pub(crate) stored: Arc<ResponseStore>,
+}
+
+/// The body of a request that was admitted.
+struct AdmittedBody {
+    tenant: String,
+    body: Bytes,
+    ticket: AdmissionTicket,
 }
 
 /// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough
@@ -41,15 +56,31 @@ const SEPARATE_THREAD_BYTES: usize = 32 << 10;
 /// Time after which a client may retry an unavailable service, if the error tells no other.
 const RETRY_AFTER_MS: u64 = 1_000;
 
+/// The head in which Anthropic's clients send the key.
+const X_API_KEY: &str = "x-api-key";
+
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
     app.app_data(web::Data::from(gateway.clone()))
         .service(post("/v1/chat/completions", |gateway, request, payload| {
-            generate(gateway, Endpoint::Chat, request, payload)
+            generate(gateway, Surface::Chat, request, payload)
         }))
         .service(post("/v1/completions", |gateway, request, payload| {
-            generate(gateway, Endpoint::Completion, request, payload)
+            generate(gateway, Surface::Completion, request, payload)
         }))
+        .service(post("/v1/messages", |gateway, request, payload| {
+            generate(gateway, Surface::Messages, request, payload)
+        }))
+        .service(post("/v1/messages/count_tokens", tokens::count))
+        .service(post("/v1/responses", |gateway, request, payload| {
+            generate(gateway, Surface::Responses, request, payload)
+        }))
+        .service(stored::responses("/v1/responses/{id}"))
+        .service(post("/tokenize", tokens::tokenize))
+        .service(post("/detokenize", tokens::detokenize))
+        .service(probes::readiness("/health"))
+        .service(probes::readiness("/ping").route(web::post().to(probes::ready)))
+        .service(get("/version", probes::version))
         .service(get("/v1/models", list_models))
         .service(get("/v1/models/{id:.*}", get_model));
 }
@@ -80,38 +111,45 @@ fn announced_bytes(request: &HttpRequest) -> Option<u64> {
 
 async fn generate(
     gateway: web::Data<GatewayState>,
-    endpoint: Endpoint,
+    surface: Surface,
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
     let received = Instant::now();
     let gateway = gateway.into_inner();
-    let outcome = match gateway.accept(endpoint, &request, payload, received).await {
+    let note = AccessNote::of(&request);
+    let outcome = match gateway.accept(surface, &request, payload, received).await {
         Ok((accepted, ticket)) => {
             let span = tracing::info_span!(
                 "generate",
-                otel.name = format!("{} {}", endpoint.operation(), accepted.model.id),
-                gen_ai.operation.name = endpoint.operation(),
+                otel.name = format!("{} {}", surface.operation(), accepted.request.model.id),
+                gen_ai.operation.name = surface.operation(),
                 gen_ai.provider.name = "refrain",
-                gen_ai.request.model = accepted.model.id,
-                gen_ai.request.choice.count = accepted.choices_per_prompt,
+                gen_ai.request.model = accepted.request.model.id,
+                gen_ai.request.choice.count = accepted.request.choices_per_prompt,
                 gen_ai.usage.input_tokens = tracing::field::Empty,
                 gen_ai.usage.output_tokens = tracing::field::Empty,
                 "error.type" = tracing::field::Empty,
             );
             gateway
-                .answer(accepted, ticket, received)
+                .answer(accepted, ticket, received, note)
                 .instrument(span)
                 .await
         }
         Err(error) => {
-            gateway.metrics.ended(&error.kind.status().to_string());
-            if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
-                gateway.metrics.rejected("context");
-            }
+            gateway.count_refused(&error);
             Err(error)
         }
     };
+    finish(surface, received, outcome)
+}
+
+/// Turns the outcome of a request into its response.
+fn finish(
+    surface: Surface,
+    received: Instant,
+    outcome: Result<HttpResponse, ApiError>,
+) -> HttpResponse {
     let mut response = outcome.unwrap_or_else(|mut error| {
         if error.kind == ErrorKind::Unavailable {
             // It may pass, whichever service is unavailable.
@@ -119,7 +157,11 @@ async fn generate(
         }
         // The rest of such a body is not read.
         let is_unread = matches!(error.kind, ErrorKind::RequestTimeout | ErrorKind::TooLarge);
+        let body = surface.error_body(&error);
         let mut response = HttpError(error).error_response();
+        if let Some(body) = body {
+            response = response.map_body(|_, _| BoxBody::new(body));
+        }
         if is_unread {
             response
                 .head_mut()
@@ -135,23 +177,42 @@ async fn generate(
 }
 
 impl GatewayState {
+    /// The tenant of a request, by either header that clients send keys in.
     fn tenant(&self, request: &HttpRequest) -> Result<String, ApiError> {
-        let authorization = match request.headers().get(AUTHORIZATION) {
-            None => None,
-            // A header that is not text matches no key.
-            Some(value) => Some(value.to_str().unwrap_or("Bearer \u{fffd}")),
+        let headers = request.headers();
+        // A header that is not text matches no key.
+        let text = |value: &HeaderValue| value.to_str().unwrap_or("Bearer \u{fffd}").to_owned();
+        let found = match (headers.get(AUTHORIZATION), headers.get(X_API_KEY)) {
+            (None, Some(key)) => self.keys.tenant_of_key(&text(key)),
+            (authorization, _) => self.keys.tenant(authorization.map(text).as_deref()),
         };
-        self.keys.tenant(authorization).map(str::to_owned)
+        let tenant = found.map(str::to_owned)?;
+        AccessNote::of(request).note(|facts| facts.tenant = Some(tenant.clone()));
+        Ok(tenant)
     }
 
-    /// Turns the head and body of a request into one that can be carried out: authenticates, admits and parses it.
-    async fn accept(
-        self: &Arc<Self>,
-        endpoint: Endpoint,
+    fn surface_context(&self) -> SurfaceContext<'_> {
+        SurfaceContext {
+            models: &self.models,
+            tuning: &self.tuning,
+            stored: &self.stored,
+        }
+    }
+
+    fn count_refused(&self, error: &ApiError) {
+        self.metrics.ended(&error.kind.status().to_string());
+        if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
+            self.metrics.rejected("context");
+        }
+    }
+
+    /// Authenticates a request, reads its body and admits it.
+    async fn admit(
+        &self,
         request: &HttpRequest,
         payload: web::Payload,
         received: Instant,
-    ) -> Result<(Arc<GenerateRequest>, AdmissionTicket), ApiError> {
+    ) -> Result<AdmittedBody, ApiError> {
         // The key comes first: the body of a caller without one is not read.
         let tenant = self.tenant(request)?;
         // A full gateway refuses before it reads the body. The request is admitted only when there is something to
@@ -161,46 +222,75 @@ impl GatewayState {
             .bodies
             .read(&tenant, announced_bytes(request), payload, received)
             .await?;
-        let mut ticket = self.admission.admit(&tenant)?;
+        let ticket = self.admission.admit(&tenant)?;
+        Ok(AdmittedBody {
+            tenant,
+            body,
+            ticket,
+        })
+    }
+
+    /// Parses a body with `read`, which gets the gateway, the body and the tenant. A large body waits for its turn.
+    async fn parse<T: Send + 'static>(
+        self: &Arc<Self>,
+        tenant: &str,
+        body: Bytes,
+        received: Instant,
+        read: impl FnOnce(&GatewayState, Bytes, &str) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let time = &self.relay.time;
-        let permit = match body.len() {
-            ..SEPARATE_THREAD_BYTES => None,
-            bytes => {
-                let turn = self.tokenizing.enter(&tenant, bytes);
-                let entered = tokio::time::timeout(time.left(received), turn).await;
-                Some(entered.map_err(|_| time.error())??)
-            }
+        if body.len() < SEPARATE_THREAD_BYTES {
+            return read(self, body, tenant);
+        }
+        let turn = self.tokenizing.enter(tenant, body.len());
+        let entered = tokio::time::timeout(time.left(received), turn).await;
+        let permit = entered.map_err(|_| time.error())??;
+        let (gateway, tenant) = (self.clone(), tenant.to_owned());
+        // The work goes on if the client leaves meanwhile, so the permit belongs to it.
+        tokio::task::spawn_blocking(move || {
+            let parsed = read(&gateway, body, &tenant);
+            drop(permit);
+            parsed
+        })
+        .await
+        .map_err(ApiError::internal)?
+    }
+
+    /// Turns the head and body of a request into one that can be carried out.
+    async fn accept(
+        self: &Arc<Self>,
+        surface: Surface,
+        request: &HttpRequest,
+        payload: web::Payload,
+        received: Instant,
+    ) -> Result<(AcceptedRequest, AdmissionTicket), ApiError> {
+        let mut admitted = self.admit(request, payload, received).await?;
+        let read = move |gateway: &GatewayState, body, tenant: &str| {
+            surface.read(body, tenant, &gateway.surface_context())
         };
-        let read = match endpoint {
-            Endpoint::Chat => GenerateRequest::chat,
-            Endpoint::Completion => GenerateRequest::completion,
-        };
-        let gateway = self.clone();
-        let parse = move || read(body, &tenant, &gateway.models, &gateway.tuning);
-        let accepted = match permit {
-            // The work goes on if the client leaves meanwhile, so the permit belongs to it.
-            Some(permit) => tokio::task::spawn_blocking(move || {
-                let parsed = parse();
-                drop(permit);
-                parsed
-            })
-            .await
-            .map_err(ApiError::internal)??,
-            None => parse()?,
-        };
-        ticket.count_choices(accepted.choice_count())?;
-        Ok((Arc::new(accepted), ticket))
+        let accepted = self
+            .parse(&admitted.tenant, admitted.body, received, read)
+            .await?;
+        AccessNote::of(request).note(|facts| {
+            facts.model = Some(accepted.request.model.id.clone());
+        });
+        admitted
+            .ticket
+            .count_choices(accepted.request.choice_count())?;
+        Ok((accepted, admitted.ticket))
     }
 
     async fn answer(
         &self,
-        request: Arc<GenerateRequest>,
+        accepted: AcceptedRequest,
         ticket: AdmissionTicket,
         received: Instant,
+        note: AccessNote,
     ) -> Result<HttpResponse, ApiError> {
-        let writer = AnswerWriter::new(request.clone())?;
+        let request = accepted.request.clone();
+        let writer = accepted.writer()?;
         let is_stream = request.is_stream;
-        let mut events = self.relay.carry_out(request, ticket, received);
+        let mut events = self.relay.carry_out(request, ticket, received).noted(note);
         if !is_stream {
             let body = writer.collect(&mut events).await?;
             return Ok(HttpResponse::Ok()

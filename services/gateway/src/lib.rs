@@ -21,6 +21,7 @@ mod models;
 mod relay;
 mod request;
 mod response;
+mod surfaces;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
-use refrain_service_kit::http::{ServeOptions, Server, serve_public};
+use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
 use refrain_service_kit::mesh::NamespaceSigner;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
@@ -102,6 +103,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         &*deps.model_files,
         deps.signer.clone(),
     )?);
+    for model in &config.models {
+        // Series exist from the start, so that their first count is a rise.
+        metrics.called(&model.id, refrain_output_parsers::Counts::default());
+    }
     let tuning = config.tuning.clone();
     let drain = Drain::new();
     // Any single body can wait, however large bodies may be.
@@ -125,6 +130,16 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         time: time.clone(),
         tuning: tuning.clone(),
+    };
+    let readiness: Readiness = {
+        let (drain, models, clocks) = (drain.clone(), models.clone(), deps.clocks);
+        Arc::new(
+            move || match (drain.is_draining(), models.is_any_served()) {
+                (true, _) => Err("draining".to_owned()),
+                (false, false) => Err("no worker serves any of the models".to_owned()),
+                (false, true) => clocks.readiness(),
+            },
+        )
     };
     let gateway = Arc::new(http::GatewayState {
         keys: intake::ApiKeys::new(&config.keys, config.anonymous_tenant.clone()),
@@ -151,22 +166,21 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             },
             metrics.clone(),
         ),
+        stored: Arc::new(surfaces::ResponseStore::new(
+            surfaces::StoreLimits {
+                bytes_max: config.responses_stored_bytes_max,
+                tenant_responses_max: tuning.responses_tenant_max,
+                age_max: tuning.responses_age_max,
+            },
+            metrics.clone(),
+        )),
         metrics,
         tuning,
+        readiness: readiness.clone(),
     });
     let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
-    let readiness = {
-        let (drain, clocks) = (drain.clone(), deps.clocks);
-        Arc::new(
-            move || match (drain.is_draining(), models.is_any_served()) {
-                (true, _) => Err("draining".to_owned()),
-                (false, false) => Err("no worker serves any of the models".to_owned()),
-                (false, true) => clocks.readiness(),
-            },
-        )
-    };
     let options = ServeOptions {
         service: "gateway",
         listen,
@@ -174,8 +188,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         body_bytes_max: config.body_bytes_max,
         connections_max: config.connections_max,
     };
-    let address = config.address_limit();
-    let server = serve_public(options, address, &deps.metrics, readiness, move |app| {
+    let public = PublicOptions {
+        address: config.address_limit(),
+        cors_origins: config.cors_origins.clone(),
+        logs_access: true,
+    };
+    let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);
     })?;
     tracing::info!(addr = %server.addr(), "the gateway listens");

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use prometheus::HistogramVec;
+use refrain_output_parsers::Counts;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
 use crate::request::GenerateRequest;
@@ -42,6 +43,9 @@ const LIMITS: [&str; 11] = [
     "scheduler_wait",
 ];
 
+/// Values of the label `outcome` of tool calls.
+const CALL_OUTCOMES: [&str; 3] = ["parsed", "failed", "dropped"];
+
 refrain_service_kit::metric_families! {
     /// The families, with names of OpenTelemetry's GenAI conventions where these have one.
     pub(crate) struct GatewayFamilies {
@@ -65,10 +69,17 @@ refrain_service_kit::metric_families! {
         pub(crate) tokenizing: IntGauge = "refrain_gateway_tokenizing_bytes",
         /// Bytes of large bodies that wait to be parsed and tokenized.
         pub(crate) tokenizing_waiting: IntGauge = "refrain_gateway_tokenizing_waiting_bytes",
+        /// Responses that are stored, to be continued or read again.
+        pub(crate) responses: IntGauge = "refrain_gateway_responses_stored",
+        /// Bytes of these responses with their conversations.
+        pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
         /// Requests refused because a limit was reached, by the limit.
         pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
         /// Choices that continued after a chunk failed.
         pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
+        /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was left
+        /// out, because the client wants one call at a time.
+        pub(crate) tool_calls: IntCounterVec = "refrain_gateway_tool_calls_total" ["model", "outcome"],
         /// Requests by their final status; 499 means that the client went away.
         pub(crate) requests: IntCounterVec = "refrain_gateway_requests_total" ["status"],
     }
@@ -95,6 +106,16 @@ impl GatewayMetrics {
     /// Counts a request that was refused because a limit was reached.
     pub(crate) fn rejected(&self, limit: &str) {
         self.families.rejections.with_label_values(&[limit]).inc();
+    }
+
+    /// Counts the tool calls of an output.
+    pub(crate) fn called(&self, model: &str, calls: Counts) {
+        let numbers = [calls.calls, calls.failures, calls.dropped];
+        for (outcome, number) in CALL_OUTCOMES.iter().zip(numbers) {
+            let family = &self.families.tool_calls;
+            let counter = family.with_label_values(&[model, outcome]);
+            counter.inc_by(u64::from(number));
+        }
     }
 
     /// Counts a request by its final status.

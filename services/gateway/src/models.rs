@@ -4,13 +4,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::Context;
+use refrain_output_parsers::{Detected, ToolParserKind, detect};
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner};
-use refrain_tokenization::{ChatTemplate, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer};
+use refrain_tokenization::{
+    ChatInput, ChatTemplate, JsonList, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer,
+};
 
 use crate::config::ModelConfig;
 
@@ -22,6 +25,12 @@ pub(crate) struct Model {
     /// The identity of the tokenizer in namespaces.
     tokenizer_identity: String,
     pub(crate) template: Option<ChatTemplate>,
+    /// How it writes tool calls and reasoning.
+    pub(crate) formats: Detected,
+    /// Whether its template has a place for tools.
+    pub(crate) shows_tools: bool,
+    /// Whether its engine speaks only text.
+    pub(crate) is_text_only: bool,
     /// Token ids that end an output: those in the files and those in the configuration.
     pub(crate) stop_token_ids: Vec<TokenId>,
     pub(crate) default_max_tokens: Option<u32>,
@@ -58,9 +67,23 @@ impl Model {
         stop_token_ids.extend(end_tokens(files, &tokenizer));
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
+        let template = files.chat_template()?;
+        let formats = formats(config, template.as_ref(), &tokenizer)?;
+        let shows_tools = template
+            .as_ref()
+            .is_some_and(|template| shows_tools(template, &tokenizer));
+        if shows_tools && formats.tools_as == ToolParserKind::None {
+            tracing::warn!(
+                model = config.id,
+                "calls of tools come as text, because no parser is known for this template; set tool_parser of the model"
+            );
+        }
         Ok(Model {
             id: config.id.clone(),
-            template: files.chat_template()?,
+            formats,
+            shows_tools,
+            is_text_only: config.text_only,
+            template,
             stop_token_ids,
             default_max_tokens: config.default_max_tokens,
             max_context: config.max_context.or_else(|| files.max_context()),
@@ -72,6 +95,47 @@ impl Model {
 
     fn is_open_to(&self, tenant: &str) -> bool {
         self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant)
+    }
+}
+
+/// The name of a parser that leaves the choice to the template and the special tokens.
+const AUTO: &str = "auto";
+
+/// How a model writes tool calls and reasoning, by its configuration.
+fn formats(
+    config: &ModelConfig,
+    template: Option<&ChatTemplate>,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Detected> {
+    let source = template.map(ChatTemplate::source).unwrap_or_default();
+    let mut formats = detect(&source, &tokenizer.special_texts());
+    let named = |name: &Option<String>| name.clone().filter(|name| name != AUTO);
+    if let Some(name) = named(&config.tool_parser) {
+        let of = || format!("tool_parser of the model (or {AUTO})");
+        formats.tools_as = name.parse().with_context(of)?;
+    }
+    if let Some(name) = named(&config.reasoning_parser) {
+        let of = || format!("reasoning_parser of the model (or {AUTO})");
+        formats.reasoning_as = name.parse().with_context(of)?;
+    }
+    Ok(formats)
+}
+
+/// A request and a tool, in which a template has to find all that templates look for.
+const PROBE_MESSAGES: &str = r#"[{"role": "user", "content": "a"}]"#;
+const PROBE_TOOLS: &str = r#"[{"type": "function", "function": {"name": "f", "description": "b", "parameters":
+    {"type": "object", "properties": {"c": {"type": "string", "description": "d"}}, "required": ["c"]}}}]"#;
+
+/// Whether a prompt with tools differs from one without. A template that refuses either of them only has to name tools.
+fn shows_tools(template: &ChatTemplate, tokenizer: &Tokenizer) -> bool {
+    let list = |json| serde_json::from_str::<JsonList>(json).unwrap_or_default();
+    let prompt = |tools| {
+        let input = ChatInput::new(list(PROBE_MESSAGES), tools, None);
+        template.encode_within(tokenizer, &input, true, usize::MAX)
+    };
+    match (prompt(None), prompt(Some(list(PROBE_TOOLS)))) {
+        (Ok(without), Ok(with)) => without != with,
+        _ => template.source().contains("tools"),
     }
 }
 
@@ -166,6 +230,7 @@ impl Models {
             object: "model",
             created: self.created,
             owned_by: OWNED_BY,
+            max_model_len: self.max_context(model),
         }
     }
 

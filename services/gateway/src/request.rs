@@ -2,11 +2,15 @@
 
 mod body;
 mod fields;
+mod messages;
+mod parsing;
 mod prompt;
+mod tools;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::error::code;
@@ -17,6 +21,7 @@ use serde::de::DeserializeOwned;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
 use body::{ChatFields, CompletionFields, RequestBody};
+use tools::Tools;
 
 /// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +72,10 @@ pub(crate) struct GenerateRequest {
     pub(crate) urgency: Urgency,
     /// The output that the client predicts.
     pub(crate) prediction: Option<Arc<[TokenId]>>,
+    /// How the output is parsed; `None`: all of it is text.
+    pub(crate) parsing: Option<ParserOptions>,
+    /// Whether calls are answered in the shape of the deprecated `functions`.
+    pub(crate) answers_function_call: bool,
     /// Most tokens of a chunk; `None`: one chunk without a limit.
     pub(crate) chunk_tokens: Option<u32>,
     /// Keeps other modules from creating one.
@@ -94,7 +103,10 @@ impl GenerateRequest {
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
-        fields::check_chat(&messages, &chat)?;
+        messages::check(&messages)?;
+        fields::check_chat(&chat)?;
+        let tools = Tools::read(&mut chat)?;
+        tools.check_shown(&model)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
         let mut request = GenerateRequest::common(
             Endpoint::Chat,
@@ -107,7 +119,11 @@ impl GenerateRequest {
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
-        let tokens = prompt::chat(messages, chat, &request.model, context)?;
+        let kwargs = chat.chat_template_kwargs;
+        let shown = tools.shown.clone();
+        let tokens = prompt::chat(messages, shown, kwargs, &request.model, context)?;
+        request.answers_function_call = tools.are_functions;
+        request.parsing = parsing::options(tools, &request.model, &tokens, request.is_stream);
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
         let max_new_tokens =
@@ -203,6 +219,8 @@ impl GenerateRequest {
             speculation: parameters.speculation.unwrap_or_default(),
             urgency: fields::urgency(parameters)?,
             prediction: None,
+            parsing: None,
+            answers_function_call: false,
             chunk_tokens: (chunk_tokens > 0).then_some(chunk_tokens),
             model,
             _sealed: (),
@@ -232,6 +250,12 @@ impl GenerateRequest {
         self.prompts.len() * self.choices_per_prompt as usize
     }
 
+    /// Whether the output may have reasoning apart from its text.
+    pub(crate) fn may_reason(&self) -> bool {
+        let parsing = self.parsing.as_ref();
+        parsing.is_some_and(|parsing| parsing.reasoning_as != ReasoningParserKind::None)
+    }
+
     /// Whether the answer has log-probabilities.
     pub(crate) fn wants_logprobs(&self) -> bool {
         self.sampling.top_logprobs.is_some()
@@ -239,7 +263,7 @@ impl GenerateRequest {
 }
 
 /// Parses a body. Errors name the field at fault.
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();

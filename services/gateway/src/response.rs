@@ -1,8 +1,11 @@
-//! Writes answers in OpenAI's shape, whole or as a stream of events.
+//! Writes answers, whole or as a stream of events.
 
 mod event_stream;
 mod logprobs;
+mod message;
+mod surface_writer;
 mod writer;
 
 pub(crate) use event_stream::EventStreamBody;
+pub(crate) use surface_writer::{SurfaceWriter, next_step, write_named_frame};
 pub(crate) use writer::AnswerWriter;

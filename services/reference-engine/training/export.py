@@ -12,12 +12,10 @@ from generate import END, documents
 from model import Config, Llama
 
 SPECIAL = [END, "<|im_start|>", "<|im_end|>"]
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+# The template renders tools and calls as gen_tools.py writes them. It is kept with the shipped model.
+TEMPLATE_FILE = os.path.join(os.path.dirname(__file__), "..", "model", "chat_template.jinja")
+with open(TEMPLATE_FILE) as handle:
+    TEMPLATE = handle.read()
 
 
 def train_tokenizer(seed=11, count=12000):

@@ -42,6 +42,10 @@ const TOOL_SIGNS: &[Sign<ToolParserKind>] = &[
         ToolParserKind::Llama3Json,
         &["{\"name\": function name, \"parameters\": dictionary"],
     ),
+    sign(
+        ToolParserKind::Llama3Json,
+        &["answer with one JSON object: {\"name\": ..., \"arguments\": {...}}"],
+    ),
     sign(ToolParserKind::Pythonic, &["[func_name1("]),
     sign(ToolParserKind::Pythonic, &["<|python_start|>"]),
     sign(ToolParserKind::Llama3Json, &["<|python_tag|>"]),

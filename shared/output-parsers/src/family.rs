@@ -17,6 +17,11 @@ pub(crate) trait Family: Send {
     /// Reads a marker. Returns false where the marker means nothing here, so that it is read as text.
     fn marker(&mut self, marker: &str, sink: &mut Sink) -> bool;
 
+    /// Whether the output is within reasoning, in formats that include it.
+    fn is_reasoning(&self) -> bool {
+        false
+    }
+
     /// The attempt at a call is given up, because it has grown too long. Its text has already come out.
     fn give_up(&mut self);
 

@@ -84,10 +84,33 @@ impl OutputParser {
         self.reader.sink.counts
     }
 
+    /// Whether this token is a marker.
+    pub fn is_marker(&self, token: TokenId) -> bool {
+        self.scanner.is_marker(token)
+    }
+
+    /// Whether the output is within the reasoning now.
+    pub fn is_reasoning(&self) -> bool {
+        let reader = &self.reader;
+        match &reader.think {
+            Some(think) => think.is_open(),
+            None => reader.family.is_reasoning(),
+        }
+    }
+
     /// Bytes and runs that were looked at.
     #[cfg(test)]
     pub(crate) fn work(&self) -> u64 {
         self.scanner.work + self.reader.work
+    }
+}
+
+impl std::fmt::Debug for OutputParser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The output itself must not get into a log.
+        f.debug_struct("OutputParser")
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
     }
 }
 

@@ -45,6 +45,13 @@ impl Scanner {
         }
     }
 
+    /// Whether this token is a marker.
+    pub(crate) fn is_marker(&self, token: TokenId) -> bool {
+        self.markers
+            .iter()
+            .any(|marker| marker.token == Some(token))
+    }
+
     /// Reads a piece. Text that may still become a marker stays here.
     pub(crate) fn push(&mut self, piece: Piece<'_>, emit: &mut impl FnMut(Symbol<'_>)) {
         let marker = piece

@@ -51,6 +51,11 @@ impl Think {
         self.state == State::After
     }
 
+    /// Whether the reasoning is open.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, State::Begun | State::Inside)
+    }
+
     /// Reads from the beginning of a text, and returns how many bytes it took. The rest is not reasoning.
     pub(crate) fn text(&mut self, text: &str, sink: &mut Sink) -> usize {
         match self.state {

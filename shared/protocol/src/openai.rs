@@ -16,7 +16,7 @@ pub use field_shapes::{LogitBias, Prompt, Stop};
 pub use request::{Parameters, RequestPriority, ResponseFormat, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,
-    CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason, ModelCard,
-    ModelList, PromptTokensDetails, ResponseMetrics, SpeculativeDecoding, Timings, TopLogprob,
-    Usage,
+    CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason,
+    FunctionCall, ModelCard, ModelList, PromptTokensDetails, ResponseMetrics, SpeculativeDecoding,
+    Timings, ToolCall, TopLogprob, Usage,
 };

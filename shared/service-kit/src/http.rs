@@ -1,6 +1,7 @@
 //! HTTP on both ends: the listener of every service, errors in OpenAI's shape, and the client for calls between
 //! services.
 
+mod access;
 mod body;
 mod client;
 mod connection_table;
@@ -11,9 +12,10 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+pub use access::{AccessFacts, AccessNote};
 pub use body::RawBody;
 pub use client::{MeshClient, failed_call_kind};
 pub use connection_table::AddressLimit;
 pub use error::{HttpError, HttpResult};
 pub use mesh_only::mesh_only;
-pub use server::{Readiness, ServeOptions, Server, get, post, serve, serve_public};
+pub use server::{PublicOptions, Readiness, ServeOptions, Server, get, post, serve, serve_public};

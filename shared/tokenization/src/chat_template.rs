@@ -3,6 +3,7 @@
 mod chat_input;
 #[cfg(test)]
 mod fuzz_tests;
+mod older_fields;
 mod python_json;
 mod template_input;
 #[cfg(test)]
@@ -141,6 +142,12 @@ impl ChatTemplate {
             None => Ok(None),
             Some(source) => ChatTemplate::new(source, names).map(Some),
         }
+    }
+
+    /// The template's own text.
+    pub fn source(&self) -> String {
+        let template = self.environment.get_template(TEMPLATE_NAME);
+        template.map_or_else(|_| String::new(), |template| template.source().to_owned())
     }
 
     /// Renders and encodes a prompt. Special tokens that the template writes are recognised. Those that a string of

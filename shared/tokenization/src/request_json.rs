@@ -5,7 +5,7 @@ use std::fmt;
 
 use minijinja::value::{Value, ValueKind};
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Most values in one part of a request, including nested ones. A value of two bytes in JSON can take a hundred bytes
 /// in memory. The largest requests of real clients have a few thousand values.
@@ -38,6 +38,20 @@ impl JsonValue {
         self.0.as_str()
     }
 
+    /// An object of these fields.
+    pub fn object<const N: usize>(fields: [(&str, JsonValue); N]) -> Self {
+        let fields = fields.into_iter().map(|(name, value)| (name, value.0));
+        JsonValue(Value::from_pairs(fields))
+    }
+
+    /// The value, if this is true or false.
+    pub fn as_bool(&self) -> Option<bool> {
+        match self.0.kind() {
+            ValueKind::Bool => Some(self.0.is_true()),
+            _ => None,
+        }
+    }
+
     /// The values, if this is a list.
     pub fn items(&self) -> Option<impl Iterator<Item = JsonValue>> {
         match self.0.kind() {
@@ -46,9 +60,41 @@ impl JsonValue {
         }
     }
 
+    /// The names of the fields, if this is an object.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let keys = self.is_object().then(|| self.0.try_iter().ok()).flatten();
+        keys.into_iter()
+            .flatten()
+            .filter_map(|key| key.as_str().map(str::to_owned))
+    }
+
+    /// The same value as the JSON library has it. A number that JSON cannot express becomes null.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(&self.0).unwrap_or_default()
+    }
+
     /// Whether this is an object.
     pub fn is_object(&self) -> bool {
         self.0.kind() == ValueKind::Map
+    }
+}
+
+/// Its keys keep their order.
+impl Serialize for JsonValue {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl From<&str> for JsonValue {
+    fn from(text: &str) -> Self {
+        JsonValue(Value::from(text))
+    }
+}
+
+impl FromIterator<JsonValue> for JsonList {
+    fn from_iter<I: IntoIterator<Item = JsonValue>>(values: I) -> Self {
+        JsonList(values.into_iter().map(|value| value.0).collect())
     }
 }
 

@@ -309,6 +309,15 @@ impl Tokenizer {
         self.marked.token_to_id(text)
     }
 
+    /// The spellings of all special tokens.
+    pub fn special_texts(&self) -> Vec<&str> {
+        let specials = self.bytes.iter().zip(&self.is_special);
+        let bytes = specials.filter_map(|(bytes, special)| special.then_some(&**bytes));
+        bytes
+            .filter_map(|bytes| std::str::from_utf8(bytes).ok())
+            .collect()
+    }
+
     /// The size of the vocabulary: the largest id plus one.
     pub fn vocab_size(&self) -> u32 {
         self.bytes.len() as u32

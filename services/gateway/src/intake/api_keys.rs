@@ -18,6 +18,10 @@ fn hash(key: &str) -> [u8; 32] {
     Sha256::digest(key.as_bytes()).into()
 }
 
+fn refused(message: &str) -> ApiError {
+    ApiError::new(ErrorKind::Unauthorized, message).with_code("invalid_api_key")
+}
+
 impl ApiKeys {
     /// Creates the table from a checked configuration. An entry whose hash is malformed matches no key.
     pub(crate) fn new(keys: &[KeyConfig], anonymous_tenant: Option<String>) -> Self {
@@ -39,25 +43,43 @@ impl ApiKeys {
     /// # Errors
     /// `Unauthorized` with code `invalid_api_key`.
     pub(crate) fn tenant(&self, authorization: Option<&str>) -> Result<&str, ApiError> {
-        let refused = |message: &str| {
-            Err(ApiError::new(ErrorKind::Unauthorized, message).with_code("invalid_api_key"))
-        };
         if let (Some(tenant), true) = (&self.anonymous_tenant, self.entries.is_empty()) {
             return Ok(tenant);
         }
         let Some(authorization) = authorization else {
             return match &self.anonymous_tenant {
                 Some(tenant) => Ok(tenant),
-                None => refused("the API key is missing; send it as `Authorization: Bearer <key>`"),
+                None => Err(refused(
+                    "the API key is missing; send it as `Authorization: Bearer <key>`, or as `x-api-key`",
+                )),
             };
         };
         let Some((scheme, key)) = authorization.trim().split_once(' ') else {
-            return refused("the Authorization header is malformed; send `Bearer <key>`");
+            return Err(refused(
+                "the Authorization header is malformed; send `Bearer <key>`",
+            ));
         };
         if !scheme.eq_ignore_ascii_case("bearer") {
-            return refused("the authorization scheme is unknown; send `Bearer <key>`");
+            return Err(refused(
+                "the authorization scheme is unknown; send `Bearer <key>`",
+            ));
         }
-        let given = hash(key.trim());
+        self.owner(key.trim())
+    }
+
+    /// Finds the tenant of a bare key, such as an `x-api-key` header has.
+    ///
+    /// # Errors
+    /// As [`ApiKeys::tenant`].
+    pub(crate) fn tenant_of_key(&self, key: &str) -> Result<&str, ApiError> {
+        match (&self.anonymous_tenant, self.entries.is_empty()) {
+            (Some(tenant), true) => Ok(tenant),
+            _ => self.owner(key.trim()),
+        }
+    }
+
+    fn owner(&self, key: &str) -> Result<&str, ApiError> {
+        let given = hash(key);
         // All entries are compared, so the time does not reveal which one matched.
         let mut found = None;
         for (digest, tenant) in &self.entries {
@@ -65,7 +87,7 @@ impl ApiKeys {
                 found = Some(tenant.as_str());
             }
         }
-        found.map_or_else(|| refused("the API key is unknown"), Ok)
+        found.ok_or_else(|| refused("the API key is unknown"))
     }
 }
 
@@ -94,6 +116,8 @@ mod tests {
         let keys = keys(None);
         assert_eq!(keys.tenant(Some("Bearer sk-a")).unwrap(), "acme");
         assert_eq!(keys.tenant(Some("bearer  sk-b ")).unwrap(), "bolt");
+        assert_eq!(keys.tenant_of_key(" sk-a ").unwrap(), "acme");
+        assert!(keys.tenant_of_key("sk-c").is_err());
         for bad in [
             None,
             Some(""),

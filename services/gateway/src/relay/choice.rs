@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use refrain_output_parsers::{Counts, Event};
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, SourceCounts, StepMessage};
 use refrain_protocol::engine::TokenLogprob;
@@ -57,10 +58,12 @@ pub(crate) struct OutputToken {
 /// The new output of a choice after an event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ChoiceProgress {
-    /// Text that no stop text can take back any more.
-    pub(crate) text: String,
+    /// New text, reasoning and calls, of which no stop text can take anything back any more. Every call has an id.
+    pub(crate) events: Vec<Event>,
     /// New output tokens, each once, whether or not their text is complete.
     pub(crate) tokens: Vec<OutputToken>,
+    /// The number of the stop text that ended the output.
+    pub(crate) stop_text: Option<usize>,
     /// Set when the choice has ended.
     pub(crate) finish: Option<FinishReason>,
     /// Whether the worker has to be told where the output ends, because it decoded, or would decode, past the end.
@@ -71,7 +74,9 @@ pub(crate) struct ChoiceProgress {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ChoiceSummary {
     pub(crate) completion_tokens: u64,
+    pub(crate) reasoning_tokens: u64,
     pub(crate) cached_tokens: u64,
+    pub(crate) calls: Counts,
     pub(crate) counts: SourceCounts,
     pub(crate) timings: Timings,
 }
@@ -168,16 +173,13 @@ impl ChoiceState {
                 logprob: logprobs.next(),
             });
             if self.plan.stop_token_ids.contains(&id) {
+                self.text.push_end(id, &mut progress.events);
                 self.finish = Some(FinishReason::Stop);
-            } else {
-                let released = self.text.push(id);
-                progress.text.push_str(&released.text);
-                if released.stopped {
-                    // The text that is held back must never be sent.
-                    progress.needs_cut = true;
-                    progress.finish = Some(FinishReason::Stop);
-                    self.finish = Some(FinishReason::Stop);
-                }
+            } else if self.text.push(id, &mut progress.events) {
+                // The worker knows no stop texts.
+                progress.needs_cut = true;
+                progress.stop_text = self.text.stop_text();
+                self.finish = Some(FinishReason::Stop);
             }
             if self.finish.is_none() && self.output_len() >= self.plan.max_new_tokens {
                 self.finish = Some(FinishReason::Length);
@@ -193,13 +195,11 @@ impl ChoiceState {
         for (source, counts) in message.counts(kept) {
             self.counts.entry(source).or_default().add(counts);
         }
-        if kept < emitted && !progress.needs_cut {
-            // The worker decoded past an end that it knows as well, so there is no point in waiting for its `End`.
-            progress.needs_cut = true;
-            progress.finish = self.finish;
-            progress.text.push_str(&self.text.finish());
-        }
+        // The worker decoded past an end that it knows as well, so there is no point in waiting for its `End`.
+        progress.needs_cut |= kept < emitted;
         if progress.needs_cut {
+            self.text.finish(&mut progress.events);
+            progress.finish = self.finish_reason();
             self.close_chunk();
         }
         Ok(progress)
@@ -236,15 +236,21 @@ impl ChoiceState {
     }
 
     fn finished(&mut self) -> ChoiceProgress {
-        let text = if self.finish.is_some() {
-            self.text.finish()
-        } else {
-            String::new()
-        };
-        ChoiceProgress {
-            text,
-            finish: self.finish,
-            ..ChoiceProgress::default()
+        let mut progress = ChoiceProgress::default();
+        if self.finish.is_some() {
+            self.text.finish(&mut progress.events);
+            progress.finish = self.finish_reason();
+        }
+        progress
+    }
+
+    /// The reason of the end. An output that was cut off by its limit says so, whether or not it has calls.
+    fn finish_reason(&self) -> Option<FinishReason> {
+        match self.finish {
+            Some(FinishReason::Stop) if self.text.counts().calls > 0 => {
+                Some(FinishReason::ToolCalls)
+            }
+            finish => finish,
         }
     }
 
@@ -262,6 +268,8 @@ impl ChoiceState {
     pub(crate) fn summary(&self) -> ChoiceSummary {
         ChoiceSummary {
             completion_tokens: self.output.len() as u64,
+            reasoning_tokens: self.text.reasoning_tokens(),
+            calls: self.text.counts(),
             cached_tokens: u64::from(self.cached_tokens.unwrap_or(0).min(self.prompt_len())),
             counts: self.counts.clone(),
             timings: self.timings,

@@ -229,7 +229,7 @@ impl ChoiceRun<'_> {
         let is_first = !progress.tokens.is_empty()
             && progress.tokens.len() == self.choice.output_len() as usize;
         let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
-        if progress.text.is_empty() && progress.finish.is_none() && !has_logprobs && !is_first {
+        if progress.events.is_empty() && progress.finish.is_none() && !has_logprobs && !is_first {
             return Ok(());
         }
         let event = RelayEvent::Progress {

@@ -1,74 +1,246 @@
-//! Turns tokens into the text that a client sees: whole characters, and nothing of a stop text.
+//! Turns tokens into what a client sees: whole characters, nothing of a stop text, and calls and reasoning apart.
+//!
+//! Stop texts come first: they are searched in all text of the output, calls and reasoning included, as vLLM does.
+//! What they leave goes to the parser. A token that marks something and has no visible text ends the search of a stop
+//! text that has begun, since that text would not be in one piece.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use refrain_output_parsers::{Counts, Event, OutputParser, Piece};
 use refrain_protocol::TokenId;
 use refrain_tokenization::{Detokenizer, Tokenizer};
 
-/// The text of one choice as it grows.
+/// The output of one choice as it grows.
 ///
 /// Stop texts are searched token by token, so the cut does not depend on the number of tokens in a step.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct OutputText {
+    tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     stops: Arc<[String]>,
     /// Decoded text that may be the beginning of a stop text.
     held: String,
+    /// The tokens of the held text, and how many of its bytes each has.
+    held_tokens: VecDeque<(TokenId, usize)>,
+    parsing: Parsing,
+    reasoning_tokens: u64,
+    state: State,
 }
 
-/// The effect of one token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Released {
-    /// Text that no stop text can take back any more.
-    pub(crate) text: String,
-    /// Whether a stop text is complete. Nothing may follow.
-    pub(crate) stopped: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// The stop text with this number came. The text behind it must never be sent.
+    Stopped(usize),
+    Finished,
+}
+
+/// How the text is parsed.
+#[derive(Debug, Default)]
+pub(crate) struct Parsing {
+    /// `None`: all is text.
+    pub(crate) parser: Option<OutputParser>,
+    /// Whether markers are searched in the text alone, since the engine speaks only text.
+    pub(crate) by_text: bool,
+    pub(crate) call_ids: CallIds,
+    counts: Counts,
+}
+
+/// Gives calls their ids, where the model itself gives none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CallIds {
+    /// A random number of the choice.
+    pub(crate) base: u128,
+    /// Whether ids have nine letters and digits, as templates of Mistral's models demand.
+    pub(crate) are_short: bool,
+}
+
+impl CallIds {
+    fn id(self, index: u32) -> String {
+        let number = self.base.wrapping_add(u128::from(index));
+        match self.are_short {
+            true => format!("{:09x}", number & 0xF_FFFF_FFFF),
+            false => format!("call_{:024x}", number & ((1 << 96) - 1)),
+        }
+    }
+}
+
+/// A token that no vocabulary has. It stands for text that belongs to no whole token.
+const NO_TOKEN: TokenId = TokenId::MAX;
+
+impl Parsing {
+    /// Parses with this parser.
+    pub(crate) fn new(parser: Option<OutputParser>, by_text: bool, call_ids: CallIds) -> Self {
+        Parsing {
+            parser,
+            by_text,
+            call_ids,
+            counts: Counts::default(),
+        }
+    }
+
+    fn is_marker(&self, token: TokenId) -> bool {
+        let parser = self.parser.as_ref();
+        !self.by_text && parser.is_some_and(|parser| parser.is_marker(token))
+    }
+
+    fn is_reasoning(&self) -> bool {
+        self.parser.as_ref().is_some_and(OutputParser::is_reasoning)
+    }
+
+    /// Parses a piece. Returns whether it belongs to the reasoning.
+    fn push(&mut self, piece: Piece<'_>, events: &mut Vec<Event>) -> bool {
+        let was_reasoning = self.is_reasoning();
+        let from = events.len();
+        match &mut self.parser {
+            Some(parser) => {
+                parser.push(&[piece], events);
+                self.counts = parser.counts();
+            }
+            None if piece.hidden || piece.text.is_empty() => {}
+            None => Event::Text(piece.text.to_owned()).append(events),
+        }
+        self.name_calls(&mut events[from..]);
+        was_reasoning || self.is_reasoning()
+    }
+
+    fn finish(&mut self, events: &mut Vec<Event>) {
+        let from = events.len();
+        if let Some(parser) = self.parser.take() {
+            self.counts = parser.finish(events);
+        }
+        self.name_calls(&mut events[from..]);
+    }
+
+    fn name_calls(&self, events: &mut [Event]) {
+        for event in events {
+            if let Event::CallStart { index, id, .. } = event {
+                id.get_or_insert_with(|| self.call_ids.id(*index));
+            }
+        }
+    }
 }
 
 impl OutputText {
     /// Creates an empty text.
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>, stops: Arc<[String]>) -> Self {
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, stops: Arc<[String]>, parsing: Parsing) -> Self {
         OutputText {
-            detokenizer: Detokenizer::new(tokenizer),
+            detokenizer: Detokenizer::new(tokenizer.clone()),
+            tokenizer,
             stops,
             held: String::new(),
+            held_tokens: VecDeque::new(),
+            parsing,
+            reasoning_tokens: 0,
+            state: State::Open,
         }
     }
 
-    /// Adds a token.
-    pub(crate) fn push(&mut self, token: TokenId) -> Released {
+    /// Adds a token, and appends the events that no stop text can take back any more. Returns whether a stop text is
+    /// complete, after which nothing may follow.
+    pub(crate) fn push(&mut self, token: TokenId, events: &mut Vec<Event>) -> bool {
+        if self.tokenizer.is_special(token) {
+            self.hidden(token, events);
+            return false;
+        }
         let fresh = self.detokenizer.push(token);
         if self.stops.is_empty() {
-            return Released {
-                text: fresh,
-                stopped: false,
-            };
+            self.parse(token, &fresh, true, events);
+            return false;
         }
         self.held.push_str(&fresh);
-        if let Some(at) = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()))
-            .min()
-        {
-            self.held.truncate(at);
-            return Released {
-                text: std::mem::take(&mut self.held),
-                stopped: true,
-            };
+        self.held_tokens.push_back((token, fresh.len()));
+        let found = self.stops.iter().enumerate();
+        let found = found.filter_map(|(number, stop)| Some((self.held.find(&**stop)?, number)));
+        if let Some((at, number)) = found.min() {
+            self.release(at, true, events);
+            self.held.clear();
+            self.held_tokens.clear();
+            self.state = State::Stopped(number);
+            return true;
         }
-        let kept = self.held.split_off(self.held.len() - self.undecided_len());
-        Released {
-            text: std::mem::replace(&mut self.held, kept),
-            stopped: false,
+        self.release(self.held.len() - self.undecided_len(), false, events);
+        false
+    }
+
+    /// Adds the token that ends the output. It has no text, but may end a call.
+    pub(crate) fn push_end(&mut self, token: TokenId, events: &mut Vec<Event>) {
+        self.hidden(token, events);
+    }
+
+    /// Ends the output, and appends the events that were held back.
+    pub(crate) fn finish(&mut self, events: &mut Vec<Event>) {
+        if self.state == State::Open {
+            self.release(self.held.len(), true, events);
+            let rest = self.detokenizer.finish();
+            self.parse(NO_TOKEN, &rest, false, events);
+        }
+        if self.state != State::Finished {
+            self.parsing.finish(events);
+            self.state = State::Finished;
         }
     }
 
-    /// Returns the text that was held back, at the end of the output.
-    pub(crate) fn finish(&mut self) -> String {
-        let mut text = std::mem::take(&mut self.held);
-        text.push_str(&self.detokenizer.finish());
-        text
+    /// The number of the stop text that came, until the end is taken.
+    pub(crate) fn stop_text(&self) -> Option<usize> {
+        match self.state {
+            State::Stopped(number) => Some(number),
+            State::Open | State::Finished => None,
+        }
+    }
+
+    /// The numbers of calls so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.parsing.counts
+    }
+
+    /// Tokens of the reasoning so far.
+    pub(crate) fn reasoning_tokens(&self) -> u64 {
+        self.reasoning_tokens
+    }
+
+    /// Parses a token without visible text, if it marks something.
+    fn hidden(&mut self, token: TokenId, events: &mut Vec<Event>) {
+        if self.parsing.is_marker(token) {
+            self.release(self.held.len(), true, events);
+            let is_reasoning = self.parsing.push(Piece::hidden(token), events);
+            self.reasoning_tokens += u64::from(is_reasoning);
+        }
+    }
+
+    /// Parses text of a token. `is_whole` says whether the token ends with it.
+    fn parse(&mut self, token: TokenId, text: &str, is_whole: bool, events: &mut Vec<Event>) {
+        let piece = match self.parsing.by_text {
+            true => Piece::text(text),
+            false => Piece::token(token, text),
+        };
+        let is_reasoning = self.parsing.push(piece, events);
+        self.reasoning_tokens += u64::from(is_whole && is_reasoning);
+    }
+
+    /// Parses the beginning of the held text. A token that marks something is parsed only as a whole, or as plain text
+    /// if there is no more of it.
+    fn release(&mut self, len: usize, is_last: bool, events: &mut Vec<Event>) {
+        let mut from = 0;
+        while let Some((token, bytes)) = self.held_tokens.front().copied() {
+            let taken = bytes.min(len - from);
+            let is_whole = taken == bytes;
+            let is_marker = !is_whole && self.parsing.is_marker(token);
+            if !is_whole && (taken == 0 || is_marker && !is_last) {
+                break;
+            }
+            let text = self.held[from..from + taken].to_owned();
+            from += taken;
+            let token = if is_marker { NO_TOKEN } else { token };
+            self.parse(token, &text, is_whole, events);
+            if !is_whole {
+                self.held_tokens[0].1 -= taken;
+                break;
+            }
+            self.held_tokens.pop_front();
+        }
+        self.held.drain(..from);
     }
 
     /// Length in bytes of the end of the held text that may be the beginning of a stop text.
@@ -98,7 +270,17 @@ mod tests {
         OutputText::new(
             Arc::new(byte_level_files().tokenizer().unwrap()),
             stops.into(),
+            Parsing::default(),
         )
+    }
+
+    /// The visible text of events.
+    fn visible(events: &[Event]) -> String {
+        let text = |event: &Event| match event {
+            Event::Text(text) => text.clone(),
+            other => panic!("{other:?}"),
+        };
+        events.iter().map(text).collect()
     }
 
     /// The text released by each byte of `input`, then `!` for a stop text or the result of `finish`.
@@ -106,14 +288,17 @@ mod tests {
         let mut text = text(stops);
         let mut pieces = Vec::new();
         for byte in input.bytes() {
-            let released = text.push(FIRST_BYTE + u32::from(byte));
-            pieces.push(released.text);
-            if released.stopped {
+            let mut events = Vec::new();
+            let is_stopped = text.push(FIRST_BYTE + u32::from(byte), &mut events);
+            pieces.push(visible(&events));
+            if is_stopped {
                 pieces.push("!".into());
                 return pieces;
             }
         }
-        pieces.push(text.finish());
+        let mut events = Vec::new();
+        text.finish(&mut events);
+        pieces.push(visible(&events));
         pieces
     }
 
@@ -142,13 +327,9 @@ mod tests {
 
     #[test]
     fn special_tokens_give_no_text() {
-        assert_eq!(
-            text(&["<|im_end|>"]).push(IM_END),
-            Released {
-                text: String::new(),
-                stopped: false
-            }
-        );
+        let mut events = Vec::new();
+        assert!(!text(&["<|im_end|>"]).push(IM_END, &mut events));
+        assert_eq!(events, []);
     }
 
     #[test]

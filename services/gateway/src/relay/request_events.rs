@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use refrain_service_kit::http::AccessNote;
 use tokio::sync::mpsc;
 
 use crate::relay::driven_work::DrivenWork;
@@ -18,6 +19,8 @@ pub(crate) struct RequestEvents {
     work: Arc<DrivenWork>,
     /// Ends the request if nobody drives it.
     _entry: Option<TimeEntry>,
+    /// The note for the access log, which gets the tokens.
+    note: AccessNote,
 }
 
 impl RequestEvents {
@@ -32,7 +35,14 @@ impl RequestEvents {
         RequestEvents {
             work: Arc::new(DrivenWork::new(events_max, work)),
             _entry: None,
+            note: AccessNote::default(),
         }
+    }
+
+    /// Notes the tokens of the request once they are known.
+    pub(crate) fn noted(mut self, note: AccessNote) -> Self {
+        self.note = note;
+        self
     }
 
     /// Makes the request end when its time is up, also if nobody polls it.
@@ -48,7 +58,14 @@ impl RequestEvents {
 
     /// Polls for the next event; `None` after the last one.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<RelayEvent>> {
-        self.work.poll_next(context)
+        let polled = self.work.poll_next(context);
+        if let Poll::Ready(Some(RelayEvent::Done(summary))) = &polled {
+            let usage = summary.usage;
+            self.note.note(|facts| {
+                facts.tokens = Some((usage.prompt_tokens, usage.completion_tokens));
+            });
+        }
+        polled
     }
 }
 

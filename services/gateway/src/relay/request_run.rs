@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
+use refrain_output_parsers::{OutputParser, ToolParserKind};
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{
@@ -22,7 +23,7 @@ use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
 use crate::relay::context::RelayContext;
 use crate::relay::events::{RelayEvent, RequestSummary};
 use crate::relay::lease_guard::LeaseGuard;
-use crate::relay::output_text::OutputText;
+use crate::relay::output_text::{CallIds, OutputText, Parsing};
 use crate::relay::request_events::RequestEvents;
 use crate::request::{GenerateRequest, PreparedPrompt};
 
@@ -90,7 +91,7 @@ impl RelayContext {
             stop_token_ids: request.sampling.stop_token_ids.clone(),
             wants_logprobs: request.wants_logprobs(),
         };
-        let text = OutputText::new(request.model.tokenizer.clone(), request.stops.clone());
+        let text = output_text(request)?;
         let mut run = ChoiceRun {
             context: self,
             request,
@@ -137,7 +138,9 @@ impl RelayContext {
                         None => drop(guard.end(LeaseOutcome::Done)),
                     }
                     run.observe_time_per_token();
-                    return Ok(run.choice.summary());
+                    let summary = run.choice.summary();
+                    self.metrics.called(&request.model.id, summary.calls);
+                    return Ok(summary);
                 }
                 ChunkOutcome::Continues(next) => {
                     attempts.chunk_ended(&lease.worker, next);
@@ -209,6 +212,27 @@ impl Drop for OutcomeRecord<'_> {
     }
 }
 
+/// The empty text of a choice.
+fn output_text(request: &GenerateRequest) -> Result<OutputText, ApiError> {
+    let model = &request.model;
+    let token_of = |text: &str| model.tokenizer.token_id(text);
+    let parser = request.parsing.clone();
+    let call_ids = CallIds {
+        base: random::u128()?,
+        are_short: request
+            .parsing
+            .as_ref()
+            .is_some_and(|parsing| parsing.tools_as == ToolParserKind::Mistral),
+    };
+    let parsing = Parsing::new(
+        parser.map(|options| OutputParser::new(options, token_of)),
+        model.is_text_only,
+        call_ids,
+    );
+    let (tokenizer, stops) = (model.tokenizer.clone(), request.stops.clone());
+    Ok(OutputText::new(tokenizer, stops, parsing))
+}
+
 fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSummary {
     let prompt_tokens: u64 = request
         .prompts
@@ -243,17 +267,18 @@ fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSum
         .get(&DraftSource::Prediction)
         .copied()
         .unwrap_or_default();
+    let reasoning_tokens = choices.iter().map(|choice| choice.reasoning_tokens).sum();
+    let has_details = request.prediction.is_some() || request.may_reason();
     RequestSummary {
         usage: Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
-            completion_tokens_details: request.prediction.as_ref().map(|_| {
-                CompletionTokensDetails {
-                    accepted_prediction_tokens: predicted.accepted,
-                    rejected_prediction_tokens: predicted.drafted - predicted.accepted,
-                }
+            completion_tokens_details: has_details.then(|| CompletionTokensDetails {
+                reasoning_tokens,
+                accepted_prediction_tokens: predicted.accepted,
+                rejected_prediction_tokens: predicted.drafted - predicted.accepted,
             }),
         },
         metrics,

@@ -50,6 +50,12 @@ pub(super) struct ChatFields {
     pub(super) response_format: Option<ResponseFormat>,
     /// Whether a function has to be called.
     pub(super) tool_choice: Option<JsonValue>,
+    /// Whether several functions may be called at once.
+    pub(super) parallel_tool_calls: Option<bool>,
+    /// The deprecated form of `tools`.
+    pub(super) functions: Option<JsonList>,
+    /// The deprecated form of `tool_choice`.
+    pub(super) function_call: Option<JsonValue>,
     /// OpenAI's Predicted Outputs.
     pub(super) prediction: Option<JsonValue>,
 }
@@ -62,6 +68,9 @@ impl OwnFields for ChatFields {
         "top_logprobs",
         "response_format",
         "tool_choice",
+        "parallel_tool_calls",
+        "functions",
+        "function_call",
         "prediction",
     ];
     const REQUIRED: &str = "messages";
@@ -74,6 +83,9 @@ impl OwnFields for ChatFields {
             "logprobs" => self.logprobs = map.next_value()?,
             "top_logprobs" => self.top_logprobs = map.next_value()?,
             "response_format" => self.response_format = map.next_value()?,
+            "parallel_tool_calls" => self.parallel_tool_calls = map.next_value()?,
+            "functions" => self.functions = map.next_value()?,
+            "function_call" => self.function_call = map.next_value()?,
             "tool_choice" => self.tool_choice = map.next_value()?,
             _ => self.prediction = map.next_value()?,
         }

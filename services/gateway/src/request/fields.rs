@@ -5,9 +5,10 @@ use refrain_protocol::engine::Sampling;
 use refrain_protocol::openai::{LogitBias, Parameters};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
-use refrain_tokenization::{JsonList, JsonValue};
+use refrain_tokenization::JsonValue;
 
 use super::body::{ChatFields, CompletionFields};
+use super::messages::check_content;
 use crate::models::Model;
 
 /// Longest `session` and `group`, bytes.
@@ -23,22 +24,13 @@ const COMPLETION_LOGPROBS_MAX: u64 = 5;
 /// Most `stop_token_ids`.
 const STOP_TOKEN_IDS_MAX: usize = 64;
 
-/// The roles of messages.
-const ROLES: [&str; 6] = [
-    "system",
-    "developer",
-    "user",
-    "assistant",
-    "tool",
-    "function",
-];
-
 /// Refuses a field, whose name begins the message.
-fn invalid<T>(param: &str, fault: impl std::fmt::Display) -> Result<T, ApiError> {
+pub(super) fn invalid<T>(param: &str, fault: impl std::fmt::Display) -> Result<T, ApiError> {
     Err(ApiError::invalid(param, format!("{param}: {fault}")))
 }
 
-fn unsupported<T>(param: &str, message: &str) -> Result<T, ApiError> {
+/// Refuses a field that other servers know.
+pub(super) fn unsupported<T>(param: &str, message: &str) -> Result<T, ApiError> {
     Err(ApiError::invalid(param, message).with_code("unsupported_parameter"))
 }
 
@@ -206,14 +198,8 @@ pub(super) fn check_ids(param: &str, ids: &[TokenId], model: &Model) -> Result<(
     }
 }
 
-/// Checks the messages, the prediction, the response format and the tools of a chat.
-pub(super) fn check_chat(messages: &JsonList, chat: &ChatFields) -> Result<(), ApiError> {
-    if messages.is_empty() {
-        return invalid("messages", "must have at least one message");
-    }
-    for (place, message) in messages.items().enumerate() {
-        check_message(&message, &format!("messages[{place}]"))?;
-    }
+/// Checks the prediction and the response format of a chat.
+pub(super) fn check_chat(chat: &ChatFields) -> Result<(), ApiError> {
     if let Some(prediction) = &chat.prediction {
         if prediction.get("type").as_ref().and_then(JsonValue::as_str) != Some("content") {
             return invalid("prediction.type", "must be \"content\"");
@@ -227,55 +213,6 @@ pub(super) fn check_chat(messages: &JsonList, chat: &ChatFields) -> Result<(), A
             "response_format",
             "response_format: must be {\"type\": \"text\"}; constrained output is not supported",
         );
-    }
-    match chat.tool_choice.as_ref().map(JsonValue::as_str) {
-        None | Some(Some("none" | "auto")) => Ok(()),
-        Some(_) => unsupported(
-            "tool_choice",
-            "tool_choice: must be \"none\" or \"auto\"; a call cannot be forced, because constrained output is not supported",
-        ),
-    }
-}
-
-/// Checks one message. `place` is its path in the request.
-fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
-    if !message.is_object() {
-        return invalid(place, "must be an object with role and content");
-    }
-    let at = |field: &str| format!("{place}.{field}");
-    let role = message.get("role");
-    let role = role.as_ref().and_then(JsonValue::as_str);
-    if !role.is_some_and(|role| ROLES.contains(&role)) {
-        return invalid(&at("role"), format!("must be one of {}", ROLES.join(", ")));
-    }
-    let calls = message.get("tool_calls");
-    if calls.as_ref().is_some_and(|calls| calls.items().is_none()) {
-        return invalid(&at("tool_calls"), "must be a list");
-    }
-    match message.get("content") {
-        None if role == Some("assistant") && calls.is_some() => Ok(()),
-        content => check_content(content, &at("content")),
-    }
-}
-
-/// Checks a content, which may only be text.
-fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError> {
-    if content.as_ref().and_then(JsonValue::as_str).is_some() {
-        return Ok(());
-    }
-    let Some(parts) = content.as_ref().and_then(JsonValue::items) else {
-        return invalid(name, "must be a text or a list of text parts");
-    };
-    for (place, part) in parts.enumerate() {
-        let field = |field: &str| part.get(field);
-        if field("type").as_ref().and_then(JsonValue::as_str) != Some("text") {
-            let param = format!("{name}[{place}].type");
-            return invalid(&param, "only text parts are supported");
-        }
-        if field("text").as_ref().and_then(JsonValue::as_str).is_none() {
-            let param = format!("{name}[{place}].text");
-            return invalid(&param, "a text part must have a text");
-        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
+use refrain_tokenization::ModelFiles;
 use refrain_tokenization::testing::byte_level_files;
 
 use super::GenerateRequest;
@@ -12,8 +13,8 @@ use crate::models::Models;
 
 /// Valid bodies that between them have all fields.
 const CHATS: [&str; 3] = [
-    r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"n":2,"stream":true,"stream_options":{"include_usage":true}}"#,
-    r#"{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"a"}]},{"role":"assistant","tool_calls":[]},{"role":"tool","content":"b"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto","logprobs":true,"top_logprobs":3,"response_format":{"type":"text"},"prediction":{"type":"content","content":"x"},"chat_template_kwargs":{"a":1}}"#,
+    r#"{"model":"m","messages":[{"role":"assistant","function_call":{"name":"f","arguments":"{}"}}],"functions":[{"name":"f"}],"function_call":"auto","n":2,"stream":true,"stream_options":{"include_usage":true}}"#,
+    r#"{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"a"}]},{"role":"assistant","tool_calls":[]},{"role":"tool","content":"b"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto","parallel_tool_calls":false,"logprobs":true,"top_logprobs":3,"response_format":{"type":"text"},"prediction":{"type":"content","content":"x"},"chat_template_kwargs":{"a":1}}"#,
     r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":5,"max_completion_tokens":6,"temperature":0.5,"top_p":0.9,"top_k":-1,"min_p":0.1,"stop":["a","b"],"stop_token_ids":[1],"seed":-7,"logit_bias":{"5":-1.5},"presence_penalty":0,"frequency_penalty":0,"repetition_penalty":1,"session":"s","group":"g","speculation":"auto","priority":"high","tpot_ms":20,"chunk_tokens":9}"#,
 ];
 
@@ -30,7 +31,15 @@ fn models() -> Models {
         ..ModelConfig::default()
     };
     let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
-    Models::new(&[config], &|_| Ok(byte_level_files()), signer).unwrap()
+    Models::new(&[config], &|_| Ok(files()), signer).unwrap()
+}
+
+/// The small model, with a template that shows tools.
+fn files() -> ModelFiles {
+    let mut files = byte_level_files();
+    let template = files.chat_template.unwrap_or_default();
+    files.chat_template = Some(format!("{{{{ tools or '' }}}}{template}"));
+    files
 }
 
 type Parse = fn(Bytes, &str, &Models, &GatewayTuning) -> Result<GenerateRequest, ApiError>;

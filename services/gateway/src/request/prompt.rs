@@ -5,16 +5,16 @@ use std::sync::Arc;
 use refrain_protocol::error::code;
 use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
-use refrain_tokenization::{ChatInput, JsonList, JsonValue, TokenizationError};
+use refrain_tokenization::{ChatInput, JsonList, JsonMap, JsonValue, TokenizationError};
 
-use super::body::ChatFields;
 use super::fields::check_ids;
 use crate::models::Model;
 
 /// Renders the messages of a chat by the model's template and tokenizes them.
 pub(super) fn chat(
     messages: JsonList,
-    chat: ChatFields,
+    tools: Option<JsonList>,
+    kwargs: Option<JsonMap>,
     model: &Model,
     context: u32,
 ) -> Result<Vec<TokenId>, ApiError> {
@@ -24,10 +24,7 @@ pub(super) fn chat(
             "this model has no chat template; use /v1/completions",
         ));
     };
-    let choice = chat.tool_choice;
-    let is_none = choice.is_some_and(|choice| choice.as_str() == Some("none"));
-    let tools = chat.tools.filter(|_| !is_none);
-    let input = ChatInput::new(messages, tools, chat.chat_template_kwargs);
+    let input = ChatInput::new(messages, tools, kwargs);
     template
         .encode_within(&model.tokenizer, &input, true, prompt_tokens_max(context))
         .map_err(|error| refused("messages", &error, context))
@@ -91,7 +88,7 @@ pub(super) fn prediction(
         Some(text) => text,
         None => {
             let parts = content.items().into_iter().flatten();
-            let texts = parts.filter_map(|part| part.get("text"));
+            let texts = parts.filter_map(|part| part.get("text").or_else(|| part.get("refusal")));
             joined = texts.fold(String::new(), |all, text| {
                 all + text.as_str().unwrap_or_default()
             });

@@ -7,25 +7,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::Stream;
 use refrain_protocol::ApiError;
-use refrain_protocol::openai::ErrorBody;
 use refrain_service_kit::deadline::Deadline;
 use tokio::time::Instant;
 
 use crate::relay::{RelayEvent, RequestEvents};
-use crate::response::writer::{AnswerWriter, write_frame};
-
-/// A comment that keeps proxies from closing an idle stream. Clients skip comments.
-const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+use crate::response::surface_writer::SurfaceWriter;
 
 /// The body of a streaming answer. It sends events as soon as they are ready. Dropping it stops the request.
 ///
-/// An error during the stream is an event with a top-level `error`, after which the stream ends without `[DONE]`.
+/// An error during the stream is an event, after which the stream ends.
 pub(crate) struct EventStreamBody {
     /// The first event, which was received before the head of the response was sent.
     first: Option<RelayEvent>,
     events: RequestEvents,
-    writer: AnswerWriter,
+    writer: Box<dyn SurfaceWriter>,
     keep_alive: Duration,
+    has_begun: bool,
     /// Passes when the stream has been idle for that long.
     idle: Deadline,
     ended: bool,
@@ -35,7 +32,7 @@ impl EventStreamBody {
     pub(crate) fn new(
         first: Option<RelayEvent>,
         events: RequestEvents,
-        writer: AnswerWriter,
+        writer: Box<dyn SurfaceWriter>,
         keep_alive: Duration,
     ) -> Self {
         EventStreamBody {
@@ -43,9 +40,16 @@ impl EventStreamBody {
             events,
             writer,
             keep_alive,
+            has_begun: false,
             idle: Deadline::after(keep_alive),
             ended: false,
         }
+    }
+
+    /// The frames before all others, once.
+    fn begin(&mut self) -> Option<Result<Vec<u8>, ApiError>> {
+        let begins = !std::mem::replace(&mut self.has_begun, true);
+        begins.then(|| self.writer.begin())
     }
 
     fn frames(&mut self, event: Option<RelayEvent>) -> Result<Vec<u8>, ApiError> {
@@ -74,14 +78,20 @@ impl Stream for EventStreamBody {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         while !this.ended {
-            let frames = match this.poll_event(context) {
-                Poll::Ready(event) => this.frames(event).unwrap_or_else(|error| {
-                    this.ended = true;
-                    error_frame(&error)
-                }),
-                Poll::Pending if this.idle.poll_due(context).is_ready() => KEEP_ALIVE.to_vec(),
-                Poll::Pending => return Poll::Pending,
+            let frames = match this.begin() {
+                Some(frames) => frames,
+                None => match this.poll_event(context) {
+                    Poll::Ready(event) => this.frames(event),
+                    Poll::Pending if this.idle.poll_due(context).is_ready() => {
+                        Ok(this.writer.keep_alive().to_vec())
+                    }
+                    Poll::Pending => return Poll::Pending,
+                },
             };
+            let frames = frames.unwrap_or_else(|error| {
+                this.ended = true;
+                this.writer.failed(&error).unwrap_or_default()
+            });
             if !frames.is_empty() {
                 this.idle.set(Instant::now() + this.keep_alive);
                 return Poll::Ready(Some(Ok(Bytes::from(frames))));
@@ -89,15 +99,4 @@ impl Stream for EventStreamBody {
         }
         Poll::Ready(None)
     }
-}
-
-fn error_frame(error: &ApiError) -> Vec<u8> {
-    let mut frames = Vec::new();
-    if write_frame(&mut frames, &ErrorBody::from(error)).is_err() {
-        frames.clear();
-        frames.extend_from_slice(
-            b"data: {\"error\":{\"message\":\"internal error\",\"type\":\"server_error\",\"param\":null,\"code\":null}}\n\n",
-        );
-    }
-    frames
 }

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use refrain_output_parsers::Event;
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::{
-    Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice,
-    CompletionLogprobs, Delta, FinishReason,
+    Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice, CompletionLogprobs, Delta,
+    ErrorBody, FinishReason,
 };
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
@@ -13,6 +16,8 @@ use serde::Serialize;
 use crate::relay::{ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest};
 use crate::response::logprobs::{chat_logprobs, completion_logprobs};
+use crate::response::message::{self, CallShape};
+use crate::response::surface_writer::SurfaceWriter;
 
 /// Bytes of an event without its text, about.
 const FRAME_BYTES: usize = 320;
@@ -36,7 +41,7 @@ struct WrittenChoice {
 /// A choice that is collected for a whole answer.
 #[derive(Default)]
 struct CollectedChoice {
-    text: String,
+    events: Vec<Event>,
     tokens: Vec<OutputToken>,
     finish: Option<FinishReason>,
 }
@@ -77,7 +82,9 @@ impl AnswerWriter {
                 Some(RelayEvent::Done(summary)) => break summary,
                 Some(RelayEvent::Progress { index, progress }) => {
                     if let Some(choice) = collected.get_mut(index as usize) {
-                        choice.text.push_str(&progress.text);
+                        for event in progress.events {
+                            event.append(&mut choice.events);
+                        }
                         choice.tokens.extend(progress.tokens);
                         choice.finish = choice.finish.or(progress.finish);
                     }
@@ -89,13 +96,9 @@ impl AnswerWriter {
             Endpoint::Chat => {
                 let choices = collected.map(|(index, choice)| ChatChoice {
                     index,
-                    message: AnswerMessage {
-                        role: "assistant",
-                        content: choice.text,
-                        refusal: None,
-                    },
+                    message: message::message(choice.events, self.call_shape()),
                     logprobs: self.chat_logprobs(&choice.tokens),
-                    finish_reason: choice.finish,
+                    finish_reason: self.call_shape().finish(choice.finish),
                 });
                 to_json(&self.envelope("chat.completion", choices.collect(), Some(&summary)))
             }
@@ -105,7 +108,7 @@ impl AnswerWriter {
                         let echo = self.begin_completion(index);
                         CompletionChoice {
                             index,
-                            text: echo + &choice.text,
+                            text: echo + &message::text(choice.events),
                             logprobs: self.completion_logprobs(index, &choice.tokens),
                             finish_reason: choice.finish,
                         }
@@ -125,40 +128,13 @@ impl AnswerWriter {
         index: u32,
         progress: ChoiceProgress,
     ) -> Result<Vec<u8>, ApiError> {
-        let mut frames = Vec::with_capacity(FRAME_BYTES + progress.text.len());
+        let mut frames = Vec::with_capacity(FRAME_BYTES);
         let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
-        let has_content = !progress.text.is_empty() || has_logprobs;
         match self.request.endpoint {
-            Endpoint::Chat => {
-                let begins = self
-                    .choices
-                    .get_mut(index as usize)
-                    .is_some_and(|choice| !std::mem::replace(&mut choice.has_begun, true));
-                if begins {
-                    let delta = Delta {
-                        role: Some("assistant"),
-                        content: Some(String::new()),
-                    };
-                    self.chat_frame(&mut frames, index, delta, None, None)?;
-                }
-                if has_content {
-                    let delta = Delta {
-                        role: None,
-                        content: Some(progress.text),
-                    };
-                    let logprobs = self.chat_logprobs(&progress.tokens);
-                    self.chat_frame(&mut frames, index, delta, logprobs, None)?;
-                }
-                if progress.finish.is_some() {
-                    self.chat_frame(&mut frames, index, Delta::default(), None, progress.finish)?;
-                }
-            }
+            Endpoint::Chat => self.chat_progress(&mut frames, index, progress)?,
             Endpoint::Completion => {
-                let text = match self.begin_completion(index) {
-                    echo if echo.is_empty() => progress.text,
-                    echo => echo + &progress.text,
-                };
-                if !text.is_empty() || has_content || progress.finish.is_some() {
+                let text = self.begin_completion(index) + &message::text(progress.events);
+                if !text.is_empty() || has_logprobs || progress.finish.is_some() {
                     let logprobs = match has_logprobs {
                         true => self.completion_logprobs(index, &progress.tokens),
                         false => None,
@@ -175,6 +151,54 @@ impl AnswerWriter {
             }
         }
         Ok(frames)
+    }
+
+    fn chat_progress(
+        &mut self,
+        frames: &mut Vec<u8>,
+        index: u32,
+        progress: ChoiceProgress,
+    ) -> Result<(), ApiError> {
+        let choice = self.choices.get_mut(index as usize);
+        if choice.is_some_and(|choice| !std::mem::replace(&mut choice.has_begun, true)) {
+            // A message that turns out to be a call has no content. Text may follow null in a stream.
+            let content = self.request.parsing.is_none().then(String::new);
+            let delta = Delta {
+                role: Some("assistant"),
+                content: Some(content),
+                ..Delta::default()
+            };
+            self.chat_frame(frames, index, delta, None, None)?;
+        }
+        let shape = self.call_shape();
+        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
+        let mut logprobs = match has_logprobs {
+            true => self.chat_logprobs(&progress.tokens),
+            false => None,
+        };
+        for delta in message::deltas(progress.events, shape) {
+            self.chat_frame(frames, index, delta, logprobs.take(), None)?;
+        }
+        if logprobs.is_some() {
+            let content = self.request.parsing.is_none().then(String::new);
+            let delta = Delta {
+                content: content.map(Some),
+                ..Delta::default()
+            };
+            self.chat_frame(frames, index, delta, logprobs, None)?;
+        }
+        if progress.finish.is_some() {
+            let finish = shape.finish(progress.finish);
+            self.chat_frame(frames, index, Delta::default(), None, finish)?;
+        }
+        Ok(())
+    }
+
+    fn call_shape(&self) -> CallShape {
+        match self.request.answers_function_call {
+            true => CallShape::Function,
+            false => CallShape::Tools,
+        }
     }
 
     /// Writes the events at the end: the usage, if asked for, and `[DONE]`.
@@ -266,6 +290,33 @@ impl AnswerWriter {
             },
             metrics: summary.map(|summary| summary.metrics.clone()),
         }
+    }
+}
+
+impl SurfaceWriter for AnswerWriter {
+    fn progress(&mut self, index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError> {
+        AnswerWriter::progress(self, index, progress)
+    }
+
+    fn done(&mut self, summary: &RequestSummary) -> Result<Vec<u8>, ApiError> {
+        AnswerWriter::done(self, summary)
+    }
+
+    /// An event with a top-level `error`. No `[DONE]` follows.
+    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError> {
+        let mut frames = Vec::new();
+        write_frame(&mut frames, &ErrorBody::from(error))?;
+        Ok(frames)
+    }
+
+    fn collect<'a>(
+        self: Box<Self>,
+        events: &'a mut RequestEvents,
+    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
+    where
+        Self: 'a,
+    {
+        AnswerWriter::collect(*self, events).boxed()
     }
 }
 

@@ -13,3 +13,5 @@ mod limits;
 mod mesh;
 mod plain;
 mod streams;
+mod surfaces;
+mod tools;

@@ -24,8 +24,8 @@ use refrain_rpc::{ChunkStream, Scheduler, Worker, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
-use refrain_tokenization::Tokenizer;
 use refrain_tokenization::testing::{IM_END, byte_level_files};
+use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
 /// A planned failure of a chunk. The number is that of the steps before it.
@@ -410,6 +410,19 @@ pub(crate) fn config() -> GatewayConfig {
     }
 }
 
+/// The model files of which the template shows tools.
+pub(crate) const WITH_TOOLS: &str = "with tools";
+
+fn files(name: &str) -> ModelFiles {
+    let mut files = byte_level_files();
+    if name == WITH_TOOLS {
+        let template = files.chat_template.unwrap_or_default();
+        let tools = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}";
+        files.chat_template = Some(format!("{tools}{template}"));
+    }
+    files
+}
+
 /// The usual configuration with other fixed values.
 pub(crate) fn tuned(tune: impl FnOnce(&mut GatewayTuning)) -> GatewayConfig {
     let mut config = config();
@@ -423,6 +436,10 @@ impl Bench {
     }
 
     pub(crate) async fn with(config: GatewayConfig) -> Self {
+        Bench::start(config).await.unwrap()
+    }
+
+    async fn start(config: GatewayConfig) -> anyhow::Result<Self> {
         install_crypto_provider();
         let keys = MeshConfig::generate().unwrap();
         let tokenizer = byte_level_files().tokenizer().unwrap();
@@ -448,19 +465,19 @@ impl Bench {
             scheduler: mesh.clone(),
             workers: Arc::new(FakeWorkers(mesh.clone())),
             signer: NamespaceSigner::new(&keys).unwrap(),
-            model_files: Arc::new(|_| Ok(byte_level_files())),
+            model_files: Arc::new(|name| Ok(files(name))),
             metrics: metrics.clone(),
             clocks: Clocks::default(),
         };
-        let gateway = refrain_gateway::start(config, deps).await.unwrap();
+        let gateway = refrain_gateway::start(config, deps).await?;
         let url = format!("http://{}", gateway.addr());
-        Bench {
+        Ok(Bench {
             mesh,
             gateway,
             client: reqwest::Client::new(),
             url,
             metrics,
-        }
+        })
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> reqwest::RequestBuilder {
@@ -516,6 +533,12 @@ impl Bench {
             line.rsplit(' ').next().unwrap().parse().unwrap()
         })
     }
+}
+
+/// The error of a gateway that does not start.
+pub(crate) async fn start_error(config: GatewayConfig) -> String {
+    let error = Bench::start(config).await.err().unwrap();
+    format!("{error:#}")
 }
 
 /// A chat request with one user message and some more fields.

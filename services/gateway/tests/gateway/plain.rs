@@ -147,7 +147,7 @@ async fn a_prediction_reaches_the_worker_and_is_in_the_usage() {
     // The drafts of the script have another source.
     assert_eq!(
         body["usage"]["completion_tokens_details"],
-        json!({"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0})
+        json!({"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0})
     );
     let parts = json!([{"type": "text", "text": "x"}, {"type": "text", "text": "yz"}]);
     bench

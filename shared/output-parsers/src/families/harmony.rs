@@ -258,6 +258,10 @@ impl Family for Harmony {
         true
     }
 
+    fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning)
+    }
+
     fn give_up(&mut self) {
         self.state = State::Text;
     }

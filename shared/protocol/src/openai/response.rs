@@ -17,7 +17,7 @@ pub struct Usage {
     pub total_tokens: u64,
     /// Details of the prompts.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Details of the outputs, if the request had a prediction.
+    /// Details of the outputs, if the request had a prediction or the model reasons.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
@@ -25,6 +25,8 @@ pub struct Usage {
 /// Details of the outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompletionTokensDetails {
+    /// Tokens of the reasoning.
+    pub reasoning_tokens: u64,
     /// Tokens of the prediction that were drafted and accepted.
     pub accepted_prediction_tokens: u64,
     /// Tokens of the prediction that were drafted and rejected. They are not part of `completion_tokens`.
@@ -75,12 +77,16 @@ pub struct Timings {
 
 /// The reason why an output ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// A stop text or an end token.
     Stop,
     /// A length limit.
     Length,
+    /// The model ended its output after it had called tools.
+    ToolCalls,
+    /// The same for a client of the deprecated `functions`.
+    FunctionCall,
 }
 
 /// A whole answer, or an event of a stream.
@@ -122,10 +128,48 @@ pub struct ChatChoice {
 pub struct AnswerMessage {
     /// `assistant`.
     pub role: &'static str,
-    /// The text.
-    pub content: String,
+    /// The text. It is null where the model only called tools.
+    pub content: Option<String>,
     /// Always null, since the gateway refuses no content.
     pub refusal: Option<String>,
+    /// The reasoning, if there is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same, under the name that other clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// The calls, if there are any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call, for a client of the deprecated `functions`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionCall>,
+}
+
+/// A call of a tool, whole or its new part.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// The number of the call in its message. Only events have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// The id by which the result refers to the call, in the first event of the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `function`, in the first event of the call.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// The function.
+    pub function: FunctionCall,
+}
+
+/// The function of a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FunctionCall {
+    /// The name, in the first event of the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The arguments as JSON text, or their new part.
+    pub arguments: String,
 }
 
 /// One choice of an event of a chat.
@@ -147,9 +191,21 @@ pub struct Delta {
     /// The role, in the first event of the choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// New text.
+    /// New text. `None` leaves the key out, and `Some(None)` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub content: Option<String>,
+    pub content: Option<Option<String>>,
+    /// New text of the reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same, under the name that other clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// New parts of calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The new part of the call, for a client of the deprecated `functions`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionCall>,
 }
 
 /// Log-probabilities of a chat.
@@ -228,6 +284,8 @@ pub struct ModelCard {
     pub created: u64,
     /// Owner of the model.
     pub owned_by: &'static str,
+    /// Longest prompt and output together, tokens.
+    pub max_model_len: u32,
 }
 
 #[cfg(test)]

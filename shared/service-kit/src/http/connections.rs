@@ -19,6 +19,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::access::AccessLine;
 use super::connection_table::{AddressLimit, ConnectionId, ConnectionTable, Refusal};
 use crate::telemetry::Metrics;
 
@@ -278,12 +279,18 @@ impl Drop for RequestGuard {
 pub(super) struct TrackedBody {
     body: BoxBody,
     request: Option<RequestGuard>,
+    /// The line of the access log, which is written at the end of the body.
+    access: Option<AccessLine>,
     /// Bytes that are left, if that is known.
     left: Option<u64>,
 }
 
 impl TrackedBody {
-    pub(super) fn new(body: BoxBody, request: Option<RequestGuard>) -> Self {
+    pub(super) fn new(
+        body: BoxBody,
+        request: Option<RequestGuard>,
+        access: Option<AccessLine>,
+    ) -> Self {
         let left = match body.size() {
             BodySize::None => Some(0),
             BodySize::Sized(bytes) => Some(bytes),
@@ -292,6 +299,7 @@ impl TrackedBody {
         TrackedBody {
             body,
             request,
+            access,
             left,
         }
     }
@@ -316,6 +324,7 @@ impl MessageBody for TrackedBody {
         }
         if self.left == Some(0) || piece.is_none() {
             self.request = None;
+            self.access = None;
         }
         Poll::Ready(piece)
     }

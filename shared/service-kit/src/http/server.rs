@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use actix_cors::Cors;
 use actix_http::error::DispatchError;
 use actix_http::{ConnectionType, HttpService};
 use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
@@ -11,8 +12,11 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{AppConfig, Handler, ServerHandle, ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{ALLOW, HeaderMap, HeaderName, HeaderValue};
-use actix_web::middleware::{Next, from_fn};
-use actix_web::{App, FromRequest, HttpResponse, Resource, Responder, ResponseError, web};
+use actix_web::middleware::{Condition, Next, from_fn};
+use actix_web::{
+    App, FromRequest, HttpMessage as _, HttpRequest, HttpResponse, Resource, Responder,
+    ResponseError, web,
+};
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use refrain_protocol::error::code;
@@ -23,6 +27,7 @@ use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::HttpError;
+use super::access::{AccessLine, AccessNote};
 use super::body::{BodyBytesMax, too_large};
 use super::connection_table::AddressLimit;
 use super::connections::{AdmittedStream, ConnectionGuard, Connections, TrackedBody};
@@ -69,6 +74,17 @@ pub struct ServeOptions {
     pub connections_max: usize,
 }
 
+/// Settings of a listener for clients outside the mesh.
+#[derive(Clone, Debug, Default)]
+pub struct PublicOptions {
+    /// The limit on the connections of one address.
+    pub address: AddressLimit,
+    /// Origins whose web pages may call, or `*` for all. Empty: browsers let no page of another origin read answers.
+    pub cors_origins: Vec<String>,
+    /// Whether each request leaves a line in the log.
+    pub logs_access: bool,
+}
+
 /// The handle of a running listener.
 pub struct Server {
     addr: SocketAddr,
@@ -112,17 +128,17 @@ pub fn serve<F>(
 where
     F: Fn(&mut web::ServiceConfig) + Clone + Send + 'static,
 {
-    let no_limit = AddressLimit::default();
-    serve_public(options, no_limit, metrics, readiness, configure)
+    let internal = PublicOptions::default();
+    serve_public(options, internal, metrics, readiness, configure)
 }
 
-/// Starts a listener for clients outside the mesh: as [`serve`], but with a limit on the connections of one address.
+/// Starts a listener for clients outside the mesh: as [`serve`], but with limits and headers for strangers.
 ///
 /// # Errors
 /// The address cannot be bound.
 pub fn serve_public<F>(
     options: ServeOptions,
-    address: AddressLimit,
+    public: PublicOptions,
     metrics: &Metrics,
     readiness: Readiness,
     configure: F,
@@ -133,7 +149,9 @@ where
     let observed = Observed {
         service: options.service,
         metrics: metrics.http().clone(),
+        logs_access: public.logs_access,
     };
+    let cors_origins = public.cors_origins;
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
     let connections_max = options.connections_max.min(descriptors::callers_max());
@@ -145,7 +163,7 @@ where
             "the limit on open files allows fewer connections than configured; raise it (ulimit -n)"
         );
     }
-    let connections = Connections::new(options.service, connections_max, address, &metrics);
+    let connections = Connections::new(options.service, connections_max, public.address, &metrics);
     let threads = options.threads.max(1);
     let builder = actix_server::Server::build();
     let shutdown = builder.graceful_shutdown_signal();
@@ -154,6 +172,10 @@ where
         let metrics = metrics.clone();
         let readiness = readiness.clone();
         App::new()
+            .wrap(Condition::new(
+                !cors_origins.is_empty(),
+                cors(&cors_origins),
+            ))
             .wrap(from_fn(move |request, next| {
                 observe(observed.clone(), request, next)
             }))
@@ -175,11 +197,7 @@ where
                     .body(metrics.render())
             }))
             .configure(configure.clone())
-            .default_service(web::to(async || -> Result<HttpResponse, HttpError> {
-                Err(ApiError::new(ErrorKind::NotFound, "no such route")
-                    .with_code("unknown_url")
-                    .into())
-            }))
+            .default_service(web::to(unknown_route))
     };
     // This is what the server of actix-web does, except for the stream below HTTP.
     let service = move || {
@@ -254,6 +272,33 @@ fn bind(listen: SocketAddr) -> std::io::Result<std::net::TcpListener> {
     socket.listen(BACKLOG)?.into_std()
 }
 
+/// Longest path that the error of an unknown route repeats, characters.
+const SHOWN_PATH_MAX: usize = 200;
+
+async fn unknown_route(request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    let path: String = request.path().chars().take(SHOWN_PATH_MAX).collect();
+    let message = format!("no such route: {} {path}", request.method());
+    let error = ApiError::new(ErrorKind::NotFound, message);
+    Err(error.with_code("unknown_url").into())
+}
+
+/// Seconds for which a browser remembers the answer to a preflight.
+const PREFLIGHT_AGE_S: usize = 3_600;
+
+/// Lets the web pages of these origins call. Keys come in headers, so browsers need send no cookies.
+fn cors(origins: &[String]) -> Cors {
+    let any = origins.iter().any(|origin| origin == "*");
+    let cors = origins
+        .iter()
+        .filter(|origin| *origin != "*")
+        .fold(Cors::default(), |cors, origin| cors.allowed_origin(origin));
+    let cors = if any { cors.allow_any_origin() } else { cors };
+    cors.allowed_methods(["GET", "POST", "DELETE", "OPTIONS"])
+        .allow_any_header()
+        .expose_any_header()
+        .max_age(PREFLIGHT_AGE_S)
+}
+
 /// A route for GET. Unlike `Scope::route`, it answers other methods of the path with 405 instead of 404.
 pub fn get<F, Args>(path: &str, handler: F) -> Resource
 where
@@ -302,6 +347,7 @@ fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
 struct Observed {
     service: &'static str,
     metrics: Arc<HttpMetrics>,
+    logs_access: bool,
 }
 
 async fn observe(
@@ -334,13 +380,27 @@ async fn observe(
     let parent = TraceContextPropagator::new().extract(&TraceHeaders(request.headers()));
     // This fails only if no OpenTelemetry layer is installed, and then there is no trace to join.
     let _ = span.set_parent(parent);
+    let mut access = observed.logs_access.then(|| {
+        let note = AccessNote::default();
+        request.extensions_mut().insert(note.clone());
+        AccessLine::new(
+            request.method().to_string(),
+            identity.clone(),
+            note,
+            started,
+        )
+    });
     let outcome = next.call(request).instrument(span).await;
     if let Ok(response) = &outcome {
         let route = response
             .request()
             .match_pattern()
             .unwrap_or_else(|| "unmatched".to_owned());
-        let status = response.status().as_u16().to_string();
+        let status = response.status().as_u16();
+        if let Some(access) = &mut access {
+            access.answered(route.clone(), status);
+        }
+        let status = status.to_string();
         observed
             .metrics
             .requests
@@ -361,7 +421,7 @@ async fn observe(
         }
         let closes = response.response().head().connection_type() == ConnectionType::Close;
         let busy = busy.map(|busy| busy.closing(closes));
-        response.map_body(|_, body| TrackedBody::new(body, busy))
+        response.map_body(|_, body| TrackedBody::new(body, busy, access))
     })
 }
 

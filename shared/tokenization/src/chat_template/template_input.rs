@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use minijinja::value::{Value, ValueKind};
 
 use super::chat_input::ChatInput;
+use super::older_fields::renew;
 use crate::TokenizationError;
 
 /// Replaces strings of the input. `None` keeps a string without copying it.
@@ -48,6 +49,7 @@ pub(super) fn unused_character(
 /// is the empty string. The arguments of tool calls are objects, also where clients send them as JSON text.
 fn normal_message(message: &Value) -> Value {
     let mut fields = pairs(message);
+    renew(&mut fields);
     if !fields
         .iter()
         .any(|(name, _)| name.as_str() == Some("content"))
@@ -59,8 +61,8 @@ fn normal_message(message: &Value) -> Value {
             Some("content") if value.is_none() => *value = Value::from(""),
             Some("content") if value.kind() == ValueKind::Seq => {
                 let texts = value.try_iter().into_iter().flatten().filter_map(|part| {
-                    let text = part.get_attr("text").ok()?;
-                    text.as_str().map(str::to_owned)
+                    let text = |name| Some(part.get_attr(name).ok()?.as_str()?.to_owned());
+                    text("text").or_else(|| text("refusal"))
                 });
                 *value = Value::from(texts.collect::<Vec<_>>().join("\n"));
             }
@@ -83,6 +85,7 @@ fn normal_call(call: &Value) -> Value {
         Value::from_pairs(pairs(function).into_iter().map(|(name, value)| {
             match (name.as_str(), value.as_str()) {
                 (Some("arguments"), Some(text)) => {
+                    let text = if text.trim().is_empty() { "{}" } else { text };
                     let parsed = serde_json::from_str::<Value>(text).ok();
                     let object = parsed.filter(|parsed| parsed.kind() == ValueKind::Map);
                     (name, object.unwrap_or(value))

@@ -1,4 +1,5 @@
 use super::*;
+use crate::relay::output_text::Parsing;
 use refrain_protocol::chunk::{DraftScope, DraftSource};
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END, byte_level_files};
 
@@ -11,7 +12,10 @@ fn choice(stops: &[&str], max_new_tokens: u32) -> ChoiceState {
         stop_token_ids: vec![IM_END],
         wants_logprobs: false,
     };
-    let mut choice = ChoiceState::new(plan, OutputText::new(tokenizer, stops.into()));
+    let mut choice = ChoiceState::new(
+        plan,
+        OutputText::new(tokenizer, stops.into(), Parsing::default()),
+    );
     choice.begin_chunk(Duration::from_secs(1));
     choice
 }
@@ -28,6 +32,15 @@ fn message(sequence: u64, tokens: Vec<TokenId>) -> StepMessage {
         accepted: 3,
         merged: None,
     }
+}
+
+/// The visible text of events.
+fn text(events: &[Event]) -> String {
+    let text = |event: &Event| match event {
+        Event::Text(text) => text.clone(),
+        other => panic!("{other:?}"),
+    };
+    events.iter().map(text).collect()
 }
 
 fn bytes(text: &str) -> Vec<TokenId> {
@@ -54,13 +67,20 @@ fn a_stop_text_across_steps_cuts_at_the_token_that_completes_it() {
         .step(Duration::from_secs(2), message(0, bytes("abE")))
         .unwrap();
     assert_eq!(
-        (first.text.as_str(), first.tokens.len(), first.needs_cut),
+        (
+            text(&first.events).as_str(),
+            first.tokens.len(),
+            first.needs_cut
+        ),
         ("ab", 3, false)
     );
     let second = choice
         .step(Duration::from_secs(3), message(1, bytes("NDxyz")))
         .unwrap();
-    assert_eq!((second.text.as_str(), second.tokens.len()), ("", 2));
+    assert_eq!(
+        (text(&second.events).as_str(), second.tokens.len()),
+        ("", 2)
+    );
     assert_eq!(
         (second.finish, second.needs_cut),
         (Some(FinishReason::Stop), true)
@@ -89,12 +109,12 @@ fn an_end_token_gives_no_text_and_waits_for_the_workers_end() {
         .step(Duration::from_secs(2), message(0, tokens))
         .unwrap();
     assert_eq!(
-        (step.text.as_str(), step.tokens.len(), step.finish),
+        (text(&step.events).as_str(), step.tokens.len(), step.finish),
         ("hi", 4, None)
     );
     let last = choice.end(&end(ChunkEndReason::Stop));
     assert_eq!(
-        (last.text.as_str(), last.finish),
+        (text(&last.events).as_str(), last.finish),
         ("z", Some(FinishReason::Stop))
     );
     let summary = choice.summary();
@@ -130,7 +150,7 @@ fn tokens_past_the_limit_are_cut() {
         .step(Duration::from_secs(2), message(0, bytes("abc")))
         .unwrap();
     assert_eq!(
-        (step.text.as_str(), step.finish, step.needs_cut),
+        (text(&step.events).as_str(), step.finish, step.needs_cut),
         ("ab", Some(FinishReason::Length), true)
     );
     assert_eq!(choice.output_len(), 2);

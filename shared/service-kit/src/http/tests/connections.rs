@@ -8,7 +8,7 @@ use actix_web::{HttpResponse, web};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::http::{AddressLimit, ServeOptions, Server, serve_public};
+use crate::http::{AddressLimit, PublicOptions, ServeOptions, Server, serve_public};
 use crate::telemetry::Metrics;
 
 /// Longer than any step of these tests takes.
@@ -34,12 +34,15 @@ fn listen(connections_max: usize, address_max: Option<usize>) -> Listening {
         body_bytes_max: 1_000,
         connections_max,
     };
-    let address = AddressLimit {
-        connections_max: address_max,
-        exempt: Vec::new(),
+    let public = PublicOptions {
+        address: AddressLimit {
+            connections_max: address_max,
+            exempt: Vec::new(),
+        },
+        ..PublicOptions::default()
     };
     let ready = Arc::new(|| Ok(()));
-    let server = serve_public(options, address, &metrics, ready, |app| {
+    let server = serve_public(options, public, &metrics, ready, |app| {
         let never = async || std::future::pending::<HttpResponse>().await;
         let large = async || HttpResponse::Ok().body("x".repeat(LARGE_BYTES));
         let refuse = async |_: web::Payload| HttpResponse::BadRequest().force_close().body("no");

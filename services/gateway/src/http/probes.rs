@@ -1,0 +1,26 @@
+//! Routes by which load balancers and tools learn whether the gateway works, under the names that vLLM has for them.
+
+use actix_web::{HttpResponse, Resource, web};
+use serde_json::json;
+
+use super::GatewayState;
+
+/// A route that says with its status alone whether requests can be served.
+pub(super) fn readiness(path: &str) -> Resource {
+    web::resource(path)
+        .route(web::get().to(ready))
+        .route(web::head().to(ready))
+}
+
+/// 200 or 503 without a body.
+pub(super) async fn ready(gateway: web::Data<GatewayState>) -> HttpResponse {
+    match (gateway.readiness)() {
+        Ok(()) => HttpResponse::Ok().finish(),
+        Err(_) => HttpResponse::ServiceUnavailable().finish(),
+    }
+}
+
+/// The version of this gateway.
+pub(super) async fn version() -> HttpResponse {
+    HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}

@@ -1,0 +1,204 @@
+//! Routes that count and show the tokens of a request, in the shapes of vLLM and Anthropic.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
+use refrain_protocol::{ApiError, TokenId};
+use refrain_tokenization::{JsonValue, TokenizationError};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{GatewayState, finish};
+use crate::models::Model;
+use crate::request::{GenerateRequest, read};
+use crate::surfaces::{ChatBody, Surface};
+
+/// Fields of a chat that decide its prompt.
+const PROMPT_FIELDS: [&str; 6] = [
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "reasoning_effort",
+];
+
+/// The tokens that a body asked for.
+struct Tokenized {
+    model: Arc<Model>,
+    tokens: Arc<[TokenId]>,
+    wants_texts: bool,
+}
+
+/// `POST /v1/messages/count_tokens`.
+pub(super) async fn count(
+    gateway: web::Data<GatewayState>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    let surface = Surface::MessagesCount;
+    let read = move |gateway: &GatewayState, body, tenant: &str| {
+        let accepted = surface.read(body, tenant, &gateway.surface_context())?;
+        let prompts = &accepted.request.prompts;
+        let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        Ok(HttpResponseJson(json!({"input_tokens": tokens})))
+    };
+    carry_out(gateway, surface, &request, payload, read).await
+}
+
+/// `POST /tokenize`.
+pub(super) async fn tokenize(
+    gateway: web::Data<GatewayState>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    let read = |gateway: &GatewayState, body, tenant: &str| {
+        let done = tokenized(gateway, body, tenant)?;
+        let tokenizer = &done.model.tokenizer;
+        let text = |id: &TokenId| String::from_utf8_lossy(tokenizer.token_bytes(*id)).into_owned();
+        let texts: Option<Vec<String>> = done
+            .wants_texts
+            .then(|| done.tokens.iter().map(text).collect());
+        Ok(HttpResponseJson(json!({
+            "count": done.tokens.len(),
+            "max_model_len": gateway.models.max_context(&done.model),
+            "tokens": &*done.tokens,
+            "token_strs": texts,
+        })))
+    };
+    carry_out(gateway, Surface::Chat, &request, payload, read).await
+}
+
+/// `POST /detokenize`.
+pub(super) async fn detokenize(
+    gateway: web::Data<GatewayState>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    #[derive(Deserialize)]
+    struct Body {
+        model: Option<String>,
+        tokens: Vec<TokenId>,
+    }
+    let read = |gateway: &GatewayState, body: Bytes, tenant: &str| {
+        let given: Body = read(&body)?;
+        let model = gateway.model(tenant, given.model.as_deref())?;
+        let size = model.tokenizer.vocab_size();
+        if let Some(id) = given.tokens.iter().find(|id| **id >= size) {
+            return Err(ApiError::invalid(
+                "tokens",
+                format!("tokens: token {id} is not in the vocabulary, which has {size} tokens"),
+            ));
+        }
+        // Special tokens are shown, as vLLM does.
+        let bytes: Vec<u8> = given
+            .tokens
+            .iter()
+            .flat_map(|id| model.tokenizer.token_bytes(*id))
+            .copied()
+            .collect();
+        Ok(HttpResponseJson(
+            json!({"prompt": String::from_utf8_lossy(&bytes)}),
+        ))
+    };
+    carry_out(gateway, Surface::Chat, &request, payload, read).await
+}
+
+/// The JSON of an answer.
+struct HttpResponseJson(serde_json::Value);
+
+/// Answers a request that generates nothing. It has the limits of the others.
+async fn carry_out(
+    gateway: web::Data<GatewayState>,
+    surface: Surface,
+    request: &HttpRequest,
+    payload: web::Payload,
+    read: impl FnOnce(&GatewayState, Bytes, &str) -> Result<HttpResponseJson, ApiError> + Send + 'static,
+) -> HttpResponse {
+    let received = Instant::now();
+    let gateway = gateway.into_inner();
+    let outcome = async {
+        let admitted = gateway.admit(request, payload, received).await?;
+        let answer = gateway
+            .parse(&admitted.tenant, admitted.body, received, read)
+            .await?;
+        drop(admitted.ticket);
+        Ok(HttpResponse::Ok().json(answer.0))
+    };
+    let outcome = outcome.await;
+    match &outcome {
+        Ok(_) => gateway.metrics.ended("200"),
+        Err(error) => gateway.count_refused(error),
+    }
+    finish(surface, received, outcome)
+}
+
+fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokenized, ApiError> {
+    let given: JsonValue = read(&body)?;
+    drop(body);
+    let name = given.get("model");
+    let name = name.as_ref().map(|name| name.as_str().unwrap_or_default());
+    let model = gateway.model(tenant, name)?;
+    let flag = |field: &str| given.get(field).and_then(|value| value.as_bool());
+    let wants_texts = flag("return_token_strs").unwrap_or(false);
+    let text = given.get("prompt");
+    let tokens: Arc<[TokenId]> = match text.as_ref().map(|text| text.as_str()) {
+        Some(None) => return Err(ApiError::invalid("prompt", "prompt: must be a text")),
+        Some(Some(text)) => {
+            let context = gateway.models.max_context(&model) as usize;
+            let encoded = match flag("add_special_tokens") {
+                Some(false) => model.tokenizer.encode_within(text, context),
+                _ => model.tokenizer.encode_sequence_within(text, context),
+            };
+            encoded.map_err(|error| too_long(&error, context))?.into()
+        }
+        None => {
+            let mut chat = ChatBody::default();
+            chat.set("model", &model.id)?;
+            chat.set("max_tokens", &1)?;
+            for field in PROMPT_FIELDS {
+                chat.take(&given, field, field)?;
+            }
+            let request =
+                GenerateRequest::chat(chat.finish(), tenant, &gateway.models, &gateway.tuning)?;
+            request
+                .prompts
+                .iter()
+                .flat_map(|prompt| prompt.tokens.iter().copied())
+                .collect()
+        }
+    };
+    Ok(Tokenized {
+        model,
+        tokens,
+        wants_texts,
+    })
+}
+
+fn too_long(error: &TokenizationError, context: usize) -> ApiError {
+    match error {
+        TokenizationError::TooLong { at_least } => ApiError::invalid(
+            "prompt",
+            format!(
+                "prompt: has at least {at_least} tokens, and the context of the model has {context}; send less"
+            ),
+        ),
+        error => ApiError::invalid("prompt", format!("prompt: {error}")),
+    }
+}
+
+impl GatewayState {
+    /// The model of this name, or the tenant's only one where a request names none.
+    fn model(&self, tenant: &str, name: Option<&str>) -> Result<Arc<Model>, ApiError> {
+        match (name, &*self.models.list(tenant).data) {
+            (Some(name), _) => self.models.get(tenant, name),
+            (None, [only]) => self.models.get(tenant, &only.id),
+            (None, _) => Err(ApiError::invalid(
+                "model",
+                "model: is required where there are several models",
+            )),
+        }
+    }
+}

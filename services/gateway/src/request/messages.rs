@@ -1,0 +1,108 @@
+//! The checks of a chat's messages.
+
+use refrain_protocol::ApiError;
+use refrain_tokenization::{JsonList, JsonValue};
+
+use super::fields::invalid;
+
+/// The roles of messages.
+const ROLES: [&str; 6] = [
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+];
+
+/// Checks all messages.
+pub(super) fn check(messages: &JsonList) -> Result<(), ApiError> {
+    if messages.is_empty() {
+        return invalid("messages", "must have at least one message");
+    }
+    for (place, message) in messages.items().enumerate() {
+        check_message(&message, &format!("messages[{place}]"))?;
+    }
+    Ok(())
+}
+
+/// Checks one message. `place` is its path in the request.
+fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
+    if !message.is_object() {
+        return invalid(place, "must be an object with role and content");
+    }
+    let at = |field: &str| format!("{place}.{field}");
+    let role = message.get("role");
+    let role = role.as_ref().and_then(JsonValue::as_str);
+    if !role.is_some_and(|role| ROLES.contains(&role)) {
+        return invalid(&at("role"), format!("must be one of {}", ROLES.join(", ")));
+    }
+    if let Some(calls) = message.get("tool_calls") {
+        let Some(calls) = calls.items() else {
+            return invalid(&at("tool_calls"), "must be a list");
+        };
+        for (number, call) in calls.enumerate() {
+            let place = at(&format!("tool_calls[{number}].function"));
+            check_function(call.get("function"), &place)?;
+        }
+    }
+    if let Some(call) = message.get("function_call") {
+        check_function(Some(call), &at("function_call"))?;
+    }
+    match message.get("content") {
+        // Agents send a turn of the model without content where it only called tools, reasoned, or refused.
+        None if role == Some("assistant") => Ok(()),
+        content => check_content(content, &at("content")),
+    }
+}
+
+/// Checks the function of a call in the history.
+fn check_function(function: Option<JsonValue>, place: &str) -> Result<(), ApiError> {
+    let Some(function) = function.filter(JsonValue::is_object) else {
+        return invalid(place, "must be an object with name and arguments");
+    };
+    let name = function.get("name");
+    if name.as_ref().and_then(JsonValue::as_str).is_none() {
+        return invalid(&format!("{place}.name"), "must be a text");
+    }
+    let arguments = function.get("arguments");
+    let is_known = |value: &JsonValue| value.as_str().is_some() || value.is_object();
+    match arguments.as_ref().is_none_or(is_known) {
+        true => Ok(()),
+        false => invalid(&format!("{place}.arguments"), "must be a text of JSON"),
+    }
+}
+
+/// Checks a content, which may only be text.
+pub(super) fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError> {
+    if content.as_ref().and_then(JsonValue::as_str).is_some() {
+        return Ok(());
+    }
+    let Some(parts) = content.as_ref().and_then(JsonValue::items) else {
+        return invalid(name, "must be a text or a list of text parts");
+    };
+    for (place, part) in parts.enumerate() {
+        let kind = part.get("type");
+        let kind = kind.as_ref().and_then(JsonValue::as_str);
+        let field = match kind {
+            Some(kind @ ("text" | "refusal")) => kind,
+            _ => {
+                let param = format!("{name}[{place}].type");
+                return invalid(
+                    &param,
+                    "only text parts are supported, no images, audio or files",
+                );
+            }
+        };
+        if part
+            .get(field)
+            .as_ref()
+            .and_then(JsonValue::as_str)
+            .is_none()
+        {
+            let param = format!("{name}[{place}].{field}");
+            return invalid(&param, format!("a {field} part must have a {field}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,370 @@
+//! The tools of a chat: which ones the template shows, and which calls the client expects.
+
+use refrain_output_parsers::Tool;
+use refrain_protocol::ApiError;
+use refrain_tokenization::{JsonList, JsonValue};
+
+use super::body::ChatFields;
+use super::fields::{invalid, unsupported};
+use crate::models::Model;
+
+/// Longest name of a function, bytes.
+const NAME_BYTES_MAX: usize = 256;
+
+/// The reason why a call cannot be forced.
+const UNCONSTRAINED: &str = "because constrained output is not supported";
+
+/// The tools of a request.
+#[derive(Debug, Default)]
+pub(super) struct Tools {
+    /// The tools as the template shows them. `None` without any.
+    pub(super) shown: Option<JsonList>,
+    /// The tools whose calls are looked for in the output.
+    pub(super) callable: Vec<Tool>,
+    /// Whether only one call is wanted.
+    pub(super) first_call_only: bool,
+    /// Whether the client speaks the deprecated `functions`.
+    pub(super) are_functions: bool,
+}
+
+/// The choice of tools.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice {
+    None,
+    Auto,
+    /// The model may call only these functions.
+    Allowed(Vec<String>),
+}
+
+impl Tools {
+    /// Reads `tools`, `tool_choice`, `parallel_tool_calls`, and the deprecated `functions` and `function_call`.
+    pub(super) fn read(chat: &mut ChatFields) -> Result<Self, ApiError> {
+        let are_functions = chat.functions.is_some();
+        if are_functions && chat.tools.is_some() {
+            return invalid("functions", "is the older form of tools; send only tools");
+        }
+        let choice = match chat.function_call.take() {
+            Some(choice) if are_functions => function_choice(&choice)?,
+            Some(_) => return invalid("function_call", "is allowed only with functions"),
+            None => tool_choice(chat.tool_choice.as_ref())?,
+        };
+        let listed: Vec<JsonValue> = match chat.functions.take() {
+            Some(functions) => functions.items().map(as_tool).collect(),
+            None => chat.tools.take().iter().flat_map(JsonList::items).collect(),
+        };
+        let field = if are_functions { "functions" } else { "tools" };
+        let mut tools = Vec::with_capacity(listed.len());
+        for (place, tool) in listed.into_iter().enumerate() {
+            let read = read_tool(&tool, &format!("{field}[{place}]"), are_functions)?;
+            tools.push((read, tool));
+        }
+        if let Choice::Allowed(names) = &choice {
+            let is_known = |name: &&String| tools.iter().any(|(tool, _)| tool.name == **name);
+            if names.iter().any(|name| !is_known(&name)) {
+                let fault = "names a function that is not among the tools";
+                return invalid("tool_choice", fault);
+            }
+            tools.retain(|(tool, _)| names.contains(&tool.name));
+        }
+        let (callable, shown): (Vec<_>, Vec<_>) = tools.into_iter().unzip();
+        Ok(Tools {
+            shown: (!shown.is_empty()).then(|| shown.into_iter().collect()),
+            // The template shows the tools all the same, as with vLLM, so that the prompt stays the same.
+            callable: match choice {
+                Choice::None => Vec::new(),
+                Choice::Auto | Choice::Allowed(_) => callable,
+            },
+            first_call_only: are_functions || chat.parallel_tool_calls == Some(false),
+            are_functions,
+        })
+    }
+}
+
+impl Tools {
+    /// Refuses tools that the model would never see.
+    pub(super) fn check_shown(&self, model: &Model) -> Result<(), ApiError> {
+        if self.callable.is_empty() || model.shows_tools || model.template.is_none() {
+            return Ok(());
+        }
+        let field = if self.are_functions {
+            "functions"
+        } else {
+            "tools"
+        };
+        let message = format!(
+            "{field}: the chat template of this model has no place for tools; use another model, or describe them in a message"
+        );
+        unsupported(field, &message)
+    }
+}
+
+/// A function of the deprecated form as a tool.
+fn as_tool(function: JsonValue) -> JsonValue {
+    JsonValue::object([
+        ("type", JsonValue::from("function")),
+        ("function", function),
+    ])
+}
+
+/// Checks a tool. `place` is its path in the request.
+fn read_tool(tool: &JsonValue, place: &str, is_function: bool) -> Result<Tool, ApiError> {
+    if !tool.is_object() {
+        return invalid(place, "must be an object with a function");
+    }
+    let kind = tool.get("type");
+    let kind = kind.as_ref().map_or(Some("function"), JsonValue::as_str);
+    if kind != Some("function") {
+        let message = format!("{place}.type: must be \"function\"; other tools are not supported");
+        return unsupported(&format!("{place}.type"), &message);
+    }
+    let at = match is_function {
+        true => place.to_owned(),
+        false => format!("{place}.function"),
+    };
+    let function = tool.get("function").filter(JsonValue::is_object);
+    let Some(function) = function else {
+        return invalid(&at, "must be an object with a name");
+    };
+    let name = function.get("name");
+    let name = name.as_ref().and_then(JsonValue::as_str).unwrap_or("");
+    let is_odd = |c: char| c.is_whitespace() || c.is_control();
+    if !(1..=NAME_BYTES_MAX).contains(&name.len()) || name.contains(is_odd) {
+        let fault = format!("must be a text of 1 to {NAME_BYTES_MAX} bytes without spaces");
+        return invalid(&format!("{at}.name"), fault);
+    }
+    let parameters = function.get("parameters");
+    if parameters
+        .as_ref()
+        .is_some_and(|schema| !schema.is_object())
+    {
+        return invalid(&format!("{at}.parameters"), "must be a JSON schema");
+    }
+    if function.get("strict").as_ref().and_then(JsonValue::as_bool) == Some(true) {
+        let message = format!(
+            "{at}.strict: must be false; the arguments cannot be forced into the schema, {UNCONSTRAINED}"
+        );
+        return unsupported(&format!("{at}.strict"), &message);
+    }
+    Ok(Tool {
+        name: name.to_owned(),
+        parameters: parameters.unwrap_or_default().to_json(),
+    })
+}
+
+/// Reads `tool_choice`.
+fn tool_choice(choice: Option<&JsonValue>) -> Result<Choice, ApiError> {
+    let field = "tool_choice";
+    let forced = || {
+        let message = format!(
+            "{field}: must be \"none\", \"auto\" or allowed_tools with the mode \"auto\"; \
+             a call cannot be forced, {UNCONSTRAINED}"
+        );
+        unsupported(field, &message)
+    };
+    let Some(choice) = choice else {
+        return Ok(Choice::Auto);
+    };
+    match choice.as_str() {
+        Some("none") => return Ok(Choice::None),
+        Some("auto") => return Ok(Choice::Auto),
+        Some(_) => return forced(),
+        None => {}
+    }
+    let kind = choice.get("type");
+    if kind.as_ref().and_then(JsonValue::as_str) != Some("allowed_tools") {
+        return forced();
+    }
+    // Both the form of chats and the flat form of other endpoints are known.
+    let allowed = choice.get("allowed_tools");
+    let allowed = allowed.as_ref().unwrap_or(choice);
+    let mode = allowed.get("mode");
+    if mode
+        .as_ref()
+        .is_some_and(|mode| mode.as_str() != Some("auto"))
+    {
+        return forced();
+    }
+    let name = |tool: JsonValue| {
+        let function = tool.get("function").unwrap_or(tool);
+        function.get("name")?.as_str().map(str::to_owned)
+    };
+    let list = allowed.get("tools");
+    let tools = list.as_ref().and_then(JsonValue::items);
+    let names: Option<Vec<String>> = tools.and_then(|tools| tools.map(name).collect());
+    match names {
+        Some(names) => Ok(Choice::Allowed(names)),
+        None => invalid(
+            "tool_choice.allowed_tools.tools",
+            "must be a list of functions with names",
+        ),
+    }
+}
+
+/// Reads the deprecated `function_call`.
+fn function_choice(choice: &JsonValue) -> Result<Choice, ApiError> {
+    match choice.as_str() {
+        Some("none") => Ok(Choice::None),
+        Some("auto") => Ok(Choice::Auto),
+        _ => unsupported(
+            "function_call",
+            &format!(
+                "function_call: must be \"none\" or \"auto\"; a call cannot be forced, {UNCONSTRAINED}"
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn fields(body: &Value) -> ChatFields {
+        let part = |name: &str| body.get(name).filter(|value| !value.is_null()).cloned();
+        let list = |name| part(name).map(|value| serde_json::from_value(value).unwrap());
+        let value = |name| part(name).map(|value| serde_json::from_value(value).unwrap());
+        ChatFields {
+            tools: list("tools"),
+            functions: list("functions"),
+            tool_choice: value("tool_choice"),
+            function_call: value("function_call"),
+            parallel_tool_calls: body["parallel_tool_calls"].as_bool(),
+            ..ChatFields::default()
+        }
+    }
+
+    fn tool(name: &str) -> Value {
+        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
+    }
+
+    /// The shown and the callable tools.
+    fn names(body: &Value) -> (usize, Vec<String>) {
+        let tools = Tools::read(&mut fields(body)).unwrap();
+        let shown = tools.shown.iter().flat_map(JsonList::items).count();
+        let names = tools.callable.into_iter().map(|tool| tool.name);
+        (shown, names.collect())
+    }
+
+    #[test]
+    fn the_choice_decides_what_is_shown_and_what_may_be_called() {
+        let two = json!([tool("a"), tool("b")]);
+        let allowed = |form: Value| json!({"tools": two, "tool_choice": form});
+        for (body, shown, callable) in [
+            (json!({}), 0, &[][..]),
+            (json!({"tools": [], "tool_choice": "auto"}), 0, &[]),
+            (json!({"tools": two}), 2, &["a", "b"]),
+            (json!({"tools": two, "tool_choice": "auto"}), 2, &["a", "b"]),
+            (json!({"tools": two, "tool_choice": "none"}), 2, &[]),
+            (
+                allowed(json!({"type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [tool("b")]}})),
+                1,
+                &["b"],
+            ),
+            (
+                allowed(json!({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "a"}]})),
+                1,
+                &["a"],
+            ),
+            (json!({"functions": [{"name": "f"}]}), 1, &["f"]),
+            (
+                json!({"functions": [{"name": "f"}], "function_call": "none"}),
+                1,
+                &[],
+            ),
+        ] {
+            assert_eq!(
+                names(&body),
+                (
+                    shown,
+                    callable.iter().map(|name| (*name).to_owned()).collect()
+                ),
+                "{body}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_one_call_is_wanted_where_the_client_says_so() {
+        let first_only = |body| Tools::read(&mut fields(&body)).unwrap().first_call_only;
+        assert!(!first_only(json!({"tools": [tool("a")]})));
+        assert!(first_only(
+            json!({"tools": [tool("a")], "parallel_tool_calls": false})
+        ));
+        assert!(first_only(json!({"functions": [{"name": "f"}]})));
+    }
+
+    #[test]
+    fn faults_name_their_field() {
+        let function =
+            |function: Value| json!({"tools": [{"type": "function", "function": function}]});
+        let choice = |choice: Value| json!({"tools": [tool("a")], "tool_choice": choice});
+        let allowed = |mode: &str, name: &str| {
+            choice(json!({"type": "allowed_tools",
+                "allowed_tools": {"mode": mode, "tools": [tool(name)]}}))
+        };
+        for (body, param, is_unsupported) in [
+            (json!({"tools": ["x"]}), "tools[0]", false),
+            (
+                json!({"tools": [tool("a"), {"foo": 1}]}),
+                "tools[1].function",
+                false,
+            ),
+            (
+                json!({"tools": [{"type": "custom"}]}),
+                "tools[0].type",
+                true,
+            ),
+            (function(json!({})), "tools[0].function.name", false),
+            (
+                function(json!({"name": "a b"})),
+                "tools[0].function.name",
+                false,
+            ),
+            (
+                function(json!({"name": 1})),
+                "tools[0].function.name",
+                false,
+            ),
+            (
+                function(json!({"name": "a", "parameters": [1]})),
+                "tools[0].function.parameters",
+                false,
+            ),
+            (
+                function(json!({"name": "a", "strict": true})),
+                "tools[0].function.strict",
+                true,
+            ),
+            (choice(json!("required")), "tool_choice", true),
+            (choice(tool("a")), "tool_choice", true),
+            (choice(json!(7)), "tool_choice", true),
+            (allowed("required", "a"), "tool_choice", true),
+            (allowed("auto", "z"), "tool_choice", false),
+            (
+                choice(json!({"type": "allowed_tools", "tools": [{}]})),
+                "tool_choice.allowed_tools.tools",
+                false,
+            ),
+            (json!({"functions": [{}]}), "functions[0].name", false),
+            (
+                json!({"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
+                "function_call",
+                true,
+            ),
+            (json!({"function_call": "auto"}), "function_call", false),
+            (
+                json!({"functions": [{"name": "f"}], "tools": [tool("a")]}),
+                "functions",
+                false,
+            ),
+        ] {
+            let error = Tools::read(&mut fields(&body)).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{body}");
+            let is_so = error.has_code("unsupported_parameter");
+            assert_eq!(is_so, is_unsupported, "{body}: {}", error.message);
+            assert!(error.message.starts_with(param), "{}", error.message);
+        }
+    }
+}

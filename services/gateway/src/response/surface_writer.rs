@@ -1,0 +1,72 @@
+//! The interface of all writers of answers, whatever their API.
+
+use futures_util::future::BoxFuture;
+use refrain_protocol::ApiError;
+use serde::Serialize;
+
+use crate::relay::{ChoiceProgress, RelayEvent, RequestEvents, RequestSummary};
+
+/// A comment that keeps proxies from closing an idle stream. Clients skip comments.
+const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+
+/// Writes the answer to one request, either whole or as the frames of a stream.
+///
+/// Errors mean that a value cannot be written as JSON, which would be a fault of this service, unless a method says
+/// otherwise.
+pub(crate) trait SurfaceWriter: Send {
+    /// Writes the frames before all others.
+    fn begin(&mut self) -> Result<Vec<u8>, ApiError> {
+        Ok(Vec::new())
+    }
+
+    /// Writes the frames for the new output of a choice.
+    fn progress(&mut self, index: u32, progress: ChoiceProgress) -> Result<Vec<u8>, ApiError>;
+
+    /// Writes the frames at the end.
+    fn done(&mut self, summary: &RequestSummary) -> Result<Vec<u8>, ApiError>;
+
+    /// Writes the last frames of a stream that fails.
+    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError>;
+
+    /// A frame that keeps an idle stream open.
+    fn keep_alive(&self) -> &'static [u8] {
+        KEEP_ALIVE
+    }
+
+    /// Collects all events and writes the whole answer as JSON. It fails as the request does.
+    fn collect<'a>(
+        self: Box<Self>,
+        events: &'a mut RequestEvents,
+    ) -> BoxFuture<'a, Result<Vec<u8>, ApiError>>
+    where
+        Self: 'a;
+}
+
+/// Waits for the next progress of a choice, or for the figures at the end.
+///
+/// # Errors
+/// The error of the request.
+pub(crate) async fn next_step(
+    events: &mut RequestEvents,
+) -> Result<Result<(u32, ChoiceProgress), Box<RequestSummary>>, ApiError> {
+    match events.next().await {
+        None => Err(ApiError::internal("a request ended without a last event")),
+        Some(RelayEvent::Failed(error)) => Err(error),
+        Some(RelayEvent::Done(summary)) => Ok(Err(summary)),
+        Some(RelayEvent::Progress { index, progress }) => Ok(Ok((index, progress))),
+    }
+}
+
+/// Writes an event of a stream with its name.
+pub(crate) fn write_named_frame<T: Serialize>(
+    frames: &mut Vec<u8>,
+    name: &str,
+    value: &T,
+) -> Result<(), ApiError> {
+    frames.extend_from_slice(b"event: ");
+    frames.extend_from_slice(name.as_bytes());
+    frames.extend_from_slice(b"\ndata: ");
+    serde_json::to_writer(&mut *frames, value).map_err(ApiError::internal)?;
+    frames.extend_from_slice(b"\n\n");
+    Ok(())
+}

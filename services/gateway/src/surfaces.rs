@@ -1,0 +1,141 @@
+//! The surfaces: the APIs through which clients ask for an output.
+//!
+//! A surface reads its body and writes its answers. The work between is the same for all of them: every body becomes
+//! a [`GenerateRequest`], and all but text completions become one through the body of a chat ([`ChatBody`]). So a
+//! field of sampling is read in one place, whichever API it came through. The answers of `messages` and `responses`
+//! are state machines over the events of an output; `items` has the part that both share.
+//!
+//! | folder | API |
+//! |---|---|
+//! | `messages/` | Anthropic's Messages |
+//! | `responses/` | OpenAI's Responses |
+//!
+//! The writer of chats and text completions is in `response/writer.rs`.
+
+mod chat_body;
+mod items;
+mod messages;
+mod responses;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use refrain_protocol::ApiError;
+
+use crate::config::GatewayTuning;
+use crate::models::Models;
+use crate::request::{Endpoint, GenerateRequest};
+use crate::response::{AnswerWriter, SurfaceWriter};
+
+pub(crate) use chat_body::ChatBody;
+pub(crate) use responses::{ResponseStore, StoreLimits};
+
+/// The API that was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Surface {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completion,
+    /// `/v1/messages`.
+    Messages,
+    /// `/v1/messages/count_tokens`, which generates nothing.
+    MessagesCount,
+    /// `/v1/responses`.
+    Responses,
+}
+
+/// The objects that surfaces need to read a body.
+pub(crate) struct SurfaceContext<'a> {
+    pub(crate) models: &'a Models,
+    pub(crate) tuning: &'a GatewayTuning,
+    pub(crate) stored: &'a Arc<ResponseStore>,
+}
+
+/// A request that can be carried out, and what its answer repeats of the body.
+pub(crate) struct AcceptedRequest {
+    pub(crate) request: Arc<GenerateRequest>,
+    answer: AnswerShape,
+}
+
+enum AnswerShape {
+    OpenAi,
+    Messages,
+    Responses(Box<responses::Echo>),
+}
+
+impl Surface {
+    /// The name of the operation in the OpenTelemetry conventions.
+    pub(crate) fn operation(self) -> &'static str {
+        match self {
+            Surface::Completion => Endpoint::Completion.operation(),
+            _ => Endpoint::Chat.operation(),
+        }
+    }
+
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// As [`GenerateRequest::chat`].
+    pub(crate) fn read(
+        self,
+        body: Bytes,
+        tenant: &str,
+        context: &SurfaceContext<'_>,
+    ) -> Result<AcceptedRequest, ApiError> {
+        let (models, tuning) = (context.models, context.tuning);
+        let (request, answer) = match self {
+            Surface::Chat => (
+                GenerateRequest::chat(body, tenant, models, tuning)?,
+                AnswerShape::OpenAi,
+            ),
+            Surface::Completion => (
+                GenerateRequest::completion(body, tenant, models, tuning)?,
+                AnswerShape::OpenAi,
+            ),
+            Surface::Messages | Surface::MessagesCount => {
+                let counts_only = self == Surface::MessagesCount;
+                let chat = messages::to_chat(body, counts_only)?;
+                (
+                    GenerateRequest::chat(chat, tenant, models, tuning)?,
+                    AnswerShape::Messages,
+                )
+            }
+            Surface::Responses => {
+                let (chat, echo) = responses::to_chat(body, tenant, context.stored)?;
+                let read = GenerateRequest::chat(chat, tenant, models, tuning);
+                let request = read.map_err(responses::renamed)?;
+                (request, AnswerShape::Responses(Box::new(echo)))
+            }
+        };
+        Ok(AcceptedRequest {
+            request: Arc::new(request),
+            answer,
+        })
+    }
+
+    /// The body of an error response, where it is not OpenAI's.
+    pub(crate) fn error_body(self, error: &ApiError) -> Option<Vec<u8>> {
+        match self {
+            Surface::Messages | Surface::MessagesCount => Some(messages::error_body(error)),
+            Surface::Chat | Surface::Completion | Surface::Responses => None,
+        }
+    }
+}
+
+impl AcceptedRequest {
+    /// Creates the writer of the answer.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub(crate) fn writer(self) -> Result<Box<dyn SurfaceWriter>, ApiError> {
+        let request = self.request;
+        Ok(match self.answer {
+            AnswerShape::OpenAi => Box::new(AnswerWriter::new(request)?),
+            AnswerShape::Messages => Box::new(messages::MessagesWriter::new(&request)?),
+            AnswerShape::Responses(echo) => {
+                Box::new(responses::ResponsesWriter::new(&request, *echo)?)
+            }
+        })
+    }
+}

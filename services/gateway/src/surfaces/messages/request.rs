@@ -1,0 +1,342 @@
+//! The body of Anthropic's Messages as the body of a chat.
+
+use bytes::Bytes;
+use refrain_protocol::ApiError;
+use refrain_tokenization::JsonValue;
+use serde_json::json;
+
+use crate::request::read;
+use crate::surfaces::chat_body::{
+    ChatBody, ChatCall, ChatMessage, ChatTool, add_line, refuse, shown, text_of, type_of,
+    unsupported,
+};
+
+/// A block with this beginning changes with every request of Anthropic's own agents and means nothing to a model. In
+/// the prompt it would keep prompts from sharing a prefix.
+const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// Fields that have the same meaning in a chat, with their names there.
+const SAME_FIELDS: [(&str, &str); 6] = [
+    ("model", "model"),
+    ("stop_sequences", "stop"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("stream", "stream"),
+];
+
+/// The other fields of this API. Those that are not read below change nothing in the output.
+const OTHER_FIELDS: [&str; 18] = [
+    "betas",
+    "cache_control",
+    "container",
+    "context_management",
+    "inference_geo",
+    "max_tokens",
+    "mcp_servers",
+    "messages",
+    "metadata",
+    "output_config",
+    "service_tier",
+    "speed",
+    "stop_sequences",
+    "stream",
+    "system",
+    "thinking",
+    "tool_choice",
+    "tools",
+];
+
+/// Writes the body of a chat. With `counts_only`, the prompt alone matters, and an output limit need not be given.
+pub(in crate::surfaces) fn to_chat(body: Bytes, counts_only: bool) -> Result<Bytes, ApiError> {
+    let given: JsonValue = read(&body)?;
+    drop(body);
+    if !given.is_object() {
+        return refuse("body", "must be a JSON object");
+    }
+    let mut chat = ChatBody::default();
+    for (from, to) in SAME_FIELDS {
+        if !(counts_only && from == "stream") {
+            chat.take(&given, from, to)?;
+        }
+    }
+    match given.get("max_tokens") {
+        _ if counts_only => chat.set("max_tokens", &1)?,
+        Some(max_tokens) => chat.set("max_tokens", &max_tokens)?,
+        None => return refuse("max_tokens", "is required"),
+    }
+    check_unsupported(&given)?;
+    let messages = messages(&given)?;
+    if messages.last().is_some_and(is_prefill) {
+        // The answer goes on where the last message ends.
+        chat.set("continue_final_message", &true)?;
+        chat.set("add_generation_prompt", &false)?;
+    }
+    chat.set("messages", &messages)?;
+    tools(&given, &mut chat)?;
+    thinking(&given, &mut chat)?;
+    chat.take_others(&given, &OTHER_FIELDS)?;
+    Ok(chat.finish())
+}
+
+fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
+    let servers = given.get("mcp_servers");
+    let count = servers
+        .as_ref()
+        .and_then(JsonValue::items)
+        .map(Iterator::count);
+    if count.unwrap_or(0) > 0 {
+        return unsupported(
+            "mcp_servers",
+            "are not supported; give their tools as tools",
+        );
+    }
+    let format = given
+        .get("output_config")
+        .and_then(|output| output.get("format"));
+    if format.is_some() {
+        return unsupported("output_config.format", "is not supported; leave it out");
+    }
+    if given.get("output_format").is_some() {
+        return unsupported("output_format", "is not supported; leave it out");
+    }
+    Ok(())
+}
+
+fn is_prefill(last: &ChatMessage) -> bool {
+    last.role == "assistant" && last.tool_calls.is_empty() && last.content.is_some()
+}
+
+fn messages(given: &JsonValue) -> Result<Vec<ChatMessage>, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(system) = given.get("system") {
+        let mut text = None;
+        for (block, place) in blocks(&system, "system")? {
+            match type_of(&block, "text").as_str() {
+                "text" => {
+                    let more = text_of(&block, "text", &place)?;
+                    if !more.starts_with(BILLING_HEADER) {
+                        add_line(&mut text, &more);
+                    }
+                }
+                other => return unknown_block(&place, other),
+            }
+        }
+        messages.extend(text.map(|text| ChatMessage::text("system", text)));
+    }
+    let Some(list) = given
+        .get("messages")
+        .as_ref()
+        .and_then(JsonValue::items)
+        .map(Vec::from_iter)
+    else {
+        return refuse("messages", "must be a list of messages");
+    };
+    if list.is_empty() {
+        return refuse("messages", "must have at least one message");
+    }
+    for (number, message) in list.iter().enumerate() {
+        let place = format!("messages.{number}");
+        let Some(content) = message.get("content") else {
+            return refuse(&format!("{place}.content"), "is required");
+        };
+        let content = blocks(&content, &format!("{place}.content"))?;
+        match message.get("role").as_ref().and_then(JsonValue::as_str) {
+            Some("user") => user(content, &mut messages)?,
+            Some("assistant") => messages.push(assistant(content)?),
+            Some("system") => {
+                let mut text = None;
+                for (block, place) in content {
+                    add_line(&mut text, &text_of(&block, "text", &place)?);
+                }
+                messages.push(ChatMessage::text("system", text.unwrap_or_default()));
+            }
+            _ => return refuse(&format!("{place}.role"), "must be user or assistant"),
+        }
+    }
+    Ok(messages)
+}
+
+/// The blocks of a content with their places. A text counts as one block.
+fn blocks(content: &JsonValue, place: &str) -> Result<Vec<(JsonValue, String)>, ApiError> {
+    if content.as_str().is_some() {
+        return Ok(vec![(content.clone(), place.to_owned())]);
+    }
+    let Some(items) = content.items() else {
+        return refuse(place, "must be a text or a list of blocks");
+    };
+    let items = items.enumerate();
+    Ok(items
+        .map(|(number, block)| (block, format!("{place}.{number}")))
+        .collect())
+}
+
+fn unknown_block<T>(place: &str, kind: &str) -> Result<T, ApiError> {
+    let kind = shown(kind);
+    match kind.as_str() {
+        "image" | "document" => unsupported(
+            &format!("{place}.type"),
+            format!("blocks of type {kind} are not supported, only text; send the text instead"),
+        ),
+        _ => unsupported(
+            &format!("{place}.type"),
+            format!("blocks of type {kind} are not supported here"),
+        ),
+    }
+}
+
+/// A message of the user: results of tools become messages of their own, in their order.
+fn user(
+    content: Vec<(JsonValue, String)>,
+    messages: &mut Vec<ChatMessage>,
+) -> Result<(), ApiError> {
+    let mut text = None;
+    let mut is_empty = true;
+    for (block, place) in content {
+        match type_of(&block, "text").as_str() {
+            "text" => add_line(&mut text, &text_of(&block, "text", &place)?),
+            "tool_result" => {
+                let said = text.take();
+                messages.extend(said.map(|text| ChatMessage::text("user", text)));
+                messages.push(tool_result(&block, &place)?);
+            }
+            other => return unknown_block(&place, other),
+        }
+        is_empty = false;
+    }
+    if is_empty {
+        text = Some(String::new());
+    }
+    messages.extend(text.map(|text| ChatMessage::text("user", text)));
+    Ok(())
+}
+
+fn tool_result(block: &JsonValue, place: &str) -> Result<ChatMessage, ApiError> {
+    let call = text_of(block, "tool_use_id", place)?;
+    let mut text = None;
+    if let Some(content) = block.get("content") {
+        for (part, place) in blocks(&content, &format!("{place}.content"))? {
+            match type_of(&part, "text").as_str() {
+                "text" => add_line(&mut text, &text_of(&part, "text", &place)?),
+                other => return unknown_block(&place, other),
+            }
+        }
+    }
+    let mut text = text.unwrap_or_default();
+    let is_error = block.get("is_error").and_then(|value| value.as_bool());
+    if is_error == Some(true) {
+        // Chats have no place for it beside the text.
+        text.insert_str(0, "Error: ");
+    }
+    Ok(ChatMessage::tool(call, text))
+}
+
+fn assistant(content: Vec<(JsonValue, String)>) -> Result<ChatMessage, ApiError> {
+    let mut message = ChatMessage {
+        role: "assistant",
+        ..ChatMessage::default()
+    };
+    for (block, place) in content {
+        match type_of(&block, "text").as_str() {
+            "text" => add_line(&mut message.content, &text_of(&block, "text", &place)?),
+            "thinking" => {
+                let thought = text_of(&block, "thinking", &place)?;
+                add_line(&mut message.reasoning_content, &thought);
+            }
+            // Only the service that wrote it can read it.
+            "redacted_thinking" => {}
+            "tool_use" => {
+                let arguments = match block.get("input") {
+                    None => "{}".to_owned(),
+                    Some(input) if input.is_object() => {
+                        serde_json::to_string(&input).map_err(ApiError::internal)?
+                    }
+                    Some(_) => return refuse(&format!("{place}.input"), "must be an object"),
+                };
+                let id = text_of(&block, "id", &place)?;
+                let name = text_of(&block, "name", &place)?;
+                message.tool_calls.push(ChatCall::new(id, name, arguments));
+            }
+            other => return unknown_block(&place, other),
+        }
+    }
+    if message.content.is_none() && message.tool_calls.is_empty() {
+        message.content = Some(String::new());
+    }
+    Ok(message)
+}
+
+fn tools(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
+    let choice = given.get("tool_choice");
+    let kind = choice.as_ref().map(|choice| type_of(choice, ""));
+    match kind.as_deref() {
+        None => {}
+        Some("auto") => chat.set("tool_choice", "auto")?,
+        Some("none") => chat.set("tool_choice", "none")?,
+        Some("any") => chat.set("tool_choice", "required")?,
+        Some("tool") => {
+            let name = text_of(&choice.clone().unwrap_or_default(), "name", "tool_choice")?;
+            let named = json!({"type": "function", "function": {"name": name}});
+            chat.set("tool_choice", &named)?;
+        }
+        Some(_) => return refuse("tool_choice.type", "must be auto, none, any or tool"),
+    }
+    let disables = choice.and_then(|choice| choice.get("disable_parallel_tool_use"));
+    if disables.and_then(|value| value.as_bool()) == Some(true) {
+        chat.set("parallel_tool_calls", &false)?;
+    }
+    let Some(tools) = given.get("tools") else {
+        return Ok(());
+    };
+    let Some(tools) = tools.items() else {
+        return refuse("tools", "must be a list of tools");
+    };
+    let mut functions = Vec::new();
+    for (number, tool) in tools.enumerate() {
+        let place = format!("tools.{number}");
+        match type_of(&tool, "custom").as_str() {
+            "custom" => {}
+            other => {
+                let fault = format!(
+                    "tools of type {} run at Anthropic and are not supported; leave it out or give a tool with an input_schema",
+                    shown(other)
+                );
+                return unsupported(&format!("{place}.type"), fault);
+            }
+        }
+        let Some(name) = tool.get("name").filter(|name| name.as_str().is_some()) else {
+            return refuse(&format!("{place}.name"), "must be a text");
+        };
+        if !tool
+            .get("input_schema")
+            .is_some_and(|schema| schema.is_object())
+        {
+            return refuse(&format!("{place}.input_schema"), "must be a JSON schema");
+        }
+        functions.push(ChatTool::function(name, &tool, "input_schema"));
+    }
+    if functions.is_empty() {
+        return Ok(());
+    }
+    chat.set("tools", &functions)
+}
+
+/// Passes `thinking` to the template, under the name that most templates with a choice have for it.
+fn thinking(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
+    let own = given.get("chat_template_kwargs");
+    let kind = given.get("thinking").map(|thinking| type_of(&thinking, ""));
+    match (own, kind.as_deref()) {
+        (Some(own), _) => chat.set("chat_template_kwargs", &own),
+        (None, None) => Ok(()),
+        (None, Some("disabled")) => {
+            chat.set("chat_template_kwargs", &json!({"enable_thinking": false}))
+        }
+        (None, Some("enabled" | "adaptive")) => {
+            chat.set("chat_template_kwargs", &json!({"enable_thinking": true}))
+        }
+        (None, Some(_)) => refuse("thinking.type", "must be enabled, adaptive or disabled"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

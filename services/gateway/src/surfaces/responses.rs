@@ -1,0 +1,15 @@
+//! OpenAI's Responses API: its bodies as bodies of chats, its answers, and the responses that are stored.
+//!
+//! `history` has the conversation as items, which is what bodies carry and what is stored. `store` is a pure table with
+//! limits; nothing is on disk, and each gateway has its own.
+
+mod echo;
+mod history;
+mod request;
+mod store;
+mod writer;
+
+pub(super) use echo::Echo;
+pub(super) use request::{renamed, to_chat};
+pub(crate) use store::{ResponseStore, StoreLimits};
+pub(super) use writer::ResponsesWriter;

@@ -1,0 +1,361 @@
+//! The body of OpenAI's Responses as the body of a chat.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use refrain_protocol::ApiError;
+use refrain_tokenization::JsonValue;
+use serde_json::json;
+
+use super::echo::{self, Echo};
+use super::history::{History, HistoryItem, messages};
+use super::store::ResponseStore;
+use crate::request::read;
+use crate::surfaces::chat_body::{
+    ChatBody, ChatTool, add_line, refuse, shown, text_of, type_of, unsupported,
+};
+
+/// Fields that have the same meaning in a chat, with their names there.
+const SAME_FIELDS: [(&str, &str); 6] = [
+    ("model", "model"),
+    ("max_output_tokens", "max_completion_tokens"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("stream", "stream"),
+    ("parallel_tool_calls", "parallel_tool_calls"),
+];
+
+/// The other fields of this API. Those that are not read below change nothing in the output.
+const OTHER_FIELDS: [&str; 26] = [
+    "background",
+    "client_metadata",
+    "conversation",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "previous_response_id",
+    "prompt",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream_options",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "user",
+];
+
+/// The names that fields have here, by their names in a chat.
+const RENAMED: [(&str, &str); 4] = [
+    ("max_completion_tokens", "max_output_tokens"),
+    ("max_tokens", "max_output_tokens"),
+    ("messages", "input"),
+    ("response_format", "text.format"),
+];
+
+/// The code of an unknown `previous_response_id`.
+const PREVIOUS_NOT_FOUND: &str = "previous_response_not_found";
+
+/// Writes the body of a chat.
+pub(in crate::surfaces) fn to_chat(
+    body: Bytes,
+    tenant: &str,
+    store: &Arc<ResponseStore>,
+) -> Result<(Bytes, Echo), ApiError> {
+    let given: JsonValue = read(&body)?;
+    drop(body);
+    if !given.is_object() {
+        return refuse("body", "must be a JSON object");
+    }
+    check_unsupported(&given)?;
+    let history = history(&given, tenant, store)?;
+    let mut chat = ChatBody::default();
+    for (from, to) in SAME_FIELDS {
+        chat.take(&given, from, to)?;
+    }
+    let instructions = match given.get("instructions") {
+        None => None,
+        Some(text) if text.as_str().is_some() => text.as_str().map(str::to_owned),
+        Some(_) => return refuse("instructions", "must be a text"),
+    };
+    chat.set("messages", &messages(instructions, &history))?;
+    if let Some(effort) = given.get("reasoning").and_then(|given| given.get("effort")) {
+        chat.set("reasoning_effort", &effort)?;
+    }
+    text_format(&given, &mut chat)?;
+    tools(&given, &mut chat)?;
+    tool_choice(&given, &mut chat)?;
+    chat.take_others(&given, &OTHER_FIELDS)?;
+    let wants_store = given.get("store").and_then(|value| value.as_bool());
+    let is_stored = wants_store.unwrap_or(true) && store.is_on();
+    let echo = Echo {
+        fields: echo::fields(&given, is_stored),
+        tenant: tenant.to_owned(),
+        history,
+        store: is_stored.then(|| store.clone()),
+    };
+    Ok((chat.finish(), echo))
+}
+
+/// An error of the chat with the name that its field has here.
+pub(in crate::surfaces) fn renamed(mut error: ApiError) -> ApiError {
+    let Some(param) = &error.param else {
+        return error;
+    };
+    if let Some((old, new)) = RENAMED.iter().find(|(old, _)| old == param) {
+        error.message = error
+            .message
+            .replace(&format!("{old}:"), &format!("{new}:"));
+        error.param = Some((*new).to_owned());
+    }
+    error
+}
+
+fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
+    for field in ["conversation", "prompt"] {
+        if given.get(field).is_some() {
+            return unsupported(field, "is not supported; leave it out");
+        }
+    }
+    let logprobs = given.get("top_logprobs").map(|value| value.to_json());
+    if logprobs.is_some_and(|value| value != json!(0)) {
+        return unsupported("top_logprobs", "is not supported here; use chats");
+    }
+    if given.get("background").and_then(|value| value.as_bool()) == Some(true) {
+        return unsupported("background", "is not supported; leave it out");
+    }
+    Ok(())
+}
+
+/// The conversation: the one before, if the body names it, and the input.
+fn history(given: &JsonValue, tenant: &str, store: &ResponseStore) -> Result<History, ApiError> {
+    let mut history = History::new();
+    if let Some(previous) = given.get("previous_response_id") {
+        let found = previous
+            .as_str()
+            .and_then(|id| store.get(tenant, id, Instant::now()));
+        let Some(found) = found else {
+            let message = "previous_response_id: there is no such response here; it was not stored, or is forgotten. \
+                           Send the whole conversation as input";
+            let error = ApiError::invalid("previous_response_id", message);
+            return Err(error.with_code(PREVIOUS_NOT_FOUND));
+        };
+        history.clone_from(&found.history);
+    }
+    let Some(input) = given.get("input") else {
+        return refuse("input", "is required");
+    };
+    if let Some(text) = input.as_str() {
+        history.push(Arc::new(HistoryItem::Message {
+            role: "user",
+            text: text.to_owned(),
+        }));
+        return Ok(history);
+    }
+    let Some(items) = input.items() else {
+        return refuse("input", "must be a text or a list of items");
+    };
+    for (number, item) in items.enumerate() {
+        let place = format!("input[{number}]");
+        match type_of(&item, "message").as_str() {
+            "item_reference" => {
+                let id = text_of(&item, "id", &place)?;
+                let Some(found) = store.item(tenant, &id) else {
+                    let fault = "there is no such item here; it was not stored, or is forgotten. Send the item itself";
+                    return refuse(&format!("{place}.id"), fault);
+                };
+                history.push(found);
+            }
+            kind => history.extend(input_item(kind, &item, &place)?.map(Arc::new)),
+        }
+    }
+    if history.is_empty() {
+        return refuse("input", "must have at least one item");
+    }
+    Ok(history)
+}
+
+fn input_item(kind: &str, item: &JsonValue, place: &str) -> Result<Option<HistoryItem>, ApiError> {
+    Ok(Some(match kind {
+        "message" => {
+            let role = item.get("role");
+            let role = match role.as_ref().and_then(JsonValue::as_str) {
+                Some("user") => "user",
+                Some("assistant") => "assistant",
+                Some("system") => "system",
+                Some("developer") => "developer",
+                _ => {
+                    let rule = "must be user, assistant, system or developer";
+                    return refuse(&format!("{place}.role"), rule);
+                }
+            };
+            let text = content(item, "content", place)?;
+            HistoryItem::Message { role, text }
+        }
+        "function_call" => HistoryItem::Call {
+            id: text_of(item, "call_id", place)?,
+            name: text_of(item, "name", place)?,
+            arguments: text_of(item, "arguments", place)?,
+        },
+        "function_call_output" => HistoryItem::CallOutput {
+            id: text_of(item, "call_id", place)?,
+            text: content(item, "output", place)?,
+        },
+        "reasoning" => {
+            let mut text = None;
+            for field in ["content", "summary"] {
+                let parts = item.get(field);
+                for part in parts.iter().filter_map(JsonValue::items).flatten() {
+                    add_line(&mut text, &text_of(&part, "text", place)?);
+                }
+                if text.is_some() {
+                    break;
+                }
+            }
+            // Reasoning that another service encrypted cannot be read.
+            return Ok(text.map(HistoryItem::Reasoning));
+        }
+        other => {
+            let fault = format!("items of type {} are not supported", shown(other));
+            return unsupported(&format!("{place}.type"), fault);
+        }
+    }))
+}
+
+/// The text of a field that is a text or a list of parts.
+fn content(item: &JsonValue, field: &str, place: &str) -> Result<String, ApiError> {
+    let place = format!("{place}.{field}");
+    let Some(content) = item.get(field) else {
+        return refuse(&place, "is required");
+    };
+    if let Some(text) = content.as_str() {
+        return Ok(text.to_owned());
+    }
+    let Some(parts) = content.items() else {
+        return refuse(&place, "must be a text or a list of parts");
+    };
+    let mut text = None;
+    for (number, part) in parts.enumerate() {
+        let place = format!("{place}[{number}]");
+        let field = match type_of(&part, "text").as_str() {
+            "input_text" | "output_text" | "text" => "text",
+            "refusal" => "refusal",
+            other => {
+                let fault = format!(
+                    "parts of type {} are not supported, only text",
+                    shown(other)
+                );
+                return unsupported(&format!("{place}.type"), fault);
+            }
+        };
+        add_line(&mut text, &text_of(&part, field, &place)?);
+    }
+    Ok(text.unwrap_or_default())
+}
+
+/// Passes the format on, as a chat has it.
+fn text_format(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
+    let Some(format) = given.get("text").and_then(|text| text.get("format")) else {
+        return Ok(());
+    };
+    match type_of(&format, "").as_str() {
+        "text" => Ok(()),
+        "json_schema" => {
+            let schema = json!({
+                "name": format.get("name"),
+                "description": format.get("description"),
+                "schema": format.get("schema"),
+                "strict": format.get("strict"),
+            });
+            chat.set(
+                "response_format",
+                &json!({"type": "json_schema", "json_schema": schema}),
+            )
+        }
+        "json_object" => chat.set("response_format", &json!({"type": "json_object"})),
+        _ => refuse(
+            "text.format.type",
+            "must be text, json_object or json_schema",
+        ),
+    }
+}
+
+fn tools(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
+    let Some(tools) = given.get("tools") else {
+        return Ok(());
+    };
+    let Some(tools) = tools.items() else {
+        return refuse("tools", "must be a list of tools");
+    };
+    let mut functions = Vec::new();
+    for (number, tool) in tools.enumerate() {
+        let place = format!("tools[{number}]");
+        match type_of(&tool, "").as_str() {
+            "function" => {}
+            other => {
+                let fault = format!(
+                    "tools of type {} are not supported, only function",
+                    shown(other)
+                );
+                return unsupported(&format!("{place}.type"), fault);
+            }
+        }
+        let Some(name) = tool.get("name").filter(|name| name.as_str().is_some()) else {
+            return refuse(&format!("{place}.name"), "must be a text");
+        };
+        functions.push(ChatTool::function(name, &tool, "parameters"));
+    }
+    match functions.is_empty() {
+        true => Ok(()),
+        false => chat.set("tools", &functions),
+    }
+}
+
+/// Passes the choice on. A named function is one level deeper in a chat.
+fn tool_choice(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
+    let Some(choice) = given.get("tool_choice") else {
+        return Ok(());
+    };
+    if choice.as_str().is_some() {
+        return chat.set("tool_choice", &choice);
+    }
+    match type_of(&choice, "").as_str() {
+        "function" => {
+            let name = text_of(&choice, "name", "tool_choice")?;
+            let named = json!({"type": "function", "function": {"name": name}});
+            chat.set("tool_choice", &named)
+        }
+        "allowed_tools" => {
+            let tools = choice.get("tools");
+            let tools = tools.iter().filter_map(JsonValue::items).flatten();
+            let named = |tool: JsonValue| {
+                let name = tool.get("name").map(|name| name.to_json());
+                json!({"type": tool.get("type"), "function": {"name": name}})
+            };
+            let tools: Vec<_> = tools.map(named).collect();
+            let allowed = json!({"mode": choice.get("mode"), "tools": tools});
+            chat.set(
+                "tool_choice",
+                &json!({"type": "allowed_tools", "allowed_tools": allowed}),
+            )
+        }
+        other => {
+            let fault = format!("a choice of type {} is not supported", shown(other));
+            unsupported("tool_choice.type", fault)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
