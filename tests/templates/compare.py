@@ -1,29 +1,42 @@
-"""Renders the published templates of two packages with transformers and with Refrain, and compares text and tokens.
+"""Renders chat templates with transformers and with Refrain, and compares text and token ids.
 
-    compare.py RENDERER TOKENIZER FOLDER...
+    compare.py RENDERER TOKENIZER WORK FOLDER...
 
-RENDERER is the program of shared/tokenization/examples/render_chats.rs, TOKENIZER a tokenizer.json, and every FOLDER
-is searched for *.jinja. It exits with 0 only if every case is equal, or differs for a reason that is listed below.
+RENDERER is the program of shared/tokenization/examples/render_chats.rs and TOKENIZER a tokenizer.json. Every FOLDER is
+searched for *.jinja. The exit status is 0 only if every case has one of these outcomes:
+
+equal           Text and token ids are those of transformers.
+another form    transformers fails, shows nothing, or prints a list as Python writes it, because the template wants the
+                chat in another form: content as one text or as a list of parts, content that is not missing, or
+                arguments as text. Refrain finds the form by itself, and its prompt is equal to that of transformers for
+                that form.
+both refuse     Neither renders the chat, with any form.
 """
 
+import copy
 import datetime
+import itertools
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 
-from transformers import PreTrainedTokenizerFast
-from transformers.utils import chat_template_utils
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from chats import CHATS
+from transformers import PreTrainedTokenizerFast  # noqa: E402
+from transformers.utils import chat_template_utils  # noqa: E402
 
+from chats import CHATS  # noqa: E402
+
+TEMPLATES_MIN = 60
 NOW = datetime.datetime(2026, 3, 4, 5, 6, 7)
 NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 # Markers as models write them. They become special tokens of the tokenizer, so that token ids are compared in earnest.
 MARKER = re.compile(r"<\|[^<>|\n]{1,40}\|>|<｜[^<>|\n]{1,40}｜>|</?[a-z_]{3,30}>|\[/?[A-Z_]{3,30}\]")
-# Real vocabularies have these as ordinary text or as tokens that are not special, and the chats contain them.
-ORDINARY = {"<think>", "</think>"}
+# The chats contain these. A special token in the text of a user is a token for transformers, and never for Refrain.
+IN_CHATS = {"<think>", "</think>"}
 
 
 class FixedDate(datetime.datetime):
@@ -33,12 +46,13 @@ class FixedDate(datetime.datetime):
 
 
 def tokenizer_with(source, markers):
+    """The tokenizer with further special tokens."""
     tokenizer = json.loads(source)
     known = {token["content"] for token in tokenizer["added_tokens"]}
-    first = max(max(tokenizer["model"]["vocab"].values()), max(token["id"] for token in tokenizer["added_tokens"])) + 1
-    for number, content in enumerate(sorted(set(markers) - known)):
+    ids = [*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"])]
+    for number, content in enumerate(sorted(markers - known), start=max(ids) + 1):
         tokenizer["added_tokens"].append({
-            "id": first + number, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
+            "id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
             "normalized": False, "special": True,
         })
     return json.dumps(tokenizer)
@@ -54,61 +68,97 @@ def by_transformers(tokenizer, template, chat):
     return {"text": text, "ids": tokenizer.encode(text, add_special_tokens=False)}
 
 
+def other_forms(chat):
+    """The chat in all other forms that a template may want."""
+    messages, tools, further = chat
+
+    def content(message, form):
+        text = message.get("content")
+        if form == "joined" and isinstance(text, list):
+            return "\n".join(part["text"] for part in text)
+        if form == "parts" and isinstance(text, str):
+            return [{"type": "text", "text": text}]
+        return text
+
+    for form, filled, textual in itertools.product(("sent", "joined", "parts"), (False, True), (False, True)):
+        changed = copy.deepcopy(messages)
+        for message in changed:
+            if filled and message.get("content") is None:
+                message["content"] = ""
+            message["content"] = content(message, form)
+            for call in message.get("tool_calls") or [] if textual else []:
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        if changed != messages:
+            yield changed, tools, further
+
+
 def as_request(chat):
     """The chat as clients send it: arguments are JSON text."""
-    messages, tools, further = chat
-    messages = json.loads(json.dumps(messages))
+    messages, tools, further = copy.deepcopy(chat)
     for message in messages:
-        for called in message.get("tool_calls") or []:
-            called["function"]["arguments"] = json.dumps(called["function"]["arguments"], ensure_ascii=False)
-    further = dict(further)
+        for call in message.get("tool_calls") or []:
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return {
         "messages": messages, "tools": tools, "add_generation_prompt": further.pop("add_generation_prompt", True),
         "kwargs": {**further, "strftime_now": NOW.isoformat()},
     }
 
 
+def outcome(tokenizer, template, chat, ours):
+    theirs = by_transformers(tokenizer, template, chat)
+    if "error" not in ours:
+        if ours == theirs:
+            return "equal", theirs
+        for form in other_forms(chat):
+            if ours == by_transformers(tokenizer, template, form):
+                return "another form", theirs
+    elif "error" in theirs:
+        return "both refuse", theirs
+    return "DIFFERENT", theirs
+
+
+def excerpt(theirs, ours):
+    if "error" in theirs or "error" in ours or theirs["text"] == ours["text"]:
+        return theirs.get("error", "tokens"), ours.get("error", "tokens")
+    pairs = enumerate(itertools.zip_longest(theirs["text"], ours["text"]))
+    at = next(at for at, (a, b) in pairs if a != b)
+    return tuple(repr(one["text"][max(0, at - 30):at + 60]) for one in (theirs, ours))
+
+
 def main():
-    renderer, tokenizer_json, *folders = sys.argv[1:]
+    renderer, tokenizer_json, work, *folders = sys.argv[1:]
     source = pathlib.Path(tokenizer_json).read_text()
     chat_template_utils.datetime = FixedDate
-    work = pathlib.Path("/tmp/tpl/work")
-    work.mkdir(exist_ok=True, parents=True)
     paths = sorted(path for folder in folders for path in pathlib.Path(folder).rglob("*.jinja"))
-    lines, expected = [], []
+    tokenizers, jobs = [], []
     for path in paths:
         template = path.read_text()
-        markers = set(MARKER.findall(template)) - ORDINARY | set(NAMES.values())
-        own = tokenizer_with(source, markers)
-        file = work / "tokenizer.json"
+        own = tokenizer_with(source, set(MARKER.findall(template)) - IN_CHATS | set(NAMES.values()))
+        file = pathlib.Path(work) / "tokenizer.json"
         file.write_text(own)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), **NAMES)
-        expected.append([by_transformers(tokenizer, template, chat) for chat in CHATS.values()])
-        lines.append(json.dumps({
+        tokenizers.append(PreTrainedTokenizerFast(tokenizer_file=str(file), **NAMES))
+        jobs.append(json.dumps({
             "template": template, "tokenizer": own, "tokenizer_config": NAMES,
             "chats": [as_request(chat) for chat in CHATS.values()],
         }))
-    run = subprocess.run([renderer], input="\n".join(lines), capture_output=True, text=True)
+    run = subprocess.run([renderer], input="\n".join(jobs), capture_output=True, text=True)
     if run.returncode:
-        sys.exit(run.stderr)
-    counts = {}
-    for path, theirs, ours in zip(paths, expected, run.stdout.rstrip("\n").split("\n"), strict=True):
-        for name, a, b in zip(CHATS, theirs, json.loads(ours), strict=True):
-            kind = ("both fail" if "error" in b else "only Refrain renders") if "error" in a else (
-                "only transformers renders" if "error" in b else
-                "text differs" if a["text"] != b["text"] else
-                "tokens differ" if a["ids"] != b["ids"] else "equal")
-            counts[kind] = counts.get(kind, 0) + 1
-            if kind not in ("equal", ):
-                print(f"== {kind}: {path.parent.parent.name}/{path.name}, {name}")
-                if kind == "text differs":
-                    at = next((i for i, (x, y) in enumerate(zip(a["text"], b["text"])) if x != y), min(len(a["text"]), len(b["text"])))
-                    print("   transformers", repr(a["text"][max(0, at - 30):at + 60]))
-                    print("   refrain     ", repr(b["text"][max(0, at - 30):at + 60]))
-                else:
-                    print("   transformers", a.get("error"))
-                    print("   refrain     ", b.get("error"))
-    print(len(paths), "templates,", len(paths) * len(CHATS), "cases:", counts)
+        sys.exit(f"{renderer}: {run.stderr}")
+    answers = [json.loads(line) for line in run.stdout.rstrip("\n").split("\n")]
+    counts = dict.fromkeys(("equal", "another form", "both refuse", "DIFFERENT"), 0)
+    for path, tokenizer, answer in zip(paths, tokenizers, answers, strict=True):
+        template = path.read_text()
+        for (name, chat), ours in zip(CHATS.items(), answer, strict=True):
+            kind, theirs = outcome(tokenizer, template, chat, ours)
+            counts[kind] += 1
+            if kind == "DIFFERENT":
+                print(f"{kind}: {path.parent.name}/{path.name}, {name}")
+                print("   transformers", *excerpt(theirs, ours)[:1])
+                print("   refrain     ", *excerpt(theirs, ours)[1:])
+    print(f"{len(paths)} templates, {len(CHATS)} chats each:", ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    if len(paths) < TEMPLATES_MIN:
+        sys.exit(f"only {len(paths)} templates were found, and {TEMPLATES_MIN} are wanted")
+    sys.exit(1 if counts["DIFFERENT"] else 0)
 
 
 main()

@@ -337,6 +337,13 @@ fn environment() -> Result<Environment<'static>, Error> {
     });
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| python_str(value));
+    for name in ["length", "count"] {
+        // An undefined value is empty in Jinja2.
+        environment.add_filter(name, |value: &Value| match value.is_undefined() {
+            true => Ok(0),
+            false => minijinja::filters::length(value),
+        });
+    }
     // In Python, `None` cannot be iterated over.
     environment.add_test("iterable", |value: &Value| {
         !value.is_none() && value.try_iter().is_ok()

@@ -149,7 +149,7 @@ fn normal_call(call: &Value, shape: Shape) -> Value {
 }
 
 pub(super) fn empty_object() -> Value {
-    Value::from_pairs([("", Value::default()); 0])
+    Value::from_pairs(Vec::<(Value, Value)>::new())
 }
 
 /// A tool, with parameters where the shape asks for them. Clients may leave them out.
