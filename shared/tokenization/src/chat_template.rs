@@ -1,4 +1,15 @@
 //! Chat templates: messages become tokens, by the Jinja template of the model's authors.
+//!
+//! The prompt must be the one that the model was trained on, so every difference between this engine and Python's
+//! Jinja2 is a fault. `tests/templates/run` compares the prompts of published templates with those of transformers.
+//!
+//! | file | content |
+//! |---|---|
+//! | `template_input.rs` | The variables of a template: messages in the shapes that templates expect. |
+//! | `content_forms.rs` | Whether a template reads content as text or as a list of parts. |
+//! | `jinja_source.rs` | Constructs that are translated before the template is compiled. |
+//! | `python_text.rs`, `python_json.rs` | Values as Python writes them. |
+//! | `clock.rs` | The date that templates ask for. |
 
 mod chat_input;
 mod clock;

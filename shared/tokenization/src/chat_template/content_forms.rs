@@ -49,7 +49,10 @@ impl ContentForms {
             "system" => vec![content, filler("user")],
             "user" => vec![content],
             "assistant" => vec![filler("user"), content, filler("user")],
-            _ => vec![filler("user"), calling(), content],
+            _ => {
+                let empty = self.apply("assistant", &Value::from(""));
+                vec![filler("user"), calling(empty), content]
+            }
         };
         let variables = variables(
             &ChatInput::new(JsonList(messages), None, None),
@@ -99,7 +102,7 @@ fn message(role: &str, content: Value) -> Value {
 }
 
 /// A message of the model that calls a function.
-fn calling() -> Value {
+fn calling(content: Value) -> Value {
     let function = Value::from_pairs([("name", Value::from("f")), ("arguments", empty_object())]);
     let call = Value::from_pairs([
         ("id", Value::from("call00001")),
@@ -108,7 +111,7 @@ fn calling() -> Value {
     ]);
     Value::from_pairs([
         ("role", Value::from("assistant")),
-        ("content", Value::from("")),
+        ("content", content),
         ("tool_calls", Value::from(vec![call])),
     ])
 }
