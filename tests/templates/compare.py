@@ -76,16 +76,19 @@ def other_forms(chat):
         text = message.get("content")
         if form == "joined" and isinstance(text, list):
             return "\n".join(part["text"] for part in text)
-        if form == "parts" and isinstance(text, str):
+        if form == "one part" and isinstance(text, list):
+            text = "\n".join(part["text"] for part in text)
+        if form in ("parts", "one part") and isinstance(text, str):
             return [{"type": "text", "text": text}]
         return text
 
-    for form, filled, textual in itertools.product(("sent", "joined", "parts"), (False, True), (False, True)):
+    for form, filled, textual in itertools.product(("sent", "joined", "parts", "one part", "mixed"), (False, True), (False, True)):
         changed = copy.deepcopy(messages)
         for message in changed:
             if filled and message.get("content") is None:
                 message["content"] = ""
-            message["content"] = content(message, form)
+            of_user = "sent" if form == "mixed" and message["role"] == "user" else form
+            message["content"] = content(message, "one part" if of_user == "mixed" else of_user)
             for call in message.get("tool_calls") or [] if textual else []:
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         if changed != messages:
@@ -112,7 +115,7 @@ def outcome(tokenizer, template, chat, ours):
         for form in other_forms(chat):
             if ours == by_transformers(tokenizer, template, form):
                 return "another form", theirs
-    elif "error" in theirs:
+    elif all("error" in by_transformers(tokenizer, template, form) for form in [chat, *other_forms(chat)]):
         return "both refuse", theirs
     return "DIFFERENT", theirs
 

@@ -138,6 +138,8 @@ fn content_has_the_form_that_the_template_reads() {
     assert_eq!(rendered(either, body), "<s><ab>");
     let parts = "{% for m in messages %}<{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}>{% endfor %}";
     assert_eq!(rendered(parts, body), "<s><ab>");
+    let one = "{% for m in messages %}<{{ m.content[0].text + '.' }}>{% endfor %}";
+    assert_eq!(rendered(one, body), "<s.><a\nb.>");
 }
 
 #[test]

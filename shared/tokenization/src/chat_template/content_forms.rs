@@ -10,14 +10,23 @@ use super::chat_input::ChatInput;
 use super::template_input::{Shape, empty_object, variables};
 use crate::JsonList;
 
+/// The form in which a template reads the content of a role.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Form {
+    /// One text.
+    #[default]
+    Text,
+    /// One text or a list of parts.
+    Either,
+    /// A list of parts.
+    Parts,
+    /// A list of which the template reads one part.
+    OnePart,
+}
+
 /// The forms that the template reads, by role.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ContentForms {
-    /// Roles whose content may be a list of parts.
-    parts: Vec<&'static str>,
-    /// Roles whose content must be a list of parts.
-    only_parts: Vec<&'static str>,
-}
+pub(super) struct ContentForms([Form; ROLES.len()]);
 
 /// The user comes first, since the chats of the others have messages of the user.
 const ROLES: [&str; 4] = ["user", "system", "assistant", "tool"];
@@ -29,14 +38,20 @@ impl ContentForms {
     /// Finds the forms by rendering.
     pub(super) fn of(template: &ChatTemplate) -> Self {
         let mut forms = ContentForms::default();
-        for role in ROLES {
-            let parts = SAMPLES.map(part).to_vec();
-            if forms.shows(template, role, Value::from(parts)) {
-                forms.parts.push(role);
-                if !forms.shows(template, role, Value::from(SAMPLES.concat())) {
-                    forms.only_parts.push(role);
-                }
-            }
+        for (at, role) in ROLES.into_iter().enumerate() {
+            let shows = |content| forms.shows(template, role, content);
+            let two_parts = shows(Value::from(SAMPLES.map(part).to_vec()));
+            let text = shows(Value::from(SAMPLES.concat()));
+            let form = match (two_parts, text) {
+                (true, true) => Form::Either,
+                (true, false) => Form::Parts,
+                (false, true) => Form::Text,
+                (false, false) => match shows(Value::from(vec![part(&SAMPLES.concat())])) {
+                    true => Form::OnePart,
+                    false => Form::Text,
+                },
+            };
+            forms.0[at] = form;
         }
         forms
     }
@@ -58,10 +73,7 @@ impl ContentForms {
             &ChatInput::new(JsonList(messages), None, None),
             Shape::Filled,
             // The samples keep their forms.
-            &ContentForms {
-                parts: ROLES.to_vec(),
-                only_parts: Vec::new(),
-            },
+            &ContentForms([Form::Either; ROLES.len()]),
         );
         let rendered = template.render_mapped(&variables, true, &mut |_| None);
         rendered.is_ok_and(|text| {
@@ -72,25 +84,38 @@ impl ContentForms {
         })
     }
 
-    /// The content of a message in a form that the template reads. Where it reads no parts, their texts are joined by
-    /// line ends.
+    /// The content of a message in the form that the template reads. Where it reads one text, the texts of parts are
+    /// joined by line ends.
     pub(super) fn apply(&self, role: &str, content: &Value) -> Value {
-        let content = match content.kind() {
-            ValueKind::Seq if self.parts.contains(&role) => return content.clone(),
-            ValueKind::Seq => {
-                let texts = content.try_iter().into_iter().flatten().filter_map(|part| {
-                    let text = part.get_attr("text").ok()?;
-                    text.as_str().map(str::to_owned)
-                });
-                Value::from(texts.collect::<Vec<_>>().join("\n"))
+        let known = match role {
+            "developer" => "system",
+            "function" => "tool",
+            role => role,
+        };
+        let at = ROLES.iter().position(|role| *role == known);
+        let form = at.map_or(Form::Text, |at| self.0[at]);
+        let is_list = content.kind() == ValueKind::Seq;
+        if !is_list && content.as_str().is_none() {
+            return content.clone();
+        }
+        match form {
+            Form::Text if is_list => Value::from(joined(content)),
+            Form::OnePart if is_list => Value::from(vec![part(&joined(content))]),
+            Form::Parts | Form::OnePart if !is_list => {
+                Value::from(vec![part(content.as_str().unwrap_or_default())])
             }
             _ => content.clone(),
-        };
-        match content.as_str() {
-            Some(text) if self.only_parts.contains(&role) => Value::from(vec![part(text)]),
-            _ => content,
         }
     }
+}
+
+/// The texts of a list of parts.
+fn joined(parts: &Value) -> String {
+    let texts = parts.try_iter().into_iter().flatten().filter_map(|part| {
+        let text = part.get_attr("text").ok()?;
+        text.as_str().map(str::to_owned)
+    });
+    texts.collect::<Vec<_>>().join("\n")
 }
 
 fn part(text: &str) -> Value {

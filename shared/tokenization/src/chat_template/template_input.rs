@@ -87,7 +87,8 @@ fn normal_message(message: &Value, shape: Shape, forms: &ContentForms) -> Value 
     let role = field("role").unwrap_or_default();
     let mut further = Vec::new();
     if field("content").is_none() && shape >= Shape::Filled {
-        further.push(("content", Value::from("")));
+        let role = role.as_str().unwrap_or_default();
+        further.push(("content", forms.apply(role, &Value::from(""))));
     }
     if let Some(reasoning) = REASONING.iter().find_map(|name| field(name)) {
         // The template of gpt-oss reads `thinking`.
