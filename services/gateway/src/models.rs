@@ -31,6 +31,8 @@ pub(crate) struct Model {
     pub(crate) shows_tools: bool,
     /// Whether its engine speaks only text.
     pub(crate) is_text_only: bool,
+    /// Why the template cannot be used. Its model serves text completions only.
+    template_fault: Option<String>,
     /// Token ids that end an output: those in the files and those in the configuration.
     pub(crate) stop_token_ids: Vec<TokenId>,
     pub(crate) default_max_tokens: Option<u32>,
@@ -51,6 +53,9 @@ pub(crate) struct Models {
 /// Longest text in tokens, if neither the files nor the workers have a limit.
 const CONTEXT_DEFAULT: u32 = 4096;
 
+/// OpenAI's `code` of errors that the operator's template has caused.
+const CHAT_TEMPLATE_FAILED: &str = "chat_template_failed";
+
 /// The `owned_by` of all models. Clients ignore it, but the OpenAI API has it.
 const OWNED_BY: &str = "refrain";
 
@@ -67,7 +72,7 @@ impl Model {
         stop_token_ids.extend(end_tokens(files, &tokenizer));
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
-        let template = files.chat_template()?;
+        let (template, template_fault) = usable_template(config, files)?;
         let formats = formats(config, template.as_ref(), &tokenizer)?;
         let shows_tools = template
             .as_ref()
@@ -84,6 +89,7 @@ impl Model {
             shows_tools,
             is_text_only: config.text_only,
             template,
+            template_fault,
             stop_token_ids,
             default_max_tokens: config.default_max_tokens,
             max_context: config.max_context.or_else(|| files.max_context()),
@@ -91,6 +97,20 @@ impl Model {
             tenants: config.tenants.clone(),
             tokenizer: Arc::new(tokenizer),
         })
+    }
+
+    /// The error of a chat request to a model whose chats cannot be rendered.
+    pub(crate) fn no_chat(&self) -> ApiError {
+        match &self.template_fault {
+            Some(fault) => template_failed(&format!(
+                "the chat template of the model {} cannot be used: {fault}",
+                self.id
+            )),
+            None => ApiError::invalid(
+                "model",
+                "this model has no chat template; use /v1/completions",
+            ),
+        }
     }
 
     fn is_open_to(&self, tenant: &str) -> bool {
@@ -139,6 +159,51 @@ fn shows_tools(template: &ChatTemplate, tokenizer: &Tokenizer) -> bool {
     }
 }
 
+/// The template, if it compiles and renders a small chat; otherwise why not. One model's faulty template must not keep
+/// the gateway, and with it all other models, from starting.
+fn usable_template(
+    config: &ModelConfig,
+    files: &ModelFiles,
+) -> anyhow::Result<(Option<ChatTemplate>, Option<String>)> {
+    let read = files.chat_template().and_then(|template| match template {
+        Some(template) => template.check().map(|()| Some(template)),
+        None => Ok(None),
+    });
+    match read {
+        Ok(None) => Ok((None, None)),
+        Ok(Some(template)) => {
+            let template = match config.template_date.as_deref() {
+                None => template,
+                Some(date) => template
+                    .with_date(date)
+                    .with_context(|| format!("template_date {date:?}"))?,
+            };
+            Ok((Some(template), None))
+        }
+        Err(error) => {
+            let fault = error.to_string();
+            tracing::error!(
+                model = config.id,
+                files = config.files,
+                fault,
+                "chat is off for this model, since its chat template cannot be used: mend chat_template.jinja, or \
+                 chat_template in tokenizer_config.json, and restart; /v1/completions goes on"
+            );
+            Ok((None, Some(fault)))
+        }
+    }
+}
+
+/// The error of a chat that the operator's template cannot render. No field of the request is to blame, so none is
+/// named. Its status is 400, as that of other servers: clients repeat a request on 5xx, and it would fail each time.
+pub(crate) fn template_failed(fault: &str) -> ApiError {
+    let message = format!(
+        "{fault}; this is a fault of the model's files on the server, which its operator must mend; /v1/completions \
+         does not need them"
+    );
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code(CHAT_TEMPLATE_FAILED)
+}
+
 /// The end tokens in a model's files: `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token`
 /// of `tokenizer_config.json`. They often differ, since one ends a document and another a turn. Third-party engines
 /// end at those in `generation_config.json` by themselves.
@@ -183,8 +248,12 @@ impl Models {
             .iter()
             .map(|config| {
                 let read = files(&config.files).and_then(|files| Model::new(config, &files));
-                read.map(Arc::new)
-                    .with_context(|| format!("model {}: {}", config.id, config.files))
+                read.map(Arc::new).with_context(|| {
+                    format!(
+                        "gateway.models: model {}: files = {:?}",
+                        config.id, config.files
+                    )
+                })
             })
             .collect::<anyhow::Result<_>>()?;
         Ok(Models {
@@ -446,6 +515,61 @@ mod tests {
         };
         let read = |path: &str| ModelFiles::from_dir(path).map_err(anyhow::Error::from);
         let error = Models::new(&[config], &read, signer).err().unwrap();
-        assert!(format!("{error:#}").contains("model m: /nowhere"));
+        assert!(format!("{error:#}").contains("model m: files = \"/nowhere\""));
+    }
+
+    #[test]
+    fn a_faulty_template_turns_chat_off_and_nothing_else() {
+        let model = |template: &str| {
+            let files = ModelFiles {
+                chat_template: Some(template.into()),
+                ..byte_level_files()
+            };
+            Model::new(
+                &ModelConfig {
+                    id: "m".into(),
+                    ..ModelConfig::default()
+                },
+                &files,
+            )
+            .unwrap()
+        };
+        for (template, fault) in [
+            ("{% nonsense %}", "unknown statement nonsense"),
+            ("{{ nothing.at.all }}", "undefined"),
+        ] {
+            let model = model(template);
+            assert!(model.template.is_none());
+            let error = model.no_chat();
+            assert_eq!(
+                (error.kind, error.param.as_deref()),
+                (ErrorKind::InvalidRequest, None)
+            );
+            assert_eq!(error.code.as_deref(), Some(CHAT_TEMPLATE_FAILED));
+            let message = error.to_string();
+            assert!(
+                message.contains(fault) && message.contains("model m"),
+                "{message}"
+            );
+        }
+        // A template that refuses the small chat is sound.
+        assert!(model("{{ raise_exception('no') }}").template.is_some());
+        let files = ModelFiles {
+            chat_template: None,
+            ..byte_level_files()
+        };
+        let none = Model::new(&ModelConfig::default(), &files).unwrap();
+        assert_eq!(none.no_chat().param.as_deref(), Some("model"));
+    }
+
+    #[test]
+    fn a_date_that_is_none_is_an_error_of_the_configuration() {
+        let config = |date: &str| ModelConfig {
+            template_date: Some(date.into()),
+            ..ModelConfig::default()
+        };
+        Model::new(&config("2026-01-31"), &byte_level_files()).unwrap();
+        let error = Model::new(&config("today"), &byte_level_files()).unwrap_err();
+        assert!(format!("{error:#}").contains("template_date"), "{error:#}");
     }
 }

@@ -217,7 +217,8 @@ async fn connect_engine(file: &MeshFile, client: &MeshClient) -> anyhow::Result<
 /// A third-party engine.
 async fn third_party_engine(file: &MeshFile) -> anyhow::Result<WorkerEngine> {
     let config = &file.worker.engine;
-    let files = model_files(&config.files).context("worker.engine.files")?;
+    let key = || format!("worker.engine.files = {:?}", config.files);
+    let files = model_files(&config.files).with_context(key)?;
     let served_model = match config.served_model.as_str() {
         "" => config.model.clone(),
         name => name.to_owned(),
@@ -225,7 +226,7 @@ async fn third_party_engine(file: &MeshFile) -> anyhow::Result<WorkerEngine> {
     let expected = ExpectedModel {
         model: config.model.clone(),
         served_model,
-        tokenizer: Arc::new(files.tokenizer().context("worker.engine.files")?),
+        tokenizer: Arc::new(files.tokenizer().with_context(key)?),
         max_context: config.max_context.or_else(|| files.max_context()),
     };
     retry_until_up(|| connect_third_party(config, &file.urls.engine, expected.clone())).await
@@ -252,8 +253,12 @@ where
         .context("cannot connect to the engine; check urls.engine and worker.engine")
 }
 
-/// Reads a model's tokenizer and template, from the binary itself or from a directory.
+/// Reads a model's tokenizer and template, from the binary itself or from a folder. The folder needs no weights: only
+/// the reference engine reads those.
 pub(crate) fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
+    if !source.starts_with(BUILTIN) {
+        return Ok(ModelFiles::from_dir(source)?);
+    }
     // The engine understands the same names, such as `builtin:refrain-tiny`.
     let files = refrain_reference_engine::ModelFiles::open(source)?;
     files
@@ -261,11 +266,37 @@ pub(crate) fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
         .with_context(|| format!("{source}: a model without tokenizer.json cannot be served"))
 }
 
+/// How the names of models in the binary begin.
+const BUILTIN: &str = "builtin:";
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn a_folder_with_a_tokenizer_needs_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().to_str().unwrap();
+        let error = format!("{:#}", model_files(source).unwrap_err());
+        assert!(
+            error.contains("tokenizer.json") && !error.contains("safetensors"),
+            "{error}"
+        );
+        let shipped = model_files(refrain_reference_engine::SHIPPED_MODEL).unwrap();
+        std::fs::write(
+            folder.path().join("tokenizer.json"),
+            &shipped.tokenizer_json,
+        )
+        .unwrap();
+        let read = model_files(source).unwrap();
+        assert_eq!(
+            read.tokenizer().unwrap().identity(),
+            shipped.tokenizer().unwrap().identity()
+        );
+        assert!(read.chat_template().unwrap().is_none());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_engine_that_starts_is_waited_for_with_growing_pauses() {

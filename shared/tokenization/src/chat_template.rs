@@ -1,10 +1,27 @@
 //! Chat templates: messages become tokens, by the Jinja template of the model's authors.
+//!
+//! The prompt must be the one that the model was trained on, so every difference between this engine and Python's
+//! Jinja2 is a fault. `tests/templates/run` compares the prompts of published templates with those of transformers.
+//!
+//! | file | content |
+//! |---|---|
+//! | `template_input.rs` | The variables of a template: messages in the shapes that templates expect. |
+//! | `content_forms.rs` | Whether a template reads content as text or as a list of parts. |
+//! | `jinja_source.rs` | Constructs that are translated before the template is compiled. |
+//! | `python_text.rs`, `python_json.rs` | Values as Python writes them. |
+//! | `clock.rs` | The date that templates ask for. |
 
 mod chat_input;
+mod clock;
+#[cfg(test)]
+mod construct_tests;
+mod content_forms;
 #[cfg(test)]
 mod fuzz_tests;
+mod jinja_source;
 mod older_fields;
 mod python_json;
+mod python_text;
 mod template_input;
 #[cfg(test)]
 mod tests;
@@ -16,8 +33,11 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
+use self::clock::Moment;
+use self::content_forms::ContentForms;
 use self::python_json::to_json;
-use self::template_input::{StringMap, map_strings, unused_character, variables};
+use self::python_text::python_str;
+use self::template_input::{Shape, StringMap, map_strings, unused_character, variables};
 use crate::{TokenId, TokenizationError, Tokenizer};
 
 pub use self::chat_input::ChatInput;
@@ -27,6 +47,19 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// The special tokens that the template may call by name, such as `bos_token`.
     names: Vec<(String, String)>,
+    /// How the template reads the content of messages.
+    forms: ContentForms,
+    /// The date that templates see. `None`: today.
+    date: Option<Moment>,
+}
+
+/// The sources of a model's templates.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TemplateSources<'a> {
+    /// The template of all chats.
+    pub(crate) default: &'a str,
+    /// The template of chats with tools, if it is another.
+    pub(crate) tool_use: Option<&'a str>,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -39,76 +72,71 @@ impl std::fmt::Debug for ChatTemplate {
 
 const TEMPLATE_NAME: &str = "chat_template";
 
+/// The name of the template of chats with tools, here and in lists of templates.
+const TOOL_TEMPLATE_NAME: &str = "tool_use";
+
+/// The name of the default in lists of templates.
+const DEFAULT_NAME: &str = "default";
+
+/// A variable of the request with this name sets the date, which is what `strftime_now` says.
+const DATE_VARIABLE: &str = "strftime_now";
+
 /// Most instructions of one rendering. A template takes some hundred per message, and a request has at most some ten
 /// thousand messages. So only a loop within a loop over a very long chat, or a faulty template, reaches this limit.
 /// The limit does not bound a template that doubles a string again and again. Templates come from the operator, with
 /// the model.
 const INSTRUCTIONS_MAX: u64 = 20_000_000;
 
+/// Most instructions of rendering a sample at the start.
+const SAMPLE_INSTRUCTIONS_MAX: u64 = 20_000;
+
 /// Longest rendered prompt, bytes: several times the largest body of a request.
 const PROMPT_BYTES_MAX: usize = 64 << 20;
 
-/// Names under which templates may call special tokens.
-const TOKEN_NAMES: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
+/// The end of the names under which templates may call special tokens, such as `bos_token`.
+const TOKEN_SUFFIX: &str = "_token";
+
+/// Fields of `tokenizer_config.json` with further special tokens by name.
+const NAMED_TOKENS: [&str; 2] = ["extra_special_tokens", "model_specific_special_tokens"];
 
 impl ChatTemplate {
-    /// Compiles a template. `names` are the special tokens that it may call by name.
+    /// Compiles a model's templates. `names` are the special tokens that they may call by name.
     ///
     /// # Errors
     /// The error says what is wrong with the template, and in which line.
     pub(crate) fn new(
-        source: &str,
+        sources: TemplateSources<'_>,
         names: Vec<(String, String)>,
     ) -> Result<Self, TokenizationError> {
-        let mut environment = Environment::new();
-        let faulty = |error: Error| TokenizationError::Model {
-            file: "chat_template",
-            reason: describe(&error),
-        };
-        // The library for which these templates are written sets Jinja up in this way.
-        environment.set_syntax(
-            SyntaxConfig::builder()
-                .trim_blocks(true)
-                .lstrip_blocks(true)
-                .build()
-                .map_err(faulty)?,
-        );
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        let mut environment = environment().map_err(faulty)?;
         environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        // Python prints these three values with a capital letter.
-        environment.set_formatter(|out, state, value| {
-            let printed = match (value.kind(), value.is_true()) {
-                (ValueKind::Bool, true) => Value::from("True"),
-                (ValueKind::Bool, false) => Value::from("False"),
-                (ValueKind::None, _) => Value::from("None"),
-                _ => value.clone(),
-            };
-            minijinja::escape_formatter(out, state, &printed)
-        });
-        environment.add_filter("tojson", to_json);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> Result<String, Error> {
-                Err(Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        // `strftime_now` is absent on purpose: templates that use it fall back to a fixed date, and a prompt that
-        // changed every day would miss all caches.
-        environment.set_fuel(Some(INSTRUCTIONS_MAX));
-        environment
-            .add_template_owned(TEMPLATE_NAME, source.to_owned())
+            .add_template_owned(TEMPLATE_NAME, jinja_source::translate(sources.default))
             .map_err(faulty)?;
-        Ok(ChatTemplate { environment, names })
+        if let Some(source) = sources.tool_use {
+            environment
+                .add_template_owned(TOOL_TEMPLATE_NAME, jinja_source::translate(source))
+                .map_err(faulty)?;
+        }
+        let mut template = ChatTemplate {
+            environment,
+            names,
+            forms: ContentForms::default(),
+            date: None,
+        };
+        template.environment.set_fuel(Some(SAMPLE_INSTRUCTIONS_MAX));
+        template.forms = ContentForms::of(&template);
+        template.environment.set_fuel(Some(INSTRUCTIONS_MAX));
+        Ok(template)
     }
 
-    /// Compiles the template of a model's files: `chat_template.jinja`, or else `chat_template` in
-    /// `tokenizer_config.json`.
+    /// Compiles the templates of a model's files: `chat_template.jinja` with those in `additional_chat_templates`, or
+    /// else `chat_template` in `tokenizer_config.json`, which can be a list of templates with names.
     ///
     /// # Errors
-    /// The template does not compile, or the configuration is not valid JSON.
+    /// A template does not compile, or the configuration is not valid JSON.
     pub(crate) fn from_files(
         template: Option<&str>,
+        tool_template: Option<&str>,
         tokenizer_config: Option<&[u8]>,
     ) -> Result<Option<Self>, TokenizationError> {
         let config: serde_json::Value = match tokenizer_config {
@@ -120,27 +148,47 @@ impl ChatTemplate {
                 })?
             }
         };
-        let names = TOKEN_NAMES
-            .iter()
-            .filter_map(|name| {
-                let token = &config[*name];
-                let text = token.as_str().or_else(|| token["content"].as_str())?;
-                Some(((*name).to_owned(), text.to_owned()))
-            })
-            .collect();
-        let listed = || {
+        let listed = |name: &str| {
             let templates = config["chat_template"].as_array()?;
-            templates
-                .iter()
-                .find(|template| template["name"] == "default")?["template"]
-                .as_str()
+            let found = templates.iter().find(|template| template["name"] == name);
+            found?["template"].as_str()
         };
-        match template
-            .or_else(|| config["chat_template"].as_str())
-            .or_else(listed)
-        {
-            None => Ok(None),
-            Some(source) => ChatTemplate::new(source, names).map(Some),
+        let sources = match template {
+            Some(default) => Some((default, tool_template)),
+            None => {
+                let default = config["chat_template"].as_str();
+                let default = default.or_else(|| listed(DEFAULT_NAME));
+                default.map(|default| (default, listed(TOOL_TEMPLATE_NAME)))
+            }
+        };
+        let sources = sources.map(|(default, tool_use)| TemplateSources { default, tool_use });
+        sources
+            .map(|sources| ChatTemplate::new(sources, token_names(&config)))
+            .transpose()
+    }
+
+    /// Fixes the date that templates see, such as `2026-01-31` or `2026-01-31T12:00:00`. Otherwise it is the time now,
+    /// in UTC.
+    ///
+    /// # Errors
+    /// The text is no date.
+    pub fn with_date(mut self, date: &str) -> Result<Self, TokenizationError> {
+        self.date = Some(parse_date(date)?);
+        Ok(self)
+    }
+
+    /// Renders a small chat, which shows whether the template can be used at all.
+    ///
+    /// # Errors
+    /// [`TokenizationError::Render`] if the template fails. A template that refuses this chat is sound.
+    pub fn check(&self) -> Result<(), TokenizationError> {
+        let message = Value::from_pairs([("role", "user"), ("content", "Hello")]);
+        let input = ChatInput::new(crate::JsonList(vec![message]), None, None);
+        match self.in_shapes(&input, |variables| {
+            self.render_mapped(variables, true, &mut |_| None)
+        }) {
+            Err(error @ TokenizationError::Render(_)) => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -162,9 +210,12 @@ impl ChatTemplate {
     /// A prompt that surely has more than `tokens_max` tokens is refused without encoding it. A prompt that is
     /// accepted can still have more.
     ///
+    /// A variable of the request named `strftime_now` sets the date that the template sees. A prompt with today's date
+    /// changes every day, so cached prefixes end where the date begins.
+    ///
     /// # Errors
-    /// The template refuses the messages, the vocabulary cannot spell the text, or the prompt is too long
-    /// ([`TokenizationError::TooLong`]).
+    /// The template refuses the messages ([`TokenizationError::Refused`]) or fails ([`TokenizationError::Render`]), the
+    /// vocabulary cannot spell the text, or the prompt is too long ([`TokenizationError::TooLong`]).
     pub fn encode_within(
         &self,
         tokenizer: &Tokenizer,
@@ -172,21 +223,32 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
-        let variables = variables(input);
-        let guard = unused_character(&variables)?;
-        let mut guarded = false;
-        let mut map = |text: &str| {
-            let text = tokenizer.guard(text, guard);
-            guarded |= text.is_some();
-            text
+        self.in_shapes(input, |variables| {
+            let guard = unused_character(variables)?;
+            let mut guarded = false;
+            let mut map = |text: &str| {
+                let text = tokenizer.guard(text, guard);
+                guarded |= text.is_some();
+                text
+            };
+            let text = self.render_mapped(variables, add_generation_prompt, &mut map)?;
+            tokenizer.check_length(&text, guarded.then_some(guard), tokens_max)?;
+            if guarded {
+                tokenizer.encode_guarded(&text, guard)
+            } else {
+                tokenizer.encode_trusted(&text)
+            }
+        })
+    }
+
+    /// Compiles one template for all chats, without names.
+    #[cfg(test)]
+    pub(crate) fn of_source(source: &str) -> Result<Self, TokenizationError> {
+        let sources = TemplateSources {
+            default: source,
+            tool_use: None,
         };
-        let text = self.render_mapped(&variables, add_generation_prompt, &mut map)?;
-        tokenizer.check_length(&text, guarded.then_some(guard), tokens_max)?;
-        if guarded {
-            tokenizer.encode_guarded(&text, guard)
-        } else {
-            tokenizer.encode_trusted(&text)
-        }
+        ChatTemplate::new(sources, Vec::new())
     }
 
     /// The prompt as text.
@@ -196,7 +258,34 @@ impl ChatTemplate {
         input: &ChatInput,
         add_generation_prompt: bool,
     ) -> Result<String, TokenizationError> {
-        self.render_mapped(&variables(input), add_generation_prompt, &mut |_| None)
+        self.in_shapes(input, |variables| {
+            self.render_mapped(variables, add_generation_prompt, &mut |_| None)
+        })
+    }
+
+    /// Renders the input in the shape that most templates expect, and where the template fails in the shapes that some
+    /// templates need. The error is that of the first shape.
+    fn in_shapes<T>(
+        &self,
+        input: &ChatInput,
+        render: impl Fn(&BTreeMap<String, Value>) -> Result<T, TokenizationError>,
+    ) -> Result<T, TokenizationError> {
+        let mut first_failure = None;
+        let mut tried = None;
+        for shape in Shape::ALL {
+            let variables = variables(input, shape, &self.forms);
+            if tried.as_ref() == variables.get("messages") {
+                continue;
+            }
+            match render(&variables) {
+                Err(TokenizationError::Render(reason)) => {
+                    first_failure.get_or_insert(reason);
+                }
+                done => return done,
+            }
+            tried = variables.get("messages").cloned();
+        }
+        Err(TokenizationError::Render(first_failure.unwrap_or_default()))
     }
 
     /// Renders the template, with the strings of the variables replaced by `map`.
@@ -206,22 +295,33 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         map: &mut StringMap<'_>,
     ) -> Result<String, TokenizationError> {
-        let failed = |error: Error| TokenizationError::Render(describe(&error));
-        let template = self
-            .environment
-            .get_template(TEMPLATE_NAME)
-            .map_err(failed)?;
+        let has_tools = variables.get("tools").is_some_and(|tools| !tools.is_none());
+        let tool_template = || self.environment.get_template(TOOL_TEMPLATE_NAME).ok();
+        let template = match has_tools.then(tool_template).flatten() {
+            Some(template) => template,
+            None => self
+                .environment
+                .get_template(TEMPLATE_NAME)
+                .map_err(|error| failure(&error))?,
+        };
+        let date = match variables.get(DATE_VARIABLE) {
+            None => self.date.unwrap_or_else(Moment::now),
+            Some(date) => parse_date(date.as_str().unwrap_or_default())
+                .map_err(|error| TokenizationError::Input(format!("{DATE_VARIABLE}: {error}")))?,
+        };
         let mut context: BTreeMap<String, Value> = variables
             .iter()
             .map(|(name, value)| (name.clone(), map_strings(value, map)))
             .collect();
         let names = self.names.iter();
         context.extend(names.map(|(name, text)| (name.clone(), Value::from(text))));
-        context.insert("documents".into(), Value::from(()));
+        context.entry("documents".into()).or_insert(Value::from(()));
         context.insert(
             "add_generation_prompt".into(),
             Value::from(add_generation_prompt),
         );
+        let now = move |format: &str| date.format(format);
+        context.insert(DATE_VARIABLE.into(), Value::from_function(now));
         let mut prompt = BoundedText::default();
         let rendered = template.render_captured_to(Value::from(context), &mut prompt);
         if prompt.is_full {
@@ -229,10 +329,112 @@ impl ChatTemplate {
                 "the messages make a prompt of more than {PROMPT_BYTES_MAX} bytes; shorten them"
             )));
         }
-        rendered.map_err(failed)?;
+        rendered.map_err(|error| failure(&error))?;
         String::from_utf8(prompt.bytes)
             .map_err(|error| TokenizationError::Render(error.to_string()))
     }
+}
+
+/// Jinja as the library sets it up for which these templates are written.
+fn environment() -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(
+        SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()?,
+    );
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, state, value| {
+        let printed = match value.kind() {
+            ValueKind::String => value.clone(),
+            _ => Value::from(python_str(value)),
+        };
+        minijinja::escape_formatter(out, state, &printed)
+    });
+    environment.add_filter("tojson", to_json);
+    environment.add_filter("string", |value: &Value| python_str(value));
+    for name in ["length", "count"] {
+        // An undefined value is empty in Jinja2.
+        environment.add_filter(name, |value: &Value| match value.is_undefined() {
+            true => Ok(0),
+            false => minijinja::filters::length(value),
+        });
+    }
+    // In Python, `None` cannot be iterated over.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
+    environment.add_function(jinja_source::PERCENT, jinja_source::percent);
+    environment.add_function(
+        "raise_exception",
+        |message: &Value| -> Result<String, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, python_str(message)).with_source(Refusal))
+        },
+    );
+    environment.set_fuel(Some(INSTRUCTIONS_MAX));
+    Ok(environment)
+}
+
+/// The special tokens in `tokenizer_config.json` that have a name.
+fn token_names(config: &serde_json::Value) -> Vec<(String, String)> {
+    let text = |token: &serde_json::Value| {
+        let text = token.as_str().or_else(|| token["content"].as_str());
+        text.map(str::to_owned)
+    };
+    let named = NAMED_TOKENS
+        .iter()
+        .filter_map(|field| config[*field].as_object());
+    let top = config.as_object().into_iter().flatten();
+    top.filter(|(name, _)| name.ends_with(TOKEN_SUFFIX))
+        .chain(named.flatten())
+        .filter_map(|(name, token)| Some((name.clone(), text(token)?)))
+        .collect()
+}
+
+fn parse_date(text: &str) -> Result<Moment, TokenizationError> {
+    Moment::parse(text).ok_or_else(|| {
+        TokenizationError::Input(
+            "must be a date such as 2026-01-31, or with a time of day, 2026-01-31T12:00:00".into(),
+        )
+    })
+}
+
+/// Marks errors that a template raised on purpose.
+#[derive(Debug, thiserror::Error)]
+#[error("raised by the template")]
+struct Refusal;
+
+fn is_refusal(error: &Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.is::<Refusal>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn faulty(error: Error) -> TokenizationError {
+    TokenizationError::Model {
+        file: "chat_template",
+        reason: describe(&error),
+    }
+}
+
+/// The error of a rendering.
+fn failure(error: &Error) -> TokenizationError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return TokenizationError::Input(format!(
+            "the model's chat template took more than {INSTRUCTIONS_MAX} instructions; send fewer messages"
+        ));
+    }
+    if is_refusal(error) {
+        return TokenizationError::Refused(describe(error));
+    }
+    TokenizationError::Render(describe(error))
 }
 
 /// A rendered prompt of at most [`PROMPT_BYTES_MAX`] bytes.
@@ -260,9 +462,6 @@ impl io::Write for BoundedText {
 
 /// The error's message without the excerpt of the template that debug builds add.
 fn describe(error: &Error) -> String {
-    if error.kind() == ErrorKind::OutOfFuel {
-        return format!("it took more than {INSTRUCTIONS_MAX} instructions; send fewer messages");
-    }
     let message = error
         .detail()
         .map_or_else(|| error.kind().to_string(), str::to_owned);

@@ -19,9 +19,12 @@ pub enum TokenizationError {
         /// The fault in its content.
         reason: String,
     },
-    /// The template failed on these messages.
+    /// The template failed: its author did not think of such messages, or it uses what is not known here.
     #[error("the model's chat template failed: {0}")]
     Render(String),
+    /// The template refuses these messages, and says why.
+    #[error("the model's chat template refuses these messages: {0}")]
+    Refused(String),
     /// The messages cannot be made a prompt.
     #[error("{0}")]
     Input(String),

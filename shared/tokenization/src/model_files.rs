@@ -17,6 +17,8 @@ pub struct ModelFiles {
     pub tokenizer_config_json: Option<Vec<u8>>,
     /// `chat_template.jinja`. It takes precedence over the template in `tokenizer_config.json`.
     pub chat_template: Option<String>,
+    /// `additional_chat_templates/tool_use.jinja`: the template of chats with tools, if it is another.
+    pub tool_chat_template: Option<String>,
 }
 
 /// The part of `config.json` that is needed here. Models that also read images nest it.
@@ -44,23 +46,20 @@ impl ModelFiles {
             true => required(name).map(Some),
             false => Ok(None),
         };
-        let chat_template = match optional("chat_template.jinja")? {
-            None => None,
-            Some(bytes) => {
-                Some(
-                    String::from_utf8(bytes).map_err(|error| TokenizationError::Model {
-                        file: "chat_template.jinja",
-                        reason: error.to_string(),
-                    })?,
-                )
-            }
+        let template = |file: &'static str| {
+            let text = optional(file)?.map(String::from_utf8).transpose();
+            text.map_err(|error| TokenizationError::Model {
+                file,
+                reason: error.to_string(),
+            })
         };
         Ok(ModelFiles {
             config_json: optional("config.json")?,
             generation_config_json: optional("generation_config.json")?,
             tokenizer_json: required("tokenizer.json")?,
             tokenizer_config_json: optional("tokenizer_config.json")?,
-            chat_template,
+            chat_template: template("chat_template.jinja")?,
+            tool_chat_template: template("additional_chat_templates/tool_use.jinja")?,
         })
     }
 
@@ -79,6 +78,7 @@ impl ModelFiles {
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>, TokenizationError> {
         ChatTemplate::from_files(
             self.chat_template.as_deref(),
+            self.tool_chat_template.as_deref(),
             self.tokenizer_config_json.as_deref(),
         )
     }

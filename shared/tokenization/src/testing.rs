@@ -73,5 +73,6 @@ pub fn byte_level_files() -> ModelFiles {
         tokenizer_json: tokenizer.to_string().into_bytes(),
         tokenizer_config_json: Some(tokenizer_config.to_string().into_bytes()),
         chat_template: Some(CHAT_TEMPLATE.to_owned()),
+        tool_chat_template: None,
     }
 }

@@ -8,7 +8,7 @@ use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{ChatInput, JsonList, JsonMap, JsonValue, TokenizationError};
 
 use super::fields::check_ids;
-use crate::models::Model;
+use crate::models::{Model, template_failed};
 
 /// Renders the messages of a chat by the model's template and tokenizes them.
 pub(super) fn chat(
@@ -19,10 +19,7 @@ pub(super) fn chat(
     context: u32,
 ) -> Result<Vec<TokenId>, ApiError> {
     let Some(template) = &model.template else {
-        return Err(ApiError::invalid(
-            "model",
-            "this model has no chat template; use /v1/completions",
-        ));
+        return Err(model.no_chat());
     };
     let input = ChatInput::new(messages, tools, kwargs);
     template
@@ -154,6 +151,7 @@ fn refused(param: &str, error: &TokenizationError, context: u32) -> ApiError {
         TokenizationError::TooLong { at_least } => {
             prompt_too_long(param, &format!("at least {at_least}"), context)
         }
+        TokenizationError::Render(_) => template_failed(&error.to_string()),
         error => ApiError::invalid(param, error.to_string()),
     }
 }

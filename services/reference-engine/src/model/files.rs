@@ -70,6 +70,7 @@ pub(crate) fn shipped_model() -> ModelFiles {
                 include_bytes!("../../model/tokenizer_config.json").to_vec(),
             ),
             chat_template: Some(include_str!("../../model/chat_template.jinja").to_owned()),
+            tool_chat_template: None,
         }),
         weights: packed_weights!("model"),
     }

@@ -8,7 +8,7 @@ use crate::testing::byte_level_files;
 const FUEL: u64 = 20_000;
 
 /// Parts of templates. None of them contains a special token, or joins texts to one.
-const TEMPLATE_PARTS: [&str; 34] = [
+const TEMPLATE_PARTS: [&str; 40] = [
     "{% for m in messages %}",
     "{% for m in messages[1:] %}",
     "{% for t in tools or [] %}",
@@ -43,6 +43,12 @@ const TEMPLATE_PARTS: [&str; 34] = [
     "{{ -x / 0 ** 99 % x // 7 }}",
     "{{ raise_exception(x) }}",
     "text {# comment #}\n",
+    "{% generation %}",
+    "{%- endgeneration -%}",
+    "{{ '%s %5.2f' % (x, 1) }}",
+    "{{ ('%(a)s' ~ x) % m }}",
+    "{{ strftime_now('%Y-%-d %c') }}",
+    "{{ loop.previtem.role ~ messages | string }}",
 ];
 
 /// Texts of users, some of which contain special tokens or could make one together.
@@ -69,7 +75,7 @@ fn chat(texts: &[(u8, u8)]) -> ChatInput {
 
 /// Renders a template, if it compiles. Returns the tokens, if it accepts the messages.
 fn run(source: &str, texts: &[(u8, u8)]) -> Option<(Tokenizer, Vec<TokenId>)> {
-    let mut template = ChatTemplate::new(source, Vec::new()).ok()?;
+    let mut template = ChatTemplate::of_source(source).ok()?;
     template.environment.set_fuel(Some(FUEL));
     let tokenizer = byte_level_files().tokenizer().expect("a sound file");
     let input = chat(texts);

@@ -5,21 +5,52 @@ use std::collections::{BTreeMap, BTreeSet};
 use minijinja::value::{Value, ValueKind};
 
 use super::chat_input::ChatInput;
+use super::content_forms::ContentForms;
 use super::older_fields::renew;
 use crate::TokenizationError;
+
+/// The shape of messages. A template that fails with one shape may do with the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Shape {
+    /// As transformers has it: fields that are null are left out, and the arguments of calls are objects.
+    Usual,
+    /// Content that is missing is the empty text, since templates join it to others, and parameters that are missing
+    /// are an empty object.
+    Filled,
+    /// The arguments of calls are JSON text as well, since templates join them to others.
+    TextArguments,
+}
+
+impl Shape {
+    pub(super) const ALL: [Shape; 3] = [Shape::Usual, Shape::Filled, Shape::TextArguments];
+}
+
+/// Names under which clients send reasoning. The first is the one that most templates read.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Replaces strings of the input. `None` keeps a string without copying it.
 pub(super) type StringMap<'a> = dyn FnMut(&str) -> Option<String> + 'a;
 
 /// The variables that a template gets from the input. Texts are shared with the input, not copied.
-pub(super) fn variables(input: &ChatInput) -> BTreeMap<String, Value> {
+pub(super) fn variables(
+    input: &ChatInput,
+    shape: Shape,
+    forms: &ContentForms,
+) -> BTreeMap<String, Value> {
     let kwargs = input.kwargs.iter().flat_map(|kwargs| kwargs.0.clone());
     let mut variables: BTreeMap<String, Value> = kwargs.collect();
-    let messages = input.messages.0.iter().map(normal_message);
+    let messages = input.messages.0.iter();
+    let messages = messages.map(|message| normal_message(message, shape, forms));
     variables.insert("messages".into(), messages.collect());
     // Without tools, templates expect `none`.
     let tools = input.tools.as_ref().filter(|tools| !tools.is_empty());
-    let tools = tools.map(|tools| Value::from(tools.0.clone()));
+    let tools = tools.map(|tools| {
+        tools
+            .0
+            .iter()
+            .map(|tool| normal_tool(tool, shape))
+            .collect()
+    });
     variables.insert("tools".into(), tools.unwrap_or_else(|| Value::from(())));
     variables
 }
@@ -45,55 +76,71 @@ pub(super) fn unused_character(
         })
 }
 
-/// A message as templates expect it. `content` is one string: text parts are joined by line ends, and missing content
-/// is the empty string. The arguments of tool calls are objects, also where clients send them as JSON text.
-fn normal_message(message: &Value) -> Value {
+/// A message as templates expect it. Fields that are null are left out. Content has the form that the template reads,
+/// and reasoning has the names that templates know.
+fn normal_message(message: &Value, shape: Shape, forms: &ContentForms) -> Value {
     let mut fields = pairs(message);
     renew(&mut fields);
-    if !fields
-        .iter()
-        .any(|(name, _)| name.as_str() == Some("content"))
-    {
-        fields.push((Value::from("content"), Value::from("")));
+    fields.retain(|(_, value)| !value.is_none());
+    let field = |name: &str| {
+        let found = fields.iter().find(|(key, _)| key.as_str() == Some(name));
+        found.map(|(_, value)| value.clone())
+    };
+    let role = field("role").unwrap_or_default();
+    let mut further = Vec::new();
+    if field("content").is_none() && shape >= Shape::Filled {
+        let role = role.as_str().unwrap_or_default();
+        further.push(("content", forms.apply(role, &Value::from(""))));
+    }
+    if let Some(reasoning) = REASONING.iter().find_map(|name| field(name)) {
+        // The template of gpt-oss reads `thinking`.
+        for name in ["reasoning_content", "thinking"] {
+            if field(name).is_none() {
+                further.push((name, reasoning.clone()));
+            }
+        }
     }
     for (name, value) in &mut fields {
         match name.as_str() {
-            Some("content") if value.is_none() => *value = Value::from(""),
-            Some("content") if value.kind() == ValueKind::Seq => {
-                let texts = value.try_iter().into_iter().flatten().filter_map(|part| {
-                    let text = |name| Some(part.get_attr(name).ok()?.as_str()?.to_owned());
-                    text("text").or_else(|| text("refusal"))
-                });
-                *value = Value::from(texts.collect::<Vec<_>>().join("\n"));
-            }
+            Some("content") => *value = forms.apply(role.as_str().unwrap_or_default(), value),
             Some("tool_calls") if value.kind() == ValueKind::Seq => {
-                *value = value
-                    .try_iter()
-                    .into_iter()
-                    .flatten()
-                    .map(|call| normal_call(&call))
-                    .collect();
+                let calls = value.try_iter().into_iter().flatten();
+                *value = calls.map(|call| normal_call(&call, shape)).collect();
             }
             _ => {}
         }
     }
+    fields.extend(
+        further
+            .into_iter()
+            .map(|(name, value)| (Value::from(name), value)),
+    );
     Value::from_pairs(fields)
 }
 
-fn normal_call(call: &Value) -> Value {
-    let function = |function: &Value| {
-        Value::from_pairs(pairs(function).into_iter().map(|(name, value)| {
-            match (name.as_str(), value.as_str()) {
-                (Some("arguments"), Some(text)) => {
-                    let text = if text.trim().is_empty() { "{}" } else { text };
-                    let parsed = serde_json::from_str::<Value>(text).ok();
-                    let object = parsed.filter(|parsed| parsed.kind() == ValueKind::Map);
-                    (name, object.unwrap_or(value))
-                }
-                _ => (name, value),
-            }
-        }))
+/// A call whose arguments have the shape that the template reads. Most templates read an object. Text is the
+/// client's own words, so the prompt repeats what the model had said.
+fn normal_call(call: &Value, shape: Shape) -> Value {
+    let arguments = |value: Value| match value.as_str() {
+        _ if shape == Shape::TextArguments => value,
+        // Clients say so that there are none.
+        Some(text) if text.trim().is_empty() => empty_object(),
+        Some(text) => {
+            let parsed = serde_json::from_str::<crate::JsonValue>(text).ok();
+            let object = parsed.filter(crate::JsonValue::is_object);
+            object.map_or(value, |object| object.0)
+        }
+        None => value,
     };
+    let function =
+        |function: &Value| {
+            Value::from_pairs(pairs(function).into_iter().map(
+                |(name, value)| match name.as_str() {
+                    Some("arguments") => (name, arguments(value)),
+                    _ => (name, value),
+                },
+            ))
+        };
     Value::from_pairs(
         pairs(call)
             .into_iter()
@@ -102,6 +149,32 @@ fn normal_call(call: &Value) -> Value {
                 _ => (name, value),
             }),
     )
+}
+
+pub(super) fn empty_object() -> Value {
+    Value::from_pairs(Vec::<(Value, Value)>::new())
+}
+
+/// A tool, with parameters where the shape asks for them. Clients may leave them out.
+fn normal_tool(tool: &Value, shape: Shape) -> Value {
+    let function = tool.get_attr("function").unwrap_or_default();
+    let mut described = pairs(&function);
+    let parameters = function.get_attr("parameters").unwrap_or_default();
+    if shape == Shape::Usual
+        || described.is_empty()
+        || !(parameters.is_none() || parameters.is_undefined())
+    {
+        return tool.clone();
+    }
+    described.retain(|(name, _)| name.as_str() != Some("parameters"));
+    described.push((Value::from("parameters"), empty_object()));
+    let fields = pairs(tool)
+        .into_iter()
+        .map(|(name, value)| match name.as_str() {
+            Some("function") => (name, Value::from_pairs(described.clone())),
+            _ => (name, value),
+        });
+    Value::from_pairs(fields)
 }
 
 /// The keys and values of an object, or nothing if the value is no object.

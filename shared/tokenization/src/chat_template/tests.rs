@@ -35,11 +35,13 @@ fn markers(ids: &[TokenId]) -> usize {
         .count()
 }
 
-fn template(source: &str) -> ChatTemplate {
-    ChatTemplate::new(source, vec![("bos_token".into(), "<|endoftext|>".into())]).unwrap()
+pub(super) fn template(source: &str) -> ChatTemplate {
+    let mut template = ChatTemplate::of_source(source).unwrap();
+    template.names = vec![("bos_token".into(), "<|endoftext|>".into())];
+    template
 }
 
-fn input(json: &str) -> ChatInput {
+pub(super) fn input(json: &str) -> ChatInput {
     ChatInput::from_json(json)
 }
 
@@ -159,13 +161,13 @@ fn a_template_can_refuse_messages_and_says_why() {
     let error = template
         .render(&ChatInput::from_messages([("user", "secret")]), true)
         .unwrap_err();
-    assert!(matches!(error, TokenizationError::Render(_)));
+    assert!(matches!(error, TokenizationError::Refused(_)));
     let text = error.to_string();
     assert!(
         text.contains("roles must alternate") && !text.contains("secret"),
         "{text}"
     );
-    let broken = ChatTemplate::new("{% for %}", Vec::new()).unwrap_err();
+    let broken = ChatTemplate::of_source("{% for %}").unwrap_err();
     assert!(
         matches!(
             broken,
@@ -218,7 +220,7 @@ fn a_template_that_runs_too_long_is_stopped() {
     template.environment.set_fuel(Some(10_000));
     let input = ChatInput::from_messages([("user", "hello")]);
     let error = template.render(&input, true).unwrap_err();
-    assert!(matches!(error, TokenizationError::Render(_)));
+    assert!(matches!(error, TokenizationError::Input(_)));
     assert!(error.to_string().contains("instructions"), "{error}");
 }
 

@@ -197,7 +197,7 @@ proptest! {
     fn no_chat_that_fits_is_refused(text in texts(), other in texts()) {
         thread_local!(static TOKENIZERS: Vec<(&'static str, Tokenizer)> = tokenizers());
         let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
-        let template = ChatTemplate::new(source, Vec::new()).unwrap();
+        let template = ChatTemplate::of_source(source).unwrap();
         let input = ChatInput::from_messages([("user", &*text), ("assistant", &*other)]);
         TOKENIZERS.with(|tokenizers| {
             for (name, tokenizer) in tokenizers {
