@@ -59,7 +59,7 @@ mod tests {
             {% if m.tool_calls is defined %}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments.a }}\
             {% endfor %}{% endif %};{% endfor %}";
         let source = source.replace("\\\n", "").replace("            ", "");
-        let template = ChatTemplate::new(&source, Vec::new()).unwrap();
+        let template = ChatTemplate::of_source(&source).unwrap();
         for (message, expected) in [
             (
                 json!({"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{\"a\": 1}"}}),
