@@ -50,6 +50,9 @@ pub struct GatewayConfig {
     /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Past it, requests
     /// fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
+    /// Whether a request with a field that nobody knows is refused. Otherwise the field is ignored, and its name is
+    /// logged once. Fields that would change the output and are not supported are refused in any case.
+    pub strict_fields: bool,
     /// Values that only tests change.
     #[serde(skip)]
     pub tuning: GatewayTuning,
@@ -179,6 +182,7 @@ impl Default for GatewayConfig {
             request_ms_max: 3_600_000,
             scheduler_wait_ms: 10_000,
             retry_share: 0.2,
+            strict_fields: false,
             tuning: GatewayTuning::default(),
         }
     }

@@ -15,7 +15,9 @@ use refrain_service_kit::http::{HttpError, get, post};
 use tracing::Instrument;
 
 use crate::config::GatewayTuning;
-use crate::intake::{Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter};
+use crate::intake::{
+    Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter, UnknownFields,
+};
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::{RelayContext, RelayEvent};
@@ -31,6 +33,7 @@ pub(crate) struct GatewayState {
     pub(crate) relay: Arc<RelayContext>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) bodies: BodyReader,
+    pub(crate) unknown_fields: UnknownFields,
     pub(crate) tuning: GatewayTuning,
 }
 
@@ -188,6 +191,7 @@ impl GatewayState {
             .map_err(ApiError::internal)??,
             None => parse()?,
         };
+        self.unknown_fields.met(&accepted.unknown_fields)?;
         ticket.count_choices(accepted.choice_count())?;
         Ok((Arc::new(accepted), ticket))
     }

@@ -152,6 +152,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             metrics.clone(),
         ),
         metrics,
+        unknown_fields: intake::UnknownFields::new(config.strict_fields),
         tuning,
     });
     let period = config.tuning.models_poll;

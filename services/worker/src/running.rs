@@ -266,6 +266,7 @@ impl ActiveRequest {
             open: (self.engine_len == 0).then(|| SessionSpec {
                 namespace: self.namespace,
                 sampling: self.request.sampling.clone(),
+                prompt_len: self.request.prompt_len,
                 self_drafts: self.self_drafts,
             }),
             keep_len: self.engine_len,

@@ -72,8 +72,9 @@ pub struct DrafterCapabilities {
 
 /// How the target samples. With all fields at their defaults it decodes greedily.
 ///
-/// Noise is keyed by (`seed`, `choice`, absolute position), so the output does not depend on chunks, the batch or
-/// drafts.
+/// Noise is keyed by (`seed`, `choice`, absolute position), and all else follows from the tokens before a position.
+/// So the output does not depend on chunks, the batch or drafts. Neutral values of the later fields are not sent, so
+/// that older peers read the requests that they can serve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
@@ -95,6 +96,62 @@ pub struct Sampling {
     pub stop_token_ids: Vec<TokenId>,
     /// Number of most likely tokens to report beside each emitted one. `None`: no log-probabilities.
     pub top_logprobs: Option<u32>,
+    /// Subtracted from the logit of each token that the output has.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token as many times as the output has it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub frequency_penalty: f32,
+    /// Divides positive logits, and multiplies negative ones, of tokens that prompt or output have.
+    #[serde(skip_serializing_if = "is_one")]
+    pub repetition_penalty: f32,
+    /// Least length of the output: before it, no stop token is sampled.
+    #[serde(skip_serializing_if = "is_none")]
+    pub min_tokens: u32,
+    /// Whether the output goes on past the end tokens of the model. `stop_token_ids` then has none of them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ignore_eos: bool,
+    /// Texts that the output must not have, for engines that tokenize them themselves.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bad_words: Vec<String>,
+    /// The same texts as tokens. The last token of a list is never sampled where the output ends with those before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bad_tokens: Vec<Vec<TokenId>>,
+    /// Tokens that are emitted first, instead of sampled ones: the rest of a prompt whose log-probabilities are
+    /// wanted. They are scored as they are, end no output, and count as part of the prompt.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub forced_output: Vec<TokenId>,
+}
+
+fn is_zero(value: &f32) -> bool {
+    *value == 0.0
+}
+
+fn is_one(value: &f32) -> bool {
+    *value == 1.0
+}
+
+fn is_none(count: &u32) -> bool {
+    *count == 0
+}
+
+impl Sampling {
+    /// Whether a token's logit depends on the output before it, and not only on prompt and output together. An engine
+    /// that is sent the output so far as a part of its prompt would sample such a request differently.
+    pub fn depends_on_output(&self) -> bool {
+        self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+            || self.bad_tokens.iter().any(|word| word.len() > 1)
+    }
+
+    /// Whether a token's logit depends on the tokens before it by more than the model.
+    pub fn depends_on_text(&self) -> bool {
+        self.depends_on_output()
+            || self.repetition_penalty != 1.0
+            || self.min_tokens > 0
+            || !self.bad_tokens.is_empty()
+            || !self.forced_output.is_empty()
+    }
 }
 
 impl Default for Sampling {
@@ -109,6 +166,14 @@ impl Default for Sampling {
             logit_bias: Vec::new(),
             stop_token_ids: Vec::new(),
             top_logprobs: None,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            min_tokens: 0,
+            ignore_eos: false,
+            bad_words: Vec::new(),
+            bad_tokens: Vec::new(),
+            forced_output: Vec::new(),
         }
     }
 }
@@ -140,6 +205,9 @@ pub struct SessionSpec {
     pub namespace: NamespaceId,
     /// How to sample, which never changes during a session.
     pub sampling: Sampling,
+    /// Length of the prompt: the text after it is output, which penalties count.
+    #[serde(default)]
+    pub prompt_len: u32,
     /// Whether steps may have a [`StepItem::self_draft`]. The engine then keeps the states that its drafter reads.
     #[serde(default)]
     pub self_drafts: bool,

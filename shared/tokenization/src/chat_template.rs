@@ -16,7 +16,9 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
 use self::python_json::to_json;
-use self::template_input::{StringMap, map_strings, unused_character, variables};
+use self::template_input::{
+    StringMap, append_to_last_message, map_strings, unused_character, variables,
+};
 use crate::{TokenId, TokenizationError, Tokenizer};
 
 pub use self::chat_input::ChatInput;
@@ -166,14 +168,54 @@ impl ChatTemplate {
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
         let variables = variables(input);
-        let guard = unused_character(&variables)?;
+        self.encode_variables(
+            tokenizer,
+            &variables,
+            add_generation_prompt,
+            None,
+            tokens_max,
+        )
+    }
+
+    /// As [`ChatTemplate::encode_within`], for a prompt that ends with the text of the last message, so that the model
+    /// goes on with it.
+    ///
+    /// The end of that text is marked before rendering, and the prompt is cut at the mark, as transformers does it. A
+    /// template that trims the text makes the mark lose the space behind it, and the prompt is trimmed there as well.
+    ///
+    /// # Errors
+    /// The template does not write the last message, or as for [`ChatTemplate::encode_within`].
+    pub fn encode_continued_within(
+        &self,
+        tokenizer: &Tokenizer,
+        input: &ChatInput,
+        tokens_max: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        let mut variables = variables(input);
+        let mark = unused_character(&variables)?;
+        append_to_last_message(&mut variables, &format!("{mark} "))?;
+        self.encode_variables(tokenizer, &variables, false, Some(mark), tokens_max)
+    }
+
+    fn encode_variables(
+        &self,
+        tokenizer: &Tokenizer,
+        variables: &BTreeMap<String, Value>,
+        add_generation_prompt: bool,
+        mark: Option<char>,
+        tokens_max: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        let guard = unused_character(variables)?;
         let mut guarded = false;
         let mut map = |text: &str| {
             let text = tokenizer.guard(text, guard);
             guarded |= text.is_some();
             text
         };
-        let text = self.render_mapped(&variables, add_generation_prompt, &mut map)?;
+        let mut text = self.render_mapped(variables, add_generation_prompt, &mut map)?;
+        if let Some(mark) = mark {
+            cut_at_mark(&mut text, mark)?;
+        }
         tokenizer.check_length(&text, guarded.then_some(guard), tokens_max)?;
         if guarded {
             tokenizer.encode_guarded(&text, guard)
@@ -249,6 +291,22 @@ impl io::Write for BoundedText {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Cuts a prompt at the mark behind the text that is to be continued.
+fn cut_at_mark(text: &mut String, mark: char) -> Result<(), TokenizationError> {
+    let at = text.rfind(mark).ok_or_else(|| {
+        TokenizationError::Input(
+            "the model's chat template does not write the last message, so it cannot be continued"
+                .into(),
+        )
+    })?;
+    let is_trimmed = !text[at + mark.len_utf8()..].starts_with(' ');
+    text.truncate(at);
+    if is_trimmed {
+        text.truncate(text.trim_end().len());
+    }
+    Ok(())
 }
 
 /// The error's message without the excerpt of the template that debug builds add.

@@ -12,8 +12,12 @@ use refrain_tokenization::{Detokenizer, Tokenizer};
 pub(crate) struct OutputText {
     detokenizer: Detokenizer,
     stops: Arc<[String]>,
+    /// Whether the stop text that ends the output is a part of it.
+    has_stop_text: bool,
     /// Decoded text that may be the beginning of a stop text.
     held: String,
+    /// Bytes at the beginning of `held` in which no stop text may end.
+    exempt: usize,
 }
 
 /// The effect of one token.
@@ -31,12 +35,26 @@ impl OutputText {
         OutputText {
             detokenizer: Detokenizer::new(tokenizer),
             stops,
+            has_stop_text: false,
             held: String::new(),
+            exempt: 0,
         }
     }
 
-    /// Adds a token.
-    pub(crate) fn push(&mut self, token: TokenId) -> Released {
+    /// The same text by other rules: whether it has the stop text that ends it, and the text of special tokens.
+    pub(crate) fn with(mut self, has_stop_text: bool, shows_special: bool) -> Self {
+        self.has_stop_text = has_stop_text;
+        self.detokenizer = self.detokenizer.showing_special(shows_special);
+        self
+    }
+
+    /// Whether the token that ends the output is a part of its text.
+    pub(crate) fn has_stop_text(&self) -> bool {
+        self.has_stop_text
+    }
+
+    /// Adds a token. No stop text ends in it unless `may_stop`.
+    pub(crate) fn push(&mut self, token: TokenId, may_stop: bool) -> Released {
         let fresh = self.detokenizer.push(token);
         if self.stops.is_empty() {
             return Released {
@@ -45,23 +63,38 @@ impl OutputText {
             };
         }
         self.held.push_str(&fresh);
-        if let Some(at) = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()))
-            .min()
-        {
-            self.held.truncate(at);
+        if !may_stop {
+            self.exempt = self.held.len();
+        }
+        if let Some((at, end)) = self.first_stop() {
+            self.held
+                .truncate(if self.has_stop_text { end } else { at });
             return Released {
                 text: std::mem::take(&mut self.held),
                 stopped: true,
             };
         }
-        let kept = self.held.split_off(self.held.len() - self.undecided_len());
+        let released = self.held.len() - self.undecided_len();
+        self.exempt = self.exempt.saturating_sub(released);
+        let kept = self.held.split_off(released);
         Released {
             text: std::mem::replace(&mut self.held, kept),
             stopped: false,
         }
+    }
+
+    /// The bytes of the first stop text that is complete.
+    fn first_stop(&self) -> Option<(usize, usize)> {
+        let places = self.stops.iter().filter_map(|stop| {
+            // One that begins earlier would end in the exempt text.
+            let mut from = (self.exempt + 1).saturating_sub(stop.len());
+            while !self.held.is_char_boundary(from) {
+                from += 1;
+            }
+            let at = from + self.held.get(from..)?.find(stop.as_str())?;
+            Some((at, at + stop.len()))
+        });
+        places.min()
     }
 
     /// Returns the text that was held back, at the end of the output.
@@ -106,7 +139,7 @@ mod tests {
         let mut text = text(stops);
         let mut pieces = Vec::new();
         for byte in input.bytes() {
-            let released = text.push(FIRST_BYTE + u32::from(byte));
+            let released = text.push(FIRST_BYTE + u32::from(byte), true);
             pieces.push(released.text);
             if released.stopped {
                 pieces.push("!".into());
@@ -143,12 +176,40 @@ mod tests {
     #[test]
     fn special_tokens_give_no_text() {
         assert_eq!(
-            text(&["<|im_end|>"]).push(IM_END),
+            text(&["<|im_end|>"]).push(IM_END, true),
             Released {
                 text: String::new(),
                 stopped: false
             }
         );
+    }
+
+    #[test]
+    fn rules_decide_on_stop_texts_and_special_tokens() {
+        let push = |text: &mut OutputText, input: &str, may_stop: bool| {
+            let mut all = String::new();
+            for byte in input.bytes() {
+                let released = text.push(FIRST_BYTE + u32::from(byte), may_stop);
+                all.push_str(&released.text);
+                if released.stopped {
+                    return all + "!";
+                }
+            }
+            all
+        };
+        let mut with_stop = text(&["END", "D"]).with(true, false);
+        assert_eq!(push(&mut with_stop, "aEND", true), "aEND!");
+        let mut special = text(&["im_end"]).with(false, true);
+        let released = special.push(IM_END, true);
+        assert_eq!((released.text.as_str(), released.stopped), ("<|", true));
+        // A stop text that is complete too early stays; one that ends later counts, wherever it begins.
+        let mut late = text(&["ab", "xabc"]);
+        assert_eq!(push(&mut late, "1ab2xab", false), "1ab2");
+        assert_eq!(push(&mut late, "d3xa", true), "xabd3");
+        assert_eq!(push(&mut late, "b", true), "x!");
+        let mut across = text(&["END"]);
+        assert_eq!(push(&mut across, "EN", false), "");
+        assert_eq!(push(&mut across, "D", true), "!");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{
-    CompletionTokensDetails, PromptTokensDetails, ResponseMetrics, Usage,
+    CompletionTokensDetails, FinishReason, PromptTokensDetails, ResponseMetrics, Usage,
 };
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, RequestId};
@@ -17,7 +17,7 @@ use tracing::{Instrument, Span};
 
 use crate::intake::AdmissionTicket;
 use crate::relay::attempts::Attempts;
-use crate::relay::choice::{ChoicePlan, ChoiceState, ChoiceSummary};
+use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummary};
 use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
 use crate::relay::context::RelayContext;
 use crate::relay::events::{RelayEvent, RequestSummary};
@@ -84,13 +84,31 @@ impl RelayContext {
         events: &mpsc::Sender<RelayEvent>,
         received: Instant,
     ) -> Result<ChoiceSummary, ApiError> {
+        // A worker scores only tokens that it emits, so all but the first token of such a prompt become forced output.
+        let (first, forced) = match request.output.scores_prompt {
+            true => prompt.tokens.split_at(1),
+            false => (&*prompt.tokens, &[][..]),
+        };
         let plan = ChoicePlan {
-            prompt: prompt.tokens.clone(),
-            max_new_tokens: prompt.max_new_tokens,
+            prompt: first.into(),
+            max_new_tokens: prompt.max_new_tokens + forced.len() as u32,
             stop_token_ids: request.sampling.stop_token_ids.clone(),
             wants_logprobs: request.wants_logprobs(),
+            forced: forced.into(),
+            min_tokens: request.sampling.min_tokens,
         };
-        let text = OutputText::new(request.model.tokenizer.clone(), request.stops.clone());
+        if plan.max_new_tokens == 0 {
+            // There is nothing to decode.
+            let progress = ChoiceProgress {
+                finish: Some(FinishReason::Length),
+                ..ChoiceProgress::default()
+            };
+            let _ = events.send(RelayEvent::Progress { index, progress }).await;
+            return Ok(ChoiceSummary::default());
+        }
+        let options = request.output;
+        let text = OutputText::new(request.model.tokenizer.clone(), request.stops.clone())
+            .with(options.has_stop_text, options.shows_special);
         let mut run = ChoiceRun {
             context: self,
             request,

@@ -11,13 +11,49 @@ use super::body::ChatFields;
 use super::fields::check_ids;
 use crate::models::Model;
 
+/// The tokens that a prompt may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PromptRoom {
+    /// Longest text of the model.
+    pub(super) context: u32,
+    /// Keeps only that many tokens, the last ones.
+    pub(super) keep: Option<usize>,
+}
+
+impl PromptRoom {
+    /// Most tokens of a text that is encoded at all. One that is cut afterwards may have any number.
+    fn tokens_max(self) -> usize {
+        match self.keep {
+            Some(_) => usize::MAX,
+            None => prompt_tokens_max(self.context),
+        }
+    }
+
+    /// Cuts a prompt to its last tokens.
+    fn cut(self, mut tokens: Vec<TokenId>) -> Vec<TokenId> {
+        if let Some(keep) = self.keep {
+            let keep = keep.min(prompt_tokens_max(self.context));
+            tokens.drain(..tokens.len().saturating_sub(keep));
+        }
+        tokens
+    }
+}
+
 /// Renders the messages of a chat by the model's template and tokenizes them.
 pub(super) fn chat(
     messages: JsonList,
     chat: ChatFields,
     model: &Model,
-    context: u32,
+    room: PromptRoom,
 ) -> Result<Vec<TokenId>, ApiError> {
+    let continues = chat.continue_final_message == Some(true);
+    if continues && chat.add_generation_prompt == Some(true) {
+        return Err(ApiError::invalid(
+            "continue_final_message",
+            "continue_final_message: cannot be combined with add_generation_prompt: true",
+        ));
+    }
+    let opens_answer = chat.add_generation_prompt.unwrap_or(true);
     let Some(template) = &model.template else {
         return Err(ApiError::invalid(
             "model",
@@ -28,9 +64,13 @@ pub(super) fn chat(
     let is_none = choice.is_some_and(|choice| choice.as_str() == Some("none"));
     let tools = chat.tools.filter(|_| !is_none);
     let input = ChatInput::new(messages, tools, chat.chat_template_kwargs);
-    template
-        .encode_within(&model.tokenizer, &input, true, prompt_tokens_max(context))
-        .map_err(|error| refused("messages", &error, context))
+    let (tokenizer, most) = (&model.tokenizer, room.tokens_max());
+    let tokens = match continues {
+        true => template.encode_continued_within(tokenizer, &input, most),
+        false => template.encode_within(tokenizer, &input, opens_answer, most),
+    };
+    let tokens = tokens.map_err(|error| refused("messages", &error, room.context))?;
+    Ok(room.cut(tokens))
 }
 
 /// Number of prompts of a text completion.
@@ -45,13 +85,13 @@ pub(super) fn count(prompt: &Prompt) -> usize {
 pub(super) fn completions(
     prompt: Prompt,
     model: &Model,
-    context: u32,
+    room: PromptRoom,
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let encode = |text: &String| {
         model
             .tokenizer
-            .encode_sequence_within(text, prompt_tokens_max(context))
-            .map_err(|error| refused("prompt", &error, context))
+            .encode_sequence_within(text, room.tokens_max())
+            .map_err(|error| refused("prompt", &error, room.context))
     };
     let prompts = match prompt {
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
@@ -66,7 +106,7 @@ pub(super) fn completions(
     for tokens in &prompts {
         check_ids("prompt", tokens, model)?;
     }
-    Ok(prompts)
+    Ok(prompts.into_iter().map(|tokens| room.cut(tokens)).collect())
 }
 
 /// Tokenizes the predicted answer, whose field was checked before. `None` if nothing is predicted.
@@ -132,7 +172,6 @@ pub(super) fn output_limit(
         return Err(prompt_too_long(param, &prompt_tokens.to_string(), context));
     }
     match asked {
-        Some(0) => Err(ApiError::invalid("max_tokens", "max_tokens: must be at least 1")),
         Some(asked) if asked > room => Err(ApiError::invalid(
             param,
             format!(

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use refrain_protocol::ApiError;
 use refrain_protocol::openai::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice,
     CompletionLogprobs, Delta, FinishReason,
 };
+use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
 
 use crate::relay::{ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary};
-use crate::request::{Endpoint, GenerateRequest};
+use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::logprobs::{chat_logprobs, completion_logprobs};
 
 /// Bytes of an event without its text, about.
@@ -37,6 +37,7 @@ struct WrittenChoice {
 #[derive(Default)]
 struct CollectedChoice {
     text: String,
+    prompt: Vec<OutputToken>,
     tokens: Vec<OutputToken>,
     finish: Option<FinishReason>,
 }
@@ -78,6 +79,7 @@ impl AnswerWriter {
                 Some(RelayEvent::Progress { index, progress }) => {
                     if let Some(choice) = collected.get_mut(index as usize) {
                         choice.text.push_str(&progress.text);
+                        choice.prompt.extend(progress.prompt);
                         choice.tokens.extend(progress.tokens);
                         choice.finish = choice.finish.or(progress.finish);
                     }
@@ -96,18 +98,26 @@ impl AnswerWriter {
                     },
                     logprobs: self.chat_logprobs(&choice.tokens),
                     finish_reason: choice.finish,
+                    token_ids: self.token_ids(&choice.tokens),
                 });
-                to_json(&self.envelope("chat.completion", choices.collect(), Some(&summary)))
+                let choices = choices.collect();
+                let mut answer = self.envelope("chat.completion", choices, Some(&summary));
+                answer.prompt_token_ids = self.prompt_token_ids(0);
+                to_json(&answer)
             }
             Endpoint::Completion => {
                 let choices: Vec<_> = collected
                     .map(|(index, choice)| {
-                        let echo = self.begin_completion(index);
+                        let (echo, mut scored) = self.begin_completion(index);
+                        let token_ids = self.token_ids(&choice.tokens);
+                        scored.extend(choice.prompt.into_iter().chain(choice.tokens));
                         CompletionChoice {
                             index,
                             text: echo + &choice.text,
-                            logprobs: self.completion_logprobs(index, &choice.tokens),
+                            logprobs: self.completion_logprobs(index, &scored),
                             finish_reason: choice.finish,
+                            token_ids,
+                            prompt_token_ids: self.prompt_token_ids(index),
                         }
                     })
                     .collect();
@@ -126,8 +136,10 @@ impl AnswerWriter {
         progress: ChoiceProgress,
     ) -> Result<Vec<u8>, ApiError> {
         let mut frames = Vec::with_capacity(FRAME_BYTES + progress.text.len());
-        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
-        let has_content = !progress.text.is_empty() || has_logprobs;
+        let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
+        let has_logprobs = self.request.wants_logprobs() && has_tokens;
+        let has_ids = self.request.output.has_token_ids && has_tokens;
+        let has_content = !progress.text.is_empty() || has_logprobs || has_ids;
         match self.request.endpoint {
             Endpoint::Chat => {
                 let begins = self
@@ -139,7 +151,9 @@ impl AnswerWriter {
                         role: Some("assistant"),
                         content: Some(String::new()),
                     };
-                    self.chat_frame(&mut frames, index, delta, None, None)?;
+                    let mut event = self.chat_event(index, delta, None, None);
+                    event.prompt_token_ids = self.prompt_token_ids(index);
+                    write_frame(&mut frames, &event)?;
                 }
                 if has_content {
                     let delta = Delta {
@@ -147,20 +161,32 @@ impl AnswerWriter {
                         content: Some(progress.text),
                     };
                     let logprobs = self.chat_logprobs(&progress.tokens);
-                    self.chat_frame(&mut frames, index, delta, logprobs, None)?;
+                    let mut event = self.chat_event(index, delta, logprobs, None);
+                    for choice in &mut event.choices {
+                        choice.token_ids = self.token_ids(&progress.tokens);
+                    }
+                    write_frame(&mut frames, &event)?;
                 }
                 if progress.finish.is_some() {
-                    self.chat_frame(&mut frames, index, Delta::default(), None, progress.finish)?;
+                    let event = self.chat_event(index, Delta::default(), None, progress.finish);
+                    write_frame(&mut frames, &event)?;
                 }
             }
             Endpoint::Completion => {
-                let text = match self.begin_completion(index) {
-                    echo if echo.is_empty() => progress.text,
-                    echo => echo + &progress.text,
+                let is_first = self
+                    .choices
+                    .get(index as usize)
+                    .is_some_and(|it| !it.has_begun);
+                let (echo, mut scored) = self.begin_completion(index);
+                let text = match echo.is_empty() {
+                    true => progress.text,
+                    false => echo + &progress.text,
                 };
+                let token_ids = self.token_ids(&progress.tokens);
+                scored.extend(progress.prompt.into_iter().chain(progress.tokens));
                 if !text.is_empty() || has_content || progress.finish.is_some() {
                     let logprobs = match has_logprobs {
-                        true => self.completion_logprobs(index, &progress.tokens),
+                        true => self.completion_logprobs(index, &scored),
                         false => None,
                     };
                     let choice = CompletionChoice {
@@ -168,6 +194,8 @@ impl AnswerWriter {
                         text,
                         logprobs,
                         finish_reason: progress.finish,
+                        token_ids,
+                        prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
                     };
                     let event = self.envelope("text_completion", vec![choice], None);
                     write_frame(&mut frames, &event)?;
@@ -214,37 +242,62 @@ impl AnswerWriter {
         wants.then(|| completion_logprobs(&request.model.tokenizer, tokens, &mut choice.offset))
     }
 
-    /// The echoed prompt, at the first call for a choice.
-    fn begin_completion(&mut self, index: u32) -> String {
-        let prompt = index as usize / self.request.choices_per_prompt.max(1) as usize;
-        match self.choices.get_mut(index as usize) {
-            Some(choice) if !choice.has_begun => {
-                choice.has_begun = true;
-                let prompt = self.request.prompts.get(prompt);
-                let echo = prompt.map_or("", |prompt| &*prompt.echo);
-                choice.offset = echo.chars().count() as u64;
-                echo.to_owned()
-            }
-            _ => String::new(),
-        }
+    /// The ids of output tokens, if asked for.
+    fn token_ids(&self, tokens: &[OutputToken]) -> Option<Vec<TokenId>> {
+        let wants = self.request.output.has_token_ids;
+        wants.then(|| tokens.iter().map(|token| token.id).collect())
     }
 
-    fn chat_frame(
+    /// The prompt of a choice.
+    fn prompt(&self, index: u32) -> Option<&PreparedPrompt> {
+        let per_prompt = self.request.choices_per_prompt.max(1);
+        self.request.prompts.get((index / per_prompt) as usize)
+    }
+
+    /// The token ids of the prompt of a choice, if asked for.
+    fn prompt_token_ids(&self, index: u32) -> Option<Vec<TokenId>> {
+        let wants = self.request.output.has_token_ids;
+        let prompt = self.prompt(index).filter(|_| wants)?;
+        Some(prompt.tokens.to_vec())
+    }
+
+    /// The echoed prompt, at the first call for a choice, and the first of its tokens if they are scored: nothing
+    /// comes before that one, so it has no log-probability.
+    fn begin_completion(&mut self, index: u32) -> (String, Vec<OutputToken>) {
+        let begins = self
+            .choices
+            .get_mut(index as usize)
+            .is_some_and(|choice| !std::mem::replace(&mut choice.has_begun, true));
+        let Some(prompt) = self.prompt(index).filter(|_| begins) else {
+            return (String::new(), Vec::new());
+        };
+        let echo = prompt.echo.clone();
+        let first = prompt.tokens.first().map(|id| OutputToken {
+            id: *id,
+            logprob: None,
+        });
+        let scores = self.request.output.scores_prompt;
+        if !scores && let Some(choice) = self.choices.get_mut(index as usize) {
+            choice.offset = echo.chars().count() as u64;
+        }
+        (echo, first.filter(|_| scores).into_iter().collect())
+    }
+
+    fn chat_event(
         &self,
-        frames: &mut Vec<u8>,
         index: u32,
         delta: Delta,
         logprobs: Option<ChatLogprobs>,
         finish_reason: Option<FinishReason>,
-    ) -> Result<(), ApiError> {
+    ) -> Answer<'_, ChatChunkChoice> {
         let choice = ChatChunkChoice {
             index,
             delta,
             logprobs,
             finish_reason,
+            token_ids: None,
         };
-        let event = self.envelope("chat.completion.chunk", vec![choice], None);
-        write_frame(frames, &event)
+        self.envelope("chat.completion.chunk", vec![choice], None)
     }
 
     /// The fields of all answers and events. In an event, `usage` is null if a later one will have it.
@@ -260,6 +313,7 @@ impl AnswerWriter {
             created: self.created,
             model: &self.request.model.id,
             choices,
+            prompt_token_ids: None,
             usage: match summary {
                 Some(summary) => Some(Some(summary.usage)),
                 None => self.request.include_usage.then_some(None),

@@ -23,6 +23,30 @@ pub(super) fn variables(input: &ChatInput) -> BTreeMap<String, Value> {
     variables
 }
 
+/// Appends to the content of the last message.
+pub(super) fn append_to_last_message(
+    variables: &mut BTreeMap<String, Value>,
+    end: &str,
+) -> Result<(), TokenizationError> {
+    let messages = variables.get("messages").map(Value::try_iter);
+    let mut messages: Vec<Value> = messages.into_iter().flatten().flatten().collect();
+    let Some(last) = messages.last_mut() else {
+        return Err(TokenizationError::Input(
+            "there is no message to continue".into(),
+        ));
+    };
+    let mut fields = pairs(last);
+    for (name, value) in &mut fields {
+        if name.as_str() == Some("content") {
+            let text = value.as_str().unwrap_or_default();
+            *value = Value::from(format!("{text}{end}"));
+        }
+    }
+    *last = Value::from_pairs(fields);
+    variables.insert("messages".into(), messages.into_iter().collect());
+    Ok(())
+}
+
 /// A private-use character that none of the strings contains.
 pub(super) fn unused_character(
     variables: &BTreeMap<String, Value>,
@@ -59,8 +83,12 @@ fn normal_message(message: &Value) -> Value {
             Some("content") if value.is_none() => *value = Value::from(""),
             Some("content") if value.kind() == ValueKind::Seq => {
                 let texts = value.try_iter().into_iter().flatten().filter_map(|part| {
-                    let text = part.get_attr("text").ok()?;
-                    text.as_str().map(str::to_owned)
+                    // A refusal in the history is what the model said.
+                    let said = ["text", "refusal"].into_iter().find_map(|name| {
+                        let text = part.get_attr(name).ok()?;
+                        text.as_str().map(str::to_owned)
+                    });
+                    said
                 });
                 *value = Value::from(texts.collect::<Vec<_>>().join("\n"));
             }

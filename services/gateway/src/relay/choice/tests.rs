@@ -10,6 +10,8 @@ fn choice(stops: &[&str], max_new_tokens: u32) -> ChoiceState {
         max_new_tokens,
         stop_token_ids: vec![IM_END],
         wants_logprobs: false,
+        forced: Arc::default(),
+        min_tokens: 0,
     };
     let mut choice = ChoiceState::new(plan, OutputText::new(tokenizer, stops.into()));
     choice.begin_chunk(Duration::from_secs(1));
