@@ -234,8 +234,10 @@ impl ChoiceRun<'_> {
     async fn send(&mut self, progress: ChoiceProgress) -> Result<(), ApiError> {
         let is_first = !progress.tokens.is_empty()
             && progress.tokens.len() == self.choice.output_len() as usize;
-        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
-        if progress.text.is_empty() && progress.finish.is_none() && !has_logprobs && !is_first {
+        let wants_tokens = self.request.wants_logprobs() || self.request.output.has_token_ids;
+        let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
+        let shows_tokens = wants_tokens && has_tokens;
+        if progress.text.is_empty() && progress.finish.is_none() && !shows_tokens && !is_first {
             return Ok(());
         }
         let event = RelayEvent::Progress {
