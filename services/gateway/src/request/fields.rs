@@ -180,7 +180,7 @@ pub(super) fn sampling(
         _ => invalid(name, format!("must be -{PENALTY_MAX} to {PENALTY_MAX}")),
     };
     let repetition_penalty = match parameters.repetition_penalty.unwrap_or(1.0) as f32 {
-        value if value >= f32::MIN_POSITIVE && value <= REPETITION_PENALTY_MAX => value,
+        value if (f32::MIN_POSITIVE..=REPETITION_PENALTY_MAX).contains(&value) => value,
         _ => {
             let fault = format!("must be greater than 0 and at most {REPETITION_PENALTY_MAX}");
             return invalid("repetition_penalty", fault);

@@ -84,11 +84,10 @@ fn normal_message(message: &Value) -> Value {
             Some("content") if value.kind() == ValueKind::Seq => {
                 let texts = value.try_iter().into_iter().flatten().filter_map(|part| {
                     // A refusal in the history is what the model said.
-                    let said = ["text", "refusal"].into_iter().find_map(|name| {
+                    ["text", "refusal"].into_iter().find_map(|name| {
                         let text = part.get_attr(name).ok()?;
                         text.as_str().map(str::to_owned)
-                    });
-                    said
+                    })
                 });
                 *value = Value::from(texts.collect::<Vec<_>>().join("\n"));
             }
