@@ -1,4 +1,4 @@
-//! Parameters beside OpenAI's own, on the shipped model: each changes the output as it says, and drafts change nothing.
+//! Parameters beside OpenAI's own, on the shipped model: each changes the output as it says, and drafts do not.
 
 use anyhow::{Context, ensure};
 use e2e::{Chat, Client, TINY_MODEL, UpMesh, varied_prompts};

@@ -1,10 +1,10 @@
 //! Samples tokens: a pure function of logits, sampling parameters and position.
 //!
 //! The order is: bad words, end tokens before `min_tokens`, bias, penalties, log-probabilities, temperature, top-k,
-//! top-p, min-p, draw. The penalties depend on the tokens before the position ([`History`]). The draw inverts the cumulative
-//! distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position). So a
-//! position gets the same token whichever way the sequence reached it. Gumbel noise per token would do too, but it
-//! costs a logarithm for each token of the vocabulary.
+//! top-p, min-p, draw. The penalties depend on the tokens before the position ([`History`]). The draw inverts the
+//! cumulative distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position).
+//! So a position gets the same token whichever way the sequence reached it. Gumbel noise per token would do too, but
+//! it costs a logarithm for each token of the vocabulary.
 
 mod history;
 

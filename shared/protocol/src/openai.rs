@@ -1,8 +1,9 @@
 //! The wire types of the OpenAI API, as far as the gateway offers it.
 //!
-//! Requests are read leniently: an optional field may be missing or null, and fields that the gateway does not know are
-//! no fault here, because clients send fields that other servers understand. The gateway decides what the values mean. [`Parameters`] are
-//! the fields that both endpoints have; the others are read in the gateway (`request/body.rs`).
+//! Requests are read leniently: an optional field may be missing or null, and fields that the gateway does not know
+//! are no fault here, because clients send fields that other servers understand. The gateway decides what the values
+//! mean. [`Parameters`] are the fields that both endpoints have; the others are read in the gateway
+//! (`request/body.rs`).
 //!
 //! Lists end at the length that the gateway would refuse, so that no body takes many times its own size in memory.
 

@@ -177,8 +177,8 @@ impl ChatTemplate {
         )
     }
 
-    /// As [`ChatTemplate::encode_within`], for a prompt that ends with the text of the last message, so that the model
-    /// goes on with it.
+    /// As [`ChatTemplate::encode_within`], for a prompt that ends with the text of the last message. The model goes
+    /// on with it.
     ///
     /// The end of that text is marked before rendering, and the prompt is cut at the mark, as transformers does it. A
     /// template that trims the text makes the mark lose the space behind it, and the prompt is trimmed there as well.

@@ -84,7 +84,7 @@ impl RelayContext {
         events: &mpsc::Sender<RelayEvent>,
         received: Instant,
     ) -> Result<ChoiceSummary, ApiError> {
-        // A worker scores only tokens that it emits, so all but the first token of such a prompt become forced output.
+        // A worker scores only tokens that it emits. So all but the first token of such a prompt are forced output.
         let (first, forced) = match request.output.scores_prompt {
             true => prompt.tokens.split_at(1),
             false => (&*prompt.tokens, &[][..]),

@@ -44,8 +44,8 @@ pub struct StreamingCapabilities {
 }
 
 impl StreamingCapabilities {
-    /// The capabilities of an engine that supports all sampling fields but the rare ones. The connection fills in the model, the
-    /// tokenizer and the context length.
+    /// The capabilities of an engine that supports all sampling fields but the rare ones. The connection fills in the
+    /// model, the tokenizer and the context length.
     pub(super) fn of_dialect(top_logprobs_max: Option<u32>) -> Self {
         StreamingCapabilities {
             model: String::new(),

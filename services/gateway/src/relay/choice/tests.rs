@@ -223,7 +223,7 @@ fn nothing_but_a_scored_prompt_ends_by_its_length() {
     let forced = bytes("ab");
     let mut choice = choice_with(&["ab"], 2, &forced, 0);
     let progress = choice
-        .step(Duration::from_secs(2), message(0, forced.clone()))
+        .step(Duration::from_secs(2), message(0, forced))
         .unwrap();
     assert_eq!((progress.prompt.len(), progress.tokens.len()), (2, 0));
     let end = choice.end(&end(ChunkEndReason::Length));
