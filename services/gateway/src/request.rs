@@ -48,7 +48,7 @@ pub(crate) struct PreparedPrompt {
     pub(crate) echo: String,
 }
 
-/// What the answer shows of the tokens.
+/// The parts of the tokens that the answer shows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OutputOptions {
     /// The stop text that ended the output is a part of it.

@@ -337,7 +337,7 @@ fn every_engine_is_asked_in_its_own_words() {
     ];
     for (name, dialect, expected) in cases {
         assert_eq!(rare_fields(&*dialect, sampling.clone()), expected, "{name}");
-        // What a dialect cannot say is refused before it is asked.
+        // A parameter that a dialect cannot express is refused before the engine is asked.
         let able = dialect.capabilities();
         let says = |field: &str| expected.get(field).is_some();
         assert_eq!(able.output_penalties, says("presence_penalty"), "{name}");
