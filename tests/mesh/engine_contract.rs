@@ -20,6 +20,7 @@ fn item(session: u128, open: bool, keep_len: u32, tokens: &[TokenId]) -> StepIte
             self_drafts: false,
             namespace: NamespaceId(1),
             sampling: Sampling::default(),
+            prompt_len: 0,
         }),
         keep_len,
         tokens: tokens.to_vec(),

@@ -12,6 +12,7 @@ mod lossless;
 mod memory;
 mod openai_client;
 mod other_engine;
+mod parameters;
 mod retries;
 mod routes;
 mod sealing;

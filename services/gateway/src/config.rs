@@ -57,6 +57,9 @@ pub struct GatewayConfig {
     /// them by `previous_response_id`. A tenant may have half, and at most 1,000 responses; each lives for an hour. 0
     /// stores nothing. Gateways do not share them, so with several ones clients have to come back to the same one.
     pub responses_stored_bytes_max: usize,
+    /// Whether a request with a field that nobody knows is refused. Otherwise the field is ignored, and its name is
+    /// logged once. Fields that would change the output and are not supported are refused in any case.
+    pub strict_fields: bool,
     /// Values that only tests change.
     #[serde(skip)]
     pub tuning: GatewayTuning,
@@ -205,6 +208,7 @@ impl Default for GatewayConfig {
             scheduler_wait_ms: 10_000,
             retry_share: 0.2,
             responses_stored_bytes_max: 64 << 20,
+            strict_fields: false,
             tuning: GatewayTuning::default(),
         }
     }

@@ -21,7 +21,9 @@ use refrain_service_kit::http::{AccessNote, HttpError, Readiness, get, post};
 use tracing::Instrument;
 
 use crate::config::GatewayTuning;
-use crate::intake::{Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter};
+use crate::intake::{
+    Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter, UnknownFields,
+};
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::{RelayContext, RelayEvent};
@@ -37,6 +39,7 @@ pub(crate) struct GatewayState {
     pub(crate) relay: Arc<RelayContext>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) bodies: BodyReader,
+    pub(crate) unknown_fields: UnknownFields,
     pub(crate) tuning: GatewayTuning,
     pub(crate) readiness: Readiness,
     pub(crate) stored: Arc<ResponseStore>,
@@ -271,6 +274,7 @@ impl GatewayState {
         let accepted = self
             .parse(&admitted.tenant, admitted.body, received, read)
             .await?;
+        self.unknown_fields.met(&accepted.request.unknown_fields)?;
         AccessNote::of(request).note(|facts| {
             facts.model = Some(accepted.request.model.id.clone());
         });

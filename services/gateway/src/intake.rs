@@ -6,11 +6,13 @@ mod api_keys;
 mod bodies;
 mod tenant_counts;
 mod tokenizing;
+mod unknown_fields;
 
 pub(crate) use admission::{Admission, AdmissionTicket};
 pub(crate) use api_keys::ApiKeys;
 pub(crate) use bodies::{BodyLimits, BodyReader};
 pub(crate) use tokenizing::TokenizingLimiter;
+pub(crate) use unknown_fields::UnknownFields;
 
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};

@@ -175,6 +175,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             metrics.clone(),
         )),
         metrics,
+        unknown_fields: intake::UnknownFields::new(config.strict_fields),
         tuning,
         readiness: readiness.clone(),
     });

@@ -1,8 +1,10 @@
 //! Turns the JSON of a client into a [`GenerateRequest`]. All checks are made here, and none later.
 
 mod body;
+mod faults;
 mod fields;
 mod messages;
+mod other_fields;
 mod parsing;
 mod prompt;
 mod tools;
@@ -13,9 +15,8 @@ use bytes::Bytes;
 use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::error::code;
 use refrain_protocol::openai::Parameters;
-use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_protocol::{ApiError, TokenId};
 use serde::de::DeserializeOwned;
 
 use crate::config::GatewayTuning;
@@ -46,10 +47,23 @@ impl Endpoint {
 #[derive(Clone, Debug)]
 pub(crate) struct PreparedPrompt {
     pub(crate) tokens: Arc<[TokenId]>,
-    /// Output limit that fits the context.
+    /// Output limit that fits the context. It is 0 where only the prompt is wanted.
     pub(crate) max_new_tokens: u32,
     /// The prompt as text, if the answer has to begin with it.
     pub(crate) echo: String,
+}
+
+/// The parts of the tokens that the answer shows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OutputOptions {
+    /// The stop text that ended the output is a part of it.
+    pub(crate) has_stop_text: bool,
+    /// Special tokens have text.
+    pub(crate) shows_special: bool,
+    /// The answer has the token ids.
+    pub(crate) has_token_ids: bool,
+    /// The answer has the log-probabilities of the prompt.
+    pub(crate) scores_prompt: bool,
 }
 
 /// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one,
@@ -64,6 +78,9 @@ pub(crate) struct GenerateRequest {
     /// How to sample. `choice` is 0 here; each choice sets its own.
     pub(crate) sampling: Sampling,
     pub(crate) stops: Arc<[String]>,
+    pub(crate) output: OutputOptions,
+    /// Names of fields that the gateway does not know.
+    pub(crate) unknown_fields: Vec<String>,
     pub(crate) is_stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) session: Option<String>,
@@ -100,9 +117,11 @@ impl GenerateRequest {
             parameters,
             required: messages,
             own: mut chat,
+            others,
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
+        let unknown_fields = others.checked()?;
         messages::check(&messages)?;
         fields::check_chat(&chat)?;
         let tools = Tools::read(&mut chat)?;
@@ -119,15 +138,26 @@ impl GenerateRequest {
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
+        let keep = fields::kept_prompt_tokens(&parameters)?;
+        let room = prompt::PromptRoom { context, keep };
+        let end = prompt::PromptEnd::of(&chat)?;
         let kwargs = chat.chat_template_kwargs;
         let shown = tools.shown.clone();
-        let tokens = prompt::chat(messages, shown, kwargs, &request.model, context)?;
+        let tokens = prompt::chat(messages, shown, kwargs, &request.model, room, end)?;
         request.answers_function_call = tools.are_functions;
         request.parsing = parsing::options(tools, &request.model, &tokens, request.is_stream);
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
         let max_new_tokens =
             prompt::output_limit("messages", tokens.len(), asked, fallback, context)?;
+        if max_new_tokens == 0 {
+            return Err(ApiError::invalid(
+                "max_tokens",
+                "max_tokens: must be at least 1",
+            ));
+        }
+        fields::check_min_tokens(&request.sampling, max_new_tokens)?;
+        request.unknown_fields = unknown_fields;
         request.prediction = prompt::prediction(prediction, &request.model, context)?;
         request.prompts = vec![PreparedPrompt {
             tokens: tokens.into(),
@@ -151,9 +181,11 @@ impl GenerateRequest {
             parameters,
             required: prompt,
             own: completion,
+            others,
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
+        let unknown_fields = others.checked()?;
         let top_logprobs = fields::completion_logprobs(&parameters, &completion)?;
         let mut request = GenerateRequest::common(
             Endpoint::Completion,
@@ -168,7 +200,12 @@ impl GenerateRequest {
         // This comes before anything is encoded, since a body may have very many prompts.
         let count = prompt::count(&prompt);
         request.check_choices(count, limits)?;
-        for tokens in prompt::completions(prompt, &request.model, context)? {
+        request.unknown_fields = unknown_fields;
+        let echoes = completion.echo == Some(true);
+        request.output.scores_prompt = echoes && top_logprobs.is_some();
+        let keep = fields::kept_prompt_tokens(&parameters)?;
+        let room = prompt::PromptRoom { context, keep };
+        for tokens in prompt::completions(prompt, &request.model, room)? {
             let max_new_tokens = prompt::output_limit(
                 "prompt",
                 tokens.len(),
@@ -176,9 +213,14 @@ impl GenerateRequest {
                 Some(COMPLETION_MAX_TOKENS),
                 context,
             )?;
-            let echo = match completion.echo {
-                Some(true) => request.model.tokenizer.decode(&tokens),
-                _ => String::new(),
+            if max_new_tokens == 0 && !echoes {
+                let message = "max_tokens: must be at least 1, or 0 with echo: true";
+                return Err(ApiError::invalid("max_tokens", message));
+            }
+            fields::check_min_tokens(&request.sampling, max_new_tokens)?;
+            let echo = match echoes {
+                true => request.model.tokenizer.decode(&tokens),
+                false => String::new(),
             };
             request.prompts.push(PreparedPrompt {
                 tokens: tokens.into(),
@@ -199,9 +241,11 @@ impl GenerateRequest {
         top_logprobs: Option<u32>,
     ) -> Result<Self, ApiError> {
         fields::check_names(parameters)?;
-        fields::check_unsupported(parameters)?;
+        let sampling = fields::sampling(parameters, &model, top_logprobs)?;
         let chunk_tokens = match (parameters.chunk_tokens, &parameters.group) {
             (Some(tokens), _) => tokens,
+            // Not every engine can continue such an output.
+            (None, _) if sampling.depends_on_output() => 0,
             (None, Some(_)) => limits.rollout_chunk_tokens,
             (None, None) => limits.chunk_tokens,
         };
@@ -210,8 +254,15 @@ impl GenerateRequest {
             tenant: tenant.to_owned(),
             prompts: Vec::new(),
             choices_per_prompt: fields::choices(parameters)?,
-            sampling: fields::sampling(parameters, &model, top_logprobs)?,
+            sampling,
             stops: fields::stops(parameters)?.into(),
+            output: OutputOptions {
+                has_stop_text: parameters.include_stop_str_in_output.unwrap_or(false),
+                shows_special: !parameters.skip_special_tokens.unwrap_or(true),
+                has_token_ids: parameters.return_token_ids.unwrap_or(false),
+                scores_prompt: false,
+            },
+            unknown_fields: Vec::new(),
             is_stream: parameters.stream.unwrap_or(false),
             include_usage: fields::include_usage(parameters)?,
             session: parameters.session.clone(),
@@ -265,31 +316,12 @@ impl GenerateRequest {
 /// Parses a body. Errors name the field at fault.
 pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        let path = error.path().to_string();
-        let error = error.into_inner();
-        if !error.is_data() {
-            return not_json(&error);
-        }
-        let message = error.to_string();
-        let missing = message
-            .strip_prefix("missing field `")
-            .and_then(|rest| rest.split('`').next());
-        let param = match (path.as_str(), missing) {
-            (".", Some(field)) => field.to_owned(),
-            (".", None) => return ApiError::new(ErrorKind::InvalidRequest, message),
-            (path, Some(field)) => format!("{path}.{field}"),
-            (path, None) => path.to_owned(),
-        };
-        ApiError::invalid(&param, format!("{param}: {message}"))
-    })?;
-    deserializer.end().map_err(|error| not_json(&error))?;
+    let value = serde_path_to_error::deserialize(&mut deserializer)
+        .map_err(|error| faults::fault(&error.path().to_string(), error.inner()))?;
+    deserializer
+        .end()
+        .map_err(|error| faults::not_json(&error))?;
     Ok(value)
-}
-
-fn not_json(error: &serde_json::Error) -> ApiError {
-    let message = format!("the body is not JSON: {error}");
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::INVALID_JSON)
 }
 
 #[cfg(test)]

@@ -148,6 +148,7 @@ async fn answer(
         open: Some(SessionSpec {
             namespace: NamespaceId(1),
             sampling: sampling.clone(),
+            prompt_len: prompt.len() as u32,
             self_drafts: shape.depth > 0,
         }),
         keep_len: 0,

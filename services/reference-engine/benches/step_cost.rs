@@ -69,6 +69,7 @@ async fn measure(
             self_drafts: false,
             namespace: NamespaceId(1),
             sampling: Sampling::default(),
+            prompt_len: 0,
         }),
         keep_len: 0,
         tokens: (0..context).map(token).collect(),

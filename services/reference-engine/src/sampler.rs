@@ -1,15 +1,20 @@
 //! Samples tokens: a pure function of logits, sampling parameters and position.
 //!
-//! The order is: bias, log-probabilities, temperature, top-k, top-p, min-p, draw. The draw inverts the cumulative
-//! distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position). So a
-//! position gets the same token whichever way the sequence reached it. Gumbel noise per token would do too, but it
-//! costs a logarithm for each token of the vocabulary.
+//! The order is: bad words, end tokens before `min_tokens`, bias, penalties, log-probabilities, temperature, top-k,
+//! top-p, min-p, draw. The penalties depend on the tokens before the position ([`History`]). The draw inverts the
+//! cumulative distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position).
+//! So a position gets the same token whichever way the sequence reached it. Gumbel noise per token would do too, but
+//! it costs a logarithm for each token of the vocabulary.
+
+mod history;
 
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_speculation::verify::sampled::{Weight, draw, judge};
 
 use crate::kernels::{exp_weights, peak};
+
+pub(crate) use history::History;
 
 /// Most alternatives that a caller may request with log-probabilities.
 const TOP_LOGPROBS_MAX: u32 = 128;
@@ -81,6 +86,34 @@ pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiEr
             "must be token ids of the vocabulary",
         ),
         (
+            "presence_penalty",
+            sampling.presence_penalty.is_finite(),
+            "must be a number",
+        ),
+        (
+            "frequency_penalty",
+            sampling.frequency_penalty.is_finite(),
+            "must be a number",
+        ),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty.is_finite() && sampling.repetition_penalty > 0.0,
+            "must be a number that is greater than 0",
+        ),
+        (
+            "bad_tokens",
+            sampling
+                .bad_tokens
+                .iter()
+                .all(|word| !word.is_empty() && word.iter().all(is_token)),
+            "must be lists of token ids of the vocabulary",
+        ),
+        (
+            "forced_output",
+            sampling.forced_output.iter().all(is_token),
+            "must be token ids of the vocabulary",
+        ),
+        (
             "top_logprobs",
             sampling
                 .top_logprobs
@@ -100,45 +133,49 @@ pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiEr
 /// Samples tokens. It keeps its buffers between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
-    biased: Vec<f32>,
+    adjusted: Vec<f32>,
     weights: Vec<f32>,
     ranked: Vec<(f32, TokenId)>,
 }
 
 impl Sampler {
     /// Samples the target's token at absolute position `position` from the logits of the position before. A token
-    /// whose logit is NaN is never sampled, unless there is no other. `drafted` is the token that a drafter drew for
-    /// the position, if it drew one. Where that token is accepted, it is the one that is returned.
+    /// whose logit is NaN is never sampled, unless there is no other. `history` has the tokens before the position.
+    /// `drafted` is the token that a drafter drew for the position, if it drew one. Where that token is accepted, it
+    /// is the one that is returned.
     pub(crate) fn sample(
         &mut self,
         logits: &[f32],
         sampling: &Sampling,
         position: u32,
+        history: &History,
         drafted: Option<DraftedToken<'_>>,
     ) -> SampledToken {
-        let mut biased = std::mem::take(&mut self.biased);
-        let logits = if sampling.logit_bias.is_empty() {
-            logits
+        let forced = history.forced(sampling);
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        let is_adjusted = !sampling.logit_bias.is_empty() || sampling.depends_on_text();
+        let logits = if forced.is_none() && is_adjusted {
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            history.adjust(sampling, &mut adjusted);
+            &adjusted
         } else {
-            biased.clear();
-            biased.extend_from_slice(logits);
-            for (token, bias) in &sampling.logit_bias {
-                if let Some(logit) = biased.get_mut(*token as usize) {
-                    *logit += bias;
-                }
-            }
-            &biased
+            logits
         };
-        let token = self.pick(logits, sampling, position, drafted);
+        let token = match forced {
+            Some(token) => token,
+            None => self.pick(logits, sampling, position, drafted),
+        };
         let logprob = sampling
             .top_logprobs
             .map(|top| self.logprob(logits, token, top as usize));
-        self.biased = biased;
+        self.adjusted = adjusted;
         SampledToken { token, logprob }
     }
 
     /// Draws a drafter's token for `position` from its logits, one for each of `tokens`. Returns it with the
-    /// distribution that it was drawn from, or `None` if no logit is a number. A bias applies only to the target.
+    /// distribution that it was drawn from, or `None` if no logit is a number. Biases and penalties apply only to the
+    /// target.
     pub(crate) fn draw_draft(
         &mut self,
         logits: &[f32],
@@ -164,7 +201,7 @@ impl Sampler {
         Some((guess, from.filter(|(_, weight)| *weight > 0.0).collect()))
     }
 
-    /// Returns the token that [`Sampler::sample`] samples from biased logits.
+    /// Returns the token that [`Sampler::sample`] samples from adjusted logits.
     fn pick(
         &mut self,
         logits: &[f32],

@@ -366,7 +366,9 @@ fn optional_sections_are_found() {
 }
 
 /// Fields of requests and metrics that are named like keys.
-const NOT_KEYS: [&str; 9] = [
+const NOT_KEYS: [&str; 11] = [
+    "min_tokens",
+    "bad_words",
     "chunk_tokens",
     "steps",
     "max_tokens",

@@ -136,9 +136,12 @@ impl ActiveRequest {
         let Some(sources) = &running.sources else {
             return Ok(running);
         };
+        sources.replica.pin(running.document());
+        if !running.is_remembered() {
+            return Ok(running);
+        }
         // Other requests can draft from the earlier output of a continued request too. A worker that decoded it has
         // it already.
-        sources.replica.pin(running.document());
         let from = |held: Option<u32>| {
             let output = running.output();
             let held = held.unwrap_or(0).min(output.len() as u32);
@@ -266,6 +269,7 @@ impl ActiveRequest {
             open: (self.engine_len == 0).then(|| SessionSpec {
                 namespace: self.namespace,
                 sampling: self.request.sampling.clone(),
+                prompt_len: self.request.prompt_len,
                 self_drafts: self.self_drafts,
             }),
             keep_len: self.engine_len,
@@ -333,9 +337,14 @@ impl ActiveRequest {
         }
     }
 
+    /// Whether the output is indexed and stored. Where a prompt is scored, what is emitted was given by the client.
+    pub(crate) fn is_remembered(&self) -> bool {
+        self.request.sampling.forced_output.is_empty()
+    }
+
     /// Indexes a piece of the output, so that other requests can draft from it.
     pub(crate) fn remember(&self, piece: DocumentUpdateRef<'_>) {
-        let Some(sources) = &self.sources else {
+        let Some(sources) = self.sources.as_ref().filter(|_| self.is_remembered()) else {
             return;
         };
         sources.replica.merge(piece);

@@ -4,11 +4,15 @@
 //! and by those that it emits. The forward pass of the last token of the text is always still to come, so a step
 //! without new tokens decodes on from the end of the last step.
 
+mod sampling;
+
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
+
+pub use sampling::Sampling;
 
 /// The abilities and limits of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,49 +74,6 @@ pub struct DrafterCapabilities {
     pub top_k_max: u32,
 }
 
-/// How the target samples. With all fields at their defaults it decodes greedily.
-///
-/// Noise is keyed by (`seed`, `choice`, absolute position), so the output does not depend on chunks, the batch or
-/// drafts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Sampling {
-    /// Temperature; 0 is greedy decoding.
-    pub temperature: f32,
-    /// Keeps the k most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keeps the smallest set of tokens whose probabilities sum to at least this.
-    pub top_p: f32,
-    /// Keeps tokens that are at least this many times as likely as the most likely one.
-    pub min_p: f32,
-    /// Seed of the noise, fixed by the gateway, so that a continuation on another worker draws the same noise.
-    pub seed: u64,
-    /// Index among the `n` choices of the client request, which is a part of the noise key.
-    pub choice: u32,
-    /// Values that are added to the logits before all else.
-    pub logit_bias: Vec<(TokenId, f32)>,
-    /// Tokens that end the output. The stop token is emitted as the last one.
-    pub stop_token_ids: Vec<TokenId>,
-    /// Number of most likely tokens to report beside each emitted one. `None`: no log-probabilities.
-    pub top_logprobs: Option<u32>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Sampling {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
-            choice: 0,
-            logit_bias: Vec::new(),
-            stop_token_ids: Vec::new(),
-            top_logprobs: None,
-        }
-    }
-}
-
 /// Asks the engine to draft with its EAGLE-3 head or draft model, and to verify the draft in the same step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SelfDraft {
@@ -140,6 +101,9 @@ pub struct SessionSpec {
     pub namespace: NamespaceId,
     /// How to sample, which never changes during a session.
     pub sampling: Sampling,
+    /// Length of the prompt: the text after it is output, which penalties count.
+    #[serde(default)]
+    pub prompt_len: u32,
     /// Whether steps may have a [`StepItem::self_draft`]. The engine then keeps the states that its drafter reads.
     #[serde(default)]
     pub self_drafts: bool,

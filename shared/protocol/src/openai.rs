@@ -1,8 +1,9 @@
 //! The wire types of the OpenAI API, as far as the gateway offers it.
 //!
-//! Requests are read leniently: an optional field may be missing or null, and unknown fields are ignored, because
-//! clients send fields that other servers understand. The gateway decides what the values mean. [`Parameters`] are
-//! the fields that both endpoints have; the others are read in the gateway (`request/body.rs`).
+//! Requests are read leniently: an optional field may be missing or null, and fields that the gateway does not know
+//! are no fault here, because clients send fields that other servers understand. The gateway decides what the values
+//! mean. [`Parameters`] are the fields that both endpoints have; the others are read in the gateway
+//! (`request/body.rs`).
 //!
 //! Lists end at the length that the gateway would refuse, so that no body takes many times its own size in memory.
 
@@ -12,7 +13,7 @@ mod request;
 mod response;
 
 pub use error::{ErrorBody, ErrorFields};
-pub use field_shapes::{LogitBias, Prompt, Stop};
+pub use field_shapes::{BadWords, LogitBias, Prompt, Stop};
 pub use request::{Parameters, RequestPriority, ResponseFormat, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,

@@ -37,7 +37,9 @@ use self::clock::Moment;
 use self::content_forms::ContentForms;
 use self::python_json::to_json;
 use self::python_text::python_str;
-use self::template_input::{Shape, StringMap, map_strings, unused_character, variables};
+use self::template_input::{
+    Shape, StringMap, append_to_last_message, map_strings, unused_character, variables,
+};
 use crate::{TokenId, TokenizationError, Tokenizer};
 
 pub use self::chat_input::ChatInput;
@@ -224,20 +226,13 @@ impl ChatTemplate {
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
         self.in_shapes(input, |variables| {
-            let guard = unused_character(variables)?;
-            let mut guarded = false;
-            let mut map = |text: &str| {
-                let text = tokenizer.guard(text, guard);
-                guarded |= text.is_some();
-                text
-            };
-            let text = self.render_mapped(variables, add_generation_prompt, &mut map)?;
-            tokenizer.check_length(&text, guarded.then_some(guard), tokens_max)?;
-            if guarded {
-                tokenizer.encode_guarded(&text, guard)
-            } else {
-                tokenizer.encode_trusted(&text)
-            }
+            self.encode_variables(
+                tokenizer,
+                variables,
+                add_generation_prompt,
+                None,
+                tokens_max,
+            )
         })
     }
 
@@ -249,6 +244,55 @@ impl ChatTemplate {
             tool_use: None,
         };
         ChatTemplate::new(sources, Vec::new())
+    }
+
+    /// As [`ChatTemplate::encode_within`], for a prompt that ends with the text of the last message. The model goes
+    /// on with it.
+    ///
+    /// The end of that text is marked before rendering, and the prompt is cut at the mark, as transformers does it. A
+    /// template that trims the text makes the mark lose the space behind it, and the prompt is trimmed there as well.
+    ///
+    /// # Errors
+    /// The template does not write the last message, or as for [`ChatTemplate::encode_within`].
+    pub fn encode_continued_within(
+        &self,
+        tokenizer: &Tokenizer,
+        input: &ChatInput,
+        tokens_max: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        self.in_shapes(input, |variables| {
+            let mut variables = variables.clone();
+            let mark = unused_character(&variables)?;
+            append_to_last_message(&mut variables, &format!("{mark} "))?;
+            self.encode_variables(tokenizer, &variables, false, Some(mark), tokens_max)
+        })
+    }
+
+    fn encode_variables(
+        &self,
+        tokenizer: &Tokenizer,
+        variables: &BTreeMap<String, Value>,
+        add_generation_prompt: bool,
+        mark: Option<char>,
+        tokens_max: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        let guard = unused_character(variables)?;
+        let mut guarded = false;
+        let mut map = |text: &str| {
+            let text = tokenizer.guard(text, guard);
+            guarded |= text.is_some();
+            text
+        };
+        let mut text = self.render_mapped(variables, add_generation_prompt, &mut map)?;
+        if let Some(mark) = mark {
+            cut_at_mark(&mut text, mark)?;
+        }
+        tokenizer.check_length(&text, guarded.then_some(guard), tokens_max)?;
+        if guarded {
+            tokenizer.encode_guarded(&text, guard)
+        } else {
+            tokenizer.encode_trusted(&text)
+        }
     }
 
     /// The prompt as text.
@@ -458,6 +502,22 @@ impl io::Write for BoundedText {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Cuts a prompt at the mark behind the text that is to be continued.
+fn cut_at_mark(text: &mut String, mark: char) -> Result<(), TokenizationError> {
+    let at = text.rfind(mark).ok_or_else(|| {
+        TokenizationError::Input(
+            "the model's chat template does not write the last message, so it cannot be continued"
+                .into(),
+        )
+    })?;
+    let is_trimmed = !text[at + mark.len_utf8()..].starts_with(' ');
+    text.truncate(at);
+    if is_trimmed {
+        text.truncate(text.trim_end().len());
+    }
+    Ok(())
 }
 
 /// The error's message without the excerpt of the template that debug builds add.

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use crate::{TokenId, Tokenizer};
 
 /// Turns tokens into text as they arrive. Bytes that may still become a character are held back. Bytes that cannot
-/// become one give U+FFFD, exactly where decoding all tokens at once would give it. Special tokens have no text.
+/// become one give U+FFFD, exactly where decoding all tokens at once would give it. Special tokens have no text,
+/// unless it is asked for.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
+    shows_special: bool,
     /// The bytes that are held back: the beginning of a character, at most three bytes.
     held: Vec<u8>,
 }
@@ -18,13 +20,20 @@ impl Detokenizer {
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         Detokenizer {
             tokenizer,
+            shows_special: false,
             held: Vec::new(),
         }
     }
 
+    /// The same detokenizer, with or without the text of special tokens.
+    pub fn showing_special(mut self, shows_special: bool) -> Self {
+        self.shows_special = shows_special;
+        self
+    }
+
     /// The text that this token completes, which is often empty.
     pub fn push(&mut self, token: TokenId) -> String {
-        if self.tokenizer.is_special(token) {
+        if !self.shows_special && self.tokenizer.is_special(token) {
             return String::new();
         }
         self.held

@@ -20,6 +20,10 @@ pub(crate) struct ChoicePlan {
     pub(crate) max_new_tokens: u32,
     pub(crate) stop_token_ids: Vec<TokenId>,
     pub(crate) wants_logprobs: bool,
+    /// The rest of a prompt that is scored: the worker emits it first. `prompt` is what comes before.
+    pub(crate) forced: Arc<[TokenId]>,
+    /// Output tokens before which no stop text ends the output.
+    pub(crate) min_tokens: u32,
 }
 
 /// The state of one choice.
@@ -60,6 +64,8 @@ pub(crate) struct OutputToken {
 pub(crate) struct ChoiceProgress {
     /// New text, reasoning and calls, of which no stop text can take anything back any more. Every call has an id.
     pub(crate) events: Vec<Event>,
+    /// Tokens of the prompt that were scored.
+    pub(crate) prompt: Vec<OutputToken>,
     /// New output tokens, each once, whether or not their text is complete.
     pub(crate) tokens: Vec<OutputToken>,
     /// The number of the stop text that ended the output.
@@ -119,9 +125,19 @@ impl ChoiceState {
         (self.output.len() - self.chunk.output_before) as u32
     }
 
-    /// Longest output, tokens.
+    /// Longest output, tokens, with those that are forced.
     pub(crate) fn max_new_tokens(&self) -> u32 {
         self.plan.max_new_tokens
+    }
+
+    /// The tokens that the worker emits before it samples.
+    pub(crate) fn forced(&self) -> &[TokenId] {
+        &self.plan.forced
+    }
+
+    /// Length of the output without forced tokens.
+    fn own_len(&self) -> usize {
+        self.output.len().saturating_sub(self.plan.forced.len())
     }
 
     /// Begins a chunk.
@@ -153,6 +169,19 @@ impl ChoiceState {
         if self.finish.is_some() {
             return Err("a step came after the end of the output");
         }
+        let still_forced = self
+            .plan
+            .forced
+            .get(self.output.len()..)
+            .unwrap_or_default();
+        if message
+            .tokens
+            .iter()
+            .zip(still_forced)
+            .any(|(id, forced)| id != forced)
+        {
+            return Err("the engine does not score prompts");
+        }
         let mut logprobs = match (self.plan.wants_logprobs, message.logprobs.take()) {
             (false, _) => Vec::new(),
             (true, Some(logprobs)) if logprobs.len() == message.tokens.len() => logprobs,
@@ -168,18 +197,29 @@ impl ChoiceState {
         let mut progress = ChoiceProgress::default();
         for &id in &message.tokens {
             self.output.push(id);
-            progress.tokens.push(OutputToken {
+            let token = OutputToken {
                 id,
                 logprob: logprobs.next(),
-            });
-            if self.plan.stop_token_ids.contains(&id) {
-                self.text.push_end(id, &mut progress.events);
-                self.finish = Some(FinishReason::Stop);
-            } else if self.text.push(id, &mut progress.events) {
-                // The worker knows no stop texts.
-                progress.needs_cut = true;
-                progress.stop_text = self.text.stop_text();
-                self.finish = Some(FinishReason::Stop);
+            };
+            if self.own_len() == 0 {
+                progress.prompt.push(token);
+            } else {
+                progress.tokens.push(token);
+                let ends = self.plan.stop_token_ids.contains(&id);
+                if ends {
+                    self.finish = Some(FinishReason::Stop);
+                }
+                if ends && !self.text.has_stop_text() {
+                    self.text.push_end(id, &mut progress.events);
+                    break;
+                }
+                let may_stop = !ends && self.own_len() > self.plan.min_tokens as usize;
+                if self.text.push(id, may_stop, &mut progress.events) {
+                    // The worker knows no stop texts.
+                    progress.needs_cut = true;
+                    progress.stop_text = self.text.stop_text();
+                    self.finish = Some(FinishReason::Stop);
+                }
             }
             if self.finish.is_none() && self.output_len() >= self.plan.max_new_tokens {
                 self.finish = Some(FinishReason::Length);
@@ -188,7 +228,7 @@ impl ChoiceState {
                 break;
             }
         }
-        let kept = progress.tokens.len();
+        let kept = progress.prompt.len() + progress.tokens.len();
         if is_first {
             self.chunk.output_after_first = self.output.len();
         }
@@ -267,7 +307,7 @@ impl ChoiceState {
     /// The figures of the choice so far.
     pub(crate) fn summary(&self) -> ChoiceSummary {
         ChoiceSummary {
-            completion_tokens: self.output.len() as u64,
+            completion_tokens: self.own_len() as u64,
             reasoning_tokens: self.text.reasoning_tokens(),
             calls: self.text.counts(),
             cached_tokens: u64::from(self.cached_tokens.unwrap_or(0).min(self.prompt_len())),

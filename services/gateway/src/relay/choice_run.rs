@@ -86,7 +86,12 @@ impl ChoiceRun<'_> {
     fn chunk_request(&self, lease: &Lease, attempts: &Attempts) -> ChunkRequest {
         let retries_left = self.context.retries.left();
         let time_left = self.context.time.left(self.received);
-        let prediction = self.request.prediction.as_deref().unwrap_or_default();
+        let forced = self.choice.forced();
+        // Forced tokens are certain, so they are the best draft of themselves.
+        let prediction = match forced.is_empty() {
+            true => self.request.prediction.as_deref().unwrap_or_default(),
+            false => forced,
+        };
         ChunkRequest {
             lease: lease.lease,
             epoch: lease.epoch,
@@ -98,6 +103,7 @@ impl ChoiceRun<'_> {
             prompt_len: self.choice.prompt_len(),
             sampling: Sampling {
                 choice: self.index,
+                forced_output: forced.to_vec(),
                 ..self.request.sampling.clone()
             },
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
@@ -228,8 +234,10 @@ impl ChoiceRun<'_> {
     async fn send(&mut self, progress: ChoiceProgress) -> Result<(), ApiError> {
         let is_first = !progress.tokens.is_empty()
             && progress.tokens.len() == self.choice.output_len() as usize;
-        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
-        if progress.events.is_empty() && progress.finish.is_none() && !has_logprobs && !is_first {
+        let wants_tokens = self.request.wants_logprobs() || self.request.output.has_token_ids;
+        let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
+        let shows_tokens = wants_tokens && has_tokens;
+        if progress.events.is_empty() && progress.finish.is_none() && !shows_tokens && !is_first {
             return Ok(());
         }
         let event = RelayEvent::Progress {

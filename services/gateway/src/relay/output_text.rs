@@ -19,6 +19,10 @@ pub(crate) struct OutputText {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     stops: Arc<[String]>,
+    /// Whether the stop text that ends the output is a part of it.
+    has_stop_text: bool,
+    /// Whether special tokens have text.
+    shows_special: bool,
     /// Decoded text that may be the beginning of a stop text.
     held: String,
     /// The tokens of the held text, and how many of its bytes each has.
@@ -26,6 +30,8 @@ pub(crate) struct OutputText {
     parsing: Parsing,
     reasoning_tokens: u64,
     state: State,
+    /// Bytes at the beginning of `held` in which no stop text may end.
+    exempt: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +135,10 @@ impl OutputText {
             detokenizer: Detokenizer::new(tokenizer.clone()),
             tokenizer,
             stops,
+            has_stop_text: false,
+            shows_special: false,
             held: String::new(),
+            exempt: 0,
             held_tokens: VecDeque::new(),
             parsing,
             reasoning_tokens: 0,
@@ -137,10 +146,23 @@ impl OutputText {
         }
     }
 
-    /// Adds a token, and appends the events that no stop text can take back any more. Returns whether a stop text is
-    /// complete, after which nothing may follow.
-    pub(crate) fn push(&mut self, token: TokenId, events: &mut Vec<Event>) -> bool {
-        if self.tokenizer.is_special(token) {
+    /// The same text by other rules: whether it has the stop text that ends it, and the text of special tokens.
+    pub(crate) fn with(mut self, has_stop_text: bool, shows_special: bool) -> Self {
+        self.has_stop_text = has_stop_text;
+        self.shows_special = shows_special;
+        self.detokenizer = self.detokenizer.showing_special(shows_special);
+        self
+    }
+
+    /// Whether the token that ends the output is a part of its text.
+    pub(crate) fn has_stop_text(&self) -> bool {
+        self.has_stop_text
+    }
+
+    /// Adds a token, and appends the events that no stop text can take back any more. No stop text ends in it unless
+    /// `may_stop`. Returns whether a stop text is complete, after which nothing may follow.
+    pub(crate) fn push(&mut self, token: TokenId, may_stop: bool, events: &mut Vec<Event>) -> bool {
+        if !self.shows_special && self.tokenizer.is_special(token) {
             self.hidden(token, events);
             return false;
         }
@@ -151,10 +173,12 @@ impl OutputText {
         }
         self.held.push_str(&fresh);
         self.held_tokens.push_back((token, fresh.len()));
-        let found = self.stops.iter().enumerate();
-        let found = found.filter_map(|(number, stop)| Some((self.held.find(&**stop)?, number)));
-        if let Some((at, number)) = found.min() {
-            self.release(at, true, events);
+        if !may_stop {
+            self.exempt = self.held.len();
+        }
+        if let Some((at, number, end)) = self.first_stop() {
+            let shown = if self.has_stop_text { end } else { at };
+            self.release(shown, true, events);
             self.held.clear();
             self.held_tokens.clear();
             self.state = State::Stopped(number);
@@ -241,6 +265,21 @@ impl OutputText {
             self.held_tokens.pop_front();
         }
         self.held.drain(..from);
+        self.exempt = self.exempt.saturating_sub(from);
+    }
+
+    /// The first stop text that is complete: its beginning, its number and its end.
+    fn first_stop(&self) -> Option<(usize, usize, usize)> {
+        let places = self.stops.iter().enumerate().filter_map(|(number, stop)| {
+            // One that begins earlier would end in the exempt text.
+            let mut from = (self.exempt + 1).saturating_sub(stop.len());
+            while !self.held.is_char_boundary(from) {
+                from += 1;
+            }
+            let at = from + self.held.get(from..)?.find(stop.as_str())?;
+            Some((at, number, at + stop.len()))
+        });
+        places.min()
     }
 
     /// Length in bytes of the end of the held text that may be the beginning of a stop text.
@@ -289,7 +328,7 @@ mod tests {
         let mut pieces = Vec::new();
         for byte in input.bytes() {
             let mut events = Vec::new();
-            let is_stopped = text.push(FIRST_BYTE + u32::from(byte), &mut events);
+            let is_stopped = text.push(FIRST_BYTE + u32::from(byte), true, &mut events);
             pieces.push(visible(&events));
             if is_stopped {
                 pieces.push("!".into());
@@ -328,8 +367,38 @@ mod tests {
     #[test]
     fn special_tokens_give_no_text() {
         let mut events = Vec::new();
-        assert!(!text(&["<|im_end|>"]).push(IM_END, &mut events));
+        assert!(!text(&["<|im_end|>"]).push(IM_END, true, &mut events));
         assert_eq!(events, []);
+    }
+
+    #[test]
+    fn rules_decide_on_stop_texts_and_special_tokens() {
+        let push = |text: &mut OutputText, input: &str, may_stop: bool| {
+            let mut all = String::new();
+            for byte in input.bytes() {
+                let mut events = Vec::new();
+                let is_stopped = text.push(FIRST_BYTE + u32::from(byte), may_stop, &mut events);
+                all.push_str(&visible(&events));
+                if is_stopped {
+                    return all + "!";
+                }
+            }
+            all
+        };
+        let mut with_stop = text(&["END", "D"]).with(true, false);
+        assert_eq!(push(&mut with_stop, "aEND", true), "aEND!");
+        let mut special = text(&["im_end"]).with(false, true);
+        let mut events = Vec::new();
+        assert!(special.push(IM_END, true, &mut events));
+        assert_eq!(visible(&events), "<|");
+        // A stop text that is complete too early stays; one that ends later counts, wherever it begins.
+        let mut late = text(&["ab", "xabc"]);
+        assert_eq!(push(&mut late, "1ab2xab", false), "1ab2");
+        assert_eq!(push(&mut late, "d3xa", true), "xabd3");
+        assert_eq!(push(&mut late, "b", true), "x!");
+        let mut across = text(&["END"]);
+        assert_eq!(push(&mut across, "EN", false), "");
+        assert_eq!(push(&mut across, "D", true), "!");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use refrain_output_parsers::{OutputParser, ToolParserKind};
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{
-    CompletionTokensDetails, PromptTokensDetails, ResponseMetrics, Usage,
+    CompletionTokensDetails, FinishReason, PromptTokensDetails, ResponseMetrics, Usage,
 };
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, RequestId};
@@ -18,7 +18,7 @@ use tracing::{Instrument, Span};
 
 use crate::intake::AdmissionTicket;
 use crate::relay::attempts::Attempts;
-use crate::relay::choice::{ChoicePlan, ChoiceState, ChoiceSummary};
+use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummary};
 use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
 use crate::relay::context::RelayContext;
 use crate::relay::events::{RelayEvent, RequestSummary};
@@ -85,12 +85,28 @@ impl RelayContext {
         events: &mpsc::Sender<RelayEvent>,
         received: Instant,
     ) -> Result<ChoiceSummary, ApiError> {
+        // A worker scores only tokens that it emits. So all but the first token of such a prompt are forced output.
+        let (first, forced) = match request.output.scores_prompt {
+            true => prompt.tokens.split_at(1),
+            false => (&*prompt.tokens, &[][..]),
+        };
         let plan = ChoicePlan {
-            prompt: prompt.tokens.clone(),
-            max_new_tokens: prompt.max_new_tokens,
+            prompt: first.into(),
+            max_new_tokens: prompt.max_new_tokens + forced.len() as u32,
             stop_token_ids: request.sampling.stop_token_ids.clone(),
             wants_logprobs: request.wants_logprobs(),
+            forced: forced.into(),
+            min_tokens: request.sampling.min_tokens,
         };
+        if plan.max_new_tokens == 0 {
+            // There is nothing to decode.
+            let progress = ChoiceProgress {
+                finish: Some(FinishReason::Length),
+                ..ChoiceProgress::default()
+            };
+            let _ = events.send(RelayEvent::Progress { index, progress }).await;
+            return Ok(ChoiceSummary::default());
+        }
         let text = output_text(request)?;
         let mut run = ChoiceRun {
             context: self,
@@ -230,7 +246,9 @@ fn output_text(request: &GenerateRequest) -> Result<OutputText, ApiError> {
         call_ids,
     );
     let (tokenizer, stops) = (model.tokenizer.clone(), request.stops.clone());
-    Ok(OutputText::new(tokenizer, stops, parsing))
+    let options = request.output;
+    Ok(OutputText::new(tokenizer, stops, parsing)
+        .with(options.has_stop_text, options.shows_special))
 }
 
 fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSummary {

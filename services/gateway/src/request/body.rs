@@ -9,8 +9,10 @@ use std::fmt;
 use refrain_protocol::openai::{Parameters, Prompt, ResponseFormat};
 use refrain_tokenization::{JsonList, JsonMap, JsonValue};
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
+use serde::forward_to_deserialize_any;
+
+use super::other_fields::OtherFields;
 
 /// A body: the parameters of both endpoints, and the own fields of one.
 #[derive(Debug)]
@@ -18,6 +20,7 @@ pub(super) struct RequestBody<T: OwnFields> {
     pub(super) parameters: Parameters,
     pub(super) required: T::Required,
     pub(super) own: T,
+    pub(super) others: OtherFields,
 }
 
 /// The optional fields that only one endpoint has. Null counts as missing.
@@ -58,6 +61,10 @@ pub(super) struct ChatFields {
     pub(super) function_call: Option<JsonValue>,
     /// OpenAI's Predicted Outputs.
     pub(super) prediction: Option<JsonValue>,
+    /// Whether the prompt ends with the beginning of an answer; default true.
+    pub(super) add_generation_prompt: Option<bool>,
+    /// Whether the model goes on with the last message.
+    pub(super) continue_final_message: Option<bool>,
 }
 
 impl OwnFields for ChatFields {
@@ -72,6 +79,8 @@ impl OwnFields for ChatFields {
         "functions",
         "function_call",
         "prediction",
+        "add_generation_prompt",
+        "continue_final_message",
     ];
     const REQUIRED: &str = "messages";
     type Required = JsonList;
@@ -87,6 +96,8 @@ impl OwnFields for ChatFields {
             "functions" => self.functions = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,
             "tool_choice" => self.tool_choice = map.next_value()?,
+            "add_generation_prompt" => self.add_generation_prompt = map.next_value()?,
+            "continue_final_message" => self.continue_final_message = map.next_value()?,
             _ => self.prediction = map.next_value()?,
         }
         Ok(())
@@ -134,7 +145,7 @@ impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
     type Value = RequestBody<T>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a JSON object")
+        formatter.write_str("an object")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RequestBody<T>, A::Error> {
@@ -143,13 +154,16 @@ impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
             required: None,
             own: T::default(),
             seen: Vec::new(),
+            shared: &[],
+            others: OtherFields::default(),
         };
-        let parameters = Parameters::deserialize(MapAccessDeserializer::new(&mut rest))?;
+        let parameters = Parameters::deserialize(SharedFields(&mut rest))?;
         let missing = || A::Error::missing_field(T::REQUIRED);
         Ok(RequestBody {
             parameters,
             required: rest.required.ok_or_else(missing)?,
             own: rest.own,
+            others: rest.others,
         })
     }
 }
@@ -161,6 +175,35 @@ struct WithoutOwnFields<A, T: OwnFields> {
     own: T,
     /// The optional fields that were read.
     seen: Vec<&'static str>,
+    /// The names of the fields that both endpoints have.
+    shared: &'static [&'static str],
+    others: OtherFields,
+}
+
+/// Reads the [`Parameters`], and learns the names of their fields from the derived code.
+struct SharedFields<'m, A, T: OwnFields>(&'m mut WithoutOwnFields<A, T>);
+
+impl<'de, A: MapAccess<'de>, T: OwnFields> Deserializer<'de> for SharedFields<'_, A, T> {
+    type Error = A::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, A::Error> {
+        visitor.visit_map(self.0)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
+        self.0.shared = fields;
+        visitor.visit_map(self.0)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 impl<'de, A: MapAccess<'de>, T: OwnFields> MapAccess<'de> for &mut WithoutOwnFields<A, T> {
@@ -182,8 +225,10 @@ impl<'de, A: MapAccess<'de>, T: OwnFields> MapAccess<'de> for &mut WithoutOwnFie
                 }
                 self.seen.push(name);
                 self.own.read(name, &mut self.map)?;
-            } else {
+            } else if self.shared.contains(&key.as_str()) {
                 return seed.deserialize(key.into_deserializer()).map(Some);
+            } else {
+                self.others.read(key, &mut self.map)?;
             }
         }
         Ok(None)

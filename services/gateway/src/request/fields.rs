@@ -21,6 +21,10 @@ const CHOICES_MAX: u64 = 128;
 const CHAT_TOP_LOGPROBS_MAX: u64 = 20;
 /// Largest `logprobs` of a text completion, as with OpenAI.
 const COMPLETION_LOGPROBS_MAX: u64 = 5;
+/// Largest presence and frequency penalty, as with OpenAI.
+const PENALTY_MAX: f64 = 2.0;
+/// Largest repetition penalty. Useful ones are below 2.
+const REPETITION_PENALTY_MAX: f32 = 100.0;
 /// Most `stop_token_ids`.
 const STOP_TOKEN_IDS_MAX: usize = 64;
 
@@ -68,27 +72,25 @@ pub(super) fn check_names(parameters: &Parameters) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Refuses fields that would change the output and are not supported. To ignore them would give a wrong output.
-pub(super) fn check_unsupported(parameters: &Parameters) -> Result<(), ApiError> {
-    for (name, value, neutral) in [
-        ("presence_penalty", parameters.presence_penalty, 0.0),
-        ("frequency_penalty", parameters.frequency_penalty, 0.0),
-        ("repetition_penalty", parameters.repetition_penalty, 1.0),
-    ] {
-        if value.is_some_and(|value| value != neutral) {
-            return unsupported(
-                name,
-                &format!("{name} is not supported; leave it out or set it to {neutral}"),
-            );
-        }
+/// Reads `truncate_prompt_tokens`: the number of tokens to keep.
+pub(super) fn kept_prompt_tokens(parameters: &Parameters) -> Result<Option<usize>, ApiError> {
+    match parameters.truncate_prompt_tokens {
+        None => Ok(None),
+        Some(-1) => Ok(Some(usize::MAX)),
+        Some(keep @ 1..) => Ok(Some(usize::try_from(keep).unwrap_or(usize::MAX))),
+        Some(_) => invalid("truncate_prompt_tokens", "must be at least 1, or -1"),
     }
-    if parameters.ignore_eos == Some(true) {
-        return unsupported(
-            "ignore_eos",
-            "ignore_eos is not supported; bias the end token with logit_bias instead",
-        );
+}
+
+/// Checks that `min_tokens` leaves room for the output limit.
+pub(super) fn check_min_tokens(sampling: &Sampling, max_new_tokens: u32) -> Result<(), ApiError> {
+    match sampling.min_tokens > max_new_tokens {
+        true => invalid(
+            "min_tokens",
+            format!("must be at most the output limit, which is {max_new_tokens}"),
+        ),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// Reads `n`.
@@ -149,14 +151,34 @@ pub(super) fn sampling(
         // The seed is fixed here, so that a continuation on another worker draws the same noise.
         None => random::u64()?,
     };
-    let mut stop_token_ids = model.stop_token_ids.clone();
+    let ignore_eos = parameters.ignore_eos.unwrap_or(false);
+    let mut stop_token_ids = match ignore_eos {
+        true => Vec::new(),
+        false => model.stop_token_ids.clone(),
+    };
     let extra = parameters.stop_token_ids.as_deref().unwrap_or_default();
     if extra.len() > STOP_TOKEN_IDS_MAX {
         let fault = format!("at most {STOP_TOKEN_IDS_MAX} ids are allowed");
         return invalid("stop_token_ids", fault);
     }
     check_ids("stop_token_ids", extra, model)?;
-    stop_token_ids.extend(extra.iter().filter(|id| !model.stop_token_ids.contains(id)));
+    for id in extra {
+        if !stop_token_ids.contains(id) {
+            stop_token_ids.push(*id);
+        }
+    }
+    let penalty = |name: &str, value: Option<f64>| match value.unwrap_or(0.0) {
+        value if (-PENALTY_MAX..=PENALTY_MAX).contains(&value) => Ok(value as f32),
+        _ => invalid(name, format!("must be -{PENALTY_MAX} to {PENALTY_MAX}")),
+    };
+    let repetition_penalty = match parameters.repetition_penalty.unwrap_or(1.0) as f32 {
+        value if (f32::MIN_POSITIVE..=REPETITION_PENALTY_MAX).contains(&value) => value,
+        _ => {
+            let fault = format!("must be greater than 0 and at most {REPETITION_PENALTY_MAX}");
+            return invalid("repetition_penalty", fault);
+        }
+    };
+    let bad_words = bad_words(parameters)?;
     Ok(Sampling {
         temperature: within("temperature", parameters.temperature, 1.0, 2.0)?,
         top_k,
@@ -168,7 +190,52 @@ pub(super) fn sampling(
         logit_bias: logit_bias(parameters, model)?,
         stop_token_ids,
         top_logprobs,
+        presence_penalty: penalty("presence_penalty", parameters.presence_penalty)?,
+        frequency_penalty: penalty("frequency_penalty", parameters.frequency_penalty)?,
+        repetition_penalty,
+        // More tokens than that are more than any context, which is refused later.
+        min_tokens: u32::try_from(parameters.min_tokens.unwrap_or(0)).unwrap_or(u32::MAX),
+        ignore_eos,
+        bad_tokens: bad_tokens(&bad_words, model)?,
+        bad_words,
+        forced_output: Vec::new(),
     })
+}
+
+/// Reads `bad_words`.
+fn bad_words(parameters: &Parameters) -> Result<Vec<String>, ApiError> {
+    let words = parameters.bad_words.clone().unwrap_or_default().0;
+    match words
+        .iter()
+        .all(|word| (1..=STOP_BYTES_MAX).contains(&word.len()) && !word.trim_start().is_empty())
+    {
+        true => Ok(words),
+        false => invalid(
+            "bad_words",
+            format!("a text must have 1 to {STOP_BYTES_MAX} bytes, and not only spaces"),
+        ),
+    }
+}
+
+/// The tokens of bad words, at the beginning of a text and after a space, as vLLM finds them: the latter only where
+/// the space begins another token of the same number.
+fn bad_tokens(words: &[String], model: &Model) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let encode = |text: &str| {
+        let tokens = model.tokenizer.encode(text);
+        tokens.or_else(|error| invalid("bad_words", error))
+    };
+    let mut all: Vec<Vec<TokenId>> = Vec::new();
+    for word in words {
+        let word = word.trim_start();
+        let bare = encode(word)?;
+        let spaced = encode(&format!(" {word}"))?;
+        let is_other = spaced.len() == bare.len() && spaced.first() != bare.first();
+        all.push(bare);
+        if is_other {
+            all.push(spaced);
+        }
+    }
+    Ok(all)
 }
 
 fn logit_bias(parameters: &Parameters, model: &Model) -> Result<Vec<(TokenId, f32)>, ApiError> {
@@ -246,10 +313,6 @@ pub(super) fn completion_logprobs(
     }
     match completion.logprobs {
         None => Ok(None),
-        Some(_) if completion.echo == Some(true) => unsupported(
-            "logprobs",
-            "logprobs with echo is not supported, because prompts are not scored",
-        ),
         Some(top @ 0..=COMPLETION_LOGPROBS_MAX) => Ok(Some(top as u32)),
         Some(_) => invalid(
             "logprobs",

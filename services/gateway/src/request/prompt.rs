@@ -7,8 +7,64 @@ use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{ChatInput, JsonList, JsonMap, JsonValue, TokenizationError};
 
+use super::body::ChatFields;
 use super::fields::check_ids;
 use crate::models::{Model, template_failed};
+
+/// The tokens that a prompt may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PromptRoom {
+    /// Longest text of the model.
+    pub(super) context: u32,
+    /// Keeps only that many tokens, the last ones.
+    pub(super) keep: Option<usize>,
+}
+
+impl PromptRoom {
+    /// Most tokens of a text that is encoded at all. One that is cut afterwards may have any number.
+    fn tokens_max(self) -> usize {
+        match self.keep {
+            Some(_) => usize::MAX,
+            None => prompt_tokens_max(self.context),
+        }
+    }
+
+    /// Cuts a prompt to its last tokens.
+    fn cut(self, mut tokens: Vec<TokenId>) -> Vec<TokenId> {
+        if let Some(keep) = self.keep {
+            let keep = keep.min(prompt_tokens_max(self.context));
+            tokens.drain(..tokens.len().saturating_sub(keep));
+        }
+        tokens
+    }
+}
+
+/// The end of the prompt of a chat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptEnd {
+    /// The beginning of an answer.
+    OpenAnswer,
+    /// The last message as a whole.
+    Closed,
+    /// The text of the last message, with which the model goes on.
+    Continued,
+}
+
+impl PromptEnd {
+    /// The end that a request asks for.
+    pub(super) fn of(chat: &ChatFields) -> Result<Self, ApiError> {
+        let continues = chat.continue_final_message == Some(true);
+        match (continues, chat.add_generation_prompt) {
+            (true, Some(true)) => Err(ApiError::invalid(
+                "continue_final_message",
+                "continue_final_message: cannot be combined with add_generation_prompt: true",
+            )),
+            (true, _) => Ok(PromptEnd::Continued),
+            (false, Some(false)) => Ok(PromptEnd::Closed),
+            (false, _) => Ok(PromptEnd::OpenAnswer),
+        }
+    }
+}
 
 /// Renders the messages of a chat by the model's template and tokenizes them.
 pub(super) fn chat(
@@ -16,15 +72,21 @@ pub(super) fn chat(
     tools: Option<JsonList>,
     kwargs: Option<JsonMap>,
     model: &Model,
-    context: u32,
+    room: PromptRoom,
+    end: PromptEnd,
 ) -> Result<Vec<TokenId>, ApiError> {
     let Some(template) = &model.template else {
         return Err(model.no_chat());
     };
     let input = ChatInput::new(messages, tools, kwargs);
-    template
-        .encode_within(&model.tokenizer, &input, true, prompt_tokens_max(context))
-        .map_err(|error| refused("messages", &error, context))
+    let (tokenizer, most) = (&model.tokenizer, room.tokens_max());
+    let tokens = match end {
+        PromptEnd::Continued => template.encode_continued_within(tokenizer, &input, most),
+        PromptEnd::OpenAnswer => template.encode_within(tokenizer, &input, true, most),
+        PromptEnd::Closed => template.encode_within(tokenizer, &input, false, most),
+    };
+    let tokens = tokens.map_err(|error| refused("messages", &error, room.context))?;
+    Ok(room.cut(tokens))
 }
 
 /// Number of prompts of a text completion.
@@ -39,13 +101,13 @@ pub(super) fn count(prompt: &Prompt) -> usize {
 pub(super) fn completions(
     prompt: Prompt,
     model: &Model,
-    context: u32,
+    room: PromptRoom,
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let encode = |text: &String| {
         model
             .tokenizer
-            .encode_sequence_within(text, prompt_tokens_max(context))
-            .map_err(|error| refused("prompt", &error, context))
+            .encode_sequence_within(text, room.tokens_max())
+            .map_err(|error| refused("prompt", &error, room.context))
     };
     let prompts = match prompt {
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
@@ -60,7 +122,7 @@ pub(super) fn completions(
     for tokens in &prompts {
         check_ids("prompt", tokens, model)?;
     }
-    Ok(prompts)
+    Ok(prompts.into_iter().map(|tokens| room.cut(tokens)).collect())
 }
 
 /// Tokenizes the predicted answer, whose field was checked before. `None` if nothing is predicted.
@@ -126,7 +188,6 @@ pub(super) fn output_limit(
         return Err(prompt_too_long(param, &prompt_tokens.to_string(), context));
     }
     match asked {
-        Some(0) => Err(ApiError::invalid("max_tokens", "max_tokens: must be at least 1")),
         Some(asked) if asked > room => Err(ApiError::invalid(
             param,
             format!(

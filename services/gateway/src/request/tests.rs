@@ -349,5 +349,179 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
             "{body}: {found:?}, {text}"
         );
     }
-    assert!(parse("[]").unwrap_err().1.contains("a JSON object"));
+    assert_eq!(
+        parse("[]").unwrap_err().1,
+        "the body must be an object, not a list"
+    );
+}
+
+/// The sampling of a chat with these fields, or the parameter at fault and its code.
+fn asked(models: &Models, fields: Value) -> Result<GenerateRequest, (String, Option<String>)> {
+    let mut body = says("a");
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    chat(models, &body).map_err(|error| (error.param.unwrap_or_default(), error.code))
+}
+
+#[test]
+fn parameters_of_other_servers_are_carried_out() {
+    let models = shipped();
+    let ends = models.get("a", "m").unwrap().stop_token_ids.clone();
+    let request = asked(
+        &models,
+        json!({"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "min_tokens": 3,
+               "ignore_eos": true, "stop_token_ids": [9], "include_stop_str_in_output": true,
+               "skip_special_tokens": false, "return_token_ids": true, "bad_words": [" note"],
+               "stop": vec!["x"; 64], "user": "u", "metadata": {"a": "b"}, "guided_json": null,
+               "length_penalty": 1, "early_stopping": false, "no_such_field": [1]}),
+    )
+    .unwrap();
+    let sampling = &request.sampling;
+    assert_eq!(
+        (
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty
+        ),
+        (0.5, -0.5, 1.5)
+    );
+    assert_eq!((sampling.min_tokens, sampling.ignore_eos), (3, true));
+    assert_eq!(sampling.stop_token_ids, [9]);
+    let output = request.output;
+    assert!(output.has_stop_text && output.shows_special && output.has_token_ids);
+    assert_eq!(
+        (request.stops.len(), request.unknown_fields),
+        (64, vec!["no_such_field".to_owned()])
+    );
+    let tokenizer = &request.model.tokenizer;
+    assert_eq!(sampling.bad_words, [" note"]);
+    assert_eq!(sampling.bad_tokens[0], tokenizer.encode("note").unwrap());
+    let request = asked(&models, json!({"stop_token_ids": [9, ends[0]]})).unwrap();
+    assert_eq!(request.sampling.stop_token_ids, [&*ends, &[9]].concat());
+    assert!(!request.sampling.depends_on_text());
+}
+
+#[test]
+fn what_cannot_be_carried_out_is_refused_by_name() {
+    let models = shipped();
+    let unsupported = Some("unsupported_parameter".to_owned());
+    for (field, value) in [
+        ("guided_json", json!({"type": "object"})),
+        ("guided_regex", json!("a+")),
+        ("guided_choice", json!(["a"])),
+        ("structured_outputs", json!({"json": {}})),
+        ("chat_template", json!("{{ messages }}")),
+        ("logits_processors", json!(["a"])),
+        ("use_beam_search", json!(true)),
+        ("length_penalty", json!(0.5)),
+        ("prompt_logprobs", json!(1)),
+        ("allowed_token_ids", json!([1])),
+        ("echo", json!(true)),
+        ("functions", json!([{"name": "f"}])),
+    ] {
+        let error = asked(&models, json!({ field: value })).unwrap_err();
+        assert_eq!(error, (field.to_owned(), unsupported.clone()));
+    }
+    for (fields, param) in [
+        (json!({"presence_penalty": 2.1}), "presence_penalty"),
+        (json!({"frequency_penalty": -2.1}), "frequency_penalty"),
+        (json!({"repetition_penalty": 0}), "repetition_penalty"),
+        (json!({"min_tokens": 5, "max_tokens": 4}), "min_tokens"),
+        (json!({"min_tokens": -1}), "min_tokens"),
+        (json!({"bad_words": [""]}), "bad_words"),
+        (
+            json!({"truncate_prompt_tokens": 0}),
+            "truncate_prompt_tokens",
+        ),
+        (
+            json!({"continue_final_message": true, "add_generation_prompt": true}),
+            "continue_final_message",
+        ),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"stop": vec!["x"; 65]}), "stop"),
+        (json!({"priority": "urgent"}), "priority"),
+    ] {
+        assert_eq!(
+            asked(&models, fields).unwrap_err(),
+            (param.to_owned(), None)
+        );
+    }
+}
+
+#[test]
+fn faults_are_told_in_plain_words() {
+    let models = shipped();
+    for (body, message) in [
+        (r#"[]"#, "the body must be an object, not a list"),
+        (r#"7"#, "the body must be an object, not a whole number"),
+        (r#"{"model":"m"}"#, "messages: is missing"),
+        (
+            r#"{"model":"m","messages":[],"temperature":"hot"}"#,
+            "temperature: must be a number, not a text",
+        ),
+        (
+            r#"{"model":"m","messages":[],"n":1.5}"#,
+            "n: must be a whole number that is not negative, not a fraction",
+        ),
+        (
+            r#"{"model":"m","messages":[],"seed":"x"}"#,
+            "seed: must be a whole number, not a text",
+        ),
+        (
+            r#"{"model":"m","messages":[],"stream":1}"#,
+            "stream: must be true or false, not a whole number",
+        ),
+        (
+            r#"{"model":"m","messages":[],"priority":"urgent"}"#,
+            "priority: must be low, normal, high or a whole number",
+        ),
+        (
+            r#"{"model":"m","messages":[],"speculation":"warp"}"#,
+            "speculation: must be one of \"auto\", \"suffix\", \"eagle3\", \"draft_model\", \"off\"",
+        ),
+        (
+            r#"{"model":"m","messages":[],"stop":7}"#,
+            "stop: must be a text or a list of texts, not a whole number",
+        ),
+        (
+            r#"{"model":"m","messages":[],"stream_options":[]}"#,
+            "stream_options: must be an object",
+        ),
+    ] {
+        let body = Bytes::from(body.to_owned());
+        let error =
+            GenerateRequest::chat(body, "a", &models, &GatewayTuning::default()).unwrap_err();
+        assert_eq!(error.message, message);
+    }
+}
+
+#[test]
+fn prompts_end_where_the_client_wants() {
+    let models = shipped();
+    let tokenizer = models.get("a", "m").unwrap().tokenizer.clone();
+    let prompt = |fields: Value| {
+        let mut body = json!({"model": "m", "messages": [
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "so far "}]});
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let tokens = chat(&models, &body).unwrap().prompts.remove(0).tokens;
+        (tokenizer.decode(&tokens), tokens.to_vec())
+    };
+    let (opened, _) = prompt(json!({}));
+    let (closed, all) = prompt(json!({"add_generation_prompt": false}));
+    let (continued, _) = prompt(json!({"continue_final_message": true}));
+    assert!(
+        opened.len() > closed.len() && opened.starts_with(&closed),
+        "{opened:?}, {closed:?}"
+    );
+    assert!(continued.trim_end().ends_with("so far"), "{continued:?}");
+    let (_, last) = prompt(json!({"add_generation_prompt": false, "truncate_prompt_tokens": 3}));
+    assert_eq!(last, all[all.len() - 3..]);
+    let long = json!({"model": "m", "prompt": "a b ".repeat(5_000), "truncate_prompt_tokens": -1, "max_tokens": 1});
+    assert_eq!(
+        completion(&models, &long).unwrap().prompts[0].tokens.len(),
+        4095
+    );
 }

@@ -56,12 +56,16 @@ pub(super) fn completion_logprobs(
 ) -> CompletionLogprobs {
     let mut logprobs = CompletionLogprobs::default();
     for token in tokens {
-        let logprob = chosen(token);
-        let mut top: BTreeMap<String, f64> = top(token)
-            .map(|(id, logprob)| (spelt(tokenizer, id), logprob))
-            .collect();
-        // As with OpenAI, the chosen token is always among them.
-        top.insert(spelt(tokenizer, token.id), logprob);
+        let scored = token.logprob.is_some().then(|| {
+            let logprob = chosen(token);
+            let mut top: BTreeMap<String, f64> = top(token)
+                .map(|(id, logprob)| (spelt(tokenizer, id), logprob))
+                .collect();
+            // As with OpenAI, the chosen token is always among them.
+            top.insert(spelt(tokenizer, token.id), logprob);
+            (logprob, top)
+        });
+        let (logprob, top) = scored.unzip();
         logprobs.tokens.push(spelt(tokenizer, token.id));
         logprobs.token_logprobs.push(logprob);
         logprobs.top_logprobs.push(top);
@@ -127,6 +131,6 @@ mod tests {
         assert_eq!(logprobs.text_offset, [2, 3, 4, 4]);
         assert_eq!(offset, 5);
         assert_eq!(logprobs.tokens, ["a", "bytes:\\xc3", "bytes:\\xa9", "b"]);
-        assert_eq!(logprobs.top_logprobs[0]["a"], -1.0);
+        assert_eq!(logprobs.top_logprobs[0].as_ref().unwrap()["a"], -1.0);
     }
 }

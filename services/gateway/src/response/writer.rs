@@ -5,16 +5,16 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use refrain_output_parsers::Event;
-use refrain_protocol::ApiError;
 use refrain_protocol::openai::{
     Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice, CompletionLogprobs, Delta,
     ErrorBody, FinishReason,
 };
+use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
 
 use crate::relay::{ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary};
-use crate::request::{Endpoint, GenerateRequest};
+use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::logprobs::{chat_logprobs, completion_logprobs};
 use crate::response::message::{self, CallShape};
 use crate::response::surface_writer::SurfaceWriter;
@@ -42,6 +42,7 @@ struct WrittenChoice {
 #[derive(Default)]
 struct CollectedChoice {
     events: Vec<Event>,
+    prompt: Vec<OutputToken>,
     tokens: Vec<OutputToken>,
     finish: Option<FinishReason>,
 }
@@ -85,6 +86,7 @@ impl AnswerWriter {
                         for event in progress.events {
                             event.append(&mut choice.events);
                         }
+                        choice.prompt.extend(progress.prompt);
                         choice.tokens.extend(progress.tokens);
                         choice.finish = choice.finish.or(progress.finish);
                     }
@@ -99,18 +101,26 @@ impl AnswerWriter {
                     message: message::message(choice.events, self.call_shape()),
                     logprobs: self.chat_logprobs(&choice.tokens),
                     finish_reason: self.call_shape().finish(choice.finish),
+                    token_ids: self.token_ids(&choice.tokens),
                 });
-                to_json(&self.envelope("chat.completion", choices.collect(), Some(&summary)))
+                let choices = choices.collect();
+                let mut answer = self.envelope("chat.completion", choices, Some(&summary));
+                answer.prompt_token_ids = self.prompt_token_ids(0);
+                to_json(&answer)
             }
             Endpoint::Completion => {
                 let choices: Vec<_> = collected
                     .map(|(index, choice)| {
-                        let echo = self.begin_completion(index);
+                        let (echo, mut scored) = self.begin_completion(index);
+                        let token_ids = self.token_ids(&choice.tokens);
+                        scored.extend(choice.prompt.into_iter().chain(choice.tokens));
                         CompletionChoice {
                             index,
                             text: echo + &message::text(choice.events),
-                            logprobs: self.completion_logprobs(index, &choice.tokens),
+                            logprobs: self.completion_logprobs(index, &scored),
                             finish_reason: choice.finish,
+                            token_ids,
+                            prompt_token_ids: self.prompt_token_ids(index),
                         }
                     })
                     .collect();
@@ -129,14 +139,23 @@ impl AnswerWriter {
         progress: ChoiceProgress,
     ) -> Result<Vec<u8>, ApiError> {
         let mut frames = Vec::with_capacity(FRAME_BYTES);
-        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
+        let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
+        let has_logprobs = self.request.wants_logprobs() && has_tokens;
+        let has_ids = self.request.output.has_token_ids && has_tokens;
         match self.request.endpoint {
             Endpoint::Chat => self.chat_progress(&mut frames, index, progress)?,
             Endpoint::Completion => {
-                let text = self.begin_completion(index) + &message::text(progress.events);
-                if !text.is_empty() || has_logprobs || progress.finish.is_some() {
+                let is_first = self
+                    .choices
+                    .get(index as usize)
+                    .is_some_and(|it| !it.has_begun);
+                let (echo, mut scored) = self.begin_completion(index);
+                let text = echo + &message::text(progress.events);
+                let token_ids = self.token_ids(&progress.tokens);
+                scored.extend(progress.prompt.into_iter().chain(progress.tokens));
+                if !text.is_empty() || has_logprobs || has_ids || progress.finish.is_some() {
                     let logprobs = match has_logprobs {
-                        true => self.completion_logprobs(index, &progress.tokens),
+                        true => self.completion_logprobs(index, &scored),
                         false => None,
                     };
                     let choice = CompletionChoice {
@@ -144,6 +163,8 @@ impl AnswerWriter {
                         text,
                         logprobs,
                         finish_reason: progress.finish,
+                        token_ids,
+                        prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
                     };
                     let event = self.envelope("text_completion", vec![choice], None);
                     write_frame(&mut frames, &event)?;
@@ -168,28 +189,36 @@ impl AnswerWriter {
                 content: Some(content),
                 ..Delta::default()
             };
-            self.chat_frame(frames, index, delta, None, None)?;
+            let mut event = self.chat_event(index, delta, None, None);
+            event.prompt_token_ids = self.prompt_token_ids(index);
+            write_frame(frames, &event)?;
         }
         let shape = self.call_shape();
-        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
-        let mut logprobs = match has_logprobs {
+        let has_tokens = !progress.tokens.is_empty();
+        let mut logprobs = match has_tokens && self.request.wants_logprobs() {
             true => self.chat_logprobs(&progress.tokens),
             false => None,
         };
-        for delta in message::deltas(progress.events, shape) {
-            self.chat_frame(frames, index, delta, logprobs.take(), None)?;
-        }
-        if logprobs.is_some() {
+        let mut token_ids = self.token_ids(&progress.tokens).filter(|_| has_tokens);
+        let mut deltas: Vec<Delta> = message::deltas(progress.events, shape).collect();
+        if deltas.is_empty() && (logprobs.is_some() || token_ids.is_some()) {
             let content = self.request.parsing.is_none().then(String::new);
-            let delta = Delta {
+            deltas.push(Delta {
                 content: content.map(Some),
                 ..Delta::default()
-            };
-            self.chat_frame(frames, index, delta, logprobs, None)?;
+            });
+        }
+        for delta in deltas {
+            let mut event = self.chat_event(index, delta, logprobs.take(), None);
+            for choice in &mut event.choices {
+                choice.token_ids = token_ids.take();
+            }
+            write_frame(frames, &event)?;
         }
         if progress.finish.is_some() {
             let finish = shape.finish(progress.finish);
-            self.chat_frame(frames, index, Delta::default(), None, finish)?;
+            let event = self.chat_event(index, Delta::default(), None, finish);
+            write_frame(frames, &event)?;
         }
         Ok(())
     }
@@ -238,37 +267,62 @@ impl AnswerWriter {
         wants.then(|| completion_logprobs(&request.model.tokenizer, tokens, &mut choice.offset))
     }
 
-    /// The echoed prompt, at the first call for a choice.
-    fn begin_completion(&mut self, index: u32) -> String {
-        let prompt = index as usize / self.request.choices_per_prompt.max(1) as usize;
-        match self.choices.get_mut(index as usize) {
-            Some(choice) if !choice.has_begun => {
-                choice.has_begun = true;
-                let prompt = self.request.prompts.get(prompt);
-                let echo = prompt.map_or("", |prompt| &*prompt.echo);
-                choice.offset = echo.chars().count() as u64;
-                echo.to_owned()
-            }
-            _ => String::new(),
-        }
+    /// The ids of output tokens, if asked for.
+    fn token_ids(&self, tokens: &[OutputToken]) -> Option<Vec<TokenId>> {
+        let wants = self.request.output.has_token_ids;
+        wants.then(|| tokens.iter().map(|token| token.id).collect())
     }
 
-    fn chat_frame(
+    /// The prompt of a choice.
+    fn prompt(&self, index: u32) -> Option<&PreparedPrompt> {
+        let per_prompt = self.request.choices_per_prompt.max(1);
+        self.request.prompts.get((index / per_prompt) as usize)
+    }
+
+    /// The token ids of the prompt of a choice, if asked for.
+    fn prompt_token_ids(&self, index: u32) -> Option<Vec<TokenId>> {
+        let wants = self.request.output.has_token_ids;
+        let prompt = self.prompt(index).filter(|_| wants)?;
+        Some(prompt.tokens.to_vec())
+    }
+
+    /// The echoed prompt, at the first call for a choice, and the first of its tokens if they are scored: nothing
+    /// comes before that one, so it has no log-probability.
+    fn begin_completion(&mut self, index: u32) -> (String, Vec<OutputToken>) {
+        let begins = self
+            .choices
+            .get_mut(index as usize)
+            .is_some_and(|choice| !std::mem::replace(&mut choice.has_begun, true));
+        let Some(prompt) = self.prompt(index).filter(|_| begins) else {
+            return (String::new(), Vec::new());
+        };
+        let echo = prompt.echo.clone();
+        let first = prompt.tokens.first().map(|id| OutputToken {
+            id: *id,
+            logprob: None,
+        });
+        let scores = self.request.output.scores_prompt;
+        if !scores && let Some(choice) = self.choices.get_mut(index as usize) {
+            choice.offset = echo.chars().count() as u64;
+        }
+        (echo, first.filter(|_| scores).into_iter().collect())
+    }
+
+    fn chat_event(
         &self,
-        frames: &mut Vec<u8>,
         index: u32,
         delta: Delta,
         logprobs: Option<ChatLogprobs>,
         finish_reason: Option<FinishReason>,
-    ) -> Result<(), ApiError> {
+    ) -> Answer<'_, ChatChunkChoice> {
         let choice = ChatChunkChoice {
             index,
             delta,
             logprobs,
             finish_reason,
+            token_ids: None,
         };
-        let event = self.envelope("chat.completion.chunk", vec![choice], None);
-        write_frame(frames, &event)
+        self.envelope("chat.completion.chunk", vec![choice], None)
     }
 
     /// The fields of all answers and events. In an event, `usage` is null if a later one will have it.
@@ -284,6 +338,7 @@ impl AnswerWriter {
             created: self.created,
             model: &self.request.model.id,
             choices,
+            prompt_token_ids: None,
             usage: match summary {
                 Some(summary) => Some(Some(summary.usage)),
                 None => self.request.include_usage.then_some(None),

@@ -13,6 +13,8 @@ use crate::network::KvCache;
 pub(crate) struct Session {
     pub(crate) namespace: NamespaceId,
     pub(crate) sampling: Sampling,
+    /// Length of the prompt; the text after it is output.
+    pub(crate) prompt_len: usize,
     /// All tokens. Between steps, `kv` of an open session lacks the last one, whose forward pass is outstanding.
     pub(crate) text: Vec<TokenId>,
     pub(crate) kv: KvCache,

@@ -79,6 +79,7 @@ impl Sessions {
         let session = Session {
             namespace: spec.namespace,
             sampling: spec.sampling,
+            prompt_len: spec.prompt_len as usize,
             text: Vec::new(),
             kv: KvCache::new(self.shape, self.blocks.clone()),
             drafter_state: self
@@ -293,6 +294,7 @@ mod tests {
                 self_drafts: false,
                 namespace: NamespaceId(namespace),
                 sampling: Sampling::default(),
+                prompt_len: 0,
             };
             self.sessions.open(id, spec, self.now)?;
             let len = text.len();

@@ -5,7 +5,7 @@ use refrain_protocol::engine::StepOutput;
 use super::planned_item::PlannedItem;
 use super::session::Session;
 use crate::network::ForwardPass;
-use crate::sampler::Sampler;
+use crate::sampler::{History, Sampler};
 
 /// Emits the tokens of one item. It appends them to the session's text, and the accepted nodes to its KV cache.
 /// `branch` is the item's index in the pass.
@@ -65,6 +65,8 @@ fn walk(
     output: &mut StepOutput,
 ) {
     let mut at: Option<u32> = None;
+    let sampling = &session.sampling;
+    let mut history = History::new(sampling, &session.text, session.prompt_len);
     loop {
         // The walk ends before nodes that were not computed because they are too deep to be reached.
         let node = match at {
@@ -75,8 +77,10 @@ fn walk(
             },
         };
         let position = (session.text.len() + output.emitted.len()) as u32;
-        let (logits, sampling) = (pass.logits(branch, node), &session.sampling);
-        let sampled = sampler.sample(logits, sampling, position, item.drafted_after(at));
+        let is_forced = history.forced(sampling).is_some();
+        let (logits, drafted) = (pass.logits(branch, node), item.drafted_after(at));
+        let sampled = sampler.sample(logits, sampling, position, &history, drafted);
+        history.push(sampling, sampled.token);
         output.emitted.push(sampled.token);
         if let (Some(logprobs), Some(logprob)) = (&mut output.logprobs, sampled.logprob) {
             logprobs.push(logprob);
@@ -87,7 +91,7 @@ fn walk(
         output
             .accepted_nodes
             .extend(child.map(|child| child as u32));
-        output.stopped = session.sampling.stop_token_ids.contains(&sampled.token);
+        output.stopped = !is_forced && sampling.stop_token_ids.contains(&sampled.token);
         if output.stopped || output.emitted.len() >= item.max_emit || child.is_none() {
             break;
         }

@@ -72,7 +72,7 @@ fn check(sampling: &Sampling, seed: u64) {
         let agreed = agreement(&draft, future);
         let max_emit = 1 + random.below(9);
         let base = if first {
-            opening(1, sampling, &[])
+            opening(1, sampling, &prompt)
         } else {
             item(1, 0, &[])
         };
@@ -84,9 +84,15 @@ fn check(sampling: &Sampling, seed: u64) {
             ..base
         });
         first = false;
-        let emitted = (agreed + 1).min(max_emit);
+        let room = (agreed + 1).min(max_emit);
+        let stops = |token: &TokenId| sampling.stop_token_ids.contains(token);
+        let forced = sampling.forced_output.len().saturating_sub(done);
+        let free = future[..room].iter().skip(forced);
+        let stop = free.clone().position(stops);
+        let emitted = stop.map_or(room, |at| forced + at + 1);
         assert_eq!(output.emitted, future[..emitted], "seed {seed}");
-        assert_eq!(output.accepted_nodes.len(), agreed.min(max_emit));
+        assert_eq!(output.accepted_nodes.len(), agreed.min(emitted));
+        assert_eq!(output.stopped, stop.is_some());
         assert_eq!(output.text_len as usize, text.len() + emitted);
         text.extend(&output.emitted);
         // Sometimes the caller cuts the text, or sends tokens again that the engine already has.
@@ -109,6 +115,56 @@ proptest! {
     #[test]
     fn any_tree_leaves_sampled_output_alone(seed in any::<u64>()) {
         check(&Sampling { temperature: 0.8, top_p: 0.95, seed, choice: 1, ..Sampling::default() }, seed);
+    }
+}
+
+/// Every parameter that makes a position depend on the tokens before it.
+fn dependent(temperature: f32, random: &mut Random) -> Sampling {
+    Sampling {
+        temperature,
+        seed: random.next(),
+        logit_bias: vec![(3, 0.5)],
+        stop_token_ids: random.tokens(2),
+        top_logprobs: Some(1),
+        presence_penalty: random.float() * 2.0,
+        frequency_penalty: random.float() * 2.0,
+        repetition_penalty: 1.0 + random.float() * 0.6,
+        min_tokens: random.below(40) as u32,
+        bad_tokens: (0..60)
+            .map(|_| random.tokens(1 + random.0 as usize % 2))
+            .collect(),
+        forced_output: random.tokens(random.0 as usize % 9),
+        ..Sampling::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_tree_leaves_output_alone_that_depends_on_the_text(seed in any::<u64>()) {
+        for temperature in [0.0, 0.9] {
+            check(&dependent(temperature, &mut Random(seed)), seed);
+        }
+    }
+}
+
+#[test]
+fn a_session_that_continues_an_output_counts_it_as_output() {
+    let mut random = Random(3);
+    for _ in 0..20 {
+        let sampling = dependent(0.7, &mut random);
+        let prompt = random.tokens(9);
+        let whole = engine(EngineConfig::default()).decode(1, &sampling, &prompt, 30);
+        let cut = 1 + random.below(28);
+        let text = [&*prompt, &whole[..cut]].concat();
+        let mut other = opening(2, &sampling, &prompt);
+        other.tokens = text.clone();
+        let mut second = engine(EngineConfig::default());
+        let next = second.step(other).emitted;
+        assert_eq!(next, whole[cut..=cut]);
+        let next = second.step(item(2, text.len() + 1, &[])).emitted;
+        assert_eq!(next, whole[cut + 1..=cut + 1]);
     }
 }
 

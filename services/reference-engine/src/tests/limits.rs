@@ -257,6 +257,7 @@ fn reuse_is_reported_and_changes_nothing() {
         self_drafts: false,
         namespace: NamespaceId(2),
         sampling,
+        prompt_len: prompt.len() as u32,
     };
     let foreign = engine.step(StepItem {
         open: Some(spec),

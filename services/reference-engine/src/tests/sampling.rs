@@ -2,7 +2,7 @@
 
 use refrain_protocol::engine::Sampling;
 
-use crate::sampler::{Sampler, validate};
+use crate::sampler::{History, Sampler, validate};
 
 fn sampling(temperature: f32) -> Sampling {
     Sampling {
@@ -17,7 +17,9 @@ fn counts(logits: &[f32], sampling: &Sampling, draws: u32) -> Vec<u32> {
     let mut sampler = Sampler::default();
     let mut counts = vec![0; logits.len()];
     for position in 0..draws {
-        counts[sampler.sample(logits, sampling, position, None).token as usize] += 1;
+        counts[sampler
+            .sample(logits, sampling, position, &History::default(), None)
+            .token as usize] += 1;
     }
     counts
 }
@@ -33,7 +35,9 @@ fn drawn(logits: &[f32], sampling: &Sampling) -> Vec<usize> {
 fn greedy_takes_the_lowest_id_among_equals_and_never_nan() {
     let mut sampler = Sampler::default();
     let token = |sampler: &mut Sampler, logits: &[f32]| {
-        sampler.sample(logits, &sampling(0.0), 3, None).token
+        sampler
+            .sample(logits, &sampling(0.0), 3, &History::default(), None)
+            .token
     };
     assert_eq!(token(&mut sampler, &[1.0, 5.0, 5.0]), 1);
     assert_eq!(token(&mut sampler, &[f32::NAN, 1.0, 2.0]), 2);
@@ -175,7 +179,7 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         top_logprobs: Some(2),
         ..sampling(0.0)
     };
-    let drawn = Sampler::default().sample(&logits, &biased, 0, None);
+    let drawn = Sampler::default().sample(&logits, &biased, 0, &History::default(), None);
     assert_eq!(drawn.token, 2);
     let logprob = drawn.logprob.unwrap();
     assert!(logprob.logprob.abs() < 1e-6);
@@ -186,7 +190,7 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         ..sampling(0.5)
     };
     let logprob = Sampler::default()
-        .sample(&logits, &cut, 0, None)
+        .sample(&logits, &cut, 0, &History::default(), None)
         .logprob
         .unwrap();
     assert_eq!(logprob.top.len(), 4);
@@ -196,6 +200,164 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
             .iter()
             .all(|(_, value)| (value - 0.25f32.ln()).abs() < 1e-6)
     );
+}
+
+/// Returns the logits of five tokens as log-probabilities up to a constant, after this prompt and output.
+fn adjusted(sampling: Sampling, prompt: &[u32], output: &[u32]) -> Vec<f32> {
+    let sampling = Sampling {
+        top_logprobs: Some(5),
+        ..sampling
+    };
+    let text = [prompt, output].concat();
+    let history = History::new(&sampling, &text, prompt.len());
+    let logits = [2.0, 1.0, 0.0, -1.0, -2.0];
+    let at = text.len() as u32;
+    let sampled = Sampler::default().sample(&logits, &sampling, at, &history, None);
+    let top = sampled.logprob.unwrap().top;
+    let of = |token: u32| top.iter().find(|(id, _)| *id == token).unwrap().1;
+    // Token 2 has the logit 0 in every case below.
+    (0..5)
+        .map(|token| match of(token) {
+            -9999.0 => f32::NEG_INFINITY,
+            logprob => ((logprob - of(2)) * 1e3).round() / 1e3,
+        })
+        .collect()
+}
+
+#[test]
+fn penalties_count_what_openai_and_vllm_count() {
+    let never = f32::NEG_INFINITY;
+    let plain = Sampling::default;
+    let bad = |words: &[&[u32]]| Sampling {
+        bad_tokens: words.iter().map(|word| word.to_vec()).collect(),
+        ..plain()
+    };
+    let ends = |min_tokens| Sampling {
+        min_tokens,
+        stop_token_ids: vec![4],
+        ..plain()
+    };
+    type Case<'a> = (&'a str, Sampling, &'a [u32], &'a [u32], [f32; 5]);
+    let cases: [Case<'_>; 11] = [
+        (
+            "presence counts the output only, once",
+            Sampling {
+                presence_penalty: 0.5,
+                ..plain()
+            },
+            &[0],
+            &[1, 1, 3],
+            [2.0, 0.5, 0.0, -1.5, -2.0],
+        ),
+        (
+            "frequency counts each time",
+            Sampling {
+                frequency_penalty: 0.5,
+                ..plain()
+            },
+            &[0],
+            &[1, 1, 3],
+            [2.0, 0.0, 0.0, -1.5, -2.0],
+        ),
+        (
+            "repetition counts prompt and output, once",
+            Sampling {
+                repetition_penalty: 2.0,
+                ..plain()
+            },
+            &[0, 3],
+            &[3, 1, 1],
+            [1.0, 0.5, 0.0, -2.0, -2.0],
+        ),
+        (
+            "repetition comes after a bias and before the others",
+            Sampling {
+                repetition_penalty: 2.0,
+                presence_penalty: 1.0,
+                logit_bias: vec![(1, 1.0)],
+                ..plain()
+            },
+            &[],
+            &[1],
+            [2.0, 0.0, 0.0, -1.0, -2.0],
+        ),
+        (
+            "a word of one token",
+            bad(&[&[1]]),
+            &[],
+            &[],
+            [2.0, never, 0.0, -1.0, -2.0],
+        ),
+        (
+            "a word whose beginning was said",
+            bad(&[&[3, 4, 1]]),
+            &[],
+            &[3, 4],
+            [2.0, never, 0.0, -1.0, -2.0],
+        ),
+        (
+            "a word whose beginning was not said",
+            bad(&[&[3, 4, 1]]),
+            &[],
+            &[4, 3],
+            [2.0, 1.0, 0.0, -1.0, -2.0],
+        ),
+        (
+            "a word that begins in the prompt",
+            bad(&[&[3, 1]]),
+            &[3],
+            &[],
+            [2.0, 1.0, 0.0, -1.0, -2.0],
+        ),
+        (
+            "no end token before the least length",
+            ends(2),
+            &[0, 0],
+            &[0],
+            [2.0, 1.0, 0.0, -1.0, never],
+        ),
+        (
+            "an end token from there on",
+            ends(2),
+            &[0],
+            &[0, 0],
+            [2.0, 1.0, 0.0, -1.0, -2.0],
+        ),
+        (
+            "forced tokens count as prompt",
+            Sampling {
+                presence_penalty: 1.0,
+                repetition_penalty: 2.0,
+                forced_output: vec![0],
+                ..ends(2)
+            },
+            &[],
+            &[0, 1],
+            [1.0, -0.5, 0.0, -1.0, never],
+        ),
+    ];
+    for (name, sampling, prompt, output, expected) in cases {
+        assert_eq!(adjusted(sampling, prompt, output), expected, "{name}");
+    }
+}
+
+#[test]
+fn forced_tokens_are_scored_as_they_are() {
+    let sampling = Sampling {
+        forced_output: vec![3],
+        logit_bias: vec![(3, 50.0)],
+        top_logprobs: Some(1),
+        ..sampling(1.0)
+    };
+    let logits = [5.0f32, 0.0, 0.0, 0.0];
+    let history = History::new(&sampling, &[7], 1);
+    let first = Sampler::default().sample(&logits, &sampling, 1, &history, None);
+    assert_eq!(first.token, 3);
+    let logprob = first.logprob.unwrap();
+    assert!(logprob.logprob < -5.0 && logprob.top[0].0 == 0);
+    let history = History::new(&sampling, &[7, 3], 1);
+    let next = Sampler::default().sample(&logits, &sampling, 2, &history, None);
+    assert!(next.logprob.unwrap().logprob > -1e-6);
 }
 
 #[test]
@@ -210,7 +372,7 @@ fn noise_is_keyed_by_seed_choice_and_position() {
         (0..64)
             .map(|position| {
                 Sampler::default()
-                    .sample(&logits, &sampling, position, None)
+                    .sample(&logits, &sampling, position, &History::default(), None)
                     .token
             })
             .collect::<Vec<_>>()

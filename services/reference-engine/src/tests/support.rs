@@ -223,6 +223,7 @@ pub(crate) fn opening(session: u128, sampling: &Sampling, tokens: &[TokenId]) ->
         self_drafts: false,
         namespace: NamespaceId(1),
         sampling: sampling.clone(),
+        prompt_len: tokens.len() as u32,
     };
     StepItem {
         self_draft: None,

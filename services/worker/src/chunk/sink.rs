@@ -64,7 +64,7 @@ impl OutputSink {
 
     /// Takes over the earlier output of a continued request.
     pub(crate) fn adopt(&self, running: &ActiveRequest) {
-        if !running.output().is_empty() {
+        if running.is_remembered() && !running.output().is_empty() {
             let earlier = running.piece(0, running.output(), None);
             self.uploader
                 .adopt(running.namespace, &running.request.namespace, earlier);
@@ -123,8 +123,10 @@ impl OutputSink {
             let running = &chunk.running;
             self.uploader.release(running.namespace, running.document());
         }
-        let cut = OutputCut::new(chunk, u32::MAX);
-        self.ended().put(chunk.lease, cut);
+        if chunk.running.is_remembered() {
+            let cut = OutputCut::new(chunk, u32::MAX);
+            self.ended().put(chunk.lease, cut);
+        }
         chunk.send_last(Ok(ChunkEvent::End(end)));
         outcome
     }
@@ -153,7 +155,9 @@ impl OutputSink {
 
     /// Shortens the output of a running chunk.
     pub(crate) fn cut(&self, chunk: &ActiveChunk, output_len: u32) -> ChunkOutcome {
-        self.shorten(OutputCut::new(chunk, output_len));
+        if chunk.running.is_remembered() {
+            self.shorten(OutputCut::new(chunk, output_len));
+        }
         ChunkOutcome::Cut
     }
 
@@ -180,8 +184,10 @@ impl OutputSink {
 
     /// Sends a piece of an output to the store.
     fn push(&self, running: &ActiveRequest, piece: DocumentUpdateRef<'_>) {
-        let namespace = &running.request.namespace;
-        self.uploader.push(running.namespace, namespace, piece);
+        if running.is_remembered() {
+            let namespace = &running.request.namespace;
+            self.uploader.push(running.namespace, namespace, piece);
+        }
     }
 
     /// Shortens an output in the index and in the store.

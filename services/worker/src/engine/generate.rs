@@ -52,6 +52,37 @@ impl GenerateRequest {
         format!("{}-{position:010}-{:016x}", self.request, self.call)
     }
 
+    /// Tokens of the output so far.
+    pub(crate) fn written(&self) -> u32 {
+        (self.tokens.len() as u32).saturating_sub(self.prompt_len)
+    }
+
+    /// Tokens that the engine must still generate before it may end.
+    pub(crate) fn min_tokens_left(&self) -> u32 {
+        self.sampling.min_tokens.saturating_sub(self.written())
+    }
+
+    /// Checks that the engine samples after this text as it would have, had it generated the output so far itself. It
+    /// takes all of the text for a prompt, which some parameters do not count.
+    ///
+    /// # Errors
+    /// `InvalidRequest` that names the parameter.
+    pub(crate) fn check_continuation(&self) -> Result<(), ApiError> {
+        let sampling = &self.sampling;
+        if self.written() == 0 || !sampling.depends_on_output() {
+            return Ok(());
+        }
+        let field = match (sampling.presence_penalty, sampling.frequency_penalty) {
+            (presence, _) if presence != 0.0 => "presence_penalty",
+            (_, frequency) if frequency != 0.0 => "frequency_penalty",
+            _ => "bad_words",
+        };
+        let message = format!(
+            "the output was interrupted, and this engine cannot continue one with {field}; send the request again"
+        );
+        Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"))
+    }
+
     /// The seed for the engine. Engines restart their random generator with every call, so two choices or two
     /// chunks with one seed would repeat the same noise. The seed is therefore mixed with the choice and with the
     /// position where the call begins.

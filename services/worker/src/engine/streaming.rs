@@ -31,11 +31,21 @@ pub struct StreamingCapabilities {
     pub min_p: bool,
     /// The engine supports a bias per token id.
     pub logit_bias: bool,
+    /// The engine supports the penalties that count the output.
+    pub output_penalties: bool,
+    /// The engine supports the penalty that counts prompt and output.
+    pub repetition_penalty: bool,
+    /// The engine can hold back its end tokens.
+    pub min_tokens: bool,
+    /// The engine can go on past its end tokens.
+    pub ignore_eos: bool,
+    /// The engine can keep texts out of its output.
+    pub bad_words: bool,
 }
 
 impl StreamingCapabilities {
-    /// The capabilities of an engine that supports every sampling field. The connection fills in the model, the
-    /// tokenizer and the context length.
+    /// The capabilities of an engine that supports all sampling fields but the rare ones. The connection fills in the
+    /// model, the tokenizer and the context length.
     pub(super) fn of_dialect(top_logprobs_max: Option<u32>) -> Self {
         StreamingCapabilities {
             model: String::new(),
@@ -45,6 +55,11 @@ impl StreamingCapabilities {
             top_k: true,
             min_p: true,
             logit_bias: true,
+            output_penalties: true,
+            repetition_penalty: true,
+            min_tokens: true,
+            ignore_eos: true,
+            bad_words: false,
         }
     }
 
@@ -67,6 +82,26 @@ impl StreamingCapabilities {
                 "logit_bias",
                 !sampling.logit_bias.is_empty() && !self.logit_bias,
             ),
+            (
+                "presence_penalty",
+                sampling.presence_penalty != 0.0 && !self.output_penalties,
+            ),
+            (
+                "frequency_penalty",
+                sampling.frequency_penalty != 0.0 && !self.output_penalties,
+            ),
+            (
+                "repetition_penalty",
+                sampling.repetition_penalty != 1.0 && !self.repetition_penalty,
+            ),
+            ("min_tokens", sampling.min_tokens > 0 && !self.min_tokens),
+            ("ignore_eos", sampling.ignore_eos && !self.ignore_eos),
+            (
+                "bad_words",
+                !sampling.bad_tokens.is_empty() && !self.bad_words,
+            ),
+            // These engines score prompts only apart from their streams.
+            ("echo with logprobs", !sampling.forced_output.is_empty()),
         ];
         if let Some((field, _)) = unsupported.iter().find(|(_, is_asked)| *is_asked) {
             return refuse(field);
@@ -164,6 +199,11 @@ mod tests {
             top_k: false,
             min_p: false,
             logit_bias: false,
+            output_penalties: false,
+            repetition_penalty: false,
+            min_tokens: false,
+            ignore_eos: false,
+            bad_words: false,
         }
     }
 
@@ -196,6 +236,55 @@ mod tests {
                 "logprobs",
                 Sampling {
                     top_logprobs: Some(0),
+                    ..plain.clone()
+                },
+            ),
+            (
+                "presence_penalty",
+                Sampling {
+                    presence_penalty: -0.5,
+                    ..plain.clone()
+                },
+            ),
+            (
+                "frequency_penalty",
+                Sampling {
+                    frequency_penalty: 0.5,
+                    ..plain.clone()
+                },
+            ),
+            (
+                "repetition_penalty",
+                Sampling {
+                    repetition_penalty: 1.1,
+                    ..plain.clone()
+                },
+            ),
+            (
+                "min_tokens",
+                Sampling {
+                    min_tokens: 1,
+                    ..plain.clone()
+                },
+            ),
+            (
+                "ignore_eos",
+                Sampling {
+                    ignore_eos: true,
+                    ..plain.clone()
+                },
+            ),
+            (
+                "bad_words",
+                Sampling {
+                    bad_tokens: vec![vec![1]],
+                    ..plain.clone()
+                },
+            ),
+            (
+                "echo with logprobs",
+                Sampling {
+                    forced_output: vec![1],
                     ..plain.clone()
                 },
             ),

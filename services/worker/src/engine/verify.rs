@@ -58,7 +58,8 @@ impl VerifyAbilities {
     /// would lack something that the request asks for, or if the engine would sample differently than in a stream.
     pub fn methods(&self, sampling: &Sampling) -> impl Iterator<Item = VerifyMethod> {
         // Only streams carry log-probabilities of the output.
-        let plain = sampling.top_logprobs.is_none();
+        // A draft in the prompt is no output, so what depends on the text would be sampled differently.
+        let plain = sampling.top_logprobs.is_none() && !sampling.depends_on_text();
         // Log-probabilities of prompts are raw: without biases, and before truncation.
         let greedy = sampling.temperature == 0.0 && sampling.logit_bias.is_empty();
         let chain = self.chain && plain && greedy;
@@ -254,6 +255,11 @@ mod tests {
             ..greedy.clone()
         };
         assert_eq!(methods(able, biased), [VerifyMethod::FanOut]);
+        let penalized = Sampling {
+            repetition_penalty: 1.1,
+            ..greedy.clone()
+        };
+        assert_eq!(methods(able, penalized), []);
         let scored = Sampling {
             top_logprobs: Some(0),
             ..greedy.clone()

@@ -81,6 +81,7 @@ async fn measure(
     let open = SessionSpec {
         namespace: NamespaceId(session.0),
         sampling: Sampling::default(),
+        prompt_len: 0,
         self_drafts: false,
     };
     step(engine, item(Some(open), 0, KEPT_TOKENS)).await?;

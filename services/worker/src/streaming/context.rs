@@ -74,7 +74,7 @@ impl StreamContext {
             }),
             false => None,
         };
-        Ok(GenerateRequest {
+        let request = GenerateRequest {
             request: request.request,
             call: refrain_service_kit::random::u64()?,
             namespace: running.namespace,
@@ -84,7 +84,9 @@ impl StreamContext {
             sampling: request.sampling.clone(),
             priority: config.pass_priority.then_some(request.urgency.priority),
             attached,
-        })
+        };
+        request.check_continuation()?;
+        Ok(request)
     }
 
     /// Asks the circuit breaker to admit a call.

@@ -12,14 +12,21 @@ use crate::TokenId;
 
 /// Most entries of `logit_bias`.
 pub(super) const LOGIT_BIAS_MAX: usize = 1024;
-/// Most texts in `stop`, as with OpenAI.
-const STOPS_MAX: usize = 4;
+/// Most texts in `stop`: more than OpenAI allows, since agents of other servers send more. Each costs a search per
+/// token.
+const STOPS_MAX: usize = 64;
+/// Most texts in `bad_words`.
+const BAD_WORDS_MAX: usize = 128;
 /// Most prompts of a body that are read. The gateway allows fewer.
 const PROMPTS_READ_MAX: usize = 65_536;
 
-/// `stop`: one text or several, at most 4.
+/// `stop`: one text or several, at most 64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stop(pub Vec<String>);
+
+/// `bad_words`: a list of texts, at most 128.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BadWords(pub Vec<String>);
 
 /// `logit_bias`: values by token id, at most 1024.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -61,31 +68,44 @@ impl<'de> Deserialize<'de> for LogitBias {
 
 impl<'de> Deserialize<'de> for Stop {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Shape;
-        impl<'de> Visitor<'de> for Shape {
-            type Value = Stop;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a text or a list of texts")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Stop, E> {
-                Ok(Stop(vec![text.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
-                let mut texts = Vec::new();
-                while let Some(text) = list.next_element()? {
-                    if texts.len() == STOPS_MAX {
-                        return Err(too_many(STOPS_MAX, "texts"));
-                    }
-                    texts.push(text);
-                }
-                Ok(Stop(texts))
-            }
-        }
-        deserializer.deserialize_any(Shape)
+        texts::<_, STOPS_MAX>(deserializer).map(Stop)
     }
+}
+
+impl<'de> Deserialize<'de> for BadWords {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        texts::<_, BAD_WORDS_MAX>(deserializer).map(BadWords)
+    }
+}
+
+/// Reads a text, or a list of at most `MOST` texts.
+fn texts<'de, D: Deserializer<'de>, const MOST: usize>(
+    deserializer: D,
+) -> Result<Vec<String>, D::Error> {
+    struct Shape<const MOST: usize>;
+    impl<'de, const MOST: usize> Visitor<'de> for Shape<MOST> {
+        type Value = Vec<String>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a text or a list of texts")
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Vec<String>, E> {
+            Ok(vec![text.to_owned()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
+            let mut texts = Vec::new();
+            while let Some(text) = list.next_element()? {
+                if texts.len() == MOST {
+                    return Err(too_many(MOST, "texts"));
+                }
+                texts.push(text);
+            }
+            Ok(texts)
+        }
+    }
+    deserializer.deserialize_any(Shape::<MOST>)
 }
 
 impl<'de> Deserialize<'de> for Prompt {
@@ -200,9 +220,11 @@ mod tests {
 
     #[test]
     fn lists_end_where_they_would_be_refused() {
-        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d"]"#).is_ok());
-        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d","e"]"#).is_err());
         let prompts = |count: usize| format!("[{}\"\"]", "\"\",".repeat(count - 1));
+        assert!(serde_json::from_str::<Stop>(&prompts(STOPS_MAX)).is_ok());
+        assert!(serde_json::from_str::<Stop>(&prompts(STOPS_MAX + 1)).is_err());
+        assert!(serde_json::from_str::<BadWords>(&prompts(BAD_WORDS_MAX)).is_ok());
+        assert!(serde_json::from_str::<BadWords>(&prompts(BAD_WORDS_MAX + 1)).is_err());
         assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX)).is_ok());
         assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX + 1)).is_err());
     }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::field_shapes::{LogitBias, Stop};
+use super::field_shapes::{BadWords, LogitBias, Stop};
 use crate::TokenId;
 use crate::chunk::{Priority, Speculation};
 
@@ -31,6 +31,19 @@ pub struct Parameters {
     pub stop_token_ids: Option<Vec<TokenId>>,
     /// Whether to ignore the end tokens of the model. Not part of OpenAI's API.
     pub ignore_eos: Option<bool>,
+    /// Least number of output tokens before an end. Not part of OpenAI's API.
+    pub min_tokens: Option<u64>,
+    /// Texts that the output must not have. Not part of OpenAI's API.
+    pub bad_words: Option<BadWords>,
+    /// Whether the output has the stop text that ended it. Not part of OpenAI's API.
+    pub include_stop_str_in_output: Option<bool>,
+    /// Whether special tokens have no text; default true. Not part of OpenAI's API.
+    pub skip_special_tokens: Option<bool>,
+    /// Whether the answer has the token ids of prompt and output. Not part of OpenAI's API.
+    pub return_token_ids: Option<bool>,
+    /// Keeps only that many tokens of the prompt, the last ones; -1 keeps what the context holds. Not part of
+    /// OpenAI's API.
+    pub truncate_prompt_tokens: Option<i64>,
     /// Seed of the noise.
     pub seed: Option<i64>,
     /// Biases by token id, which is a string in JSON.
@@ -39,7 +52,7 @@ pub struct Parameters {
     pub presence_penalty: Option<f64>,
     /// Penalty by the number of occurrences of a token.
     pub frequency_penalty: Option<f64>,
-    /// Penalty by which the logits of present tokens are divided. Not part of OpenAI's API.
+    /// Penalty by which the logits of tokens in prompt or output are divided. Not part of OpenAI's API.
     pub repetition_penalty: Option<f64>,
     /// Whether to answer by a stream of events.
     pub stream: Option<bool>,
@@ -61,7 +74,7 @@ pub struct Parameters {
 
 /// `priority`: a name, or a number as clients of vLLM send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "priority: low, normal, high or a whole number")]
+#[serde(untagged, expecting = "must be low, normal, high or a whole number")]
 pub enum RequestPriority {
     /// A name.
     Name(Priority),

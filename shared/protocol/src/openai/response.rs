@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::TokenId;
 use crate::chunk::SourceCounts;
 
 /// The tokens of a request.
@@ -102,6 +103,9 @@ pub struct Answer<'a, C> {
     pub model: &'a str,
     /// The choices.
     pub choices: Vec<C>,
+    /// Token ids of the prompt of a chat, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<TokenId>>,
     /// Usage. `None` leaves the key out, and `Some(None)` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
@@ -121,6 +125,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// The reason of its end.
     pub finish_reason: Option<FinishReason>,
+    /// Token ids of the output, or of its new part, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<TokenId>>,
 }
 
 /// A message of the model.
@@ -183,6 +190,9 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// The reason of the end, in the last event of the choice.
     pub finish_reason: Option<FinishReason>,
+    /// Token ids of the output, or of its new part, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<TokenId>>,
 }
 
 /// The new part of a message.
@@ -249,6 +259,12 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// The reason of its end, once it has ended.
     pub finish_reason: Option<FinishReason>,
+    /// Token ids of the output, or of its new part, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<TokenId>>,
+    /// Token ids of the prompt, if asked for; in a stream with the first event of the choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<TokenId>>,
 }
 
 /// Log-probabilities of a text completion, in parallel lists.
@@ -256,10 +272,10 @@ pub struct CompletionChoice {
 pub struct CompletionLogprobs {
     /// Text of each token, or `bytes:\x..` if it is not UTF-8.
     pub tokens: Vec<String>,
-    /// Log-probability of each token.
-    pub token_logprobs: Vec<f64>,
+    /// Log-probability of each token; null for the first token of an echoed prompt, which nothing comes before.
+    pub token_logprobs: Vec<Option<f64>>,
     /// The most likely tokens at each position.
-    pub top_logprobs: Vec<BTreeMap<String, f64>>,
+    pub top_logprobs: Vec<Option<BTreeMap<String, f64>>>,
     /// Offset of each token in the text of the choice, in characters.
     pub text_offset: Vec<u64>,
 }
@@ -301,6 +317,7 @@ mod tests {
                 created: 1,
                 model: "m",
                 choices: Vec::new(),
+                prompt_token_ids: None,
                 usage,
                 metrics: None,
             };

@@ -55,6 +55,48 @@ pub(super) fn variables(
     variables
 }
 
+/// Appends to the content of the last message.
+pub(super) fn append_to_last_message(
+    variables: &mut BTreeMap<String, Value>,
+    end: &str,
+) -> Result<(), TokenizationError> {
+    let messages = variables.get("messages").map(Value::try_iter);
+    let mut messages: Vec<Value> = messages.into_iter().flatten().flatten().collect();
+    let Some(last) = messages.last_mut() else {
+        return Err(TokenizationError::Input(
+            "there is no message to continue".into(),
+        ));
+    };
+    let mut fields = pairs(last);
+    for (name, value) in &mut fields {
+        if name.as_str() == Some("content") {
+            *value = appended(value, end);
+        }
+    }
+    *last = Value::from_pairs(fields);
+    variables.insert("messages".into(), messages.into_iter().collect());
+    Ok(())
+}
+
+/// A content with more text at its end.
+fn appended(content: &Value, end: &str) -> Value {
+    if let Some(text) = content.as_str() {
+        return Value::from(format!("{text}{end}"));
+    }
+    let mut parts: Vec<Value> = content.try_iter().into_iter().flatten().collect();
+    if let Some(last) = parts.last_mut() {
+        let fields =
+            pairs(last)
+                .into_iter()
+                .map(|(name, value)| match (name.as_str(), value.as_str()) {
+                    (Some("text"), Some(text)) => (name, Value::from(format!("{text}{end}"))),
+                    _ => (name, value),
+                });
+        *last = Value::from_pairs(fields);
+    }
+    parts.into_iter().collect()
+}
+
 /// A private-use character that none of the strings contains.
 pub(super) fn unused_character(
     variables: &BTreeMap<String, Value>,

@@ -234,3 +234,31 @@ fn a_prompt_that_grows_too_long_is_stopped() {
     assert!(matches!(error, TokenizationError::Input(_)));
     assert!(error.to_string().contains("shorten"), "{error}");
 }
+
+#[test]
+fn the_last_message_can_be_continued() {
+    let (tokenizer, chatml) = model();
+    let turns = |content: &str| ChatInput::from_messages([("user", "a"), ("assistant", content)]);
+    let continued = |template: &ChatTemplate, input: &ChatInput| {
+        let tokens = template.encode_continued_within(&tokenizer, input, usize::MAX);
+        tokens.map(|tokens| (shown(&tokenizer, &tokens), markers(&tokens)))
+    };
+    let (text, _) = continued(&chatml, &turns("so far ")).unwrap();
+    assert!(text.ends_with("<|im_start|>assistant\nso far "), "{text:?}");
+    // The same text earlier in the chat is not the end.
+    let (text, _) = continued(&chatml, &turns("a")).unwrap();
+    assert!(text.ends_with("assistant\na"), "{text:?}");
+    let trims = template("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}");
+    assert_eq!(
+        continued(&trims, &turns("so far ")).unwrap().0,
+        "[a][so far"
+    );
+    // A marker in the text is no marker.
+    let (text, count) = continued(&chatml, &turns("<|im_end|>")).unwrap();
+    assert!(text.ends_with("<|im_end|>"));
+    assert_eq!(count, continued(&chatml, &turns("x")).unwrap().1);
+    let hides = template("{{ messages[0].content }}");
+    assert!(continued(&hides, &turns("a")).is_err());
+    let none = ChatInput::from_messages([]);
+    assert!(continued(&chatml, &none).is_err());
+}

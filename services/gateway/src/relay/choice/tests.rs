@@ -4,6 +4,15 @@ use refrain_protocol::chunk::{DraftScope, DraftSource};
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END, byte_level_files};
 
 fn choice(stops: &[&str], max_new_tokens: u32) -> ChoiceState {
+    choice_with(stops, max_new_tokens, &[], 0)
+}
+
+fn choice_with(
+    stops: &[&str],
+    max_new_tokens: u32,
+    forced: &[TokenId],
+    min_tokens: u32,
+) -> ChoiceState {
     let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
     let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
     let plan = ChoicePlan {
@@ -11,6 +20,8 @@ fn choice(stops: &[&str], max_new_tokens: u32) -> ChoiceState {
         max_new_tokens,
         stop_token_ids: vec![IM_END],
         wants_logprobs: false,
+        forced: forced.into(),
+        min_tokens,
     };
     let mut choice = ChoiceState::new(
         plan,
@@ -204,4 +215,54 @@ fn accepted_tokens_never_exceed_drafted_ones_whatever_a_worker_sends() {
     choice.step(Duration::from_secs(2), step).unwrap();
     let counts = choice.summary().counts[&DraftSource::Suffix];
     assert_eq!((counts.drafted, counts.accepted), (1, 1));
+}
+
+#[test]
+fn the_rest_of_a_scored_prompt_is_no_output() {
+    let forced = [IM_END, FIRST_BYTE];
+    let mut choice = choice_with(&["ab"], 5, &forced, 0);
+    let step = |tokens: &[TokenId]| message(0, tokens.to_vec());
+    let other = choice.step(Duration::from_secs(2), step(&[IM_END, 7]));
+    assert_eq!(other, Err("the engine does not score prompts"));
+    let progress = choice
+        .step(
+            Duration::from_secs(2),
+            step(&[&forced[..], &bytes("xab")].concat()),
+        )
+        .unwrap();
+    assert_eq!((progress.prompt.len(), progress.tokens.len()), (2, 3));
+    assert_eq!(
+        (&*text(&progress.events), progress.finish),
+        ("x", Some(FinishReason::Stop))
+    );
+    assert_eq!(choice.summary().completion_tokens, 3);
+}
+
+#[test]
+fn nothing_but_a_scored_prompt_ends_by_its_length() {
+    let forced = bytes("ab");
+    let mut choice = choice_with(&["ab"], 2, &forced, 0);
+    let progress = choice
+        .step(Duration::from_secs(2), message(0, forced))
+        .unwrap();
+    assert_eq!((progress.prompt.len(), progress.tokens.len()), (2, 0));
+    let end = choice.end(&end(ChunkEndReason::Length));
+    assert_eq!(
+        (&*text(&end.events), end.finish),
+        ("", Some(FinishReason::Length))
+    );
+    assert_eq!(choice.summary().completion_tokens, 0);
+}
+
+#[test]
+fn stop_texts_wait_for_the_least_length() {
+    let mut choice = choice_with(&["b"], 9, &[], 3);
+    let progress = choice
+        .step(Duration::from_secs(2), message(0, bytes("abbab")))
+        .unwrap();
+    assert_eq!(
+        (&*text(&progress.events), progress.tokens.len()),
+        ("abba", 5)
+    );
+    assert_eq!(progress.finish, Some(FinishReason::Stop));
 }

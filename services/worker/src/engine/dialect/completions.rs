@@ -17,12 +17,14 @@ use crate::engine::generate::{GenerateRequest, Generated};
 use crate::engine::streaming::LOGPROB_MIN;
 use crate::engine::verify::{DraftVerdict, SingleToken, VerifyRequest};
 
-/// The mesh has no penalties, so every request turns the engine's defaults off.
-pub(super) const NO_PENALTIES: [(&str, f32); 3] = [
-    ("repetition_penalty", 1.0),
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0.0),
-];
+/// The penalties. Neutral ones are sent as well, since a server may have been started with other defaults.
+pub(super) fn penalties(sampling: &Sampling) -> [(&'static str, f32); 3] {
+    [
+        ("repetition_penalty", sampling.repetition_penalty),
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+    ]
+}
 
 /// The fields that all servers of this route accept.
 pub(super) fn common_body(model: &str, request: &GenerateRequest) -> Map<String, Value> {
@@ -52,8 +54,14 @@ pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<Strin
     set("stop_token_ids", json!(sampling.stop_token_ids));
     set("top_k", json!(sampling.top_k));
     set("min_p", json!(sampling.min_p));
-    for (name, value) in NO_PENALTIES {
+    for (name, value) in penalties(sampling) {
         set(name, json!(value));
+    }
+    if request.min_tokens_left() > 0 {
+        set("min_tokens", json!(request.min_tokens_left()));
+    }
+    if sampling.ignore_eos {
+        set("ignore_eos", json!(true));
     }
     if !sampling.logit_bias.is_empty() {
         set("logit_bias", logit_bias(sampling));

@@ -49,7 +49,12 @@ impl LlamaCpp {
 
 impl Dialect for LlamaCpp {
     fn capabilities(&self) -> StreamingCapabilities {
-        StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
+        StreamingCapabilities {
+            // The server's presence and frequency penalties count the prompt as well.
+            output_penalties: false,
+            min_tokens: false,
+            ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
+        }
     }
 
     fn path(&self) -> &'static str {
@@ -71,13 +76,22 @@ impl Dialect for LlamaCpp {
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
-            // The order of the mesh. The server's other samplers, such as penalties, are left out.
+            // The order of the mesh. The server's other samplers are left out.
             "samplers": ["temperature", "top_k", "top_p", "min_p"],
             "repeat_penalty": 1.0,
             "seed": seed,
             // Without this list the last event repeats the prompt.
             "response_fields": ["stop", "stop_type", "tokens_predicted"],
         });
+        if sampling.repetition_penalty != 1.0 {
+            body["samplers"] = json!(["penalties", "temperature", "top_k", "top_p", "min_p"]);
+            body["repeat_penalty"] = json!(sampling.repetition_penalty);
+            // All of the context, not only its end.
+            body["repeat_last_n"] = json!(-1);
+        }
+        if sampling.ignore_eos {
+            body["ignore_eos"] = json!(true);
+        }
         if !sampling.logit_bias.is_empty() {
             body["logit_bias"] = json!(sampling.logit_bias);
         }

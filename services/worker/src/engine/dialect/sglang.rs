@@ -14,7 +14,7 @@ use refrain_protocol::{ApiError, TokenId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::completions::{NO_PENALTIES, logit_bias};
+use super::completions::{logit_bias, penalties};
 use super::{Decoder, Dialect, VerifyCall, end_of, error_event, pass_on};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::generate::{GenerateRequest, Generated};
@@ -48,9 +48,14 @@ impl Dialect for SgLang {
             "no_stop_trim": true,
             "skip_special_tokens": false,
         });
-        // A server may have been started with other defaults for absent fields.
-        for (name, value) in NO_PENALTIES {
+        for (name, value) in penalties(sampling) {
             parameters[name] = json!(value);
+        }
+        if request.min_tokens_left() > 0 {
+            parameters["min_new_tokens"] = json!(request.min_tokens_left());
+        }
+        if sampling.ignore_eos {
+            parameters["ignore_eos"] = json!(true);
         }
         if !sampling.logit_bias.is_empty() {
             parameters["logit_bias"] = logit_bias(sampling);

@@ -255,3 +255,155 @@ no_event_makes_it_panic!(
         tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
     }
 );
+
+/// The fields that only some requests have, as a dialect sends them after 3 tokens of prompt and 2 of output.
+fn rare_fields(dialect: &dyn Dialect, sampling: Sampling) -> Value {
+    let mut request = test_request(&[1, 2, 3, 4, 5], sampling);
+    request.prompt_len = 3;
+    let body = dialect.body(&request).unwrap();
+    let parameters = body.get("sampling_params").unwrap_or(&body);
+    let names = [
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "repeat_penalty",
+        "repeat_last_n",
+        "samplers",
+        "min_tokens",
+        "min_new_tokens",
+        "ignore_eos",
+        "bad_words",
+    ];
+    let fields = names.iter().filter_map(|name| {
+        let value = parameters.get(*name)?;
+        Some(((*name).to_owned(), value.clone()))
+    });
+    fields.collect::<serde_json::Map<_, _>>().into()
+}
+
+#[test]
+fn every_engine_is_asked_in_its_own_words() {
+    let sampling = Sampling {
+        presence_penalty: 0.5,
+        frequency_penalty: -0.5,
+        repetition_penalty: 1.5,
+        min_tokens: 6,
+        ignore_eos: true,
+        bad_words: vec!["no".into()],
+        ..Sampling::default()
+    };
+    let files = byte_level_files();
+    let tokenizer = Arc::new(files.tokenizer().unwrap());
+    let penalties =
+        json!({"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5});
+    let with = |fields: Value| {
+        let mut all = penalties.clone();
+        for (name, value) in fields.as_object().unwrap() {
+            all[name] = value.clone();
+        }
+        all
+    };
+    let model = || "m".to_owned();
+    let cases: [(&str, Box<dyn Dialect>, Value); 5] = [
+        (
+            "vllm",
+            Box::new(Vllm { model: model() }),
+            with(json!({"min_tokens": 4, "ignore_eos": true, "bad_words": ["no"]})),
+        ),
+        (
+            "tensorrt-llm",
+            Box::new(TensorRtLlm { model: model() }),
+            with(json!({"min_tokens": 4, "ignore_eos": true})),
+        ),
+        (
+            "sglang",
+            Box::new(SgLang),
+            with(json!({"min_new_tokens": 4, "ignore_eos": true})),
+        ),
+        (
+            "llama-cpp",
+            Box::new(LlamaCpp::new(tokenizer.clone(), true)),
+            json!({"repeat_penalty": 1.5, "repeat_last_n": -1, "ignore_eos": true,
+                   "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"]}),
+        ),
+        (
+            "openai",
+            Box::new(TextOnly {
+                model: model(),
+                tokenizer,
+            }),
+            json!({"presence_penalty": 0.5, "frequency_penalty": -0.5}),
+        ),
+    ];
+    for (name, dialect, expected) in cases {
+        assert_eq!(rare_fields(&*dialect, sampling.clone()), expected, "{name}");
+        // A parameter that a dialect cannot express is refused before the engine is asked.
+        let able = dialect.capabilities();
+        let says = |field: &str| expected.get(field).is_some();
+        assert_eq!(able.output_penalties, says("presence_penalty"), "{name}");
+        assert_eq!(
+            able.repetition_penalty,
+            says("repetition_penalty") || says("repeat_penalty"),
+            "{name}"
+        );
+        assert_eq!(
+            able.min_tokens,
+            says("min_tokens") || says("min_new_tokens"),
+            "{name}"
+        );
+        assert_eq!(able.ignore_eos, says("ignore_eos"), "{name}");
+        assert_eq!(able.bad_words, says("bad_words"), "{name}");
+    }
+}
+
+#[test]
+fn an_output_is_continued_only_where_the_engine_samples_as_before() {
+    let continued = |sampling: Sampling, prompt_len| {
+        let mut request = test_request(&[1, 2, 3], sampling);
+        request.prompt_len = prompt_len;
+        request
+            .check_continuation()
+            .map_err(|error| error.param.unwrap())
+    };
+    let plain = Sampling::default;
+    for (sampling, field) in [
+        (
+            Sampling {
+                presence_penalty: 1.0,
+                ..plain()
+            },
+            "presence_penalty",
+        ),
+        (
+            Sampling {
+                frequency_penalty: 1.0,
+                ..plain()
+            },
+            "frequency_penalty",
+        ),
+        (
+            Sampling {
+                bad_tokens: vec![vec![1, 2]],
+                ..plain()
+            },
+            "bad_words",
+        ),
+    ] {
+        assert_eq!(continued(sampling.clone(), 3), Ok(()));
+        assert_eq!(continued(sampling, 2), Err(field.to_owned()));
+    }
+    for sampling in [
+        plain(),
+        Sampling {
+            repetition_penalty: 1.5,
+            min_tokens: 9,
+            ..plain()
+        },
+        Sampling {
+            bad_tokens: vec![vec![1]],
+            ..plain()
+        },
+    ] {
+        assert_eq!(continued(sampling, 2), Ok(()));
+    }
+}

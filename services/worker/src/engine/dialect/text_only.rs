@@ -66,6 +66,9 @@ impl Dialect for TextOnly {
             top_k: false,
             min_p: false,
             logit_bias: false,
+            repetition_penalty: false,
+            min_tokens: false,
+            ignore_eos: false,
             ..StreamingCapabilities::of_dialect(None)
         }
     }
@@ -80,6 +83,15 @@ impl Dialect for TextOnly {
             "prompt".to_owned(),
             json!(self.text(&request.tokens, request.prompt_len)?),
         );
+        let sampling = &request.sampling;
+        for (name, value) in [
+            ("presence_penalty", sampling.presence_penalty),
+            ("frequency_penalty", sampling.frequency_penalty),
+        ] {
+            if value != 0.0 {
+                body.insert(name.to_owned(), json!(value));
+            }
+        }
         Ok(body.into())
     }
 

@@ -34,7 +34,10 @@ pub(crate) struct Vllm {
 impl Dialect for Vllm {
     fn capabilities(&self) -> StreamingCapabilities {
         // A vLLM with speculation of its own refuses min_p above 0 and logit_bias, and names them in its error.
-        StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
+        StreamingCapabilities {
+            bad_words: true,
+            ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
+        }
     }
 
     fn path(&self) -> &'static str {
@@ -49,6 +52,9 @@ impl Dialect for Vllm {
         // Only requests of the same namespace share blocks of the KV cache.
         set("cache_salt", json!(request.namespace.to_string()));
         set("request_id", json!(request.name()));
+        if !request.sampling.bad_words.is_empty() {
+            set("bad_words", json!(request.sampling.bad_words));
+        }
         if let Some(attached) = &request.attached {
             // The Refrain plugin inside the engine reads these fields.
             let mut fields = json!({

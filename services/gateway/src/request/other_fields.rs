@@ -1,0 +1,203 @@
+//! Fields that the gateway does not carry out: those that it refuses by name, and those that nobody knows.
+
+use std::fmt;
+
+use refrain_protocol::ApiError;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// Fields of other servers that would change the output. Those with a number have it as their neutral value; all are
+/// neutral if they are null, false or empty.
+const UNSUPPORTED: [(&str, Option<f64>); 45] = [
+    ("allowed_token_ids", None),
+    ("audio", None),
+    ("chat_template", None),
+    ("custom_logit_processor", None),
+    ("custom_params", None),
+    ("documents", None),
+    ("dry_multiplier", Some(0.0)),
+    ("early_stopping", None),
+    ("ebnf", None),
+    ("echo", None),
+    ("enforced_str", None),
+    ("function_call", None),
+    ("functions", None),
+    ("grammar", None),
+    ("guided_choice", None),
+    ("guided_decoding_backend", None),
+    ("guided_grammar", None),
+    ("guided_json", None),
+    ("guided_regex", None),
+    ("guided_whitespace_pattern", None),
+    ("json_schema", None),
+    ("kv_transfer_params", None),
+    ("length_penalty", Some(1.0)),
+    ("logits_processors", None),
+    ("lora_path", None),
+    ("mirostat", Some(0.0)),
+    ("mm_processor_kwargs", None),
+    ("prompt_embeds", None),
+    ("prompt_logprobs", None),
+    ("regex", None),
+    ("repeat_penalty", Some(1.0)),
+    ("repetition_detection", None),
+    ("response_format", None),
+    ("return_tokens_as_token_ids", None),
+    ("structural_tag", None),
+    ("structured_outputs", None),
+    ("thinking_token_budget", None),
+    ("top_a", Some(0.0)),
+    ("top_n_sigma", Some(-1.0)),
+    ("typical_p", Some(1.0)),
+    ("use_beam_search", None),
+    ("vllm_xargs", None),
+    ("web_search_options", None),
+    ("xtc_probability", Some(0.0)),
+    ("logprob_token_ids", None),
+];
+
+/// Fields that change no output, or only as a hint: clients send them to every server.
+const WITHOUT_EFFECT: [&str; 17] = [
+    "add_special_tokens",
+    "cache_salt",
+    "include_reasoning",
+    "metadata",
+    "modalities",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "spaces_between_special_tokens",
+    "store",
+    "user",
+    "verbosity",
+    "return_prompt_text",
+];
+
+/// Most unknown fields of a request that are named.
+const UNKNOWN_MAX: usize = 8;
+/// Longest name that is named, bytes.
+const NAME_BYTES_MAX: usize = 64;
+
+/// The fields of a body that are neither parameters nor fields of its endpoint.
+#[derive(Debug, Default)]
+pub(super) struct OtherFields {
+    unsupported: Option<&'static str>,
+    /// Names that nobody knows, the first few.
+    unknown: Vec<String>,
+}
+
+impl OtherFields {
+    /// Reads the value of a field, and keeps nothing of it.
+    pub(super) fn read<'de, A: MapAccess<'de>>(
+        &mut self,
+        name: String,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
+        if let Some((name, neutral)) = UNSUPPORTED.iter().find(|(other, _)| *other == name) {
+            let changes = match map.next_value::<Setting>()? {
+                Setting::Nothing => false,
+                Setting::Number(value) => *neutral != Some(value),
+                Setting::Something => true,
+            };
+            if changes {
+                self.unsupported.get_or_insert(name);
+            }
+            return Ok(());
+        }
+        map.next_value::<IgnoredAny>()?;
+        let is_known = WITHOUT_EFFECT.contains(&name.as_str());
+        if !is_known && self.unknown.len() < UNKNOWN_MAX && name.len() <= NAME_BYTES_MAX {
+            self.unknown.push(name);
+        }
+        Ok(())
+    }
+
+    /// Returns the names that nobody knows.
+    ///
+    /// # Errors
+    /// A field would change the output, and cannot be carried out.
+    pub(super) fn checked(self) -> Result<Vec<String>, ApiError> {
+        match self.unsupported {
+            None => Ok(self.unknown),
+            Some(name) => {
+                let message = format!("{name} is not supported; leave it out");
+                Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
+            }
+        }
+    }
+}
+
+/// A value, as far as it tells whether a field is set.
+enum Setting {
+    /// Null, false, or an empty text, list or object.
+    Nothing,
+    Number(f64),
+    Something,
+}
+
+impl Setting {
+    fn of(is_set: bool) -> Self {
+        match is_set {
+            true => Setting::Something,
+            false => Setting::Nothing,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Setting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AnyValue;
+        impl<'de> Visitor<'de> for AnyValue {
+            type Value = Setting;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a value")
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Setting, E> {
+                Ok(Setting::Nothing)
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Setting, E> {
+                Ok(Setting::of(value))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Setting, E> {
+                Ok(Setting::Number(value as f64))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Setting, E> {
+                Ok(Setting::Number(value as f64))
+            }
+
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Setting, E> {
+                Ok(Setting::Number(value))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Setting, E> {
+                Ok(Setting::of(!value.is_empty()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Setting, A::Error> {
+                let mut is_set = false;
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    is_set = true;
+                }
+                Ok(Setting::of(is_set))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Setting, A::Error> {
+                let mut is_set = false;
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    is_set = true;
+                }
+                Ok(Setting::of(is_set))
+            }
+        }
+        deserializer.deserialize_any(AnyValue)
+    }
+}
