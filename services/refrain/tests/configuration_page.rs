@@ -366,7 +366,8 @@ fn optional_sections_are_found() {
 }
 
 /// Fields of requests and metrics that are named like keys.
-const NOT_KEYS: [&str; 11] = [
+const NOT_KEYS: [&str; 12] = [
+    "truncate_prompt_tokens",
     "min_tokens",
     "bad_words",
     "chunk_tokens",
