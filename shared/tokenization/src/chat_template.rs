@@ -5,6 +5,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `environment.rs` | Jinja as transformers sets it up, and what its errors mean. |
 //! | `template_input.rs` | The variables of a template: messages in the shapes that templates expect. |
 //! | `content_forms.rs` | Whether a template reads content as text or as a list of parts. |
 //! | `jinja_source.rs` | Constructs that are translated before the template is compiled. |
@@ -16,6 +17,7 @@ mod clock;
 #[cfg(test)]
 mod construct_tests;
 mod content_forms;
+mod environment;
 #[cfg(test)]
 mod fuzz_tests;
 mod jinja_source;
@@ -28,14 +30,12 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use minijinja::value::Value;
+use minijinja::{Environment, Error};
 
 use self::clock::Moment;
 use self::content_forms::ContentForms;
-use self::python_json::to_json;
-use self::python_text::python_str;
+use self::environment::{INSTRUCTIONS_MAX, describe, environment, failure};
 use self::template_input::{Shape, StringMap, map_strings, unused_character, variables};
 use crate::{TokenId, TokenizationError, Tokenizer};
 
@@ -79,12 +79,6 @@ const DEFAULT_NAME: &str = "default";
 
 /// A variable of the request with this name sets the date, which is what `strftime_now` says.
 const DATE_VARIABLE: &str = "strftime_now";
-
-/// Most instructions of one rendering. A template takes some hundred per message, and a request has at most some ten
-/// thousand messages. So only a loop within a loop over a very long chat, or a faulty template, reaches this limit.
-/// The limit does not bound a template that doubles a string again and again. Templates come from the operator, with
-/// the model.
-const INSTRUCTIONS_MAX: u64 = 20_000_000;
 
 /// Most instructions of rendering a sample at the start.
 const SAMPLE_INSTRUCTIONS_MAX: u64 = 20_000;
@@ -328,48 +322,6 @@ impl ChatTemplate {
     }
 }
 
-/// Jinja as the library sets it up for which these templates are written.
-fn environment() -> Result<Environment<'static>, Error> {
-    let mut environment = Environment::new();
-    environment.set_syntax(
-        SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()?,
-    );
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(|out, state, value| {
-        let printed = match value.kind() {
-            ValueKind::String => value.clone(),
-            _ => Value::from(python_str(value)),
-        };
-        minijinja::escape_formatter(out, state, &printed)
-    });
-    environment.add_filter("tojson", to_json);
-    environment.add_filter("string", |value: &Value| python_str(value));
-    for name in ["length", "count"] {
-        // An undefined value is empty in Jinja2.
-        environment.add_filter(name, |value: &Value| match value.is_undefined() {
-            true => Ok(0),
-            false => minijinja::filters::length(value),
-        });
-    }
-    // In Python, `None` cannot be iterated over.
-    environment.add_test("iterable", |value: &Value| {
-        !value.is_none() && value.try_iter().is_ok()
-    });
-    environment.add_function(jinja_source::PERCENT, jinja_source::percent);
-    environment.add_function(
-        "raise_exception",
-        |message: &Value| -> Result<String, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, python_str(message)).with_source(Refusal))
-        },
-    );
-    environment.set_fuel(Some(INSTRUCTIONS_MAX));
-    Ok(environment)
-}
-
 /// The special tokens in `tokenizer_config.json` that have a name.
 fn token_names(config: &serde_json::Value) -> Vec<(String, String)> {
     let text = |token: &serde_json::Value| {
@@ -394,40 +346,11 @@ fn parse_date(text: &str) -> Result<Moment, TokenizationError> {
     })
 }
 
-/// Marks errors that a template raised on purpose.
-#[derive(Debug, thiserror::Error)]
-#[error("raised by the template")]
-struct Refusal;
-
-fn is_refusal(error: &Error) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if error.is::<Refusal>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
 fn faulty(error: Error) -> TokenizationError {
     TokenizationError::Model {
         file: "chat_template",
         reason: describe(&error),
     }
-}
-
-/// The error of a rendering.
-fn failure(error: &Error) -> TokenizationError {
-    if error.kind() == ErrorKind::OutOfFuel {
-        return TokenizationError::Input(format!(
-            "the model's chat template took more than {INSTRUCTIONS_MAX} instructions; send fewer messages"
-        ));
-    }
-    if is_refusal(error) {
-        return TokenizationError::Refused(describe(error));
-    }
-    TokenizationError::Render(describe(error))
 }
 
 /// A rendered prompt of at most [`PROMPT_BYTES_MAX`] bytes.
@@ -450,16 +373,5 @@ impl io::Write for BoundedText {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// The error's message without the excerpt of the template that debug builds add.
-fn describe(error: &Error) -> String {
-    let message = error
-        .detail()
-        .map_or_else(|| error.kind().to_string(), str::to_owned);
-    match error.line() {
-        Some(line) => format!("{message} (template line {line})"),
-        None => message,
     }
 }
