@@ -37,7 +37,7 @@ use self::clock::Moment;
 use self::content_forms::ContentForms;
 use self::environment::{INSTRUCTIONS_MAX, describe, environment, failure};
 use self::template_input::{Shape, StringMap, map_strings, unused_character, variables};
-use crate::{TokenId, TokenizationError, Tokenizer};
+use crate::{JsonList, TokenId, TokenizationError, Tokenizer};
 
 pub use self::chat_input::ChatInput;
 
@@ -117,7 +117,12 @@ impl ChatTemplate {
             date: None,
         };
         template.environment.set_fuel(Some(SAMPLE_INSTRUCTIONS_MAX));
-        template.forms = ContentForms::of(&template);
+        template.forms = ContentForms::of(&|messages| {
+            let input = ChatInput::new(JsonList(messages), None, None);
+            let variables = variables(&input, Shape::Filled, &ContentForms::unchanged());
+            let rendered = template.render_mapped(&variables, true, &mut |_| None);
+            rendered.ok()
+        });
         template.environment.set_fuel(Some(INSTRUCTIONS_MAX));
         Ok(template)
     }
@@ -160,8 +165,8 @@ impl ChatTemplate {
             .transpose()
     }
 
-    /// Fixes the date that templates see, such as `2026-01-31` or `2026-01-31T12:00:00`. Otherwise it is the time now,
-    /// in UTC.
+    /// Fixes the date that templates see, such as `2026-01-31` or `2026-01-31T12:00:00`. Otherwise it is the time
+    /// now, in UTC.
     ///
     /// # Errors
     /// The text is no date.
@@ -176,7 +181,7 @@ impl ChatTemplate {
     /// [`TokenizationError::Render`] if the template fails. A template that refuses this chat is sound.
     pub fn check(&self) -> Result<(), TokenizationError> {
         let message = Value::from_pairs([("role", "user"), ("content", "Hello")]);
-        let input = ChatInput::new(crate::JsonList(vec![message]), None, None);
+        let input = ChatInput::new(JsonList(vec![message]), None, None);
         match self.in_shapes(&input, |variables| {
             self.render_mapped(variables, true, &mut |_| None)
         }) {
@@ -197,12 +202,12 @@ impl ChatTemplate {
     /// A prompt that surely has more than `tokens_max` tokens is refused without encoding it. A prompt that is
     /// accepted can still have more.
     ///
-    /// A variable of the request named `strftime_now` sets the date that the template sees. A prompt with today's date
-    /// changes every day, so cached prefixes end where the date begins.
+    /// A variable of the request named `strftime_now` sets the date that the template sees. A prompt with today's
+    /// date changes every day, so cached prefixes end where the date begins.
     ///
     /// # Errors
-    /// The template refuses the messages ([`TokenizationError::Refused`]) or fails ([`TokenizationError::Render`]), the
-    /// vocabulary cannot spell the text, or the prompt is too long ([`TokenizationError::TooLong`]).
+    /// The template refuses the messages ([`TokenizationError::Refused`]) or fails ([`TokenizationError::Render`]),
+    /// the vocabulary cannot spell the text, or the prompt is too long ([`TokenizationError::TooLong`]).
     pub fn encode_within(
         &self,
         tokenizer: &Tokenizer,
@@ -250,8 +255,8 @@ impl ChatTemplate {
         })
     }
 
-    /// Renders the input in the shape that most templates expect, and where the template fails in the shapes that some
-    /// templates need. The error is that of the first shape.
+    /// Renders the input in the shape that most templates expect. Where the template fails, the shapes follow that
+    /// some templates need. The error is that of the first shape.
     fn in_shapes<T>(
         &self,
         input: &ChatInput,
@@ -261,7 +266,7 @@ impl ChatTemplate {
         let mut tried = None;
         for shape in Shape::ALL {
             let variables = variables(input, shape, &self.forms);
-            if tried.as_ref() == variables.get("messages") {
+            if tried.as_ref() == Some(&variables) {
                 continue;
             }
             match render(&variables) {
@@ -270,7 +275,7 @@ impl ChatTemplate {
                 }
                 done => return done,
             }
-            tried = variables.get("messages").cloned();
+            tried = Some(variables);
         }
         Err(TokenizationError::Render(first_failure.unwrap_or_default()))
     }

@@ -9,8 +9,8 @@ use crate::config::ModelConfig;
 /// OpenAI's `code` of errors that the operator's template has caused.
 pub(super) const CHAT_TEMPLATE_FAILED: &str = "chat_template_failed";
 
-/// The template, if it compiles and renders a small chat; otherwise why not. One model's faulty template must not keep
-/// the gateway, and with it all other models, from starting.
+/// The template, if it compiles and renders a small chat; otherwise why not. One model's faulty template must not
+/// keep the gateway, and with it all other models, from starting.
 pub(super) fn usable_template(
     config: &ModelConfig,
     files: &ModelFiles,
