@@ -33,7 +33,7 @@ from chats import CHATS  # noqa: E402
 TEMPLATES_MIN = 60
 NOW = datetime.datetime(2026, 3, 4, 5, 6, 7)
 NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-# Markers as models write them. They become special tokens of the tokenizer, so that token ids are compared in earnest.
+# Markers as models write them. They become special tokens of the tokenizer, so that their ids are compared too.
 MARKER = re.compile(r"<\|[^<>|\n]{1,40}\|>|<｜[^<>|\n]{1,40}｜>|</?[a-z_]{3,30}>|\[/?[A-Z_]{3,30}\]")
 # The chats contain these. A special token in the text of a user is a token for transformers, and never for Refrain.
 IN_CHATS = {"<think>", "</think>"}

@@ -1,5 +1,7 @@
 //! The models on offer: their tokenizers and templates, and the workers that serve them now.
 
+mod template;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
@@ -15,7 +17,10 @@ use refrain_tokenization::{
     ChatInput, ChatTemplate, JsonList, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer,
 };
 
+use self::template::usable_template;
 use crate::config::ModelConfig;
+
+pub(crate) use self::template::template_failed;
 
 /// One model.
 #[derive(Debug)]
@@ -52,9 +57,6 @@ pub(crate) struct Models {
 
 /// Longest text in tokens, if neither the files nor the workers have a limit.
 const CONTEXT_DEFAULT: u32 = 4096;
-
-/// OpenAI's `code` of errors that the operator's template has caused.
-const CHAT_TEMPLATE_FAILED: &str = "chat_template_failed";
 
 /// The `owned_by` of all models. Clients ignore it, but the OpenAI API has it.
 const OWNED_BY: &str = "refrain";
@@ -146,7 +148,8 @@ const PROBE_MESSAGES: &str = r#"[{"role": "user", "content": "a"}]"#;
 const PROBE_TOOLS: &str = r#"[{"type": "function", "function": {"name": "f", "description": "b", "parameters":
     {"type": "object", "properties": {"c": {"type": "string", "description": "d"}}, "required": ["c"]}}}]"#;
 
-/// Whether a prompt with tools differs from one without. A template that refuses either of them only has to name tools.
+/// Whether a prompt with tools differs from one without. A template that refuses either of them only has to name
+/// tools.
 fn shows_tools(template: &ChatTemplate, tokenizer: &Tokenizer) -> bool {
     let list = |json| serde_json::from_str::<JsonList>(json).unwrap_or_default();
     let prompt = |tools| {
@@ -157,51 +160,6 @@ fn shows_tools(template: &ChatTemplate, tokenizer: &Tokenizer) -> bool {
         (Ok(without), Ok(with)) => without != with,
         _ => template.source().contains("tools"),
     }
-}
-
-/// The template, if it compiles and renders a small chat; otherwise why not. One model's faulty template must not keep
-/// the gateway, and with it all other models, from starting.
-fn usable_template(
-    config: &ModelConfig,
-    files: &ModelFiles,
-) -> anyhow::Result<(Option<ChatTemplate>, Option<String>)> {
-    let read = files.chat_template().and_then(|template| match template {
-        Some(template) => template.check().map(|()| Some(template)),
-        None => Ok(None),
-    });
-    match read {
-        Ok(None) => Ok((None, None)),
-        Ok(Some(template)) => {
-            let template = match config.template_date.as_deref() {
-                None => template,
-                Some(date) => template
-                    .with_date(date)
-                    .with_context(|| format!("template_date {date:?}"))?,
-            };
-            Ok((Some(template), None))
-        }
-        Err(error) => {
-            let fault = error.to_string();
-            tracing::error!(
-                model = config.id,
-                files = config.files,
-                fault,
-                "chat is off for this model, since its chat template cannot be used: mend chat_template.jinja, or \
-                 chat_template in tokenizer_config.json, and restart; /v1/completions goes on"
-            );
-            Ok((None, Some(fault)))
-        }
-    }
-}
-
-/// The error of a chat that the operator's template cannot render. No field of the request is to blame, so none is
-/// named. Its status is 400, as that of other servers: clients repeat a request on 5xx, and it would fail each time.
-pub(crate) fn template_failed(fault: &str) -> ApiError {
-    let message = format!(
-        "{fault}; this is a fault of the model's files on the server, which its operator must mend; /v1/completions \
-         does not need them"
-    );
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code(CHAT_TEMPLATE_FAILED)
 }
 
 /// The end tokens in a model's files: `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token`
@@ -372,6 +330,7 @@ fn serves(entry: &ServedModel, model: &Model) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::template::CHAT_TEMPLATE_FAILED;
     use super::*;
     use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
     use refrain_tokenization::testing::{IM_END, byte_level_files};

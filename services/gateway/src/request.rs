@@ -7,6 +7,7 @@ mod messages;
 mod other_fields;
 mod parsing;
 mod prompt;
+mod refusal;
 mod tools;
 
 use std::sync::Arc;

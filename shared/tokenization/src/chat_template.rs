@@ -5,6 +5,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `environment.rs` | Jinja as transformers sets it up, and what its errors mean. |
 //! | `template_input.rs` | The variables of a template: messages in the shapes that templates expect. |
 //! | `content_forms.rs` | Whether a template reads content as text or as a list of parts. |
 //! | `jinja_source.rs` | Constructs that are translated before the template is compiled. |
@@ -16,6 +17,7 @@ mod clock;
 #[cfg(test)]
 mod construct_tests;
 mod content_forms;
+mod environment;
 #[cfg(test)]
 mod fuzz_tests;
 mod jinja_source;
@@ -29,18 +31,16 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use minijinja::value::Value;
+use minijinja::{Environment, Error};
 
 use self::clock::Moment;
 use self::content_forms::ContentForms;
-use self::python_json::to_json;
-use self::python_text::python_str;
+use self::environment::{INSTRUCTIONS_MAX, describe, environment, failure};
 use self::template_input::{
     Shape, StringMap, append_to_last_message, map_strings, unused_character, variables,
 };
-use crate::{TokenId, TokenizationError, Tokenizer};
+use crate::{JsonList, TokenId, TokenizationError, Tokenizer};
 
 pub use self::chat_input::ChatInput;
 
@@ -83,12 +83,6 @@ const DEFAULT_NAME: &str = "default";
 /// A variable of the request with this name sets the date, which is what `strftime_now` says.
 const DATE_VARIABLE: &str = "strftime_now";
 
-/// Most instructions of one rendering. A template takes some hundred per message, and a request has at most some ten
-/// thousand messages. So only a loop within a loop over a very long chat, or a faulty template, reaches this limit.
-/// The limit does not bound a template that doubles a string again and again. Templates come from the operator, with
-/// the model.
-const INSTRUCTIONS_MAX: u64 = 20_000_000;
-
 /// Most instructions of rendering a sample at the start.
 const SAMPLE_INSTRUCTIONS_MAX: u64 = 20_000;
 
@@ -126,7 +120,12 @@ impl ChatTemplate {
             date: None,
         };
         template.environment.set_fuel(Some(SAMPLE_INSTRUCTIONS_MAX));
-        template.forms = ContentForms::of(&template);
+        template.forms = ContentForms::of(&|messages| {
+            let input = ChatInput::new(JsonList(messages), None, None);
+            let variables = variables(&input, Shape::Filled, &ContentForms::unchanged());
+            let rendered = template.render_mapped(&variables, true, &mut |_| None);
+            rendered.ok()
+        });
         template.environment.set_fuel(Some(INSTRUCTIONS_MAX));
         Ok(template)
     }
@@ -169,8 +168,8 @@ impl ChatTemplate {
             .transpose()
     }
 
-    /// Fixes the date that templates see, such as `2026-01-31` or `2026-01-31T12:00:00`. Otherwise it is the time now,
-    /// in UTC.
+    /// Fixes the date that templates see, such as `2026-01-31` or `2026-01-31T12:00:00`. Otherwise it is the time
+    /// now, in UTC.
     ///
     /// # Errors
     /// The text is no date.
@@ -185,7 +184,7 @@ impl ChatTemplate {
     /// [`TokenizationError::Render`] if the template fails. A template that refuses this chat is sound.
     pub fn check(&self) -> Result<(), TokenizationError> {
         let message = Value::from_pairs([("role", "user"), ("content", "Hello")]);
-        let input = ChatInput::new(crate::JsonList(vec![message]), None, None);
+        let input = ChatInput::new(JsonList(vec![message]), None, None);
         match self.in_shapes(&input, |variables| {
             self.render_mapped(variables, true, &mut |_| None)
         }) {
@@ -212,12 +211,12 @@ impl ChatTemplate {
     /// A prompt that surely has more than `tokens_max` tokens is refused without encoding it. A prompt that is
     /// accepted can still have more.
     ///
-    /// A variable of the request named `strftime_now` sets the date that the template sees. A prompt with today's date
-    /// changes every day, so cached prefixes end where the date begins.
+    /// A variable of the request named `strftime_now` sets the date that the template sees. A prompt with today's
+    /// date changes every day, so cached prefixes end where the date begins.
     ///
     /// # Errors
-    /// The template refuses the messages ([`TokenizationError::Refused`]) or fails ([`TokenizationError::Render`]), the
-    /// vocabulary cannot spell the text, or the prompt is too long ([`TokenizationError::TooLong`]).
+    /// The template refuses the messages ([`TokenizationError::Refused`]) or fails ([`TokenizationError::Render`]),
+    /// the vocabulary cannot spell the text, or the prompt is too long ([`TokenizationError::TooLong`]).
     pub fn encode_within(
         &self,
         tokenizer: &Tokenizer,
@@ -307,8 +306,8 @@ impl ChatTemplate {
         })
     }
 
-    /// Renders the input in the shape that most templates expect, and where the template fails in the shapes that some
-    /// templates need. The error is that of the first shape.
+    /// Renders the input in the shape that most templates expect. Where the template fails, the shapes follow that
+    /// some templates need. The error is that of the first shape.
     fn in_shapes<T>(
         &self,
         input: &ChatInput,
@@ -318,7 +317,7 @@ impl ChatTemplate {
         let mut tried = None;
         for shape in Shape::ALL {
             let variables = variables(input, shape, &self.forms);
-            if tried.as_ref() == variables.get("messages") {
+            if tried.as_ref() == Some(&variables) {
                 continue;
             }
             match render(&variables) {
@@ -327,7 +326,7 @@ impl ChatTemplate {
                 }
                 done => return done,
             }
-            tried = variables.get("messages").cloned();
+            tried = Some(variables);
         }
         Err(TokenizationError::Render(first_failure.unwrap_or_default()))
     }
@@ -379,48 +378,6 @@ impl ChatTemplate {
     }
 }
 
-/// Jinja as the library sets it up for which these templates are written.
-fn environment() -> Result<Environment<'static>, Error> {
-    let mut environment = Environment::new();
-    environment.set_syntax(
-        SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()?,
-    );
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(|out, state, value| {
-        let printed = match value.kind() {
-            ValueKind::String => value.clone(),
-            _ => Value::from(python_str(value)),
-        };
-        minijinja::escape_formatter(out, state, &printed)
-    });
-    environment.add_filter("tojson", to_json);
-    environment.add_filter("string", |value: &Value| python_str(value));
-    for name in ["length", "count"] {
-        // An undefined value is empty in Jinja2.
-        environment.add_filter(name, |value: &Value| match value.is_undefined() {
-            true => Ok(0),
-            false => minijinja::filters::length(value),
-        });
-    }
-    // In Python, `None` cannot be iterated over.
-    environment.add_test("iterable", |value: &Value| {
-        !value.is_none() && value.try_iter().is_ok()
-    });
-    environment.add_function(jinja_source::PERCENT, jinja_source::percent);
-    environment.add_function(
-        "raise_exception",
-        |message: &Value| -> Result<String, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, python_str(message)).with_source(Refusal))
-        },
-    );
-    environment.set_fuel(Some(INSTRUCTIONS_MAX));
-    Ok(environment)
-}
-
 /// The special tokens in `tokenizer_config.json` that have a name.
 fn token_names(config: &serde_json::Value) -> Vec<(String, String)> {
     let text = |token: &serde_json::Value| {
@@ -445,40 +402,11 @@ fn parse_date(text: &str) -> Result<Moment, TokenizationError> {
     })
 }
 
-/// Marks errors that a template raised on purpose.
-#[derive(Debug, thiserror::Error)]
-#[error("raised by the template")]
-struct Refusal;
-
-fn is_refusal(error: &Error) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if error.is::<Refusal>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
 fn faulty(error: Error) -> TokenizationError {
     TokenizationError::Model {
         file: "chat_template",
         reason: describe(&error),
     }
-}
-
-/// The error of a rendering.
-fn failure(error: &Error) -> TokenizationError {
-    if error.kind() == ErrorKind::OutOfFuel {
-        return TokenizationError::Input(format!(
-            "the model's chat template took more than {INSTRUCTIONS_MAX} instructions; send fewer messages"
-        ));
-    }
-    if is_refusal(error) {
-        return TokenizationError::Refused(describe(error));
-    }
-    TokenizationError::Render(describe(error))
 }
 
 /// A rendered prompt of at most [`PROMPT_BYTES_MAX`] bytes.
@@ -518,15 +446,4 @@ fn cut_at_mark(text: &mut String, mark: char) -> Result<(), TokenizationError> {
         text.truncate(text.trim_end().len());
     }
     Ok(())
-}
-
-/// The error's message without the excerpt of the template that debug builds add.
-fn describe(error: &Error) -> String {
-    let message = error
-        .detail()
-        .map_or_else(|| error.kind().to_string(), str::to_owned);
-    match error.line() {
-        Some(line) => format!("{message} (template line {line})"),
-        None => message,
-    }
 }

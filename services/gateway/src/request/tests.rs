@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use bytes::Bytes;
+use refrain_output_parsers::{Delivery, ToolParserKind};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
@@ -524,4 +525,18 @@ fn prompts_end_where_the_client_wants() {
         completion(&models, &long).unwrap().prompts[0].tokens.len(),
         4095
     );
+}
+
+#[test]
+fn the_shipped_model_calls_tools_in_the_form_that_its_template_tells() {
+    let models = shipped();
+    let model = models.get("a", "m").unwrap();
+    assert_eq!(model.formats.tools_as, ToolParserKind::Llama3Json);
+    assert!(model.shows_tools);
+    let mut body = says("Weather for Oslo?");
+    assert!(chat(&models, &body).unwrap().parsing.is_none());
+    body["tools"] = json!([{"type": "function", "function": {"name": "get_weather"}}]);
+    let parsing = chat(&models, &body).unwrap().parsing.unwrap();
+    assert_eq!(parsing.tools[0].name, "get_weather");
+    assert_eq!(parsing.delivery, Delivery::Whole);
 }

@@ -1,5 +1,5 @@
-//! Constructs that published templates use, with what Jinja2 makes of them. `tests/templates/run` compares more of them
-//! with the library itself.
+//! Constructs that published templates use, with what Jinja2 makes of them. `tests/templates/run` compares more of
+//! them with the library itself.
 
 use super::tests::{input, template};
 use super::*;
@@ -121,6 +121,8 @@ fn arguments_are_objects_or_the_clients_text_where_the_template_joins_texts() {
     assert_eq!(rendered(text, CALL), r#"q//f{"b":1,  "a":2}"#);
     let parameters = "{{ tools[0].function.parameters | tojson }}";
     assert_eq!(rendered(parameters, CALL), "{}");
+    let without = r#"{"messages":[{"role":"user","content":"q"}],"tools":[{"type":"function","function":{"name":"f"}}]}"#;
+    assert_eq!(rendered(parameters, without), "{}");
 }
 
 #[test]

@@ -5,10 +5,8 @@
 
 use minijinja::value::{Value, ValueKind};
 
-use super::ChatTemplate;
-use super::chat_input::ChatInput;
-use super::template_input::{Shape, empty_object, variables};
-use crate::JsonList;
+/// Renders messages as they are. `None` if the template fails.
+pub(super) type Render<'a> = dyn Fn(Vec<Value>) -> Option<String> + 'a;
 
 /// The form in which a template reads the content of a role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,11 +33,16 @@ const ROLES: [&str; 4] = ["user", "system", "assistant", "tool"];
 const SAMPLES: [&str; 2] = ["qvxzj", "wkqyv"];
 
 impl ContentForms {
+    /// The forms with which every content stays as it is.
+    pub(super) fn unchanged() -> Self {
+        ContentForms([Form::Either; ROLES.len()])
+    }
+
     /// Finds the forms by rendering.
-    pub(super) fn of(template: &ChatTemplate) -> Self {
+    pub(super) fn of(render: &Render<'_>) -> Self {
         let mut forms = ContentForms::default();
         for (at, role) in ROLES.into_iter().enumerate() {
-            let shows = |content| forms.shows(template, role, content);
+            let shows = |content| forms.shows(render, role, content);
             let two_parts = shows(Value::from(SAMPLES.map(part).to_vec()));
             let text = shows(Value::from(SAMPLES.concat()));
             let form = match (two_parts, text) {
@@ -57,7 +60,7 @@ impl ContentForms {
     }
 
     /// Whether the template shows a content of a role, and nothing of how it is written.
-    fn shows(&self, template: &ChatTemplate, role: &str, content: Value) -> bool {
+    fn shows(&self, render: &Render<'_>, role: &str, content: Value) -> bool {
         let filler = |role| message(role, self.apply(role, &Value::from("x")));
         let content = message(role, content);
         let messages = match role {
@@ -69,14 +72,7 @@ impl ContentForms {
                 vec![filler("user"), calling(empty), content]
             }
         };
-        let variables = variables(
-            &ChatInput::new(JsonList(messages), None, None),
-            Shape::Filled,
-            // The samples keep their forms.
-            &ContentForms([Form::Either; ROLES.len()]),
-        );
-        let rendered = template.render_mapped(&variables, true, &mut |_| None);
-        rendered.is_ok_and(|text| {
+        render(messages).is_some_and(|text| {
             SAMPLES.iter().all(|sample| text.contains(sample))
                 && !["'type'", "\"type\"", "\\\"type"]
                     .iter()
@@ -144,7 +140,10 @@ fn message(role: &str, content: Value) -> Value {
 
 /// A message of the model that calls a function.
 fn calling(content: Value) -> Value {
-    let function = Value::from_pairs([("name", Value::from("f")), ("arguments", empty_object())]);
+    let function = Value::from_pairs([
+        ("name", Value::from("f")),
+        ("arguments", Value::from_pairs(Vec::<(Value, Value)>::new())),
+    ]);
     let call = Value::from_pairs([
         ("id", Value::from("call00001")),
         ("type", Value::from("function")),

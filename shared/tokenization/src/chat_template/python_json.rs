@@ -8,7 +8,7 @@ use super::python_text::{as_float, python_float};
 /// Most spaces per level of indentation.
 const INDENT_MAX: usize = 16;
 
-/// Characters from here on are for private use. [`super::ChatTemplate::encode_within`] puts one of them into texts of
+/// Characters from here on are for private use. The encoding of a prompt puts one of them into texts of
 /// users and removes it from the prompt, so it is never escaped.
 const PRIVATE_USE: char = '\u{F0000}';
 
@@ -74,7 +74,7 @@ struct Writer {
     sort_keys: bool,
     /// The text of one level. `None`: all on one line.
     indent: Option<String>,
-    /// What stands after an item, and after a key.
+    /// The texts after an item and after a key.
     between: [String; 2],
 }
 

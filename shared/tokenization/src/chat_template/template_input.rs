@@ -193,7 +193,7 @@ fn normal_call(call: &Value, shape: Shape) -> Value {
     )
 }
 
-pub(super) fn empty_object() -> Value {
+fn empty_object() -> Value {
     Value::from_pairs(Vec::<(Value, Value)>::new())
 }
 
