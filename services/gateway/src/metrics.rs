@@ -77,8 +77,8 @@ refrain_service_kit::metric_families! {
         pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
         /// Choices that continued after a chunk failed.
         pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
-        /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was left
-        /// out, because the client wants one call at a time.
+        /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was
+        /// left out, because the client wants one call at a time.
         pub(crate) tool_calls: IntCounterVec = "refrain_gateway_tool_calls_total" ["model", "outcome"],
         /// Requests by their final status; 499 means that the client went away.
         pub(crate) requests: IntCounterVec = "refrain_gateway_requests_total" ["status"],

@@ -126,7 +126,8 @@ const PROBE_MESSAGES: &str = r#"[{"role": "user", "content": "a"}]"#;
 const PROBE_TOOLS: &str = r#"[{"type": "function", "function": {"name": "f", "description": "b", "parameters":
     {"type": "object", "properties": {"c": {"type": "string", "description": "d"}}, "required": ["c"]}}}]"#;
 
-/// Whether a prompt with tools differs from one without. A template that refuses either of them only has to name tools.
+/// Whether a prompt with tools differs from one without. A template that refuses either of them only has to name
+/// tools.
 fn shows_tools(template: &ChatTemplate, tokenizer: &Tokenizer) -> bool {
     let list = |json| serde_json::from_str::<JsonList>(json).unwrap_or_default();
     let prompt = |tools| {

@@ -5,6 +5,7 @@ mod fields;
 mod messages;
 mod parsing;
 mod prompt;
+mod refusal;
 mod tools;
 
 use std::sync::Arc;

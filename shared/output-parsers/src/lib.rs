@@ -1,8 +1,8 @@
 //! Tool calls and reasoning out of the tokens that a model emits.
 //!
 //! An output arrives in steps of one or more tokens, because drafts bring several at once. The parser gives **the
-//! same events for every chunking**. Its work is linear in the output, its memory is bounded, and it loses no text. An
-//! attempt at a call that cannot be parsed comes out as text, exactly as the model emitted it, and is counted.
+//! same events for every chunking**. Its work is linear in the output, its memory is bounded, and it loses no text.
+//! An attempt at a call that cannot be parsed comes out as text, exactly as the model emitted it, and is counted.
 //! In [`Delivery::Streamed`], a call whose arguments have already begun to come cannot become text any more. It ends
 //! with `intact: false`, and only the rest is text.
 //!

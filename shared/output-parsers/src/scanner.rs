@@ -110,8 +110,8 @@ impl Scanner {
         }
     }
 
-    /// Lets go of text that cannot become a marker. Every turn lets go of a character, so there are no more turns than
-    /// characters of the output.
+    /// Lets go of text that cannot become a marker. Every turn lets go of a character, so there are no more turns
+    /// than characters of the output.
     fn settle(&mut self, emit: &mut impl FnMut(Symbol<'_>)) {
         let mut gone = 0;
         while let Some(first) = self.held[gone..].chars().next() {

@@ -247,9 +247,7 @@ impl ChoiceState {
     /// The reason of the end. An output that was cut off by its limit says so, whether or not it has calls.
     fn finish_reason(&self) -> Option<FinishReason> {
         match self.finish {
-            Some(FinishReason::Stop) if self.text.counts().calls > 0 => {
-                Some(FinishReason::ToolCalls)
-            }
+            Some(FinishReason::Stop) if self.text.has_calls() => Some(FinishReason::ToolCalls),
             finish => finish,
         }
     }

@@ -1,15 +1,17 @@
 //! Turns tokens into what a client sees: whole characters, nothing of a stop text, and calls and reasoning apart.
 //!
 //! Stop texts come first: they are searched in all text of the output, calls and reasoning included, as vLLM does.
-//! What they leave goes to the parser. A token that marks something and has no visible text ends the search of a stop
+//! The parser reads the rest. A token that marks something and has no visible text ends the search of a stop
 //! text that has begun, since that text would not be in one piece.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use refrain_output_parsers::{Counts, Event, OutputParser, Piece};
+use refrain_output_parsers::{Counts, Event, Piece};
 use refrain_protocol::TokenId;
 use refrain_tokenization::{Detokenizer, Tokenizer};
+
+use crate::relay::parsing::Parsing;
 
 /// The output of one choice as it grows.
 ///
@@ -36,91 +38,8 @@ enum State {
     Finished,
 }
 
-/// How the text is parsed.
-#[derive(Debug, Default)]
-pub(crate) struct Parsing {
-    /// `None`: all is text.
-    pub(crate) parser: Option<OutputParser>,
-    /// Whether markers are searched in the text alone, since the engine speaks only text.
-    pub(crate) by_text: bool,
-    pub(crate) call_ids: CallIds,
-    counts: Counts,
-}
-
-/// Gives calls their ids, where the model itself gives none.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CallIds {
-    /// A random number of the choice.
-    pub(crate) base: u128,
-    /// Whether ids have nine letters and digits, as templates of Mistral's models demand.
-    pub(crate) are_short: bool,
-}
-
-impl CallIds {
-    fn id(self, index: u32) -> String {
-        let number = self.base.wrapping_add(u128::from(index));
-        match self.are_short {
-            true => format!("{:09x}", number & 0xF_FFFF_FFFF),
-            false => format!("call_{:024x}", number & ((1 << 96) - 1)),
-        }
-    }
-}
-
 /// A token that no vocabulary has. It stands for text that belongs to no whole token.
 const NO_TOKEN: TokenId = TokenId::MAX;
-
-impl Parsing {
-    /// Parses with this parser.
-    pub(crate) fn new(parser: Option<OutputParser>, by_text: bool, call_ids: CallIds) -> Self {
-        Parsing {
-            parser,
-            by_text,
-            call_ids,
-            counts: Counts::default(),
-        }
-    }
-
-    fn is_marker(&self, token: TokenId) -> bool {
-        let parser = self.parser.as_ref();
-        !self.by_text && parser.is_some_and(|parser| parser.is_marker(token))
-    }
-
-    fn is_reasoning(&self) -> bool {
-        self.parser.as_ref().is_some_and(OutputParser::is_reasoning)
-    }
-
-    /// Parses a piece. Returns whether it belongs to the reasoning.
-    fn push(&mut self, piece: Piece<'_>, events: &mut Vec<Event>) -> bool {
-        let was_reasoning = self.is_reasoning();
-        let from = events.len();
-        match &mut self.parser {
-            Some(parser) => {
-                parser.push(&[piece], events);
-                self.counts = parser.counts();
-            }
-            None if piece.hidden || piece.text.is_empty() => {}
-            None => Event::Text(piece.text.to_owned()).append(events),
-        }
-        self.name_calls(&mut events[from..]);
-        was_reasoning || self.is_reasoning()
-    }
-
-    fn finish(&mut self, events: &mut Vec<Event>) {
-        let from = events.len();
-        if let Some(parser) = self.parser.take() {
-            self.counts = parser.finish(events);
-        }
-        self.name_calls(&mut events[from..]);
-    }
-
-    fn name_calls(&self, events: &mut [Event]) {
-        for event in events {
-            if let Event::CallStart { index, id, .. } = event {
-                id.get_or_insert_with(|| self.call_ids.id(*index));
-            }
-        }
-    }
-}
 
 impl OutputText {
     /// Creates an empty text.
@@ -192,7 +111,12 @@ impl OutputText {
 
     /// The numbers of calls so far.
     pub(crate) fn counts(&self) -> Counts {
-        self.parsing.counts
+        self.parsing.counts()
+    }
+
+    /// Whether the output has a call that a client can carry out.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.parsing.has_calls()
     }
 
     /// Tokens of the reasoning so far.
@@ -219,8 +143,8 @@ impl OutputText {
         self.reasoning_tokens += u64::from(is_whole && is_reasoning);
     }
 
-    /// Parses the beginning of the held text. A token that marks something is parsed only as a whole, or as plain text
-    /// if there is no more of it.
+    /// Parses the beginning of the held text. A token that marks something is parsed only as a whole, or as plain
+    /// text if there is no more of it.
     fn release(&mut self, len: usize, is_last: bool, events: &mut Vec<Event>) {
         let mut from = 0;
         while let Some((token, bytes)) = self.held_tokens.front().copied() {
@@ -263,6 +187,10 @@ impl OutputText {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::parsing::CallIds;
+    use refrain_output_parsers::{
+        OutputParser, ParserOptions, ReasoningParserKind, ToolParserKind,
+    };
     use refrain_tokenization::testing::{FIRST_BYTE, IM_END, byte_level_files};
 
     fn text(stops: &[&str]) -> OutputText {
@@ -346,5 +274,78 @@ mod tests {
             let expected = expected.map_or(input.to_owned(), |at| format!("{}!", &input[..at]));
             assert_eq!(whole, expected);
         }
+    }
+
+    /// An output of Hermes calls and reasoning, whose markers are no tokens of the small vocabulary.
+    fn parsed(stops: &[&str], by_text: bool) -> OutputText {
+        let options = ParserOptions {
+            tools_as: ToolParserKind::Hermes,
+            reasoning_as: ReasoningParserKind::Qwen3,
+            ..ParserOptions::default()
+        };
+        let parser = OutputParser::new(options, |_| None);
+        let call_ids = CallIds {
+            base: 10,
+            are_short: false,
+        };
+        let mut text = text(stops);
+        text.parsing = Parsing::new(Some(parser), by_text, call_ids);
+        text
+    }
+
+    fn events_of(mut text: OutputText, input: &str) -> (Vec<Event>, bool, u64) {
+        let mut events = Vec::new();
+        let mut is_stopped = false;
+        for byte in input.bytes() {
+            if text.push(FIRST_BYTE + u32::from(byte), &mut events) {
+                is_stopped = true;
+                break;
+            }
+        }
+        text.finish(&mut events);
+        // To finish twice changes nothing.
+        text.finish(&mut events);
+        (events, is_stopped, text.reasoning_tokens())
+    }
+
+    #[test]
+    fn stop_texts_cut_before_calls_are_parsed() {
+        let call = |arguments: &str, intact| {
+            vec![
+                Event::CallStart {
+                    index: 0,
+                    id: Some(format!("call_{:024x}", 10)),
+                    name: "f".into(),
+                },
+                Event::CallArguments {
+                    index: 0,
+                    delta: arguments.into(),
+                },
+                Event::CallEnd { index: 0, intact },
+            ]
+        };
+        let input = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x y\"}}</tool_call>";
+        for by_text in [false, true] {
+            let cut = |stop: &str| {
+                let (events, is_stopped, _) = events_of(parsed(&[stop], by_text), input);
+                (events, is_stopped)
+            };
+            assert_eq!(cut("never"), (call("{\"a\": \"x y\"}", true), false));
+            assert_eq!(cut("x y"), (call("{\"a\": \"", false), true));
+            assert_eq!(cut("</tool"), (call("{\"a\": \"x y\"}", true), true));
+        }
+    }
+
+    #[test]
+    fn tokens_of_the_reasoning_are_counted_with_its_markers() {
+        let input = "<think>hm</think>hi";
+        let reasoning = |stops: &[&str]| events_of(parsed(stops, false), input);
+        let expected = vec![Event::Reasoning("hm".into()), Event::Text("hi".into())];
+        // The first bytes of a marker become reasoning only with its last one.
+        let markers_end = "hm</think>".len() as u64 + 1;
+        assert_eq!(reasoning(&[]), (expected.clone(), false, markers_end));
+        assert_eq!(reasoning(&["zz"]), (expected, false, markers_end));
+        let cut = vec![Event::Reasoning("h".into())];
+        assert_eq!(reasoning(&["m<"]).0, cut);
     }
 }

@@ -23,7 +23,8 @@ use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
 use crate::relay::context::RelayContext;
 use crate::relay::events::{RelayEvent, RequestSummary};
 use crate::relay::lease_guard::LeaseGuard;
-use crate::relay::output_text::{CallIds, OutputText, Parsing};
+use crate::relay::output_text::OutputText;
+use crate::relay::parsing::{CallIds, Parsing};
 use crate::relay::request_events::RequestEvents;
 use crate::request::{GenerateRequest, PreparedPrompt};
 

@@ -9,6 +9,7 @@ use refrain_tokenization::JsonValue;
 
 use super::body::{ChatFields, CompletionFields};
 use super::messages::check_content;
+use super::refusal::{invalid, unsupported};
 use crate::models::Model;
 
 /// Longest `session` and `group`, bytes.
@@ -23,16 +24,6 @@ const CHAT_TOP_LOGPROBS_MAX: u64 = 20;
 const COMPLETION_LOGPROBS_MAX: u64 = 5;
 /// Most `stop_token_ids`.
 const STOP_TOKEN_IDS_MAX: usize = 64;
-
-/// Refuses a field, whose name begins the message.
-pub(super) fn invalid<T>(param: &str, fault: impl std::fmt::Display) -> Result<T, ApiError> {
-    Err(ApiError::invalid(param, format!("{param}: {fault}")))
-}
-
-/// Refuses a field that other servers know.
-pub(super) fn unsupported<T>(param: &str, message: &str) -> Result<T, ApiError> {
-    Err(ApiError::invalid(param, message).with_code("unsupported_parameter"))
-}
 
 /// Largest `tpot_ms`, since nobody waits longer than a minute for a token.
 const TPOT_MS_MAX: u64 = 60_000;

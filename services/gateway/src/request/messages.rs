@@ -3,7 +3,7 @@
 use refrain_protocol::ApiError;
 use refrain_tokenization::{JsonList, JsonValue};
 
-use super::fields::invalid;
+use super::refusal::invalid;
 
 /// The roles of messages.
 const ROLES: [&str; 6] = [

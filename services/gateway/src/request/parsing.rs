@@ -6,8 +6,8 @@ use refrain_protocol::TokenId;
 use super::tools::Tools;
 use crate::models::Model;
 
-/// Tokens at the end of a prompt that show whether the template opened the reasoning. The marker itself has at most some
-/// ten, and only blanks follow.
+/// Tokens at the end of a prompt that show whether the template opened the reasoning. The marker itself has at most
+/// some ten, and only blanks follow.
 const PROMPT_END_TOKENS: usize = 64;
 
 /// The options of the parser. `None` if all of the output is text.

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use bytes::Bytes;
+use refrain_output_parsers::{Delivery, ToolParserKind};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
@@ -350,4 +351,18 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
         );
     }
     assert!(parse("[]").unwrap_err().1.contains("a JSON object"));
+}
+
+#[test]
+fn the_shipped_model_calls_tools_in_the_form_that_its_template_tells() {
+    let models = shipped();
+    let model = models.get("a", "m").unwrap();
+    assert_eq!(model.formats.tools_as, ToolParserKind::Llama3Json);
+    assert!(model.shows_tools);
+    let mut body = says("Weather for Oslo?");
+    assert!(chat(&models, &body).unwrap().parsing.is_none());
+    body["tools"] = json!([{"type": "function", "function": {"name": "get_weather"}}]);
+    let parsing = chat(&models, &body).unwrap().parsing.unwrap();
+    assert_eq!(parsing.tools[0].name, "get_weather");
+    assert_eq!(parsing.delivery, Delivery::Whole);
 }

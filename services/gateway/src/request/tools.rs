@@ -5,7 +5,7 @@ use refrain_protocol::ApiError;
 use refrain_tokenization::{JsonList, JsonValue};
 
 use super::body::ChatFields;
-use super::fields::{invalid, unsupported};
+use super::refusal::{invalid, unsupported};
 use crate::models::Model;
 
 /// Longest name of a function, bytes.

@@ -41,7 +41,7 @@ fn asks(fields: &Value) -> Value {
     body
 }
 
-/// What a client makes of the deltas of one choice: the message and the reason of its end. Ids are left out.
+/// The message that a client makes of the deltas of one choice, and the reason of its end. Ids are left out.
 fn joined(events: &[Value], index: u64) -> Value {
     let mut message = json!({"content": null, "reasoning": null, "calls": [], "finish": null});
     let add = |place: &mut Value, part: &Value| {
@@ -91,7 +91,7 @@ fn whole(answer: &Value, index: usize) -> Value {
         "finish": choice["finish_reason"]})
 }
 
-/// What an output becomes.
+/// An output, and the answer that it becomes.
 struct Case {
     output: &'static str,
     fields: Value,

@@ -6,8 +6,8 @@
 //! <|start|>assistant<|channel|>final<|message|>It is cold.<|return|>
 //! ```
 //!
-//! The channel `analysis` is reasoning, and all others are text. A message with a recipient is a call; its name is the
-//! recipient without `functions.`.
+//! The channel `analysis` is reasoning, and all others are text. A message with a recipient is a call; its name is
+//! the recipient without `functions.`.
 
 use crate::family::Family;
 use crate::json::Progress;

@@ -2,8 +2,8 @@
 
 use minijinja::value::{Value, ValueKind};
 
-/// Gives the fields of a message the names that templates know. The deprecated `function_call` becomes a tool call, and
-/// its result a message of a tool. Reasoning gets both of its names, and a list without calls is left out.
+/// Gives the fields of a message the names that templates know. The deprecated `function_call` becomes a tool call,
+/// and its result a message of a tool. Reasoning gets both of its names, and a list without calls is left out.
 pub(super) fn renew(fields: &mut Vec<(Value, Value)>) {
     fields.retain(|(name, value)| match name.as_str() {
         Some("tool_calls") => {

@@ -71,3 +71,51 @@ fn a_guarded_prompt_is_encoded_as_an_unguarded_one() {
             .unwrap()
     );
 }
+
+/// The model learned calls in exactly this form, see `training/gen_tools.py`.
+#[test]
+fn tools_and_calls_are_rendered_as_in_training() {
+    let template = files().chat_template().unwrap().unwrap();
+    let body = serde_json::json!({
+        "tools": [
+            {"type": "function", "function": {"name": "get_weather", "description": "d", "parameters": {
+                "type": "object", "required": ["city"],
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C"]}}}}},
+            {"type": "function", "function": {"name": "now"}},
+        ],
+        "messages": [
+            {"role": "user", "content": "Weather for Oslo?"},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": "function",
+                "function": {"name": "get_weather", "arguments": "{\"city\": \"Oslo\", \"days\": 2}"}}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "{\"sky\": \"rain\"}"},
+        ],
+    });
+    let render = |body: &serde_json::Value| {
+        let input = ChatInput::from_json(&body.to_string());
+        template.render(&input, true).unwrap()
+    };
+    let listed = "You can call these tools:\n\
+        {\"name\": \"get_weather\", \"parameters\": {\"city\": \"string\", \"days\": \"integer\", \"unit\": \"string\"}}\n\
+        {\"name\": \"now\", \"parameters\": {}}\n\
+        To call a tool, answer with one JSON object: {\"name\": ..., \"arguments\": {...}}<|im_end|>\n";
+    let said = "<|im_start|>user\nWeather for Oslo?<|im_end|>\n<|im_start|>assistant\n\
+        {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 2}}<|im_end|>\n\
+        <|im_start|>tool\n{\"sky\": \"rain\"}<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(render(&body), format!("<|im_start|>system\n{listed}{said}"));
+
+    let mut with_system = body.clone();
+    let messages = with_system["messages"].as_array_mut().unwrap();
+    messages.insert(
+        0,
+        serde_json::json!({"role": "system", "content": "Be kind."}),
+    );
+    assert_eq!(
+        render(&with_system),
+        format!("<|im_start|>system\nBe kind.\n{listed}{said}")
+    );
+    with_system["tools"] = serde_json::json!([]);
+    assert_eq!(
+        render(&with_system),
+        format!("<|im_start|>system\nBe kind.<|im_end|>\n{said}")
+    );
+}

@@ -1,5 +1,5 @@
 use super::*;
-use crate::relay::output_text::Parsing;
+use crate::relay::parsing::Parsing;
 use refrain_protocol::chunk::{DraftScope, DraftSource};
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END, byte_level_files};
 
