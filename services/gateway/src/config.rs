@@ -173,8 +173,8 @@ pub struct ModelConfig {
     /// How the model writes tool calls, by the names of vLLM, such as `hermes`, or `none`. Default: `auto`, by its
     /// template and special tokens.
     pub tool_parser: Option<String>,
-    /// How the model writes reasoning, by the names of vLLM, such as `deepseek_r1`, or `none`, or by its markers, as in
-    /// `<reason>...</reason>`. Default: `auto`, by its template and special tokens.
+    /// How the model writes reasoning, by the names of vLLM, such as `deepseek_r1`, or `none`, or by its markers, as
+    /// in `<reason>...</reason>`. Default: `auto`, by its template and special tokens.
     pub reasoning_parser: Option<String>,
     /// Token ids that end an output, besides those in the model's files.
     pub stop_token_ids: Vec<u32>,

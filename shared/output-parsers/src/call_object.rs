@@ -91,6 +91,11 @@ impl CallObject {
         self.name.is_some() && self.arguments == Arguments::Complete && !self.is_broken
     }
 
+    /// Whether it names a tool. An object that names none may be an answer in JSON.
+    pub(crate) fn has_name(&self) -> bool {
+        self.name.is_some()
+    }
+
     /// Reads on, and records what it takes. The call starts when its name is known and its arguments have begun.
     pub(crate) fn feed(&mut self, text: &str, sink: &mut Sink) -> (usize, Progress) {
         let mut at = 0;

@@ -27,8 +27,8 @@ impl OutputParser {
     /// Creates a parser. `token_of` gives the token of a marker, if the tokenizer has one for exactly this text.
     ///
     /// Such a marker is recognised by its token alone: the same text made of other tokens is text. A user's text
-    /// never forms special tokens, so it does not become a call when the model repeats it. In a piece without a token,
-    /// every marker is searched.
+    /// never forms special tokens, so it does not become a call when the model repeats it. In a piece without a
+    /// token, every marker is searched.
     pub fn new(options: ParserOptions, token_of: impl Fn(&str) -> Option<TokenId>) -> Self {
         let mut family = families::family(options.tools_as, options.reasoning_as.is_harmony());
         if let Some(tool) = options.forced_tool {

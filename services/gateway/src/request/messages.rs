@@ -84,15 +84,10 @@ pub(super) fn check_content(content: Option<JsonValue>, name: &str) -> Result<()
     for (place, part) in parts.enumerate() {
         let kind = part.get("type");
         let kind = kind.as_ref().and_then(JsonValue::as_str);
-        let field = match kind {
-            Some(kind @ ("text" | "refusal")) => kind,
-            _ => {
-                let param = format!("{name}[{place}].type");
-                return invalid(
-                    &param,
-                    "only text parts are supported, no images, audio or files",
-                );
-            }
+        let Some(field @ ("text" | "refusal")) = kind else {
+            let param = format!("{name}[{place}].type");
+            let fault = "only text parts are supported, no images, audio or files";
+            return invalid(&param, fault);
         };
         if part
             .get(field)

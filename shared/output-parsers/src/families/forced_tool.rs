@@ -83,6 +83,10 @@ impl Family for ForcedTool {
         }
     }
 
+    fn is_reasoning(&self) -> bool {
+        self.family.is_reasoning()
+    }
+
     fn give_up(&mut self) {
         match self.state {
             State::Family => self.family.give_up(),

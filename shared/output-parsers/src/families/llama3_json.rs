@@ -56,7 +56,12 @@ impl Llama3Json {
             }
             _ => false,
         };
-        if is_satisfied {
+        let is_answer = self.need == Need::Everything
+            && matches!(&self.state, State::Object(object) if !object.has_name());
+        if is_answer {
+            sink.cancel();
+            self.state = State::Text;
+        } else if is_satisfied {
             sink.end();
             self.state = State::After;
         } else {

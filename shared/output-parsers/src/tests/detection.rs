@@ -36,6 +36,13 @@ fn templates_of_models() {
             Reasoning::None,
         ),
         (
+            "Refrain's own",
+            r#"{{- 'To call a tool, answer with one JSON object: {"name": ..., "arguments": {...}}' -}}"#,
+            &["<|im_end|>"],
+            Tools::Llama3Json,
+            Reasoning::None,
+        ),
+        (
             "Llama 4 with Python calls",
             r"you MUST put it in the format of [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
             &["<|python_start|>", "<|python_end|>"],

@@ -281,3 +281,18 @@ fn forced_tool() {
     );
     check(&options, "No.", "\"No.\"");
 }
+
+#[test]
+fn an_answer_in_json_is_no_failed_call() {
+    let options = options(ToolParserKind::Llama3Json);
+    for (output, failures) in [
+        ("{\"city\": \"Oslo\"}", 0),
+        ("{\"name\": \"nobody\", \"arguments\": {}}", 0),
+        ("{\"city\": ", 0),
+        ("{\"name\": \"f\", \"other\": 1}", 1),
+        ("<|python_tag|>{\"city\": 1}", 1),
+    ] {
+        let counts = check(&options, output, &format!("\"{output}\""));
+        assert_eq!((counts.calls, counts.failures), (0, failures), "{output}");
+    }
+}

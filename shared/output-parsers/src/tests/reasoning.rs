@@ -1,7 +1,7 @@
 //! Reasoning, and calls right after it.
 
 use super::{check, options, thinking};
-use crate::{ParserOptions, ReasoningParserKind, ToolParserKind};
+use crate::{OutputParser, ParserOptions, Piece, ReasoningParserKind, ToolParserKind};
 
 #[test]
 fn markers() {
@@ -88,4 +88,28 @@ fn either_parser_of_harmony_does_both() {
     ] {
         check(&options, output, "?Hm? \"Hi\"");
     }
+}
+
+#[test]
+fn a_caller_can_ask_where_the_output_is_and_which_tokens_mark_something() {
+    let is_open_after = |options: &ParserOptions, output: &str| {
+        let mut parser = OutputParser::new(options.clone(), |_| None);
+        parser.push(&[Piece::text(output)], &mut Vec::new());
+        parser.is_reasoning()
+    };
+    let qwen3 = thinking(ReasoningParserKind::Qwen3, ToolParserKind::Hermes);
+    let harmony = thinking(ReasoningParserKind::Harmony, ToolParserKind::Harmony);
+    for (options, output, expected) in [
+        (&qwen3, "", false),
+        (&qwen3, "<think>a", true),
+        (&qwen3, "<think>a</think>", false),
+        (&qwen3, "b", false),
+        (&harmony, "<|channel|>analysis<|message|>a", true),
+        (&harmony, "<|channel|>analysis<|message|>a<|end|>", false),
+        (&harmony, "<|channel|>final<|message|>a", false),
+    ] {
+        assert_eq!(is_open_after(options, output), expected, "{output}");
+    }
+    let parser = OutputParser::new(qwen3, |marker| (marker == "<think>").then_some(7));
+    assert!(parser.is_marker(7) && !parser.is_marker(8));
 }

@@ -103,7 +103,7 @@ fn tools_and_calls_are_rendered_as_in_training() {
         <|im_start|>tool\n{\"sky\": \"rain\"}<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(render(&body), format!("<|im_start|>system\n{listed}{said}"));
 
-    let mut with_system = body.clone();
+    let mut with_system = body;
     let messages = with_system["messages"].as_array_mut().unwrap();
     messages.insert(
         0,
