@@ -11,7 +11,9 @@ import anthropic
 url, key, model = sys.argv[1:]
 client = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
 messages = [{"role": "user", "content": "Write a short note about a trip to Oslo."}]
-settings = {"model": model, "temperature": 0, "max_tokens": 24}
+# This version of the client has no field for the temperature.
+sampling = {"extra_body": {"temperature": 0}}
+settings = {"model": model, "max_tokens": 24} | sampling
 
 
 def check(holds, what):
@@ -63,7 +65,7 @@ tools = [
     tool("get_stock", item="string"),
     tool("create_order", item="string", count="integer", customer="string"),
 ]
-greedy = {"model": model, "temperature": 0, "max_tokens": 64, "tools": tools}
+greedy = {"model": model, "max_tokens": 64, "tools": tools} | sampling
 
 
 def whole(history):

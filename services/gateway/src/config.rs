@@ -53,9 +53,10 @@ pub struct GatewayConfig {
     /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Past it, requests
     /// fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
-    /// Bytes of responses that `/v1/responses` keeps in memory, with their conversations, so that requests can continue
-    /// them by `previous_response_id`. A tenant may have half, and at most 1,000 responses; each lives for an hour. 0
-    /// stores nothing. Gateways do not share them, so with several ones clients have to come back to the same one.
+    /// Bytes of responses that `/v1/responses` keeps in memory, with their conversations, so that requests can
+    /// continue them by `previous_response_id`. A tenant may have half, and at most 1,000 responses; each lives for
+    /// an hour. 0 stores nothing. Gateways do not share them, so with several ones clients have to come back to the
+    /// same one.
     pub responses_stored_bytes_max: usize,
     /// Whether a request with a field that nobody knows is refused. Otherwise the field is ignored, and its name is
     /// logged once. Fields that would change the output and are not supported are refused in any case.

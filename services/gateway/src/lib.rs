@@ -1,15 +1,15 @@
-//! The edge of the mesh: OpenAI's API for clients, leases and chunks behind it.
+//! The edge of the mesh: the APIs of OpenAI and Anthropic for clients, leases and chunks behind it.
 //!
 //! The way of a request: `intake` finds the tenant by its key, reads the body, admits the request, and lets a large
 //! body wait for its turn. `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads
 //! the chunks of workers, and turns their tokens into text, reasoning and calls. `response` writes what the client
-//! sees, whole or as a stream of events. All steps but the first have one driver: the task that writes to the client.
+//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. All steps
+//! but the first have one driver: the task that writes to the client.
 //!
-//! Read first: `http.rs` (`GatewayState::accept` and `answer` call these modules in that order), then
-//! `relay/request_run.rs`.
+//! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
 //!
 //! The gateway deliberately does not know which worker is best (the scheduler does), what a draft is (the worker
-//! does), and what was generated before: it stores no text.
+//! does), and what was generated before. It stores only the responses that clients may continue, in memory.
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 

@@ -3,7 +3,7 @@
 use actix_web::{HttpResponse, Resource, web};
 use serde_json::json;
 
-use super::GatewayState;
+use crate::http::state::GatewayState;
 
 /// A route that says with its status alone whether requests can be served.
 pub(super) fn readiness(path: &str) -> Resource {

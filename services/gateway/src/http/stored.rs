@@ -7,7 +7,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get};
 use serde_json::json;
 
-use super::GatewayState;
+use crate::http::state::GatewayState;
 
 /// A route that reads and deletes a response.
 pub(super) fn responses(path: &str) -> Resource {

@@ -10,7 +10,7 @@ use refrain_tokenization::{JsonValue, TokenizationError};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{GatewayState, finish};
+use crate::http::state::{GatewayState, finish};
 use crate::models::Model;
 use crate::request::{GenerateRequest, read};
 use crate::surfaces::{ChatBody, Surface};

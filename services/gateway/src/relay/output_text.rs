@@ -366,7 +366,7 @@ mod tests {
         let mut events = Vec::new();
         let mut is_stopped = false;
         for byte in input.bytes() {
-            if text.push(FIRST_BYTE + u32::from(byte), &mut events) {
+            if text.push(FIRST_BYTE + u32::from(byte), true, &mut events) {
                 is_stopped = true;
                 break;
             }

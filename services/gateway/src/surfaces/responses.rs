@@ -1,6 +1,6 @@
 //! OpenAI's Responses API: its bodies as bodies of chats, its answers, and the responses that are stored.
 //!
-//! `history` has the conversation as items, which is what bodies carry and what is stored. `store` is a pure table with
+//! `history` has the conversation as items, which is what bodies carry and what is stored. `store` is a table with
 //! limits; nothing is on disk, and each gateway has its own.
 
 mod echo;

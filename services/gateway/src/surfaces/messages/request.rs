@@ -26,11 +26,12 @@ const SAME_FIELDS: [(&str, &str); 6] = [
 ];
 
 /// The other fields of this API. Those that are not read below change nothing in the output.
-const OTHER_FIELDS: [&str; 18] = [
+const OTHER_FIELDS: [&str; 21] = [
     "betas",
     "cache_control",
     "container",
     "context_management",
+    "diagnostics",
     "inference_geo",
     "max_tokens",
     "mcp_servers",
@@ -45,6 +46,8 @@ const OTHER_FIELDS: [&str; 18] = [
     "thinking",
     "tool_choice",
     "tools",
+    "user_profile_id",
+    "workspace_id",
 ];
 
 /// Writes the body of a chat. With `counts_only`, the prompt alone matters, and an output limit need not be given.

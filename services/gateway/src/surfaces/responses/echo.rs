@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::history::History;
 use super::store::ResponseStore;
 
-/// What an answer repeats of its body.
+/// The part of a body that the answer needs.
 pub(in crate::surfaces) struct Echo {
     /// The repeated fields.
     pub(super) fields: Map<String, Value>,

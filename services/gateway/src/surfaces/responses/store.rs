@@ -188,7 +188,7 @@ impl Table {
         while let Some(of_tenant) = self.by_tenant.get(tenant) {
             let is_past = of_tenant.responses.len() > limits.tenant_responses_max
                 || of_tenant.bytes > limits.bytes_max / 2;
-            if !(is_past && self.remove_oldest(&tenant.to_owned())) {
+            if !(is_past && self.remove_oldest(tenant)) {
                 break;
             }
         }

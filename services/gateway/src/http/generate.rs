@@ -1,0 +1,116 @@
+//! A request that generates: from its head to its answer, whole or as a stream.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix_web::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use actix_web::{HttpRequest, HttpResponse, web};
+use refrain_protocol::ApiError;
+use refrain_service_kit::http::AccessNote;
+use tracing::Instrument;
+
+use crate::http::state::{GatewayState, finish};
+use crate::intake::AdmissionTicket;
+use crate::relay::RelayEvent;
+use crate::response::EventStreamBody;
+use crate::surfaces::{AcceptedRequest, Surface};
+
+/// Carries out a request and answers it.
+pub(super) async fn generate(
+    gateway: web::Data<GatewayState>,
+    surface: Surface,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    let received = Instant::now();
+    let gateway = gateway.into_inner();
+    let note = AccessNote::of(&request);
+    let outcome = match gateway.accept(surface, &request, payload, received).await {
+        Ok((accepted, ticket)) => {
+            let span = tracing::info_span!(
+                "generate",
+                otel.name = format!("{} {}", surface.operation(), accepted.request.model.id),
+                gen_ai.operation.name = surface.operation(),
+                gen_ai.provider.name = "refrain",
+                gen_ai.request.model = accepted.request.model.id,
+                gen_ai.request.choice.count = accepted.request.choices_per_prompt,
+                gen_ai.usage.input_tokens = tracing::field::Empty,
+                gen_ai.usage.output_tokens = tracing::field::Empty,
+                "error.type" = tracing::field::Empty,
+            );
+            gateway
+                .answer(accepted, ticket, received, note)
+                .instrument(span)
+                .await
+        }
+        Err(error) => {
+            gateway.count_refused(&error);
+            Err(error)
+        }
+    };
+    finish(surface, received, outcome)
+}
+
+impl GatewayState {
+    /// Turns the head and body of a request into one that can be carried out.
+    async fn accept(
+        self: &Arc<Self>,
+        surface: Surface,
+        request: &HttpRequest,
+        payload: web::Payload,
+        received: Instant,
+    ) -> Result<(AcceptedRequest, AdmissionTicket), ApiError> {
+        let mut admitted = self.admit(request, payload, received).await?;
+        let read = move |gateway: &GatewayState, body, tenant: &str| {
+            surface.read(body, tenant, &gateway.surface_context())
+        };
+        let accepted = self
+            .parse(&admitted.tenant, admitted.body, received, read)
+            .await?;
+        self.unknown_fields.met(&accepted.request.unknown_fields)?;
+        AccessNote::of(request).note(|facts| {
+            facts.model = Some(accepted.request.model.id.clone());
+        });
+        admitted
+            .ticket
+            .count_choices(accepted.request.choice_count())?;
+        Ok((accepted, admitted.ticket))
+    }
+
+    async fn answer(
+        &self,
+        accepted: AcceptedRequest,
+        ticket: AdmissionTicket,
+        received: Instant,
+        note: AccessNote,
+    ) -> Result<HttpResponse, ApiError> {
+        let request = accepted.request.clone();
+        let writer = accepted.writer()?;
+        let is_stream = request.is_stream;
+        let mut events = self.relay.carry_out(request, ticket, received).noted(note);
+        if !is_stream {
+            let body = writer.collect(&mut events).await?;
+            return Ok(HttpResponse::Ok()
+                .content_type("application/json")
+                .body(body));
+        }
+        // An early error gets its own status. Without an event for too long, the head is sent and the status is 200.
+        let first = match tokio::time::timeout(self.tuning.stream_head_wait, events.next()).await {
+            Ok(None) => return Err(ApiError::internal("a request ended without a last event")),
+            Ok(Some(RelayEvent::Failed(error))) => return Err(error),
+            Ok(Some(event)) => Some(event),
+            Err(_) => None,
+        };
+        Ok(HttpResponse::Ok()
+            .insert_header((CONTENT_TYPE, "text/event-stream; charset=utf-8"))
+            .insert_header((CACHE_CONTROL, "no-cache"))
+            // Otherwise nginx would buffer the events.
+            .insert_header(("x-accel-buffering", "no"))
+            .streaming(EventStreamBody::new(
+                first,
+                events,
+                writer,
+                self.tuning.stream_keep_alive,
+            )))
+    }
+}

@@ -1,0 +1,174 @@
+//! The state that all handlers share, and the steps that all requests with a body have.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix_web::body::BoxBody;
+use actix_web::http::ConnectionType;
+use actix_web::http::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue};
+use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
+use bytes::Bytes;
+use refrain_protocol::error::code;
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clock::millis;
+use refrain_service_kit::http::{AccessNote, HttpError, Readiness};
+
+use crate::config::GatewayTuning;
+use crate::intake::{
+    Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter, UnknownFields,
+};
+use crate::metrics::GatewayMetrics;
+use crate::models::Models;
+use crate::relay::RelayContext;
+use crate::surfaces::{ResponseStore, Surface, SurfaceContext};
+
+/// The state that all handlers share.
+pub(crate) struct GatewayState {
+    pub(crate) keys: ApiKeys,
+    pub(crate) models: Arc<Models>,
+    pub(crate) admission: Admission,
+    pub(crate) tokenizing: TokenizingLimiter,
+    pub(crate) relay: Arc<RelayContext>,
+    pub(crate) metrics: Arc<GatewayMetrics>,
+    pub(crate) bodies: BodyReader,
+    pub(crate) unknown_fields: UnknownFields,
+    pub(crate) tuning: GatewayTuning,
+    pub(crate) readiness: Readiness,
+    pub(crate) stored: Arc<ResponseStore>,
+}
+
+/// The body of a request that was admitted.
+pub(super) struct AdmittedBody {
+    pub(super) tenant: String,
+    pub(super) body: Bytes,
+    pub(super) ticket: AdmissionTicket,
+}
+
+/// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough
+/// to delay the other requests of an HTTP thread.
+const SEPARATE_THREAD_BYTES: usize = 32 << 10;
+
+/// Time after which a client may retry an unavailable service, if the error tells no other.
+const RETRY_AFTER_MS: u64 = 1_000;
+
+/// The head in which Anthropic's clients send the key.
+const X_API_KEY: &str = "x-api-key";
+
+/// The length of the body that the head announces.
+fn announced_bytes(request: &HttpRequest) -> Option<u64> {
+    let length = request.headers().get(CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}
+
+/// Turns the outcome of a request into its response.
+pub(super) fn finish(
+    surface: Surface,
+    received: Instant,
+    outcome: Result<HttpResponse, ApiError>,
+) -> HttpResponse {
+    let mut response = outcome.unwrap_or_else(|mut error| {
+        if error.kind == ErrorKind::Unavailable {
+            // It may pass, whichever service is unavailable.
+            error.retry_after_ms.get_or_insert(RETRY_AFTER_MS);
+        }
+        // The rest of such a body is not read.
+        let is_unread = matches!(error.kind, ErrorKind::RequestTimeout | ErrorKind::TooLarge);
+        let body = surface.error_body(&error);
+        let mut response = HttpError(error).error_response();
+        if let Some(body) = body {
+            response = response.map_body(|_, _| BoxBody::new(body));
+        }
+        if is_unread {
+            response
+                .head_mut()
+                .set_connection_type(ConnectionType::Close);
+        }
+        response
+    });
+    response.headers_mut().insert(
+        HeaderName::from_static("openai-processing-ms"),
+        HeaderValue::from(millis(received.elapsed())),
+    );
+    response
+}
+
+impl GatewayState {
+    /// The tenant of a request, by either header that clients send keys in.
+    pub(super) fn tenant(&self, request: &HttpRequest) -> Result<String, ApiError> {
+        let headers = request.headers();
+        // A header that is not text matches no key.
+        let text = |value: &HeaderValue| value.to_str().unwrap_or("Bearer \u{fffd}").to_owned();
+        let found = match (headers.get(AUTHORIZATION), headers.get(X_API_KEY)) {
+            (None, Some(key)) => self.keys.tenant_of_key(&text(key)),
+            (authorization, _) => self.keys.tenant(authorization.map(text).as_deref()),
+        };
+        let tenant = found.map(str::to_owned)?;
+        AccessNote::of(request).note(|facts| facts.tenant = Some(tenant.clone()));
+        Ok(tenant)
+    }
+
+    pub(super) fn surface_context(&self) -> SurfaceContext<'_> {
+        SurfaceContext {
+            models: &self.models,
+            tuning: &self.tuning,
+            stored: &self.stored,
+        }
+    }
+
+    pub(super) fn count_refused(&self, error: &ApiError) {
+        self.metrics.ended(&error.kind.status().to_string());
+        if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
+            self.metrics.rejected("context");
+        }
+    }
+
+    /// Authenticates a request, reads its body and admits it.
+    pub(super) async fn admit(
+        &self,
+        request: &HttpRequest,
+        payload: web::Payload,
+        received: Instant,
+    ) -> Result<AdmittedBody, ApiError> {
+        // The key comes first: the body of a caller without one is not read.
+        let tenant = self.tenant(request)?;
+        // A full gateway refuses before it reads the body. The request is admitted only when there is something to
+        // do.
+        self.admission.check(&tenant)?;
+        let body = self
+            .bodies
+            .read(&tenant, announced_bytes(request), payload, received)
+            .await?;
+        let ticket = self.admission.admit(&tenant)?;
+        Ok(AdmittedBody {
+            tenant,
+            body,
+            ticket,
+        })
+    }
+
+    /// Parses a body with `read`, which gets the gateway, the body and the tenant. A large body waits for its turn.
+    pub(super) async fn parse<T: Send + 'static>(
+        self: &Arc<Self>,
+        tenant: &str,
+        body: Bytes,
+        received: Instant,
+        read: impl FnOnce(&GatewayState, Bytes, &str) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let time = &self.relay.time;
+        if body.len() < SEPARATE_THREAD_BYTES {
+            return read(self, body, tenant);
+        }
+        let turn = self.tokenizing.enter(tenant, body.len());
+        let entered = tokio::time::timeout(time.left(received), turn).await;
+        let permit = entered.map_err(|_| time.error())??;
+        let (gateway, tenant) = (self.clone(), tenant.to_owned());
+        // The work goes on if the client leaves meanwhile, so the permit belongs to it.
+        tokio::task::spawn_blocking(move || {
+            let parsed = read(&gateway, body, &tenant);
+            drop(permit);
+            parsed
+        })
+        .await
+        .map_err(ApiError::internal)?
+    }
+}
