@@ -419,7 +419,6 @@ fn what_cannot_be_carried_out_is_refused_by_name() {
         ("prompt_logprobs", json!(1)),
         ("allowed_token_ids", json!([1])),
         ("echo", json!(true)),
-        ("functions", json!([{"name": "f"}])),
     ] {
         let error = asked(&models, json!({ field: value })).unwrap_err();
         assert_eq!(error, (field.to_owned(), unsupported.clone()));
