@@ -120,10 +120,12 @@ async fn unsupported_fields_are_refused_and_not_ignored() -> anyhow::Result<()> 
     let client = mesh.client();
     let unsupported = Some("unsupported_parameter");
     let cases: &[(&str, Value, Option<&str>)] = &[
-        ("presence_penalty", json!(0.5), unsupported),
-        ("frequency_penalty", json!(-1), unsupported),
-        ("repetition_penalty", json!(1.1), unsupported),
-        ("ignore_eos", json!(true), unsupported),
+        ("guided_regex", json!("a+"), unsupported),
+        ("prompt_logprobs", json!(1), unsupported),
+        ("presence_penalty", json!(2.5), None),
+        ("frequency_penalty", json!(-3), None),
+        ("repetition_penalty", json!(0), None),
+        ("ignore_eos", json!("yes"), None),
         (
             "response_format",
             json!({"type": "json_object"}),
@@ -135,7 +137,7 @@ async fn unsupported_fields_are_refused_and_not_ignored() -> anyhow::Result<()> 
         ("n", json!(0), None),
         ("n", json!(129), None),
         ("max_tokens", json!(0), None),
-        ("stop", json!(["a", "b", "c", "d", "e"]), None),
+        ("stop", json!(vec!["a"; 65]), None),
         ("top_logprobs", json!(3), None),
         ("logit_bias", json!({"0": 101}), None),
         ("stream_options", json!({"include_usage": true}), None),

@@ -167,9 +167,9 @@ pub struct ModelConfig {
     /// Folder with `tokenizer.json`, or `builtin:` and a name. It may have `tokenizer_config.json`,
     /// `chat_template.jinja`, `config.json` and `generation_config.json`; it needs no weights.
     pub files: String,
-    /// The date that the chat template sees, such as `2026-01-31`, so that prompts can be reproduced. A request can set
-    /// it with the variable `strftime_now` in `chat_template_kwargs`. Default: the time now in UTC. A prompt with
-    /// today's date is another one tomorrow, so what is cached of it is used up to the date only.
+    /// The date that the chat template sees, such as `2026-01-31`, so that prompts can be reproduced. A request can
+    /// set it with the variable `strftime_now` in `chat_template_kwargs`. Default: the time now in UTC. A prompt with
+    /// today's date is another one tomorrow, so a prefix cache helps up to the date only.
     pub template_date: Option<String>,
     /// Output limit of chat requests that set none, tokens. Default: what the context leaves.
     pub default_max_tokens: Option<u32>,

@@ -72,8 +72,8 @@ pub trait DraftStore: Send + Sync {
     /// Asks for the acceptance statistics of a namespace, or replaces them durably. The last call that saves wins.
     ///
     /// # Errors
-    /// `Conflict` with the code `statistics_erased` for a table that was erased, `InvalidRequest` for bytes that are no
-    /// statistics, `Overloaded` when one more namespace would be too many.
+    /// `Conflict` with the code `statistics_erased` for a table that was erased, `InvalidRequest` for bytes that are
+    /// no statistics, `Overloaded` when one more namespace would be too many.
     async fn acceptance_stats(
         &self,
         request: AcceptanceStatsRequest,
