@@ -36,6 +36,17 @@ async fn filled(dir: &Path) -> Follower {
     follower
 }
 
+/// Opens the index of a store that has stopped. sled gives its lock back a little later, when its threads end.
+fn open_index(path: &Path) -> sled::Db {
+    for _ in 0..500 {
+        if let Ok(db) = sled::open(path) {
+            return db;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    sled::open(path).unwrap()
+}
+
 /// Starts after damage. The start must succeed, and the follower must end with what the store has.
 async fn recovers(dir: &Path, follower: &mut Follower) -> (usize, f64) {
     let store = Store::start(config(dir)).await;
@@ -105,7 +116,7 @@ async fn a_log_of_an_earlier_version_without_its_identity_is_salvaged_and_its_qu
     let dir = tempfile::tempdir().unwrap();
     let mut follower = filled(dir.path()).await;
     fs::remove_file(dir.path().join("data/log/journal")).unwrap();
-    let db = sled::open(dir.path().join("data/log")).unwrap();
+    let db = open_index(&dir.path().join("data/log"));
     // An earlier version did not record how far the journal was applied.
     db.remove([0u8]).unwrap();
     db.remove(b"m").unwrap();
@@ -130,7 +141,7 @@ async fn a_log_of_an_earlier_version_without_its_identity_is_salvaged_and_its_qu
 async fn the_journal_restores_what_the_index_misreads() {
     let dir = tempfile::tempdir().unwrap();
     let mut follower = filled(dir.path()).await;
-    let db = sled::open(dir.path().join("data/log")).unwrap();
+    let db = open_index(&dir.path().join("data/log"));
     for kind in [b"p", b"d"] {
         let (key, value) = db.scan_prefix(kind).next().unwrap().unwrap();
         let mut value = value.to_vec();
@@ -147,7 +158,7 @@ async fn the_journal_restores_what_the_index_misreads() {
 async fn a_piece_that_a_reader_cannot_read_causes_an_index_rebuild() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
-    let db = sled::open(dir.path().join("data/log")).unwrap();
+    let db = open_index(&dir.path().join("data/log"));
     let (key, _) = db.scan_prefix(b"p").next().unwrap().unwrap();
     db.remove(key).unwrap();
     db.flush().unwrap();
