@@ -166,7 +166,10 @@ impl AcceptanceStatistics {
     /// number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
         let draft = Draft::new(candidate);
-        let conditional = self.corrected(&draft, self.conditional(&draft));
+        let mut conditional = self.conditional(&draft);
+        let place = draft.place(&conditional);
+        let continues = draft.sums_of_siblings(&conditional);
+        self.correct(&draft, place, &continues, &mut conditional);
         draft.along_paths(conditional)
     }
 
@@ -174,11 +177,11 @@ impl AcceptanceStatistics {
     /// leaves out tokens that a stop rule cut off, or that are unknown for another reason.
     pub fn observe(&mut self, candidate: &Candidate, emitted: &[Token]) {
         let draft = Draft::new(candidate);
-        let conditional = self.conditional(&draft);
-        let place = kind(candidate.source, candidate.scope)
-            .map(|kind| (kind, expected_bucket(&draft, &conditional)));
+        let mut conditional = self.conditional(&draft);
+        let place = draft.place(&conditional);
         let continues = draft.sums_of_siblings(&conditional);
-        let gains = draft.gains(&self.corrected(&draft, conditional));
+        self.correct(&draft, place, &continues, &mut conditional);
+        let gains = draft.gains(&conditional);
         let mut failures = Failures::default();
         let mut reached = None;
         let mut from = 0;
@@ -266,25 +269,25 @@ impl AcceptanceStatistics {
         conditional
     }
 
-    /// Stage two: the probability of each node given its parent, with the failures that drafts of this length have.
-    fn corrected(&self, draft: &Draft<'_>, mut conditional: Vec<f32>) -> Vec<f32> {
-        if let Some(ratio) = self.failure_ratio(draft, &conditional) {
-            let continues = draft.sums_of_siblings(&conditional);
-            for (at, node) in draft.nodes().iter().enumerate() {
-                let before = continues[sibling_group(node)];
-                let after =
-                    (1.0 - ratio * (1.0 - before)).clamp(CORRECTION_MIN * before, PROBABILITY_MAX);
-                conditional[at] *= after / before;
-            }
+    /// Stage two: gives the probabilities of stage one the failures that drafts of this length have. `continues` are
+    /// their sums over siblings.
+    fn correct(
+        &self,
+        draft: &Draft<'_>,
+        place: Option<(usize, usize)>,
+        continues: &[f32],
+        conditional: &mut [f32],
+    ) {
+        let failures = place.and_then(|(kind, bucket)| self.drafts[kind].get(bucket));
+        let Some(ratio) = failures.map(Failures::ratio) else {
+            return;
+        };
+        for (probability, node) in conditional.iter_mut().zip(draft.nodes()) {
+            let before = continues[sibling_group(node)];
+            let after =
+                (1.0 - ratio * (1.0 - before)).clamp(CORRECTION_MIN * before, PROBABILITY_MAX);
+            *probability *= after / before;
         }
-        conditional
-    }
-
-    /// Observed over expected failures of drafts of this length; `None` before any was observed.
-    fn failure_ratio(&self, draft: &Draft<'_>, conditional: &[f32]) -> Option<f32> {
-        let kind = kind(draft.candidate.source, draft.candidate.scope)?;
-        let failures = self.drafts[kind].get(expected_bucket(draft, conditional))?;
-        Some((failures.observed + RATIO_PRIOR_WEIGHT) / (failures.expected + RATIO_PRIOR_WEIGHT))
     }
 }
 
@@ -305,6 +308,11 @@ impl Cell {
 }
 
 impl Failures {
+    /// Observed over expected failures.
+    fn ratio(&self) -> f32 {
+        (self.observed + RATIO_PRIOR_WEIGHT) / (self.expected + RATIO_PRIOR_WEIGHT)
+    }
+
     fn add(&mut self, one: Failures) {
         self.expected = self.expected * kept(DRAFTS_HALF_LIFE) + one.expected;
         self.observed = self.observed * kept(DRAFTS_HALF_LIFE) + one.observed;
@@ -337,6 +345,16 @@ impl<'a> Draft<'a> {
             count: node.count,
             share: node.probability / parent,
         }
+    }
+
+    /// Its table and bucket in stage two, by the tokens that stage one expects; `None` where nothing is drafted.
+    fn place(&self, conditional: &[f32]) -> Option<(usize, usize)> {
+        let kind = kind(self.candidate.source, self.candidate.scope)?;
+        let expected: f32 = self.along_paths(conditional.to_vec()).iter().sum();
+        Some((
+            kind,
+            EXPECTED_EDGES.partition_point(|edge| *edge <= expected),
+        ))
     }
 
     /// Sums of values over siblings, by [`sibling_group`].
@@ -376,12 +394,6 @@ impl<'a> Draft<'a> {
         }
         conditional
     }
-}
-
-/// The bucket of stage two, by the tokens that stage one expects of the draft.
-fn expected_bucket(draft: &Draft<'_>, conditional: &[f32]) -> usize {
-    let expected: f32 = draft.along_paths(conditional.to_vec()).iter().sum();
-    EXPECTED_EDGES.partition_point(|edge| *edge <= expected)
 }
 
 /// 0 for the children of the root, one more than the parent for others.
