@@ -7,5 +7,5 @@ mod surface_writer;
 mod writer;
 
 pub(crate) use event_stream::EventStreamBody;
-pub(crate) use surface_writer::{SurfaceWriter, next_step, write_named_frame};
+pub(crate) use surface_writer::{SurfaceWriter, read_to_end, write_named_frame};
 pub(crate) use writer::AnswerWriter;

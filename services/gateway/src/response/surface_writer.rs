@@ -42,18 +42,21 @@ pub(crate) trait SurfaceWriter: Send {
         Self: 'a;
 }
 
-/// Waits for the next progress of a choice, or for the figures at the end.
+/// Reads the events of a request to its end, and passes on the progress of its choices. Returns its summary.
 ///
 /// # Errors
 /// The error of the request.
-pub(crate) async fn next_step(
+pub(crate) async fn read_to_end(
     events: &mut RequestEvents,
-) -> Result<Result<(u32, ChoiceProgress), Box<RequestSummary>>, ApiError> {
-    match events.next().await {
-        None => Err(ApiError::internal("a request ended without a last event")),
-        Some(RelayEvent::Failed(error)) => Err(error),
-        Some(RelayEvent::Done(summary)) => Ok(Err(summary)),
-        Some(RelayEvent::Progress { index, progress }) => Ok(Ok((index, progress))),
+    mut take: impl FnMut(u32, ChoiceProgress) + Send,
+) -> Result<Box<RequestSummary>, ApiError> {
+    loop {
+        match events.next().await {
+            None => return Err(ApiError::internal("a request ended without a last event")),
+            Some(RelayEvent::Failed(error)) => return Err(error),
+            Some(RelayEvent::Done(summary)) => return Ok(summary),
+            Some(RelayEvent::Progress { index, progress }) => take(index, progress),
+        }
     }
 }
 

@@ -13,11 +13,11 @@ use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
 
-use crate::relay::{ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary};
+use crate::relay::{ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::logprobs::{chat_logprobs, completion_logprobs};
 use crate::response::message::{self, CallShape};
-use crate::response::surface_writer::SurfaceWriter;
+use crate::response::surface_writer::{SurfaceWriter, read_to_end};
 
 /// Bytes of an event without its text, about.
 const FRAME_BYTES: usize = 320;
@@ -74,25 +74,17 @@ impl AnswerWriter {
     pub(crate) async fn collect(mut self, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
         let mut collected = Vec::new();
         collected.resize_with(self.choices.len(), CollectedChoice::default);
-        let summary = loop {
-            match events.next().await {
-                None => {
-                    return Err(ApiError::internal("a request ended without a last event"));
+        let summary = read_to_end(events, |index, progress| {
+            if let Some(choice) = collected.get_mut(index as usize) {
+                for event in progress.events {
+                    event.append(&mut choice.events);
                 }
-                Some(RelayEvent::Failed(error)) => return Err(error),
-                Some(RelayEvent::Done(summary)) => break summary,
-                Some(RelayEvent::Progress { index, progress }) => {
-                    if let Some(choice) = collected.get_mut(index as usize) {
-                        for event in progress.events {
-                            event.append(&mut choice.events);
-                        }
-                        choice.prompt.extend(progress.prompt);
-                        choice.tokens.extend(progress.tokens);
-                        choice.finish = choice.finish.or(progress.finish);
-                    }
-                }
+                choice.prompt.extend(progress.prompt);
+                choice.tokens.extend(progress.tokens);
+                choice.finish = choice.finish.or(progress.finish);
             }
-        };
+        })
+        .await?;
         let collected = (0u32..).zip(collected);
         match self.request.endpoint {
             Endpoint::Chat => {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::relay::{ChoiceProgress, RequestEvents, RequestSummary};
 use crate::request::GenerateRequest;
-use crate::response::{SurfaceWriter, next_step, write_named_frame};
+use crate::response::{SurfaceWriter, read_to_end, write_named_frame};
 use crate::surfaces::items::{Change, Item, ItemKind, Items};
 use crate::surfaces::messages::error::error_value;
 
@@ -236,17 +236,11 @@ impl SurfaceWriter for MessagesWriter {
         Self: 'a,
     {
         async move {
-            loop {
-                match next_step(events).await? {
-                    Ok((_, progress)) => {
-                        self.take(progress);
-                    }
-                    Err(summary) => {
-                        let whole = self.whole(&summary.usage);
-                        return Ok(whole.to_string().into_bytes());
-                    }
-                }
-            }
+            let summary = read_to_end(events, |_, progress| {
+                self.take(progress);
+            })
+            .await?;
+            Ok(self.whole(&summary.usage).to_string().into_bytes())
         }
         .boxed()
     }

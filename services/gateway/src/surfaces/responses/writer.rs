@@ -16,7 +16,7 @@ use super::history::HistoryItem;
 use super::store::StoredResponse;
 use crate::relay::{ChoiceProgress, RequestEvents, RequestSummary};
 use crate::request::GenerateRequest;
-use crate::response::{SurfaceWriter, next_step, write_named_frame};
+use crate::response::{SurfaceWriter, read_to_end, write_named_frame};
 use crate::surfaces::items::{Change, Item, ItemEnd, ItemKind, Items};
 
 /// Writes the answer to one request.
@@ -340,17 +340,12 @@ impl SurfaceWriter for ResponsesWriter {
         Self: 'a,
     {
         async move {
-            loop {
-                match next_step(events).await? {
-                    Ok((_, progress)) => {
-                        self.take(progress);
-                    }
-                    Err(summary) => {
-                        let (_, response) = self.end(&summary.usage)?;
-                        return Ok(response.to_string().into_bytes());
-                    }
-                }
-            }
+            let summary = read_to_end(events, |_, progress| {
+                self.take(progress);
+            })
+            .await?;
+            let (_, response) = self.end(&summary.usage)?;
+            Ok(response.to_string().into_bytes())
         }
         .boxed()
     }
