@@ -2,6 +2,11 @@
 
 use refrain_suffix_index::IndexSizes;
 
+/// Values of the label `unit` of evictions.
+pub(crate) const NAMESPACE: &str = "namespace";
+pub(crate) const GROUP: &str = "group";
+pub(crate) const DOCUMENT: &str = "document";
+
 /// Values of the label `limit` of what is left out of groups.
 pub(crate) const GROUPS_MAX: &str = "groups_max";
 pub(crate) const GROUP_TOKENS_MAX: &str = "group_tokens_max";
@@ -33,8 +38,9 @@ refrain_service_kit::metric_families! {
         segments: IntGauge = "refrain_replica_segments",
         /// Namespaces that are followed.
         pub(crate) namespaces: IntGauge = "refrain_replica_namespaces",
-        /// Documents and namespaces evicted for want of capacity.
-        pub(crate) evictions: IntCounter = "refrain_replica_evictions_total",
+        /// Evictions for want of capacity: of whole namespaces, or of documents of a namespace that stays.
+        pub(crate) evictions: IntCounterVec =
+            "refrain_replica_evictions_total" ["unit"] with [NAMESPACE, DOCUMENT],
         /// Seals, merges and rebuilds of indexes.
         pub(crate) jobs: IntCounterVec = "refrain_replica_jobs_total" ["job"] with ["seal", "merge", "rebuild"],
         /// Time that an index was locked at the beginning or the end of a job.
@@ -55,8 +61,9 @@ refrain_service_kit::metric_families! {
         pub(crate) group_tokens: IntGauge = "refrain_replica_group_tokens",
         /// Memory of groups' trees.
         pub(crate) group_bytes: IntGauge = "refrain_replica_group_bytes",
-        /// Groups, and outputs of groups, evicted for want of capacity.
-        pub(crate) group_evictions: IntCounter = "refrain_replica_group_evictions_total",
+        /// Evictions of groups for want of capacity: of whole groups, or of documents of a group that stays.
+        pub(crate) group_evictions: IntCounterVec =
+            "refrain_replica_group_evictions_total" ["unit"] with [GROUP, DOCUMENT],
         /// Requests that drafted without their group, and updates of outputs that were left out of it.
         pub(crate) group_rejections: IntCounterVec =
             "refrain_replica_group_rejections_total" ["limit"] with [GROUPS_MAX, GROUP_TOKENS_MAX],

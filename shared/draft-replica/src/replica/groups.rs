@@ -15,7 +15,7 @@ use refrain_suffix_index::IndexConfig;
 use super::draft_index::DraftIndex;
 use super::locked_index::LockedIndex;
 use crate::config::ReplicaConfig;
-use crate::metrics::{GROUP_TOKENS_MAX, GROUPS_MAX, ReplicaMetrics};
+use crate::metrics::{DOCUMENT, GROUP, GROUP_TOKENS_MAX, GROUPS_MAX, ReplicaMetrics};
 use crate::update::DocumentUpdateRef;
 
 /// The drafts of one group of samples.
@@ -129,7 +129,8 @@ impl GroupReplica {
         if exceeds(&index) {
             let left = self.tokens_max.saturating_sub(new);
             let evicted = index.evict(left);
-            self.metrics.group_evictions.inc_by(evicted as u64);
+            let evictions = self.metrics.group_evictions.with_label_values(&[DOCUMENT]);
+            evictions.inc_by(evicted as u64);
         }
         // Where all of the tree runs, this output is left out from here on: its next update comes after a gap.
         let is_full = exceeds(&index) && new > 0;
@@ -190,7 +191,8 @@ impl Groups {
                 return None;
             };
             groups.pop(&idle);
-            self.metrics.group_evictions.inc();
+            let evictions = &self.metrics.group_evictions;
+            evictions.with_label_values(&[GROUP]).inc();
         }
         let group = groups.get_or_insert(key, || self.create());
         Some(GroupMembership::new(group, document))

@@ -15,7 +15,7 @@ use super::capacity::IndexSize;
 use super::draft_index::DraftIndex;
 use super::locked_index::LockedIndex;
 use super::registry::{Registry, SharedState};
-use crate::metrics::ReplicaMetrics;
+use crate::metrics::{DOCUMENT, ReplicaMetrics};
 
 impl Registry {
     /// Maintains all indexes until it is aborted.
@@ -88,7 +88,8 @@ impl Registry {
             self.evict_one();
             sizes.remove(0);
         }
-        metrics.evictions.inc_by(evicted as u64);
+        let evictions = metrics.evictions.with_label_values(&[DOCUMENT]);
+        evictions.inc_by(evicted as u64);
         evicted > 0
     }
 

@@ -15,7 +15,7 @@ use super::capacity::Capacity;
 use super::groups::Groups;
 use super::namespace::NamespaceReplica;
 use crate::config::ReplicaConfig;
-use crate::metrics::ReplicaMetrics;
+use crate::metrics::{NAMESPACE, ReplicaMetrics};
 
 /// The state that requests, followers and the maintenance task share.
 pub(super) struct SharedState {
@@ -90,6 +90,7 @@ impl SharedState {
     /// Running requests of an evicted namespace keep its drafts through their own references. No news reaches these.
     pub(super) fn forget(&self, evicted: NamespaceId) {
         self.groups.forget(evicted);
-        self.metrics.evictions.inc();
+        let evictions = &self.metrics.evictions;
+        evictions.with_label_values(&[NAMESPACE]).inc();
     }
 }
