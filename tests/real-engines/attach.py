@@ -126,7 +126,7 @@ class Run:
             self.steps_taken = int(engine.metric("vllm:iteration_tokens_total_count"))
             self.accepted = sum(map(len, self.outputs)) - self.steps_taken
             # The tokens that the plugin counted.
-            counter = "refrain_client_said_tokens_total"
+            counter = "refrain_client_emitted_tokens_total"
             self.counted_tokens = int(series(f"http://{metrics}", counter)) if has_drafts else 0
         finally:
             # In order, but without a wait, like the rollout of a deployment.

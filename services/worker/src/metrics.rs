@@ -213,7 +213,7 @@ impl WorkerMetrics {
     /// Counts introductions of namespaces to a streaming engine.
     pub(crate) fn introduced(&self, counts: IntroductionCounts) {
         for (outcome, count) in [
-            ("told", counts.succeeded),
+            ("succeeded", counts.succeeded),
             ("failed", counts.failed),
             ("expired", counts.expired),
         ] {

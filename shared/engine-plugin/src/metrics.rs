@@ -22,7 +22,7 @@ refrain_service_kit::metric_families! {
         /// Offered draft tokens that the engine accepted.
         pub(crate) accepted: IntCounter = "refrain_client_accepted_tokens_total",
         /// Tokens that the engine emitted.
-        pub(crate) emitted: IntCounter = "refrain_client_said_tokens_total",
+        pub(crate) emitted: IntCounter = "refrain_client_emitted_tokens_total",
         /// Running requests.
         pub(crate) requests: IntGauge = "refrain_client_requests",
         /// Output tokens queued for the background thread.

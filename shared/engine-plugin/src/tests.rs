@@ -440,7 +440,7 @@ fn prometheus_can_scrape_metrics() {
     let addr = rig.proposer.metrics_addr().unwrap();
     rig.begin("a", &[1, 2, 3], None);
     rig.proposer.extend("a", &text(0, 7));
-    assert!(get(addr).contains("\nrefrain_client_said_tokens_total 7\n"));
+    assert!(get(addr).contains("\nrefrain_client_emitted_tokens_total 7\n"));
     // Another engine on the machine goes on without the address.
     let other = Rig::new(|config| config.metrics_listen = Some(addr));
     assert!(other.proposer.metrics_addr().is_none());

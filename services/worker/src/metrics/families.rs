@@ -99,16 +99,16 @@ refrain_service_kit::metric_families! {
         /// of its bucket). 0: no events yet.
         pub(super) streamed_step: GaugeVec =
             "refrain_engine_streamed_step_seconds" ["model", "batch"],
-        /// Introductions of namespaces to a restarted engine with the Refrain plugin inside, by outcome: told, failed
-        /// (repeated up to attempts_max times), or expired (the signature was too old).
+        /// Introductions of namespaces to a restarted engine with the Refrain plugin inside, by outcome: succeeded,
+        /// failed (repeated up to attempts_max times), or expired (the signature was too old).
         pub(super) introductions: IntCounterVec =
-            "refrain_worker_introductions_total" ["outcome"] with ["told", "failed", "expired"],
+            "refrain_worker_introductions_total" ["outcome"] with ["succeeded", "failed", "expired"],
 
         /// Verify calls to a streaming engine, by method and by outcome: verified, unknown (the response left the
         /// next token open), or failed.
         pub(super) verify_calls: IntCounterVec =
-            "refrain_drive_calls_total" ["model", "way", "outcome"],
+            "refrain_drive_calls_total" ["model", "method", "outcome"],
         /// Duration of verify calls, seconds.
-        pub(super) verify_seconds: CounterVec = "refrain_drive_call_seconds_total" ["model", "way"],
+        pub(super) verify_seconds: CounterVec = "refrain_drive_call_seconds_total" ["model", "method"],
     }
 }

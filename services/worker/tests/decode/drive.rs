@@ -206,7 +206,7 @@ async fn open_positions_and_failed_calls_change_nothing() {
     };
     assert!(of(VerifyMethod::Chain) >= 1 && of(VerifyMethod::FanOut) >= 1);
     let unknown =
-        bench.figure("refrain_drive_calls_total{model=\"fake\",outcome=\"unknown\",way=\"chain\"}");
+        bench.figure("refrain_drive_calls_total{method=\"chain\",model=\"fake\",outcome=\"unknown\"}");
     assert_eq!(unknown as usize, of(VerifyMethod::Chain));
 
     for kind in [
@@ -222,7 +222,7 @@ async fn open_positions_and_failed_calls_change_nothing() {
     }
     assert!(
         bench
-            .figure("refrain_drive_calls_total{model=\"fake\",outcome=\"failed\",way=\"fan_out\"}")
+            .figure("refrain_drive_calls_total{method=\"fan_out\",model=\"fake\",outcome=\"failed\"}")
             >= 1.0
     );
     bench.worker.handle().readiness().unwrap();
