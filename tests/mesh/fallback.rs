@@ -22,7 +22,7 @@ score_threshold = 1000
 /// Has worker 1 try its head soon, and use it whatever it brings.
 fn try_head_early(service: Service, file: &mut MeshFile) {
     if service == Service::Worker(1) {
-        let trials = &mut file.worker.speculation.eagle3.trials;
+        let trials = &mut file.worker.speculation.drafter.trials;
         trials.backoff_steps = 4;
         trials.backoff_steps_max = 8;
         trials.gain_enter = 0.001;

@@ -98,10 +98,10 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
     // Another mesh remembers nothing, takes a new lease every 16 tokens, and makes wide drafts of the head, of which
     // most branches are rejected.
     let data = tempfile::tempdir()?;
-    let settings = "[worker.speculation.eagle3]\ndepth = 5\ntop_k = 3\ntokens_max = 12";
+    let settings = "[worker.speculation.drafter]\ndepth = 5\ntop_k = 3\ntokens_max = 12";
     let mesh = UpMesh::start_tuned(data.path(), settings, |file| {
         file.gateway.tuning.chunk_tokens = 16;
-        file.worker.speculation.eagle3.path_prob_min = 0.01;
+        file.worker.speculation.drafter.path_prob_min = 0.01;
     })
     .await?;
     for mode in ["suffix", "eagle3", "auto"] {

@@ -106,8 +106,9 @@ fn small_replica(file: &mut MeshFile) {
     let replica = &mut file.worker.replica;
     replica.namespace_tokens_max = 150;
     replica.upkeep_ms = 5;
-    replica.lookup_wait_us_max = 1_000_000;
-    replica.lookup_step_share_max = 1.0;
+    let remote_lookup = &mut file.worker.remote_lookup;
+    remote_lookup.wait_us_max = 1_000_000;
+    remote_lookup.step_share_max = 1.0;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,13 +5,13 @@ mod speculation;
 
 use std::net::SocketAddr;
 
-use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
+use refrain_draft_replica::{RemoteLookupConfig, ReplicaConfig, UploaderConfig};
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
 pub use engine::{ApiKey, DriveMode, EngineConfig, EngineKind};
 pub use speculation::{
-    Eagle3Config, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,
+    DrafterConfig, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,
 };
 
 /// The worker's section of the configuration.
@@ -32,14 +32,16 @@ pub struct WorkerConfig {
     pub step_tokens_max: u32,
     /// Maximum number of prompt tokens of one request in one step, so that prefill does not stall decoding.
     pub prefill_chunk_tokens: u32,
-    /// How long a drain lets chunks finish before it evacuates them, milliseconds.
-    pub drain_grace_ms: u64,
+    /// How long a drain lets chunks finish before it evacuates them, so that other workers continue them, milliseconds.
+    pub evacuate_after_ms: u64,
     /// The engine.
     pub engine: EngineConfig,
     /// Drafts and their routing.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
     pub replica: ReplicaConfig,
+    /// The look-ups in the draft store for namespaces that are not all in that copy.
+    pub remote_lookup: RemoteLookupConfig,
     /// The upload of outputs to the draft store.
     pub uploader: UploaderConfig,
     /// How long the steps of a verifying engine are measured before the first request, milliseconds. 0: step times
@@ -72,10 +74,11 @@ impl Default for WorkerConfig {
             running_max: 16,
             step_tokens_max: 256,
             prefill_chunk_tokens: 128,
-            drain_grace_ms: 20_000,
+            evacuate_after_ms: 20_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
             replica: ReplicaConfig::default(),
+            remote_lookup: RemoteLookupConfig::default(),
             uploader: UploaderConfig::default(),
             profile_ms_max: 200,
             event_queue: 256,

@@ -54,7 +54,7 @@ use crate::shared::Shared;
 use crate::streaming::StreamContext;
 
 pub use config::{
-    ApiKey, DriveMode, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, RouterChoice,
+    ApiKey, DrafterConfig, DriveMode, EngineConfig, EngineKind, FallbackChoice, RouterChoice,
     ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
@@ -197,7 +197,7 @@ async fn decode_loop(
         engine,
         remote_lookup: RemoteLookup::new(
             store.clone(),
-            &config.replica,
+            &config.remote_lookup,
             &routing.settings.params,
             metrics.replica.clone(),
         ),
@@ -260,7 +260,7 @@ impl WorkerServer {
 /// Refuses new chunks, lets running ones finish within the grace period, and evacuates the rest.
 async fn end_chunks(parts: &WorkerParts) {
     parts.drain.begin();
-    let grace = Duration::from_millis(parts.shared.config.drain_grace_ms);
+    let grace = Duration::from_millis(parts.shared.config.evacuate_after_ms);
     let left = parts.drain.finished(grace).await;
     if left > 0 {
         tracing::warn!(left, "evacuating chunks that outlasted the grace period");

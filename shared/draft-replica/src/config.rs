@@ -24,9 +24,6 @@ pub struct ReplicaConfig {
     /// Most groups of samples with a tree of their own; the least recently used idle one is evicted first. While
     /// requests of all groups run, a request of a further group drafts without one. 0: no group has a tree.
     pub groups_max: usize,
-    /// Longest that a step waits for drafts from the store's index where a namespace is not all here, microseconds.
-    /// 0: the store is never asked.
-    pub lookup_wait_us_max: u64,
 
     /// Tokens of ended outputs in the live part of a namespace that are worth a segment. Fewer would make many small
     /// segments, which have to be merged again and again.
@@ -59,10 +56,19 @@ pub struct ReplicaConfig {
     /// The pause doubles each time that the namespace did not stay.
     #[serde(skip)]
     pub take_over_again_ms: u64,
+}
+
+/// Limits of the look-ups in the draft store for namespaces that are not all in the replica.
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RemoteLookupConfig {
+    /// Longest that a step waits for drafts from the store's index, microseconds. 0: the store is never asked.
+    pub wait_us_max: u64,
+
     /// Longest wait for the store's index as a share of a step. The wait delays every request of the batch, so it
     /// stays a small share.
     #[serde(skip)]
-    pub lookup_step_share_max: f64,
+    pub step_share_max: f64,
 }
 
 /// Limits of the upload to the draft store.
@@ -92,7 +98,6 @@ impl Default for ReplicaConfig {
             namespace_tokens_max: 4_000_000,
             bytes_max: 2 << 30,
             groups_max: 256,
-            lookup_wait_us_max: 2_000,
             seal_tokens: 262_144,
             live_tokens_max: 1_048_576,
             seal_after_ms: 10_000,
@@ -102,7 +107,15 @@ impl Default for ReplicaConfig {
             follow_wait_ms: 10_000,
             follow_tokens: 65_536,
             take_over_again_ms: 60_000,
-            lookup_step_share_max: 0.03,
+        }
+    }
+}
+
+impl Default for RemoteLookupConfig {
+    fn default() -> Self {
+        RemoteLookupConfig {
+            wait_us_max: 2_000,
+            step_share_max: 0.03,
         }
     }
 }

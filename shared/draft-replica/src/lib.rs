@@ -17,7 +17,7 @@ mod replica;
 mod update;
 mod uploader;
 
-pub use config::{ReplicaConfig, UploaderConfig};
+pub use config::{RemoteLookupConfig, ReplicaConfig, UploaderConfig};
 pub use metrics::{ReplicaMetrics, UploaderMetrics};
 pub use remote_lookup::{DraftQuery, RemoteDrafts, RemoteLookup};
 pub use replica::{DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica};

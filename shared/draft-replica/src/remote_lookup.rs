@@ -19,7 +19,7 @@ use refrain_suffix_index::{DocumentKey, Origin as IndexOrigin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::config::ReplicaConfig;
+use crate::config::RemoteLookupConfig;
 use crate::metrics::ReplicaMetrics;
 use crate::replica::NamespaceReplica;
 
@@ -65,7 +65,7 @@ impl RemoteLookup {
     /// Makes drafts by the rules of `params`, within the waits of `config`.
     pub fn new(
         store: Arc<dyn DraftStore>,
-        config: &ReplicaConfig,
+        config: &RemoteLookupConfig,
         params: &ProposeParams,
         metrics: ReplicaMetrics,
     ) -> Self {
@@ -80,8 +80,8 @@ impl RemoteLookup {
                 tree: params.expansion == Expansion::Tree,
             },
             draft_tokens_max: u32::try_from(params.max_spec_tokens).unwrap_or(u32::MAX),
-            wait_max: Duration::from_micros(config.lookup_wait_us_max),
-            step_share_max: config.lookup_step_share_max,
+            wait_max: Duration::from_micros(config.wait_us_max),
+            step_share_max: config.step_share_max,
             metrics,
             step_s: None,
             paused_until: HashMap::new(),

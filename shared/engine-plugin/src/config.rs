@@ -31,7 +31,7 @@ pub struct PluginConfig {
     /// URL of the draft store.
     pub store_url: String,
     /// The mesh's keys, without the gateway's private one.
-    pub mesh: MeshConfig,
+    pub mesh: PluginMeshConfig,
     /// The namespace of requests that bring none, as a token that `refrain store sign` prints. It is valid for a day.
     pub token: Option<String>,
     /// A file with that token. It is read again every minute, so that the token can be renewed while the engine runs.
@@ -43,7 +43,7 @@ pub struct PluginConfig {
     /// Address at which `/metrics` is served for Prometheus; without one it is not served. Each process needs its
     /// own.
     pub metrics_listen: Option<SocketAddr>,
-    /// The replica of the drafts. The plugin makes no look-ups in the store.
+    /// The replica of the drafts.
     pub replica: ReplicaConfig,
 
     /// The upload to the draft store.
@@ -74,11 +74,51 @@ pub struct PluginConfig {
     pub paused_tokens_max: usize,
 }
 
+/// The keys of the mesh that an engine may have: all but the gateway's private one.
+#[derive(Clone, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PluginMeshConfig {
+    /// The secret that all services share, at least 32 characters.
+    pub secret: String,
+    /// The key that verifies namespaces, 32 bytes in hex.
+    pub namespace_public_key: String,
+    /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is
+    /// refused.
+    pub clock_skew_s_max: u64,
+}
+
+impl Default for PluginMeshConfig {
+    fn default() -> Self {
+        MeshConfig::default().into()
+    }
+}
+
+impl From<MeshConfig> for PluginMeshConfig {
+    fn from(mesh: MeshConfig) -> Self {
+        PluginMeshConfig {
+            secret: mesh.secret,
+            namespace_public_key: mesh.namespace_public_key,
+            clock_skew_s_max: mesh.clock_skew_s_max,
+        }
+    }
+}
+
+impl From<PluginMeshConfig> for MeshConfig {
+    fn from(mesh: PluginMeshConfig) -> Self {
+        MeshConfig {
+            secret: mesh.secret,
+            namespace_public_key: mesh.namespace_public_key,
+            clock_skew_s_max: mesh.clock_skew_s_max,
+            ..MeshConfig::default()
+        }
+    }
+}
+
 impl Default for PluginConfig {
     fn default() -> Self {
         PluginConfig {
             store_url: String::new(),
-            mesh: MeshConfig::default(),
+            mesh: PluginMeshConfig::default(),
             token: None,
             token_file: None,
             tokenizer: None,
@@ -112,7 +152,7 @@ impl PluginConfig {
     }
 
     fn faults(&self) -> Vec<String> {
-        let mut faults = self.mesh.faults(false);
+        let mut faults = MeshConfig::from(self.mesh.clone()).faults(false);
         let mut check = |holds: bool, fault: &str| {
             if !holds {
                 faults.push(fault.to_owned());

@@ -23,5 +23,5 @@ mod sources;
 #[cfg(test)]
 mod tests;
 
-pub use config::PluginConfig;
+pub use config::{PluginConfig, PluginMeshConfig};
 pub use proposer::{DraftChain, Proposer, RequestStart, RequestStep};

@@ -104,7 +104,7 @@ impl Rig {
         let signer = NamespaceSigner::new(&mesh).unwrap();
         let mut config = PluginConfig {
             token: Some(token_of(&sign(&signer, "model")).unwrap()),
-            mesh,
+            mesh: mesh.into(),
             uploader: UploaderConfig {
                 interval_ms: 10,
                 ..UploaderConfig::default()

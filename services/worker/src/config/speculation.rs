@@ -25,7 +25,7 @@ pub struct SpeculationConfig {
     /// the name of a worker.
     pub fallback: FallbackChoice,
     /// The engine's own drafter.
-    pub eagle3: Eagle3Config,
+    pub drafter: DrafterConfig,
     /// How drafts are made from suffix indexes, up to `max_spec_tokens`. The goodput router chooses from large trees
     /// of unlikely tokens whatever pays at the size of the batch.
     #[serde(skip)]
@@ -81,7 +81,7 @@ pub enum FallbackChoice {
 /// The drafts that the engine's own drafter, an EAGLE-3 head or a draft model, is asked for.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Eagle3Config {
+pub struct DrafterConfig {
     /// Longest path of a draft, tokens.
     pub depth: u32,
     /// Most children of a node. 1 is a chain: where verifying is not free, siblings rarely earn their cost.
@@ -109,7 +109,7 @@ impl Default for SpeculationConfig {
             max_spec_tokens: propose.max_spec_tokens,
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
-            eagle3: Eagle3Config::default(),
+            drafter: DrafterConfig::default(),
             propose,
             gain_min: 0.97,
             statistics_interval_ms: 60_000,
@@ -117,9 +117,9 @@ impl Default for SpeculationConfig {
     }
 }
 
-impl Default for Eagle3Config {
+impl Default for DrafterConfig {
     fn default() -> Self {
-        Eagle3Config {
+        DrafterConfig {
             depth: 6,
             top_k: 1,
             tokens_max: 6,
@@ -157,16 +157,16 @@ impl SpeculationConfig {
             self.fallback != FallbackChoice::Worker(worker.to_owned()),
             "speculation.fallback: names this worker itself; say \"self\"",
         );
-        let eagle3 = &self.eagle3;
-        check(eagle3.depth >= 1, "speculation.eagle3.depth: at least 1");
-        check(eagle3.top_k >= 1, "speculation.eagle3.top_k: at least 1");
+        let drafter = &self.drafter;
+        check(drafter.depth >= 1, "speculation.drafter.depth: at least 1");
+        check(drafter.top_k >= 1, "speculation.drafter.top_k: at least 1");
         check(
-            eagle3.tokens_max >= 1,
-            "speculation.eagle3.tokens_max: at least 1; speculation.fallback = \"off\" turns the head off",
+            drafter.tokens_max >= 1,
+            "speculation.drafter.tokens_max: at least 1; speculation.fallback = \"off\" turns the head off",
         );
         check(
-            !eagle3.sampled || eagle3.top_k == 1,
-            "speculation.eagle3.sampled: draws chains, so top_k must be 1",
+            !drafter.sampled || drafter.top_k == 1,
+            "speculation.drafter.sampled: draws chains, so top_k must be 1",
         );
     }
 }
@@ -262,8 +262,8 @@ mod tests {
                 |of| of.fallback = FallbackChoice::Worker(String::new()),
                 "fallback",
             ),
-            (|of| of.eagle3.depth = 0, "eagle3.depth"),
-            (|of| of.eagle3.tokens_max = 0, "eagle3.tokens_max"),
+            (|of| of.drafter.depth = 0, "drafter.depth"),
+            (|of| of.drafter.tokens_max = 0, "drafter.tokens_max"),
         ];
         for (change, key) in cases {
             let faults = faults(change);

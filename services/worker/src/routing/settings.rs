@@ -35,22 +35,22 @@ impl DraftSettings {
         if !capabilities.tree_drafts {
             params.expansion = Expansion::Linear;
         }
-        let eagle3 = &config.eagle3;
+        let asked = &config.drafter;
         let drafter = capabilities
             .drafter
             .filter(|_| config.fallback == FallbackChoice::Own);
         let drafter = drafter.map(|drafter| EngineDrafter {
             kind: drafter.kind,
             largest: SelfDraft {
-                depth: eagle3.depth.min(drafter.depth_max),
+                depth: asked.depth.min(drafter.depth_max),
                 top_k: if capabilities.tree_drafts {
-                    eagle3.top_k.min(drafter.top_k_max)
+                    asked.top_k.min(drafter.top_k_max)
                 } else {
                     1
                 },
-                tokens_max: eagle3.tokens_max,
-                path_prob_min: eagle3.path_prob_min,
-                sampled: eagle3.sampled,
+                tokens_max: asked.tokens_max,
+                path_prob_min: asked.path_prob_min,
+                sampled: asked.sampled,
             },
         });
         DraftSettings {
@@ -58,7 +58,7 @@ impl DraftSettings {
             threshold: config.score_threshold.into(),
             drafter,
             // Drawn tokens are judged by another rule than found ones.
-            merges: capabilities.tree_drafts && !eagle3.sampled,
+            merges: capabilities.tree_drafts && !asked.sampled,
         }
     }
 
@@ -80,7 +80,7 @@ impl DraftSettings {
                 tokens_max: drafter.largest.tokens_max,
                 merges: self.merges,
             }),
-            head_trials: speculation.eagle3.trials,
+            head_trials: speculation.drafter.trials,
         }
     }
 

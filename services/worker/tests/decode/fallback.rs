@@ -35,7 +35,7 @@ async fn modes(engine: FakeEngine, change: fn(&mut SpeculationConfig)) -> ([bool
     let bench = bench(engine, |config| {
         // The gate has no time to open.
         config.speculation.router = RouterChoice::Score;
-        config.speculation.eagle3.trials.backoff_steps = 1000;
+        config.speculation.drafter.trials.backoff_steps = 1000;
         change(&mut config.speculation);
     })
     .await;
@@ -107,10 +107,10 @@ async fn the_head_changes_the_number_of_steps_and_nothing_else() {
     ] {
         let bench = bench(FakeEngine::new(target).with_head(head, 0.0), |config| {
             // Trials all the time, in every size of batch.
-            config.speculation.eagle3.trials.backoff_steps = 2;
-            config.speculation.eagle3.trials.backoff_steps_max = 4;
-            config.speculation.eagle3.depth = 6;
-            config.speculation.eagle3.tokens_max = 6;
+            config.speculation.drafter.trials.backoff_steps = 2;
+            config.speculation.drafter.trials.backoff_steps_max = 4;
+            config.speculation.drafter.depth = 6;
+            config.speculation.drafter.tokens_max = 6;
         })
         .await;
         let prompts: Vec<Vec<TokenId>> = (0..12)
@@ -140,8 +140,8 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
     let bench = bench(engine, |config| {
         config.speculation.router = RouterChoice::Score;
         config.speculation.gain_min = 0.0;
-        config.speculation.eagle3.depth = 4;
-        config.speculation.eagle3.tokens_max = 4;
+        config.speculation.drafter.depth = 4;
+        config.speculation.drafter.tokens_max = 4;
     })
     .await;
     assert_eq!(bench.figure(IN_USE), 0.0);
@@ -258,7 +258,7 @@ async fn a_head_in_use_yields_to_better_suffix_drafts() {
     let bench = bench(engine, |config| {
         config.speculation.router = RouterChoice::Score;
         config.speculation.gain_min = 0.0;
-        config.speculation.eagle3.depth = 1;
+        config.speculation.drafter.depth = 1;
         // Only a long match may draft more than that.
         config.speculation.propose.alpha = 0.25;
     })
@@ -300,8 +300,8 @@ async fn a_head_that_pays_does_not_make_suffix_drafts_look_bad() {
     engine.verify_s = 0.000_01;
     let bench = bench(engine, |config| {
         config.speculation.router = RouterChoice::Score;
-        config.speculation.eagle3.depth = 3;
-        config.speculation.eagle3.tokens_max = 3;
+        config.speculation.drafter.depth = 3;
+        config.speculation.drafter.tokens_max = 3;
     })
     .await;
     let first = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;

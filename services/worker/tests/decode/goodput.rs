@@ -167,8 +167,8 @@ async fn a_head_in_use_shares_the_budget_with_suffix_drafts() {
     engine.verify_s = 0.000_01;
     let bench = bench(engine, |config| {
         config.speculation.gain_min = 0.0;
-        config.speculation.eagle3.depth = 3;
-        config.speculation.eagle3.tokens_max = 3;
+        config.speculation.drafter.depth = 3;
+        config.speculation.drafter.tokens_max = 3;
     })
     .await;
     let first = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
@@ -218,8 +218,8 @@ async fn where_either_draft_is_often_wrong_both_are_verified_as_one_tree() {
         engine.capabilities.tree_drafts = merging;
         let bench = bench(engine, |config| {
             config.speculation.gain_min = 0.0;
-            config.speculation.eagle3.depth = 3;
-            config.speculation.eagle3.tokens_max = 3;
+            config.speculation.drafter.depth = 3;
+            config.speculation.drafter.tokens_max = 3;
         })
         .await;
         let mut steps = 0;

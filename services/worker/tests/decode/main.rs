@@ -492,7 +492,7 @@ async fn a_slow_reader_delays_no_other_request() {
 async fn a_drain_evacuates_running_chunks() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(2);
-    let bench = bench(engine, |config| config.drain_grace_ms = 50).await;
+    let bench = bench(engine, |config| config.evacuate_after_ms = 50).await;
     let stream = bench
         .worker
         .handle()

@@ -645,7 +645,7 @@ async fn a_drain_evacuates_running_chunks() {
         pause: Duration::from_millis(5),
         ..FakeStream::new(erratic)
     };
-    let (engine, bench) = listening(engine, |config| config.drain_grace_ms = 20).await;
+    let (engine, bench) = listening(engine, |config| config.evacuate_after_ms = 20).await;
     let stream = bench
         .worker
         .handle()

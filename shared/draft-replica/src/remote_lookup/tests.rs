@@ -13,6 +13,7 @@ use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::config::ReplicaConfig;
 use crate::replica::DraftReplica;
 
 /// Answers as many look-ups as there are permits, each context with its last token twice.
@@ -86,17 +87,16 @@ impl Bench {
             refuses: AtomicBool::new(false),
             asked: Mutex::default(),
         });
-        let config = ReplicaConfig {
-            lookup_wait_us_max: wait.as_micros() as u64,
-            lookup_step_share_max: 0.5,
-            ..ReplicaConfig::default()
+        let config = RemoteLookupConfig {
+            wait_us_max: wait.as_micros() as u64,
+            step_share_max: 0.5,
         };
         let metrics = Metrics::new().unwrap();
         let own = ReplicaMetrics::register(metrics.registry()).unwrap();
         let params = ProposeParams::default();
         Bench {
             lookup: RemoteLookup::new(store.clone(), &config, &params, own.clone()),
-            replica: DraftReplica::new(config, 64, store.clone(), own),
+            replica: DraftReplica::new(ReplicaConfig::default(), 64, store.clone(), own),
             signer: NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap(),
             store,
             metrics,

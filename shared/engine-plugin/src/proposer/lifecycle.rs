@@ -63,7 +63,7 @@ impl Proposer {
         tokenizer: &str,
         store: Arc<dyn DraftStore>,
     ) -> anyhow::Result<Self> {
-        let auth = MeshAuth::new(&config.mesh)?;
+        let auth = MeshAuth::new(&config.mesh.clone().into())?;
         let registry = Metrics::new()?;
         let metrics = PluginMetrics::register(registry.registry())?;
         let default_namespace = Arc::new(DefaultNamespace {

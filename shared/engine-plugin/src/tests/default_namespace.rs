@@ -25,7 +25,7 @@ impl Keys {
 
     fn start(&self, change: impl FnOnce(&mut PluginConfig)) -> anyhow::Result<Proposer> {
         let mut config = PluginConfig {
-            mesh: self.mesh.clone(),
+            mesh: self.mesh.clone().into(),
             ..PluginConfig::default()
         };
         change(&mut config);
