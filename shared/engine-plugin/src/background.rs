@@ -1,7 +1,7 @@
 //! The background thread: everything that may wait. It finds the sources of requests, and passes outputs on.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use refrain_draft_replica::{DraftReplica, NamespaceReplica, Uploader};
@@ -10,6 +10,7 @@ use refrain_protocol::{DocumentId, SignedNamespace};
 use tokio::sync::oneshot;
 
 use crate::metrics::{INDEX, PluginMetrics};
+use crate::outbox::Inbox;
 use crate::sources::{AwaitedSources, DraftSources};
 
 /// A task that the engine's thread leaves to the background thread.
@@ -94,13 +95,13 @@ pub(crate) struct Background {
 
 impl Background {
     /// Handles events until the sender is gone.
-    pub(crate) async fn run(self, events: Receiver<BackgroundEvent>) {
+    pub(crate) async fn run(self, inbox: Inbox) {
         loop {
-            match events.try_recv() {
+            match inbox.try_next() {
                 Ok(event) => {
                     let tokens = event.tokens();
                     self.handle(event);
-                    self.metrics.queued_tokens.sub(tokens as i64);
+                    inbox.handled(tokens);
                 }
                 Err(TryRecvError::Empty) => tokio::time::sleep(LOOK_EVERY).await,
                 Err(TryRecvError::Disconnected) => return,

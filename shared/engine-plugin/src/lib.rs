@@ -9,6 +9,7 @@
 
 mod awaited;
 mod background;
+mod backlog;
 mod config;
 mod default_namespace;
 mod metrics;

@@ -1,10 +1,11 @@
 //! The queue from the engine's thread to the background thread, and its limit.
 
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
 use refrain_protocol::document::FinishReason;
 
 use crate::background::BackgroundEvent;
+use crate::backlog::Backlog;
 use crate::config::PluginConfig;
 use crate::metrics::{PluginMetrics, QUEUED_TOKENS_MAX};
 use crate::request::Request;
@@ -14,29 +15,53 @@ use crate::request_state::RequestState;
 pub(crate) struct Outbox {
     events: Sender<BackgroundEvent>,
     metrics: PluginMetrics,
+    /// Output tokens in the queue.
+    queued: Backlog,
     /// Output tokens of a request that are uploaded together.
     upload_tokens: usize,
-    queued_tokens_max: usize,
+}
+
+/// The background thread's end of the queue.
+pub(crate) struct Inbox {
+    events: Receiver<BackgroundEvent>,
+    queued: Backlog,
+}
+
+impl Inbox {
+    /// The next event, without waiting for one.
+    ///
+    /// # Errors
+    /// The queue is empty now, or will be from here on.
+    pub(crate) fn try_next(&self) -> Result<BackgroundEvent, TryRecvError> {
+        self.events.try_recv()
+    }
+
+    /// Takes the tokens of a handled event off the queue.
+    pub(crate) fn handled(&self, tokens: usize) {
+        self.queued.take_off(tokens);
+    }
 }
 
 impl Outbox {
     /// Both ends of the queue.
-    pub(crate) fn new(
-        config: &PluginConfig,
-        metrics: PluginMetrics,
-    ) -> (Self, Receiver<BackgroundEvent>) {
-        let (events, inbox) = mpsc::channel();
+    pub(crate) fn new(config: &PluginConfig, metrics: PluginMetrics) -> (Self, Inbox) {
+        let (events, received) = mpsc::channel();
+        let queued = Backlog::new(config.queued_tokens_max, metrics.queued_tokens.clone());
+        let inbox = Inbox {
+            events: received,
+            queued: queued.clone(),
+        };
         let outbox = Outbox {
             events,
             metrics,
+            queued,
             upload_tokens: config.piece_tokens as usize,
-            queued_tokens_max: config.queued_tokens_max,
         };
         (outbox, inbox)
     }
 
     pub(crate) fn send(&self, event: BackgroundEvent) {
-        self.metrics.queued_tokens.add(event.tokens() as i64);
+        self.queued.add(event.tokens());
         // The receiver is gone while the client is being closed.
         let _ = self.events.send(event);
     }
@@ -71,8 +96,7 @@ impl Outbox {
 
     /// Whether the queue has room for this many more tokens.
     fn has_room(&self, tokens: usize) -> bool {
-        let queued = self.metrics.queued_tokens.get().max(0) as usize;
-        let has_room = queued + tokens <= self.queued_tokens_max;
+        let has_room = self.queued.has_room(tokens);
         if !has_room {
             self.metrics.rejected(QUEUED_TOKENS_MAX);
         }

@@ -11,6 +11,7 @@ use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig};
 use tokio::sync::oneshot;
 
 use crate::awaited::Awaited;
+use crate::backlog::Backlog;
 use crate::config::PluginConfig;
 use crate::metrics::{PluginMetrics, READING_TOKENS_MAX};
 
@@ -47,7 +48,8 @@ impl OwnIndex {
 pub(crate) struct PromptReader {
     index: IndexConfig,
     tokens_at_once: usize,
-    waiting_tokens_max: usize,
+    /// Tokens of the prompts in the queue, and of the one that is being indexed.
+    backlog: Backlog,
     waiting: mpsc::Sender<LongPrompt>,
     metrics: PluginMetrics,
 }
@@ -62,16 +64,17 @@ impl PromptReader {
             pattern_tokens_max: config.pattern_tokens_max,
             ..IndexConfig::default()
         };
+        let backlog = Backlog::new(config.reading_tokens_max, metrics.reading_tokens.clone());
         let (waiting, prompts) = mpsc::channel();
         let thread = std::thread::Builder::new().name("refrain-reader".into());
         thread.spawn({
-            let (index, metrics) = (index.clone(), metrics.clone());
-            move || read_all(&prompts, &index, &metrics)
+            let (index, backlog) = (index.clone(), backlog.clone());
+            move || read_all(&prompts, &index, &backlog)
         })?;
         Ok(PromptReader {
             index,
             tokens_at_once: config.prompt_tokens_at_once,
-            waiting_tokens_max: config.reading_tokens_max,
+            backlog,
             waiting,
             metrics,
         })
@@ -82,20 +85,19 @@ impl PromptReader {
             let index = index_of(text, &self.index);
             return index.map_or(OwnIndex::Missing, OwnIndex::Ready);
         }
-        let waiting = self.metrics.reading_tokens.get().max(0) as usize;
-        if waiting + text.len() > self.waiting_tokens_max {
+        if !self.backlog.has_room(text.len()) {
             self.metrics.rejected(READING_TOKENS_MAX);
             return OwnIndex::Missing;
         }
         let (reply, reading) = oneshot::channel();
-        self.metrics.reading_tokens.add(text.len() as i64);
+        self.backlog.add(text.len());
         // If the thread is gone, so is the sender of the reply, and the text is not drafted from.
         let _ = self.waiting.send((text.to_vec(), reply));
         OwnIndex::Pending(reading)
     }
 }
 
-fn read_all(prompts: &mpsc::Receiver<LongPrompt>, config: &IndexConfig, metrics: &PluginMetrics) {
+fn read_all(prompts: &mpsc::Receiver<LongPrompt>, config: &IndexConfig, backlog: &Backlog) {
     for (text, reply) in prompts {
         // The receiver is gone where the request has ended.
         if !reply.is_closed()
@@ -103,7 +105,7 @@ fn read_all(prompts: &mpsc::Receiver<LongPrompt>, config: &IndexConfig, metrics:
         {
             let _ = reply.send(index);
         }
-        metrics.reading_tokens.sub(text.len() as i64);
+        backlog.take_off(text.len());
     }
 }
 
