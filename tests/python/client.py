@@ -162,7 +162,7 @@ class WithoutAStore(WithMesh):
         extend(client, "b", TEXT[10:100])
         self.assertEqual(drafted(client, "b"), TEXT[100:116])
         stats = client.stats()
-        self.assertEqual((stats["requests"], stats["said_tokens"]), (1, 220))
+        self.assertEqual((stats["requests"], stats["emitted_tokens"]), (1, 220))
         self.assertFalse(client.drain(0.2))
 
     def test_one_call_drafts_for_all_requests(self):

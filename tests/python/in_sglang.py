@@ -154,7 +154,7 @@ class Corpus(WithMesh):
                 self.assertEqual(list(req.output_ids_through_stop), text)
             stats = corpus.client.stats()
             # No token after the end of an output is kept.
-            self.assertEqual((stats["requests"], stats["said_tokens"]), (0, len(ran) * len(text)))
+            self.assertEqual((stats["requests"], stats["emitted_tokens"]), (0, len(ran) * len(text)))
 
     def assert_in_the_store(self, count, *texts):
         """Asserts that the store has so many outputs, and these texts with their last tokens."""
@@ -174,7 +174,7 @@ class Corpus(WithMesh):
             engine.step()
         stats = engine.corpus.client.stats()
         self.assertGreater(stats["requests"], 0)
-        self.assertLess(stats["said_tokens"], sum(len(req.text) for req in reqs))
+        self.assertLess(stats["emitted_tokens"], sum(len(req.text) for req in reqs))
         return engine
 
     def test_a_flush_passes_on_the_tokens_of_the_last_batch(self):
@@ -184,11 +184,11 @@ class Corpus(WithMesh):
         client = engine.corpus.client
         engine.flush()
         stats = client.stats()
-        self.assertEqual((stats["requests"], stats["said_tokens"]), (0, sum(map(len, texts))))
+        self.assertEqual((stats["requests"], stats["emitted_tokens"]), (0, sum(map(len, texts))))
         last = [10, *TEXT[30:90], END]
         self.run_all(engine, [Req("after", last)])
         stats = client.stats()
-        self.assertEqual((stats["requests"], stats["said_tokens"]), (0, sum(map(len, texts)) + len(last)))
+        self.assertEqual((stats["requests"], stats["emitted_tokens"]), (0, sum(map(len, texts)) + len(last)))
         self.assertTrue(client.drain(PATIENCE_SECONDS))
         self.assert_in_the_store(3, *texts, last)
 
@@ -207,7 +207,7 @@ class Corpus(WithMesh):
                 while engine.batch:
                     engine.step()
             wait_until("the request has ended here", lambda client=client: client.stats()["requests"] == 0)
-            self.assertGreaterEqual(client.stats()["said_tokens"], len(req.output_ids))
+            self.assertGreaterEqual(client.stats()["emitted_tokens"], len(req.output_ids))
             self.assertTrue(client.drain(PATIENCE_SECONDS))
             self.assert_in_the_store(1 + overlaps, list(req.output_ids))
 
@@ -222,7 +222,7 @@ class Corpus(WithMesh):
         self.assertEqual(client.stats()["requests"], 1)
         engine.corpus.begin_step([Req("b", [8, *TEXT])])
         stats = client.stats()
-        self.assertEqual((stats["requests"], stats["said_tokens"]), (1, len(TEXT) + 1))
+        self.assertEqual((stats["requests"], stats["emitted_tokens"]), (1, len(TEXT) + 1))
 
     def test_whole_outputs_reach_the_store_also_those_of_the_last_batch(self):
         self.mesh.start()
@@ -258,7 +258,7 @@ class Corpus(WithMesh):
             engine.step()
         engine.step()
         self.assertEqual(list(req.output_ids_through_stop), [*TEXT, END])
-        self.assertEqual(corpus.client.stats()["said_tokens"], len(TEXT) + 1 + 62)
+        self.assertEqual(corpus.client.stats()["emitted_tokens"], len(TEXT) + 1 + 62)
 
     def test_the_text_of_a_refused_request_is_not_indexed_twice(self):
         corpus = self.corpus()
@@ -281,7 +281,7 @@ class Corpus(WithMesh):
             req = Req("a", [*TEXT, END])
             req.append(TEXT[1 : 1 + 2 * TAIL])
             self.run_all(engine, [req])
-            self.assertEqual(corpus.client.stats()["said_tokens"], len(TEXT) + 1)
+            self.assertEqual(corpus.client.stats()["emitted_tokens"], len(TEXT) + 1)
             client = corpus.client
             for at in (4, 2 * TAIL, 3 * TAIL):
                 client.start(str(at), [*PROMPT[-4:], *TEXT[at - 4 : at]])

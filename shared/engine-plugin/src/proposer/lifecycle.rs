@@ -141,7 +141,7 @@ impl Proposer {
             ("drafts", metrics.drafts.get()),
             ("drafted_tokens", metrics.drafted.get()),
             ("accepted_tokens", metrics.accepted.get()),
-            ("said_tokens", metrics.emitted.get()),
+            ("emitted_tokens", metrics.emitted.get()),
             ("busy", metrics.busy.get()),
             ("refused_tokens", refused(TOKEN)),
             ("refused_fields", refused(FIELDS)),
