@@ -205,8 +205,8 @@ async fn open_positions_and_failed_calls_change_nothing() {
         judged.iter().filter(|call| call.method == method).count()
     };
     assert!(of(VerifyMethod::Chain) >= 1 && of(VerifyMethod::FanOut) >= 1);
-    let unknown =
-        bench.figure("refrain_drive_calls_total{method=\"chain\",model=\"fake\",outcome=\"unknown\"}");
+    let unknown = bench
+        .figure("refrain_drive_calls_total{method=\"chain\",model=\"fake\",outcome=\"unknown\"}");
     assert_eq!(unknown as usize, of(VerifyMethod::Chain));
 
     for kind in [
@@ -221,9 +221,9 @@ async fn open_positions_and_failed_calls_change_nothing() {
         assert_eq!(received.error, None);
     }
     assert!(
-        bench
-            .figure("refrain_drive_calls_total{method=\"fan_out\",model=\"fake\",outcome=\"failed\"}")
-            >= 1.0
+        bench.figure(
+            "refrain_drive_calls_total{method=\"fan_out\",model=\"fake\",outcome=\"failed\"}"
+        ) >= 1.0
     );
     bench.worker.handle().readiness().unwrap();
 }
