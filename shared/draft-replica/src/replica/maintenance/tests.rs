@@ -308,8 +308,11 @@ async fn limits_hold_over_all_namespaces() {
     // Masked documents may take a third more until they are merged away.
     assert!(shown < 1.4 * bytes_max as f64, "{shown} bytes");
     assert_eq!(bench.figure("refrain_replica_namespaces"), 1.0);
-    let evicted =
-        |unit: &str| bench.figure(&format!("refrain_replica_evictions_total{{unit=\"{unit}\"}}"));
+    let evicted = |unit: &str| {
+        bench.figure(&format!(
+            "refrain_replica_evictions_total{{unit=\"{unit}\"}}"
+        ))
+    };
     assert!(evicted("document") > 1.0);
     assert_eq!(evicted("namespace"), 1.0);
 }
