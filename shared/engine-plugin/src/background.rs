@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use refrain_draft_replica::{DraftReplica, NamespaceReplica, Uploader};
 use refrain_protocol::document::DocumentUpdate;
@@ -143,9 +143,7 @@ impl Background {
             update,
             is_sole_source,
         } = &ended.unmerged;
-        let mut index = namespace.write();
-        let merged = index.merge(update.into(), *is_sole_source, Instant::now());
-        drop(index);
+        let merged = namespace.merge_emitted(update.into(), *is_sole_source);
         if merged.is_err() {
             self.metrics.rejected(INDEX);
         }

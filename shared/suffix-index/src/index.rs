@@ -131,6 +131,12 @@ impl Index {
         self.find_sealed(key).is_some()
     }
 
+    /// The output of a sealed document.
+    pub fn sealed_output(&self, key: DocumentKey) -> Option<&[Token]> {
+        let (segment, number) = self.find_sealed(key)?;
+        Some(self.sealed[segment].segment.view().document(number).output)
+    }
+
     /// Length of a document's output, left context excluded.
     pub fn len_of(&self, key: DocumentKey) -> Option<u32> {
         if let Some(document) = self.live.document(key) {

@@ -1,5 +1,6 @@
 //! The suffix index that requests of one namespace or group draft from, with the state of each document in it.
 
+mod revival;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -14,6 +15,7 @@ use refrain_suffix_index::{
     Rebuilt, Retired, Segment,
 };
 
+use self::revival::Revival;
 use super::capacity::IndexSize;
 use crate::update::DocumentUpdateRef;
 
@@ -29,6 +31,8 @@ pub struct DraftIndex {
     /// Documents of requests that run here, with the number of attempts at each. They are never evicted and never
     /// sealed.
     pinned: HashMap<DocumentId, u32>,
+    /// Documents that are being taken back from segments. The live part has the beginnings of their texts.
+    reviving: HashMap<DocumentId, Revival>,
 }
 
 struct DocumentState {
@@ -88,6 +92,7 @@ impl DraftIndex {
             next_ordinal: 0,
             live: HashMap::new(),
             pinned: HashMap::new(),
+            reviving: HashMap::new(),
         }
     }
 
@@ -137,6 +142,7 @@ impl DraftIndex {
         if known.is_some_and(|epoch| update.epoch < epoch) {
             return Ok(());
         }
+        self.revive(document, usize::MAX)?;
         if known.is_none() {
             if update.prev_len > 0 {
                 // The beginning is not here, or no longer: the tail alone would be matched at the wrong position.
@@ -220,11 +226,11 @@ impl DraftIndex {
         self.index.len_of(key(document))
     }
 
-    /// Keeps a document from eviction and sealing while a request emits its output. A sealed document is taken back
-    /// to the live part, because it is going to grow.
+    /// Keeps a document from eviction and sealing while a request emits its output. A sealed document begins to be
+    /// taken back to the live part, because it is going to grow; [`revive_part`](Self::revive_part) goes on with that.
     pub(super) fn pin(&mut self, document: DocumentId, now: Instant) {
         *self.pinned.entry(document).or_default() += 1;
-        self.revive(document, now);
+        self.begin_revival(document, now);
     }
 
     pub(super) fn unpin(&mut self, document: DocumentId) {
@@ -246,6 +252,7 @@ impl DraftIndex {
         self.index.remove(&keys);
         for document in documents {
             self.live.remove(document);
+            self.reviving.remove(document);
             if let Some(state) = self.documents.remove(document) {
                 self.by_age.remove(&state.ordinal);
             }
@@ -310,7 +317,8 @@ impl DraftIndex {
             .begin_seal(|key| self.is_sealable(DocumentId(key.0), now, quiet))
     }
 
-    /// Installs the result of a seal or a rebuild.
+    /// Installs the result of a seal or a rebuild. [`revive_part`](Self::revive_part) goes on with outputs that were
+    /// sealed although they are continued.
     ///
     /// # Errors
     /// Those of [`Index::finish_rebuild`].
@@ -326,7 +334,7 @@ impl DraftIndex {
         // Meanwhile a request may have begun to continue an output that had ended.
         let pinned: Vec<DocumentId> = self.pinned.keys().copied().collect();
         for document in pinned {
-            self.revive(document, now);
+            self.begin_revival(document, now);
         }
         Ok(retired)
     }
@@ -336,22 +344,6 @@ impl DraftIndex {
             && self.live.get(&document).is_some_and(|live| {
                 live.ended || now.saturating_duration_since(live.changed) >= quiet
             })
-    }
-
-    /// Takes a sealed document back to the live part. Without capacity for that it stays as it is.
-    fn revive(&mut self, document: DocumentId, now: Instant) {
-        if !self.index.is_sealed(key(document)) {
-            return;
-        }
-        if let Err(error) = self.index.append(key(document), &[]) {
-            tracing::warn!(%error, "the index has no capacity to take an output back; it stays sealed while it runs");
-            return;
-        }
-        let live = LiveState {
-            changed: now,
-            ended: false,
-        };
-        self.live.insert(document, live);
     }
 }
 

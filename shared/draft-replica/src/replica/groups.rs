@@ -89,12 +89,15 @@ impl GroupReplica {
     /// Applies an update of a running output. An output of newer weights drives out those of older ones: these are no
     /// guide to it.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
-        self.apply(self.write(), update, true);
+        self.merge_emitted(update, true);
     }
 
-    /// Applies an update that comes from the request that emitted it; see [`DraftIndex::merge`].
+    /// Applies an update that comes from the request that emitted it; see [`DraftIndex::merge`]. The lock is held for
+    /// a part of the update at a time.
     pub fn merge_emitted(&self, update: DocumentUpdateRef<'_>, is_sole_source: bool) -> bool {
-        self.apply(self.write(), update, is_sole_source)
+        update.parts().fold(is_sole_source, |is_sole_source, part| {
+            self.apply(self.write(), part, is_sole_source)
+        })
     }
 
     /// [`merge_emitted`](Self::merge_emitted) without waiting: `None` while another thread holds the index.

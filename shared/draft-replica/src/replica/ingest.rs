@@ -20,8 +20,6 @@ pub(super) struct Ingest {
     pub(super) shared: Arc<SharedState>,
 }
 
-/// Tokens merged under one hold of the lock: well under a millisecond.
-const MERGE_TOKENS: usize = 512;
 /// Documents removed under one hold of the lock.
 const REMOVED_AT_ONCE: usize = 1024;
 /// Longest wait for received documents to be sealed. After that the feed goes on: too much live memory for a while is
@@ -31,7 +29,7 @@ const SEAL_WAIT_MAX: Duration = Duration::from_secs(60);
 impl Ingest {
     /// Merges an update in parts. Other tasks of this thread, and requests, get the lock in between.
     pub(super) async fn merge(&self, update: &DocumentUpdate) {
-        for part in split(update) {
+        for part in DocumentUpdateRef::from(update).parts() {
             drop(self.namespace.index.building.lock().await);
             self.namespace.merge(part);
             tokio::task::yield_now().await;
@@ -80,62 +78,5 @@ impl Ingest {
         let is_full = index.index.live_tokens() / 2 >= seal_tokens;
         let enough = if is_crowded { 1 } else { seal_tokens };
         (is_crowded || is_full) && index.sealable_tokens(now, quiet) >= enough
-    }
-}
-
-/// Splits an update into parts that are merged one by one. The last part ends the document, if any does. An update
-/// without tokens is one part: it may still shorten the document.
-fn split(update: &DocumentUpdate) -> impl Iterator<Item = DocumentUpdateRef<'_>> {
-    let whole = DocumentUpdateRef::from(update);
-    let parts = whole.tokens.len().div_ceil(MERGE_TOKENS).max(1);
-    (0..parts).map(move |part| {
-        let from = part * MERGE_TOKENS;
-        let to = whole.tokens.len().min(from + MERGE_TOKENS);
-        DocumentUpdateRef {
-            prev_len: whole.prev_len + from as u32,
-            tokens: &whole.tokens[from..to],
-            finish: whole.finish.filter(|_| part + 1 == parts),
-            ..whole
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use refrain_protocol::document::{DocumentHead, FinishReason};
-
-    fn update(tokens: Vec<u32>) -> DocumentUpdate {
-        DocumentUpdate {
-            document: DocumentId(1),
-            epoch: 1,
-            prev_len: 3,
-            tokens,
-            head: DocumentHead::default(),
-            finish: Some(FinishReason::Stop),
-        }
-    }
-
-    #[test]
-    fn long_updates_are_split_without_loss() {
-        let tokens: Vec<u32> = (0..2 * MERGE_TOKENS as u32 + 5).collect();
-        let update = update(tokens.clone());
-        let mut joined = Vec::new();
-        let mut ends = Vec::new();
-        for part in split(&update) {
-            assert!(part.tokens.len() <= MERGE_TOKENS);
-            assert_eq!(part.prev_len as usize, 3 + joined.len());
-            joined.extend_from_slice(part.tokens);
-            ends.push(part.finish.is_some());
-        }
-        assert_eq!((joined, ends), (tokens, vec![false, false, true]));
-    }
-
-    #[test]
-    fn an_update_without_tokens_is_one_part() {
-        let update = update(Vec::new());
-        let parts: Vec<_> = split(&update).collect();
-        assert_eq!((parts.len(), parts[0].prev_len), (1, 3));
-        assert_eq!(parts[0].finish, update.finish);
     }
 }

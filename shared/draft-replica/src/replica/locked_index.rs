@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use prometheus::Histogram;
 use refrain_suffix_index::IndexConfig;
 
@@ -24,6 +24,14 @@ impl LockedIndex {
             drafts: RwLock::new(DraftIndex::new(config)),
             building: tokio::sync::Mutex::default(),
             sealed_at: Mutex::default(),
+        }
+    }
+
+    /// Takes back the documents that have begun to be, and lets those that wait have the lock in between.
+    pub(super) fn revive(&self) {
+        let mut drafts = self.drafts.write();
+        while drafts.revive_part() {
+            RwLockWriteGuard::bump(&mut drafts);
         }
     }
 

@@ -164,6 +164,7 @@ async fn run(
             let rebuilt = tokio::task::spawn_blocking(move || rebuild.run()).await??;
             let finish = |index: &mut DraftIndex| index.finish_rebuild(rebuilt, Instant::now());
             let retired = index.write_timed(&lock_seconds, finish)?;
+            index.revive();
             if job == Job::Seal {
                 *index.sealed_at.lock() = Some(Instant::now());
             }

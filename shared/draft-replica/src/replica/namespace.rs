@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
-use refrain_suffix_index::IndexConfig;
+use refrain_suffix_index::{IndexConfig, IndexError};
 use tokio::sync::Notify;
 
 use super::draft_index::DraftIndex;
@@ -72,9 +72,11 @@ impl NamespaceReplica {
         self.is_behind.load(Ordering::Relaxed) || self.lacks_capacity.load(Ordering::Relaxed)
     }
 
-    /// Keeps an output from eviction and sealing, since a request here emits it.
+    /// Keeps an output from eviction and sealing, since a request here emits it. The lock is held for a part of the
+    /// output at a time.
     pub fn pin(&self, document: DocumentId) {
         self.write().pin(document, Instant::now());
+        self.index.revive();
     }
 
     /// Takes back one [`pin`](Self::pin).
@@ -85,10 +87,30 @@ impl NamespaceReplica {
     /// Applies an update of an output. Tokens past the index's capacity cannot be drafted from, which is all the
     /// harm.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
-        let merged = self.write().merge(update, true, Instant::now());
-        if let Err(error) = merged {
+        if let Err(error) = self.merge_emitted(update, true) {
             tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
         }
+    }
+
+    /// Applies an update that comes from the request that emitted it; see [`DraftIndex::merge`]. The lock is held for
+    /// a part of the update at a time.
+    ///
+    /// # Errors
+    /// The index has no capacity for more states.
+    pub fn merge_emitted(
+        &self,
+        update: DocumentUpdateRef<'_>,
+        is_sole_source: bool,
+    ) -> Result<bool, IndexError> {
+        let mut index = self.write();
+        let mut is_sole_source = is_sole_source;
+        for (number, part) in update.parts().enumerate() {
+            if number > 0 {
+                RwLockWriteGuard::bump(&mut index);
+            }
+            is_sole_source = index.merge(part, is_sole_source, Instant::now())?;
+        }
+        Ok(is_sole_source)
     }
 
     /// Replaces the signature that is `held` by `signed`, if that is newer.

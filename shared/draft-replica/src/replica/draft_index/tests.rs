@@ -4,6 +4,7 @@ use refrain_speculation::draft::{
 };
 
 use super::*;
+use crate::update::MERGED_AT_ONCE;
 
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -64,6 +65,7 @@ impl Bench {
 
     fn pin(&mut self, document: u128) {
         self.drafts.pin(DocumentId(document), self.now);
+        while self.drafts.revive_part() {}
     }
 
     fn seal(&mut self) {
@@ -252,6 +254,34 @@ fn a_sealed_document_that_goes_on_is_live_again() {
         bench.seal();
         let runs = way == 2;
         assert_eq!((bench.is_sealed(1), bench.len(1)), (!runs, Some(len)));
+    }
+}
+
+#[test]
+fn a_long_document_is_taken_back_in_parts_and_loses_nothing() {
+    let text: Vec<u32> = (0..5_000).collect();
+    // The last one is an update that comes after two parts.
+    for updates in [None, Some(2)] {
+        let mut bench = Bench::new();
+        bench.merge(&ended(1, 1, 0, &text));
+        bench.seal();
+        assert_eq!(bench.drafts.index.live_tokens(), 0);
+        // Each of these calls is a hold of the lock.
+        bench.drafts.pin(DocumentId(1), bench.now);
+        let mut live = vec![bench.drafts.index.live_tokens()];
+        for _ in 0..updates.unwrap_or(100) {
+            bench.drafts.revive_part();
+            live.push(bench.drafts.index.live_tokens());
+        }
+        let holds = live.windows(2).map(|pair| pair[1] - pair[0]);
+        assert!(live[0] <= MERGED_AT_ONCE as u64);
+        assert!(holds.max().unwrap() <= MERGED_AT_ONCE as u64);
+        bench.merge(&update(1, 1, 5_000, &[7]));
+        assert!(!bench.is_sealed(1));
+        let whole = [&text[..], &[7]].concat();
+        let index = &bench.drafts.index;
+        assert_eq!(index.matching_prefix(DocumentKey(1), 0, &whole), 5_001);
+        assert_eq!((bench.len(1), index.tokens()), (Some(5_001), 5_001));
     }
 }
 
