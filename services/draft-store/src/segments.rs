@@ -40,7 +40,7 @@ pub(crate) use discovery::{FoundSegments, find};
 pub(crate) use entry::SegmentEntry;
 pub(crate) use file::{SegmentFile, check_versions};
 pub(crate) use marks::{Marks, chunk_of, mark_of};
-pub(crate) use mounted::{CountedDocument, LiveDocuments, MountedSegment, Segments};
+pub(crate) use mounted::{ActiveSegment, CountedDocument, LiveDocuments, Segments};
 #[cfg(test)]
 pub(crate) use paths::directory;
 pub(crate) use paths::{clear_orphans, delete, delete_files, list, path};

@@ -32,7 +32,7 @@ use refrain_speculation::draft::{
 };
 use refrain_speculation::router::{
     Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy, Priority, Prospect,
-    Route, Router, RouterParams, Step, StepItem, Threshold, TrialParams,
+    Route, Router, RouterParams, Step, StepPart, Threshold, TrialParams,
 };
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, SegmentBuilder, Token};
 use text::{Corpus, Random};
@@ -288,7 +288,7 @@ const HEAD_DEPTH: u32 = 4;
 /// A step of an engine that takes 8 ms and more for each 64 tokens, and whose head drafts for all requests.
 fn made(draft_tokens: u32) -> Step {
     let draft_seconds = 1e-5 * f64::from(BATCH as u32 * HEAD_DEPTH);
-    let item = |at: u32| StepItem {
+    let item = |at: u32| StepPart {
         route: Some(Route::Fallback),
         is_auto: true,
         may_use_head: true,

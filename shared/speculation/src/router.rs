@@ -53,7 +53,7 @@ pub use offer::Offer;
 pub use params::{HeadParams, Policy, RouterParams};
 pub use prospect::{Frame, Prospect};
 pub use score::{ACCEPTED_LENGTH_PRIOR, Threshold};
-pub use step::{Outcome, Step, StepItem};
+pub use step::{Outcome, Step, StepPart};
 pub use transfer::{Candidacy, RecentRoutes, should_transfer};
 pub use trials::{TrialParams, batch_bucket};
 pub use urgency::{Pace, Priority};

@@ -132,7 +132,7 @@ pub struct AcceptanceStatistics {
 }
 
 /// The nodes of one draft, with what both stages need of them.
-struct Draft<'a> {
+struct DraftNodes<'a> {
     candidate: &'a Candidate,
     depths: Vec<u32>,
 }
@@ -165,7 +165,7 @@ impl AcceptanceStatistics {
     /// above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is the
     /// number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
-        let draft = Draft::new(candidate);
+        let draft = DraftNodes::new(candidate);
         let mut conditional = self.conditional(&draft);
         let place = draft.place(&conditional);
         let continues = draft.sums_of_siblings(&conditional);
@@ -176,7 +176,7 @@ impl AcceptanceStatistics {
     /// Learns from the target's tokens where the draft was proposed, whether it was verified or not. The caller
     /// leaves out tokens that a stop rule cut off, or that are unknown for another reason.
     pub fn observe(&mut self, candidate: &Candidate, emitted: &[Token]) {
-        let draft = Draft::new(candidate);
+        let draft = DraftNodes::new(candidate);
         let mut conditional = self.conditional(&draft);
         let place = draft.place(&conditional);
         let continues = draft.sums_of_siblings(&conditional);
@@ -257,7 +257,7 @@ impl AcceptanceStatistics {
     }
 
     /// Stage one: the probability of each node given its parent, siblings scaled to no more than 1.
-    fn conditional(&self, draft: &Draft<'_>) -> Vec<f32> {
+    fn conditional(&self, draft: &DraftNodes<'_>) -> Vec<f32> {
         let nodes = draft.nodes();
         let mut conditional: Vec<f32> = (0..nodes.len())
             .map(|at| self.node_probability(&draft.features(at)))
@@ -273,7 +273,7 @@ impl AcceptanceStatistics {
     /// their sums over siblings.
     fn correct(
         &self,
-        draft: &Draft<'_>,
+        draft: &DraftNodes<'_>,
         place: Option<(usize, usize)>,
         continues: &[f32],
         conditional: &mut [f32],
@@ -319,9 +319,9 @@ impl Failures {
     }
 }
 
-impl<'a> Draft<'a> {
+impl<'a> DraftNodes<'a> {
     fn new(candidate: &'a Candidate) -> Self {
-        Draft {
+        DraftNodes {
             candidate,
             depths: candidate.tree.depths().collect(),
         }

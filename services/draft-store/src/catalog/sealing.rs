@@ -6,7 +6,7 @@ use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 use crate::catalog::state::Catalog;
 use crate::record::{DocumentKey, SegmentId, SegmentSlot, StateRecord};
-use crate::segments::{MountedSegment, SealCandidates, SegmentFile, Segments};
+use crate::segments::{ActiveSegment, SealCandidates, SegmentFile, Segments};
 
 impl Catalog {
     /// All segments in use.
@@ -57,7 +57,7 @@ impl Catalog {
     pub(crate) fn sealed_and_others(
         &self,
         namespace: NamespaceId,
-    ) -> (Vec<(&MountedSegment, Vec<u32>)>, Vec<DocumentId>) {
+    ) -> (Vec<(&ActiveSegment, Vec<u32>)>, Vec<DocumentId>) {
         let segments = self.segments.iter();
         let sealed = segments
             .filter(|(_, mounted)| mounted.file.namespace == namespace)

@@ -257,7 +257,7 @@ fn read_segments(
     Ok(Some(segments))
 }
 
-fn view_segment(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegment {
+fn view_segment(mounted: &segments::ActiveSegment, gone: Vec<u32>) -> ViewSegment {
     let mut gone = gone.into_iter().peekable();
     let mut masked = Vec::with_capacity(gone.len());
     // Most segments have no removed documents, and need no look at each document.

@@ -10,7 +10,7 @@ use crate::record::{DocumentKey, SegmentId, SegmentSlot};
 use crate::segments::file::SegmentFile;
 
 /// A segment in use, and how much of it is live.
-pub(crate) struct MountedSegment {
+pub(crate) struct ActiveSegment {
     pub(crate) file: Arc<SegmentFile>,
     /// Its documents that are live: neither removed nor moved back to the log.
     pub(crate) live: LiveDocuments,
@@ -41,7 +41,7 @@ impl LiveDocuments {
     }
 }
 
-impl MountedSegment {
+impl ActiveSegment {
     /// The numbers of its documents that are not live, in order.
     pub(crate) fn gone(&self) -> Vec<u32> {
         if !self.is_worn() {
@@ -71,7 +71,7 @@ impl MountedSegment {
 /// All segments in use, and the documents that are in none.
 #[derive(Default)]
 pub(crate) struct Segments {
-    mounted: BTreeMap<SegmentId, MountedSegment>,
+    mounted: BTreeMap<SegmentId, ActiveSegment>,
     unsealed: BTreeMap<NamespaceId, Unsealed>,
     unsealed_documents: u64,
     unsealed_tokens: u64,
@@ -96,11 +96,11 @@ pub(crate) struct Unsealed {
 }
 
 impl Segments {
-    pub(crate) fn get(&self, segment: SegmentId) -> Option<&MountedSegment> {
+    pub(crate) fn get(&self, segment: SegmentId) -> Option<&ActiveSegment> {
         self.mounted.get(&segment)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentId, &MountedSegment)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentId, &ActiveSegment)> {
         self.mounted.iter().map(|(id, mounted)| (*id, mounted))
     }
 
@@ -146,7 +146,7 @@ impl Segments {
     }
 
     pub(crate) fn mount(&mut self, file: Arc<SegmentFile>) {
-        let mounted = MountedSegment {
+        let mounted = ActiveSegment {
             live: LiveDocuments::none_of(file.documents()),
             live_documents: 0,
             live_tokens: 0,

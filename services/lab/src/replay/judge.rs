@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use refrain_speculation::draft::{Candidate, DraftTree};
 use refrain_speculation::router::{
     Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy as RouterPolicy,
-    Priority, Prospect, Route, Router, RouterParams, Step, StepItem, Threshold, TrialParams,
+    Priority, Prospect, Route, Router, RouterParams, Step, StepPart, Threshold, TrialParams,
 };
 use refrain_suffix_index::Token;
 use refrain_worker::{SpeculationConfig, WorkerConfig};
@@ -342,7 +342,7 @@ fn offered(offer: &Offer) -> StepDraft {
 }
 
 /// The item of a step that the router observes.
-fn item(verified: &VerifiedChoice) -> StepItem {
+fn item(verified: &VerifiedChoice) -> StepPart {
     let choice = &verified.choice;
     let draft_tokens = choice.draft.tokens() as u32;
     let (route, head) = match choice.draft {
@@ -356,7 +356,7 @@ fn item(verified: &VerifiedChoice) -> StepItem {
             (Route::Fallback, Some(asked))
         }
     };
-    StepItem {
+    StepPart {
         route: Some(route),
         is_auto: true,
         may_use_head: true,

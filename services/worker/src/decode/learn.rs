@@ -3,7 +3,7 @@
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepResponse, StepResult};
-use refrain_speculation::router::{Offer, Step, StepItem};
+use refrain_speculation::router::{Offer, Step, StepPart};
 
 use super::DecodeLoop;
 use super::step::{Movers, Part};
@@ -79,7 +79,7 @@ fn step_item(
     result: &StepResult,
     read_tokens: u32,
     running: &ActiveRequest,
-) -> StepItem {
+) -> StepPart {
     let step = running.step();
     let offer = step.offer.as_ref();
     let output = result.as_ref().ok();
@@ -88,7 +88,7 @@ fn step_item(
         output.self_drafted + output.agreed_nodes.len() as u32
     });
     let self_drafted = output.map_or(0, |output| output.self_drafted);
-    StepItem {
+    StepPart {
         route: offer
             .filter(|_| part.decodes)
             .map(|offer| offer.decision.route),

@@ -17,7 +17,7 @@ const TOKENS_MIN: f64 = 16.0;
 
 /// The pace at one size of the batch.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(super) struct BatchPace {
     /// Seconds per token.
     tokens: DecayedRatio,
     tokens_seen: f64,
@@ -61,7 +61,7 @@ impl Pause {
     }
 }
 
-impl Pace {
+impl BatchPace {
     /// Records the time that a stream took for some tokens.
     pub(super) fn record_streamed(&mut self, tokens: usize, seconds: f64) {
         if !(seconds.is_finite() && seconds >= 0.0) {

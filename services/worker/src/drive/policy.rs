@@ -21,7 +21,7 @@ use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::best_call::{CallOffer, CallWorth, best_call};
 use super::call::{VerifyCall, nodes_that_fit, prompt_tokens};
-use super::pace::Pace;
+use super::pace::BatchPace;
 use crate::config::WorkerConfig;
 use crate::engine::VerifyMethod;
 use crate::metrics::WorkerMetrics;
@@ -42,7 +42,7 @@ pub(super) struct DrivePolicy {
     /// first.
     end_tokens: LruCache<TokenId, ()>,
     /// Pace of streams and calls, by size of the batch (see [`batch_bucket`]).
-    paces: HashMap<u32, Pace>,
+    paces: HashMap<u32, BatchPace>,
     /// `None` if the configuration turns the guard off.
     guard: Option<CallGuard>,
     /// Number of running chunks.
@@ -330,7 +330,7 @@ impl DrivePolicy {
     }
 
     /// The pace with `batch` running chunks.
-    fn pace(&mut self, batch: u32) -> &mut Pace {
+    fn pace(&mut self, batch: u32) -> &mut BatchPace {
         self.paces.entry(batch_bucket(batch)).or_default()
     }
 }

@@ -18,7 +18,7 @@ use self::readings::Readings;
 use super::budget::{BudgetRequest, BudgetStep, HeadOption, Share, divide};
 use super::cost::{HeadCost, STEP_SECONDS_MIN, StepCost};
 use super::merged::{Rescue, pooled};
-use super::offer::Draft;
+use super::offer::OfferedDraft;
 use super::score::{Fallback, Found, route_by_score};
 use super::time_value::TimeValue;
 use super::{
@@ -128,7 +128,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let heads = heads.into_iter().zip(on_trial);
         let offer = |(prospect, (head, on_trial)): (Prospect<N>, (Option<HeadDraft>, bool))| {
             if on_trial {
-                let draft = head.map(Draft::Head);
+                let draft = head.map(OfferedDraft::Head);
                 let (route, reason) = (Route::Fallback, RouteReason::Probe);
                 return Some(Offer::new(route, reason, draft, prospect));
             }
@@ -267,7 +267,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             Share::Plain => without_draft(prospect, head, fallback, &self.params),
             Share::Tree(nodes) => {
                 let expected = sum(&nodes, &prospect.path_probabilities);
-                let draft = found.map(|found| Draft::Suffix(found.part(&nodes)));
+                let draft = found.map(|found| OfferedDraft::Suffix(found.part(&nodes)));
                 Offer {
                     expected: Some(expected),
                     ..Offer::new(Route::Suffix, within, draft, prospect)
@@ -275,7 +275,12 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             }
             Share::Head => Offer {
                 expected: expected_of_head,
-                ..Offer::new(Route::Fallback, within, head.map(Draft::Head), prospect)
+                ..Offer::new(
+                    Route::Fallback,
+                    within,
+                    head.map(OfferedDraft::Head),
+                    prospect,
+                )
             },
             Share::Merged(nodes) => {
                 let draft = found.zip(head).map(|(found, head)| {
@@ -283,8 +288,8 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
                     let room = prospect.tree_max.saturating_sub(head.tokens_max);
                     found.tree.truncate(room as usize);
                     match found.tree.is_empty() {
-                        true => Draft::Head(head),
-                        false => Draft::Merged(found, head),
+                        true => OfferedDraft::Head(head),
+                        false => OfferedDraft::Merged(found, head),
                     }
                 });
                 Offer {

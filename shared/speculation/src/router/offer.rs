@@ -8,7 +8,7 @@ use crate::draft::Candidate;
 
 /// The draft of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) enum Draft {
+pub(super) enum OfferedDraft {
     /// None.
     #[default]
     None,
@@ -26,7 +26,7 @@ pub struct Offer {
     /// The route, and why.
     pub decision: Decision,
     /// The draft.
-    pub(super) draft: Draft,
+    pub(super) draft: OfferedDraft,
     /// Accepted tokens that the router expects of the draft, if it computed them. For a merged draft they come in
     /// addition to those of the head.
     pub expected: Option<f32>,
@@ -47,7 +47,7 @@ impl Offer {
     pub(super) fn new<N>(
         route: Route,
         reason: RouteReason,
-        draft: Option<Draft>,
+        draft: Option<OfferedDraft>,
         prospect: Prospect<N>,
     ) -> Self {
         Offer {
@@ -79,12 +79,12 @@ impl Offer {
         let draft = match route {
             Route::Suffix => prospect.candidate.clone().map(|mut candidate| {
                 candidate.tree.truncate(draft_max as usize);
-                Draft::Suffix(candidate)
+                OfferedDraft::Suffix(candidate)
             }),
             Route::Fallback => params
                 .head
                 .and_then(|head| head.within(draft_max))
-                .map(Draft::Head),
+                .map(OfferedDraft::Head),
             Route::Merged | Route::Plain => None,
         };
         Offer::new(route, reason, draft, prospect)
@@ -98,16 +98,16 @@ impl Offer {
     /// The suffix draft that is sent to the engine.
     pub fn suffix(&self) -> Option<&Candidate> {
         match &self.draft {
-            Draft::Suffix(candidate) | Draft::Merged(candidate, _) => Some(candidate),
-            Draft::None | Draft::Head(_) => None,
+            OfferedDraft::Suffix(candidate) | OfferedDraft::Merged(candidate, _) => Some(candidate),
+            OfferedDraft::None | OfferedDraft::Head(_) => None,
         }
     }
 
     /// The draft that the engine makes by itself.
     pub fn head(&self) -> Option<HeadDraft> {
         match self.draft {
-            Draft::Head(head) | Draft::Merged(_, head) => Some(head),
-            Draft::None | Draft::Suffix(_) => None,
+            OfferedDraft::Head(head) | OfferedDraft::Merged(_, head) => Some(head),
+            OfferedDraft::None | OfferedDraft::Suffix(_) => None,
         }
     }
 
@@ -124,7 +124,7 @@ impl Offer {
                 route: Route::Suffix,
                 reason: RouteReason::Asked,
             },
-            draft: Draft::Suffix(candidate),
+            draft: OfferedDraft::Suffix(candidate),
             expected: None,
             expected_of_head: None,
             predictability: 0.0,

@@ -8,8 +8,8 @@ use super::{HeadDraft, Route};
 /// A step that the engine made.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// One item per request.
-    pub items: Vec<StepItem>,
+    /// One part per request.
+    pub items: Vec<StepPart>,
     /// Seconds that the engine took.
     pub seconds: f64,
     /// Seconds of these that its head drafted.
@@ -20,9 +20,9 @@ pub struct Step {
     pub withheld: bool,
 }
 
-/// One request of a step.
+/// The part of one request in a step.
 #[derive(Clone, Copy, Debug)]
-pub struct StepItem {
+pub struct StepPart {
     /// How it decoded; `None` for a piece of a prompt, whether it samples or not.
     pub route: Option<Route>,
     /// The router chose for it.
@@ -78,7 +78,7 @@ impl Step {
 
     /// Tokens that were computed. A request that brings nothing has the pass over its last token done.
     pub(super) fn tokens(&self) -> u32 {
-        let tokens = |item: &StepItem| item.context_tokens.max(1) + item.draft_tokens;
+        let tokens = |item: &StepPart| item.context_tokens.max(1) + item.draft_tokens;
         self.items.iter().map(tokens).sum()
     }
 
@@ -104,11 +104,11 @@ impl Step {
     /// The route of all items, if they all decoded in the same way.
     pub(super) fn only_route(&self) -> Option<Route> {
         let route = self.items.first()?.route?;
-        let is_same = |item: &StepItem| item.route == Some(route) && item.emitted.is_some();
+        let is_same = |item: &StepPart| item.route == Some(route) && item.emitted.is_some();
         self.items.iter().all(is_same).then_some(route)
     }
 
-    fn decoding(&self) -> impl Iterator<Item = &StepItem> {
+    fn decoding(&self) -> impl Iterator<Item = &StepPart> {
         self.items.iter().filter(|item| item.route.is_some())
     }
 }

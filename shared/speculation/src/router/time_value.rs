@@ -106,11 +106,11 @@ fn bucket(predictability: f32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Route, StepItem};
+    use super::super::{Route, StepPart};
     use super::*;
 
     fn step(requests: &[(f32, u32)], seconds: f64) -> Step {
-        let item = |&(predictability, emitted): &(f32, u32)| StepItem {
+        let item = |&(predictability, emitted): &(f32, u32)| StepPart {
             route: Some(Route::Plain),
             is_auto: true,
             may_use_head: false,

@@ -3,7 +3,7 @@ use std::num::NonZeroUsize;
 use refrain_suffix_index::Token;
 
 use super::super::{
-    Asked, HeadParams, HeadState, Policy, Priority, StepItem, Threshold, TrialParams,
+    Asked, HeadParams, HeadState, Policy, Priority, StepPart, Threshold, TrialParams,
 };
 use super::*;
 use crate::draft::Scope;
@@ -84,8 +84,8 @@ fn frame(batch: u32, slots_max: u32) -> Frame {
 }
 
 /// An item that verified `draft_tokens` and emitted so many; the head made so many passes for it.
-fn item(draft_tokens: u32, passes: u32, emitted: u32) -> StepItem {
-    StepItem {
+fn item(draft_tokens: u32, passes: u32, emitted: u32) -> StepPart {
+    StepPart {
         route: Some(Route::Plain),
         is_auto: true,
         may_use_head: true,
@@ -103,7 +103,7 @@ fn item(draft_tokens: u32, passes: u32, emitted: u32) -> StepItem {
     }
 }
 
-fn made(items: Vec<StepItem>, seconds: f64, draft_seconds: f64) -> Step {
+fn made(items: Vec<StepPart>, seconds: f64, draft_seconds: f64) -> Step {
     Step {
         items,
         seconds: seconds + draft_seconds,
@@ -282,7 +282,7 @@ fn impossible_times_and_failed_requests_are_left_out() {
     for seconds in [0.0, f64::NAN, f64::INFINITY, -1.0] {
         router.learn_step(&made(vec![item(3, 0, 4)], seconds, 0.0));
     }
-    let failed = StepItem {
+    let failed = StepPart {
         emitted: None,
         ..item(3, 0, 4)
     };
@@ -317,7 +317,7 @@ fn two_drafts_that_fail_independently_are_merged_where_tokens_are_cheap() {
             let mut emitted: Vec<Token> = (10..10 + accepted + 1).collect();
             emitted[0] = if is_right { 0 } else { 9 };
             learn(&mut router, &offer, &emitted, head);
-            if let (Draft::Merged(..), true) = (&offer.draft, at > 1000) {
+            if let (OfferedDraft::Merged(..), true) = (&offer.draft, at > 1000) {
                 merged += 1;
                 expected += offer.expected.unwrap() + offer.expected_of_head.unwrap();
                 brought += accepted as f32;
@@ -372,7 +372,7 @@ fn the_reading_of_a_text_is_charged_to_all_drafts_that_it_serves() {
                 let tokens = if drafts { 5 } else { 1 };
                 unread_tokens += tokens;
                 context_tokens += tokens;
-                let item = StepItem {
+                let item = StepPart {
                     read_tokens,
                     ..item(tokens - 1, tokens - 1, tokens)
                 };

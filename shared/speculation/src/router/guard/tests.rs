@@ -1,9 +1,9 @@
-use super::super::StepItem;
+use super::super::StepPart;
 use super::*;
 
 /// A step of `batch` requests that emit `tokens` together, with suffix drafts unless they are withheld.
 fn step(batch: u32, tokens: u32, seconds: f64, withheld: bool) -> Step {
-    let item = |at: u32| StepItem {
+    let item = |at: u32| StepPart {
         route: Some(if withheld {
             Route::Plain
         } else {
@@ -140,7 +140,7 @@ fn a_step_that_may_not_try_pays_for_no_trial() {
         let tokens = if withheld { 4 } else { 8 };
         let mut step = step(4, tokens, 0.01, withheld);
         if reads {
-            let prompt = StepItem {
+            let prompt = StepPart {
                 route: None,
                 ..step.items[0]
             };
