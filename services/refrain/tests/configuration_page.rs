@@ -407,7 +407,7 @@ fn keys_that_the_documents_name_exist() {
         "docs/decisions/retry-budget.md",
         "docs/decisions/liveness.md",
         "docs/decisions/clock-skew.md",
-        "docs/decisions/turns.md",
+        "docs/decisions/preemption.md",
     ] {
         let text = std::fs::read_to_string(repository().join(file)).unwrap();
         for line in text.lines() {

@@ -17,7 +17,7 @@ mod fallback;
 mod goodput;
 mod groups;
 mod guard;
-mod handover;
+mod transfer;
 mod introductions;
 mod prediction;
 mod statistics;
