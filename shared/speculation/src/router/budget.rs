@@ -152,8 +152,8 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
     /// The nodes of requests, best first; where a request has the head, at what they add to it.
     fn slots<'s>(&'s self, heads: &'s [bool]) -> impl Iterator<Item = u32> + Clone {
         self.nodes.order.iter().copied().filter(|at| {
-            let Owner { request, beside } = self.nodes.owner(*at);
-            beside == heads[request as usize]
+            let Owner { request, merged } = self.nodes.owner(*at);
+            merged == heads[request as usize]
         })
     }
 
@@ -255,7 +255,7 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
                 let more = |worth: &f32| (f64::from(*worth) - slot_price).max(0.0);
                 self.nodes.worths[places.clone()].iter().map(more).sum()
             };
-            Some(by_head + worth_it(&places.beside) - worth_it(&places.tree))
+            Some(by_head + worth_it(&places.merged) - worth_it(&places.tree))
         };
         self.requests
             .iter()
@@ -296,7 +296,7 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
         }
         let share = |(places, has_head): (&Places, &bool)| {
             let places = match has_head {
-                true => &places.beside,
+                true => &places.merged,
                 false => &places.tree,
             };
             let nodes = (0u32..).zip(&is_admitted[places.clone()]);

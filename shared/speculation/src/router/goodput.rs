@@ -4,20 +4,20 @@
 //! Per namespace it keeps the [`AcceptanceStatistics`] and the trials of the head; for the engine, the time that
 //! steps take ([`StepCost`], [`HeadCost`]) and the worth of a token ([`TimeValue`]). [`divide`] does the choosing.
 
-mod head_trials;
+mod explore_heads;
+mod head_exploration;
 mod readings;
-mod try_heads;
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use lru::LruCache;
 
-use self::head_trials::HeadTrials;
+use self::head_exploration::HeadExploration;
 use self::readings::Readings;
 use super::budget::{BudgetRequest, BudgetStep, HeadOption, Share, divide};
 use super::cost::{HeadCost, STEP_SECONDS_MIN, StepCost};
-use super::merged::{Rescue, pooled};
+use super::merged::{AcceptanceAfterHead, pooled};
 use super::offer::OfferedDraft;
 use super::score::{Fallback, Found, route_by_score};
 use super::time_value::TimeValue;
@@ -32,9 +32,9 @@ use crate::statistics::AcceptanceStatistics;
 #[derive(Clone, Debug, Default)]
 struct Learnt {
     statistics: AcceptanceStatistics,
-    head_trials: HeadTrials,
+    head_exploration: HeadExploration,
     readings: Readings,
-    rescue: Rescue,
+    after_head: AcceptanceAfterHead,
 }
 
 /// The goodput policy of one engine.
@@ -53,7 +53,7 @@ type Open<'a, N> = (&'a Prospect<N>, Option<HeadDraft>);
 
 /// The worth of the nodes of a suffix draft beside a draft of the head.
 #[derive(Clone, Debug, Default)]
-struct Beside {
+struct MergedGains {
     worth: Vec<f32>,
     /// The same in an order in which nodes can be admitted one by one: see [`pooled`].
     pooled: Vec<f32>,
@@ -92,7 +92,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .get_or_insert_mut(namespace, Learnt::default)
     }
 
-    /// f of each node of a draft. It only reads, so that many drafts are estimated at once.
+    /// The path probability of each node of a draft. It only reads, so that many drafts are estimated at once.
     pub(super) fn path_probabilities(&self, namespace: N, candidate: &Candidate) -> Vec<f32> {
         match self.namespaces.peek(&namespace) {
             Some(learnt) => learnt.statistics.path_probabilities(candidate),
@@ -112,7 +112,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .iter()
             .map(|prospect| self.head_draft(prospect, fallback))
             .collect();
-        let (on_trial, frame) = self.try_heads(&prospects, &heads, frame);
+        let (on_trial, frame) = self.explore_heads(&prospects, &heads, frame);
         let open: Vec<Open<'_, N>> = prospects
             .iter()
             .zip(&heads)
@@ -120,11 +120,11 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .filter(|(_, on_trial)| !**on_trial)
             .map(|((prospect, head), _)| (prospect, *head))
             .collect();
-        let beside: Vec<Beside> = open.iter().map(|open| self.beside(*open)).collect();
+        let gains: Vec<MergedGains> = open.iter().map(|open| self.merged_gains(*open)).collect();
         let options: Vec<Option<HeadOption>> =
             open.iter().map(|open| self.head_option(*open)).collect();
-        let shares = self.share(&open, &options, &beside, frame);
-        let mut shares = shares.into_iter().zip(options).zip(beside);
+        let shares = self.share(&open, &options, &gains, frame);
+        let mut shares = shares.into_iter().zip(options).zip(gains);
         let heads = heads.into_iter().zip(on_trial);
         let offer = |(prospect, (head, on_trial)): (Prospect<N>, (Option<HeadDraft>, bool))| {
             if on_trial {
@@ -132,9 +132,9 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
                 let (route, reason) = (Route::Fallback, RouteReason::Probe);
                 return Some(Offer::new(route, reason, draft, prospect));
             }
-            let ((share, option), beside) = shares.next()?;
+            let ((share, option), gains) = shares.next()?;
             let of_head = option.map(|option| option.gain);
-            Some(self.carry_out(share, prospect, head, of_head, &beside.worth, fallback))
+            Some(self.carry_out(share, prospect, head, of_head, &gains.worth, fallback))
         };
         prospects.into_iter().zip(heads).filter_map(offer).collect()
     }
@@ -155,7 +155,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         &mut self,
         open: &[Open<'_, N>],
         options: &[Option<HeadOption>],
-        beside: &[Beside],
+        gains: &[MergedGains],
         frame: Frame,
     ) -> Vec<Share> {
         let weights = self.weights(open, frame.batch);
@@ -171,7 +171,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
                 due_tokens: prospect.pace.map_or(0.0, due),
                 tree: &prospect.path_probabilities,
                 head: options[number],
-                beside: &beside[number].pooled,
+                merged: &gains[number].pooled,
             }
         };
         let requests: Vec<BudgetRequest<'_>> = (0..open.len()).map(request).collect();
@@ -193,7 +193,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             }
         }
         for (namespace, is_chosen) in chosen {
-            self.learnt(namespace).head_trials.offered(is_chosen);
+            self.learnt(namespace).head_exploration.offered(is_chosen);
         }
         shares
     }
@@ -230,21 +230,23 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
     }
 
     /// The worth of the nodes of the suffix draft beside the head's draft.
-    fn beside(&mut self, (prospect, head): Open<'_, N>) -> Beside {
+    fn merged_gains(&mut self, (prospect, head): Open<'_, N>) -> MergedGains {
         let probabilities = &prospect.path_probabilities;
         let candidate = prospect.candidate.as_ref();
         let candidate = candidate.filter(|of| of.tree.len() == probabilities.len());
         let merges = self.params.head.is_some_and(|head| head.merges);
         let (Some(candidate), Some(head)) = (candidate, head.filter(|_| merges)) else {
-            return Beside::default();
+            return MergedGains::default();
         };
         let learnt = self.learnt(prospect.namespace);
         let paths: Vec<f32> = learnt
             .statistics
             .head_path_probabilities(prospect.context_tokens, head.depth)
             .collect();
-        let worth = learnt.rescue.beside(candidate, probabilities, &paths);
-        Beside {
+        let worth = learnt
+            .after_head
+            .merged_gains(candidate, probabilities, &paths);
+        MergedGains {
             pooled: pooled(candidate.tree.nodes(), &worth),
             worth,
         }
@@ -312,7 +314,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         if let (Some(found), Some(_)) = (&offer.found, offer.head()) {
             let probabilities = learnt.statistics.path_probabilities(found);
             learnt
-                .rescue
+                .after_head
                 .observe(found, &probabilities, emitted, head_accepted);
         }
         // A head on trial was not chosen by what it costs.

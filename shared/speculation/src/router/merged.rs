@@ -3,7 +3,7 @@
 //! A token that both draft stands in the tree once, and of two different first tokens one is wrong at best. The tree
 //! brings as many tokens as the longer of the two drafts would, never the sum. So a node of the suffix draft only
 //! counts where the head's draft has ended above it. There it is right less often than in general, since the text is
-//! hard where the head fails, or more often. [`Rescue`] counts how often, from every step in which the head drafted
+//! hard where the head fails, or more often. [`AcceptanceAfterHead`] counts how often, from every step in which the head drafted
 //! for a request that had a suffix draft too, verified or not.
 
 use refrain_suffix_index::Token;
@@ -13,28 +13,28 @@ use crate::draft::{Candidate, DraftNode};
 
 /// Assumed ratio before any observation: where the head has failed, a suffix draft is right half as often as
 /// elsewhere.
-const RESCUE_PRIOR: f64 = 0.5;
+const AFTER_HEAD_PRIOR: f64 = 0.5;
 /// Expected tokens that the assumed ratio counts for.
 const PRIOR_WEIGHT: f64 = 4.0;
 
 /// The ratio of accepted to expected tokens of suffix drafts at the depth where the head's draft ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rescue {
+pub(super) struct AcceptanceAfterHead {
     ratio: DecayedRatio,
 }
 
-impl Default for Rescue {
+impl Default for AcceptanceAfterHead {
     fn default() -> Self {
-        Rescue {
-            ratio: DecayedRatio::starting_at(RESCUE_PRIOR, PRIOR_WEIGHT),
+        AcceptanceAfterHead {
+            ratio: DecayedRatio::starting_at(AFTER_HEAD_PRIOR, PRIOR_WEIGHT),
         }
     }
 }
 
-impl Rescue {
+impl AcceptanceAfterHead {
     /// The ratio.
     pub(super) fn factor(&self) -> f32 {
-        self.ratio.value().unwrap_or(RESCUE_PRIOR) as f32
+        self.ratio.value().unwrap_or(AFTER_HEAD_PRIOR) as f32
     }
 
     /// Learns from a step in which the head's draft brought `by_head` tokens beside the candidate `found`, which has
@@ -72,7 +72,12 @@ impl Rescue {
 
     /// Expected accepted tokens that each node of a suffix draft with path probabilities `f` adds to a head's draft.
     /// The head's draft reaches depth d with probability `head_paths[d - 1]`. The whole draft adds the sum.
-    pub(super) fn beside(&self, found: &Candidate, f: &[f32], head_paths: &[f32]) -> Vec<f32> {
+    pub(super) fn merged_gains(
+        &self,
+        found: &Candidate,
+        f: &[f32],
+        head_paths: &[f32],
+    ) -> Vec<f32> {
         let factor = self.factor();
         let worth = |(depth, f): (u32, &f32)| {
             let reached = head_paths.get(depth as usize - 1).copied();

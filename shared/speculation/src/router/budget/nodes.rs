@@ -21,19 +21,19 @@ pub(super) struct Nodes {
 /// The ranges of a request's nodes.
 pub(super) struct Places {
     pub(super) tree: Range<usize>,
-    pub(super) beside: Range<usize>,
+    pub(super) merged: Range<usize>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Owner {
     pub(super) request: u32,
     /// It stands beside the head's draft.
-    pub(super) beside: bool,
+    pub(super) merged: bool,
 }
 
 impl Nodes {
     pub(super) fn of(requests: &[BudgetRequest<'_>]) -> Self {
-        let lengths = requests.iter().map(|of| of.tree.len() + of.beside.len());
+        let lengths = requests.iter().map(|of| of.tree.len() + of.merged.len());
         let count = lengths.sum();
         let mut worths: Vec<f32> = Vec::with_capacity(count);
         let mut owners: Vec<Owner> = Vec::with_capacity(count);
@@ -42,12 +42,12 @@ impl Nodes {
             let first = worths.len();
             let middle = first + wanted.tree.len();
             wanted.worths(&mut worths);
-            for (end, beside) in [(middle, false), (worths.len(), true)] {
-                owners.resize(end, Owner { request, beside });
+            for (end, merged) in [(middle, false), (worths.len(), true)] {
+                owners.resize(end, Owner { request, merged });
             }
             of.push(Places {
                 tree: first..middle,
-                beside: middle..worths.len(),
+                merged: middle..worths.len(),
             });
         }
         let ranked = (0u32..).zip(&worths);

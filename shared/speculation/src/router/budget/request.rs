@@ -12,14 +12,14 @@ pub(in crate::router) struct BudgetRequest<'a> {
     /// Tokens that the step should bring it, the bonus token included; up to 1 asks for nothing. See
     /// [`Pace`](crate::router::Pace).
     pub(in crate::router) due_tokens: f32,
-    /// f of each node of its draft, parents first and never above their parents; empty without a draft. See
+    /// The path probability of each node of its draft, parents first and never above their parents; empty without a draft. See
     /// [`path_probabilities`](crate::statistics::AcceptanceStatistics::path_probabilities).
     pub(in crate::router) tree: &'a [f32],
     /// The draft that the engine's head would make instead, if it may.
     pub(in crate::router) head: Option<HeadOption>,
     /// Expected accepted tokens that each node of the draft adds to the head's draft, never more than its parent
     /// adds; empty if the two cannot be merged.
-    pub(in crate::router) beside: &'a [f32],
+    pub(in crate::router) merged: &'a [f32],
 }
 
 /// A draft of the engine's head, before it is made.
@@ -43,7 +43,7 @@ impl BudgetRequest<'_> {
         let missing = self.due_tokens - 1.0;
         let by_head = self.head.map_or(0.0, |head| head.gain);
         self.raised(self.tree, missing, into);
-        self.raised(self.beside, missing - by_head, into);
+        self.raised(self.merged, missing - by_head, into);
     }
 
     /// Appends the worth of nodes with these probabilities, where so many tokens are `missing` for the pace.

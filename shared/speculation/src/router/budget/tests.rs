@@ -33,8 +33,8 @@ impl Budgeted {
             let (nodes, of, head) = match share {
                 Share::Plain => (&[][..], request.tree, None),
                 Share::Tree(nodes) => (&nodes[..], request.tree, None),
-                Share::Head => (&[][..], request.beside, request.head),
-                Share::Merged(nodes) => (&nodes[..], request.beside, request.head),
+                Share::Head => (&[][..], request.merged, request.head),
+                Share::Merged(nodes) => (&nodes[..], request.merged, request.head),
             };
             admitted += nodes.len() as u32;
             for node in nodes {
@@ -78,7 +78,7 @@ fn divide(
 
 fn request(tree: &[f32]) -> BudgetRequest<'_> {
     BudgetRequest {
-        beside: &[],
+        merged: &[],
         weight: 1.0,
         due_tokens: 0.0,
         tree,
@@ -256,7 +256,7 @@ fn a_head_is_taken_where_it_brings_more() {
     });
     let seconds = |tokens: u32| 1.0 + 0.02 * f64::from(tokens);
     let requests = [good.as_slice(), &bad, &[]].map(|tree| BudgetRequest {
-        beside: &[],
+        merged: &[],
         head,
         ..request(tree)
     });
@@ -299,7 +299,7 @@ fn where_there_is_no_room_for_all_heads_those_that_gain_most_have_theirs() {
     let requests: Vec<BudgetRequest<'_>> = trees
         .iter()
         .map(|tree| BudgetRequest {
-            beside: &[],
+            merged: &[],
             head,
             ..request(tree)
         })
@@ -329,7 +329,7 @@ fn the_work_is_a_sort_and_three_walks() {
     });
     let requests = vec![
         BudgetRequest {
-            beside: &[],
+            merged: &[],
             head,
             ..request(&tree)
         };
@@ -419,7 +419,7 @@ proptest! {
         let head_seconds = |requests: u32, depth: u32| head_s * f64::from(requests * depth) / 4.0;
         let f: Vec<Vec<f32>> = trees.iter().map(|(tree, _, _)| tree.iter().map(|node| node.1).collect()).collect();
         let with_heads: Vec<BudgetRequest<'_>> = trees.iter().zip(&f).map(|((_, weight, head), f)| BudgetRequest {
-            beside: &[],
+            merged: &[],
             weight: *weight,
             due_tokens: 0.0,
             tree: f,
@@ -625,7 +625,7 @@ fn what_the_head_leaves_due_raises_what_stands_beside_it() {
         let requests = [BudgetRequest {
             due_tokens,
             head: Some(head),
-            beside: &[0.3],
+            merged: &[0.3],
             ..request(&[0.3])
         }];
         let step = BudgetStep {

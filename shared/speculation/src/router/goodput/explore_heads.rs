@@ -9,14 +9,14 @@ use crate::router::{Frame, HeadDraft, Prospect};
 impl<N: Copy + Hash + Eq> Goodput<N> {
     /// Has requests try the head where no request of their namespace has had it for long, first those without a
     /// suffix draft. Returns which requests do, and what is left of the step.
-    pub(super) fn try_heads(
+    pub(super) fn explore_heads(
         &mut self,
         prospects: &[Prospect<N>],
         heads: &[Option<HeadDraft>],
         mut frame: Frame,
     ) -> (Vec<bool>, Frame) {
         let mut on_trial = vec![false; prospects.len()];
-        if !self.may_try_heads(prospects, heads) {
+        if !self.may_explore(prospects, heads) {
             return (on_trial, frame);
         }
         let mut order: Vec<(usize, HeadDraft)> = (0..prospects.len())
@@ -37,7 +37,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             }
             let is_first = !left.contains_key(&namespace);
             if is_first {
-                let trials = self.learnt(namespace).head_trials;
+                let trials = self.learnt(namespace).head_exploration;
                 let width = trials.width().min(offered[&namespace]);
                 let cost = self.head_cost.seconds(width, head.depth) / step_seconds;
                 left.insert(namespace, if trials.is_due(cost) { width } else { 0 });
@@ -49,7 +49,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             *left -= 1;
             if is_first {
                 let learnt = self.learnt(namespace);
-                learnt.head_trials.tried();
+                learnt.head_exploration.tried();
                 learnt.readings.tried();
             }
             frame.slots_max -= head.tokens_max;
@@ -60,7 +60,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
     }
 
     /// Whether a trial would be due in any namespace if it took no time. In most steps none is.
-    fn may_try_heads(&self, prospects: &[Prospect<N>], heads: &[Option<HeadDraft>]) -> bool {
+    fn may_explore(&self, prospects: &[Prospect<N>], heads: &[Option<HeadDraft>]) -> bool {
         let with_head = prospects
             .iter()
             .zip(heads)
@@ -72,7 +72,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .filter(|namespace| last.replace(*namespace) != Some(*namespace));
         namespaces.any(|namespace| {
             let learnt = self.namespaces.peek(&namespace);
-            learnt.is_some_and(|learnt| learnt.head_trials.is_due(0.0))
+            learnt.is_some_and(|learnt| learnt.head_exploration.is_due(0.0))
         })
     }
 }

@@ -17,23 +17,23 @@ const COST_SHARE_MAX: f64 = 0.02;
 /// expensive for one request may pay for many. A head that convinces needs no further trial, because the budget then
 /// chooses it by itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeadTrials {
+pub(super) struct HeadExploration {
     /// Steps in a row in which the head could have drafted and was not chosen. The unit of time is one step.
     schedule: Schedule,
     /// Requests that take part in the next trial, if there are so many.
     width: u32,
 }
 
-impl Default for HeadTrials {
+impl Default for HeadExploration {
     fn default() -> Self {
-        HeadTrials {
+        HeadExploration {
             schedule: Schedule::new(PATIENCE_STEPS_MIN),
             width: 1,
         }
     }
 }
 
-impl HeadTrials {
+impl HeadExploration {
     /// Whether a trial is due that takes `cost` times as long as a step.
     pub(super) fn is_due(&self, cost: f64) -> bool {
         self.schedule.is_due(cost, COST_SHARE_MAX)
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn trials_thin_out_up_to_a_limit() {
-        let mut trials = HeadTrials::default();
+        let mut trials = HeadExploration::default();
         let mut at = Vec::new();
         for step in 0..40_000u32 {
             if trials.is_due(0.0) {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn an_expensive_trial_waits_until_it_is_a_small_share() {
-        let mut trials = HeadTrials::default();
+        let mut trials = HeadExploration::default();
         let refused = (0..).take_while(|_| {
             let waits = !trials.is_due(3.0);
             trials.offered(false);
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_head_that_the_budget_chooses_needs_no_trial() {
-        let mut trials = HeadTrials::default();
+        let mut trials = HeadExploration::default();
         for step in 0..100 {
             trials.offered(step % 4 == 3);
             assert!(!trials.is_due(0.0));

@@ -30,23 +30,27 @@ fn drawn(f: &[f32], head_paths: &[f32]) -> f32 {
 
 #[test]
 fn of_independent_drafts_the_longer_counts() {
-    let mut rescue = Rescue::default();
+    let mut after_head = AcceptanceAfterHead::default();
     for _ in 0..2000 {
         // As often as expected.
-        rescue.observe(&chain(1), &[0.5], &[0], 0);
-        rescue.observe(&chain(1), &[0.5], &[9], 0);
+        after_head.observe(&chain(1), &[0.5], &[0], 0);
+        after_head.observe(&chain(1), &[0.5], &[9], 0);
     }
-    assert!((rescue.factor() - 1.0).abs() < 0.02, "{}", rescue.factor());
+    assert!(
+        (after_head.factor() - 1.0).abs() < 0.02,
+        "{}",
+        after_head.factor()
+    );
     for (f, head_paths) in [
         (vec![0.9, 0.8, 0.7, 0.6], vec![0.7, 0.4]),
         (vec![0.3, 0.1], vec![0.8, 0.7, 0.6]),
         (vec![0.5], vec![]),
     ] {
-        let beside: f32 = rescue
-            .beside(&chain(f.len() as u32), &f, &head_paths)
+        let gain: f32 = after_head
+            .merged_gains(&chain(f.len() as u32), &f, &head_paths)
             .iter()
             .sum();
-        let whole = head_paths.iter().sum::<f32>() + beside;
+        let whole = head_paths.iter().sum::<f32>() + gain;
         let wanted = drawn(&f, &head_paths);
         assert!((whole - wanted).abs() < 0.05, "{whole}, not {wanted}");
         // Never the sum, never less than either.
@@ -60,18 +64,18 @@ fn what_fails_with_the_head_is_worth_nothing_beside_it() {
     let found = candidate(&[(1, None), (2, Some(0)), (3, Some(1))]);
     let f = [0.9, 0.8, 0.7];
     let after = |said: &[Token], by_head| {
-        let mut rescue = Rescue::default();
+        let mut after_head = AcceptanceAfterHead::default();
         for _ in 0..400 {
-            rescue.observe(&found, &f, said, by_head);
+            after_head.observe(&found, &f, said, by_head);
         }
-        rescue.factor()
+        after_head.factor()
     };
     // The head ended after one token, and the draft had something else, the right thing, or had left the way before.
     assert!(after(&[1, 7], 1) < 0.05);
     assert!((after(&[1, 2], 1) - 1.0 / 0.8).abs() < 0.05);
     assert!(after(&[4, 2], 1) < 0.05);
     // Nothing is learnt where the next token is not known, or the draft has no node.
-    let untouched = Rescue::default().factor();
+    let untouched = AcceptanceAfterHead::default().factor();
     assert_eq!(
         (after(&[1], 1), after(&[1, 2, 3, 4], 3)),
         (untouched, untouched)

@@ -9,7 +9,7 @@ use crate::router::cost::Stair;
 struct Node {
     request: usize,
     node: u32,
-    beside: bool,
+    merged: bool,
     worth: f32,
 }
 
@@ -39,20 +39,20 @@ fn divide(
         let mut worths = Vec::new();
         request.worths(&mut worths);
         for (place, worth) in worths.into_iter().enumerate() {
-            let beside = place >= request.tree.len();
-            let before = if beside { request.tree.len() } else { 0 };
+            let merged = place >= request.tree.len();
+            let before = if merged { request.tree.len() } else { 0 };
             nodes.push(Node {
                 request: at,
                 node: (place - before) as u32,
-                beside,
+                merged,
                 worth,
             });
         }
     }
-    let worths_of = |at: usize, beside: bool| -> Vec<f32> {
+    let worths_of = |at: usize, merged: bool| -> Vec<f32> {
         let of = nodes
             .iter()
-            .filter(|node| node.request == at && node.beside == beside);
+            .filter(|node| node.request == at && node.merged == merged);
         of.map(|node| node.worth).collect()
     };
     let mut order: Vec<&Node> = nodes.iter().collect();
@@ -60,7 +60,7 @@ fn divide(
     order.sort_by(|a, b| b.worth.total_cmp(&a.worth));
     let of = |heads: &[bool]| -> Vec<&Node> {
         let mut order = order.clone();
-        order.retain(|node| node.beside == heads[node.request]);
+        order.retain(|node| node.merged == heads[node.request]);
         order
     };
     let weigh = |heads: &[bool]| {
@@ -229,12 +229,12 @@ proptest! {
     ) {
         let requests: Vec<BudgetRequest<'_>> = drafts
             .iter()
-            .map(|(tree, beside, head, weight, due_tokens)| BudgetRequest {
+            .map(|(tree, merged, head, weight, due_tokens)| BudgetRequest {
                 weight: *weight,
                 due_tokens: *due_tokens,
                 tree,
                 head: *head,
-                beside: if head.is_some() { beside } else { &[] },
+                merged: if head.is_some() { merged } else { &[] },
             })
             .collect();
         let step = BudgetStep { tokens: requests.len() as u32, slots_max, rate };
