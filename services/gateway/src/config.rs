@@ -37,21 +37,21 @@ pub struct GatewayConfig {
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
     pub body_bytes_max: usize,
-    /// Most requests in flight of all tenants together; one of n choices counts n times. Past it: 429. As many bodies
-    /// may be arriving besides.
+    /// Most requests in flight of all tenants together; one of n choices counts n times. Further ones get a 429. As
+    /// many bodies may be arriving besides.
     pub requests_in_flight_max: usize,
-    /// Most requests in flight of one tenant, counted the same way. Past it: 429 for that tenant. A tenant's only
-    /// request may have more choices. As many of its bodies may be arriving besides; past it, the oldest one is cut
-    /// off.
+    /// Most requests in flight of one tenant, counted the same way. Further ones of that tenant get a 429. A tenant's
+    /// only request may have more choices. As many of its bodies may be arriving besides. One more cuts off the
+    /// oldest of them.
     pub tenant_requests_in_flight_max: usize,
-    /// Milliseconds from the head of a request to its last token. Past it: 504. If nobody reads the answer, the
-    /// request ends up to two seconds later.
+    /// Milliseconds from the head of a request to its last token. A request that takes longer gets a 504. If nobody
+    /// reads the answer, the request ends up to two seconds later.
     pub request_ms_max: u64,
-    /// Milliseconds that a request waits for a scheduler that cannot be reached, such as during its restart. Past it:
-    /// 503. A call that is in flight then may take four seconds more.
+    /// Milliseconds that a request waits for a scheduler that cannot be reached, such as during its restart. It is
+    /// then refused with 503. A call that is in flight then may take four seconds more.
     pub scheduler_wait_ms: u64,
-    /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Past it, requests
-    /// fail instead of being retried. To continue an output after a token is not a retry.
+    /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Further
+    /// requests fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
     /// Bytes of responses that `/v1/responses` keeps in memory, with their conversations, so that requests can
     /// continue them by `previous_response_id`. A tenant may have half, and at most 1,000 responses; each lives for

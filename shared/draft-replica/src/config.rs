@@ -29,7 +29,7 @@ pub struct ReplicaConfig {
     /// segments, which have to be merged again and again.
     #[serde(skip)]
     pub seal_tokens: u64,
-    /// Most tokens in all live parts together; past it the fullest is sealed, however small. Outputs that still run
+    /// Most tokens in all live parts together. Above that the fullest is sealed, however small. Outputs that still run
     /// stay live, and so do those that changed within `seal_after_ms`.
     #[serde(skip)]
     pub live_tokens_max: u64,
@@ -77,7 +77,7 @@ pub struct RemoteLookupConfig {
 pub struct UploaderConfig {
     /// Pause between two uploads, milliseconds.
     pub interval_ms: u64,
-    /// Most tokens held while the store cannot be reached; past it the oldest finished outputs are dropped.
+    /// Most tokens held while the store cannot be reached. For further ones the oldest finished outputs are dropped.
     pub pending_tokens_max: usize,
 
     /// Intervals between two uploads of outputs that still grow. Uploads in between carry only outputs that have

@@ -123,8 +123,8 @@ impl<N: Copy + Hash + Eq> Router<N> {
             .is_some_and(|guard| guard.withholds(batch, may_try))
     }
 
-    /// f of each node of the prospect's suffix draft, for [`Prospect::path_probabilities`]; empty where the policy
-    /// does not use it. It only reads, so that many requests are estimated at once.
+    /// The path probability of each node of the prospect's suffix draft, for [`Prospect::path_probabilities`]; empty
+    /// where the policy does not use them. It only reads, so that many requests are estimated at once.
     pub fn estimate(&self, prospect: &Prospect<N>) -> Vec<f32> {
         let is_divided = self.params.policy == Policy::Goodput && prospect.asked == Asked::Auto;
         match prospect.candidate.as_ref().filter(|_| is_divided) {

@@ -161,7 +161,7 @@ impl AcceptanceStatistics {
         probability.clamp(f32::MIN_POSITIVE, NODE_PROBABILITY_MAX)
     }
 
-    /// f of each node of a draft, in their order: the probability that the whole path to it is accepted. It is never
+    /// The path probability of each node of a draft, in their order: that the whole path to it is accepted. It is never
     /// above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is the
     /// number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {

@@ -11,7 +11,7 @@
 /// A draft that could be verified in one call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallOffer<'a> {
-    /// f of each node of the draft, parents first and never above their parents': see
+    /// The path probability of each node of the draft, parents first and never above their parents': see
     /// [`path_probabilities`](refrain_speculation::statistics::AcceptanceStatistics::path_probabilities).
     pub(super) tree: &'a [f32],
     /// The node that ends the output if it is accepted, if there is one. No stream is needed after it.

@@ -20,7 +20,7 @@ pub struct Prospect<N> {
     pub tree_max: u32,
     /// The best suffix draft, with at most `draft_max` tokens.
     pub candidate: Option<Candidate>,
-    /// f of each node of the candidate: see [`Router::estimate`](super::Router::estimate).
+    /// The path probability of each node of the candidate: see [`Router::estimate`](super::Router::estimate).
     pub path_probabilities: Vec<f32>,
     /// No suffix draft was looked for, because the guard holds drafts back.
     pub withheld: bool,
