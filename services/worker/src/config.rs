@@ -32,7 +32,7 @@ pub struct WorkerConfig {
     pub step_tokens_max: u32,
     /// Maximum number of prompt tokens of one request in one step, so that prefill does not stall decoding.
     pub prefill_chunk_tokens: u32,
-    /// How long a drain lets chunks finish before it evacuates them, so that other workers continue them, milliseconds.
+    /// How long a drain lets chunks finish before it evacuates them, milliseconds. Other workers then continue them.
     pub evacuate_after_ms: u64,
     /// The engine.
     pub engine: EngineConfig,

@@ -29,8 +29,8 @@ pub struct ReplicaConfig {
     /// segments, which have to be merged again and again.
     #[serde(skip)]
     pub seal_tokens: u64,
-    /// Most tokens in all live parts together. Above that the fullest is sealed, however small. Outputs that still run
-    /// stay live, and so do those that changed within `seal_after_ms`.
+    /// Most tokens in all live parts together. Above that the fullest is sealed, however small. Outputs that still
+    /// run stay live, and so do those that changed within `seal_after_ms`.
     #[serde(skip)]
     pub live_tokens_max: u64,
     /// Shortest time between two seals of a namespace for want of live capacity, milliseconds. An output that neither

@@ -161,9 +161,9 @@ impl AcceptanceStatistics {
         probability.clamp(f32::MIN_POSITIVE, NODE_PROBABILITY_MAX)
     }
 
-    /// The path probability of each node of a draft, in their order: that the whole path to it is accepted. It is never
-    /// above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is the
-    /// number of accepted draft tokens that is expected.
+    /// The path probability of each node of a draft, in their order: that the whole path to it is accepted. It is
+    /// never above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is
+    /// the number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
         let draft = DraftNodes::new(candidate);
         let mut conditional = self.conditional(&draft);

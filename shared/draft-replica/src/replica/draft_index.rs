@@ -227,7 +227,7 @@ impl DraftIndex {
     }
 
     /// Keeps a document from eviction and sealing while a request emits its output. A sealed document begins to be
-    /// taken back to the live part, because it is going to grow; [`revive_part`](Self::revive_part) goes on with that.
+    /// taken back to the live part, because it is going to grow; [`revive_part`](Self::revive_part) goes on with it.
     pub(super) fn pin(&mut self, document: DocumentId, now: Instant) {
         *self.pinned.entry(document).or_default() += 1;
         self.begin_revival(document, now);

@@ -3,8 +3,8 @@
 //! A token that both draft stands in the tree once, and of two different first tokens one is wrong at best. The tree
 //! brings as many tokens as the longer of the two drafts would, never the sum. So a node of the suffix draft only
 //! counts where the head's draft has ended above it. There it is right less often than in general, since the text is
-//! hard where the head fails, or more often. [`AcceptanceAfterHead`] counts how often, from every step in which the head drafted
-//! for a request that had a suffix draft too, verified or not.
+//! hard where the head fails, or more often. [`AcceptanceAfterHead`] counts how often, from every step in which the
+//! head drafted for a request that had a suffix draft too, verified or not.
 
 use refrain_suffix_index::Token;
 

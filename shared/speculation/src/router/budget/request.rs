@@ -12,8 +12,8 @@ pub(in crate::router) struct BudgetRequest<'a> {
     /// Tokens that the step should bring it, the bonus token included; up to 1 asks for nothing. See
     /// [`Pace`](crate::router::Pace).
     pub(in crate::router) due_tokens: f32,
-    /// The path probability of each node of its draft, parents first and never above their parents; empty without a draft. See
-    /// [`path_probabilities`](crate::statistics::AcceptanceStatistics::path_probabilities).
+    /// The path probability of each node of its draft, parents first and never above their parents; empty without a
+    /// draft. See [`path_probabilities`](crate::statistics::AcceptanceStatistics::path_probabilities).
     pub(in crate::router) tree: &'a [f32],
     /// The draft that the engine's head would make instead, if it may.
     pub(in crate::router) head: Option<HeadOption>,
