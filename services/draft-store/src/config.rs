@@ -17,7 +17,7 @@ use serde::Deserialize;
 pub struct DraftStoreConfig {
     /// Address of the HTTP listener. None if all callers live in the same process.
     pub listen: Option<SocketAddr>,
-    /// Most connections of the listener.
+    /// Most connections of the listener. Each waiting call of `follow` holds one.
     pub connections_max: usize,
     /// The data directory. Only one process at a time can use it.
     pub data_dir: PathBuf,
@@ -47,7 +47,7 @@ pub struct DraftStoreConfig {
     pub tenants: BTreeMap<String, TenantQuota>,
     /// Documents stored longer ago than this are evicted, in days.
     pub retention_days: u32,
-    /// Calls of `follow` that wait at once. Further ones get 429.
+    /// Calls of `follow` that wait at once: one per worker and namespace. Further ones get 429.
     pub waiters_max: usize,
     /// Look-ups that run at once. Further ones get 429, since a worker does not wait for a draft.
     pub lookups_max: usize,
@@ -80,7 +80,7 @@ impl Default for DraftStoreConfig {
     fn default() -> Self {
         DraftStoreConfig {
             listen: None,
-            connections_max: 4_096,
+            connections_max: 16_384,
             data_dir: PathBuf::from("refrain-data"),
             disk_reserve_bytes: 256 << 20,
             cache_bytes: 64 << 20,
@@ -94,7 +94,7 @@ impl Default for DraftStoreConfig {
             tenant_bytes_max: 1 << 30,
             tenants: BTreeMap::new(),
             retention_days: 31,
-            waiters_max: 1_024,
+            waiters_max: 8_192,
             lookups_max: 16,
             export_held_bytes_max: 256 << 20,
             export_disk_bytes_max: 1 << 30,
@@ -174,6 +174,13 @@ impl Validate for DraftStoreConfig {
         let segment_tokens_max = self.tuning.segment_tokens_max;
         at_most("seal_tokens", self.seal_tokens, segment_tokens_max);
         at_most("document_tokens_max", document, 1 << 24);
+        let (connections_max, waiters_max) = (self.connections_max, self.waiters_max);
+        if self.listen.is_some() && connections_max <= waiters_max {
+            faults.push(format!(
+                "connections_max is {connections_max}; it must be above waiters_max ({waiters_max}), since each \
+                 waiting call holds a connection"
+            ));
+        }
         faults
     }
 }
@@ -193,6 +200,25 @@ mod tests {
         let faults = config.faults().join("\n");
         assert!(
             faults.contains("tokens_max: at least") && faults.contains("lookups_max: at least")
+        );
+    }
+
+    #[test]
+    fn waiting_calls_leave_connections_for_others() {
+        let within_one_process = DraftStoreConfig {
+            connections_max: 100,
+            waiters_max: 100,
+            ..DraftStoreConfig::default()
+        };
+        assert_eq!(within_one_process.faults(), Vec::<String>::new());
+        let listening = DraftStoreConfig {
+            listen: Some(([127, 0, 0, 1], 0).into()),
+            ..within_one_process
+        };
+        let faults = listening.faults().join("\n");
+        assert!(
+            faults.starts_with("connections_max is 100; it must be above waiters_max (100)"),
+            "{faults}"
         );
     }
 

@@ -166,6 +166,32 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
 }
 
 #[tokio::test]
+async fn the_default_limit_lets_twenty_workers_follow_as_many_namespaces_as_they_hold() {
+    const WORKERS: i64 = 20;
+    // The default of `worker.replica.namespaces_max`.
+    const NAMESPACES: i64 = 64;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let mut calls = Vec::new();
+    for namespace in 0..NAMESPACES {
+        let tenant = format!("tenant-{namespace}");
+        let first = follow(&store, &tenant, FeedCursor::default(), 0);
+        let cursor = store.handle().follow(first).await.unwrap().cursor;
+        for _ in 0..WORKERS {
+            let (handle, request) = (store.handle(), follow(&store, &tenant, cursor, 30_000));
+            calls.push(tokio::spawn(async move { handle.follow(request).await }));
+        }
+    }
+    eventually(async || store.handle().observe().waiters == WORKERS * NAMESPACES).await;
+    assert_eq!(store.handle().observe().namespaces_awaited, 64);
+    // The end of the store releases them, and none was refused.
+    store.stop().await;
+    for call in calls {
+        assert!(call.await.unwrap().is_ok());
+    }
+}
+
+#[tokio::test]
 async fn limits_may_be_as_large_as_a_number_can_be() {
     let dir = tempfile::tempdir().unwrap();
     let unlimited = DraftStoreConfig {
