@@ -78,10 +78,10 @@ refrain_service_kit::metric_families! {
         pub(crate) appended_tokens: IntCounter = "refrain_draft_store_appended_tokens_total",
         /// Documents removed, by reason.
         pub(crate) evictions: IntCounterVec = "refrain_draft_store_evictions_total" ["reason"]
-            with RemovalReason::ALL.iter().map(|reason| reason.as_str()),
+            with RemovalReason::LABELS,
         /// Calls refused because a limit was reached, by limit.
         pub(crate) rejections: IntCounterVec = "refrain_draft_store_rejections_total" ["limit"]
-            with Limit::ALL.iter().map(|limit| limit.as_str()),
+            with Limit::LABELS,
         /// Logs moved to quarantine because they could not be read in full.
         pub(crate) quarantines: IntCounter = "refrain_draft_store_quarantines_total",
         /// Quarantine directories with unreadable content. Alert unless 0.

@@ -8,7 +8,7 @@ use crate::dispatch::{Dispatch, LeaseEnd, LeaseRefusal};
 const OTHER_LIMITS: [&str; 3] = ["mailbox_max", "signature", "restarted"];
 
 fn limits() -> impl Iterator<Item = &'static str> {
-    let refusals = LeaseRefusal::ALL.into_iter().map(LeaseRefusal::as_str);
+    let refusals = LeaseRefusal::LABELS.iter().copied();
     refusals.chain(OTHER_LIMITS)
 }
 

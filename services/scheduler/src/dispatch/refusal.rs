@@ -13,50 +13,27 @@ pub(super) const RETRY_AFTER_MS_MAX: u64 = 30_000;
 /// Retry hint while no scheduler answers. A new one knows the workers after one round of heartbeats.
 const UNAVAILABLE_RETRY_AFTER_MS: u64 = 1_000;
 
-/// The limit that a request reached: the `limit` label of `refrain_scheduler_rejections_total`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum LeaseRefusal {
-    /// `queue_max` requests wait already.
-    QueueFull,
-    /// `tenant_queue_max` requests of the tenant wait already.
-    TenantQueueFull,
-    /// The request waited for `queue_wait_ms_max`.
-    QueueWait,
-    /// No suitable worker appeared within `worker_wait_ms`.
-    NoWorker,
-    /// The request excludes more than [`EXCLUDE_MAX`] workers.
-    ExcludeLimit,
-    /// The same request asked again.
-    Superseded,
-    /// The scheduler shuts down.
-    Draining,
+refrain_service_kit::label_values! {
+    /// The limit that a request reached: the `limit` label of `refrain_scheduler_rejections_total`.
+    pub(crate) enum LeaseRefusal {
+        /// `queue_max` requests wait already.
+        QueueFull = "queue_max",
+        /// `tenant_queue_max` requests of the tenant wait already.
+        TenantQueueFull = "tenant_queue_max",
+        /// The request waited for `queue_wait_ms_max`.
+        QueueWait = "queue_wait_ms_max",
+        /// No suitable worker appeared within `worker_wait_ms`.
+        NoWorker = "worker_wait_ms",
+        /// The request excludes more than [`EXCLUDE_MAX`] workers.
+        ExcludeLimit = "exclude_max",
+        /// The same request asked again.
+        Superseded = "superseded",
+        /// The scheduler shuts down.
+        Draining = "draining",
+    }
 }
 
 impl LeaseRefusal {
-    /// All values, so that metrics can register them.
-    pub(crate) const ALL: [LeaseRefusal; 7] = [
-        LeaseRefusal::QueueFull,
-        LeaseRefusal::TenantQueueFull,
-        LeaseRefusal::QueueWait,
-        LeaseRefusal::NoWorker,
-        LeaseRefusal::ExcludeLimit,
-        LeaseRefusal::Superseded,
-        LeaseRefusal::Draining,
-    ];
-
-    /// The value of the label.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            LeaseRefusal::QueueFull => "queue_max",
-            LeaseRefusal::TenantQueueFull => "tenant_queue_max",
-            LeaseRefusal::QueueWait => "queue_wait_ms_max",
-            LeaseRefusal::NoWorker => "worker_wait_ms",
-            LeaseRefusal::ExcludeLimit => "exclude_max",
-            LeaseRefusal::Superseded => "superseded",
-            LeaseRefusal::Draining => "draining",
-        }
-    }
-
     /// The error for `request`. `turn_in_ms` estimates how long a new attempt would wait for its turn.
     pub(super) fn error(
         self,

@@ -1,29 +1,8 @@
 //! The label values of metrics that have a fixed set of them.
 
-/// Declares an enum whose variants are the values of a label.
-macro_rules! label_values {
-    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])* $variant:ident = $label:literal),+ $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum $name {
-            $($(#[doc = $doc])* $variant),+
-        }
-
-        impl $name {
-            /// The values of all variants.
-            pub(super) const LABELS: &[&str] = &[$($label),+];
-
-            /// The label value.
-            pub(super) fn as_str(self) -> &'static str {
-                Self::LABELS[self as usize]
-            }
-        }
-    };
-}
-
-label_values! {
+refrain_service_kit::label_values! {
     /// The limits whose rejections are counted.
-    RejectionLimit {
+    pub(crate) enum RejectionLimit {
         /// All slots were taken.
         RunningMax = "running_max",
         /// A newer lease of the request was known.
@@ -39,9 +18,9 @@ label_values! {
     }
 }
 
-label_values! {
+refrain_service_kit::label_values! {
     /// The ways in which a chunk ends.
-    ChunkOutcome {
+    pub(crate) enum ChunkOutcome {
         /// The output reached a stop token.
         Stop = "stop",
         /// The output reached its maximum length.

@@ -17,11 +17,11 @@ mod fallback;
 mod goodput;
 mod groups;
 mod guard;
-mod transfer;
 mod introductions;
 mod prediction;
 mod statistics;
 mod streaming;
+mod transfer;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -90,6 +90,47 @@ macro_rules! metric_families {
     };
 }
 
+/// Declares the values of a label as an enum. `LABELS` has all of them, and `as_str` is the text of one.
+///
+/// ```
+/// refrain_service_kit::label_values! {
+///     /// Why a customer left without bread.
+///     enum Loss {
+///         /// There were too many others.
+///         Queue = "queue",
+///         SoldOut = "sold_out",
+///     }
+/// }
+///
+/// assert_eq!(Loss::LABELS, ["queue", "sold_out"]);
+/// assert_eq!(Loss::SoldOut.as_str(), "sold_out");
+/// ```
+#[macro_export]
+macro_rules! label_values {
+    (
+        $(#[$meta:meta])*
+        $vis:vis enum $name:ident {
+            $( $(#[doc = $doc:literal])* $variant:ident = $label:literal ),+ $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $name {
+            $( $(#[doc = $doc])* $variant ),+
+        }
+
+        impl $name {
+            /// The values of all variants.
+            $vis const LABELS: &[&str] = &[$($label),+];
+
+            /// The value of the label.
+            $vis fn as_str(self) -> &'static str {
+                Self::LABELS[self as usize]
+            }
+        }
+    };
+}
+
 /// The kinds of families that [`metric_families`](crate::metric_families) knows.
 #[doc(hidden)]
 pub mod kinds {
