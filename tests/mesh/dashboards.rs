@@ -215,7 +215,7 @@ impl Inside {
         let config = PluginConfig {
             // No draft store listens there, so outputs stay here.
             store_url: "http://127.0.0.1:1".into(),
-            mesh: MeshConfig::generate()?,
+            mesh: MeshConfig::generate()?.into(),
             tokenizer: Some(repository().join("services/reference-engine/model")),
             metrics_listen: Some(([127, 0, 0, 1], 0).into()),
             ..PluginConfig::default()

@@ -170,3 +170,26 @@ impl PluginConfig {
         faults
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_without_an_effect_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for text in [
+            "[mesh]\nnamespace_signing_key = \"\"",
+            "[replica]\nlookup_wait_us_max = 0",
+            "[remote_lookup]\nwait_us_max = 0",
+        ] {
+            let file = dir.path().join("client.toml");
+            std::fs::write(&file, text).unwrap();
+            let Err(refused) = PluginConfig::load(Some(file)) else {
+                panic!("{text} is read");
+            };
+            let refused = format!("{refused:#}");
+            assert!(refused.contains("unknown field"), "{refused}");
+        }
+    }
+}
