@@ -26,12 +26,14 @@
 //! favour is seen to recover. Older observations decay, because workloads change.
 
 mod bytes;
+mod estimate;
 
 use refrain_suffix_index::Token;
 
-use crate::draft::{Candidate, DraftNode, Scope, Source};
+use crate::draft::{Candidate, Scope, Source};
 
 pub use bytes::{STATISTICS_BYTES_MAX, StatisticsError};
+use estimate::Estimate;
 
 /// Observations of a cell after which an older one counts half.
 const HALF_LIFE: f32 = 256.0;
@@ -131,12 +133,6 @@ pub struct AcceptanceStatistics {
     observations: u64,
 }
 
-/// The nodes of one draft, with what both stages need of them.
-struct DraftNodes<'a> {
-    candidate: &'a Candidate,
-    depths: Vec<u32>,
-}
-
 impl AcceptanceStatistics {
     /// Observations so far, those of the tables that these statistics began with included.
     pub fn observations(&self) -> u64 {
@@ -165,54 +161,40 @@ impl AcceptanceStatistics {
     /// never above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is
     /// the number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
-        let draft = DraftNodes::new(candidate);
-        let mut conditional = self.conditional(&draft);
-        let place = draft.place(&conditional);
-        let continues = draft.sums_of_siblings(&conditional);
-        self.correct(&draft, place, &continues, &mut conditional);
-        draft.along_paths(conditional)
+        Estimate::new(self, candidate).path_probabilities()
     }
 
     /// Learns from the target's tokens where the draft was proposed, whether it was verified or not. The caller
     /// leaves out tokens that a stop rule cut off, or that are unknown for another reason.
     pub fn observe(&mut self, candidate: &Candidate, emitted: &[Token]) {
-        let draft = DraftNodes::new(candidate);
-        let mut conditional = self.conditional(&draft);
-        let place = draft.place(&conditional);
-        let continues = draft.sums_of_siblings(&conditional);
-        self.correct(&draft, place, &continues, &mut conditional);
-        let gains = draft.gains(&conditional);
+        let mut draft = Estimate::new(self, candidate);
+        draft.sum_gains();
+        let gain = draft.gain(0);
         let mut failures = Failures::default();
-        let mut reached = None;
-        let mut from = 0;
+        let mut reached = 0;
         for &token in emitted {
             let mut next = None;
             let mut has_children = false;
-            for at in from..draft.nodes().len() {
-                let node = &draft.nodes()[at];
-                if node.parent == reached {
-                    has_children = true;
-                    let accepted = node.token == token;
-                    self.observe_node(&draft.features(at), accepted);
-                    if accepted {
-                        next = Some(at);
-                    }
+            for at in draft.children(reached) {
+                has_children = true;
+                let accepted = draft.node(at).token == token;
+                self.observe_node(&draft.features(at), accepted);
+                if accepted {
+                    next = Some(at);
                 }
             }
             if !has_children {
                 break;
             }
-            let group = reached.map_or(0, |node: u32| node as usize + 1);
-            let weight = gains[group] / gains[0];
-            failures.expected += weight * (1.0 - continues[group]).max(0.0);
+            let weight = draft.gain(reached) / gain;
+            failures.expected += weight * (1.0 - draft.continues(reached)).max(0.0);
             let Some(accepted) = next else {
                 failures.observed += weight;
                 break;
             };
-            reached = Some(accepted as u32);
-            from = accepted + 1;
+            reached = accepted + 1;
         }
-        if let Some((kind, bucket)) = place {
+        if let Some((kind, bucket)) = draft.bucket {
             let table = &mut self.drafts[kind];
             table.resize(RATIOS, Failures::default());
             table[bucket].add(failures);
@@ -255,40 +237,6 @@ impl AcceptanceStatistics {
             self.observe_node(&head_node(context_tokens, at), at <= accepted);
         }
     }
-
-    /// Stage one: the probability of each node given its parent, siblings scaled to no more than 1.
-    fn conditional(&self, draft: &DraftNodes<'_>) -> Vec<f32> {
-        let nodes = draft.nodes();
-        let mut conditional: Vec<f32> = (0..nodes.len())
-            .map(|at| self.node_probability(&draft.features(at)))
-            .collect();
-        let sums = draft.sums_of_siblings(&conditional);
-        for (probability, node) in conditional.iter_mut().zip(nodes) {
-            *probability /= sums[sibling_group(node)].max(1.0);
-        }
-        conditional
-    }
-
-    /// Stage two: gives the probabilities of stage one the failures that drafts of this length have. `continues` are
-    /// their sums over siblings.
-    fn correct(
-        &self,
-        draft: &DraftNodes<'_>,
-        place: Option<(usize, usize)>,
-        continues: &[f32],
-        conditional: &mut [f32],
-    ) {
-        let failures = place.and_then(|(kind, bucket)| self.drafts[kind].get(bucket));
-        let Some(ratio) = failures.map(Failures::ratio) else {
-            return;
-        };
-        for (probability, node) in conditional.iter_mut().zip(draft.nodes()) {
-            let before = continues[sibling_group(node)];
-            let after =
-                (1.0 - ratio * (1.0 - before)).clamp(CORRECTION_MIN * before, PROBABILITY_MAX);
-            *probability *= after / before;
-        }
-    }
 }
 
 /// The weight that an older observation keeps when one more comes.
@@ -319,88 +267,6 @@ impl Failures {
     }
 }
 
-impl<'a> DraftNodes<'a> {
-    fn new(candidate: &'a Candidate) -> Self {
-        DraftNodes {
-            candidate,
-            depths: candidate.tree.depths().collect(),
-        }
-    }
-
-    fn nodes(&self) -> &'a [DraftNode] {
-        self.candidate.tree.nodes()
-    }
-
-    fn features(&self, at: usize) -> NodeFeatures {
-        let nodes = self.nodes();
-        let node = &nodes[at];
-        let parent = node
-            .parent
-            .map_or(1.0, |parent| nodes[parent as usize].probability);
-        NodeFeatures {
-            source: node.origin.source,
-            scope: node.origin.scope,
-            match_len: self.candidate.match_len,
-            depth: self.depths[at],
-            count: node.count,
-            share: node.probability / parent,
-        }
-    }
-
-    /// Its table and bucket in stage two, by the tokens that stage one expects; `None` where nothing is drafted.
-    fn place(&self, conditional: &[f32]) -> Option<(usize, usize)> {
-        let kind = kind(self.candidate.source, self.candidate.scope)?;
-        let expected: f32 = self.along_paths(conditional.to_vec()).iter().sum();
-        Some((
-            kind,
-            EXPECTED_EDGES.partition_point(|edge| *edge <= expected),
-        ))
-    }
-
-    /// Sums of values over siblings, by [`sibling_group`].
-    fn sums_of_siblings(&self, values: &[f32]) -> Vec<f32> {
-        let mut sums = vec![0.0f32; self.nodes().len() + 1];
-        for (node, value) in self.nodes().iter().zip(values) {
-            sums[sibling_group(node)] += value;
-        }
-        sums
-    }
-
-    /// The tokens that a draft is expected to bring from here on if it does not fail here, by [`sibling_group`]: what
-    /// a failure there costs.
-    fn gains(&self, conditional: &[f32]) -> Vec<f32> {
-        let mut expected = vec![0.0f32; self.nodes().len() + 1];
-        for (at, node) in self.nodes().iter().enumerate().rev() {
-            expected[sibling_group(node)] += conditional[at] * (1.0 + expected[at + 1]);
-        }
-        let continues = self.sums_of_siblings(conditional);
-        let each = expected.into_iter().zip(continues);
-        each.map(|(expected, continues)| {
-            if continues > 0.0 {
-                expected / continues
-            } else {
-                0.0
-            }
-        })
-        .collect()
-    }
-
-    /// Products along the paths from the root.
-    fn along_paths(&self, mut conditional: Vec<f32>) -> Vec<f32> {
-        for (at, node) in self.nodes().iter().enumerate() {
-            conditional[at] *= node
-                .parent
-                .map_or(1.0, |parent| conditional[parent as usize]);
-        }
-        conditional
-    }
-}
-
-/// 0 for the children of the root, one more than the parent for others.
-fn sibling_group(node: &DraftNode) -> usize {
-    node.parent.map_or(0, |parent| parent as usize + 1)
-}
-
 fn head_node(context_tokens: u32, depth: u32) -> NodeFeatures {
     NodeFeatures {
         source: Source::Eagle3,
@@ -424,11 +290,15 @@ fn kind(source: Source, scope: Scope) -> Option<usize> {
 
 /// The node's cell at each level, coarse to fine. A table holds one level after the other.
 fn cells(node: &NodeFeatures) -> [usize; LEVEL_CELLS.len()] {
-    let share = SHARE_EDGES.partition_point(|edge| *edge <= node.share);
-    let depth = DEPTH_ENDS.partition_point(|end| *end < node.depth);
+    // Counted without branches, which would be mispredicted for every other node.
+    let share = SHARE_EDGES
+        .iter()
+        .filter(|edge| **edge <= node.share)
+        .count();
+    let depth = DEPTH_ENDS.iter().filter(|end| **end < node.depth).count();
     let matched =
         (u32::BITS - node.match_len.leading_zeros()).clamp(1, MATCHES as u32) as usize - 1;
-    let count = COUNT_ENDS.partition_point(|end| *end < node.count);
+    let count = COUNT_ENDS.iter().filter(|end| **end < node.count).count();
     let [shares, depths, matches, _] = LEVEL_CELLS;
     let with_depth = depth * SHARES + share;
     let with_match = matched * depths + with_depth;

@@ -118,21 +118,23 @@ impl DraftTree {
 
     /// These nodes as a new tree; `nodes` is ascending. A node whose parent is dropped is dropped as well.
     pub(super) fn select(&self, nodes: &[u32]) -> DraftTree {
-        let keep = |at: usize| nodes.binary_search(&(at as u32)).is_ok();
         let mut places = vec![None; self.nodes.len()];
-        let mut nodes = Vec::new();
-        for (at, node) in self.nodes.iter().enumerate() {
+        let mut selected = Vec::with_capacity(nodes.len());
+        for &at in nodes {
+            let Some(node) = self.nodes.get(at as usize) else {
+                break;
+            };
             let parent = node.parent.map(|parent| places[parent as usize]);
-            if parent == Some(None) || !keep(at) {
+            if parent == Some(None) {
                 continue;
             }
-            places[at] = Some(nodes.len() as u32);
-            nodes.push(DraftNode {
+            places[at as usize] = Some(selected.len() as u32);
+            selected.push(DraftNode {
                 parent: parent.flatten(),
                 ..*node
             });
         }
-        DraftTree { nodes }
+        DraftTree { nodes: selected }
     }
 
     /// SCORE: the expected tokens of the step, including the target's own (SuffixDecoding, section 3; its sum

@@ -38,7 +38,7 @@ mod request;
 
 use std::ops::Range;
 
-use nodes::{Nodes, Owner, Places};
+use nodes::{Nodes, Owner, Places, Ranked};
 pub(super) use request::{BudgetRequest, HeadOption};
 
 use super::cost::Stair;
@@ -150,9 +150,9 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
     }
 
     /// The nodes of requests, best first; where a request has the head, at what they add to it.
-    fn slots<'s>(&'s self, heads: &'s [bool]) -> impl Iterator<Item = u32> + Clone {
-        self.nodes.order.iter().copied().filter(|at| {
-            let Owner { request, merged } = self.nodes.owner(*at);
+    fn slots<'s>(&'s self, heads: &'s [bool]) -> impl Iterator<Item = Ranked> + Clone {
+        self.nodes.order.iter().copied().filter(|node| {
+            let Owner { request, merged } = self.nodes.owner(*node);
             merged == heads[request as usize]
         })
     }
@@ -202,8 +202,8 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             let more = stair
                 .tokens_max
                 .saturating_sub(tokens.saturating_add(admitted));
-            for at in slots.by_ref().take(more.max(1) as usize) {
-                worth += self.nodes.worth(at);
+            for node in slots.by_ref().take(more.max(1) as usize) {
+                worth += node.worth();
                 admitted += 1;
             }
             if admitted == from.2 {
@@ -224,8 +224,8 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
         }
         // The last nodes of a stair may bring so little that they make nothing better.
         if let Some((slots, mut worth, mut admitted)) = best_from {
-            for at in slots {
-                worth += self.nodes.worth(at);
+            for node in slots {
+                worth += node.worth();
                 admitted += 1;
                 if self.merit(worth, best.seconds) >= best.merit {
                     (best.worth, best.admitted) = (worth, admitted);
@@ -291,16 +291,17 @@ impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
     /// The shares, where so many nodes of the order are admitted.
     fn shares(&self, heads: &[bool], admitted: u32) -> Vec<Share> {
         let mut is_admitted = vec![false; self.nodes.worths.len()];
-        for at in self.slots(heads).take(admitted as usize) {
-            is_admitted[at as usize] = true;
+        for node in self.slots(heads).take(admitted as usize) {
+            is_admitted[node.at() as usize] = true;
         }
         let share = |(places, has_head): (&Places, &bool)| {
             let places = match has_head {
                 true => &places.merged,
                 false => &places.tree,
             };
-            let nodes = (0u32..).zip(&is_admitted[places.clone()]);
-            let nodes: Vec<u32> = nodes.filter(|(_, is)| **is).map(|(node, _)| node).collect();
+            let mut nodes: Vec<u32> = Vec::with_capacity(places.len());
+            let admitted = (0u32..).zip(&is_admitted[places.clone()]);
+            nodes.extend(admitted.filter(|(_, is)| **is).map(|(node, _)| node));
             match (has_head, nodes.is_empty()) {
                 (true, true) => Share::Head,
                 (true, false) => Share::Merged(nodes),

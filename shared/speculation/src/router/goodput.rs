@@ -18,7 +18,7 @@ use self::readings::Readings;
 use super::budget::{BudgetRequest, BudgetStep, HeadOption, Share, divide};
 use super::cost::{HeadCost, STEP_SECONDS_MIN, StepCost};
 use super::merged::{AcceptanceAfterHead, pooled};
-use super::offer::OfferedDraft;
+use super::offer::{OfferedDraft, SuffixDraft};
 use super::score::{Fallback, Found, route_by_score};
 use super::time_value::TimeValue;
 use super::{
@@ -185,12 +185,20 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let head_seconds = |requests, depth| self.head_cost.seconds(requests, depth);
         let shares = divide(&requests, &step, seconds, head_seconds);
         // By namespace whose head could have drafted: whether it was chosen.
-        let mut chosen: HashMap<N, bool> = HashMap::new();
-        for ((prospect, head), share) in open.iter().zip(&shares) {
-            if head.is_some() {
+        let with_head = open
+            .iter()
+            .zip(&shares)
+            .filter(|((_, head), _)| head.is_some());
+        let with_head: Vec<(N, bool)> = with_head
+            .map(|((prospect, _), share)| {
                 let is_chosen = matches!(share, Share::Head | Share::Merged(_));
-                *chosen.entry(prospect.namespace).or_default() |= is_chosen;
-            }
+                (prospect.namespace, is_chosen)
+            })
+            .collect();
+        let mut chosen: HashMap<N, bool> = HashMap::new();
+        // Requests of one namespace often stand together.
+        for run in with_head.chunk_by(|a, b| a.0 == b.0) {
+            *chosen.entry(run[0].0).or_default() |= run.iter().any(|(_, is_chosen)| *is_chosen);
         }
         for (namespace, is_chosen) in chosen {
             self.learnt(namespace).head_exploration.offered(is_chosen);
@@ -204,12 +212,12 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let priorities = open.iter().map(|(prospect, _)| prospect.priority.weight());
         // Over the mean, so that nothing changes where all requests have the same priority.
         let mean = priorities.sum::<f32>() / open.len().max(1) as f32;
+        let seconds_per_token = self.time_value.seconds_per_token(batch)?;
         let weight = |(prospect, _): &Open<'_, N>| {
-            let predictability = prospect.predictability();
-            let seconds = self.time_value.seconds_per_token(batch, predictability)?;
-            Some(prospect.priority.weight() / mean * seconds as f32)
+            let seconds = seconds_per_token(prospect.predictability());
+            prospect.priority.weight() / mean * seconds as f32
         };
-        open.iter().map(weight).collect()
+        Some(open.iter().map(weight).collect())
     }
 
     fn head_option(&mut self, (prospect, head): Open<'_, N>) -> Option<HeadOption> {
@@ -269,7 +277,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             Share::Plain => without_draft(prospect, head, fallback, &self.params),
             Share::Tree(nodes) => {
                 let expected = sum(&nodes, &prospect.path_probabilities);
-                let draft = found.map(|found| OfferedDraft::Suffix(found.part(&nodes)));
+                let draft = found.map(|found| OfferedDraft::Suffix(SuffixDraft::of(found, &nodes)));
                 Offer {
                     expected: Some(expected),
                     ..Offer::new(Route::Suffix, within, draft, prospect)
@@ -286,12 +294,12 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             },
             Share::Merged(nodes) => {
                 let draft = found.zip(head).map(|(found, head)| {
-                    let mut found = found.part(&nodes);
+                    let mut part = found.part(&nodes);
                     let room = prospect.tree_max.saturating_sub(head.tokens_max);
-                    found.tree.truncate(room as usize);
-                    match found.tree.is_empty() {
+                    part.tree.truncate(room as usize);
+                    match part.tree.is_empty() {
                         true => OfferedDraft::Head(head),
-                        false => OfferedDraft::Merged(found, head),
+                        false => OfferedDraft::Merged(SuffixDraft::Part(part), head),
                     }
                 });
                 Offer {
@@ -310,8 +318,10 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             head_drafted,
             head_accepted,
         } = *outcome;
+        // Nothing else asks what a suffix draft adds to the head's.
+        let merges = self.params.head.is_some_and(|head| head.merges);
         let learnt = self.learnt(namespace);
-        if let (Some(found), Some(_)) = (&offer.found, offer.head()) {
+        if let (Some(found), Some(_), true) = (&offer.found, offer.head(), merges) {
             let probabilities = learnt.statistics.path_probabilities(found);
             learnt
                 .after_head

@@ -12,12 +12,32 @@ pub(super) enum OfferedDraft {
     /// None.
     #[default]
     None,
-    /// A suffix draft, or a part of one.
-    Suffix(Candidate),
+    /// A suffix draft.
+    Suffix(SuffixDraft),
     /// A draft that the engine makes by itself.
     Head(HeadDraft),
     /// Both, verified as one tree.
-    Merged(Candidate, HeadDraft),
+    Merged(SuffixDraft, HeadDraft),
+}
+
+/// The suffix draft of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum SuffixDraft {
+    /// All of the candidate that was found; it is not copied.
+    Whole,
+    /// A part of it, or another one.
+    Part(Candidate),
+}
+
+impl SuffixDraft {
+    /// These nodes of the candidate that was found, ascending.
+    pub(super) fn of(found: &Candidate, nodes: &[u32]) -> Self {
+        if nodes.len() == found.tree.len() {
+            SuffixDraft::Whole
+        } else {
+            SuffixDraft::Part(found.part(nodes))
+        }
+    }
 }
 
 /// The draft that a request verifies in a step, with the data that the router needs to learn from the outcome.
@@ -77,9 +97,13 @@ impl Offer {
         let Decision { route, reason } =
             route_by_score(prospect.asked, prospect.found(), params.threshold, fallback);
         let draft = match route {
-            Route::Suffix => prospect.candidate.clone().map(|mut candidate| {
+            Route::Suffix => prospect.candidate.as_ref().map(|candidate| {
+                if candidate.tree.len() <= draft_max as usize {
+                    return OfferedDraft::Suffix(SuffixDraft::Whole);
+                }
+                let mut candidate = candidate.clone();
                 candidate.tree.truncate(draft_max as usize);
-                OfferedDraft::Suffix(candidate)
+                OfferedDraft::Suffix(SuffixDraft::Part(candidate))
             }),
             Route::Fallback => params
                 .head
@@ -98,7 +122,10 @@ impl Offer {
     /// The suffix draft that is sent to the engine.
     pub fn suffix(&self) -> Option<&Candidate> {
         match &self.draft {
-            OfferedDraft::Suffix(candidate) | OfferedDraft::Merged(candidate, _) => Some(candidate),
+            OfferedDraft::Suffix(draft) | OfferedDraft::Merged(draft, _) => match draft {
+                SuffixDraft::Whole => self.found.as_ref(),
+                SuffixDraft::Part(part) => Some(part),
+            },
             OfferedDraft::None | OfferedDraft::Head(_) => None,
         }
     }
@@ -124,7 +151,7 @@ impl Offer {
                 route: Route::Suffix,
                 reason: RouteReason::Asked,
             },
-            draft: OfferedDraft::Suffix(candidate),
+            draft: OfferedDraft::Suffix(SuffixDraft::Part(candidate)),
             expected: None,
             expected_of_head: None,
             predictability: 0.0,

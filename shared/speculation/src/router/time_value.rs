@@ -77,18 +77,20 @@ impl TimeValue {
         }
     }
 
-    /// Seconds that a token of such a request takes it, in steps of so many requests; `None` until enough steps were
-    /// seen.
-    pub(super) fn seconds_per_token(&self, batch: u32, predictability: f32) -> Option<f64> {
+    /// Seconds that a token takes a request in steps of so many requests, by predictability; `None` until enough
+    /// steps were seen.
+    pub(super) fn seconds_per_token(&self, batch: u32) -> Option<impl Fn(f32) -> f64 + '_> {
         let sized = self.sizes.get(&batch_bucket(batch))?;
         let all = &sized.all;
         if sized.steps < STEPS_MIN || all.tokens <= 0.0 {
             return None;
         }
-        let here = &sized.by_predictability[bucket(predictability)];
         let prior = PRIOR_STEPS / all.entries;
-        let tokens = here.tokens + prior * all.tokens;
-        Some((here.seconds + prior * all.seconds) / tokens)
+        Some(move |predictability| {
+            let here = &sized.by_predictability[bucket(predictability)];
+            let tokens = here.tokens + prior * all.tokens;
+            (here.seconds + prior * all.seconds) / tokens
+        })
     }
 }
 
@@ -134,13 +136,11 @@ mod tests {
     fn tokens_of_hard_text_are_worth_more_than_those_of_copies() {
         let mut value = TimeValue::default();
         for at in 0..200 {
-            assert_eq!(value.seconds_per_token(2, 0.0).is_some(), at >= STEPS_MIN);
+            assert_eq!(value.seconds_per_token(2).is_some(), at >= STEPS_MIN);
             value.observe(&step(&[(0.0, 1), (20.0, 10)], 0.01));
         }
         let near = |predictability: f32, wanted: f64| {
-            let found = value
-                .seconds_per_token(2, predictability)
-                .expect("enough steps");
+            let found = value.seconds_per_token(2).expect("enough steps")(predictability);
             assert!(
                 (found / wanted - 1.0).abs() < 0.05,
                 "{predictability}: {found}"
@@ -151,8 +151,8 @@ mod tests {
         // Text of a kind that was never seen is worth the mean.
         near(2.0, 0.02 / 11.0);
         // Other batch sizes were not seen.
-        assert_eq!(value.seconds_per_token(1, 0.0), None);
-        assert_eq!(value.seconds_per_token(3, 0.0), None);
+        assert!(value.seconds_per_token(1).is_none());
+        assert!(value.seconds_per_token(3).is_none());
     }
 
     #[test]
@@ -163,11 +163,12 @@ mod tests {
                 value.observe(&step(&[(0.0, tokens)], 0.01));
             }
         }
-        let before = value.seconds_per_token(1, 0.0).expect("enough steps");
+        let now = |value: &TimeValue| value.seconds_per_token(1).expect("enough steps")(0.0);
+        let before = now(&value);
         assert!((before - 0.01 / 3.0).abs() < 1e-4, "{before}");
         for seconds in [0.0, f64::NAN, f64::INFINITY] {
             value.observe(&step(&[(0.0, 1000)], seconds));
         }
-        assert_eq!(value.seconds_per_token(1, 0.0), Some(before));
+        assert_eq!(now(&value), before);
     }
 }

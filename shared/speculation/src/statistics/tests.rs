@@ -1,5 +1,7 @@
 //! Synthetic streams of known acceptance probabilities that differ from the shares.
 
+mod plain;
+
 use super::*;
 use crate::testing::{draft, drafted_once};
 

@@ -15,7 +15,27 @@ pub(super) struct Nodes {
     pub(super) of: Vec<Places>,
     /// The nodes with a positive worth, best first. Among equals the earlier one comes first, so a parent before its
     /// child.
-    pub(super) order: Vec<u32>,
+    pub(super) order: Vec<Ranked>,
+}
+
+/// A node in the order: the bits of its worth, inverted, above its number. It sorts as one integer, and a walk over
+/// the order reads worths one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ranked(u64);
+
+impl Ranked {
+    /// A node with a positive worth: such floats have the order of their bits.
+    fn new(at: u32, worth: f32) -> Self {
+        Ranked(u64::from(!worth.to_bits()) << 32 | u64::from(at))
+    }
+
+    pub(super) fn at(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub(super) fn worth(self) -> f64 {
+        f64::from(f32::from_bits(!((self.0 >> 32) as u32)))
+    }
 }
 
 /// The ranges of a request's nodes.
@@ -51,27 +71,22 @@ impl Nodes {
             });
         }
         let ranked = (0u32..).zip(&worths);
-        let mut keys: Vec<u64> = Vec::with_capacity(count);
-        keys.extend(
+        let mut order: Vec<Ranked> = Vec::with_capacity(count);
+        order.extend(
             ranked
                 .filter(|(_, worth)| **worth > 0.0 && worth.is_finite())
-                // Positive floats have the order of their bits.
-                .map(|(at, worth)| u64::from(!worth.to_bits()) << 32 | u64::from(at)),
+                .map(|(at, worth)| Ranked::new(at, *worth)),
         );
-        keys.sort_unstable();
+        order.sort_unstable();
         Nodes {
             worths,
             owners,
             of,
-            order: keys.into_iter().map(|key| key as u32).collect(),
+            order,
         }
     }
 
-    pub(super) fn owner(&self, at: u32) -> Owner {
-        self.owners[at as usize]
-    }
-
-    pub(super) fn worth(&self, at: u32) -> f64 {
-        f64::from(self.worths[at as usize])
+    pub(super) fn owner(&self, node: Ranked) -> Owner {
+        self.owners[node.at() as usize]
     }
 }
