@@ -13,7 +13,7 @@ mod request;
 mod response;
 
 pub use error::{ErrorBody, ErrorFields};
-pub use field_shapes::{BadWords, LogitBias, Prompt, Stop};
+pub use field_shapes::{BadWords, JsonObject, LogitBias, Prompt, Stop};
 pub use request::{Parameters, RequestPriority, ResponseFormat, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,

@@ -2,7 +2,7 @@
 
 use refrain_protocol::chunk::{Priority, Urgency};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::openai::{LogitBias, Parameters};
+use refrain_protocol::openai::{JsonObject, LogitBias, Parameters};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
 use refrain_tokenization::JsonValue;
@@ -112,7 +112,7 @@ pub(super) fn include_usage(parameters: &Parameters) -> Result<bool, ApiError> {
         Some(_) if parameters.stream != Some(true) => {
             invalid("stream_options", "is allowed only with stream: true")
         }
-        Some(options) => Ok(options.include_usage.unwrap_or(false)),
+        Some(JsonObject(options)) => Ok(options.include_usage.unwrap_or(false)),
     }
 }
 

@@ -486,7 +486,7 @@ fn faults_are_told_in_plain_words() {
         ),
         (
             r#"{"model":"m","messages":[],"stream_options":[]}"#,
-            "stream_options: must be an object",
+            "stream_options: must be an object, not a list",
         ),
     ] {
         let body = Bytes::from(body.to_owned());

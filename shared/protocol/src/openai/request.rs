@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::field_shapes::{BadWords, LogitBias, Stop};
+use super::field_shapes::{BadWords, JsonObject, LogitBias, Stop};
 use crate::TokenId;
 use crate::chunk::{Priority, Speculation};
 
@@ -57,7 +57,7 @@ pub struct Parameters {
     /// Whether to answer by a stream of events.
     pub stream: Option<bool>,
     /// Options of the stream.
-    pub stream_options: Option<StreamOptions>,
+    pub stream_options: Option<JsonObject<StreamOptions>>,
     /// The client's session, which is stored with the output. An extension of Refrain.
     pub session: Option<String>,
     /// The group of samples that share drafts and are scheduled together. An extension of Refrain.
