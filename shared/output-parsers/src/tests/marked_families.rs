@@ -1,7 +1,7 @@
 //! Families with markers around names and values: DeepSeek, Kimi, GLM, Qwen3 Coder, pythonic, harmony.
 
 use super::{check, check_all, check_both, options};
-use crate::ToolParserKind;
+use crate::{Delivery, ParserOptions, ToolParserKind};
 
 #[test]
 fn deepseek_v3() {
@@ -239,6 +239,30 @@ fn pythonic() {
         "f({\"a\": g)! \"(1))]\"",
         "\"[f(a=g(1))]\"",
     );
+}
+
+#[test]
+fn an_answer_in_brackets_is_no_failed_call() {
+    let options = options(ToolParserKind::Pythonic);
+    for (output, failures) in [
+        ("[1, 2]", 0),
+        ("[link](http://x)", 0),
+        ("[unknown(a=1)]", 0),
+        ("[f", 0),
+        ("[get_weather, f]", 0),
+        ("[f(x)]", 1),
+        ("[f(a=1", 1),
+        ("<|python_start|>[1, 2]", 1),
+    ] {
+        let options = ParserOptions {
+            delivery: Delivery::Whole,
+            ..options.clone()
+        };
+        let counts = check(&options, output, &format!("\"{output}\""));
+        assert_eq!((counts.calls, counts.failures), (0, failures), "{output}");
+    }
+    let counts = check(&options, "[f(), 3]", "f({}) \", 3]\"");
+    assert_eq!((counts.calls, counts.failures), (1, 1));
 }
 
 #[test]
