@@ -18,6 +18,6 @@ pub use request::{Parameters, RequestPriority, ResponseFormat, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,
     CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason,
-    FunctionCall, ModelCard, ModelList, PromptTokensDetails, ResponseMetrics, SpeculativeDecoding,
-    Timings, ToolCall, TopLogprob, Usage,
+    FunctionCall, ModelCard, ModelList, PromptLogprob, PromptLogprobs, PromptTokensDetails,
+    ResponseMetrics, SpeculativeDecoding, Timings, ToolCall, TopLogprob, Usage,
 };

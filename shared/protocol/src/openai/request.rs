@@ -54,6 +54,9 @@ pub struct Parameters {
     pub frequency_penalty: Option<f64>,
     /// Penalty by which the logits of tokens in prompt or output are divided. Not part of OpenAI's API.
     pub repetition_penalty: Option<f64>,
+    /// Number of most likely tokens whose log-probabilities are reported at each token of the prompt, beside that
+    /// of the token itself. Not part of OpenAI's API.
+    pub prompt_logprobs: Option<u64>,
     /// Whether to answer by a stream of events.
     pub stream: Option<bool>,
     /// Options of the stream.
