@@ -132,14 +132,23 @@ def check(table, engine, mesh):
     }
     for name in ways:
         direct, through = answers["engine", name], answers["Refrain", name]
-        different = [at for at, pair in enumerate(zip(direct, through)) if pair[0] != pair[1]]
-        calls = sum(len(answer.get("calls", [])) for answer in direct)
-        detail = f"{len(asked) - len(different)} of {len(asked)} answers, {calls} calls"
+        # llama-server answers with status 500 where an output does not fit its grammar of calls.
+        failed = {at for at, answer in enumerate(direct) if "error" in answer}
+        # Where the limit cuts an output off, vLLM loses text after calls, and says `tool_calls` all the same.
+        cut = {at for at, answer in enumerate(through) if answer.get("finish") == "length"} - failed
+        compared = [at for at in range(len(asked)) if at not in failed | cut]
+        different = [at for at in compared if direct[at] != through[at]]
+        calls = sum(len(direct[at]["calls"]) for at in compared)
+        detail = (
+            f"{len(compared) - len(different)} of {len(compared)} answers equal, {calls} calls; left out: "
+            f"{len(cut)} cut off, {len(failed)} fail in the engine's own parser"
+        )
         if different:
             at = different[0]
             detail += f"; chat {at}: engine {direct[at]}, Refrain {through[at]}"
-        # An engine that finds no calls at all is a fault of this check.
-        table.row(engine.kind, f"the engine's tool calls, {name}", not different and calls >= 30, detail)
+        # An engine that finds no calls, or fails often, shows nothing.
+        holds = not different and calls >= 30 and len(compared) >= 0.9 * len(asked)
+        table.row(engine.kind, f"the engine's tool calls, {name}", holds, detail)
     pairs = itertools.starmap(dict.__eq__, zip(answers["Refrain", "whole"], answers["Refrain", "streamed"]))
     same = sum(pairs)
     table.row(engine.kind, "tool calls whole as streamed", same == len(asked), f"{same} of {len(asked)} answers")
