@@ -130,23 +130,26 @@ def check(table, engine, mesh):
         for name, way in ways.items()
         for side, url, model in [("engine", engine.url, SERVED), ("Refrain", mesh.url, PUBLIC)]
     }
+    engine_whole, engine_streamed = answers["engine", "whole"], answers["engine", "streamed"]
+    # llama-server answers with status 500 where an output does not fit its grammar of calls.
+    failed = {at for at, answer in enumerate(engine_whole) if "error" in answer or "error" in engine_streamed[at]}
+    # Where the limit cuts an output off, vLLM loses text after calls, and says `tool_calls` all the same.
+    cut = {at for at, answer in enumerate(answers["Refrain", "whole"]) if answer.get("finish") == "length"} - failed
+    # Where text follows a call, vLLM's parser finds other calls whole than streamed. Then neither is the truth.
+    unclear = {at for at in range(len(asked)) if engine_whole[at] != engine_streamed[at]} - failed - cut
+    compared = [at for at in range(len(asked)) if at not in failed | cut | unclear]
     for name in ways:
         direct, through = answers["engine", name], answers["Refrain", name]
-        # llama-server answers with status 500 where an output does not fit its grammar of calls.
-        failed = {at for at, answer in enumerate(direct) if "error" in answer}
-        # Where the limit cuts an output off, vLLM loses text after calls, and says `tool_calls` all the same.
-        cut = {at for at, answer in enumerate(through) if answer.get("finish") == "length"} - failed
-        compared = [at for at in range(len(asked)) if at not in failed | cut]
         different = [at for at in compared if direct[at] != through[at]]
         calls = sum(len(direct[at]["calls"]) for at in compared)
         detail = (
             f"{len(compared) - len(different)} of {len(compared)} answers equal, {calls} calls; left out: "
-            f"{len(cut)} cut off, {len(failed)} fail in the engine's own parser"
+            f"{len(cut)} cut off, {len(failed)} fail in the engine, {len(unclear)} differ there when streamed"
         )
         if different:
             at = different[0]
             detail += f"; chat {at}: engine {direct[at]}, Refrain {through[at]}"
-        # An engine that finds no calls, or fails often, shows nothing.
+        # An engine that finds no calls, or contradicts itself often, shows nothing.
         holds = not different and calls >= 30 and len(compared) >= 0.9 * len(asked)
         table.row(engine.kind, f"the engine's tool calls, {name}", holds, detail)
     pairs = itertools.starmap(dict.__eq__, zip(answers["Refrain", "whole"], answers["Refrain", "streamed"]))

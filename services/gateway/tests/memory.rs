@@ -1,5 +1,5 @@
-//! The memory that large bodies take, in a process of its own: at every surface the limit on bytes that are parsed and
-//! tokenized at once bounds it.
+//! The memory that large bodies take, in a process of its own. At every surface the limit on bytes that are parsed
+//! and tokenized at once bounds it.
 #![cfg(target_os = "linux")]
 
 #[path = "gateway/mesh.rs"]

@@ -57,7 +57,8 @@ pub(super) fn chat_logprobs(
     }
 }
 
-/// The shape of text completions, with `most` likely tokens in each place beside the chosen one. `offset` is the place of the first token in the text, and moves past the last one.
+/// The shape of text completions, with `most` likely tokens in each place beside the chosen one. `offset` is the
+/// place of the first token in the text, and moves past the last one.
 pub(super) fn completion_logprobs(
     tokenizer: &Tokenizer,
     tokens: &[OutputToken],

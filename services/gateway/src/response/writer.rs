@@ -312,8 +312,8 @@ impl AnswerWriter {
     }
 
     /// The echoed prompt at the first call for a choice, and the tokens whose log-probabilities come beside the text:
-    /// those of the prompt if they are echoed too, and new output. Nothing comes before the first token of a prompt, so
-    /// it has no log-probability.
+    /// those of the prompt if they are echoed too, and new output. The first token of a prompt has no
+    /// log-probability, since nothing comes before it.
     fn begin_completion(
         &mut self,
         index: u32,

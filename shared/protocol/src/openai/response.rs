@@ -273,8 +273,8 @@ pub struct CompletionChoice {
     pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
-/// Log-probabilities of a prompt: for each of its tokens the entries by token id, as vLLM has them. The first is null,
-/// since nothing comes before it.
+/// Log-probabilities of a prompt: for each of its tokens the entries by token id, as vLLM has them. The first is
+/// null, since nothing comes before it.
 pub type PromptLogprobs = Vec<Option<BTreeMap<TokenId, PromptLogprob>>>;
 
 /// The log-probability of a token in its place of a prompt.

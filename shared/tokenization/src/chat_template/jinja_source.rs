@@ -4,8 +4,8 @@
 //!   what `{% with %}` does.
 //! * `'%s' % x` formats a text. The engine has `%` for numbers only, so a call takes its place where the left operand
 //!   may be a text.
-//! * `{% set ns.x = .. %}` is the only way by which a value outlives a turn of a loop, so a text that doubles in every
-//!   turn grows there. The value goes through a filter that bounds its length.
+//! * `{% set ns.x = .. %}` is the only way by which a value outlives a turn of a loop, so a text that doubles in
+//!   every turn grows there. The value goes through a filter that bounds its length.
 
 use std::ops::Range;
 
