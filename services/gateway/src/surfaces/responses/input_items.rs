@@ -45,12 +45,9 @@ pub(crate) fn input_items(
     now: Instant,
 ) -> Result<Value, ApiError> {
     let response = store.get(tenant, id, now).ok_or_else(unknown_response)?;
-    let limit = match page.limit.unwrap_or(PAGE_DEFAULT) {
-        limit @ 1..=PAGE_MAX => limit,
-        _ => {
-            let message = format!("limit: must be 1 to {PAGE_MAX}");
-            return Err(ApiError::invalid("limit", message));
-        }
+    let limit @ 1..=PAGE_MAX = page.limit.unwrap_or(PAGE_DEFAULT) else {
+        let message = format!("limit: must be 1 to {PAGE_MAX}");
+        return Err(ApiError::invalid("limit", message));
     };
     let count = response.history.len().saturating_sub(response.items.len());
     let mut places: Vec<usize> = (0..count).collect();
