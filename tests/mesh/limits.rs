@@ -121,7 +121,8 @@ async fn unsupported_fields_are_refused_and_not_ignored() -> anyhow::Result<()> 
     let unsupported = Some("unsupported_parameter");
     let cases: &[(&str, Value, Option<&str>)] = &[
         ("guided_regex", json!("a+"), unsupported),
-        ("prompt_logprobs", json!(1), unsupported),
+        ("prompt_logprobs", json!(6), None),
+        ("allowed_token_ids", json!([1]), unsupported),
         ("presence_penalty", json!(2.5), None),
         ("frequency_penalty", json!(-3), None),
         ("repetition_penalty", json!(0), None),

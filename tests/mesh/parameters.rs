@@ -202,6 +202,128 @@ async fn an_echoed_prompt_is_scored_as_it_would_have_been_generated() -> anyhow:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_is_scored_apart_from_its_output() -> anyhow::Result<()> {
+    let mesh = UpMesh::start().await?;
+    let client = mesh.client();
+    let prompt = "SELECT name FROM users";
+    let echoed = complete(
+        &client,
+        json!({"prompt": prompt, "max_tokens": 3, "logprobs": 2, "echo": true, "return_token_ids": true}),
+    )
+    .await?;
+    let echoed = &echoed["choices"][0];
+    let ids = echoed["prompt_token_ids"].as_array().context("ids")?;
+    let expected = numbers(&echoed["logprobs"]["token_logprobs"]);
+    let asked = json!({"prompt": prompt, "max_tokens": 3, "logprobs": 1, "prompt_logprobs": 2});
+    let scored = complete(&client, asked).await?;
+    let scored = &scored["choices"][0];
+    ensure!(numbers(&scored["logprobs"]["token_logprobs"]) == expected[ids.len()..]);
+    let top = scored["logprobs"]["top_logprobs"]
+        .as_array()
+        .context("top")?;
+    ensure!(
+        top.iter()
+            .all(|top| top.as_object().is_some_and(|top| top.len() <= 2))
+    );
+    check_prompt_logprobs(&scored["prompt_logprobs"], ids, &expected)?;
+
+    // Without `logprobs`, the output has none.
+    let asked = json!({"prompt": prompt, "max_tokens": 3, "prompt_logprobs": 0});
+    let scored = complete(&client, asked).await?;
+    ensure!(scored["choices"][0]["logprobs"].is_null());
+    check_prompt_logprobs(&scored["choices"][0]["prompt_logprobs"], ids, &expected)?;
+
+    // The prompt of a chat is scored in the same way, beside the message.
+    let chat = Chat::new("What is the weather in Oslo?").max_tokens(4);
+    let plain = client.chat(&chat).await?;
+    let scored = chat.set("prompt_logprobs", 1).set("return_token_ids", true);
+    let scored = client.chat(&scored).await?;
+    ensure!(scored.text == plain.text, "another answer");
+    let ids = scored.body["prompt_token_ids"].as_array().context("ids")?;
+    let echoed = complete(
+        &client,
+        json!({"prompt": [ids], "max_tokens": 0, "logprobs": 0, "echo": true}),
+    )
+    .await?;
+    let expected = numbers(&echoed["choices"][0]["logprobs"]["token_logprobs"]);
+    check_prompt_logprobs(&scored.body["prompt_logprobs"], ids, &expected)?;
+    ensure!(scored.body["choices"][0]["logprobs"].is_null());
+    mesh.stop().await;
+    Ok(())
+}
+
+/// Checks that each token of a prompt has its log-probability, and that the ranks are in their order.
+fn check_prompt_logprobs(
+    shown: &Value,
+    ids: &[Value],
+    expected: &[Option<f64>],
+) -> anyhow::Result<()> {
+    let shown = shown.as_array().context("no prompt_logprobs")?;
+    ensure!(shown.len() == ids.len() && shown[0].is_null(), "{shown:?}");
+    for (place, entries) in shown.iter().enumerate().skip(1) {
+        let own = &entries[ids[place].to_string()];
+        ensure!(
+            own["logprob"].as_f64() == expected[place],
+            "{place}: {entries}"
+        );
+        ensure!(own["decoded_token"].is_string());
+        let entries = entries.as_object().context("no entries")?;
+        let ranked = |rank: u64| entries.values().find(|entry| entry["rank"] == rank);
+        if let (Some(first), Some(second)) = (ranked(1), ranked(2)) {
+            ensure!(first["logprob"].as_f64() >= second["logprob"].as_f64());
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_best_of_several_outputs_are_answered() -> anyhow::Result<()> {
+    let mesh = UpMesh::start().await?;
+    let client = mesh.client();
+    let asked = json!({
+        "prompt": ["SELECT name FROM", "The weather in"], "max_tokens": 8, "temperature": 1.5, "seed": 7,
+        "return_token_ids": true,
+    });
+    let with = |fields: Value| {
+        let mut body = asked.clone();
+        for (name, value) in fields.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        body
+    };
+    let all = complete(&client, with(json!({"n": 5, "logprobs": 0}))).await?;
+    let mean = |choice: &Value| {
+        let logprobs = numbers(&choice["logprobs"]["token_logprobs"]);
+        logprobs.iter().flatten().sum::<f64>() / logprobs.len() as f64
+    };
+    let all = all["choices"].as_array().context("choices")?;
+    let mut expected = Vec::new();
+    for of_prompt in all.chunks(5) {
+        let mut of_prompt: Vec<&Value> = of_prompt.iter().collect();
+        of_prompt.sort_by(|one, other| mean(other).total_cmp(&mean(one)));
+        expected.extend(of_prompt[..2].iter().map(|choice| &choice["token_ids"]));
+    }
+    let best = complete(&client, with(json!({"n": 2, "best_of": 5}))).await?;
+    let choices = best["choices"].as_array().context("choices")?;
+    let ids: Vec<&Value> = choices.iter().map(|choice| &choice["token_ids"]).collect();
+    ensure!(ids == expected, "{ids:?} instead of {expected:?}");
+    for (index, choice) in choices.iter().enumerate() {
+        ensure!(
+            choice["index"] == index && choice["logprobs"].is_null(),
+            "{choice}"
+        );
+    }
+    // The outputs that are not answered cost as much as the others.
+    let tokens: usize = all
+        .iter()
+        .filter_map(|choice| choice["token_ids"].as_array().map(Vec::len))
+        .sum();
+    ensure!(best["usage"]["completion_tokens"] == tokens);
+    mesh.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fields_that_nobody_knows_are_refused_where_the_operator_wants_it() -> anyhow::Result<()> {
     let mesh = UpMesh::start_with("[gateway]\nstrict_fields = true\n").await?;
     let client = mesh.client();

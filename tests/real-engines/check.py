@@ -16,6 +16,7 @@ import attach
 import attached
 import drive
 import faulty
+import tools
 from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
 from mesh import TOKENS, Mesh, Stream, Table, check_disconnects, clear, compare, free_port, prompts
 
@@ -273,6 +274,7 @@ def check(table, engine, options):
         options.mesh_url = mesh.url
         asked = prompts(engine)
         seeds(table, engine, mesh, asked[3])
+        tools.check(table, engine, mesh)
         with apart(engine, mesh):
             streaming(table, engine, mesh, asked[0])
             added_time(table, engine, mesh, asked)
@@ -287,11 +289,23 @@ def check(table, engine, options):
         engine.process.stop(signal.SIGKILL)
 
 
+def check_tools(table, engine, options):
+    """The check of tools alone."""
+    engine.start()
+    try:
+        mesh = Mesh(options, engine.kind, engine.url, f"{engine.kind}-tools").ready()
+        tools.check(table, engine, mesh)
+        mesh.stop()
+    finally:
+        engine.process.stop(signal.SIGKILL)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--refrain", type=pathlib.Path, required=True)
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--only", choices=["tools"], help="one check of llama-cpp and vllm instead of all")
     parser.add_argument("engines", nargs="+")
     options = parser.parse_args()
     clear(options.work, "-data")
@@ -304,8 +318,11 @@ def main():
             INSIDE[name].check(table, options)
             continue
         port = free_port()
-        engine = LlamaCpp(options.work, port) if name == "llama-cpp" else Vllm(options.work, port, options.model)
-        check(table, engine, options)
+        if name == "llama-cpp":
+            engine = LlamaCpp(options.work, port, options.model)
+        else:
+            engine = Vllm(options.work, port, options.model, tools.VLLM_OPTIONS)
+        (check_tools if options.only == "tools" else check)(table, engine, options)
     sys.exit(1 if table.failed else 0)
 
 

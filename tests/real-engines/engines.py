@@ -134,10 +134,16 @@ class LlamaCpp(Engine):
     generated_series = "llamacpp:tokens_predicted_total"
     generate_path = "/completion"
 
+    def __init__(self, work, port, model):
+        super().__init__(work, port)
+        self.template = model / "chat_template.jinja"
+
     def arguments(self):
         return [
             self.work / "llama-server", "-m", self.work / "model.gguf", "--alias", SERVED, "--host", "127.0.0.1",
             "--port", str(self.port), "-t", "1", "-tb", "1", "-c", "8192", "-np", "4", "--metrics", "--no-ui",
+            # Chats have the template of the model, from which the server also learns the form of its calls.
+            "--jinja", "--chat-template-file", self.template,
         ]  # fmt: skip
 
     def tokenize(self, text):

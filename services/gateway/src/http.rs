@@ -9,12 +9,16 @@ mod stored;
 mod tokens;
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use actix_web::http::header::{ALLOW, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get, post};
 
 use crate::surfaces::Surface;
 use generate::generate;
+use state::finish;
 
 pub(crate) use state::GatewayState;
 
@@ -27,14 +31,30 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
         .service(post("/v1/completions", |gateway, request, payload| {
             generate(gateway, Surface::Completion, request, payload)
         }))
-        .service(post("/v1/messages", |gateway, request, payload| {
-            generate(gateway, Surface::Messages, request, payload)
-        }))
-        .service(post("/v1/messages/count_tokens", tokens::count))
+        .service(
+            post("/v1/messages", |gateway, request, payload| {
+                generate(gateway, Surface::Messages, request, payload)
+            })
+            .default_service(web::to(refuse_method)),
+        )
+        .service(
+            post("/v1/messages/count_tokens", |gateway, request, payload| {
+                tokens::count(gateway, Surface::MessagesCount, request, payload)
+            })
+            .default_service(web::to(refuse_method)),
+        )
         .service(post("/v1/responses", |gateway, request, payload| {
             generate(gateway, Surface::Responses, request, payload)
         }))
+        .service(post(
+            "/v1/responses/input_tokens",
+            |gateway, request, payload| {
+                tokens::count(gateway, Surface::ResponsesCount, request, payload)
+            },
+        ))
         .service(stored::responses("/v1/responses/{id}"))
+        .service(stored::inputs("/v1/responses/{id}/input_items"))
+        .service(stored::cancel("/v1/responses/{id}/cancel"))
         .service(post("/tokenize", tokens::tokenize))
         .service(post("/detokenize", tokens::detokenize))
         .service(probes::readiness("/health"))
@@ -42,6 +62,18 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
         .service(get("/version", probes::version))
         .service(get("/v1/models", list_models))
         .service(get("/v1/models/{id:.*}", get_model));
+}
+
+/// Refuses a method of Anthropic's routes in its shape.
+async fn refuse_method() -> HttpResponse {
+    let error = ApiError::new(
+        ErrorKind::MethodNotAllowed,
+        "this route does not accept this method, only POST",
+    );
+    let mut refused = finish(Surface::Messages, Instant::now(), Err(error));
+    let post = HeaderValue::from_static("POST");
+    refused.headers_mut().insert(ALLOW, post);
+    refused
 }
 
 async fn list_models(

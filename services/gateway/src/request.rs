@@ -63,8 +63,19 @@ pub(crate) struct OutputOptions {
     pub(crate) shows_special: bool,
     /// The answer has the token ids.
     pub(crate) has_token_ids: bool,
-    /// The answer has the log-probabilities of the prompt.
-    pub(crate) scores_prompt: bool,
+    /// Most likely tokens that the answer shows in each place of the output, if it has log-probabilities.
+    pub(crate) top_logprobs: Option<u32>,
+    /// The log-probabilities of the output begin with those of the prompt.
+    pub(crate) echoes_logprobs: bool,
+    /// The same as `top_logprobs` for the prompt, apart from the output.
+    pub(crate) prompt_logprobs: Option<u32>,
+}
+
+impl OutputOptions {
+    /// Whether the worker has to score the prompt.
+    pub(crate) fn scores_prompt(&self) -> bool {
+        self.echoes_logprobs || self.prompt_logprobs.is_some()
+    }
 }
 
 /// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one,
@@ -76,6 +87,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) model: Arc<Model>,
     pub(crate) prompts: Vec<PreparedPrompt>,
     pub(crate) choices_per_prompt: u32,
+    /// Choices of each prompt that the answer has: the best ones.
+    pub(crate) answers_per_prompt: u32,
     /// How to sample. `choice` is 0 here; each choice sets its own.
     pub(crate) sampling: Sampling,
     pub(crate) stops: Arc<[String]>,
@@ -187,7 +200,8 @@ impl GenerateRequest {
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
         let unknown_fields = others.checked()?;
-        let top_logprobs = fields::completion_logprobs(&parameters, &completion)?;
+        let top_logprobs = fields::completion_logprobs(&completion)?;
+        let best_of = fields::best_of(&parameters, &completion)?;
         let mut request = GenerateRequest::common(
             Endpoint::Completion,
             &parameters,
@@ -196,6 +210,11 @@ impl GenerateRequest {
             limits,
             top_logprobs,
         )?;
+        if best_of > request.choices_per_prompt {
+            request.choices_per_prompt = best_of;
+            // The best ones are found by their log-probabilities.
+            request.sampling.top_logprobs.get_or_insert(0);
+        }
         let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
         let context = models.max_context(&request.model);
         // This comes before anything is encoded, since a body may have very many prompts.
@@ -203,7 +222,7 @@ impl GenerateRequest {
         request.check_choices(count, limits)?;
         request.unknown_fields = unknown_fields;
         let echoes = completion.echo == Some(true);
-        request.output.scores_prompt = echoes && top_logprobs.is_some();
+        request.output.echoes_logprobs = echoes && top_logprobs.is_some();
         let keep = fields::kept_prompt_tokens(&parameters)?;
         let room = prompt::PromptRoom { context, keep };
         for tokens in prompt::completions(prompt, &request.model, room)? {
@@ -242,7 +261,11 @@ impl GenerateRequest {
         top_logprobs: Option<u32>,
     ) -> Result<Self, ApiError> {
         fields::check_names(parameters)?;
-        let sampling = fields::sampling(parameters, &model, top_logprobs)?;
+        let prompt_logprobs = fields::prompt_logprobs(parameters)?;
+        // An engine has one number for prompt and output; the answer shows as many as asked for.
+        let scored = top_logprobs.max(prompt_logprobs);
+        let sampling = fields::sampling(parameters, &model, scored)?;
+        let choices = fields::choices(parameters)?;
         let chunk_tokens = match (parameters.chunk_tokens, &parameters.group) {
             (Some(tokens), _) => tokens,
             // Not every engine can continue such an output.
@@ -254,14 +277,17 @@ impl GenerateRequest {
             endpoint,
             tenant: tenant.to_owned(),
             prompts: Vec::new(),
-            choices_per_prompt: fields::choices(parameters)?,
+            choices_per_prompt: choices,
+            answers_per_prompt: choices,
             sampling,
             stops: fields::stops(parameters)?.into(),
             output: OutputOptions {
                 has_stop_text: parameters.include_stop_str_in_output.unwrap_or(false),
                 shows_special: !parameters.skip_special_tokens.unwrap_or(true),
                 has_token_ids: parameters.return_token_ids.unwrap_or(false),
-                scores_prompt: false,
+                top_logprobs,
+                echoes_logprobs: false,
+                prompt_logprobs,
             },
             unknown_fields: Vec::new(),
             is_stream: parameters.stream.unwrap_or(false),
@@ -289,8 +315,9 @@ impl GenerateRequest {
         }
         let choices = prompts * self.choices_per_prompt as usize;
         if choices > most as usize {
+            let is_best_of = self.choices_per_prompt > self.answers_per_prompt;
             return Err(ApiError::invalid(
-                "n",
+                if is_best_of { "best_of" } else { "n" },
                 format!("the request has {choices} choices; at most {most} are allowed"),
             ));
         }
@@ -308,7 +335,7 @@ impl GenerateRequest {
         parsing.is_some_and(|parsing| parsing.reasoning_as != ReasoningParserKind::None)
     }
 
-    /// Whether the answer has log-probabilities.
+    /// Whether the engine has to report log-probabilities.
     pub(crate) fn wants_logprobs(&self) -> bool {
         self.sampling.top_logprobs.is_some()
     }

@@ -1,5 +1,6 @@
 //! Writes answers, whole or as a stream of events.
 
+mod best_of;
 mod event_stream;
 mod logprobs;
 mod message;

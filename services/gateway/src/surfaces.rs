@@ -28,7 +28,7 @@ use crate::request::{Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
 
 pub(crate) use chat_body::ChatBody;
-pub(crate) use responses::{ResponseStore, StoreLimits};
+pub(crate) use responses::{PageQuery, ResponseStore, StoreLimits, input_items, unknown_response};
 
 /// The API that was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub(crate) enum Surface {
     MessagesCount,
     /// `/v1/responses`.
     Responses,
+    /// `/v1/responses/input_tokens`, which generates nothing.
+    ResponsesCount,
 }
 
 /// The objects that surfaces need to read a body.
@@ -101,7 +103,7 @@ impl Surface {
                     AnswerShape::Messages,
                 )
             }
-            Surface::Responses => {
+            Surface::Responses | Surface::ResponsesCount => {
                 let (chat, echo) = responses::to_chat(body, tenant, context.stored)?;
                 let read = GenerateRequest::chat(chat, tenant, models, tuning);
                 let request = read.map_err(responses::renamed)?;
@@ -118,7 +120,9 @@ impl Surface {
     pub(crate) fn error_body(self, error: &ApiError) -> Option<Vec<u8>> {
         match self {
             Surface::Messages | Surface::MessagesCount => Some(messages::error_body(error)),
-            Surface::Chat | Surface::Completion | Surface::Responses => None,
+            Surface::Chat | Surface::Completion | Surface::Responses | Surface::ResponsesCount => {
+                None
+            }
         }
     }
 }

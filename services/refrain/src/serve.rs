@@ -1,5 +1,6 @@
 //! The commands that start services: read the configuration, start, wait for a signal, drain.
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -46,8 +47,9 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     if let Some(data_dir) = args.data_dir {
         file.draft_store.data_dir = data_dir;
     }
-    if args.config.is_none() && std::env::var_os("REFRAIN_TELEMETRY__LOG").is_none() {
-        // On a laptop only warnings matter; /metrics shows the rest.
+    let is_configured =
+        args.config.is_some() || std::env::var_os("REFRAIN_TELEMETRY__LOG").is_some();
+    if logs_only_warnings(is_configured, std::io::stderr().is_terminal()) {
         file.telemetry.log = "warn".into();
     }
     file.fill_in_for_up();
@@ -60,6 +62,12 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
         let (model, key) = (model.unwrap_or_default(), key.unwrap_or_default());
         println!("{}", welcome(addr, &model, &key, verifies_drafts));
     })
+}
+
+/// Whether only warnings are logged. A terminal without a configuration is a trial on a laptop, where a line per
+/// request would bury them. Everywhere else somebody operates a service, and wants these lines.
+fn logs_only_warnings(is_configured: bool, is_terminal: bool) -> bool {
+    is_terminal && !is_configured
 }
 
 /// Runs a single service until a signal stops it.
@@ -120,4 +128,16 @@ fn run(role: Role, file: MeshFile, on_start: impl FnOnce(SocketAddr)) -> anyhow:
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_trial_in_a_terminal_is_quiet() {
+        assert!(logs_only_warnings(false, true));
+        assert!(!logs_only_warnings(false, false));
+        assert!(!logs_only_warnings(true, true) && !logs_only_warnings(true, false));
+    }
 }

@@ -13,11 +13,11 @@ mod request;
 mod response;
 
 pub use error::{ErrorBody, ErrorFields};
-pub use field_shapes::{BadWords, LogitBias, Prompt, Stop};
+pub use field_shapes::{BadWords, JsonObject, LogitBias, Prompt, Stop};
 pub use request::{Parameters, RequestPriority, ResponseFormat, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,
     CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason,
-    FunctionCall, ModelCard, ModelList, PromptTokensDetails, ResponseMetrics, SpeculativeDecoding,
-    Timings, ToolCall, TopLogprob, Usage,
+    FunctionCall, ModelCard, ModelList, PromptLogprob, PromptLogprobs, PromptTokensDetails,
+    ResponseMetrics, SpeculativeDecoding, Timings, ToolCall, TopLogprob, Usage,
 };

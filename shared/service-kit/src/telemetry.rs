@@ -22,7 +22,8 @@ pub use metrics::{Metrics, SECONDS_BUCKETS, kinds};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TelemetryConfig {
-    /// Filter of log lines in the syntax of `tracing`, such as `info` or `refrain_worker=debug,info`.
+    /// Filter of log lines in the syntax of `tracing`, such as `info` or `refrain_worker=debug,info`. The target
+    /// `access` has the line of each request, at `info`.
     pub log: String,
     /// Writes JSON lines instead of text. By default it does so unless standard error is a terminal.
     pub log_json: Option<bool>,

@@ -36,7 +36,7 @@ use minijinja::{Environment, Error};
 
 use self::clock::Moment;
 use self::content_forms::ContentForms;
-use self::environment::{INSTRUCTIONS_MAX, describe, environment, failure};
+use self::environment::{INSTRUCTIONS_MAX, VALUE_LENGTH_MAX, describe, environment, failure};
 use self::template_input::{
     Shape, StringMap, append_to_last_message, map_strings, unused_character, variables,
 };
@@ -87,7 +87,7 @@ const DATE_VARIABLE: &str = "strftime_now";
 const SAMPLE_INSTRUCTIONS_MAX: u64 = 20_000;
 
 /// Longest rendered prompt, bytes: several times the largest body of a request.
-const PROMPT_BYTES_MAX: usize = 64 << 20;
+const PROMPT_BYTES_MAX: usize = VALUE_LENGTH_MAX;
 
 /// The end of the names under which templates may call special tokens, such as `bos_token`.
 const TOKEN_SUFFIX: &str = "_token";

@@ -3,15 +3,33 @@
 use std::time::Instant;
 
 use actix_web::{HttpRequest, HttpResponse, Resource, web};
-use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::http::{HttpError, get};
+use refrain_protocol::ApiError;
+use refrain_service_kit::http::{HttpError, get, post};
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::http::state::GatewayState;
+use crate::surfaces::{PageQuery, input_items, unknown_response};
 
 /// A route that reads and deletes a response.
 pub(super) fn responses(path: &str) -> Resource {
     get(path, read).route(web::delete().to(delete))
+}
+
+/// A route that lists the input of a response.
+pub(super) fn inputs(path: &str) -> Resource {
+    get(path, list_inputs)
+}
+
+/// A route that would cancel a response that runs in the background, which none does.
+pub(super) fn cancel(path: &str) -> Resource {
+    post(path, refuse_cancel)
+}
+
+/// The query of a response that is read.
+#[derive(Deserialize)]
+struct ReadQuery {
+    stream: Option<bool>,
 }
 
 async fn read(
@@ -20,11 +38,40 @@ async fn read(
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
     let tenant = gateway.tenant(&request)?;
+    let asked: ReadQuery = query(&request)?;
+    if asked.stream == Some(true) {
+        let message =
+            "stream: only responses in the background can be streamed again; leave it out";
+        return Err(ApiError::invalid("stream", message).into());
+    }
     let body = gateway.stored.body(&tenant, &id, Instant::now());
-    let body = body.ok_or_else(unknown)?;
+    let body = body.ok_or_else(unknown_response)?;
     Ok(HttpResponse::Ok()
         .content_type("application/json")
         .body(body))
+}
+
+async fn list_inputs(
+    gateway: web::Data<GatewayState>,
+    request: HttpRequest,
+    id: web::Path<String>,
+) -> Result<HttpResponse, HttpError> {
+    let tenant = gateway.tenant(&request)?;
+    let page: PageQuery = query(&request)?;
+    let page = input_items(&gateway.stored, &tenant, &id, &page, Instant::now())?;
+    Ok(HttpResponse::Ok().json(page))
+}
+
+async fn refuse_cancel(
+    gateway: web::Data<GatewayState>,
+    request: HttpRequest,
+    id: web::Path<String>,
+) -> Result<HttpResponse, HttpError> {
+    let tenant = gateway.tenant(&request)?;
+    let stored = gateway.stored.body(&tenant, &id, Instant::now());
+    stored.ok_or_else(unknown_response)?;
+    let message = "only responses in the background can be cancelled; this one has ended";
+    Err(ApiError::invalid("id", message).into())
 }
 
 async fn delete(
@@ -34,17 +81,16 @@ async fn delete(
 ) -> Result<HttpResponse, HttpError> {
     let tenant = gateway.tenant(&request)?;
     if !gateway.stored.remove(&tenant, &id) {
-        return Err(unknown().into());
+        return Err(unknown_response().into());
     }
     let id = id.into_inner();
     let deleted = json!({"id": id, "object": "response", "deleted": true});
     Ok(HttpResponse::Ok().json(deleted))
 }
 
-fn unknown() -> ApiError {
-    let message = "there is no such response here; it was not stored, is forgotten, or belongs to another key";
-    ApiError {
-        kind: ErrorKind::NotFound,
-        ..ApiError::invalid("id", message)
-    }
+/// Reads the query of a URL.
+fn query<T: serde::de::DeserializeOwned>(request: &HttpRequest) -> Result<T, ApiError> {
+    let read = web::Query::<T>::from_query(request.query_string());
+    read.map(web::Query::into_inner)
+        .map_err(|error| ApiError::invalid("query", format!("the query of the URL: {error}")))
 }

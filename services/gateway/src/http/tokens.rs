@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
+use refrain_protocol::openai::JsonObject;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{JsonValue, TokenizationError};
 use serde::Deserialize;
@@ -32,18 +33,23 @@ struct Tokenized {
     wants_texts: bool,
 }
 
-/// `POST /v1/messages/count_tokens`.
+/// `POST /v1/messages/count_tokens` and `/v1/responses/input_tokens`.
 pub(super) async fn count(
     gateway: web::Data<GatewayState>,
+    surface: Surface,
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
-    let surface = Surface::MessagesCount;
     let read = move |gateway: &GatewayState, body, tenant: &str| {
         let accepted = surface.read(body, tenant, &gateway.surface_context())?;
         let prompts = &accepted.request.prompts;
         let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        Ok(HttpResponseJson(json!({"input_tokens": tokens})))
+        Ok(HttpResponseJson(match surface {
+            Surface::ResponsesCount => {
+                json!({"object": "response.input_tokens", "input_tokens": tokens})
+            }
+            _ => json!({"input_tokens": tokens}),
+        }))
     };
     carry_out(gateway, surface, &request, payload, read).await
 }
@@ -83,7 +89,7 @@ pub(super) async fn detokenize(
         tokens: Vec<TokenId>,
     }
     let read = |gateway: &GatewayState, body: Bytes, tenant: &str| {
-        let given: Body = read(&body)?;
+        let JsonObject(given): JsonObject<Body> = read(&body)?;
         let model = gateway.model(tenant, given.model.as_deref())?;
         let size = model.tokenizer.vocab_size();
         if let Some(id) = given.tokens.iter().find(|id| **id >= size) {
@@ -138,6 +144,9 @@ async fn carry_out(
 fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokenized, ApiError> {
     let given: JsonValue = read(&body)?;
     drop(body);
+    if !given.is_object() {
+        return Err(ApiError::invalid("body", "the body must be an object"));
+    }
     let name = given.get("model");
     let name = name.as_ref().map(|name| name.as_str().unwrap_or_default());
     let model = gateway.model(tenant, name)?;

@@ -87,7 +87,7 @@ impl RelayContext {
         received: Instant,
     ) -> Result<ChoiceSummary, ApiError> {
         // A worker scores only tokens that it emits. So all but the first token of such a prompt are forced output.
-        let (first, forced) = match request.output.scores_prompt {
+        let (first, forced) = match request.output.scores_prompt() {
             true => prompt.tokens.split_at(1),
             false => (&*prompt.tokens, &[][..]),
         };

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use refrain_protocol::openai::{Parameters, Prompt, ResponseFormat};
+use refrain_protocol::openai::{JsonObject, Parameters, Prompt, ResponseFormat};
 use refrain_tokenization::{JsonList, JsonMap, JsonValue};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
@@ -91,7 +91,10 @@ impl OwnFields for ChatFields {
             "chat_template_kwargs" => self.chat_template_kwargs = map.next_value()?,
             "logprobs" => self.logprobs = map.next_value()?,
             "top_logprobs" => self.top_logprobs = map.next_value()?,
-            "response_format" => self.response_format = map.next_value()?,
+            "response_format" => {
+                let format: Option<JsonObject<ResponseFormat>> = map.next_value()?;
+                self.response_format = format.map(|JsonObject(format)| format);
+            }
             "parallel_tool_calls" => self.parallel_tool_calls = map.next_value()?,
             "functions" => self.functions = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,

@@ -2,7 +2,7 @@
 
 use refrain_protocol::chunk::{Priority, Urgency};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::openai::{LogitBias, Parameters};
+use refrain_protocol::openai::{JsonObject, LogitBias, Parameters};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
 use refrain_tokenization::JsonValue;
@@ -112,7 +112,7 @@ pub(super) fn include_usage(parameters: &Parameters) -> Result<bool, ApiError> {
         Some(_) if parameters.stream != Some(true) => {
             invalid("stream_options", "is allowed only with stream: true")
         }
-        Some(options) => Ok(options.include_usage.unwrap_or(false)),
+        Some(JsonObject(options)) => Ok(options.include_usage.unwrap_or(false)),
     }
 }
 
@@ -288,19 +288,53 @@ pub(super) fn chat_logprobs(chat: &ChatFields) -> Result<Option<u32>, ApiError> 
     }
 }
 
-/// Reads `logprobs` of a text completion, and refuses fields that are not supported beside it.
-pub(super) fn completion_logprobs(
+/// Reads `prompt_logprobs`.
+pub(super) fn prompt_logprobs(parameters: &Parameters) -> Result<Option<u32>, ApiError> {
+    let Some(top) = parameters.prompt_logprobs else {
+        return Ok(None);
+    };
+    // Prompts are long, so these limits bound the answer.
+    if top > COMPLETION_LOGPROBS_MAX {
+        let fault = format!("must be 0 to {COMPLETION_LOGPROBS_MAX}");
+        return invalid("prompt_logprobs", fault);
+    }
+    if parameters.stream == Some(true) {
+        return invalid("prompt_logprobs", "is not allowed with stream: true");
+    }
+    if parameters.n.unwrap_or(1) > 1 {
+        return invalid("prompt_logprobs", "is allowed only with n: 1");
+    }
+    Ok(Some(top as u32))
+}
+
+/// Reads `best_of`, which is `n` by default.
+pub(super) fn best_of(
     parameters: &Parameters,
     completion: &CompletionFields,
-) -> Result<Option<u32>, ApiError> {
+) -> Result<u32, ApiError> {
+    let n = choices(parameters)?;
+    match completion.best_of {
+        None => Ok(n),
+        Some(best_of) if best_of < u64::from(n) || best_of > CHOICES_MAX => {
+            let fault = format!("must be at least n, which is {n}, and at most {CHOICES_MAX}");
+            invalid("best_of", fault)
+        }
+        Some(best_of) if best_of > u64::from(n) && parameters.stream == Some(true) => {
+            let fault = "must be n with stream: true, since the best are known only at the end";
+            invalid("best_of", fault)
+        }
+        Some(best_of) if best_of > u64::from(n) && parameters.prompt_logprobs.is_some() => {
+            invalid("best_of", "must be n with prompt_logprobs")
+        }
+        Some(best_of) => Ok(best_of as u32),
+    }
+}
+
+/// Reads `logprobs` of a text completion, and refuses fields that are not supported beside it.
+pub(super) fn completion_logprobs(completion: &CompletionFields) -> Result<Option<u32>, ApiError> {
     let suffix = completion.suffix.as_deref();
     if suffix.is_some_and(|suffix| !suffix.is_empty()) {
         return unsupported("suffix", "suffix is not supported; leave it out");
-    }
-    let n = parameters.n.unwrap_or(1);
-    if completion.best_of.is_some_and(|best_of| best_of != n) {
-        let message = "best_of is not supported; leave it out or set it to n";
-        return unsupported("best_of", message);
     }
     match completion.logprobs {
         None => Ok(None),

@@ -19,8 +19,8 @@ const CHATS: [&str; 3] = [
 ];
 
 const COMPLETIONS: [&str; 3] = [
-    r#"{"model":"m","prompt":"a","max_tokens":3,"echo":true,"best_of":1,"suffix":""}"#,
-    r#"{"model":"m","prompt":["a","b"],"logprobs":2,"priority":-3,"stop":"x"}"#,
+    r#"{"model":"m","prompt":"a","max_tokens":3,"echo":true,"best_of":2,"suffix":""}"#,
+    r#"{"model":"m","prompt":["a","b"],"logprobs":2,"prompt_logprobs":1,"priority":-3,"stop":"x"}"#,
     r#"{"model":"m","prompt":[[1,2],[3]],"ignore_eos":true,"seed":1,"include_stop_str_in_output":true,"skip_special_tokens":false,"return_token_ids":true,"truncate_prompt_tokens":1,"echo":true,"logprobs":1,"max_tokens":0,"guided_json":null}"#,
 ];
 

@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Fields of other servers that would change the output. Those with a number have it as their neutral value; all are
 /// neutral if they are null, false or empty.
-const UNSUPPORTED: [(&str, Option<f64>); 45] = [
+const UNSUPPORTED: [(&str, Option<f64>); 44] = [
     ("allowed_token_ids", None),
     ("audio", None),
     ("chat_template", None),
@@ -37,7 +37,6 @@ const UNSUPPORTED: [(&str, Option<f64>); 45] = [
     ("mirostat", Some(0.0)),
     ("mm_processor_kwargs", None),
     ("prompt_embeds", None),
-    ("prompt_logprobs", None),
     ("regex", None),
     ("repeat_penalty", Some(1.0)),
     ("repetition_detection", None),

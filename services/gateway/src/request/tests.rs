@@ -416,7 +416,6 @@ fn what_cannot_be_carried_out_is_refused_by_name() {
         ("logits_processors", json!(["a"])),
         ("use_beam_search", json!(true)),
         ("length_penalty", json!(0.5)),
-        ("prompt_logprobs", json!(1)),
         ("allowed_token_ids", json!([1])),
         ("echo", json!(true)),
     ] {
@@ -486,7 +485,7 @@ fn faults_are_told_in_plain_words() {
         ),
         (
             r#"{"model":"m","messages":[],"stream_options":[]}"#,
-            "stream_options: must be an object",
+            "stream_options: must be an object, not a list",
         ),
     ] {
         let body = Bytes::from(body.to_owned());

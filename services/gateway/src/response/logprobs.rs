@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use refrain_protocol::TokenId;
-use refrain_protocol::openai::{ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob};
+use refrain_protocol::openai::{
+    ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, TopLogprob,
+};
 use refrain_tokenization::Tokenizer;
 
 use crate::relay::OutputToken;
@@ -22,14 +24,19 @@ fn chosen(token: &OutputToken) -> f64 {
     entry.map_or(LOGPROB_MIN, |entry| clamped(entry.logprob))
 }
 
-/// The most likely tokens in its place.
-fn top(token: &OutputToken) -> impl Iterator<Item = (TokenId, f64)> {
+/// The most likely tokens in its place, at most `most`.
+fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (TokenId, f64)> {
     let top = token.logprob.iter().flat_map(|entry| &entry.top);
+    let top = top.take(most as usize);
     top.map(|(id, logprob)| (*id, clamped(*logprob)))
 }
 
-/// The shape of chats.
-pub(super) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[OutputToken]) -> ChatLogprobs {
+/// The shape of chats, with `most` likely tokens in each place.
+pub(super) fn chat_logprobs(
+    tokenizer: &Tokenizer,
+    tokens: &[OutputToken],
+    most: u32,
+) -> ChatLogprobs {
     let of = |id: TokenId, logprob: f64| {
         let bytes = tokenizer.token_bytes(id);
         TopLogprob {
@@ -40,7 +47,9 @@ pub(super) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[OutputToken]) -> Ch
     };
     let content = tokens.iter().map(|token| ChatTokenLogprob {
         chosen: of(token.id, chosen(token)),
-        top_logprobs: top(token).map(|(id, logprob)| of(id, logprob)).collect(),
+        top_logprobs: top(token, most)
+            .map(|(id, logprob)| of(id, logprob))
+            .collect(),
     });
     ChatLogprobs {
         content: content.collect(),
@@ -48,17 +57,19 @@ pub(super) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[OutputToken]) -> Ch
     }
 }
 
-/// The shape of text completions. `offset` is the place of the first token in the text, and moves past the last one.
+/// The shape of text completions, with `most` likely tokens in each place beside the chosen one. `offset` is the
+/// place of the first token in the text, and moves past the last one.
 pub(super) fn completion_logprobs(
     tokenizer: &Tokenizer,
     tokens: &[OutputToken],
+    most: u32,
     offset: &mut u64,
 ) -> CompletionLogprobs {
     let mut logprobs = CompletionLogprobs::default();
     for token in tokens {
         let scored = token.logprob.is_some().then(|| {
             let logprob = chosen(token);
-            let mut top: BTreeMap<String, f64> = top(token)
+            let mut top: BTreeMap<String, f64> = top(token, most)
                 .map(|(id, logprob)| (spelt(tokenizer, id), logprob))
                 .collect();
             // As with OpenAI, the chosen token is always among them.
@@ -82,6 +93,36 @@ pub(super) fn completion_logprobs(
     logprobs
 }
 
+/// The shape of vLLM for a prompt. `rest` are the tokens after the first one, which nothing comes before.
+pub(super) fn prompt_logprobs(
+    tokenizer: &Tokenizer,
+    rest: &[OutputToken],
+    most: u32,
+) -> PromptLogprobs {
+    let text = |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
+    let of = |token: &OutputToken| {
+        let ranked = (1u32..).zip(top(token, most));
+        let mut entries: BTreeMap<TokenId, PromptLogprob> = ranked
+            .map(|(rank, (id, logprob))| {
+                let entry = PromptLogprob {
+                    logprob,
+                    rank: Some(rank),
+                    decoded_token: text(id),
+                };
+                (id, entry)
+            })
+            .collect();
+        entries.entry(token.id).or_insert_with(|| PromptLogprob {
+            logprob: chosen(token),
+            // The engine tells only the best ones apart.
+            rank: None,
+            decoded_token: text(token.id),
+        });
+        Some(entries)
+    };
+    std::iter::once(None).chain(rest.iter().map(of)).collect()
+}
+
 /// A token as text, or its bytes in the notation of OpenAI if they are not UTF-8.
 fn spelt(tokenizer: &Tokenizer, id: TokenId) -> String {
     let bytes = tokenizer.token_bytes(id);
@@ -98,6 +139,7 @@ mod tests {
     use super::*;
     use refrain_protocol::engine::TokenLogprob;
     use refrain_tokenization::testing::{FIRST_BYTE, byte_level_files};
+    use serde_json::json;
 
     fn token(byte: u8, logprob: f32) -> OutputToken {
         let top = vec![(FIRST_BYTE + u32::from(b'z'), f32::NEG_INFINITY)];
@@ -110,7 +152,7 @@ mod tests {
     #[test]
     fn a_very_unlikely_token_has_a_finite_value() {
         let tokenizer = byte_level_files().tokenizer().unwrap();
-        let logprobs = chat_logprobs(&tokenizer, &[token(b'a', f32::NAN), token(0xC3, -0.5)]);
+        let logprobs = chat_logprobs(&tokenizer, &[token(b'a', f32::NAN), token(0xC3, -0.5)], 1);
         assert_eq!(logprobs.content[0].chosen.logprob, LOGPROB_MIN);
         assert_eq!(logprobs.content[0].top_logprobs[0].logprob, LOGPROB_MIN);
         assert_eq!(logprobs.content[1].chosen.logprob, -0.5);
@@ -127,10 +169,41 @@ mod tests {
             token(b'b', -1.0),
         ];
         let mut offset = 2;
-        let logprobs = completion_logprobs(&tokenizer, &tokens, &mut offset);
+        let logprobs = completion_logprobs(&tokenizer, &tokens, 0, &mut offset);
         assert_eq!(logprobs.text_offset, [2, 3, 4, 4]);
         assert_eq!(offset, 5);
         assert_eq!(logprobs.tokens, ["a", "bytes:\\xc3", "bytes:\\xa9", "b"]);
         assert_eq!(logprobs.top_logprobs[0].as_ref().unwrap()["a"], -1.0);
+    }
+
+    #[test]
+    fn a_prompt_has_its_own_tokens_among_the_best() {
+        let tokenizer = byte_level_files().tokenizer().unwrap();
+        let id = |byte: u8| FIRST_BYTE + u32::from(byte);
+        let mut best = token(b'z', -0.5);
+        best.logprob.as_mut().unwrap().top = vec![(id(b'z'), -0.5), (id(b'y'), -1.5)];
+        let rest = [token(b'a', -3.0), best];
+        let shown = |most| {
+            let logprobs = prompt_logprobs(&tokenizer, &rest, most);
+            serde_json::to_value(logprobs).unwrap()
+        };
+        let entry = |logprob: f64, rank: Option<u32>, text: &str| json!({"logprob": logprob, "rank": rank, "decoded_token": text});
+        let (a, y, z) = (
+            id(b'a').to_string(),
+            id(b'y').to_string(),
+            id(b'z').to_string(),
+        );
+        assert_eq!(
+            shown(0),
+            json!([null, {&a: entry(-3.0, None, "a")}, {&z: entry(-0.5, None, "z")}])
+        );
+        assert_eq!(
+            shown(2),
+            json!([
+                null,
+                {&a: entry(-3.0, None, "a"), &z: entry(LOGPROB_MIN, Some(1), "z")},
+                {&z: entry(-0.5, Some(1), "z"), &y: entry(-1.5, Some(2), "y")},
+            ])
+        );
     }
 }

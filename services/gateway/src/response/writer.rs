@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use refrain_output_parsers::Event;
 use refrain_protocol::openai::{
     Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice, CompletionLogprobs, Delta,
-    ErrorBody, FinishReason,
+    ErrorBody, FinishReason, PromptLogprobs,
 };
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
@@ -15,7 +15,8 @@ use serde::Serialize;
 
 use crate::relay::{ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
-use crate::response::logprobs::{chat_logprobs, completion_logprobs};
+use crate::response::best_of::{best, mean_logprob};
+use crate::response::logprobs::{chat_logprobs, completion_logprobs, prompt_logprobs};
 use crate::response::message::{self, CallShape};
 use crate::response::surface_writer::{SurfaceWriter, read_to_end};
 
@@ -85,10 +86,11 @@ impl AnswerWriter {
             }
         })
         .await?;
-        let collected = (0u32..).zip(collected);
         match self.request.endpoint {
             Endpoint::Chat => {
-                let choices = collected.map(|(index, choice)| ChatChoice {
+                let prompt = collected.first().map(|choice| &*choice.prompt);
+                let prompt_logprobs = prompt.and_then(|prompt| self.prompt_logprobs(prompt));
+                let choices = (0u32..).zip(collected).map(|(index, choice)| ChatChoice {
                     index,
                     message: message::message(choice.events, self.call_shape()),
                     logprobs: self.chat_logprobs(&choice.tokens),
@@ -98,21 +100,25 @@ impl AnswerWriter {
                 let choices = choices.collect();
                 let mut answer = self.envelope("chat.completion", choices, Some(&summary));
                 answer.prompt_token_ids = self.prompt_token_ids(0);
+                answer.prompt_logprobs = prompt_logprobs;
                 to_json(&answer)
             }
             Endpoint::Completion => {
-                let choices: Vec<_> = collected
-                    .map(|(index, choice)| {
-                        let (echo, mut scored) = self.begin_completion(index);
+                let answered = (0u32..).zip(self.answered(collected));
+                let choices: Vec<_> = answered
+                    .map(|(index, (run, choice))| {
                         let token_ids = self.token_ids(&choice.tokens);
-                        scored.extend(choice.prompt.into_iter().chain(choice.tokens));
+                        let prompt_logprobs = self.prompt_logprobs(&choice.prompt);
+                        let (echo, scored) =
+                            self.begin_completion(run, choice.prompt, choice.tokens);
                         CompletionChoice {
                             index,
                             text: echo + &message::text(choice.events),
-                            logprobs: self.completion_logprobs(index, &scored),
+                            logprobs: self.completion_logprobs(run, &scored),
                             finish_reason: choice.finish,
                             token_ids,
-                            prompt_token_ids: self.prompt_token_ids(index),
+                            prompt_token_ids: self.prompt_token_ids(run),
+                            prompt_logprobs,
                         }
                     })
                     .collect();
@@ -132,7 +138,7 @@ impl AnswerWriter {
     ) -> Result<Vec<u8>, ApiError> {
         let mut frames = Vec::with_capacity(FRAME_BYTES);
         let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
-        let has_logprobs = self.request.wants_logprobs() && has_tokens;
+        let has_logprobs = self.request.output.top_logprobs.is_some() && has_tokens;
         let has_ids = self.request.output.has_token_ids && has_tokens;
         match self.request.endpoint {
             Endpoint::Chat => self.chat_progress(&mut frames, index, progress)?,
@@ -141,10 +147,9 @@ impl AnswerWriter {
                     .choices
                     .get(index as usize)
                     .is_some_and(|it| !it.has_begun);
-                let (echo, mut scored) = self.begin_completion(index);
-                let text = echo + &message::text(progress.events);
                 let token_ids = self.token_ids(&progress.tokens);
-                scored.extend(progress.prompt.into_iter().chain(progress.tokens));
+                let (echo, scored) = self.begin_completion(index, progress.prompt, progress.tokens);
+                let text = echo + &message::text(progress.events);
                 if !text.is_empty() || has_logprobs || has_ids || progress.finish.is_some() {
                     let logprobs = match has_logprobs {
                         true => self.completion_logprobs(index, &scored),
@@ -157,6 +162,7 @@ impl AnswerWriter {
                         finish_reason: progress.finish,
                         token_ids,
                         prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
+                        prompt_logprobs: None,
                     };
                     let event = self.envelope("text_completion", vec![choice], None);
                     write_frame(&mut frames, &event)?;
@@ -187,10 +193,8 @@ impl AnswerWriter {
         }
         let shape = self.call_shape();
         let has_tokens = !progress.tokens.is_empty();
-        let mut logprobs = match has_tokens && self.request.wants_logprobs() {
-            true => self.chat_logprobs(&progress.tokens),
-            false => None,
-        };
+        let logprobs = self.chat_logprobs(&progress.tokens);
+        let mut logprobs = logprobs.filter(|_| has_tokens);
         let mut token_ids = self.token_ids(&progress.tokens).filter(|_| has_tokens);
         let mut deltas: Vec<Delta> = message::deltas(progress.events, shape).collect();
         if deltas.is_empty() && (logprobs.is_some() || token_ids.is_some()) {
@@ -243,8 +247,8 @@ impl AnswerWriter {
     /// Log-probabilities in the shape of chats, if asked for.
     fn chat_logprobs(&self, tokens: &[OutputToken]) -> Option<ChatLogprobs> {
         let request = &self.request;
-        let wants = request.wants_logprobs();
-        wants.then(|| chat_logprobs(&request.model.tokenizer, tokens))
+        let most = request.output.top_logprobs?;
+        Some(chat_logprobs(&request.model.tokenizer, tokens, most))
     }
 
     /// Log-probabilities in the shape of text completions, if asked for.
@@ -255,8 +259,37 @@ impl AnswerWriter {
     ) -> Option<CompletionLogprobs> {
         let request = &self.request;
         let choice = self.choices.get_mut(index as usize)?;
-        let wants = request.wants_logprobs();
-        wants.then(|| completion_logprobs(&request.model.tokenizer, tokens, &mut choice.offset))
+        let most = request.output.top_logprobs?;
+        let (tokenizer, offset) = (&request.model.tokenizer, &mut choice.offset);
+        Some(completion_logprobs(tokenizer, tokens, most, offset))
+    }
+
+    /// Log-probabilities of the prompt, if asked for. The tokens are all but its first.
+    fn prompt_logprobs(&self, tokens: &[OutputToken]) -> Option<PromptLogprobs> {
+        let request = &self.request;
+        let most = request.output.prompt_logprobs?;
+        Some(prompt_logprobs(&request.model.tokenizer, tokens, most))
+    }
+
+    /// The choices of an answer, with their numbers: of each prompt the best ones, if there are more than that.
+    fn answered(&self, collected: Vec<CollectedChoice>) -> Vec<(u32, CollectedChoice)> {
+        let request = &self.request;
+        let keep = request.answers_per_prompt as usize;
+        let per_prompt = request.choices_per_prompt.max(1) as usize;
+        if keep >= per_prompt {
+            return (0..).zip(collected).collect();
+        }
+        let mut left: Vec<_> = (0u32..).zip(collected).map(Some).collect();
+        let mut answered = Vec::new();
+        for of_prompt in left.chunks_mut(per_prompt) {
+            let means = of_prompt.iter().flatten();
+            let means: Vec<f64> = means
+                .map(|(_, choice)| mean_logprob(&choice.tokens))
+                .collect();
+            let kept = best(&means, keep).into_iter();
+            answered.extend(kept.filter_map(|place| of_prompt[place].take()));
+        }
+        answered
     }
 
     /// The ids of output tokens, if asked for.
@@ -278,26 +311,38 @@ impl AnswerWriter {
         Some(prompt.tokens.to_vec())
     }
 
-    /// The echoed prompt, at the first call for a choice, and the first of its tokens if they are scored: nothing
-    /// comes before that one, so it has no log-probability.
-    fn begin_completion(&mut self, index: u32) -> (String, Vec<OutputToken>) {
+    /// The echoed prompt at the first call for a choice, and the tokens whose log-probabilities come beside the text:
+    /// those of the prompt if they are echoed too, and new output. The first token of a prompt has no
+    /// log-probability, since nothing comes before it.
+    fn begin_completion(
+        &mut self,
+        index: u32,
+        prompt: Vec<OutputToken>,
+        tokens: Vec<OutputToken>,
+    ) -> (String, Vec<OutputToken>) {
+        let echoes_logprobs = self.request.output.echoes_logprobs;
         let begins = self
             .choices
             .get_mut(index as usize)
             .is_some_and(|choice| !std::mem::replace(&mut choice.has_begun, true));
-        let Some(prompt) = self.prompt(index).filter(|_| begins) else {
-            return (String::new(), Vec::new());
-        };
-        let echo = prompt.echo.clone();
-        let first = prompt.tokens.first().map(|id| OutputToken {
-            id: *id,
-            logprob: None,
-        });
-        let scores = self.request.output.scores_prompt;
-        if !scores && let Some(choice) = self.choices.get_mut(index as usize) {
-            choice.offset = echo.chars().count() as u64;
+        let (mut echo, mut first) = (String::new(), None);
+        if let Some(prompt) = self.prompt(index).filter(|_| begins) {
+            echo.clone_from(&prompt.echo);
+            first = prompt.tokens.first().map(|id| OutputToken {
+                id: *id,
+                logprob: None,
+            });
+            if !echoes_logprobs && let Some(choice) = self.choices.get_mut(index as usize) {
+                choice.offset = echo.chars().count() as u64;
+            }
         }
-        (echo, first.filter(|_| scores).into_iter().collect())
+        match echoes_logprobs {
+            true => (
+                echo,
+                first.into_iter().chain(prompt).chain(tokens).collect(),
+            ),
+            false => (echo, tokens),
+        }
     }
 
     fn chat_event(
@@ -331,6 +376,7 @@ impl AnswerWriter {
             model: &self.request.model.id,
             choices,
             prompt_token_ids: None,
+            prompt_logprobs: None,
             usage: match summary {
                 Some(summary) => Some(Some(summary.usage)),
                 None => self.request.include_usage.then_some(None),

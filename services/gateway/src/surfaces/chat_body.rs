@@ -17,7 +17,7 @@ pub(crate) struct ChatBody {
 }
 
 /// Fields of chats for which the answers of the other surfaces have no place.
-const CHATS_ONLY: [&str; 9] = [
+const CHATS_ONLY: [&str; 10] = [
     "echo",
     "function_call",
     "functions",
@@ -25,6 +25,7 @@ const CHATS_ONLY: [&str; 9] = [
     "messages",
     "n",
     "prompt",
+    "prompt_logprobs",
     "response_format",
     "top_logprobs",
 ];

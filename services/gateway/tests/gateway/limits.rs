@@ -65,44 +65,64 @@ async fn a_large_body_is_read() {
     assert_eq!(status, 200);
 }
 
+/// A body of a surface with one text of this many bytes, and with padding.
+fn large_body(path: &str, text: usize, padding: usize) -> Value {
+    let text = "x".repeat(text);
+    let mut body = match path {
+        "/v1/responses" => json!({"model": "tiny", "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": text}]},
+        ]}),
+        "/v1/messages" => json!({"model": "tiny", "max_tokens": 9, "messages": [
+            {"role": "user", "content": [{"type": "text", "text": text}]},
+        ]}),
+        _ => chat(json!({"messages": [{"role": "user", "content": text}]})),
+    };
+    body["metadata"] = json!({"padding": "x".repeat(padding)});
+    body
+}
+
 #[tokio::test]
 async fn large_bodies_take_turns_and_all_are_answered() {
-    let bench = Bench::with(refrain_gateway::GatewayConfig {
-        body_bytes_max: 4 << 20,
-        ..tuned(|tuning| tuning.tokenizing_bytes_max = 1 << 20)
-    })
-    .await;
-    let long = "x".repeat(3_000_000);
-    let refused = chat(json!({"messages": [{"role": "user", "content": long}]}));
-    let padded = chat(json!({"padding": "x".repeat(600_000)}));
-    let small = chat(json!({"padding": "x".repeat(50_000)}));
-    let bodies = [&refused, &padded, &small].repeat(4);
-    let sent = bodies.iter().map(|body| bench.post(CHAT, body).send());
-    let answers = futures_util::future::join_all(sent).await;
-    for (place, answer) in answers.into_iter().enumerate() {
-        let answer = answer.unwrap();
-        if place % 3 > 0 {
-            assert_eq!(answer.status(), 200);
-            continue;
+    for path in [CHAT, "/v1/responses", "/v1/messages"] {
+        let bench = Bench::with(refrain_gateway::GatewayConfig {
+            body_bytes_max: 4 << 20,
+            ..tuned(|tuning| tuning.tokenizing_bytes_max = 1 << 20)
+        })
+        .await;
+        let refused = large_body(path, 3_000_000, 0);
+        let padded = large_body(path, 5, 600_000);
+        let small = large_body(path, 5, 50_000);
+        let bodies = [&refused, &padded, &small].repeat(4);
+        let sent = bodies.iter().map(|body| bench.post(path, body).send());
+        let answers = futures_util::future::join_all(sent).await;
+        for (place, answer) in answers.into_iter().enumerate() {
+            let answer = answer.unwrap();
+            if place % 3 > 0 {
+                assert_eq!(answer.status(), 200, "{path}");
+                continue;
+            }
+            assert_eq!(answer.status(), 400, "{path}");
+            let answer: Value = answer.json().await.unwrap();
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert!(message.contains("at least"), "{path}: {message}");
         }
-        assert_eq!(answer.status(), 400);
-        let answer: Value = answer.json().await.unwrap();
-        assert_eq!(answer["error"]["code"], "context_length_exceeded");
-        let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains("at least"), "{message}");
+        let rejections = |limit: &str| {
+            bench.metric(&format!(
+                "refrain_gateway_rejections_total{{limit=\"{limit}\"}}"
+            ))
+        };
+        assert_eq!(
+            (rejections("context"), rejections("tokenizing")),
+            (4.0, 0.0),
+            "{path}"
+        );
+        assert_eq!(bench.metric("refrain_gateway_tokenizing_bytes"), 0.0);
+        let waiting = bench.metric("refrain_gateway_tokenizing_waiting_bytes");
+        assert_eq!(waiting, 0.0);
+        let too_large = large_body(path, 5, 5 << 20);
+        let refused = bench.post(path, &too_large).send().await.unwrap();
+        assert_eq!(refused.status(), 413, "{path}");
     }
-    let rejections = |limit: &str| {
-        bench.metric(&format!(
-            "refrain_gateway_rejections_total{{limit=\"{limit}\"}}"
-        ))
-    };
-    assert_eq!(
-        (rejections("context"), rejections("tokenizing")),
-        (4.0, 0.0)
-    );
-    assert_eq!(bench.metric("refrain_gateway_tokenizing_bytes"), 0.0);
-    let waiting = bench.metric("refrain_gateway_tokenizing_waiting_bytes");
-    assert_eq!(waiting, 0.0);
 }
 
 #[tokio::test]

@@ -250,6 +250,114 @@ async fn a_response_is_answered_whole_and_streamed_and_continued() {
 }
 
 #[tokio::test]
+async fn the_input_of_a_stored_response_is_listed_and_counted() {
+    let bench = Bench::new().await;
+    bench.mesh.reply("hello there");
+    let body = json!({"model": "tiny", "input": "say hello", "max_output_tokens": 40});
+    let (_, first) = post(&bench, "/v1/responses", body.clone()).await;
+    let mut next = body.clone();
+    next["previous_response_id"] = first["id"].clone();
+    next["input"] = json!("say it again");
+    let (status, counted) = post(&bench, "/v1/responses/input_tokens", next.clone()).await;
+    let (_, second) = post(&bench, "/v1/responses", next).await;
+    assert_eq!(
+        (status, counted),
+        (
+            200,
+            json!({
+                "object": "response.input_tokens", "input_tokens": second["usage"]["input_tokens"],
+            })
+        )
+    );
+    let path = format!("/v1/responses/{}", second["id"].as_str().unwrap());
+    let list = format!("{path}/input_items");
+    let get = async |query: &str| {
+        let path = format!("{list}{query}");
+        answer(request(&bench, Method::GET, &path)).await
+    };
+    let (status, page) = get("?order=asc").await;
+    assert_eq!(status, 200, "{page}");
+    let texts = page["data"].as_array().unwrap().iter();
+    let texts: Vec<_> = texts.map(|item| &item["content"][0]["text"]).collect();
+    assert_eq!(texts, ["say hello", "hello there", "say it again"]);
+    let (_, page) = get("?limit=1&include[]=reasoning.encrypted_content").await;
+    assert_eq!(page["data"][0]["content"][0]["text"], "say it again");
+    assert_eq!(page["has_more"], true);
+    for query in ["?limit=0", "?limit=x", "?order=up", "?after=msg_1"] {
+        let (status, error) = get(query).await;
+        let kind = &error["error"]["type"];
+        assert_eq!((status, kind), (400, &json!("invalid_request_error")));
+    }
+    let stranger = bench.client.get(format!("{}{list}", bench.url));
+    assert_eq!(answer(stranger.bearer_auth("sk-bolt")).await.0, 404);
+    let again = format!("{path}?stream=true");
+    assert_eq!(answer(request(&bench, Method::GET, &again)).await.0, 400);
+    let cancel = format!("{path}/cancel");
+    let (status, error) = answer(request(&bench, Method::POST, &cancel)).await;
+    assert_eq!(status, 400, "{error}");
+    answer(request(&bench, Method::DELETE, &path)).await;
+    assert_eq!(get("").await.0, 404);
+    let cancelled = answer(request(&bench, Method::POST, &cancel)).await;
+    assert_eq!(cancelled.0, 404);
+}
+
+#[tokio::test]
+async fn a_message_with_a_wrong_method_is_refused_in_the_shape_of_its_api() {
+    let bench = Bench::new().await;
+    for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+        let sent = request(&bench, Method::GET, path).send().await.unwrap();
+        assert_eq!(
+            (sent.status().as_u16(), &sent.headers()["allow"]),
+            (405, &"POST".parse().unwrap())
+        );
+        let error: Value = sent.json().await.unwrap();
+        assert_eq!(error["type"], "error");
+        assert_eq!(error["error"]["type"], "invalid_request_error");
+    }
+}
+
+#[tokio::test]
+async fn a_list_in_the_place_of_an_object_is_refused_by_the_name_of_its_field() {
+    let bench = Bench::new().await;
+    let chat = json!({
+        "model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "stream": true,
+    });
+    for (field, value) in [
+        ("stream_options", json!([true])),
+        ("stream_options", json!([])),
+        ("response_format", json!(["text"])),
+        ("chat_template_kwargs", json!([])),
+        ("logit_bias", json!([[1, 2]])),
+    ] {
+        let mut body = chat.clone();
+        body[field] = value;
+        let (status, error) = post(&bench, "/v1/chat/completions", body).await;
+        assert_eq!(
+            (status, &error["error"]["param"]),
+            (400, &json!(field)),
+            "{error}"
+        );
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains("must be an object"), "{message}");
+    }
+    for path in [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/tokenize",
+        "/detokenize",
+    ] {
+        let (status, error) = post(&bench, path, json!(["tiny", [1]])).await;
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(
+            status == 400 && message.contains("object"),
+            "{path}: {status} {error}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_response_that_is_refused_names_the_field_of_its_api() {
     let bench = Bench::new().await;
     for (field, value, param) in [

@@ -101,7 +101,10 @@ impl StreamingCapabilities {
                 !sampling.bad_tokens.is_empty() && !self.bad_words,
             ),
             // These engines score prompts only apart from their streams.
-            ("echo with logprobs", !sampling.forced_output.is_empty()),
+            (
+                "prompt_logprobs or echo with logprobs",
+                !sampling.forced_output.is_empty(),
+            ),
         ];
         if let Some((field, _)) = unsupported.iter().find(|(_, is_asked)| *is_asked) {
             return refuse(field);
@@ -282,7 +285,7 @@ mod tests {
                 },
             ),
             (
-                "echo with logprobs",
+                "prompt_logprobs or echo with logprobs",
                 Sampling {
                     forced_output: vec![1],
                     ..plain.clone()

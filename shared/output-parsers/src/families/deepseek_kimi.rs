@@ -16,8 +16,9 @@ use crate::sink::Sink;
 
 /// The words of a format.
 pub(crate) struct Format {
-    /// The markers: section begin, section end, call begin, call end, and the one between head and arguments.
-    markers: [&'static str; 5],
+    /// The markers: call begin, call end, and the one between head and arguments, then begin and end of a section in
+    /// each of its spellings.
+    markers: &'static [&'static str],
     head: Head,
 }
 
@@ -31,12 +32,12 @@ enum Head {
     Id,
 }
 
-const DEEPSEEK_MARKERS: [&str; 5] = [
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
+const DEEPSEEK_MARKERS: &[&str] = &[
     "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
 ];
 pub(crate) const DEEPSEEK_V3: Format = Format {
     markers: DEEPSEEK_MARKERS,
@@ -47,15 +48,41 @@ pub(crate) const DEEPSEEK_V31: Format = Format {
     head: Head::Name,
 };
 pub(crate) const KIMI_K2: Format = Format {
-    markers: [
-        "<|tool_calls_section_begin|>",
-        "<|tool_calls_section_end|>",
+    markers: &[
         "<|tool_call_begin|>",
         "<|tool_call_end|>",
         "<|tool_call_argument_begin|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        // The model spells the section in the singular now and then.
+        "<|tool_call_section_begin|>",
+        "<|tool_call_section_end|>",
     ],
     head: Head::Id,
 };
+
+/// The meaning of a marker.
+enum Marker {
+    CallBegin,
+    CallEnd,
+    /// Between head and arguments.
+    Separator,
+    SectionBegin,
+    SectionEnd,
+}
+
+impl Format {
+    fn marker(&self, marker: &str) -> Option<Marker> {
+        let place = self.markers.iter().position(|known| *known == marker)?;
+        Some(match place {
+            0 => Marker::CallBegin,
+            1 => Marker::CallEnd,
+            2 => Marker::Separator,
+            place if place % 2 == 1 => Marker::SectionBegin,
+            _ => Marker::SectionEnd,
+        })
+    }
+}
 
 /// Characters of a fence before the arguments of V3.
 const FENCE: &str = "`json";
@@ -158,7 +185,7 @@ impl DeepSeekKimi {
 
 impl Family for DeepSeekKimi {
     fn markers(&self) -> &'static [&'static str] {
-        &self.format.markers
+        self.format.markers
     }
 
     fn text(&mut self, text: &str, sink: &mut Sink) -> usize {
@@ -225,29 +252,31 @@ impl Family for DeepSeekKimi {
         if matches!(&self.state, State::Arguments(arguments) if arguments.is_in_string()) {
             return false;
         }
-        let [section_begin, section_end, call_begin, call_end, separator] = self.format.markers;
-        if marker == section_begin {
-            self.leave(sink);
-            sink.open();
-            sink.record(marker);
-            self.state = State::Section;
-        } else if marker == call_begin {
-            if !matches!(self.state, State::Section) {
+        match self.format.marker(marker) {
+            Some(Marker::SectionBegin) => {
                 self.leave(sink);
                 sink.open();
-            }
-            sink.record(marker);
-            self.state = State::Head(NameReader::default());
-        } else if marker == separator {
-            let is_taken = self.separator(sink);
-            if is_taken {
                 sink.record(marker);
+                self.state = State::Section;
             }
-            return is_taken;
-        } else if marker == call_end || marker == section_end {
-            return self.ending(marker, marker == section_end, sink);
-        } else {
-            return false;
+            Some(Marker::CallBegin) => {
+                if !matches!(self.state, State::Section) {
+                    self.leave(sink);
+                    sink.open();
+                }
+                sink.record(marker);
+                self.state = State::Head(NameReader::default());
+            }
+            Some(Marker::Separator) => {
+                let is_taken = self.separator(sink);
+                if is_taken {
+                    sink.record(marker);
+                }
+                return is_taken;
+            }
+            Some(Marker::CallEnd) => return self.ending(marker, false, sink),
+            Some(Marker::SectionEnd) => return self.ending(marker, true, sink),
+            None => return false,
         }
         true
     }

@@ -5,7 +5,8 @@
 //! <|python_start|>[get_weather(city="Oslo")]<|python_end|>
 //! ```
 //!
-//! Without the markers, a list is one of calls only at the beginning of the text and with names of known tools.
+//! Without the markers, a list is one of calls only at the beginning of the text and with names of known tools. Many
+//! ordinary answers begin with a bracket, so a list counts as a failed call only after the beginning of a known call.
 
 use crate::family::{Family, blank};
 use crate::json::Progress;
@@ -33,6 +34,8 @@ enum State {
 pub(crate) struct Pythonic {
     state: State,
     is_marked: bool,
+    /// Whether a call has begun, with the name of a known tool or after a marker.
+    has_begun: bool,
 }
 
 impl Pythonic {
@@ -40,6 +43,7 @@ impl Pythonic {
         Pythonic {
             state: State::Start,
             is_marked: false,
+            has_begun: false,
         }
     }
 
@@ -48,7 +52,12 @@ impl Pythonic {
         if let State::Arguments(arguments, _) = &self.state {
             sink.unwritten(arguments.unwritten());
         }
-        sink.fail();
+        match self.is_marked || self.has_begun {
+            true => {
+                sink.fail();
+            }
+            false => sink.cancel(),
+        }
         self.state = State::Text;
     }
 
@@ -108,6 +117,7 @@ impl Family for Pythonic {
                 }
                 let name = std::mem::take(name);
                 if first == '(' && (self.is_marked || sink.knows(&name)) {
+                    self.has_begun = true;
                     let arguments = KeywordArguments::new();
                     return self.take(&text[..1], State::Arguments(arguments, name), sink);
                 }

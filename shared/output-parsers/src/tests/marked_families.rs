@@ -1,7 +1,7 @@
 //! Families with markers around names and values: DeepSeek, Kimi, GLM, Qwen3 Coder, pythonic, harmony.
 
 use super::{check, check_all, check_both, options};
-use crate::ToolParserKind;
+use crate::{Delivery, ParserOptions, ToolParserKind};
 
 #[test]
 fn deepseek_v3() {
@@ -84,6 +84,100 @@ fn kimi_k2() {
             (
                 "<|tool_call_argument_begin|>{}",
                 "\"<|tool_call_argument_begin|>{}\"",
+            ),
+        ],
+    );
+}
+
+/// Forms that these models are known to emit beside those of their templates.
+#[test]
+fn forms_beside_the_templates_are_read_too() {
+    check_all(
+        ToolParserKind::KimiK2,
+        &[
+            // Lines and spaces around every part.
+            (
+                "On it.\n<|tool_calls_section_begin|>\n<|tool_call_begin|>\nfunctions.get_weather:0\n<|tool_call_argument_begin|>\n{\"city\": \"Oslo\"}\n<|tool_call_end|>\n<|tool_calls_section_end|>",
+                "\"On it.\n\" get_weather#functions.get_weather:0({\"city\": \"Oslo\"})",
+            ),
+            // An id without its prefix, one that counts over the whole chat, and a name with a hyphen.
+            (
+                "<|tool_calls_section_begin|><|tool_call_begin|>f:12<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_begin|>functions.web-search:13<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+                "f#f:12({}) web-search#functions.web-search:13({})",
+            ),
+            // No section around the call, and a section that is not closed.
+            (
+                "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+                "f#functions.f:0({})",
+            ),
+            (
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+                "f#functions.f:0({})",
+            ),
+            // The section's name in the singular.
+            (
+                "<|tool_call_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_section_end|>",
+                "f#functions.f:0({})",
+            ),
+        ],
+    );
+    check_all(
+        ToolParserKind::Glm45,
+        &[
+            // All on one line, with spaces.
+            (
+                "I look: <tool_call>get_weather <arg_key>city</arg_key> <arg_value>Oslo</arg_value> <arg_key>days</arg_key> <arg_value>2</arg_value> </tool_call>",
+                "\"I look: \" get_weather({\"city\": \"Oslo\", \"days\": 2})",
+            ),
+            // A line before the name, and text of several lines as a value.
+            (
+                "<tool_call>\nf\n<arg_key>city</arg_key>\n<arg_value>a\n\n  b</arg_value>\n</tool_call>\n",
+                "f({\"city\": \"a\\n\\n  b\"})",
+            ),
+            // No value at the end of the output's call, and a call right after another.
+            (
+                "<tool_call>f</tool_call><tool_call>g<arg_key>days</arg_key><arg_value>-1</arg_value></tool_call>",
+                "f({}) g({\"days\": -1})",
+            ),
+        ],
+    );
+    check_all(
+        ToolParserKind::DeepSeekV31,
+        &[
+            // Lines between the calls, and arguments of several lines.
+            (
+                "I look.\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\n  \"city\": \"Oslo\"\n}<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>\n<｜tool▁calls▁end｜>",
+                "\"I look.\n\n\" get_weather({\n  \"city\": \"Oslo\"\n}) f({})",
+            ),
+            // The section is not closed, since the end token comes instead.
+            (
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>",
+                "f({\"a\": 1})",
+            ),
+        ],
+    );
+    check_all(
+        ToolParserKind::Harmony,
+        &[
+            // A call in the channel of reasoning.
+            (
+                "<|channel|>analysis to=functions.f code<|message|>{\"a\": 1}<|call|>",
+                "f({\"a\": 1})",
+            ),
+            // A line before the message, and the end token in the place of the call's marker.
+            (
+                "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json\n<|message|>{}<|return|>",
+                "?Hm? f({})",
+            ),
+            // The type of the content without a space, and a recipient without its prefix.
+            (
+                "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>commentary to=g <|constrain|>json<|message|>{}<|call|>",
+                "f({}) g({})",
+            ),
+            // Two parts of reasoning around a call.
+            (
+                "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary to=functions.f json<|message|>{}<|call|><|start|>assistant<|channel|>analysis<|message|>B<|end|><|start|>assistant<|channel|>final<|message|>C<|return|>",
+                "?A? f({}) ?B? \"C\"",
             ),
         ],
     );
@@ -239,6 +333,30 @@ fn pythonic() {
         "f({\"a\": g)! \"(1))]\"",
         "\"[f(a=g(1))]\"",
     );
+}
+
+#[test]
+fn an_answer_in_brackets_is_no_failed_call() {
+    let options = options(ToolParserKind::Pythonic);
+    for (output, failures) in [
+        ("[1, 2]", 0),
+        ("[link](http://x)", 0),
+        ("[unknown(a=1)]", 0),
+        ("[f", 0),
+        ("[get_weather, f]", 0),
+        ("[f(x)]", 1),
+        ("[f(a=1", 1),
+        ("<|python_start|>[1, 2]", 1),
+    ] {
+        let options = ParserOptions {
+            delivery: Delivery::Whole,
+            ..options.clone()
+        };
+        let counts = check(&options, output, &format!("\"{output}\""));
+        assert_eq!((counts.calls, counts.failures), (0, failures), "{output}");
+    }
+    let counts = check(&options, "[f(), 3]", "f({}) \", 3]\"");
+    assert_eq!((counts.calls, counts.failures), (1, 1));
 }
 
 #[test]

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::TokenId;
@@ -148,6 +150,28 @@ impl<'de> Deserialize<'de> for Prompt {
     }
 }
 
+/// A value that must be a JSON object. The derived code of a struct would accept a list of its fields' values too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JsonObject<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for JsonObject<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shape<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Shape<T> {
+            type Value = JsonObject<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<JsonObject<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(JsonObject)
+            }
+        }
+        deserializer.deserialize_map(Shape(PhantomData))
+    }
+}
+
 /// An entry of `prompt`.
 enum PromptItem {
     Token(TokenId),
@@ -216,6 +240,26 @@ mod tests {
         ] {
             assert!(serde_json::from_str::<Prompt>(json).is_err(), "{json}");
         }
+    }
+
+    #[test]
+    fn an_object_is_no_list_of_its_values() {
+        #[derive(Debug, PartialEq, serde::Deserialize)]
+        struct Pair {
+            first: u32,
+            second: Option<u32>,
+        }
+        let read = |json: &str| {
+            let read = serde_json::from_str::<JsonObject<Pair>>(json);
+            read.map(|JsonObject(pair)| (pair.first, pair.second))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(read(r#"{"first":1,"other":[]}"#), Ok((1, None)));
+        for json in ["[1, 2]", "[1, null]", "[]", "1", "null", "\"a\""] {
+            let error = read(json).unwrap_err();
+            assert!(error.contains("expected an object"), "{json}: {error}");
+        }
+        assert!(read("{}").unwrap_err().contains("missing field `first`"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::field_shapes::{BadWords, LogitBias, Stop};
+use super::field_shapes::{BadWords, JsonObject, LogitBias, Stop};
 use crate::TokenId;
 use crate::chunk::{Priority, Speculation};
 
@@ -54,10 +54,13 @@ pub struct Parameters {
     pub frequency_penalty: Option<f64>,
     /// Penalty by which the logits of tokens in prompt or output are divided. Not part of OpenAI's API.
     pub repetition_penalty: Option<f64>,
+    /// Number of most likely tokens whose log-probabilities are reported at each token of the prompt, beside that
+    /// of the token itself. Not part of OpenAI's API.
+    pub prompt_logprobs: Option<u64>,
     /// Whether to answer by a stream of events.
     pub stream: Option<bool>,
     /// Options of the stream.
-    pub stream_options: Option<StreamOptions>,
+    pub stream_options: Option<JsonObject<StreamOptions>>,
     /// The client's session, which is stored with the output. An extension of Refrain.
     pub session: Option<String>,
     /// The group of samples that share drafts and are scheduled together. An extension of Refrain.

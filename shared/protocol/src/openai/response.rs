@@ -106,6 +106,9 @@ pub struct Answer<'a, C> {
     /// Token ids of the prompt of a chat, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
+    /// Log-probabilities of the prompt of a chat, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// Usage. `None` leaves the key out, and `Some(None)` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
@@ -265,6 +268,24 @@ pub struct CompletionChoice {
     /// Token ids of the prompt, if asked for; in a stream with the first event of the choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
+    /// Log-probabilities of the prompt, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+}
+
+/// Log-probabilities of a prompt: for each of its tokens the entries by token id, as vLLM has them. The first is
+/// null, since nothing comes before it.
+pub type PromptLogprobs = Vec<Option<BTreeMap<TokenId, PromptLogprob>>>;
+
+/// The log-probability of a token in its place of a prompt.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PromptLogprob {
+    /// Natural logarithm of the probability; -9999 for very unlikely tokens.
+    pub logprob: f64,
+    /// Its place among the most likely tokens, from 1. It is null where the token is not among those asked for.
+    pub rank: Option<u32>,
+    /// Text of the token.
+    pub decoded_token: String,
 }
 
 /// Log-probabilities of a text completion, in parallel lists.
@@ -318,6 +339,7 @@ mod tests {
                 model: "m",
                 choices: Vec::new(),
                 prompt_token_ids: None,
+                prompt_logprobs: None,
                 usage,
                 metrics: None,
             };

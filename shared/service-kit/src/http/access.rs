@@ -40,6 +40,9 @@ impl AccessNote {
     }
 }
 
+/// The target of the lines, by which the filter of the log names them.
+const TARGET: &str = "access";
+
 /// Routes that machines ask again and again. Their lines have the level `debug`.
 const PROBES: [&str; 5] = ["/health", "/healthz", "/metrics", "/ping", "/readyz"];
 
@@ -87,10 +90,11 @@ impl Drop for AccessLine {
         let duration_ms = self.began.elapsed().as_millis() as u64;
         let (method, route, status) = (&self.method, &self.route, self.status);
         if PROBES.contains(&route.as_str()) {
-            tracing::debug!(method, route, status, duration_ms, "probe");
+            tracing::debug!(target: TARGET, method, route, status, duration_ms, "probe");
             return;
         }
         tracing::info!(
+            target: TARGET,
             method,
             route,
             status,

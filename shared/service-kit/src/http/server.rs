@@ -427,8 +427,8 @@ async fn observe(
 
 /// Adds an error body to the framework's refusal of a method, which has only the list of allowed methods.
 fn explain_method_not_allowed(response: ServiceResponse) -> ServiceResponse {
-    let status = response.status();
-    if status != StatusCode::METHOD_NOT_ALLOWED {
+    let is_explained = !response.response().body().size().is_eof();
+    if response.status() != StatusCode::METHOD_NOT_ALLOWED || is_explained {
         return response;
     }
     let allowed = response.headers().get(ALLOW).cloned();

@@ -34,6 +34,14 @@ fn expressions_mean_what_they_mean_in_python() {
             "21",
         ),
         (
+            "{% set f = '%s, %02d' %}{{ f % ('a', 7) }}{% set d = {'f': '<%s>'} %}{{ d.f % messages[0].content }}",
+            "a, 07<a>",
+        ),
+        (
+            "{% for i in range(-3, 4) %}{{ i % 3 }}{{ -i % 3 }} {% endfor %}{{ 7.5 % 2 }}",
+            "00 12 21 00 12 21 00 1.5",
+        ),
+        (
             "{{ '%s and %s' % ('a', none) }} {{ '%d%%' % 5 }} {{ '%.2f' % 1.5 }} {{ 'x%s' % 'y' ~ 'z' }} {{ '%03d' % 7 }}",
             "a and None 5% 1.50 xyz 007",
         ),

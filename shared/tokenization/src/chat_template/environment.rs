@@ -11,9 +11,12 @@ use crate::TokenizationError;
 
 /// Most instructions of one rendering. A template takes some hundred per message, and a request has at most some ten
 /// thousand messages. So only a loop within a loop over a very long chat, or a faulty template, reaches this limit.
-/// The limit does not bound a template that doubles a string again and again. Templates come from the operator, with
-/// the model.
+/// The memory of values that loops make is bounded by [`VALUE_LENGTH_MAX`].
 pub(super) const INSTRUCTIONS_MAX: u64 = 20_000_000;
+
+/// Longest value that a template keeps from one turn of a loop to the next: bytes of a text, entries of a list. It is
+/// the longest prompt.
+pub(super) const VALUE_LENGTH_MAX: usize = 64 << 20;
 
 /// Jinja as the library sets it up for which these templates are written.
 pub(super) fn environment() -> Result<Environment<'static>, Error> {
@@ -47,6 +50,7 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
         !value.is_none() && value.try_iter().is_ok()
     });
     environment.add_function(jinja_source::PERCENT, jinja_source::percent);
+    environment.add_filter(jinja_source::BOUNDED, bounded);
     environment.add_function(
         "raise_exception",
         |message: &Value| -> Result<String, Error> {
@@ -62,10 +66,28 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
 #[error("raised by the template")]
 struct Refusal;
 
-fn is_refusal(error: &Error) -> bool {
+/// Marks errors of values that are too long.
+#[derive(Debug, thiserror::Error)]
+#[error("too long")]
+struct TooLong;
+
+/// Passes a value on that is not too long.
+fn bounded(value: Value) -> Result<Value, Error> {
+    let length = match value.as_str() {
+        Some(text) => text.len(),
+        None => value.len().unwrap_or(0),
+    };
+    match length > VALUE_LENGTH_MAX {
+        true => Err(Error::new(ErrorKind::InvalidOperation, "too long").with_source(TooLong)),
+        false => Ok(value),
+    }
+}
+
+/// Whether an error is marked.
+fn is_marked<T: std::error::Error + 'static>(error: &Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        if error.is::<Refusal>() {
+        if error.is::<T>() {
             return true;
         }
         cause = error.source();
@@ -80,7 +102,13 @@ pub(super) fn failure(error: &Error) -> TokenizationError {
             "the model's chat template took more than {INSTRUCTIONS_MAX} instructions; send fewer messages"
         ));
     }
-    if is_refusal(error) {
+    if is_marked::<TooLong>(error) {
+        return TokenizationError::Input(format!(
+            "the model's chat template makes a value of more than {VALUE_LENGTH_MAX} bytes or entries; send fewer \
+             messages"
+        ));
+    }
+    if is_marked::<Refusal>(error) {
         return TokenizationError::Refused(describe(error));
     }
     TokenizationError::Render(describe(error))

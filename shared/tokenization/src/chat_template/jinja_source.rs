@@ -1,15 +1,20 @@
-//! Two constructs of chat templates that the template engine does not know, translated before it compiles them.
+//! Constructs of chat templates that the template engine does not know, translated before it compiles them.
 //!
 //! * `{% generation %}` marks what the model says, for training. Here it only limits the scope of variables, which is
 //!   what `{% with %}` does.
 //! * `'%s' % x` formats a text. The engine has `%` for numbers only, so a call takes its place where the left operand
-//!   begins with a text.
+//!   may be a text.
+//! * `{% set ns.x = .. %}` is the only way by which a value outlives a turn of a loop, so a text that doubles in
+//!   every turn grows there. The value goes through a filter that bounds its length.
 
 use std::ops::Range;
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
+
+/// The filter that bounds what a template keeps.
+pub(super) const BOUNDED: &str = "__bounded";
 
 /// The function that stands for `%` after a text.
 pub(super) const PERCENT: &str = "__percent";
@@ -36,7 +41,7 @@ struct Token<'a> {
     range: Range<usize>,
 }
 
-/// The template with both constructs translated. Lines keep their numbers.
+/// The template with these constructs translated. Lines keep their numbers.
 pub(super) fn translate(source: &str) -> String {
     let mut edits: Vec<(Range<usize>, &str)> = Vec::new();
     let mut at = 0;
@@ -55,6 +60,8 @@ pub(super) fn translate(source: &str) -> String {
                     end
                 }
                 tokens => {
+                    // The bracket of the whole value opens before that of its first operand.
+                    edits.extend(bounds(tokens));
                     edits.extend(percents(tokens));
                     end
                 }
@@ -159,7 +166,31 @@ fn text_length(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Edits that make a call of each `%` whose left operand begins with a text.
+/// Edits that bound the value which a tag keeps in a namespace.
+fn bounds<'a>(tokens: &[Token<'_>]) -> Vec<(Range<usize>, &'a str)> {
+    let [set, name, dot, field, rest @ ..] = tokens else {
+        return Vec::new();
+    };
+    let is_kept = (set.text, dot.text) == ("set", ".") && name.kind == Kind::Word;
+    let (Some(last), true) = (tokens.last(), is_kept) else {
+        return Vec::new();
+    };
+    let end = last.range.end..last.range.end;
+    match rest {
+        // The value is the text up to `{% endset %}`.
+        [] => vec![(end, "|__bounded")],
+        [filter, ..] if filter.text == "|" => vec![(end, "|__bounded")],
+        [assign, first, ..] if assign.text == "=" && field.kind == Kind::Word => {
+            vec![
+                (first.range.start..first.range.start, "("),
+                (end, ")|__bounded"),
+            ]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Edits that make a call of each `%` whose left operand begins with a text or a name, which may be that of a text.
 fn percents<'a>(tokens: &[Token<'_>]) -> Vec<(Range<usize>, &'a str)> {
     const CALL: &str = "__percent(";
     let mut edits = Vec::new();
@@ -168,10 +199,11 @@ fn percents<'a>(tokens: &[Token<'_>]) -> Vec<(Range<usize>, &'a str)> {
             continue;
         }
         let left = left_operand(&tokens[..at], percent.depth);
+        let before = &tokens[..at - left.len()];
         let is_text = left
             .iter()
             .find(|token| token.text != "(")
-            .is_some_and(|token| token.kind == Kind::Text);
+            .is_some_and(|token| may_be_text(token) && !ends_with_sign(before));
         let right = right_operand(&tokens[at + 1..], percent.depth);
         if let (true, Some(first), Some(last)) = (is_text, left.first(), right.last()) {
             edits.push((first.range.start..first.range.start, CALL));
@@ -180,6 +212,25 @@ fn percents<'a>(tokens: &[Token<'_>]) -> Vec<(Range<usize>, &'a str)> {
         }
     }
     edits
+}
+
+/// Whether a token is a text or a name.
+fn may_be_text(token: &Token<'_>) -> bool {
+    token.kind == Kind::Text
+        || (token.kind == Kind::Word && !token.text.starts_with(|first: char| first.is_numeric()))
+}
+
+/// Whether the last token is the sign of what follows. Such an operand is a number.
+fn ends_with_sign(before: &[Token<'_>]) -> bool {
+    let [rest @ .., sign] = before else {
+        return false;
+    };
+    let is_operand = |token: &Token<'_>| match token.kind {
+        Kind::Text | Kind::Close => true,
+        Kind::Word => !KEYWORDS.contains(&token.text),
+        Kind::Open | Kind::Operator => false,
+    };
+    matches!(sign.text, "-" | "+") && !rest.last().is_some_and(is_operand)
 }
 
 /// Words that end an operand.
@@ -316,9 +367,39 @@ mod tests {
             ),
             (
                 "{{ loop.index0 % 2 }}{%- if 'a' and i % 2 %}",
-                "{{ loop.index0 % 2 }}{%- if 'a' and i % 2 %}",
+                "{{ __percent(loop.index0 , 2) }}{%- if 'a' and __percent(i , 2) %}",
             ),
+            (
+                "{{ a - b.c[0] | first % x == 1 }}",
+                "{{ a - __percent(b.c[0] | first , x) == 1 }}",
+            ),
+            ("{{ 7 % n }}{{ -n % 3 }}", "{{ 7 % n }}{{ -n % 3 }}"),
             ("100 % {{ 'a%}' }}", "100 % {{ 'a%}' }}"),
+        ] {
+            assert_eq!(translate(source), expected);
+        }
+    }
+
+    #[test]
+    fn values_that_outlive_a_turn_of_a_loop_are_bounded() {
+        for (source, expected) in [
+            (
+                "{%- set ns.a = ns.a ~ 'x' if b else c -%}",
+                "{%- set ns.a = (ns.a ~ 'x' if b else c)|__bounded -%}",
+            ),
+            (
+                "{% set ns.a = fmt % 2 %}",
+                "{% set ns.a = (__percent(fmt , 2))|__bounded %}",
+            ),
+            ("{% set ns.a = 1, 2 %}", "{% set ns.a = (1, 2)|__bounded %}"),
+            (
+                "{% set ns.a %}b{% endset %}{% set ns.a | trim %}b{% endset %}",
+                "{% set ns.a|__bounded %}b{% endset %}{% set ns.a | trim|__bounded %}b{% endset %}",
+            ),
+            (
+                "{% set a = b.c %}{{ set.a }}",
+                "{% set a = b.c %}{{ set.a }}",
+            ),
         ] {
             assert_eq!(translate(source), expected);
         }

@@ -236,6 +236,36 @@ fn a_prompt_that_grows_too_long_is_stopped() {
 }
 
 #[test]
+fn a_text_that_doubles_in_a_loop_is_stopped() {
+    for doubles in [
+        "{% set ns.a = ns.a ~ ns.a %}",
+        "{% set ns.a = [ns.a, ns.a] | join %}",
+        "{% set ns.a %}{{ ns.a }}{{ ns.a }}{% endset %}",
+        "{% set ns.b = ns.b + ns.b %}",
+    ] {
+        let template = template(&format!(
+            "{{% set ns = namespace(a='a', b=['a']) %}}{{% for i in range(80) %}}{doubles}{{% endfor %}}{{{{ ns.a | length }}}}"
+        ));
+        let input = ChatInput::from_messages([("user", "hello")]);
+        let error = template.render(&input, true).unwrap_err();
+        assert!(
+            matches!(error, TokenizationError::Input(_)),
+            "{doubles}: {error}"
+        );
+        assert!(
+            error.to_string().contains("send fewer messages"),
+            "{doubles}: {error}"
+        );
+    }
+    // Texts of usual lengths are kept as they are.
+    let template = template(
+        "{% set ns = namespace(a='') %}{% for m in messages %}{% set ns.a = ns.a ~ m.content %}{% endfor %}{{ ns.a }}",
+    );
+    let input = ChatInput::from_messages([("user", "a"), ("assistant", "b")]);
+    assert_eq!(template.render(&input, true).unwrap(), "ab");
+}
+
+#[test]
 fn the_last_message_can_be_continued() {
     let (tokenizer, chatml) = model();
     let turns = |content: &str| ChatInput::from_messages([("user", "a"), ("assistant", content)]);

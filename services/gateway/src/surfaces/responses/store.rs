@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::history::{History, HistoryItem};
+use super::input_items::place_of;
 use crate::metrics::GatewayMetrics;
 
 /// The limits of the table.
@@ -106,13 +107,19 @@ impl ResponseStore {
             .map(|response| response.body.clone())
     }
 
-    /// An output item of a tenant's responses.
+    /// An item of a tenant's responses: of an output, or of an input as a list of it names the item.
     pub(super) fn item(&self, tenant: &str, id: &str) -> Option<Arc<HistoryItem>> {
         let table = self.table();
         let of_tenant = table.by_tenant.get(tenant)?;
-        let (number, place) = of_tenant.items.get(id)?;
+        let (number, place) = match of_tenant.items.get(id) {
+            Some((number, place)) => (number, *place),
+            None => {
+                let (response, place) = place_of(id)?;
+                (of_tenant.numbers.get(&response)?, place)
+            }
+        };
         let entry = of_tenant.responses.get(number)?;
-        entry.response.history.get(*place).cloned()
+        entry.response.history.get(place).cloned()
     }
 
     /// Forgets a response. Returns whether there was one.

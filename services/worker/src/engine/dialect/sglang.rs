@@ -27,7 +27,11 @@ pub(crate) struct SgLang;
 
 impl Dialect for SgLang {
     fn capabilities(&self) -> StreamingCapabilities {
-        StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
+        StreamingCapabilities {
+            // It counts the output only, and this penalty counts the prompt as well.
+            repetition_penalty: false,
+            ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
+        }
     }
 
     fn path(&self) -> &'static str {

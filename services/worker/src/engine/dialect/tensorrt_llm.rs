@@ -31,7 +31,14 @@ impl Dialect for TensorRtLlm {
     }
 
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
-        Ok(token_ids_only(extended_body(&self.model, request)))
+        let mut body = extended_body(&self.model, request);
+        let sampling = &request.sampling;
+        if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
+            // By default these penalties count the prompt as well.
+            let prompt = json!(request.prompt_len);
+            body.insert("prompt_ignore_length".to_owned(), prompt);
+        }
+        Ok(token_ids_only(body))
     }
 
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
