@@ -1,4 +1,4 @@
-"""LiteLLM, as an OpenAI-compatible provider and as vLLM's.
+"""LiteLLM, with its providers for OpenAI-compatible servers, for vLLM and for Anthropic.
 
     litellm_client.py URL KEY MODEL
 """
@@ -18,7 +18,7 @@ tools = [
     for function in FUNCTIONS
 ]
 by_name = {function.__name__: function for function in FUNCTIONS}
-settings = {"api_base": f"{url}/v1", "api_key": key, "temperature": 0, "max_tokens": 64, "tools": tools, "num_retries": 0}
+settings = {"api_key": key, "temperature": 0, "max_tokens": 64, "tools": tools, "num_retries": 0}
 
 
 def whole(history, **fields):
@@ -30,13 +30,13 @@ def streamed(history, **fields):
     return litellm.stream_chunk_builder(pieces, messages=history)
 
 
-for provider in "openai", "hosted_vllm":
+for provider, base in ("openai", f"{url}/v1"), ("hosted_vllm", f"{url}/v1"), ("anthropic", url):
     for say in whole, streamed:
         history = []
         for task in TASKS:
             history.append({"role": "user", "content": task.ask})
             while True:
-                choice = say(history, model=f"{provider}/{model}").choices[0]
+                choice = say(history, model=f"{provider}/{model}", api_base=base).choices[0]
                 history.append(choice.message)
                 calls = choice.message.tool_calls or []
                 check(choice.finish_reason == ("tool_calls" if calls else "stop"), choice)
