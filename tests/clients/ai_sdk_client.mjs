@@ -1,4 +1,4 @@
-// The Vercel AI SDK with three of its models: OpenAI-compatible, OpenAI's chat completions, and its default, responses.
+// The Vercel AI SDK with three models: OpenAI-compatible, OpenAI's chat completions, and its default, responses.
 //
 //     ai_sdk_client.mjs URL KEY MODEL
 

@@ -2,8 +2,8 @@
 
     smolagents_client.py URL KEY MODEL
 
-By default the agent forces a call in every step, and its final answer is a call as well. Here the choice is left to the
-model, which calls the right tool and then answers in words. So the test ends after the step with the call.
+By default the agent forces a call in every step, and its final answer is a call as well. Here the choice is left to
+the model, which calls the right tool and then answers in words. So the test ends after the step with the call.
 """
 
 from smolagents import ActionStep, LogLevel, OpenAIModel, ToolCallingAgent, tool

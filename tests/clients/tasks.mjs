@@ -1,4 +1,4 @@
-// What every client has the shipped model do, as in tasks.py.
+// The work that every client gives the shipped model, as in tasks.py.
 
 import { readFileSync } from "node:fs";
 

@@ -1,4 +1,4 @@
-"""What every client has the shipped model do: three requests, each with a call of a tool, in one conversation."""
+"""The work that every client gives the shipped model: three requests, each with a call of a tool."""
 
 import json
 import pathlib
