@@ -10,7 +10,6 @@ mod fallback;
 mod limits;
 mod lossless;
 mod memory;
-mod openai_client;
 mod other_engine;
 mod parameters;
 mod retries;

@@ -1,0 +1,41 @@
+// The work that every client gives the shipped model, as in tasks.py.
+
+import { readFileSync } from "node:fs";
+
+const content = JSON.parse(readFileSync(new URL("tasks.json", import.meta.url)));
+
+export const tasks = content.tasks;
+
+// The gateway's address, an API key and the model, which are the arguments of every client.
+export const [url, key, model] = process.argv.slice(2);
+
+export function check(holds, what) {
+  if (!holds) {
+    throw new Error(`check failed: ${typeof what === "string" ? what : JSON.stringify(what)}`);
+  }
+}
+
+// The calls that reached a tool since they were last taken.
+const ran = [];
+
+// The tools, each with its JSON schema and a function that notes the call and returns the result.
+export const tools = Object.entries(content.tools).map(([name, fields]) => ({
+  name,
+  parameters: {
+    type: "object",
+    properties: Object.fromEntries(Object.entries(fields).map(([field, type]) => [field, { type }])),
+    required: Object.keys(fields),
+    additionalProperties: false,
+  },
+  run(given) {
+    ran.push([name, given]);
+    return tasks.find((task) => task.name === name).result;
+  },
+}));
+
+// Checks a task's end: the tool ran once with the right arguments, and the answer tells its result.
+export function checkEnd(task, answer) {
+  const calls = JSON.stringify(ran.splice(0));
+  check(calls === JSON.stringify([[task.name, task.arguments]]), `${task.ask} The tools ran as ${calls}`);
+  check(answer === task.answer, `${task.ask} The answer is ${answer}`);
+}
