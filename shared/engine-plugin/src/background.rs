@@ -1,7 +1,7 @@
 //! The background thread: everything that may wait. It finds the sources of requests, and passes outputs on.
 
 use std::sync::Arc;
-use std::sync::mpsc::TryRecvError;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use refrain_draft_replica::{DraftReplica, NamespaceReplica, Uploader};
@@ -9,8 +9,8 @@ use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, SignedNamespace};
 use tokio::sync::oneshot;
 
+use crate::backlog::Backlog;
 use crate::metrics::{INDEX, PluginMetrics};
-use crate::outbox::Inbox;
 use crate::sources::{AwaitedSources, DraftSources};
 
 /// A task that the engine's thread leaves to the background thread.
@@ -45,6 +45,31 @@ impl BackgroundEvent {
             | BackgroundEvent::FindSources { .. }
             | BackgroundEvent::Flush(_) => 0,
         }
+    }
+}
+
+/// The background thread's end of the queue.
+pub(crate) struct Inbox {
+    events: Receiver<BackgroundEvent>,
+    queued: Backlog,
+}
+
+impl Inbox {
+    pub(crate) fn new(events: Receiver<BackgroundEvent>, queued: Backlog) -> Self {
+        Inbox { events, queued }
+    }
+
+    /// The next event, without waiting for one.
+    ///
+    /// # Errors
+    /// The queue is empty now, or will be from here on.
+    fn try_next(&self) -> Result<BackgroundEvent, TryRecvError> {
+        self.events.try_recv()
+    }
+
+    /// Takes the tokens of a handled event off the queue.
+    fn handled(&self, tokens: usize) {
+        self.queued.take_off(tokens);
     }
 }
 

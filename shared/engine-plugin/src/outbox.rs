@@ -1,10 +1,10 @@
 //! The queue from the engine's thread to the background thread, and its limit.
 
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{self, Sender};
 
 use refrain_protocol::document::FinishReason;
 
-use crate::background::BackgroundEvent;
+use crate::background::{BackgroundEvent, Inbox};
 use crate::backlog::Backlog;
 use crate::config::PluginConfig;
 use crate::metrics::{PluginMetrics, QUEUED_TOKENS_MAX};
@@ -21,36 +21,12 @@ pub(crate) struct Outbox {
     upload_tokens: usize,
 }
 
-/// The background thread's end of the queue.
-pub(crate) struct Inbox {
-    events: Receiver<BackgroundEvent>,
-    queued: Backlog,
-}
-
-impl Inbox {
-    /// The next event, without waiting for one.
-    ///
-    /// # Errors
-    /// The queue is empty now, or will be from here on.
-    pub(crate) fn try_next(&self) -> Result<BackgroundEvent, TryRecvError> {
-        self.events.try_recv()
-    }
-
-    /// Takes the tokens of a handled event off the queue.
-    pub(crate) fn handled(&self, tokens: usize) {
-        self.queued.take_off(tokens);
-    }
-}
-
 impl Outbox {
     /// Both ends of the queue.
     pub(crate) fn new(config: &PluginConfig, metrics: PluginMetrics) -> (Self, Inbox) {
         let (events, received) = mpsc::channel();
         let queued = Backlog::new(config.queued_tokens_max, metrics.queued_tokens.clone());
-        let inbox = Inbox {
-            events: received,
-            queued: queued.clone(),
-        };
+        let inbox = Inbox::new(received, queued.clone());
         let outbox = Outbox {
             events,
             metrics,

@@ -33,7 +33,6 @@ use refrain_suffix_index::Token;
 use crate::draft::{Candidate, Scope, Source};
 
 pub use bytes::{STATISTICS_BYTES_MAX, StatisticsError};
-use estimate::Estimate;
 
 /// Observations of a cell after which an older one counts half.
 const HALF_LIFE: f32 = 256.0;
@@ -161,13 +160,13 @@ impl AcceptanceStatistics {
     /// never above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is
     /// the number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
-        Estimate::new(self, candidate).path_probabilities()
+        self.estimate(candidate).path_probabilities()
     }
 
     /// Learns from the target's tokens where the draft was proposed, whether it was verified or not. The caller
     /// leaves out tokens that a stop rule cut off, or that are unknown for another reason.
     pub fn observe(&mut self, candidate: &Candidate, emitted: &[Token]) {
-        let mut draft = Estimate::new(self, candidate);
+        let mut draft = self.estimate(candidate);
         draft.sum_gains();
         let gain = draft.gain(0);
         let mut failures = Failures::default();

@@ -14,7 +14,7 @@ pub(super) fn mean_logprob(tokens: &[OutputToken]) -> f64 {
     }
 }
 
-/// The `keep` largest of the values, the largest first: their places. Of equal ones the first comes first.
+/// The `keep` largest of the values, the largest first: their places. Equal ones keep their order.
 pub(super) fn best(values: &[f64], keep: usize) -> Vec<usize> {
     let mut places: Vec<usize> = (0..values.len()).collect();
     // Nothing is as bad as a value that is no number.

@@ -6,6 +6,7 @@
 mod echo;
 mod history;
 mod input_items;
+mod item_ids;
 mod request;
 mod store;
 mod writer;

@@ -12,10 +12,9 @@ use std::time::{Duration, Instant};
 use refrain_protocol::DocumentId;
 use refrain_suffix_index::{
     Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, MountedSegment, Rebuild,
-    Rebuilt, Retired, Segment,
+    Rebuilt, Retired, Segment, Token,
 };
 
-use self::revival::Revival;
 use super::capacity::IndexSize;
 use crate::update::DocumentUpdateRef;
 
@@ -39,6 +38,12 @@ struct DocumentState {
     epoch: u64,
     /// Its key in `by_age`.
     ordinal: u64,
+}
+
+/// The text of a document that is taken back, as far as it is not in the live part yet.
+struct Revival {
+    tokens: Vec<Token>,
+    done: usize,
 }
 
 #[derive(Clone, Copy)]

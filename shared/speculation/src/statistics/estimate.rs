@@ -42,8 +42,9 @@ fn parent_place(node: &DraftNode) -> usize {
     node.parent.map_or(0, |parent| parent as usize + 1)
 }
 
-impl<'a> Estimate<'a> {
-    pub(super) fn new(statistics: &AcceptanceStatistics, candidate: &'a Candidate) -> Self {
+impl AcceptanceStatistics {
+    /// Estimates a draft by both stages.
+    pub(super) fn estimate<'a>(&self, candidate: &'a Candidate) -> Estimate<'a> {
         let mut estimate = Estimate {
             candidate,
             places: Vec::with_capacity(candidate.tree.len() + 1),
@@ -61,7 +62,7 @@ impl<'a> Estimate<'a> {
                 drafted: node.probability,
                 ..Place::default()
             });
-            let conditional = statistics.node_probability(&estimate.features(at));
+            let conditional = self.node_probability(&estimate.features(at));
             estimate.places[at + 1].conditional = conditional;
             let above = &mut estimate.places[parent];
             above.unscaled += conditional;
@@ -72,13 +73,15 @@ impl<'a> Estimate<'a> {
         estimate.bucket = kind(candidate.source, candidate.scope).map(|kind| (kind, bucket));
         let failures = estimate
             .bucket
-            .and_then(|(kind, bucket)| statistics.drafts[kind].get(bucket));
+            .and_then(|(kind, bucket)| self.drafts[kind].get(bucket));
         if let Some(failures) = failures {
             estimate.correct(failures.ratio());
         }
         estimate
     }
+}
 
+impl<'a> Estimate<'a> {
     fn nodes(&self) -> &'a [DraftNode] {
         self.candidate.tree.nodes()
     }

@@ -7,14 +7,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::history::HistoryItem;
+use super::item_ids::{item_id, place_of};
 use super::store::ResponseStore;
 
 /// Items of a page, if a request names no number.
 const PAGE_DEFAULT: usize = 20;
 /// Most items of a page, as with OpenAI.
 const PAGE_MAX: usize = 100;
-/// The part of an id between its response and the place of the item.
-const PLACE_MARK: &str = "_in";
 
 /// The query that asks for a page. OpenAI's `include` names nothing that is stored here.
 #[derive(Debug, Default, Deserialize)]
@@ -84,25 +83,6 @@ pub(crate) fn unknown_response() -> ApiError {
         kind: ErrorKind::NotFound,
         ..ApiError::invalid("id", message)
     }
-}
-
-/// The id of an item of the input. It tells the response and the place, so nothing has to be stored for it.
-fn item_id(response: &str, place: usize, item: &HistoryItem) -> String {
-    let kind = match item {
-        HistoryItem::Message { .. } => "msg",
-        HistoryItem::Reasoning(_) => "rs",
-        HistoryItem::Call { .. } => "fc",
-        HistoryItem::CallOutput { .. } => "fco",
-    };
-    let number = response.strip_prefix("resp_").unwrap_or(response);
-    format!("{kind}_{number}{PLACE_MARK}{place}")
-}
-
-/// The response and the place of an id of [`item_id`].
-pub(super) fn place_of(id: &str) -> Option<(String, usize)> {
-    let (rest, place) = id.rsplit_once(PLACE_MARK)?;
-    let (_, number) = rest.split_once('_')?;
-    Some((format!("resp_{number}"), place.parse().ok()?))
 }
 
 fn item_value(item: &HistoryItem, id: &str) -> Value {

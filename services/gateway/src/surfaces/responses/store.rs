@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::history::{History, HistoryItem};
-use super::input_items::place_of;
+use super::item_ids::place_of;
 use crate::metrics::GatewayMetrics;
 
 /// The limits of the table.

@@ -6,16 +6,10 @@
 use std::time::Instant;
 
 use refrain_protocol::DocumentId;
-use refrain_suffix_index::{IndexError, Token};
+use refrain_suffix_index::IndexError;
 
-use super::{DraftIndex, LiveState, key};
+use super::{DraftIndex, LiveState, Revival, key};
 use crate::update::MERGED_AT_ONCE;
-
-/// The text of a document that is taken back, as far as it is not in the live part yet.
-pub(super) struct Revival {
-    tokens: Vec<Token>,
-    done: usize,
-}
 
 impl DraftIndex {
     /// Begins to take a sealed document back, with the first part of its text. Without capacity for that it stays as

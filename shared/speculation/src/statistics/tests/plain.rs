@@ -77,7 +77,7 @@ fn conditional(statistics: &AcceptanceStatistics, candidate: &Candidate) -> Vec<
     conditional
 }
 
-/// What a failure costs, by sibling group.
+/// The cost of a failure, by sibling group.
 fn gains(candidate: &Candidate, conditional: &[f32]) -> Vec<f32> {
     let mut expected = vec![0.0f32; conditional.len() + 1];
     for (at, node) in candidate.tree.nodes().iter().enumerate().rev() {
