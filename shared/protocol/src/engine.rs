@@ -4,6 +4,7 @@
 //! and by those that it emits. The forward pass of the last token of the text is always still to come, so a step
 //! without new tokens decodes on from the end of the last step.
 
+mod output_form;
 mod sampling;
 
 use std::collections::{HashMap, HashSet};
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
 
+pub use output_form::{ArgumentsForm, CallForm, CallsForm, OutputForm, TextForm};
 pub use sampling::Sampling;
 
 /// The abilities and limits of an engine.

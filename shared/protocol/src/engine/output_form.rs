@@ -1,0 +1,78 @@
+//! The form that an output must have.
+
+use serde::{Deserialize, Serialize};
+
+use crate::TokenId;
+
+/// The form that an output must have: a constraint on its text, which decides the tokens that may be sampled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputForm {
+    /// The token that ends the model's reasoning. The form holds for the tokens after it; all before it are free, and
+    /// the output may end there. `None`: the form holds from the first token of the output.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<TokenId>,
+    /// The text that is allowed.
+    pub text: TextForm,
+}
+
+/// A set of texts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TextForm {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that is valid by this JSON schema, which is itself JSON.
+    JsonSchema(String),
+    /// A text that this regular expression matches from end to end.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A grammar in the dialect of Lark that llguidance reads.
+    Lark(String),
+    /// A grammar in EBNF, as llama.cpp (GBNF) and XGrammar read it, with `root` as its first rule.
+    Ebnf(String),
+    /// Calls of tools, in the format of the model.
+    Calls(CallsForm),
+}
+
+/// Calls of tools in the format of a model, with free text around them where that is allowed.
+///
+/// The text is `begin`, one or more of `calls` with `separator` between them, and `end`. Where a text of the form is
+/// the text of a special token of the tokenizer, the token is meant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallsForm {
+    /// Whether the output may also be free text, up to a call. The form then holds from `begin` on (or from the
+    /// beginning of a call, where `begin` is empty). Otherwise the output is calls and nothing else.
+    pub optional: bool,
+    /// Whether more than one call is allowed.
+    pub parallel: bool,
+    /// Stands before all calls.
+    pub begin: String,
+    /// Stands between two calls.
+    pub separator: String,
+    /// Stands after all calls.
+    pub end: String,
+    /// The calls that are allowed, at least one.
+    pub calls: Vec<CallForm>,
+}
+
+/// One call: the text before its arguments, the arguments, and the text after them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallForm {
+    /// The text up to the arguments, the tool's name included.
+    pub begin: String,
+    /// The arguments.
+    pub arguments: ArgumentsForm,
+    /// The text after the arguments.
+    pub end: String,
+}
+
+/// The arguments of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArgumentsForm {
+    /// A JSON object that is valid by this JSON schema, which is itself JSON.
+    JsonSchema(String),
+    /// A rule `start` in llguidance's Lark, for formats that do not write arguments as JSON.
+    Lark(String),
+}
