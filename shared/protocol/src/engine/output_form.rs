@@ -105,6 +105,26 @@ pub enum ArgumentsForm {
     JsonSchema(String),
     /// A rule `start` in llguidance's Lark, for formats that do not write arguments as JSON.
     Lark(String),
+    /// These parts, one after the other, for formats that do not write arguments as JSON.
+    Parts(Vec<FormPart>),
+}
+
+/// A part of a text. As in a call, the text of a special token stands for the token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FormPart {
+    /// Exactly this text.
+    Text(String),
+    /// JSON that is valid by this JSON schema, which is itself JSON.
+    JsonSchema(String),
+    /// A text that this regular expression matches from end to end.
+    Regex(String),
+    /// Any text that has none of these texts in it.
+    TextWithout(Vec<String>),
+    /// One of these sequences of parts. An empty one stands for no text.
+    AnyOf(Vec<Vec<FormPart>>),
+    /// These parts any number of times, or not at all.
+    Repeated(Vec<FormPart>),
 }
 
 #[cfg(test)]
