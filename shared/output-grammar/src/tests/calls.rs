@@ -1,0 +1,115 @@
+//! Calls of tools.
+
+use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, OutputForm, TextForm};
+
+use super::{MODEL, allows, encode, matcher};
+
+fn call(begin: &str, end: &str) -> CallForm {
+    let schema = r#"{"properties":{"city":{"enum":["Rome","Oslo"]}},"required":["city"],"additionalProperties":false}"#;
+    CallForm {
+        begin: begin.to_owned(),
+        arguments: ArgumentsForm::JsonSchema(schema.to_owned()),
+        end: end.to_owned(),
+    }
+}
+
+fn hermes(optional: bool, parallel: bool) -> TextForm {
+    let begin = |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": ");
+    TextForm::Calls(CallsForm {
+        optional,
+        parallel,
+        begin: String::new(),
+        separator: "\n".to_owned(),
+        end: String::new(),
+        calls: vec![
+            call(&begin("weather"), "}\n</tool_call>"),
+            call(&begin("weather_of_tomorrow"), "}\n</tool_call>"),
+        ],
+    })
+}
+
+const ROME: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+const OSLO: &str =
+    "<tool_call>\n{\"name\": \"weather_of_tomorrow\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+
+#[test]
+fn calls_alone() {
+    for text in [ROME, OSLO] {
+        assert!(allows(hermes(false, false), text));
+    }
+    assert!(!allows(hermes(false, false), &format!("Well. {ROME}")));
+    assert!(!allows(hermes(false, false), &format!("{ROME}\n{OSLO}")));
+    assert!(allows(hermes(false, true), &format!("{ROME}\n{OSLO}\n{ROME}")));
+    assert!(!allows(hermes(false, true), &ROME.replace("Rome", "Paris")));
+    let forced = matcher(hermes(false, false)).forced(50).unwrap();
+    assert!(MODEL.tokenizer.decode(&forced).starts_with("<tool_call>\n{\"name\": \"weather"));
+}
+
+#[test]
+fn free_text_before_calls() {
+    for text in ["", "Hello <there>, a < b", "Let me look.\n"] {
+        assert!(allows(hermes(true, true), text));
+        assert!(allows(hermes(true, true), &format!("{text}{ROME}\n{OSLO}")));
+    }
+    for bad in ["<tool_call>", "x <tool_call>\n{\"name\": \"other", "<tool_call>{}"] {
+        assert!(!allows(hermes(true, true), bad), "{bad}");
+    }
+    assert!(!allows(hermes(true, false), &format!("{ROME}\n{OSLO}")));
+}
+
+#[test]
+fn special_tokens_in_a_form_are_meant() {
+    let marker = "<|im_start|>";
+    let form = |optional| {
+        TextForm::Calls(CallsForm {
+            optional,
+            parallel: true,
+            begin: marker.to_owned(),
+            separator: ";".to_owned(),
+            end: "<|im_end|>".to_owned(),
+            calls: vec![call("go:", "!")],
+        })
+    };
+    let text = format!("{marker}go:{{\"city\": \"Rome\"}}!;go:{{\"city\": \"Oslo\"}}!<|im_end|>");
+    assert!(allows(form(false), &text));
+    let mut free = matcher(form(true));
+    assert_eq!(free.allowed().unwrap(), None);
+    free.advance(&encode("I think that")).unwrap();
+    assert!(free.may_end().unwrap() && !free.must_end());
+    let before = free.len();
+    free.advance(&encode(marker)).unwrap();
+    assert!(free.allowed().unwrap().is_some() && !free.may_end().unwrap());
+    free.rollback(1).unwrap();
+    assert_eq!(free.allowed().unwrap(), None);
+    free.advance(&encode(&text)).unwrap();
+    assert!(free.may_end().unwrap() && free.must_end());
+    free.rollback(free.len() - before).unwrap();
+    assert_eq!(free.allowed().unwrap(), None);
+    // The marker as ordinary text is no marker.
+    free.advance(&MODEL.tokenizer.encode(marker).unwrap()).unwrap();
+    assert_eq!(free.allowed().unwrap(), None);
+}
+
+#[test]
+fn the_form_holds_after_the_reasoning() {
+    let after = MODEL.tokenizer.token_id("<|im_start|>").unwrap();
+    let form = OutputForm {
+        after: Some(after),
+        text: TextForm::Choice(vec!["yes".into(), "no".into()]),
+    };
+    let mut matcher = MODEL.compiler.compile(&form).unwrap().matcher();
+    matcher.advance(&encode("perhaps, perhaps not")).unwrap();
+    assert!(matcher.allowed().unwrap().is_none() && matcher.may_end().unwrap());
+    assert!(matcher.forced(5).unwrap().is_empty());
+    matcher.advance(&[after]).unwrap();
+    assert!(!matcher.may_end().unwrap());
+    matcher.advance(&encode("yes")).unwrap();
+    assert!(matcher.must_end());
+    matcher.advance(&[MODEL.eos, MODEL.eos]).unwrap();
+    matcher.rollback(1).unwrap();
+    assert!(matcher.must_end() && matcher.accepts(MODEL.eos).unwrap());
+    matcher.rollback(2).unwrap();
+    assert!(!matcher.must_end());
+    matcher.rollback(matcher.len()).unwrap();
+    assert!(matcher.allowed().unwrap().is_none());
+}
