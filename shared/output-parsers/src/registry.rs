@@ -173,7 +173,7 @@ impl ReasoningParserKind {
     }
 
     /// Whether models of this kind usually begin within the reasoning.
-    pub(crate) fn is_usually_open(&self) -> bool {
+    pub fn is_usually_open(&self) -> bool {
         *self == ReasoningParserKind::DeepSeekR1
     }
 
