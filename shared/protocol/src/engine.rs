@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
 
-pub use output_form::{ArgumentsForm, CallForm, CallsForm, OutputForm, TextForm};
+pub use output_form::{ArgumentsForm, CallForm, CallsForm, FormPart, OutputForm, TextForm};
 pub use sampling::Sampling;
 
 /// The abilities and limits of an engine.

@@ -25,8 +25,8 @@ use refrain_protocol::chunk::{
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, Draft, DrafterCapabilities, DrafterKind, EngineCapabilities,
-    EngineLoad, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest, StepResponse,
-    TokenLogprob,
+    EngineLoad, OutputForm, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest,
+    StepResponse, TextForm, TokenLogprob,
 };
 use refrain_protocol::error::code;
 use refrain_protocol::openai::ErrorBody;
@@ -140,6 +140,11 @@ fn chunk() -> ChunkRequest {
             bad_words: vec!["no".into()],
             bad_tokens: vec![vec![5], vec![6, 7]],
             forced_output: vec![8],
+            form: Some(Box::new(OutputForm {
+                after: Some(9),
+                opened_by: Some(8),
+                text: TextForm::AnyOf(vec![TextForm::Regex("a+".into())]),
+            })),
         },
         max_new_tokens: 100,
         chunk_tokens: Some(10),

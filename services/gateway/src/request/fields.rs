@@ -190,6 +190,7 @@ pub(super) fn sampling(
         bad_tokens: bad_tokens(&bad_words, model)?,
         bad_words,
         forced_output: Vec::new(),
+        form: None,
     })
 }
 

@@ -79,6 +79,7 @@ impl Sampling {
     pub fn depends_on_output(&self) -> bool {
         self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0
+            || self.form.is_some()
             || self.bad_tokens.iter().any(|word| word.len() > 1)
     }
 
