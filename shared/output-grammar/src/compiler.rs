@@ -136,7 +136,8 @@ impl GrammarCompiler {
     /// # Errors
     /// The form cannot be compiled. The message says where, and has nothing else of the form's text.
     pub fn compile(&self, form: &OutputForm) -> Result<Arc<CompiledGrammar>, GrammarError> {
-        let key = serde_json::to_string(form).map_err(|error| GrammarError::refused(error.to_string()))?;
+        let key = serde_json::to_string(form)
+            .map_err(|error| GrammarError::refused(error.to_string()))?;
         if key.len() > self.limits.form_bytes_max {
             return Err(GrammarError::refused(format!(
                 "the form has {} bytes, more than {}",
@@ -149,11 +150,14 @@ impl GrammarCompiler {
         }
         let writer = Writer {
             tokenizer: &self.tokenizer,
+            eos: &self.eos,
             limits: &self.limits,
         };
         let source = writer.source(form)?;
         let grammar = Arc::new(self.on_deep_stack(|| self.build(&source))?);
-        self.cache.lock().insert(key, grammar.clone(), self.limits.cached_form_bytes_max);
+        self.cache
+            .lock()
+            .insert(key, grammar.clone(), self.limits.cached_form_bytes_max);
         Ok(grammar)
     }
 
@@ -163,9 +167,9 @@ impl GrammarCompiler {
     ) -> Result<T, GrammarError> {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-            let thread = thread
-                .spawn_scoped(scope, work)
-                .map_err(|_| GrammarError::refused("no thread could be started to compile the form"))?;
+            let thread = thread.spawn_scoped(scope, work).map_err(|_| {
+                GrammarError::refused("no thread could be started to compile the form")
+            })?;
             let failed = |_| Err(GrammarError::refused("the form cannot be compiled"));
             thread.join().unwrap_or_else(failed)
         })
@@ -183,13 +187,19 @@ impl GrammarCompiler {
     }
 
     fn parse(&self, grammar: TopLevelGrammar) -> Result<llguidance::Matcher, String> {
-        let parser = self.factory.create_parser(grammar).map_err(|error| error.to_string())?;
+        let parser = self
+            .factory
+            .create_parser(grammar)
+            .map_err(|error| error.to_string())?;
         if !parser.parser.grammar().lexer_spec().can_rollback() {
             return Err("cannot go back".to_owned());
         }
         let mut matcher = llguidance::Matcher::new(Ok(parser));
         // A grammar without any text is found out by its first mask alone.
-        matcher.deep_clone().compute_mask_or_eos().map_err(|_| "no text".to_owned())?;
+        matcher
+            .deep_clone()
+            .compute_mask_or_eos()
+            .map_err(|_| "no text".to_owned())?;
         match matcher.get_error() {
             Some(error) => Err(error),
             None => {

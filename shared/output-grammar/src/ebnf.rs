@@ -3,5 +3,7 @@
 use crate::GrammarError;
 
 pub(crate) fn to_lark(_text: &str) -> Result<String, GrammarError> {
-    Err(GrammarError::refused("grammars in EBNF are not supported; write them in Lark"))
+    Err(GrammarError::refused(
+        "grammars in EBNF are not supported; write them in Lark",
+    ))
 }

@@ -211,7 +211,10 @@ impl Matcher {
         if self.allowed.is_none() {
             let mask = match self.len_after_end {
                 0 => self.grammar.compute_mask_or_eos(),
-                _ => self.grammar.tok_env().map(|env| env.tok_trie().eos_token_set()),
+                _ => self
+                    .grammar
+                    .tok_env()
+                    .map(|env| env.tok_trie().eos_token_set()),
             };
             match mask {
                 Ok(mask) => self.allowed = Some(TokenMask(mask)),

@@ -15,24 +15,45 @@ const REASONS: [(&str, &str); 22] = [
     ("Unsatisfiable", "no value satisfies it"),
     ("no text", "no text satisfies it"),
     ("Unknown format", "its format is not supported"),
-    ("oneOf constraints", "its alternatives may overlap, which oneOf forbids; use anyOf"),
-    ("min/maxProperties", "minProperties and maxProperties need required properties"),
-    ("not disjoint", "its patternProperties may match the same name"),
-    ("are disjoint", "its patternProperties may match the same name"),
-    ("circular references", "a circular reference has keywords beside it"),
+    (
+        "oneOf constraints",
+        "its alternatives may overlap, which oneOf forbids; use anyOf",
+    ),
+    (
+        "min/maxProperties",
+        "minProperties and maxProperties need required properties",
+    ),
+    (
+        "not disjoint",
+        "its patternProperties may match the same name",
+    ),
+    (
+        "are disjoint",
+        "its patternProperties may match the same name",
+    ),
+    (
+        "circular references",
+        "a circular reference has keywords beside it",
+    ),
     ("too deeply nested", "it nests too deeply"),
     ("stack level", "it nests too deeply"),
     ("too large", "it is too large"),
     ("too many", "it is too complex"),
     ("too complex", "it is too complex"),
     ("fuel", "it is too complex"),
-    ("cannot go back", "rules with max_tokens or stop are not supported; use suffix"),
+    (
+        "cannot go back",
+        "rules with max_tokens or stop are not supported; use suffix",
+    ),
     ("look-around", "look-around is not supported"),
     ("no start rule", "it has no rule start"),
     ("unknown name", "a name has no rule"),
     ("circular reference in token", "a terminal refers to itself"),
     ("duplicate", "a name is defined twice"),
-    ("lexer error", "these characters are not part of the language"),
+    (
+        "lexer error",
+        "these characters are not part of the language",
+    ),
     ("regex", "a regular expression cannot be compiled"),
 ];
 
@@ -47,16 +68,27 @@ pub(crate) fn locate(
         Language::Lark => match line_and_column(message) {
             Some((line, column)) => {
                 let place = format!("line {line}, column {column}");
-                GrammarError::at(place, format!("the grammar cannot be compiled: {}", reason(message)))
+                GrammarError::at(
+                    place,
+                    format!("the grammar cannot be compiled: {}", reason(message)),
+                )
             }
-            None => GrammarError::refused(format!("the grammar cannot be compiled: {}", reason(message))),
+            None => GrammarError::refused(format!(
+                "the grammar cannot be compiled: {}",
+                reason(message)
+            )),
         },
-        Language::Ebnf => GrammarError::refused(format!("the grammar cannot be compiled: {}", reason(message))),
+        Language::Ebnf => GrammarError::refused(format!(
+            "the grammar cannot be compiled: {}",
+            reason(message)
+        )),
         Language::Regex => GrammarError::refused(format!(
             "the regular expression cannot be compiled: {}",
             reason(message)
         )),
-        Language::Other => GrammarError::refused(format!("the form cannot be compiled: {}", reason(message))),
+        Language::Other => {
+            GrammarError::refused(format!("the form cannot be compiled: {}", reason(message)))
+        }
     }
 }
 
@@ -86,7 +118,10 @@ fn in_schema(
         }
         break;
     }
-    GrammarError::at(shown(&at), format!("the schema cannot be compiled: {}", reason(&message)))
+    GrammarError::at(
+        shown(&at),
+        format!("the schema cannot be compiled: {}", reason(&message)),
+    )
 }
 
 /// A subschema with the definitions of the whole one, to which it may refer.

@@ -59,7 +59,11 @@ pub(crate) fn subschemas<'a>(schema: &'a Value, at: &str) -> Vec<(String, &'a Va
                 found.extend(items.map(|(index, item)| (format!("{at}/{index}"), item)));
             }
             Value::Object(fields) if WITH_MAP.contains(&name) => {
-                found.extend(fields.iter().map(|(name, value)| (pointer(&at, name), value)));
+                found.extend(
+                    fields
+                        .iter()
+                        .map(|(name, value)| (pointer(&at, name), value)),
+                );
             }
             _ if WITH_SCHEMA.contains(&name) => found.push((at, value)),
             _ => {}
@@ -80,11 +84,17 @@ pub(crate) fn read(text: &str, limits: &GrammarLimits) -> Result<Value, GrammarE
         count += 1;
         check(schema, &at)?;
         if depth > limits.schema_depth_max {
-            let reason = format!("the schema nests more than {} deep", limits.schema_depth_max);
+            let reason = format!(
+                "the schema nests more than {} deep",
+                limits.schema_depth_max
+            );
             return Err(GrammarError::at(shown(&at), reason));
         }
         if count > limits.subschemas_max {
-            let reason = format!("the schema has more than {} subschemas", limits.subschemas_max);
+            let reason = format!(
+                "the schema has more than {} subschemas",
+                limits.subschemas_max
+            );
             return Err(GrammarError::at(shown(&at), reason));
         }
         let inner = subschemas(schema, &at).into_iter().rev();
@@ -109,7 +119,10 @@ fn check(schema: &Value, at: &str) -> Result<(), GrammarError> {
     let Some(fields) = schema.as_object() else {
         return match schema {
             Value::Bool(_) => Ok(()),
-            _ => Err(GrammarError::at(shown(at), "a schema is an object, true or false")),
+            _ => Err(GrammarError::at(
+                shown(at),
+                "a schema is an object, true or false",
+            )),
         };
     };
     for (name, value) in fields {
@@ -141,7 +154,8 @@ fn check(schema: &Value, at: &str) -> Result<(), GrammarError> {
 /// each colon and each comma, and no other white space. So a grammar forces more tokens.
 pub(crate) fn set_style(schema: &mut Value) {
     if let Some(fields) = schema.as_object_mut() {
-        let style = json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
+        let style =
+            json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
         fields.insert(SETTINGS.to_owned(), style);
     }
 }
@@ -150,7 +164,9 @@ pub(crate) fn set_style(schema: &mut Value) {
 pub(crate) fn of_arguments(mut schema: Value) -> Value {
     let says_type = ["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"];
     if let Some(fields) = schema.as_object_mut()
-        && !says_type.iter().any(|keyword| fields.contains_key(*keyword))
+        && !says_type
+            .iter()
+            .any(|keyword| fields.contains_key(*keyword))
     {
         fields.insert("type".to_owned(), json!("object"));
     }

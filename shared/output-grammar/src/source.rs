@@ -31,6 +31,7 @@ pub(crate) enum Language {
 
 pub(crate) struct Writer<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) eos: &'a [TokenId],
     pub(crate) limits: &'a GrammarLimits,
 }
 
@@ -86,7 +87,10 @@ impl Writer<'_> {
                 (TopLevelGrammar::from_lark(lark), Language::Other)
             }
             TextForm::Lark(text) => (TopLevelGrammar::from_lark(text.clone()), Language::Lark),
-            TextForm::Ebnf(text) => (TopLevelGrammar::from_lark(ebnf::to_lark(text)?), Language::Ebnf),
+            TextForm::Ebnf(text) => (
+                TopLevelGrammar::from_lark(ebnf::to_lark(text)?),
+                Language::Ebnf,
+            ),
             TextForm::Calls(calls) => {
                 let (lark, free) = self.calls(calls)?;
                 free_parts.extend(free);
@@ -135,6 +139,18 @@ impl Writer<'_> {
         lark
     }
 
+    /// A text after a call. An end token there is the end of the output, which no grammar has to name.
+    fn end(&self, text: &str) -> String {
+        let pieces = self.pieces(text);
+        match pieces.last() {
+            Some(Piece::Special(token)) if self.eos.contains(token) => {
+                let len = self.tokenizer.token_bytes(*token).len();
+                self.text(&text[..text.len() - len])
+            }
+            _ => self.text(text),
+        }
+    }
+
     fn arguments(&self, arguments: &ArgumentsForm) -> Result<String, GrammarError> {
         Ok(match arguments {
             ArgumentsForm::JsonSchema(text) => {
@@ -153,18 +169,20 @@ impl Writer<'_> {
         let mut lark = String::new();
         for (index, call) in form.calls.iter().enumerate() {
             let arguments = self.arguments(&call.arguments)?;
-            let end = self.text(&call.end);
+            let end = self.end(&call.end);
             let _ = writeln!(lark, "args_{index}: {arguments}");
             let _ = writeln!(lark, "rest_{index}: args_{index} {end}");
             let _ = writeln!(lark, "call_{index}: {}rest_{index}", self.text(&call.begin));
         }
-        let calls: Vec<String> = (0..form.calls.len()).map(|index| format!("call_{index}")).collect();
+        let calls: Vec<String> = (0..form.calls.len())
+            .map(|index| format!("call_{index}"))
+            .collect();
         let more = match form.parallel {
             true => format!("({}call)* ", self.text(&form.separator)),
             false => String::new(),
         };
         let _ = writeln!(lark, "call: {}", calls.join(" | "));
-        let _ = writeln!(lark, "more: {more}{}", self.text(&form.end));
+        let _ = writeln!(lark, "more: {more}{}", self.end(&form.end));
         if !form.optional {
             let _ = writeln!(lark, "start: {}call more", self.text(&form.begin));
             return Ok((lark, None));
@@ -181,7 +199,10 @@ impl Writer<'_> {
             };
             return Ok((lark, Some(free)));
         }
-        if triggers.iter().any(|trigger| trigger.token.is_some() || trigger.text.is_empty()) {
+        if triggers
+            .iter()
+            .any(|trigger| trigger.token.is_some() || trigger.text.is_empty())
+        {
             return Err(GrammarError::refused(
                 "free text before calls needs calls that all begin with a special token, or all with a text",
             ));
@@ -193,7 +214,11 @@ impl Writer<'_> {
     /// Where each alternative of the beginning is told from free text.
     fn triggers<'a>(&self, form: &'a CallsForm) -> Vec<Trigger<'a>> {
         let begins: Vec<&'a str> = match form.begin.as_str() {
-            "" => form.calls.iter().map(|call: &CallForm| call.begin.as_str()).collect(),
+            "" => form
+                .calls
+                .iter()
+                .map(|call: &CallForm| call.begin.as_str())
+                .collect(),
             begin => vec![begin],
         };
         let trigger = |begin: &'a str| match self.pieces(begin).first() {
@@ -202,7 +227,9 @@ impl Writer<'_> {
                 text: "",
             },
             Some(Piece::Text(text)) => {
-                let head = text.char_indices().find(|(_, next)| TRIGGER_ENDS.contains(next));
+                let head = text
+                    .char_indices()
+                    .find(|(_, next)| TRIGGER_ENDS.contains(next));
                 let len = head.map_or(text.len(), |(at, end)| at + end.len_utf8());
                 Trigger {
                     token: None,

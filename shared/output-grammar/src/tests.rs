@@ -53,7 +53,10 @@ fn schema(text: &str) -> TextForm {
 }
 
 fn refusal(text: TextForm) -> GrammarError {
-    MODEL.compiler.compile(&form(text)).err().unwrap()
+    let outcome = MODEL.compiler.compile(&form(text.clone()));
+    outcome
+        .err()
+        .unwrap_or_else(|| panic!("{text:?} was compiled"))
 }
 
 fn encode(text: &str) -> Vec<TokenId> {

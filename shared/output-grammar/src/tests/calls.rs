@@ -28,9 +28,9 @@ fn hermes(optional: bool, parallel: bool) -> TextForm {
     })
 }
 
-const ROME: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
-const OSLO: &str =
-    "<tool_call>\n{\"name\": \"weather_of_tomorrow\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+const ROME: &str =
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+const OSLO: &str = "<tool_call>\n{\"name\": \"weather_of_tomorrow\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
 
 #[test]
 fn calls_alone() {
@@ -39,10 +39,18 @@ fn calls_alone() {
     }
     assert!(!allows(hermes(false, false), &format!("Well. {ROME}")));
     assert!(!allows(hermes(false, false), &format!("{ROME}\n{OSLO}")));
-    assert!(allows(hermes(false, true), &format!("{ROME}\n{OSLO}\n{ROME}")));
+    assert!(allows(
+        hermes(false, true),
+        &format!("{ROME}\n{OSLO}\n{ROME}")
+    ));
     assert!(!allows(hermes(false, true), &ROME.replace("Rome", "Paris")));
     let forced = matcher(hermes(false, false)).forced(50).unwrap();
-    assert!(MODEL.tokenizer.decode(&forced).starts_with("<tool_call>\n{\"name\": \"weather"));
+    assert!(
+        MODEL
+            .tokenizer
+            .decode(&forced)
+            .starts_with("<tool_call>\n{\"name\": \"weather")
+    );
 }
 
 #[test]
@@ -51,7 +59,11 @@ fn free_text_before_calls() {
         assert!(allows(hermes(true, true), text));
         assert!(allows(hermes(true, true), &format!("{text}{ROME}\n{OSLO}")));
     }
-    for bad in ["<tool_call>", "x <tool_call>\n{\"name\": \"other", "<tool_call>{}"] {
+    for bad in [
+        "<tool_call>",
+        "x <tool_call>\n{\"name\": \"other",
+        "<tool_call>{}",
+    ] {
         assert!(!allows(hermes(true, true), bad), "{bad}");
     }
     assert!(!allows(hermes(true, false), &format!("{ROME}\n{OSLO}")));
@@ -70,8 +82,9 @@ fn special_tokens_in_a_form_are_meant() {
             calls: vec![call("go:", "!")],
         })
     };
-    let text = format!("{marker}go:{{\"city\": \"Rome\"}}!;go:{{\"city\": \"Oslo\"}}!<|im_end|>");
+    let text = format!("{marker}go:{{\"city\": \"Rome\"}}!;go:{{\"city\": \"Oslo\"}}!");
     assert!(allows(form(false), &text));
+    assert!(allows(form(false), &format!("{text}<|im_end|>")));
     let mut free = matcher(form(true));
     assert_eq!(free.allowed().unwrap(), None);
     free.advance(&encode("I think that")).unwrap();
@@ -81,12 +94,13 @@ fn special_tokens_in_a_form_are_meant() {
     assert!(free.allowed().unwrap().is_some() && !free.may_end().unwrap());
     free.rollback(1).unwrap();
     assert_eq!(free.allowed().unwrap(), None);
-    free.advance(&encode(&text)).unwrap();
+    free.advance(&encode(&format!("{text}<|im_end|>"))).unwrap();
     assert!(free.may_end().unwrap() && free.must_end());
     free.rollback(free.len() - before).unwrap();
     assert_eq!(free.allowed().unwrap(), None);
     // The marker as ordinary text is no marker.
-    free.advance(&MODEL.tokenizer.encode(marker).unwrap()).unwrap();
+    free.advance(&MODEL.tokenizer.encode(marker).unwrap())
+        .unwrap();
     assert_eq!(free.allowed().unwrap(), None);
 }
 

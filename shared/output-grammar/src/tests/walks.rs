@@ -12,7 +12,10 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) as usize) % bound.max(1)
     }
 }
@@ -58,7 +61,8 @@ fn what_masks_allow_is_valid() {
             };
             ended += 1;
             let json = MODEL.tokenizer.decode(&output);
-            let value: Value = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json} by {text}"));
+            let value: Value = serde_json::from_str(&json)
+                .unwrap_or_else(|error| panic!("{error}: {json} by {text}"));
             assert!(judge.is_valid(&value), "{json} by {text}");
         }
     }
@@ -145,6 +149,9 @@ fn texts_of_other_forms() {
     assert!(allows(regex("a/b\\$"), "a/b$"));
     let lark = TextForm::Lark("start: \"a\" inner* \"b\"\ninner: \"[\" inner* \"]\"\n".into());
     assert!(allows(lark.clone(), "a[[]][]b") && !allows(lark, "a[[]b"));
-    assert!(allows(TextForm::JsonObject, r#"{"a": [1, {"b": "\n"}], "c": null}"#));
+    assert!(allows(
+        TextForm::JsonObject,
+        r#"{"a": [1, {"b": "\n"}], "c": null}"#
+    ));
     assert!(!allows(TextForm::JsonObject, "[1]"));
 }
