@@ -138,13 +138,8 @@ impl GenerateRequest {
         let tools = Tools::read(&mut chat)?;
         tools.check_shown(&model)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
-        let mut request = GenerateRequest::common(
-            Endpoint::Chat,
-            &parameters,
-            tenant,
-            model,
-            top_logprobs,
-        )?;
+        let mut request =
+            GenerateRequest::common(Endpoint::Chat, &parameters, tenant, model, top_logprobs)?;
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();

@@ -165,10 +165,18 @@ pub(crate) fn parameters(tool: &Tool) -> Result<Parameters, NoForm> {
     let properties = schema.get("properties").and_then(Value::as_object);
     let properties = properties.unwrap_or(&none);
     let required = schema.get("required").and_then(Value::as_array);
-    let required: Vec<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
-    let unlisted = required.iter().filter(|name| !properties.contains_key(**name));
+    let required: Vec<&str> = required
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let unlisted = required
+        .iter()
+        .filter(|name| !properties.contains_key(**name));
     let unlisted = unlisted.map(|name| ((*name).to_owned(), Value::Object(Map::new())));
-    let listed = properties.iter().map(|(name, schema)| (name.clone(), schema.clone()));
+    let listed = properties
+        .iter()
+        .map(|(name, schema)| (name.clone(), schema.clone()));
     let listed: Vec<Parameter> = listed
         .chain(unlisted)
         .map(|(name, own)| Parameter {
@@ -207,7 +215,9 @@ fn with_definitions(part: Value, whole: &Value) -> Value {
 pub(crate) fn bare_string(schema: &Value, ends: &[&str]) -> Result<FormPart, String> {
     for key in ["anyOf", "oneOf"] {
         if let Some(Value::Array(alternatives)) = schema.get(key) {
-            let parts = alternatives.iter().map(|schema| Ok(vec![bare_string(schema, ends)?]));
+            let parts = alternatives
+                .iter()
+                .map(|schema| Ok(vec![bare_string(schema, ends)?]));
             return Ok(FormPart::AnyOf(parts.collect::<Result<_, String>>()?));
         }
     }
@@ -221,7 +231,9 @@ pub(crate) fn bare_string(schema: &Value, ends: &[&str]) -> Result<FormPart, Str
         let part = |value: Value| match value {
             Value::String(text) => Ok(vec![FormPart::Text(text)]),
             Value::Null => Ok(vec![null()]),
-            _ => Err("has values of several types, which the model's format of calls cannot tell apart"),
+            _ => Err(
+                "has values of several types, which the model's format of calls cannot tell apart",
+            ),
         };
         let parts: Result<Vec<_>, _> = values.into_iter().map(part).collect();
         return Ok(FormPart::AnyOf(parts?));
@@ -231,7 +243,9 @@ pub(crate) fn bare_string(schema: &Value, ends: &[&str]) -> Result<FormPart, Str
         return Ok(null());
     }
     let text = constrained_string(schema, ends)?;
-    let may_be_null = kind.and_then(Value::as_array).is_some_and(|kinds| kinds.contains(&"null".into()));
+    let may_be_null = kind
+        .and_then(Value::as_array)
+        .is_some_and(|kinds| kinds.contains(&"null".into()));
     Ok(match may_be_null {
         true => FormPart::AnyOf(vec![vec![text], vec![null()]]),
         false => text,
@@ -250,10 +264,16 @@ fn constrained_string(schema: &Value, ends: &[&str]) -> Result<FormPart, String>
         )),
         (None, (least, most)) => {
             let most = most.map_or_else(String::new, |most| most.to_string());
-            Ok(FormPart::Regex(format!("[^<]{{{},{most}}}", least.unwrap_or(0))))
+            Ok(FormPart::Regex(format!(
+                "[^<]{{{},{most}}}",
+                least.unwrap_or(0)
+            )))
         }
         (Some(pattern), (None, None)) => Ok(FormPart::Regex(whole_pattern(pattern))),
-        (Some(_), _) => Err("has a pattern and a length; the model's format of calls can hold it to one of them".into()),
+        (Some(_), _) => Err(
+            "has a pattern and a length; the model's format of calls can hold it to one of them"
+                .into(),
+        ),
     }
 }
 
@@ -309,7 +329,12 @@ impl TaggedParameters<'_> {
         {
             let value = self.value(schema);
             let value = value.map_err(|fault| NoForm::of(tool, format!("{name} {fault}")))?;
-            let begin = format!("{}{}{}", self.name_begin, bare_name(tool, name)?, self.name_end);
+            let begin = format!(
+                "{}{}{}",
+                self.name_begin,
+                bare_name(tool, name)?,
+                self.name_end
+            );
             let parameter = vec![
                 FormPart::Text(begin),
                 value,

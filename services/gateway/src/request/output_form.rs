@@ -69,7 +69,8 @@ impl FormFields {
                 continue;
             };
             if let Some((first, _)) = &found {
-                let fault = format!("asks for a form of the output, and so does {first}; send one of them");
+                let fault =
+                    format!("asks for a form of the output, and so does {first}; send one of them");
                 return invalid(field, fault);
             }
             found = Some((field, form));
@@ -106,7 +107,9 @@ fn read(
 fn is_nothing(value: &JsonValue) -> bool {
     value.as_str() == Some("")
         || value.as_bool() == Some(false)
-        || value.items().is_some_and(|mut items| items.next().is_none())
+        || value
+            .items()
+            .is_some_and(|mut items| items.next().is_none())
 }
 
 /// Reads `response_format`.
@@ -144,11 +147,19 @@ fn response_format(
             let Some(given) = format.get("json_schema").filter(JsonValue::is_object) else {
                 return invalid(inner, "must be an object with a schema");
             };
-            note_unknown(&given, inner, &["name", "description", "schema", "strict"], unknown);
+            note_unknown(
+                &given,
+                inner,
+                &["name", "description", "schema", "strict"],
+                unknown,
+            );
             if let Some(name) = given.get("name") {
                 check_name(&name)?;
             }
-            if given.get("strict").is_some_and(|strict| strict.as_bool().is_none()) {
+            if given
+                .get("strict")
+                .is_some_and(|strict| strict.as_bool().is_none())
+            {
                 return invalid(&format!("{inner}.strict"), "must be true or false");
             }
             let place = "response_format.json_schema.schema";
@@ -216,7 +227,8 @@ fn structured_outputs(
         return Ok(None);
     };
     if let Some((second, _)) = forms.next() {
-        let fault = format!("asks for a form of the output, and so does {field}.{name}; send one of them");
+        let fault =
+            format!("asks for a form of the output, and so does {field}.{name}; send one of them");
         return invalid(&format!("{field}.{second}"), fault);
     }
     let place = format!("{field}.{name}");
@@ -252,12 +264,20 @@ fn text(value: &JsonValue, place: &str) -> Result<String, ApiError> {
 
 fn choice(value: &JsonValue, place: &str) -> Result<TextForm, ApiError> {
     let texts = value.items().map(|texts| {
-        let text = |value: JsonValue| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let text = |value: JsonValue| {
+            value
+                .as_str()
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned)
+        };
         texts.map(text).collect::<Option<Vec<_>>>()
     });
     match texts.flatten() {
         Some(texts) if texts.len() <= CHOICES_MAX => Ok(TextForm::Choice(texts)),
-        _ => invalid(place, format!("must be a list of 1 to {CHOICES_MAX} texts that are not empty")),
+        _ => invalid(
+            place,
+            format!("must be a list of 1 to {CHOICES_MAX} texts that are not empty"),
+        ),
     }
 }
 
@@ -272,7 +292,9 @@ fn grammar(value: &JsonValue, place: &str) -> Result<TextForm, ApiError> {
 
 /// Adds the names of an object that are not known.
 fn note_unknown(object: &JsonValue, place: &str, known: &[&str], unknown: &mut Vec<String>) {
-    let others = object.names().filter(|name| !known.contains(&name.as_str()));
+    let others = object
+        .names()
+        .filter(|name| !known.contains(&name.as_str()));
     unknown.extend(others.map(|name| format!("{place}.{name}")));
 }
 
@@ -307,7 +329,11 @@ mod tests {
         let format = |format: Value| json!({"response_format": format});
         let vllm = |fields: Value| json!({"structured_outputs": fields});
         for (body, text, place) in [
-            (format(json!({"type": "json_object"})), TextForm::JsonObject, "response_format"),
+            (
+                format(json!({"type": "json_object"})),
+                TextForm::JsonObject,
+                "response_format",
+            ),
             (
                 format(json!({"type": "json_object", "schema": schema})),
                 json_schema.clone(),
@@ -319,23 +345,67 @@ mod tests {
                 json_schema.clone(),
                 "response_format.json_schema.schema",
             ),
-            (vllm(json!({"json": schema})), json_schema.clone(), "structured_outputs.json"),
-            (vllm(json!({"json": schema.to_string()})), json_schema.clone(), "structured_outputs.json"),
-            (vllm(json!({"json_object": true})), TextForm::JsonObject, "structured_outputs.json_object"),
+            (
+                vllm(json!({"json": schema})),
+                json_schema.clone(),
+                "structured_outputs.json",
+            ),
+            (
+                vllm(json!({"json": schema.to_string()})),
+                json_schema.clone(),
+                "structured_outputs.json",
+            ),
+            (
+                vllm(json!({"json_object": true})),
+                TextForm::JsonObject,
+                "structured_outputs.json_object",
+            ),
             (
                 vllm(json!({"regex": "a+", "json": null, "disable_any_whitespace": true})),
                 regex.clone(),
                 "structured_outputs.regex",
             ),
-            (vllm(json!({"choice": ["a", "b"]})), choice.clone(), "structured_outputs.choice"),
-            (vllm(json!({"grammar": "root ::= \"a\""})), ebnf.clone(), "structured_outputs.grammar"),
-            (vllm(json!({"grammar": "start: \"a\""})), lark.clone(), "structured_outputs.grammar"),
-            (json!({"guided_json": schema}), json_schema.clone(), "guided_json"),
-            (json!({"guided_json": {}}), TextForm::JsonSchema("{}".into()), "guided_json"),
+            (
+                vllm(json!({"choice": ["a", "b"]})),
+                choice.clone(),
+                "structured_outputs.choice",
+            ),
+            (
+                vllm(json!({"grammar": "root ::= \"a\""})),
+                ebnf.clone(),
+                "structured_outputs.grammar",
+            ),
+            (
+                vllm(json!({"grammar": "start: \"a\""})),
+                lark.clone(),
+                "structured_outputs.grammar",
+            ),
+            (
+                json!({"guided_json": schema}),
+                json_schema.clone(),
+                "guided_json",
+            ),
+            (
+                json!({"guided_json": {}}),
+                TextForm::JsonSchema("{}".into()),
+                "guided_json",
+            ),
             (json!({"guided_regex": "a+"}), regex.clone(), "guided_regex"),
-            (json!({"guided_choice": ["a", "b"]}), choice, "guided_choice"),
-            (json!({"guided_grammar": "start: \"a\""}), lark, "guided_grammar"),
-            (json!({"json_schema": schema.to_string()}), json_schema, "json_schema"),
+            (
+                json!({"guided_choice": ["a", "b"]}),
+                choice,
+                "guided_choice",
+            ),
+            (
+                json!({"guided_grammar": "start: \"a\""}),
+                lark,
+                "guided_grammar",
+            ),
+            (
+                json!({"json_schema": schema.to_string()}),
+                json_schema,
+                "json_schema",
+            ),
             (json!({"regex": "a+"}), regex, "regex"),
             (json!({"ebnf": "root ::= \"a\""}), ebnf.clone(), "ebnf"),
             (json!({"grammar": "root ::= \"a\""}), ebnf, "grammar"),
@@ -372,9 +442,17 @@ mod tests {
         let schema = |inner: Value| format(json!({"type": "json_schema", "json_schema": inner}));
         let vllm = |fields: Value| json!({"structured_outputs": fields});
         for (body, param, is_unsupported) in [
-            (format(json!({"type": "xml"})), "response_format.type", false),
+            (
+                format(json!({"type": "xml"})),
+                "response_format.type",
+                false,
+            ),
             (format(json!("json")), "response_format.type", false),
-            (format(json!({"type": "structural_tag"})), "response_format", true),
+            (
+                format(json!({"type": "structural_tag"})),
+                "response_format",
+                true,
+            ),
             (
                 format(json!({"type": "json_schema"})),
                 "response_format.json_schema",

@@ -77,7 +77,10 @@ impl Choice {
     fn demand(&self) -> CallDemand {
         match self {
             Choice::Named(_) => CallDemand::Named,
-            Choice::Required | Choice::Allowed { is_required: true, .. } => CallDemand::Required,
+            Choice::Required
+            | Choice::Allowed {
+                is_required: true, ..
+            } => CallDemand::Required,
             Choice::None | Choice::Auto | Choice::Allowed { .. } => CallDemand::Free,
         }
     }
@@ -112,7 +115,10 @@ impl Tools {
         }
         let demand = choice.demand();
         if demand != CallDemand::Free && tools.is_empty() {
-            return invalid(choice_field, "a call can be forced only where there are tools");
+            return invalid(
+                choice_field,
+                "a call can be forced only where there are tools",
+            );
         }
         if matches!(choice, Choice::Allowed { .. }) {
             tools.retain(|(tool, _)| choice.names().contains(&tool.tool.name));
@@ -167,11 +173,7 @@ fn as_tool(function: JsonValue) -> JsonValue {
 }
 
 /// Checks a tool. `place` is its path in the request.
-fn read_tool(
-    tool: &JsonValue,
-    place: &str,
-    is_function: bool,
-) -> Result<CallableTool, ApiError> {
+fn read_tool(tool: &JsonValue, place: &str, is_function: bool) -> Result<CallableTool, ApiError> {
     if !tool.is_object() {
         return invalid(place, "must be an object with a function");
     }
@@ -241,7 +243,10 @@ fn tool_choice(choice: Option<&JsonValue>) -> Result<Choice, ApiError> {
             None => invalid("tool_choice.function.name", "must be a text"),
         },
         Some("allowed_tools") => allowed_tools(choice),
-        _ => invalid("tool_choice.type", "must be \"function\" or \"allowed_tools\""),
+        _ => invalid(
+            "tool_choice.type",
+            "must be \"function\" or \"allowed_tools\"",
+        ),
     }
 }
 
@@ -283,7 +288,10 @@ fn function_choice(choice: &JsonValue) -> Result<Choice, ApiError> {
     match choice.as_str() {
         Some("none") => Ok(Choice::None),
         Some("auto") => Ok(Choice::Auto),
-        Some(_) => invalid("function_call", "must be \"none\", \"auto\" or {\"name\": ...}"),
+        Some(_) => invalid(
+            "function_call",
+            "must be \"none\", \"auto\" or {\"name\": ...}",
+        ),
         None => match function_name(choice) {
             Some(name) => Ok(Choice::Named(name)),
             None => invalid("function_call.name", "must be a text"),
@@ -344,7 +352,11 @@ mod tests {
                 1,
                 &["a"],
             ),
-            (json!({"tools": two, "tool_choice": "required"}), 2, &["a", "b"]),
+            (
+                json!({"tools": two, "tool_choice": "required"}),
+                2,
+                &["a", "b"],
+            ),
             (json!({"tools": two, "tool_choice": tool("b")}), 2, &["b"]),
             (json!({"functions": [{"name": "f"}]}), 1, &["f"]),
             (
@@ -383,12 +395,21 @@ mod tests {
     fn the_choice_decides_whether_a_call_is_forced() {
         let tools = json!([tool("a"), tool("b")]);
         let strict = json!([{"function": {"name": "a", "strict": true}}]);
-        let allowed = |mode: &str| json!({"type": "allowed_tools", "mode": mode, "tools": [tool("a")]});
+        let allowed =
+            |mode: &str| json!({"type": "allowed_tools", "mode": mode, "tools": [tool("a")]});
         for (body, demand, first_only) in [
             (json!({"tools": tools}), CallDemand::Free, false),
             (json!({"tools": strict}), CallDemand::Free, false),
-            (json!({"tools": tools, "tool_choice": allowed("auto")}), CallDemand::Free, false),
-            (json!({"tools": tools, "tool_choice": "required"}), CallDemand::Required, false),
+            (
+                json!({"tools": tools, "tool_choice": allowed("auto")}),
+                CallDemand::Free,
+                false,
+            ),
+            (
+                json!({"tools": tools, "tool_choice": "required"}),
+                CallDemand::Required,
+                false,
+            ),
             (
                 json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false}),
                 CallDemand::Required,
@@ -399,7 +420,11 @@ mod tests {
                 CallDemand::Required,
                 false,
             ),
-            (json!({"tools": tools, "tool_choice": tool("a")}), CallDemand::Named, true),
+            (
+                json!({"tools": tools, "tool_choice": tool("a")}),
+                CallDemand::Named,
+                true,
+            ),
             (
                 json!({"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
                 CallDemand::Named,

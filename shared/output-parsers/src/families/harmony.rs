@@ -310,7 +310,10 @@ pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
         return Ok(calls);
     }
     let answer = FormPart::TextWithout(Vec::new());
-    Ok(TextForm::AnyOf(vec![calls, message(answer, wanted.after_reasoning)]))
+    Ok(TextForm::AnyOf(vec![
+        calls,
+        message(answer, wanted.after_reasoning),
+    ]))
 }
 
 /// A message to the user.

@@ -11,8 +11,8 @@ use refrain_protocol::engine::{ArgumentsForm, CallForm, FormPart, TextForm};
 
 use crate::family::{Family, blank};
 use crate::form::{CallsWanted, NoForm, Parameter, Parameters, parameters, unmarked};
-use crate::options::Tool;
 use crate::json::Progress;
+use crate::options::Tool;
 use crate::python::KeywordArguments;
 use crate::sink::{NAME_BYTES_MAX, Sink};
 
@@ -180,11 +180,14 @@ pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
 /// A name that Python can write.
 fn identifier<'a>(tool: &Tool, name: &'a str) -> Result<&'a str, NoForm> {
     let mut characters = name.chars();
-    let begins = characters.next().is_some_and(|c| c.is_alphabetic() || c == '_');
+    let begins = characters
+        .next()
+        .is_some_and(|c| c.is_alphabetic() || c == '_');
     match begins && characters.all(|c| c.is_alphanumeric() || c == '_' || c == '.') {
         true => Ok(name),
         false => {
-            let fault = "the model writes calls in Python, so names have only letters, digits and _";
+            let fault =
+                "the model writes calls in Python, so names have only letters, digits and _";
             Err(NoForm::of(tool, fault))
         }
     }
