@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use refrain_protocol::engine::OutputForm;
 use refrain_tokenization::Tokenizer;
 
-use crate::matcher::{FreePart, Matcher};
-use crate::source::{Source, Writer};
+use crate::matcher::{Layout, Matcher};
+use crate::source::{Context, Source};
 use crate::vocabulary::Vocabulary;
 use crate::{GrammarError, TokenId, place};
 
@@ -67,8 +67,11 @@ pub struct GrammarCompiler {
     cache: Mutex<Cache>,
 }
 
+type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
+
 struct Cache {
-    grammars: LruCache<String, Arc<CompiledGrammar>>,
+    /// Refusals are kept too, so that a bad form costs its work once.
+    outcomes: LruCache<String, Outcome>,
     bytes: usize,
 }
 
@@ -76,15 +79,14 @@ struct Cache {
 pub struct CompiledGrammar {
     /// At its beginning. It is only cloned.
     start: Mutex<llguidance::Matcher>,
-    free_parts: Vec<FreePart>,
-    eos: Vec<TokenId>,
+    layout: Arc<Layout>,
 }
 
 impl CompiledGrammar {
     /// A matcher at the beginning of an output. Matchers share no state, so threads do not wait for each other.
     pub fn matcher(&self) -> Matcher {
         let start = self.start.lock().deep_clone();
-        Matcher::new(start, self.free_parts.clone(), self.eos.clone())
+        Matcher::new(start, self.layout.clone())
     }
 }
 
@@ -125,7 +127,7 @@ impl GrammarCompiler {
             eos: eos.to_vec(),
             limits,
             cache: Mutex::new(Cache {
-                grammars: LruCache::new(count),
+                outcomes: LruCache::new(count),
                 bytes: 0,
             }),
         })
@@ -145,20 +147,20 @@ impl GrammarCompiler {
                 self.limits.form_bytes_max
             )));
         }
-        if let Some(grammar) = self.cache.lock().grammars.get(&key) {
-            return Ok(grammar.clone());
+        if let Some(outcome) = self.cache.lock().outcomes.get(&key) {
+            return outcome.clone();
         }
-        let writer = Writer {
+        let context = Context {
             tokenizer: &self.tokenizer,
             eos: &self.eos,
             limits: &self.limits,
         };
-        let source = writer.source(form)?;
-        let grammar = Arc::new(self.on_deep_stack(|| self.build(&source))?);
-        self.cache
-            .lock()
-            .insert(key, grammar.clone(), self.limits.cached_form_bytes_max);
-        Ok(grammar)
+        let built = Source::new(context, form)
+            .and_then(|source| self.on_deep_stack(|| self.build(form, &source)));
+        let outcome = built.map(Arc::new);
+        let bytes_max = self.limits.cached_form_bytes_max;
+        self.cache.lock().insert(key, outcome.clone(), bytes_max);
+        outcome
     }
 
     fn on_deep_stack<T: Send>(
@@ -175,14 +177,17 @@ impl GrammarCompiler {
         })
     }
 
-    fn build(&self, source: &Source) -> Result<CompiledGrammar, GrammarError> {
+    fn build(&self, form: &OutputForm, source: &Source) -> Result<CompiledGrammar, GrammarError> {
         let start = self
             .parse(source.grammar.clone())
             .map_err(|message| place::locate(&message, source, |part| self.parse(part).err()))?;
         Ok(CompiledGrammar {
             start: Mutex::new(start),
-            free_parts: source.free_parts.clone(),
-            eos: self.eos.clone(),
+            layout: Arc::new(Layout {
+                opened_by: form.opened_by.filter(|_| form.after.is_some()),
+                free_parts: source.free_parts.clone(),
+                eos: self.eos.clone(),
+            }),
         })
     }
 
@@ -211,13 +216,13 @@ impl GrammarCompiler {
 }
 
 impl Cache {
-    fn insert(&mut self, key: String, grammar: Arc<CompiledGrammar>, bytes_max: usize) {
+    fn insert(&mut self, key: String, outcome: Outcome, bytes_max: usize) {
         self.bytes += key.len();
-        if let Some((replaced, _)) = self.grammars.push(key, grammar) {
+        if let Some((replaced, _)) = self.outcomes.push(key, outcome) {
             self.bytes -= replaced.len();
         }
-        while self.bytes > bytes_max && self.grammars.len() > 1 {
-            let Some((oldest, _)) = self.grammars.pop_lru() else {
+        while self.bytes > bytes_max && self.outcomes.len() > 1 {
+            let Some((oldest, _)) = self.outcomes.pop_lru() else {
                 break;
             };
             self.bytes -= oldest.len();

@@ -12,7 +12,8 @@
 //! |---|---|
 //! | `compiler.rs` | **Read this first.** [`GrammarCompiler`] compiles forms within limits, and keeps them. |
 //! | `matcher.rs` | [`Matcher`]: the state of one output, with masks, forced tokens and rollback. |
-//! | `source.rs` | A form becomes a JSON schema or a grammar in Lark, calls of tools included. |
+//! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
+//! | `lark.rs` | Choices, calls of tools and alternatives of forms become Lark. |
 //! | `schema.rs` | JSON schemas before they are compiled: limits, keywords that are refused, the style of the JSON. |
 //! | `ebnf.rs` | Grammars in EBNF become Lark. |
 //! | `place.rs` | Where in a form an error is. |
@@ -21,6 +22,7 @@
 mod compiler;
 mod ebnf;
 mod error;
+mod lark;
 mod matcher;
 mod place;
 mod schema;

@@ -1,5 +1,7 @@
 //! Follows an output token by token, and says which tokens may come next.
 
+use std::sync::Arc;
+
 use llguidance::toktrie::SimpleVob;
 
 use crate::{GrammarError, TokenId};
@@ -44,13 +46,37 @@ pub(crate) struct FreePart {
     pub(crate) end_is_bound: bool,
 }
 
+/// Gives the grammar a token. `None` if it failed.
+type Consume = fn(&mut llguidance::Matcher, TokenId) -> Option<bool>;
+
+/// For a token that a mask allowed.
+fn llguidance_consume(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+    grammar.consume_token(token).ok().map(|()| true)
+}
+
+/// For any token.
+fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+    let consumed = grammar.try_consume_tokens(&[token]);
+    consumed.ok().map(|consumed| consumed == 1)
+}
+
+/// What stands around the text of a grammar in an output.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    /// The token that opens the first free part, where the output may also begin without that part.
+    pub(crate) opened_by: Option<TokenId>,
+    /// The parts before the text.
+    pub(crate) free_parts: Vec<FreePart>,
+    /// The tokens that end an output.
+    pub(crate) eos: Vec<TokenId>,
+}
+
 /// The state of one output in a grammar.
 ///
 /// All answers depend on the tokens of the output alone, not on what was asked or rolled back before.
 pub struct Matcher {
     grammar: llguidance::Matcher,
-    free_parts: Vec<FreePart>,
-    eos: Vec<TokenId>,
+    layout: Arc<Layout>,
     /// Lengths of the output at the ends of the free parts that are over.
     ends: Vec<usize>,
     /// Length of the output in tokens.
@@ -63,15 +89,10 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    pub(crate) fn new(
-        grammar: llguidance::Matcher,
-        free_parts: Vec<FreePart>,
-        eos: Vec<TokenId>,
-    ) -> Self {
+    pub(crate) fn new(grammar: llguidance::Matcher, layout: Arc<Layout>) -> Self {
         Matcher {
             grammar,
-            free_parts,
-            eos,
+            layout,
             ends: Vec::new(),
             len: 0,
             len_after_end: 0,
@@ -90,8 +111,15 @@ impl Matcher {
         self.len == 0
     }
 
+    /// The free part that the output is in.
     fn free_part(&self) -> Option<&FreePart> {
-        self.free_parts.get(self.ends.len())
+        let skipped = usize::from(self.may_be_opened());
+        self.layout.free_parts.get(self.ends.len() + skipped)
+    }
+
+    /// Whether the next token decides if the output has its first free part.
+    fn may_be_opened(&self) -> bool {
+        self.layout.opened_by.is_some() && self.len == 0 && self.ends.is_empty()
     }
 
     fn fail<T>(&mut self, reason: &'static str) -> Result<T, GrammarError> {
@@ -106,15 +134,19 @@ impl Matcher {
         }
     }
 
-    /// Appends tokens to the output. After an error the matcher cannot be used any longer.
+    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used any
+    /// longer.
     ///
     /// # Errors
     /// The grammar does not allow them, or is too complex at this place.
     pub fn advance(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
-        match self.advance_while_allowed(tokens)? == tokens.len() {
-            true => Ok(()),
-            false => self.fail("it has a token that the form does not allow"),
+        self.check()?;
+        for token in tokens {
+            if !self.advance_by_one(*token, llguidance_consume)? {
+                return self.fail("it has a token that the form does not allow");
+            }
         }
+        Ok(())
     }
 
     /// Appends tokens to the output, up to the first that the grammar does not allow. Returns their number.
@@ -124,41 +156,56 @@ impl Matcher {
     pub fn advance_while_allowed(&mut self, tokens: &[TokenId]) -> Result<usize, GrammarError> {
         self.check()?;
         for (place, token) in tokens.iter().enumerate() {
-            if !self.advance_by_one(*token)? {
+            if !self.advance_by_one(*token, llguidance_try)? {
                 return Ok(place);
             }
         }
         Ok(tokens.len())
     }
 
-    fn advance_by_one(&mut self, token: TokenId) -> Result<bool, GrammarError> {
-        if let Some(part) = self.free_part() {
-            let ends = part.until.contains(&token);
-            if ends && part.end_is_bound && !self.consume(token)? {
-                return Ok(false);
-            }
-            self.len += 1;
-            if ends {
-                self.ends.push(self.len);
-            }
+    fn advance_by_one(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
+        let opened = self.may_be_opened();
+        if opened && Some(token) == self.layout.opened_by {
+            self.len = 1;
             self.allowed = None;
             return Ok(true);
         }
+        if opened {
+            self.ends.push(0);
+        }
+        let (is_free, ends, is_bound) = match self.free_part() {
+            Some(part) => {
+                let ends = part.until.contains(&token);
+                (true, ends, ends && part.end_is_bound)
+            }
+            None => (false, false, true),
+        };
         // An end token may also stand inside a grammar, such as the one after a call.
-        if self.eos.contains(&token) && self.may_end()? {
-            self.len_after_end += 1;
-        } else if self.len_after_end > 0 || !self.consume(token)? {
+        let after_end = !is_free && self.layout.eos.contains(&token) && self.may_end()?;
+        let allowed = match (after_end, is_bound) {
+            (true, _) => true,
+            (_, true) => self.len_after_end == 0 && self.consume(token, consume)?,
+            _ => true,
+        };
+        if !allowed {
+            if opened {
+                self.ends.clear();
+            }
             return Ok(false);
         }
         self.len += 1;
+        self.len_after_end += usize::from(after_end);
+        if ends {
+            self.ends.push(self.len);
+        }
         self.allowed = None;
         Ok(true)
     }
 
-    fn consume(&mut self, token: TokenId) -> Result<bool, GrammarError> {
-        match self.grammar.try_consume_tokens(&[token]) {
-            Ok(consumed) => Ok(consumed == 1),
-            Err(_) => self.fail("the grammar is too complex here"),
+    fn consume(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
+        match consume(&mut self.grammar, token) {
+            Some(consumed) => Ok(consumed),
+            None => self.fail("the grammar is too complex here, or does not allow a token"),
         }
     }
 
@@ -182,7 +229,8 @@ impl Matcher {
         if self.grammar.rollback(bound_before - bound).is_err() {
             return self.fail("the grammar cannot go back");
         }
-        self.ends.retain(|end| *end <= len);
+        // At the beginning it is open again whether there is a free part.
+        self.ends.retain(|end| *end <= len && len > 0);
         self.len = len;
         self.allowed = None;
         Ok(())
@@ -190,10 +238,11 @@ impl Matcher {
 
     /// How many of the first `len` tokens of the output the grammar has seen, with those after the end.
     fn bound_len(&self, len: usize) -> usize {
-        let Some(last) = self.free_parts.last() else {
+        let parts = &self.layout.free_parts;
+        let Some(last) = parts.last() else {
             return len;
         };
-        match self.ends.get(self.free_parts.len() - 1) {
+        match self.ends.get(parts.len() - 1) {
             Some(end) if *end <= len => len - end + usize::from(last.end_is_bound),
             _ => 0,
         }
@@ -216,10 +265,13 @@ impl Matcher {
                     .tok_env()
                     .map(|env| env.tok_trie().eos_token_set()),
             };
-            match mask {
-                Ok(mask) => self.allowed = Some(TokenMask(mask)),
-                Err(_) => return self.fail("the grammar is too complex here"),
+            let Ok(mut mask) = mask else {
+                return self.fail("the grammar is too complex here");
+            };
+            if let (true, Some(token)) = (self.may_be_opened(), self.layout.opened_by) {
+                mask.allow_token(token);
             }
+            self.allowed = Some(TokenMask(mask));
         }
         Ok(self.allowed.as_ref())
     }
@@ -243,7 +295,7 @@ impl Matcher {
             let Some(token) = self.allowed()?.and_then(TokenMask::only) else {
                 break;
             };
-            if self.len_after_end > 0 || !self.advance_by_one(token)? {
+            if self.len_after_end > 0 || !self.advance_by_one(token, llguidance_consume)? {
                 break;
             }
             forced.push(token);
@@ -273,6 +325,7 @@ impl Matcher {
     /// Whether the output must end here: nothing but an end token is allowed.
     pub fn must_end(&self) -> bool {
         let stopped = self.grammar.is_stopped() && !self.grammar.is_error();
-        self.free_part().is_none() && (self.len_after_end > 0 || stopped)
+        let is_bound = self.free_part().is_none() && !self.may_be_opened();
+        is_bound && (self.len_after_end > 0 || stopped)
     }
 }

@@ -41,7 +41,7 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
 });
 
 fn form(text: TextForm) -> OutputForm {
-    OutputForm { after: None, text }
+    OutputForm::new(text)
 }
 
 fn matcher(text: TextForm) -> Matcher {
