@@ -100,7 +100,6 @@ pub struct StreamOptions {
     pub include_usage: Option<bool>,
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::super::field_shapes::LOGIT_BIAS_MAX;
