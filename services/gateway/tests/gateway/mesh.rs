@@ -202,12 +202,13 @@ impl Scheduler for FakeMesh {
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
         let tokenizer = self.tokenizer.identity().to_owned();
         self.log().polls += 1;
+        let script = self.script();
         Ok(vec![ServedModel {
             model: "tiny".into(),
             tokenizer,
             max_context: 256,
-            workers: self.script().workers,
-            compiles_forms: self.script().compiles_forms,
+            workers: script.workers,
+            compiles_forms: script.compiles_forms,
         }])
     }
 }
