@@ -1,5 +1,6 @@
 //! Compiles forms, and keeps what it compiled.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -73,6 +74,15 @@ struct Cache {
     /// Refusals are kept too, so that a bad form costs its work once.
     outcomes: LruCache<String, Outcome>,
     bytes: usize,
+}
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut compiler = f.debug_struct("GrammarCompiler");
+        compiler
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A compiled form.

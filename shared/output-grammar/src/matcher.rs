@@ -1,5 +1,6 @@
 //! Follows an output token by token, and says which tokens may come next.
 
+use std::fmt;
 use std::sync::Arc;
 
 use llguidance::toktrie::SimpleVob;
@@ -86,6 +87,13 @@ pub struct Matcher {
     /// Tokens that may come next, if they were asked for since the last change.
     allowed: Option<TokenMask>,
     failed: bool,
+}
+
+impl fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut matcher = f.debug_struct("Matcher");
+        matcher.field("len", &self.len).finish_non_exhaustive()
+    }
 }
 
 impl Matcher {

@@ -328,6 +328,7 @@ fn formats() -> Vec<Format> {
                 tree_drafts: true,
                 max_draft_tokens: 64,
                 eos_token_ids: vec![2],
+                output_forms: false,
                 drafter: Some(DrafterCapabilities {
                     kind: DrafterKind::Eagle3,
                     depth_max: 8,
