@@ -98,6 +98,7 @@ fn step() -> StepMessage {
         drafted: 4,
         accepted: 2,
         merged: None,
+        forced: None,
     }
 }
 
@@ -291,6 +292,7 @@ fn formats() -> Vec<Format> {
                     }]),
                     source: DraftSource::Prediction,
                     scope: DraftScope::None,
+                    forced: None,
                     merged: Some(DraftShare {
                         source: DraftSource::Eagle3,
                         drafted: 2,

@@ -178,6 +178,11 @@ impl EngineHandle {
         self.shared.capabilities.clone()
     }
 
+    /// Compiles the forms of outputs, if the model has a tokenizer.
+    pub fn grammars(&self) -> Option<Arc<GrammarCompiler>> {
+        self.shared.grammars.clone()
+    }
+
     /// Converts text to tokens. Special tokens written in the text are not recognised.
     ///
     /// # Errors
