@@ -68,7 +68,8 @@ pub struct GrammarCompiler {
     cache: Mutex<Cache>,
 }
 
-type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
+/// A compiled form, or why there is none.
+pub type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
 
 struct Cache {
     /// Refusals are kept too, so that a bad form costs its work once.
@@ -171,6 +172,12 @@ impl GrammarCompiler {
         let bytes_max = self.limits.cached_form_bytes_max;
         self.cache.lock().insert(key, outcome.clone(), bytes_max);
         outcome
+    }
+
+    /// The outcome of [`GrammarCompiler::compile`] for a form that was compiled lately, without any work.
+    pub fn known(&self, form: &OutputForm) -> Option<Outcome> {
+        let key = serde_json::to_string(form).ok()?;
+        self.cache.lock().outcomes.get(&key).cloned()
     }
 
     fn on_deep_stack<T: Send>(

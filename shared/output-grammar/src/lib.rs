@@ -31,7 +31,7 @@ mod source;
 mod tests;
 mod vocabulary;
 
-pub use compiler::{CompiledGrammar, GrammarCompiler, GrammarLimits};
+pub use compiler::{CompiledGrammar, GrammarCompiler, GrammarLimits, Outcome};
 pub use error::GrammarError;
 pub use matcher::{Matcher, TokenMask};
 

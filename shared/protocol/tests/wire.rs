@@ -252,6 +252,7 @@ fn formats() -> Vec<Format> {
                 max_running: 8,
                 running: vec![LeaseId(1), LeaseId(2)],
                 draining: false,
+                compiles_forms: true,
                 eagle3: Some(Eagle3Report {
                     accepted_length: 2.5,
                     speedup: 1.25,
@@ -277,6 +278,7 @@ fn formats() -> Vec<Format> {
                 tokenizer: "ab12".into(),
                 max_context: 4_096,
                 workers: 2,
+                compiles_forms: true,
             }],
         ),
         format("chunk_request", chunk()),

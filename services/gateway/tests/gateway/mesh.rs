@@ -67,6 +67,8 @@ pub(crate) struct Script {
     pub(crate) never_lease: bool,
     /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
+    /// Whether the engines of the workers compile forms by the grammars of this project.
+    pub(crate) compiles_forms: bool,
 }
 
 /// The calls to the scheduler and the workers.
@@ -205,6 +207,7 @@ impl Scheduler for FakeMesh {
             tokenizer,
             max_context: 256,
             workers: self.script().workers,
+            compiles_forms: self.script().compiles_forms,
         }])
     }
 }
@@ -452,6 +455,7 @@ impl Bench {
             lease_errors: VecDeque::new(),
             never_lease: false,
             workers: 3,
+            compiles_forms: false,
         };
         let mesh = Arc::new(FakeMesh {
             script: Mutex::new(script),

@@ -55,6 +55,12 @@ impl WorkerEngine {
         }
     }
 
+    /// Whether the engine compiles forms of outputs by the grammars of this project. Engines that verify drafts speak
+    /// its own protocol, and so do this.
+    pub(crate) fn compiles_forms(&self) -> bool {
+        matches!(self, WorkerEngine::Verifying(_))
+    }
+
     /// Checks that the engine is reachable and still serves the same model.
     pub(crate) async fn confirm(&self) -> Result<(), ApiError> {
         match self {
