@@ -63,14 +63,22 @@ async fn every_api_asks_the_worker_for_the_form() {
     };
     let format = json!({"type": "json_schema", "schema": schema()});
     for (path, body, text) in [
-        (CHAT, chat(json!({"response_format": {"type": "json_object"}})), TextForm::JsonObject),
+        (
+            CHAT,
+            chat(json!({"response_format": {"type": "json_object"}})),
+            TextForm::JsonObject,
+        ),
         (
             CHAT,
             chat(json!({"response_format": {"type": "json_schema",
                 "json_schema": {"name": "n", "schema": schema()}}})),
             json_schema.clone(),
         ),
-        (CHAT, chat(json!({"guided_regex": "a+"})), TextForm::Regex("a+".into())),
+        (
+            CHAT,
+            chat(json!({"guided_regex": "a+"})),
+            TextForm::Regex("a+".into()),
+        ),
         (
             TEXT,
             json!({"model": "tiny", "prompt": "a", "structured_outputs": {"choice": ["a"]}}),
@@ -87,20 +95,28 @@ async fn every_api_asks_the_worker_for_the_form() {
             message(json!({"output_config": {"format": format}})),
             json_schema.clone(),
         ),
-        ("/v1/messages", message(json!({"output_format": format})), json_schema),
+        (
+            "/v1/messages",
+            message(json!({"output_format": format})),
+            json_schema,
+        ),
     ] {
         let (status, answer) = bench.json(path, &body).await;
         assert_eq!(status, 200, "{answer}");
         assert_eq!(asked(&bench), Some(OutputForm::new(text)), "{body}");
     }
-    let (status, _) = bench.chat(json!({"response_format": {"type": "text"}})).await;
+    let (status, _) = bench
+        .chat(json!({"response_format": {"type": "text"}}))
+        .await;
     assert_eq!((status, asked(&bench)), (200, None));
 }
 
 #[tokio::test]
 async fn forced_calls_are_a_form_and_end_as_with_openai() {
     let bench = Bench::with(with_tools()).await;
-    bench.mesh.reply("<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>");
+    bench.mesh.reply(
+        "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
+    );
     let tools = json!([tool("look", false), tool("send", false)]);
     let named = json!({"type": "function", "function": {"name": "look"}});
     for (choice, callable, parallel, finish) in [
@@ -117,17 +133,26 @@ async fn forced_calls_are_a_form_and_end_as_with_openai() {
         let (status, answer) = bench.json(CHAT, &body).await;
         assert_eq!(status, 200, "{answer}");
         let form = calls(asked(&bench));
-        assert_eq!((form.optional, form.parallel), (false, parallel), "{choice}");
+        assert_eq!(
+            (form.optional, form.parallel),
+            (false, parallel),
+            "{choice}"
+        );
         // A client that forces a call can use no other arguments, whether it says strict or not.
         assert_eq!(arguments(&form), vec![schema(); callable]);
         let first = &answer["choices"][0];
         assert_eq!(first["finish_reason"], finish, "{choice}");
         assert_eq!(first["message"]["content"], Value::Null);
         let function = &first["message"]["tool_calls"][0]["function"];
-        assert_eq!(function, &json!({"name": "look", "arguments": "{\"city\": \"Oslo\"}"}));
+        assert_eq!(
+            function,
+            &json!({"name": "look", "arguments": "{\"city\": \"Oslo\"}"})
+        );
         body["stream"] = json!(true);
         let (events, done) = bench.stream(CHAT, &body).await;
-        let finishes = events.iter().filter_map(|event| event["choices"][0]["finish_reason"].as_str());
+        let finishes = events
+            .iter()
+            .filter_map(|event| event["choices"][0]["finish_reason"].as_str());
         assert_eq!((finishes.collect::<Vec<_>>(), done), (vec![finish], true));
     }
     let functions = json!([{"name": "look", "parameters": schema()}]);
@@ -135,25 +160,38 @@ async fn forced_calls_are_a_form_and_end_as_with_openai() {
     let (_, answer) = bench.json(CHAT, &body).await;
     assert_eq!(calls(asked(&bench)).calls.len(), 1);
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
-    assert_eq!(answer["choices"][0]["message"]["function_call"]["name"], "look");
+    assert_eq!(
+        answer["choices"][0]["message"]["function_call"]["name"],
+        "look"
+    );
 }
 
 #[tokio::test]
 async fn the_other_apis_force_calls_as_well() {
     let bench = Bench::with(with_tools()).await;
-    bench.mesh.reply("<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>");
+    bench.mesh.reply(
+        "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
+    );
     let mut body = chat(json!({
         "tools": [{"name": "look", "input_schema": schema()}],
         "tool_choice": {"type": "tool", "name": "look"},
     }));
     body["max_tokens"] = json!(200);
     let (status, answer) = bench.json("/v1/messages", &body).await;
-    assert_eq!((status, &answer["stop_reason"]), (200, &json!("tool_use")), "{answer}");
+    assert_eq!(
+        (status, &answer["stop_reason"]),
+        (200, &json!("tool_use")),
+        "{answer}"
+    );
     assert!(!calls(asked(&bench)).parallel);
     let body = json!({"model": "tiny", "input": "a", "tool_choice": "required",
         "tools": [{"type": "function", "name": "look", "parameters": schema()}]});
     let (status, answer) = bench.json("/v1/responses", &body).await;
-    assert_eq!((status, &answer["output"][0]["type"]), (200, &json!("function_call")), "{answer}");
+    assert_eq!(
+        (status, &answer["output"][0]["type"]),
+        (200, &json!("function_call")),
+        "{answer}"
+    );
     assert_eq!(arguments(&calls(asked(&bench))), [schema()]);
 }
 
@@ -173,7 +211,9 @@ async fn strict_functions_bind_their_arguments_where_the_model_calls_them() {
     assert_eq!(asked(&bench), None);
     // An answer with a form may be a call instead.
     let format = json!({"type": "json_object"});
-    bench.chat(json!({"tools": loose, "response_format": format})).await;
+    bench
+        .chat(json!({"tools": loose, "response_format": format}))
+        .await;
     let TextForm::AnyOf(forms) = asked(&bench).unwrap().text else {
         panic!("not one of several forms");
     };
@@ -200,10 +240,15 @@ async fn a_form_that_cannot_be_compiled_is_refused_with_its_place() {
     let chunks = bench.mesh.log().chunks.len();
     let function = json!({"name": "f", "parameters": bad});
     let tools = json!([{"type": "function", "function": function}]);
-    let mut message = chat(json!({"output_config": {"format": {"type": "json_schema", "schema": bad}}}));
+    let mut message =
+        chat(json!({"output_config": {"format": {"type": "json_schema", "schema": bad}}}));
     message["max_tokens"] = json!(20);
     for (path, body, place) in [
-        (CHAT, body, "response_format.json_schema.schema.properties.a.not"),
+        (
+            CHAT,
+            body,
+            "response_format.json_schema.schema.properties.a.not",
+        ),
         (
             CHAT,
             chat(json!({"tools": tools, "tool_choice": "required"})),
@@ -219,13 +264,20 @@ async fn a_form_that_cannot_be_compiled_is_refused_with_its_place() {
     ] {
         for _ in 0..2 {
             let (status, error) = bench.json(path, &body).await;
-            assert_eq!((status, &error["error"]["param"]), (400, &json!(place)), "{error}");
+            assert_eq!(
+                (status, &error["error"]["param"]),
+                (400, &json!(place)),
+                "{error}"
+            );
         }
     }
     let (status, error) = bench.json("/v1/messages", &message).await;
     let said = error["error"]["message"].as_str().unwrap();
     assert_eq!(status, 400);
-    assert!(said.starts_with("output_config.format.schema.properties.a.not"), "{said}");
+    assert!(
+        said.starts_with("output_config.format.schema.properties.a.not"),
+        "{said}"
+    );
     let (status, _) = bench.chat(json!({"guided_regex": "a+"})).await;
     assert_eq!(status, 200);
     // No worker was asked for the others.

@@ -186,7 +186,10 @@ fn errors_of_the_chat_name_the_fields_of_this_api() {
     assert_eq!(error.param.as_deref(), Some("text.format"));
     assert_eq!(error.message, "text.format: no");
     for (there, here) in [
-        ("response_format.json_schema.schema.a", "text.format.schema.a"),
+        (
+            "response_format.json_schema.schema.a",
+            "text.format.schema.a",
+        ),
         ("tools[0].function.parameters.a", "tools[0].parameters.a"),
         ("max_tokens", "max_output_tokens"),
         ("response_formats", "response_formats"),
