@@ -1,5 +1,6 @@
 //! Compiles forms, and keeps what it compiled.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ const STACK_BYTES: usize = 512 << 20;
 pub struct GrammarLimits {
     /// Most bytes of a form's texts.
     pub form_bytes_max: usize,
+    /// Most bytes of a grammar in Lark or EBNF.
+    pub grammar_bytes_max: usize,
     /// Deepest nesting of a JSON schema.
     pub schema_depth_max: usize,
     /// Most subschemas of a JSON schema.
@@ -46,8 +49,9 @@ impl Default for GrammarLimits {
     fn default() -> Self {
         GrammarLimits {
             form_bytes_max: 256 << 10,
+            grammar_bytes_max: 64 << 10,
             schema_depth_max: 64,
-            subschemas_max: 4_000,
+            subschemas_max: 3_000,
             compile_fuel: 1_000_000,
             symbols_max: 200_000,
             mask_fuel: 200_000,
@@ -74,6 +78,15 @@ struct Cache {
     /// Refusals are kept too, so that a bad form costs its work once.
     outcomes: LruCache<String, Outcome>,
     bytes: usize,
+}
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut compiler = f.debug_struct("GrammarCompiler");
+        compiler
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A compiled form.

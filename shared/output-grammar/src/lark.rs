@@ -30,7 +30,7 @@ enum Piece {
 }
 
 /// A text as Lark's literal.
-fn literal(text: &str) -> String {
+pub(crate) fn literal(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
@@ -118,8 +118,14 @@ impl<'a> LarkWriter<'a> {
                 }
                 self.define("T", &texts.join(" | "))
             }
-            TextForm::Lark(text) => format!("%lark {{\n{text}\n}}"),
-            TextForm::Ebnf(text) => format!("%lark {{\n{}\n}}", ebnf::to_lark(text)?),
+            TextForm::Lark(text) => {
+                schema::check_in_lark(text, self.context.limits)?;
+                format!("%lark {{\n{text}\n}}")
+            }
+            TextForm::Ebnf(text) => format!(
+                "%lark {{\n{}\n}}",
+                ebnf::to_lark(text, self.context.limits)?
+            ),
             TextForm::Calls(calls) if calls.optional => self.optional_calls(calls)?,
             TextForm::Calls(calls) => self.calls(calls)?,
             TextForm::AnyOf(forms) => {

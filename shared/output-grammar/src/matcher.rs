@@ -1,5 +1,6 @@
 //! Follows an output token by token, and says which tokens may come next.
 
+use std::fmt;
 use std::sync::Arc;
 
 use llguidance::toktrie::SimpleVob;
@@ -86,6 +87,13 @@ pub struct Matcher {
     /// Tokens that may come next, if they were asked for since the last change.
     allowed: Option<TokenMask>,
     failed: bool,
+}
+
+impl fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut matcher = f.debug_struct("Matcher");
+        matcher.field("len", &self.len).finish_non_exhaustive()
+    }
 }
 
 impl Matcher {
@@ -292,6 +300,16 @@ impl Matcher {
     pub fn forced(&mut self, max: usize) -> Result<Vec<TokenId>, GrammarError> {
         let mut forced = Vec::new();
         while forced.len() < max {
+            // Without a mask for each of them. The last token may end the text.
+            if self.free_part().is_none() && !self.may_be_opened() && !self.must_end() {
+                let run = self.grammar.compute_ff_tokens();
+                let run = &run[..run.len().min(max - forced.len())];
+                let taken = self.advance_while_allowed(run)?;
+                forced.extend_from_slice(&run[..taken]);
+                if taken > 0 {
+                    continue;
+                }
+            }
             let Some(token) = self.allowed()?.and_then(TokenMask::only) else {
                 break;
             };

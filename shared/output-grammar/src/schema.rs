@@ -78,7 +78,17 @@ pub(crate) fn read(text: &str, limits: &GrammarLimits) -> Result<Value, GrammarE
         let place = format!("line {}, column {}", error.line(), error.column());
         GrammarError::at(place, "the schema is not JSON, or nests too deeply")
     })?;
-    let mut open = vec![(String::new(), &schema, 1)];
+    check_all(&schema, limits)?;
+    if schema == Value::Bool(true) {
+        schema = Value::Object(Map::new());
+    }
+    set_style(&mut schema);
+    Ok(schema)
+}
+
+/// Checks a schema and all that stand in it.
+fn check_all(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarError> {
+    let mut open = vec![(String::new(), schema, 1)];
     let mut count = 0;
     while let Some((at, schema, depth)) = open.pop() {
         count += 1;
@@ -100,11 +110,27 @@ pub(crate) fn read(text: &str, limits: &GrammarLimits) -> Result<Value, GrammarE
         let inner = subschemas(schema, &at).into_iter().rev();
         open.extend(inner.map(|(at, schema)| (at, schema, depth + 1)));
     }
-    if schema == Value::Bool(true) {
-        schema = Value::Object(Map::new());
+    Ok(())
+}
+
+/// Checks the schemas inside a grammar in Lark, and the size of the grammar. What is no JSON is found when the grammar
+/// is compiled.
+pub(crate) fn check_in_lark(text: &str, limits: &GrammarLimits) -> Result<(), GrammarError> {
+    if text.len() > limits.grammar_bytes_max {
+        let reason = format!(
+            "the grammar has more than {} bytes",
+            limits.grammar_bytes_max
+        );
+        return Err(GrammarError::refused(reason));
     }
-    set_style(&mut schema);
-    Ok(schema)
+    for (at, keyword) in text.match_indices("%json") {
+        let mut values =
+            serde_json::Deserializer::from_str(&text[at + keyword.len()..]).into_iter();
+        if let Some(Ok(schema)) = values.next() {
+            check_all(&schema, limits)?;
+        }
+    }
+    Ok(())
 }
 
 /// The empty pointer, which is the root, has no letters to show.

@@ -75,9 +75,12 @@ impl Source {
                 TopLevelGrammar::from_regex(without_anchors(pattern)),
                 Language::Regex,
             ),
-            TextForm::Lark(text) => (TopLevelGrammar::from_lark(text.clone()), Language::Lark),
+            TextForm::Lark(text) => {
+                schema::check_in_lark(text, context.limits)?;
+                (TopLevelGrammar::from_lark(text.clone()), Language::Lark)
+            }
             TextForm::Ebnf(text) => (
-                TopLevelGrammar::from_lark(ebnf::to_lark(text)?),
+                TopLevelGrammar::from_lark(ebnf::to_lark(text, context.limits)?),
                 Language::Ebnf,
             ),
             TextForm::Choice(_) | TextForm::Calls(_) | TextForm::AnyOf(_) => {

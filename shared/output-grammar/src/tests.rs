@@ -8,6 +8,7 @@
 )]
 
 mod calls;
+mod grammars;
 mod refusals;
 mod walks;
 

@@ -40,6 +40,9 @@ pub struct EngineCapabilities {
     pub max_draft_tokens: u32,
     /// Ids that end an output, unless the request names others.
     pub eos_token_ids: Vec<TokenId>,
+    /// Whether sessions may have a [`Sampling::form`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output_forms: bool,
     /// Its own drafter, if it has one. Steps may then have a [`StepItem::self_draft`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drafter: Option<DrafterCapabilities>,

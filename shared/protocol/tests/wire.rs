@@ -98,6 +98,7 @@ fn step() -> StepMessage {
         drafted: 4,
         accepted: 2,
         merged: None,
+        forced: None,
     }
 }
 
@@ -293,6 +294,7 @@ fn formats() -> Vec<Format> {
                     }]),
                     source: DraftSource::Prediction,
                     scope: DraftScope::None,
+                    forced: None,
                     merged: Some(DraftShare {
                         source: DraftSource::Eagle3,
                         drafted: 2,
@@ -330,6 +332,7 @@ fn formats() -> Vec<Format> {
                 tree_drafts: true,
                 max_draft_tokens: 64,
                 eos_token_ids: vec![2],
+                output_forms: false,
                 drafter: Some(DrafterCapabilities {
                     kind: DrafterKind::Eagle3,
                     depth_max: 8,

@@ -345,6 +345,7 @@ fn events(
             weight_version: 7,
             source: DraftSource::Suffix,
             merged: None,
+            forced: None,
             scope: DraftScope::Tenant,
             drafted: 4,
             accepted: tokens.len() as u32 - 1,

@@ -55,10 +55,12 @@ impl WorkerEngine {
         }
     }
 
-    /// Whether the engine compiles forms of outputs by the grammars of this project. Engines that verify drafts speak
-    /// its own protocol, and so do this.
+    /// Whether the engine compiles forms of outputs by the grammars of this project.
     pub(crate) fn compiles_forms(&self) -> bool {
-        matches!(self, WorkerEngine::Verifying(_))
+        match self {
+            WorkerEngine::Verifying(engine) => engine.capabilities().output_forms,
+            WorkerEngine::Streaming(_) => false,
+        }
     }
 
     /// Checks that the engine is reachable and still serves the same model.

@@ -92,8 +92,24 @@ fn work_is_bounded() {
         .map(|n| format!(r#"{{"properties":{{"p{n}":{{"type":"null"}}}}}}"#))
         .collect();
     let any = format!(r#"{{"anyOf":[{}]}}"#, any.join(","));
-    let rules: Vec<String> = (0..8_000).map(|n| format!("r{n}: r{}", n + 1)).collect();
+    let rules: Vec<String> = (0..5_000).map(|n| format!("r{n}: r{}", n + 1)).collect();
+    let references = format!(
+        r##"{{"$ref":"#/$defs/d0","$defs":{{{},"d2900":{{"type":"null"}}}}}}"##,
+        chain[..2_900].join(",")
+    );
+    let patterns: Vec<String> = (0..2_000).map(|n| format!(r#""(a|b)*{n}":{{}}"#)).collect();
     let forms = [
+        schema(&references),
+        TextForm::Lark(format!(
+            "start: %json {{\"patternProperties\": {{{}}}}}",
+            patterns.join(",")
+        )),
+        TextForm::Ebnf(format!(
+            "root ::= r0\n{}\nr4000 ::= \"x\"",
+            (0..4_000)
+                .map(|n| format!("r{n} ::= r{}\n", n + 1))
+                .collect::<String>()
+        )),
         schema(&nested(60)),
         schema(&nested(1_000)),
         schema(&format!(
@@ -106,7 +122,7 @@ fn work_is_bounded() {
         schema(r#"{"type":"string","minLength":100000000,"maxLength":200000000}"#),
         schema(r#"{"type":"string","pattern":"^(a|b|ab)*(a{1,500}){1,500}$"}"#),
         schema(&format!(r#"{{"type":"{}"}}"#, "x".repeat(300_000))),
-        TextForm::Lark(format!("start: r0\n{}\nr8000: \"x\"", rules.join("\n"))),
+        TextForm::Lark(format!("start: r0\n{}\nr5000: \"x\"", rules.join("\n"))),
         TextForm::Lark(format!(
             "start: {}\"a\"{}",
             "(".repeat(5_000),
