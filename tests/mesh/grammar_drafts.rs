@@ -34,7 +34,12 @@ async fn forced_tokens_are_drafted_and_change_no_output() -> anyhow::Result<()> 
         };
         let plain = client.chat(&ask("off")).await?;
         let drafted = client.chat(&ask("suffix")).await?;
-        ensure!(plain.text == drafted.text, "{} and {}", plain.text, drafted.text);
+        ensure!(
+            plain.text == drafted.text,
+            "{} and {}",
+            plain.text,
+            drafted.text
+        );
         let value: Value = serde_json::from_str(&plain.text).context(plain.text.clone())?;
         ensure!(value["is_delivered"].is_boolean(), "{value}");
         let counts = |body: &Value, path: &str| {
@@ -46,7 +51,10 @@ async fn forced_tokens_are_drafted_and_change_no_output() -> anyhow::Result<()> 
         forced += counts(&drafted.body, "by_source/grammar/accepted");
         ensure!(counts(&plain.body, "drafted") == 0);
     }
-    ensure!(forced > 20 && steps * 3 < plain_steps * 2, "{forced} forced, {steps} of {plain_steps} steps");
+    ensure!(
+        forced > 20 && steps * 3 < plain_steps * 2,
+        "{forced} forced, {steps} of {plain_steps} steps"
+    );
     mesh.stop().await;
     Ok(())
 }
