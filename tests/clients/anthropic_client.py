@@ -109,6 +109,18 @@ for ask, name, arguments, result, final in [
         check(called == [(name, arguments)], called)
         check(said == final, said)
 
+# Forced calls, and an answer that a schema binds
+lamps = [{"role": "user", "content": "How many lamps are in stock?"}]
+for choice in {"type": "any"}, {"type": "tool", "name": "get_stock"}:
+    answer = client.messages.create(messages=lamps, **greedy | {"tool_choice": choice})
+    check(answer.stop_reason == "tool_use" and answer.content[-1].type == "tool_use", answer)
+    check(choice.get("name", answer.content[-1].name) == answer.content[-1].name, answer)
+schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+          "additionalProperties": False}
+bound = {"temperature": 0, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+answer = client.messages.create(messages=messages, **settings | {"max_tokens": 64, "extra_body": bound})
+check(json.loads(answer.content[0].text)["city"] in ("Oslo", "Rome"), answer)
+
 
 # Errors
 def refused(error, call):
@@ -126,8 +138,8 @@ check(kind == "authentication_error", kind)
 unknown = settings | {"model": "nobody"}
 kind = refused(anthropic.NotFoundError, lambda: client.messages.create(messages=messages, **unknown))
 check(kind == "not_found_error", kind)
-forced = greedy | {"tool_choice": {"type": "any"}}
-kind = refused(anthropic.BadRequestError, lambda: client.messages.create(messages=messages, **forced))
+unforced = settings | {"tool_choice": {"type": "any"}}
+kind = refused(anthropic.BadRequestError, lambda: client.messages.create(messages=messages, **unforced))
 check(kind == "invalid_request_error", kind)
 image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}]}]
 kind = refused(anthropic.BadRequestError, lambda: client.messages.create(messages=image, **settings))

@@ -4,9 +4,12 @@
 """
 
 import json
+import re
 import sys
+from typing import Literal
 
 import openai
+import pydantic
 
 url, key, model = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
@@ -118,6 +121,52 @@ for ask, name, arguments, result, final in [
         check(called == [(name, arguments)], called)
         check(said == final, said)
 
+# Forced calls, whole and streamed
+ask = [{"role": "user", "content": "How many lamps are in stock?"}]
+named = {"type": "function", "function": {"name": "get_stock"}}
+for choice, names, finish in [
+    ("required", {"get_weather", "get_stock", "create_order"}, "tool_calls"),
+    (named, {"get_stock"}, "stop"),
+]:
+    forced = greedy | {"tool_choice": choice, "parallel_tool_calls": False}
+    answer = client.chat.completions.create(messages=ask, **forced).choices[0]
+    call = answer.message.tool_calls[0].function
+    check(answer.finish_reason == finish and call.name in names, answer)
+    check(isinstance(json.loads(call.arguments), dict), call)
+    events = list(client.chat.completions.create(messages=ask, stream=True, **forced))
+    parts = [part.function for event in events for part in event.choices[0].delta.tool_calls or []]
+    check("".join(part.name or "" for part in parts) == call.name, parts)
+    check("".join(part.arguments or "" for part in parts) == call.arguments, parts)
+    check(events[-1].choices[0].finish_reason == finish, events[-1])
+
+
+# Answers that a schema binds
+class Stop(pydantic.BaseModel):
+    city: Literal["Oslo", "Rome"]
+    days: int = pydantic.Field(ge=1, le=9)
+
+
+class Trip(pydantic.BaseModel):
+    stops: list[Stop] = pydantic.Field(min_length=1, max_length=2)
+    by_train: bool
+    note: Literal["none", "short"] | None
+
+
+bound = settings | {"max_tokens": 128}
+parsed = client.chat.completions.parse(messages=messages, response_format=Trip, **bound).choices[0]
+check(parsed.finish_reason == "stop" and isinstance(parsed.message.parsed, Trip), parsed)
+with client.chat.completions.stream(messages=messages, response_format=Trip, **bound) as stream:
+    streamed = stream.until_done().get_final_completion().choices[0].message.parsed
+check(streamed == parsed.message.parsed, streamed)
+answer = client.responses.parse(model=model, input="A trip to Oslo.", text_format=Trip, max_output_tokens=128)
+check(isinstance(answer.output_parsed, Trip), answer)
+words = {"guided_choice": ["sunny", "it rains"]}
+answer = client.chat.completions.create(messages=messages, extra_body=words, **bound)
+check(answer.choices[0].message.content in words["guided_choice"], answer)
+pattern = {"structured_outputs": {"regex": "[A-Z]{2}-[0-9]{3}"}}
+answer = client.completions.create(prompt="SELECT", extra_body=pattern, **bound)
+check(re.fullmatch("[A-Z]{2}-[0-9]{3}", answer.choices[0].text), answer)
+
 # Text completions
 answer = client.completions.create(prompt="SELECT", **settings)
 check(answer.object == "text_completion" and isinstance(answer.choices[0].text, str), answer)
@@ -153,9 +202,13 @@ check(caught.code == "model_not_found", caught)
 hot = settings | {"temperature": 9}
 caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=messages, **hot))
 check(caught.param == "temperature", caught)
-forced = greedy | {"tool_choice": "required"}
-caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=messages, **forced))
-check(caught.param == "tool_choice" and caught.code == "unsupported_parameter", caught)
+unforced = settings | {"tool_choice": "required"}
+caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=messages, **unforced))
+check(caught.param == "tool_choice", caught)
+bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"properties": {"a": {"not": {}}}}}}
+odd = settings | {"response_format": bad}
+caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=messages, **odd))
+check(caught.param == "response_format.json_schema.schema.properties.a.not", caught)
 long = [{"role": "user", "content": "one two three " * 4000}]
 caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=long, **settings))
 check(caught.code == "context_length_exceeded", caught)

@@ -148,6 +148,6 @@ caught = refused(openai.BadRequestError, lambda: client.responses.create(input="
 check(caught.param == "tools[0].type" and caught.code == "unsupported_parameter", caught)
 caught = refused(
     openai.BadRequestError,
-    lambda: client.responses.create(input="a", text={"format": {"type": "json_object"}}, **settings),
+    lambda: client.responses.create(input="a", text={"format": {"type": "json_schema", "name": "n"}}, **settings),
 )
-check(caught.param == "text.format", caught)
+check(caught.param == "text.format.schema", caught)

@@ -56,6 +56,13 @@ async fn the_engines_output_is_returned_and_remembered() -> anyhow::Result<()> {
         "{refused}"
     );
 
+    let form = json!({"guided_regex": "[a-z]+"});
+    let (status, refused) = complete(&mesh.client(), PUBLIC, form).await?;
+    ensure!(
+        status == 400 && refused["error"]["code"] == "unsupported_by_engine",
+        "{refused}"
+    );
+
     // Without its engine, the mesh reports an error and goes on.
     engine.stop().await;
     let (status, error) = complete(&mesh.client(), PUBLIC, json!({})).await?;

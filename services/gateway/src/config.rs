@@ -78,6 +78,10 @@ pub struct GatewayTuning {
     /// Bytes of bodies that wait to be tokenized, and bytes of bodies that are arriving. A tenant may have half of
     /// either. At least one body of the largest size always fits.
     pub tokenizing_waiting_bytes_max: usize,
+    /// Forms of outputs that are compiled at once. Each may take a core for some milliseconds.
+    pub forms_compiling_max: usize,
+    /// Forms that wait to be compiled. Past it: 429.
+    pub forms_waiting_max: usize,
     /// How long a body may take to arrive: long enough for the largest body over a slow line.
     pub body_time_max: Duration,
     /// Most choices (prompts times `n`) of one request: OpenAI's limit on `n`.
@@ -120,6 +124,8 @@ impl Default for GatewayTuning {
         GatewayTuning {
             tokenizing_bytes_max: 8 << 20,
             tokenizing_waiting_bytes_max: 64 << 20,
+            forms_compiling_max: 2,
+            forms_waiting_max: 256,
             body_time_max: Duration::from_secs(60),
             choices_max: 128,
             rollout_chunk_tokens: 2_048,

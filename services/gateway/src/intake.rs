@@ -4,6 +4,7 @@
 mod admission;
 mod api_keys;
 mod bodies;
+mod form_check;
 mod tenant_counts;
 mod tokenizing;
 mod unknown_fields;
@@ -11,6 +12,7 @@ mod unknown_fields;
 pub(crate) use admission::{Admission, AdmissionTicket};
 pub(crate) use api_keys::ApiKeys;
 pub(crate) use bodies::{BodyLimits, BodyReader};
+pub(crate) use form_check::FormCheck;
 pub(crate) use tokenizing::TokenizingLimiter;
 pub(crate) use unknown_fields::UnknownFields;
 

@@ -155,6 +155,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             waiting_bytes_max,
             metrics.clone(),
         ),
+        forms: intake::FormCheck::new(
+            tuning.forms_compiling_max,
+            tuning.forms_waiting_max,
+            metrics.clone(),
+        ),
         relay: Arc::new(relay),
         bodies: intake::BodyReader::new(
             intake::BodyLimits {

@@ -29,7 +29,7 @@ const TOKEN_BUCKETS: &[f64] = &[
 ];
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 11] = [
+const LIMITS: [&str; 12] = [
     "requests",
     "tenant_requests",
     "bodies",
@@ -40,6 +40,7 @@ const LIMITS: [&str; 11] = [
     "context",
     "retries",
     "tokenizing",
+    "forms",
     "scheduler_wait",
 ];
 
@@ -69,6 +70,8 @@ refrain_service_kit::metric_families! {
         pub(crate) tokenizing: IntGauge = "refrain_gateway_tokenizing_bytes",
         /// Bytes of large bodies that wait to be parsed and tokenized.
         pub(crate) tokenizing_waiting: IntGauge = "refrain_gateway_tokenizing_waiting_bytes",
+        /// Forms of outputs that are being compiled.
+        pub(crate) forms_compiling: IntGauge = "refrain_gateway_forms_compiling",
         /// Responses that are stored, to be continued or read again.
         pub(crate) responses: IntGauge = "refrain_gateway_responses_stored",
         /// Bytes of these responses with their conversations.

@@ -1,5 +1,6 @@
 //! The models on offer: their tokenizers and templates, and the workers that serve them now.
 
+mod grammars;
 mod template;
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use refrain_tokenization::{
     ChatInput, ChatTemplate, JsonList, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer,
 };
 
+use self::grammars::Grammars;
 use self::template::usable_template;
 use crate::config::ModelConfig;
 
@@ -41,6 +43,8 @@ pub(crate) struct Model {
     /// Token ids that end an output: those in the files and those in the configuration.
     pub(crate) stop_token_ids: Vec<TokenId>,
     pub(crate) default_max_tokens: Option<u32>,
+    /// Compiles forms of its outputs.
+    pub(crate) grammars: Grammars,
     max_context: Option<u32>,
     tenants: Vec<String>,
 }
@@ -94,6 +98,7 @@ impl Model {
             template_fault,
             stop_token_ids,
             default_max_tokens: config.default_max_tokens,
+            grammars: Grammars::default(),
             max_context: config.max_context.or_else(|| files.max_context()),
             tokenizer_identity: format!("{prefix}{}", tokenizer.identity()),
             tenants: config.tenants.clone(),
@@ -270,6 +275,14 @@ impl Models {
         limits.min().unwrap_or(CONTEXT_DEFAULT)
     }
 
+    /// Whether all engines of a model hold outputs to forms by the grammars of this project.
+    pub(crate) fn compiles_forms(&self, model: &Model) -> bool {
+        let served = self.served();
+        let mut ours = served.iter().filter(|entry| serves(entry, model));
+        ours.next().is_some_and(|first| first.compiles_forms)
+            && ours.all(|entry| entry.compiles_forms)
+    }
+
     fn served(&self) -> RwLockReadGuard<'_, Vec<ServedModel>> {
         self.served.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -362,6 +375,7 @@ mod tests {
             tokenizer,
             max_context,
             workers,
+            compiles_forms: true,
         }
     }
 
@@ -409,10 +423,15 @@ mod tests {
         }]);
         assert!(!models.is_any_served());
         models.update(vec![served(&models, 1, 64)]);
-        assert!(models.is_any_served());
+        assert!(models.is_any_served() && models.compiles_forms(&open));
         assert_eq!(models.max_context(&open), 64);
         models.update(vec![served(&models, 0, 64)]);
-        assert!(!models.is_any_served());
+        assert!(!models.is_any_served() && !models.compiles_forms(&open));
+        models.update(vec![ServedModel {
+            compiles_forms: false,
+            ..served(&models, 1, 64)
+        }]);
+        assert!(!models.compiles_forms(&open));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Turns the JSON of a client into a [`GenerateRequest`]. All checks are made here, and none later.
 
 mod body;
+mod bound_output;
 mod faults;
 mod fields;
 mod messages;
 mod other_fields;
+mod output_form;
 mod parsing;
 mod prompt;
 mod refusal;
@@ -23,7 +25,9 @@ use serde::de::DeserializeOwned;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
 use body::{ChatFields, CompletionFields, RequestBody};
-use tools::Tools;
+use tools::{CallDemand, Tools};
+
+pub(crate) use bound_output::{BoundOutput, FormSource};
 
 /// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +111,10 @@ pub(crate) struct GenerateRequest {
     pub(crate) parsing: Option<ParserOptions>,
     /// Whether calls are answered in the shape of the deprecated `functions`.
     pub(crate) answers_function_call: bool,
+    /// Whether the client named the function to be called. The output then ends with `stop`, as with OpenAI.
+    pub(crate) names_call: bool,
+    /// The parts that the client wrote of the form in `sampling`.
+    pub(crate) form_sources: Vec<FormSource>,
     /// Most tokens of a chunk; `None`: one chunk without a limit.
     pub(crate) chunk_tokens: Option<u32>,
     /// Keeps other modules from creating one.
@@ -131,24 +139,20 @@ impl GenerateRequest {
             parameters,
             required: messages,
             own: mut chat,
+            form,
             others,
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
-        let unknown_fields = others.checked()?;
+        let mut unknown_fields = others.checked()?;
+        let asked_form = form.asked(&mut unknown_fields)?;
         messages::check(&messages)?;
         fields::check_chat(&chat)?;
         let tools = Tools::read(&mut chat)?;
         tools.check_shown(&model)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
-        let mut request = GenerateRequest::common(
-            Endpoint::Chat,
-            &parameters,
-            tenant,
-            model,
-            limits,
-            top_logprobs,
-        )?;
+        let mut request =
+            GenerateRequest::common(Endpoint::Chat, &parameters, tenant, model, top_logprobs)?;
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
@@ -159,7 +163,11 @@ impl GenerateRequest {
         let shown = tools.shown.clone();
         let tokens = prompt::chat(messages, shown, kwargs, &request.model, room, end)?;
         request.answers_function_call = tools.are_functions;
-        request.parsing = parsing::options(tools, &request.model, &tokens, request.is_stream);
+        request.names_call = tools.demand == CallDemand::Named;
+        let is_open = parsing::reasoning_is_open(&request.model, &tokens);
+        let bound = bound_output::bound_chat(&tools, asked_form, &request.model, is_open)?;
+        request.bind(bound);
+        request.parsing = parsing::options(tools, &request.model, is_open, request.is_stream);
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
         let max_new_tokens =
@@ -171,6 +179,7 @@ impl GenerateRequest {
             ));
         }
         fields::check_min_tokens(&request.sampling, max_new_tokens)?;
+        request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, limits);
         request.unknown_fields = unknown_fields;
         request.prediction = prompt::prediction(prediction, &request.model, context)?;
         request.prompts = vec![PreparedPrompt {
@@ -195,11 +204,13 @@ impl GenerateRequest {
             parameters,
             required: prompt,
             own: completion,
+            form,
             others,
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
-        let unknown_fields = others.checked()?;
+        let mut unknown_fields = others.checked()?;
+        let asked_form = form.asked(&mut unknown_fields)?;
         let top_logprobs = fields::completion_logprobs(&completion)?;
         let best_of = fields::best_of(&parameters, &completion)?;
         let mut request = GenerateRequest::common(
@@ -207,7 +218,6 @@ impl GenerateRequest {
             &parameters,
             tenant,
             model,
-            limits,
             top_logprobs,
         )?;
         if best_of > request.choices_per_prompt {
@@ -221,6 +231,8 @@ impl GenerateRequest {
         let count = prompt::count(&prompt);
         request.check_choices(count, limits)?;
         request.unknown_fields = unknown_fields;
+        request.bind(bound_output::bound_completion(asked_form));
+        request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, limits);
         let echoes = completion.echo == Some(true);
         request.output.echoes_logprobs = echoes && top_logprobs.is_some();
         let keep = fields::kept_prompt_tokens(&parameters)?;
@@ -257,29 +269,20 @@ impl GenerateRequest {
         parameters: &Parameters,
         tenant: &str,
         model: Arc<Model>,
-        limits: &GatewayTuning,
         top_logprobs: Option<u32>,
     ) -> Result<Self, ApiError> {
         fields::check_names(parameters)?;
         let prompt_logprobs = fields::prompt_logprobs(parameters)?;
         // An engine has one number for prompt and output; the answer shows as many as asked for.
         let scored = top_logprobs.max(prompt_logprobs);
-        let sampling = fields::sampling(parameters, &model, scored)?;
         let choices = fields::choices(parameters)?;
-        let chunk_tokens = match (parameters.chunk_tokens, &parameters.group) {
-            (Some(tokens), _) => tokens,
-            // Not every engine can continue such an output.
-            (None, _) if sampling.depends_on_output() => 0,
-            (None, Some(_)) => limits.rollout_chunk_tokens,
-            (None, None) => limits.chunk_tokens,
-        };
         Ok(GenerateRequest {
             endpoint,
             tenant: tenant.to_owned(),
             prompts: Vec::new(),
             choices_per_prompt: choices,
             answers_per_prompt: choices,
-            sampling,
+            sampling: fields::sampling(parameters, &model, scored)?,
             stops: fields::stops(parameters)?.into(),
             output: OutputOptions {
                 has_stop_text: parameters.include_stop_str_in_output.unwrap_or(false),
@@ -299,10 +302,20 @@ impl GenerateRequest {
             prediction: None,
             parsing: None,
             answers_function_call: false,
-            chunk_tokens: (chunk_tokens > 0).then_some(chunk_tokens),
+            names_call: false,
+            form_sources: Vec::new(),
+            chunk_tokens: None,
             model,
             _sealed: (),
         })
+    }
+
+    /// Binds the output to a form.
+    fn bind(&mut self, bound: Option<BoundOutput>) {
+        if let Some(BoundOutput { form, parts }) = bound {
+            self.sampling.form = Some(Box::new(form));
+            self.form_sources = parts;
+        }
     }
 
     fn check_choices(&self, prompts: usize, limits: &GatewayTuning) -> Result<(), ApiError> {

@@ -98,15 +98,14 @@ impl Surface {
             Surface::Messages | Surface::MessagesCount => {
                 let counts_only = self == Surface::MessagesCount;
                 let chat = messages::to_chat(body, counts_only)?;
-                (
-                    GenerateRequest::chat(chat, tenant, models, tuning)?,
-                    AnswerShape::Messages,
-                )
+                let read = GenerateRequest::chat(chat, tenant, models, tuning);
+                let request = read.map_err(|error| self.renamed(error))?;
+                (request, AnswerShape::Messages)
             }
             Surface::Responses | Surface::ResponsesCount => {
                 let (chat, echo) = responses::to_chat(body, tenant, context.stored)?;
                 let read = GenerateRequest::chat(chat, tenant, models, tuning);
-                let request = read.map_err(responses::renamed)?;
+                let request = read.map_err(|error| self.renamed(error))?;
                 (request, AnswerShape::Responses(Box::new(echo)))
             }
         };
@@ -114,6 +113,15 @@ impl Surface {
             request: Arc::new(request),
             answer,
         })
+    }
+
+    /// An error of a chat with the names that its fields have in this API.
+    pub(crate) fn renamed(self, error: ApiError) -> ApiError {
+        match self {
+            Surface::Chat | Surface::Completion => error,
+            Surface::Messages | Surface::MessagesCount => messages::renamed(error),
+            Surface::Responses | Surface::ResponsesCount => responses::renamed(error),
+        }
     }
 
     /// The body of an error response, where it is not OpenAI's.

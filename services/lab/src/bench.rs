@@ -20,10 +20,11 @@ use futures_util::StreamExt;
 use crate::text_table::print_report;
 use client::BenchClient;
 use report::CallSums;
-use workload::{WorkloadCall, WorkloadPart};
+use workload::WorkloadCall;
 
 pub use options::BenchOptions;
 pub use report::{BenchReport, ModeFigures};
+pub use workload::WorkloadPart;
 
 /// Runs `refrain bench`, and prints its report.
 ///
@@ -61,7 +62,7 @@ pub async fn run(
     let mut totals: BTreeMap<(&str, &str), CallSums> = BTreeMap::new();
     let mut speedups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     let mut outputs_that_differ = 0;
-    for part in [WorkloadPart::Repetitive, WorkloadPart::Unique] {
+    for &part in &options.parts {
         for round in 0..options.rounds {
             let calls = workload::calls(part, options.seed, round, options.calls, tenants);
             let mut s_per_token = BTreeMap::new();

@@ -57,6 +57,32 @@ pub(crate) struct CompletedDraft {
     pub(crate) drawn_from: Vec<Vec<Weight>>,
 }
 
+impl CompletedDraft {
+    /// Leaves out the nodes that are not allowed, whose descendants are not allowed either. A token that was drawn at
+    /// random stays as a last node, because that it was drawn decides how the target draws instead of it.
+    pub(crate) fn keep(&mut self, allowed: &[bool]) {
+        if !self.drawn_from.is_empty() {
+            let len = allowed.iter().take_while(|allowed| **allowed).count() + 1;
+            self.draft.tokens.truncate(len);
+            self.draft.parents.truncate(len);
+            self.drawn_from.truncate(len);
+            return;
+        }
+        let mut kept = Draft::default();
+        let mut places = Vec::with_capacity(allowed.len());
+        for (node, allowed) in allowed.iter().enumerate() {
+            places.push(kept.tokens.len() as u32);
+            if *allowed {
+                kept.tokens.push(self.draft.tokens[node]);
+                let parent = self.draft.parents[node];
+                kept.parents
+                    .push(parent.map(|parent| places[parent as usize]));
+            }
+        }
+        self.draft = kept;
+    }
+}
+
 /// Numbers of rows that a drafter computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DraftRows {

@@ -6,14 +6,18 @@ mod limits;
 mod planned_item;
 mod prefix_cache;
 mod session;
+mod session_form;
 mod sessions;
 mod verification;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::ApiError;
-use refrain_protocol::engine::{CloseRequest, SelfDraft, StepItem, StepRequest, StepResult};
+use refrain_protocol::engine::{
+    CloseRequest, SelfDraft, SessionSpec, StepItem, StepRequest, StepResult,
+};
 
 use crate::config::EngineConfig;
 use crate::drafter::{DraftNetwork, DraftRequest, DraftRows, Drafter};
@@ -24,6 +28,7 @@ use crate::sampler::Sampler;
 use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
 use session::Session;
+use session_form::{MaskTask, SessionForm, beside, form_error};
 use sessions::Sessions;
 
 /// The results of a step, and the work that it took.
@@ -54,6 +59,10 @@ pub(crate) struct EngineCore {
     drafter: Option<Drafter>,
     sampler: Sampler,
     sessions: Sessions,
+    /// Compiles the forms of outputs, if the model has a tokenizer.
+    grammars: Option<Arc<GrammarCompiler>>,
+    /// Number of threads that make masks during a forward pass.
+    mask_threads: usize,
 }
 
 #[cfg(test)]
@@ -100,7 +109,22 @@ impl EngineCore {
                 Duration::from_millis(config.session_idle_ms),
             ),
             model,
+            grammars: None,
+            // Beside a forward pass on all cores, masks would only wait for it.
+            mask_threads: std::thread::available_parallelism()
+                .map_or(0, |cores| cores.get().saturating_sub(config.threads)),
         }
+    }
+
+    /// The engine with a compiler for the forms of outputs.
+    pub(crate) fn with_grammars(self, grammars: Option<Arc<GrammarCompiler>>) -> Self {
+        EngineCore { grammars, ..self }
+    }
+
+    /// Sets how many threads make masks during a forward pass.
+    #[cfg(test)]
+    pub(crate) fn set_mask_threads(&mut self, threads: usize) {
+        self.mask_threads = threads;
     }
 
     pub(crate) fn limits(&self) -> StepLimits {
@@ -153,6 +177,10 @@ impl EngineCore {
             match self.sessions.take(item.id) {
                 Some(mut session) => {
                     session.kv.grow(item.start + item.chain.len());
+                    let mut item = item;
+                    if let Some(form) = &mut session.form {
+                        item.cut(form, session.text.len());
+                    }
                     work.push((item, session));
                 }
                 None => results[item.index] = Some(Err(unknown_session(item.id))),
@@ -171,7 +199,6 @@ impl EngineCore {
             return false;
         };
         let mut requests = Vec::new();
-        let mut items = Vec::new();
         for (item, session) in &mut batch.work {
             if let (Some(options), Some(state)) = (item.self_draft, &mut session.drafter_state) {
                 requests.push(DraftRequest {
@@ -180,7 +207,6 @@ impl EngineCore {
                     options,
                     sampling: &session.sampling,
                 });
-                items.push(item);
             }
         }
         if requests.is_empty() {
@@ -188,8 +214,16 @@ impl EngineCore {
         }
         let (drafts, rows) = drafter.draft(&self.model, requests);
         batch.draft_rows = rows;
-        for (item, draft) in items.into_iter().zip(drafts) {
-            item.merge(draft);
+        let mut drafts = drafts.into_iter();
+        for (item, session) in &mut batch.work {
+            if item.self_draft.is_some() && session.drafter_state.is_some() {
+                let mut draft = drafts.next().unwrap_or_default();
+                if let Some(form) = &mut session.form {
+                    let allowed = form.allowed_nodes(&draft.draft, session.text.len());
+                    draft.keep(&allowed);
+                }
+                item.merge(draft);
+            }
         }
         true
     }
@@ -201,17 +235,29 @@ impl EngineCore {
             mut work,
             draft_rows,
         } = batch;
-        let mut branches: Vec<Branch<'_>> = work
-            .iter_mut()
-            .map(|(item, session)| Branch {
+        let mut branches: Vec<Branch<'_>> = Vec::with_capacity(work.len());
+        let mut tasks = Vec::new();
+        for (item, session) in &mut work {
+            let item = &*item;
+            if let (true, Some(form)) = (item.sample, &mut session.form) {
+                tasks.push(MaskTask {
+                    form,
+                    draft: &item.draft,
+                    computed: &item.computed,
+                    text_len: session.text.len(),
+                });
+            }
+            branches.push(Branch {
                 nodes: &item.nodes,
                 parents: &item.parents,
                 wants_logits: item.sample,
                 wants_states: session.drafter_state.is_some(),
                 ..Branch::new(&mut session.kv, item.start, &item.chain)
-            })
-            .collect();
-        let pass = self.forward.run(&self.model, &mut branches);
+            });
+        }
+        let pass = beside(tasks, self.mask_threads, || {
+            self.forward.run(&self.model, &mut branches)
+        });
         let mut report = StepReport {
             results: Vec::new(),
             computed_tokens: 0,
@@ -221,6 +267,14 @@ impl EngineCore {
         for (branch, (item, mut session)) in work.into_iter().enumerate() {
             report.computed_tokens += item.chain.len() + item.nodes.len();
             let output = verification::emit(&mut self.sampler, &pass, branch, &item, &mut session);
+            let output = match output {
+                Ok(output) => output,
+                // The session is lost, because its form has no state any longer.
+                Err(error) => {
+                    results[item.index] = Some(Err(form_error(&error)));
+                    continue;
+                }
+            };
             if let Some(state) = &mut session.drafter_state {
                 report.states_dropped += state.take_dropped();
             }
@@ -252,7 +306,8 @@ impl EngineCore {
             .check_item(index, &item, self.sessions.get(id))?;
         let opened = item.open.is_some();
         if let Some(spec) = item.open {
-            self.sessions.open(id, spec, now)?;
+            let form = self.form(&spec)?;
+            self.sessions.open(id, spec, form, now)?;
         }
         let session = self
             .sessions
@@ -260,7 +315,10 @@ impl EngineCore {
             .ok_or_else(|| unknown_session(id))?;
         let keep = item.keep_len as usize;
         let is_greedy = session.sampling.temperature == 0.0;
-        session.replace_text(keep, &item.tokens);
+        if let Err(error) = session.replace_text(keep, &item.tokens) {
+            self.sessions.close(id, false);
+            return Err(form_error(&error));
+        }
         // The search for a shared prefix pays from about a block of tokens on. Shorter pieces are computed.
         let cached_tokens = if opened || text_len > session.kv.len() + BLOCK_TOKENS {
             self.sessions.reuse(id)
@@ -288,7 +346,8 @@ impl EngineCore {
             if opened {
                 self.sessions.close(id, false);
             } else if let Some(session) = self.sessions.get_mut(id) {
-                session.replace_text(keep, &[]);
+                // Going back to a text that had the form before always succeeds.
+                let _ = session.replace_text(keep, &[]);
             }
             return Err(error);
         }
@@ -309,6 +368,7 @@ impl EngineCore {
             nodes: Vec::new(),
             parents: Vec::new(),
             received_nodes: draft.tokens.len(),
+            allowed: Vec::new(),
             draft,
             self_draft,
             agreed_nodes: Vec::new(),
@@ -316,6 +376,20 @@ impl EngineCore {
         };
         item.select_nodes();
         Ok(item)
+    }
+
+    /// The form of a new session's output, if it must have one.
+    fn form(&self, spec: &SessionSpec) -> Result<Option<SessionForm>, ApiError> {
+        let Some(form) = &spec.sampling.form else {
+            return Ok(None);
+        };
+        let Some(grammars) = &self.grammars else {
+            let message = "this engine's model has no tokenizer or no end token, so outputs cannot be held to a form";
+            return Err(ApiError::invalid("sampling.form", message).with_code("output_form"));
+        };
+        let grammar = grammars.compile(form).map_err(|error| form_error(&error))?;
+        let start = spec.prompt_len as usize + spec.sampling.forced_output.len();
+        Ok(Some(SessionForm::new(grammar.matcher(), start)))
     }
 
     /// Makes room for the rows that the drafter will compute, after `blocks` for the target. An item without room

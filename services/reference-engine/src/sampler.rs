@@ -1,6 +1,6 @@
 //! Samples tokens: a pure function of logits, sampling parameters and position.
 //!
-//! The order is: bad words, end tokens before `min_tokens`, bias, penalties, log-probabilities, temperature, top-k,
+//! The order is: the form of the output, bad words, end tokens before `min_tokens`, bias, penalties, log-probabilities, temperature, top-k,
 //! top-p, min-p, draw. The penalties depend on the tokens before the position ([`History`]). The draw inverts the
 //! cumulative distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position).
 //! So a position gets the same token whichever way the sequence reached it. Gumbel noise per token would do too, but
@@ -8,6 +8,7 @@
 
 mod history;
 
+use refrain_output_grammar::TokenMask;
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_speculation::verify::sampled::{Weight, draw, judge};
@@ -130,6 +131,31 @@ pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiEr
     }
 }
 
+/// Keeps the logits of the tokens that the form of the output allows. Where the parameters leave none of them, the form
+/// counts alone, so that the output always has it.
+fn keep_allowed(adjusted: &mut [f32], logits: &[f32], allowed: &TokenMask) {
+    let mask = |logits: &mut [f32]| {
+        for (token, logit) in (0..).zip(logits.iter_mut()) {
+            if !allowed.contains(token) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    };
+    let has_token = |logits: &[f32]| logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
+    mask(adjusted);
+    if has_token(adjusted) {
+        return;
+    }
+    adjusted.copy_from_slice(logits);
+    mask(adjusted);
+    if !has_token(adjusted)
+        && let Some(first) = allowed.iter().next()
+        && let Some(logit) = adjusted.get_mut(first as usize)
+    {
+        *logit = 0.0;
+    }
+}
+
 /// Samples tokens. It keeps its buffers between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
@@ -140,7 +166,8 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// Samples the target's token at absolute position `position` from the logits of the position before. A token
-    /// whose logit is NaN is never sampled, unless there is no other. `history` has the tokens before the position.
+    /// whose logit is NaN is never sampled, unless there is no other. `history` has the tokens before the position, and
+    /// `allowed` those that the form of the output allows at it.
     /// `drafted` is the token that a drafter drew for the position, if it drew one. Where that token is accepted, it
     /// is the one that is returned.
     pub(crate) fn sample(
@@ -149,15 +176,20 @@ impl Sampler {
         sampling: &Sampling,
         position: u32,
         history: &History,
+        allowed: Option<&TokenMask>,
         drafted: Option<DraftedToken<'_>>,
     ) -> SampledToken {
         let forced = history.forced(sampling);
         let mut adjusted = std::mem::take(&mut self.adjusted);
-        let is_adjusted = !sampling.logit_bias.is_empty() || sampling.depends_on_text();
+        let is_adjusted =
+            !sampling.logit_bias.is_empty() || sampling.depends_on_text() || allowed.is_some();
         let logits = if forced.is_none() && is_adjusted {
             adjusted.clear();
             adjusted.extend_from_slice(logits);
             history.adjust(sampling, &mut adjusted);
+            if let Some(allowed) = allowed {
+                keep_allowed(&mut adjusted, logits, allowed);
+            }
             &adjusted
         } else {
             logits

@@ -5,6 +5,7 @@ mod bits;
 mod draft_model;
 mod drafts;
 mod eagle3;
+mod forms;
 mod golden;
 mod http;
 mod limits;

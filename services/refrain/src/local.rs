@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_rpc::{Worker, Workers};
@@ -29,6 +30,10 @@ impl LocalEngine {
 impl VerifyingEngine for LocalEngine {
     fn capabilities(&self) -> &EngineCapabilities {
         &self.capabilities
+    }
+
+    fn grammars(&self) -> Option<Arc<GrammarCompiler>> {
+        self.handle.grammars()
     }
 
     async fn confirm(&self) -> Result<(), ApiError> {

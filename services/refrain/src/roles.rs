@@ -210,7 +210,13 @@ async fn connect_engine(file: &MeshFile, client: &MeshClient) -> anyhow::Result<
         return third_party_engine(file).await;
     }
     let client = client.at(&file.urls.engine);
-    let engine = retry_until_up(|| HttpEngine::connect(client.clone())).await?;
+    let mut engine = retry_until_up(|| HttpEngine::connect(client.clone())).await?;
+    let config = &file.worker.engine;
+    if !config.files.is_empty() {
+        let key = || format!("worker.engine.files = {:?}", config.files);
+        let tokenizer = model_files(&config.files).with_context(key)?.tokenizer();
+        engine = engine.with_tokenizer(Arc::new(tokenizer.with_context(key)?));
+    }
     Ok(WorkerEngine::Verifying(Arc::new(engine)))
 }
 

@@ -127,6 +127,7 @@ mod tests {
                 max_running: max_running.parse().unwrap(),
                 running: Vec::new(),
                 draining: words.contains(&"!"),
+                compiles_forms: false,
                 eagle3: None,
                 fallback: None,
             };

@@ -7,6 +7,7 @@
 mod breaker;
 mod client;
 mod dialect;
+mod forms;
 mod generate;
 mod http_engine;
 mod identity;
@@ -21,6 +22,7 @@ mod verifying;
 mod worker_engine;
 
 pub(crate) use breaker::CircuitBreaker;
+pub use forms::FormAbilities;
 pub use generate::{AttachedDocument, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
 pub use http_engine::HttpEngine;
 pub use streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};

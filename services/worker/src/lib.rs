@@ -58,10 +58,10 @@ pub use config::{
     ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
-    AttachedDocument, DraftVerdict, ExpectedModel, GenerateRequest, Generated, GeneratedEnd,
-    GeneratedStream, HttpEngine, IntroductionCounts, StreamingCapabilities, StreamingEngine,
-    StreamingLoad, VerifyAbilities, VerifyMethod, VerifyRequest, VerifyingEngine, WorkerEngine,
-    connect_third_party,
+    AttachedDocument, DraftVerdict, ExpectedModel, FormAbilities, GenerateRequest, Generated,
+    GeneratedEnd, GeneratedStream, HttpEngine, IntroductionCounts, StreamingCapabilities,
+    StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod, VerifyRequest, VerifyingEngine,
+    WorkerEngine, connect_third_party,
 };
 pub use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 pub use service::WorkerHandle;

@@ -135,11 +135,12 @@ impl Routing {
             head_accepted: record.head_accepted,
         };
         self.router.learn(namespace, offer, &outcome);
-        let mut accepted = record.step.accepted;
+        let forced = record.step.forced.map_or(0, |share| share.accepted);
+        let mut accepted = record.step.accepted + forced;
         if let (Some(expected), Some(share)) = (offer.expected_of_head, record.step.merged) {
             self.metrics
                 .expectation(share.source, expected, record.head_accepted);
-            accepted = record.step.accepted + share.accepted - record.head_accepted;
+            accepted = (accepted + share.accepted).saturating_sub(record.head_accepted);
         }
         if let Some(expected) = offer.expected {
             self.metrics

@@ -4,6 +4,7 @@
 
 mod absorb;
 mod draft;
+mod form;
 mod generated;
 mod sent_draft;
 mod sources;
@@ -22,6 +23,7 @@ use self::sources::{OWN, prompt_end};
 use crate::engine::EngineLimits;
 use crate::routing::{DraftSettings, asked};
 
+pub(crate) use self::form::RunningForm;
 pub(crate) use self::sent_draft::{labels, wire_draft};
 pub(crate) use self::sources::Sources;
 pub(crate) use self::step_record::{Absorbed, StepRecord};
@@ -32,6 +34,8 @@ pub(crate) struct ActiveRequest {
     pub(crate) namespace: NamespaceId,
     /// The sources of its drafts; `None` where the worker does not draft.
     pub(crate) sources: Option<Sources>,
+    /// The form of its output, where drafts can come from it.
+    form: Option<RunningForm>,
     limits: EngineLimits,
     pub(crate) session: EngineSessionId,
     /// Prompt and output.
@@ -130,6 +134,7 @@ impl ActiveRequest {
             request,
             namespace,
             sources,
+            form: None,
             limits,
             session: new_session()?,
         };
@@ -154,6 +159,13 @@ impl ActiveRequest {
             group.merge(from(held));
         }
         Ok(running)
+    }
+
+    /// The request with a form, from which drafts come as well.
+    pub(crate) fn with_form(self, form: Option<RunningForm>) -> Self {
+        let mut running = self;
+        running.form = form;
+        running
     }
 
     pub(crate) fn document(&self) -> DocumentId {

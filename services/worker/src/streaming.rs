@@ -7,6 +7,7 @@
 mod chunk_task;
 mod context;
 mod ending;
+mod form_phase;
 mod interrupts;
 mod open;
 mod relay;

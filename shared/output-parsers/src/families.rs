@@ -13,8 +13,12 @@ mod qwen3_coder;
 
 use deepseek_kimi::{DEEPSEEK_V3, DEEPSEEK_V31, DeepSeekKimi, KIMI_K2};
 pub(crate) use forced_tool::ForcedTool;
+pub(crate) use harmony::answer_form as harmony_answer;
+
+use refrain_protocol::engine::TextForm;
 
 use crate::family::Family;
+use crate::form::{CallsWanted, NoForm};
 use crate::registry::ToolParserKind;
 
 /// The family of a kind. In harmony, reasoning and calls are one format.
@@ -32,5 +36,29 @@ pub(crate) fn family(kind: ToolParserKind, is_harmony: bool) -> Box<dyn Family> 
         ToolParserKind::KimiK2 => Box::new(DeepSeekKimi::new(&KIMI_K2)),
         ToolParserKind::Glm45 => Box::new(glm45::Glm45::new()),
         ToolParserKind::Pythonic => Box::new(pythonic::Pythonic::new()),
+    }
+}
+
+/// The form of calls of a kind.
+pub(crate) fn form(
+    kind: ToolParserKind,
+    wanted: &CallsWanted<'_>,
+    is_token: &dyn Fn(&str) -> bool,
+) -> Result<TextForm, NoForm> {
+    match kind {
+        ToolParserKind::None => Err(NoForm {
+            tool: None,
+            fault: "the format in which this model writes calls is not known; set tool_parser of the model".into(),
+        }),
+        ToolParserKind::Hermes => hermes::form(wanted),
+        ToolParserKind::Qwen3Coder => qwen3_coder::form(wanted),
+        ToolParserKind::Llama3Json => llama3_json::form(wanted),
+        ToolParserKind::Mistral => mistral::form(wanted, is_token),
+        ToolParserKind::DeepSeekV3 => deepseek_kimi::form(&DEEPSEEK_V3, wanted),
+        ToolParserKind::DeepSeekV31 => deepseek_kimi::form(&DEEPSEEK_V31, wanted),
+        ToolParserKind::KimiK2 => deepseek_kimi::form(&KIMI_K2, wanted),
+        ToolParserKind::Glm45 => glm45::form(wanted),
+        ToolParserKind::Harmony => harmony::form(wanted),
+        ToolParserKind::Pythonic => pythonic::form(wanted),
     }
 }

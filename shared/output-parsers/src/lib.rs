@@ -62,6 +62,7 @@
 //! | `sink.rs` | Attempts, failures, whitespace, delivery. |
 //! | `think.rs` | Reasoning between markers. |
 //! | `json.rs`, `call_object.rs`, `name.rs`, `python.rs`, `schema.rs` | Incremental readers that families share. |
+//! | `form.rs` | The form of calls that are forced; each family writes what it reads. |
 //! | `registry.rs`, `detect.rs` | Names of formats, and how a template tells them. |
 
 mod call_object;
@@ -69,6 +70,7 @@ mod detect;
 mod event;
 mod families;
 mod family;
+mod form;
 mod json;
 mod name;
 mod options;
@@ -84,6 +86,7 @@ mod think;
 
 pub use detect::{Detected, detect};
 pub use event::{Counts, Event};
+pub use form::{CallsWanted, NoForm, answer_form, calls_form};
 pub use options::{Delivery, Limits, ParserOptions, Piece, TokenId, Tool};
 pub use parser::OutputParser;
 pub use registry::{ReasoningParserKind, ToolParserKind, UnknownParser};

@@ -149,6 +149,14 @@ impl ReasoningParserKind {
         })
     }
 
+    /// The marker that ends the reasoning; in harmony, that of the reasoning's message. `None` without reasoning.
+    pub fn end_marker(&self) -> Option<&str> {
+        match self {
+            ReasoningParserKind::Harmony => Some("<|end|>"),
+            _ => self.markers().map(|(_, close)| close),
+        }
+    }
+
     /// Whether a rendered prompt leaves the reasoning open, as templates do that write the opening marker themselves.
     pub fn is_open_after(&self, prompt: &str) -> bool {
         let Some((open, _)) = self.markers() else {
@@ -165,7 +173,7 @@ impl ReasoningParserKind {
     }
 
     /// Whether models of this kind usually begin within the reasoning.
-    pub(crate) fn is_usually_open(&self) -> bool {
+    pub fn is_usually_open(&self) -> bool {
         *self == ReasoningParserKind::DeepSeekR1
     }
 

@@ -20,6 +20,13 @@ pub(crate) enum Shape {
     Any,
 }
 
+impl Shape {
+    /// Whether values are written without JSON syntax.
+    pub(crate) fn is_text(self) -> bool {
+        matches!(self, Shape::Text | Shape::TextOrNull)
+    }
+}
+
 /// The shape of a parameter. `unknown` is that of a parameter without a schema.
 pub(crate) fn shape(tools: &[Tool], tool: &str, parameter: &str, unknown: Shape) -> Shape {
     let tool = tools.iter().find(|known| known.name == tool);
@@ -30,7 +37,7 @@ pub(crate) fn shape(tools: &[Tool], tool: &str, parameter: &str, unknown: Shape)
     }
 }
 
-fn shape_of(schema: &Value, unknown: Shape) -> Shape {
+pub(crate) fn shape_of(schema: &Value, unknown: Shape) -> Shape {
     let mut names = Vec::new();
     type_names(schema, &mut names);
     let has_null = names.contains(&"null");

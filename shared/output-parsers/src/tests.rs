@@ -2,6 +2,7 @@
 
 mod chunkings;
 mod detection;
+mod forms;
 mod fuzz;
 mod json_families;
 mod marked_families;

@@ -80,6 +80,8 @@ pub enum DraftSource {
     DraftModel,
     /// The output that the client predicted.
     Prediction,
+    /// Tokens that the form of the output forces.
+    Grammar,
     /// No draft, in a plain decoding step.
     None,
 }
@@ -92,6 +94,7 @@ impl DraftSource {
             DraftSource::Eagle3 => DrafterKind::Eagle3.as_str(),
             DraftSource::DraftModel => DrafterKind::DraftModel.as_str(),
             DraftSource::Prediction => "prediction",
+            DraftSource::Grammar => "grammar",
             DraftSource::None => "none",
         }
     }
@@ -240,6 +243,9 @@ pub struct StepMessage {
     /// `source`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<DraftShare>,
+    /// The part of the draft tree that the form of the output forced, where `source` drafted as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forced: Option<DraftShare>,
 }
 
 /// The part of a draft tree that a second drafter made.
@@ -261,9 +267,11 @@ impl StepMessage {
         let drafted = u64::from(self.drafted);
         // A path that leaves the tree of the first source does not come back to it.
         let accepted = u64::from(self.accepted).min(drafted).min(kept);
-        let second = self.merged.map(|share| {
+        let mut left = kept - accepted;
+        let mut counts_of = |share: DraftShare| {
             let drafted = u64::from(share.drafted);
-            let accepted = u64::from(share.accepted).min(drafted).min(kept - accepted);
+            let accepted = u64::from(share.accepted).min(drafted).min(left);
+            left -= accepted;
             let counts = StepCounts {
                 steps: 0,
                 drafted,
@@ -271,14 +279,18 @@ impl StepMessage {
                 emitted: accepted,
             };
             (share.source, counts)
-        });
+        };
+        let forced = self.forced.map(&mut counts_of);
+        let second = self.merged.map(&mut counts_of);
         let first = StepCounts {
             steps: 1,
             drafted,
             accepted,
-            emitted: kept - second.map_or(0, |(_, counts)| counts.emitted),
+            // Bonus tokens as well.
+            emitted: accepted + left,
         };
-        [Some((self.source, first)), second].into_iter().flatten()
+        let all = [Some((self.source, first)), forced, second];
+        all.into_iter().flatten()
     }
 }
 
@@ -347,6 +359,7 @@ mod tests {
             scope: DraftScope::Tenant,
             drafted: 4,
             accepted: 2,
+            forced: None,
             merged: Some(DraftShare {
                 source: DraftSource::Eagle3,
                 drafted: 5,
@@ -377,6 +390,7 @@ mod tests {
         );
         let alone = StepMessage {
             merged: None,
+            forced: None,
             ..message.clone()
         };
         assert_eq!(alone.counts(6).count(), 1);
@@ -390,6 +404,7 @@ mod tests {
             DraftSource::Eagle3,
             DraftSource::DraftModel,
             DraftSource::Prediction,
+            DraftSource::Grammar,
             DraftSource::None,
         ] {
             assert_eq!(serde_json::json!(source), source.as_str());

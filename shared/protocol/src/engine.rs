@@ -4,6 +4,7 @@
 //! and by those that it emits. The forward pass of the last token of the text is always still to come, so a step
 //! without new tokens decodes on from the end of the last step.
 
+mod output_form;
 mod sampling;
 
 use std::collections::{HashMap, HashSet};
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
 
+pub use output_form::{ArgumentsForm, CallForm, CallsForm, FormPart, OutputForm, TextForm};
 pub use sampling::Sampling;
 
 /// The abilities and limits of an engine.
@@ -38,6 +40,9 @@ pub struct EngineCapabilities {
     pub max_draft_tokens: u32,
     /// Ids that end an output, unless the request names others.
     pub eos_token_ids: Vec<TokenId>,
+    /// Whether sessions may have a [`Sampling::form`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output_forms: bool,
     /// Its own drafter, if it has one. Steps may then have a [`StepItem::self_draft`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drafter: Option<DrafterCapabilities>,

@@ -92,6 +92,10 @@ pub struct Heartbeat {
     pub running: Vec<LeaseId>,
     /// Whether it drains, so that it takes no new chunks.
     pub draining: bool,
+    /// Whether its engine holds outputs to a form by the grammars of this project. Gateways can then tell a form that
+    /// cannot be compiled; any other engine judges forms by itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compiles_forms: bool,
     /// The state of its own EAGLE-3 head; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eagle3: Option<Eagle3Report>,
@@ -134,4 +138,7 @@ pub struct ServedModel {
     pub max_context: u32,
     /// Number of live workers that serve it.
     pub workers: u32,
+    /// Whether the engines of all of them hold outputs to a form by the grammars of this project.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compiles_forms: bool,
 }

@@ -25,8 +25,8 @@ use refrain_protocol::chunk::{
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, Draft, DrafterCapabilities, DrafterKind, EngineCapabilities,
-    EngineLoad, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest, StepResponse,
-    TokenLogprob,
+    EngineLoad, OutputForm, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest,
+    StepResponse, TextForm, TokenLogprob,
 };
 use refrain_protocol::error::code;
 use refrain_protocol::openai::ErrorBody;
@@ -98,6 +98,7 @@ fn step() -> StepMessage {
         drafted: 4,
         accepted: 2,
         merged: None,
+        forced: None,
     }
 }
 
@@ -140,6 +141,11 @@ fn chunk() -> ChunkRequest {
             bad_words: vec!["no".into()],
             bad_tokens: vec![vec![5], vec![6, 7]],
             forced_output: vec![8],
+            form: Some(Box::new(OutputForm {
+                after: Some(9),
+                opened_by: Some(8),
+                text: TextForm::AnyOf(vec![TextForm::Regex("a+".into())]),
+            })),
         },
         max_new_tokens: 100,
         chunk_tokens: Some(10),
@@ -246,6 +252,7 @@ fn formats() -> Vec<Format> {
                 max_running: 8,
                 running: vec![LeaseId(1), LeaseId(2)],
                 draining: false,
+                compiles_forms: true,
                 eagle3: Some(Eagle3Report {
                     accepted_length: 2.5,
                     speedup: 1.25,
@@ -271,6 +278,7 @@ fn formats() -> Vec<Format> {
                 tokenizer: "ab12".into(),
                 max_context: 4_096,
                 workers: 2,
+                compiles_forms: true,
             }],
         ),
         format("chunk_request", chunk()),
@@ -286,6 +294,7 @@ fn formats() -> Vec<Format> {
                     }]),
                     source: DraftSource::Prediction,
                     scope: DraftScope::None,
+                    forced: None,
                     merged: Some(DraftShare {
                         source: DraftSource::Eagle3,
                         drafted: 2,
@@ -323,6 +332,7 @@ fn formats() -> Vec<Format> {
                 tree_drafts: true,
                 max_draft_tokens: 64,
                 eos_token_ids: vec![2],
+                output_forms: false,
                 drafter: Some(DrafterCapabilities {
                     kind: DrafterKind::Eagle3,
                     depth_max: 8,

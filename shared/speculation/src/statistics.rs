@@ -27,9 +27,11 @@
 
 mod bytes;
 mod estimate;
+mod forced;
 
 use refrain_suffix_index::Token;
 
+use self::forced::Unforced;
 use crate::draft::{Candidate, Scope, Source};
 
 pub use bytes::{STATISTICS_BYTES_MAX, StatisticsError};
@@ -160,12 +162,24 @@ impl AcceptanceStatistics {
     /// never above that of the parent, and siblings never add up to more than their parent. The sum over all nodes is
     /// the number of accepted draft tokens that is expected.
     pub fn path_probabilities(&self, candidate: &Candidate) -> Vec<f32> {
+        if let Some(unforced) = Unforced::of(candidate) {
+            let others = unforced.candidate.as_ref();
+            let others = others.map(|others| self.path_probabilities(others));
+            return unforced.spread(candidate, &others.unwrap_or_default());
+        }
         self.estimate(candidate).path_probabilities()
     }
 
     /// Learns from the target's tokens where the draft was proposed, whether it was verified or not. The caller
     /// leaves out tokens that a stop rule cut off, or that are unknown for another reason.
     pub fn observe(&mut self, candidate: &Candidate, emitted: &[Token]) {
+        if let Some(unforced) = Unforced::of(candidate) {
+            let emitted = Unforced::output(candidate, emitted);
+            if let Some(others) = unforced.candidate.filter(|_| !emitted.is_empty()) {
+                self.observe(&others, &emitted);
+            }
+            return;
+        }
         let mut draft = self.estimate(candidate);
         draft.sum_gains();
         let gain = draft.gain(0);
@@ -283,7 +297,8 @@ fn kind(source: Source, scope: Scope) -> Option<usize> {
         Source::Suffix => Some(scope as usize),
         Source::Prediction => Some(Scope::ALL.len()),
         Source::Eagle3 => Some(Scope::ALL.len() + 1),
-        Source::None => None,
+        // Forced tokens are certain, so nothing is learnt from them.
+        Source::Grammar | Source::None => None,
     }
 }
 

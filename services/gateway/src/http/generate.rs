@@ -71,6 +71,11 @@ impl GatewayState {
         AccessNote::of(request).note(|facts| {
             facts.model = Some(accepted.request.model.id.clone());
         });
+        // Other engines judge a form by themselves, and may know more than these grammars, or less.
+        if self.models.compiles_forms(&accepted.request.model) {
+            let checked = self.forms.check(&accepted.request).await;
+            checked.map_err(|error| surface.renamed(error))?;
+        }
         admitted
             .ticket
             .count_choices(accepted.request.choice_count())?;

@@ -15,7 +15,7 @@ use refrain_service_kit::http::{AccessNote, HttpError, Readiness};
 
 use crate::config::GatewayTuning;
 use crate::intake::{
-    Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter, UnknownFields,
+    Admission, AdmissionTicket, ApiKeys, BodyReader, FormCheck, TokenizingLimiter, UnknownFields,
 };
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
@@ -28,6 +28,7 @@ pub(crate) struct GatewayState {
     pub(crate) models: Arc<Models>,
     pub(crate) admission: Admission,
     pub(crate) tokenizing: TokenizingLimiter,
+    pub(crate) forms: FormCheck,
     pub(crate) relay: Arc<RelayContext>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) bodies: BodyReader,

@@ -6,13 +6,14 @@
 
 use std::fmt;
 
-use refrain_protocol::openai::{JsonObject, Parameters, Prompt, ResponseFormat};
+use refrain_protocol::openai::{Parameters, Prompt};
 use refrain_tokenization::{JsonList, JsonMap, JsonValue};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::forward_to_deserialize_any;
 
 use super::other_fields::OtherFields;
+use super::output_form::{FORM_FIELDS, FormFields};
 
 /// A body: the parameters of both endpoints, and the own fields of one.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ pub(super) struct RequestBody<T: OwnFields> {
     pub(super) parameters: Parameters,
     pub(super) required: T::Required,
     pub(super) own: T,
+    pub(super) form: FormFields,
     pub(super) others: OtherFields,
 }
 
@@ -49,8 +51,6 @@ pub(super) struct ChatFields {
     pub(super) logprobs: Option<bool>,
     /// Number of most likely tokens to report beside the chosen one.
     pub(super) top_logprobs: Option<u64>,
-    /// The shape of the answer.
-    pub(super) response_format: Option<ResponseFormat>,
     /// Whether a function has to be called.
     pub(super) tool_choice: Option<JsonValue>,
     /// Whether several functions may be called at once.
@@ -73,7 +73,6 @@ impl OwnFields for ChatFields {
         "chat_template_kwargs",
         "logprobs",
         "top_logprobs",
-        "response_format",
         "tool_choice",
         "parallel_tool_calls",
         "functions",
@@ -91,10 +90,6 @@ impl OwnFields for ChatFields {
             "chat_template_kwargs" => self.chat_template_kwargs = map.next_value()?,
             "logprobs" => self.logprobs = map.next_value()?,
             "top_logprobs" => self.top_logprobs = map.next_value()?,
-            "response_format" => {
-                let format: Option<JsonObject<ResponseFormat>> = map.next_value()?;
-                self.response_format = format.map(|JsonObject(format)| format);
-            }
             "parallel_tool_calls" => self.parallel_tool_calls = map.next_value()?,
             "functions" => self.functions = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,
@@ -158,6 +153,7 @@ impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
             own: T::default(),
             seen: Vec::new(),
             shared: &[],
+            form: FormFields::default(),
             others: OtherFields::default(),
         };
         let parameters = Parameters::deserialize(SharedFields(&mut rest))?;
@@ -166,6 +162,7 @@ impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
             parameters,
             required: rest.required.ok_or_else(missing)?,
             own: rest.own,
+            form: rest.form,
             others: rest.others,
         })
     }
@@ -180,6 +177,7 @@ struct WithoutOwnFields<A, T: OwnFields> {
     seen: Vec<&'static str>,
     /// The names of the fields that both endpoints have.
     shared: &'static [&'static str],
+    form: FormFields,
     others: OtherFields,
 }
 
@@ -230,6 +228,14 @@ impl<'de, A: MapAccess<'de>, T: OwnFields> MapAccess<'de> for &mut WithoutOwnFie
                 self.own.read(name, &mut self.map)?;
             } else if self.shared.contains(&key.as_str()) {
                 return seed.deserialize(key.into_deserializer()).map(Some);
+            } else if let Some(name) = FORM_FIELDS.iter().find(|name| **name == key) {
+                if self.form.has(name) {
+                    return Err(A::Error::duplicate_field(name));
+                }
+                // Null counts as missing here as well.
+                if let Some(value) = self.map.next_value()? {
+                    self.form.set(name, value);
+                }
             } else {
                 self.others.read(key, &mut self.map)?;
             }

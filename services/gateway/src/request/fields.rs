@@ -10,6 +10,7 @@ use refrain_tokenization::JsonValue;
 use super::body::{ChatFields, CompletionFields};
 use super::messages::check_content;
 use super::refusal::{invalid, unsupported};
+use crate::config::GatewayTuning;
 use crate::models::Model;
 
 /// Longest `session` and `group`, bytes.
@@ -82,6 +83,22 @@ pub(super) fn check_min_tokens(sampling: &Sampling, max_new_tokens: u32) -> Resu
         ),
         false => Ok(()),
     }
+}
+
+/// Most tokens of a chunk. `None`: there is one chunk.
+pub(super) fn chunk_tokens(
+    parameters: &Parameters,
+    sampling: &Sampling,
+    limits: &GatewayTuning,
+) -> Option<u32> {
+    let tokens = match (parameters.chunk_tokens, &parameters.group) {
+        (Some(tokens), _) => tokens,
+        // Not every engine can continue such an output.
+        (None, _) if sampling.depends_on_output() => 0,
+        (None, Some(_)) => limits.rollout_chunk_tokens,
+        (None, None) => limits.chunk_tokens,
+    };
+    (tokens > 0).then_some(tokens)
 }
 
 /// Reads `n`.
@@ -190,6 +207,7 @@ pub(super) fn sampling(
         bad_tokens: bad_tokens(&bad_words, model)?,
         bad_words,
         forced_output: Vec::new(),
+        form: None,
     })
 }
 
@@ -256,21 +274,13 @@ pub(super) fn check_ids(param: &str, ids: &[TokenId], model: &Model) -> Result<(
     }
 }
 
-/// Checks the prediction and the response format of a chat.
+/// Checks the prediction of a chat.
 pub(super) fn check_chat(chat: &ChatFields) -> Result<(), ApiError> {
     if let Some(prediction) = &chat.prediction {
         if prediction.get("type").as_ref().and_then(JsonValue::as_str) != Some("content") {
             return invalid("prediction.type", "must be \"content\"");
         }
         check_content(prediction.get("content"), "prediction.content")?;
-    }
-    if let Some(format) = &chat.response_format
-        && format.kind != "text"
-    {
-        return unsupported(
-            "response_format",
-            "response_format: must be {\"type\": \"text\"}; constrained output is not supported",
-        );
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Fields of other servers that would change the output. Those with a number have it as their neutral value; all are
 /// neutral if they are null, false or empty.
-const UNSUPPORTED: [(&str, Option<f64>); 44] = [
+const UNSUPPORTED: [(&str, Option<f64>); 34] = [
     ("allowed_token_ids", None),
     ("audio", None),
     ("chat_template", None),
@@ -17,19 +17,12 @@ const UNSUPPORTED: [(&str, Option<f64>); 44] = [
     ("documents", None),
     ("dry_multiplier", Some(0.0)),
     ("early_stopping", None),
-    ("ebnf", None),
     ("echo", None),
     ("enforced_str", None),
     ("function_call", None),
     ("functions", None),
-    ("grammar", None),
-    ("guided_choice", None),
     ("guided_decoding_backend", None),
-    ("guided_grammar", None),
-    ("guided_json", None),
-    ("guided_regex", None),
     ("guided_whitespace_pattern", None),
-    ("json_schema", None),
     ("kv_transfer_params", None),
     ("length_penalty", Some(1.0)),
     ("logits_processors", None),
@@ -37,13 +30,10 @@ const UNSUPPORTED: [(&str, Option<f64>); 44] = [
     ("mirostat", Some(0.0)),
     ("mm_processor_kwargs", None),
     ("prompt_embeds", None),
-    ("regex", None),
     ("repeat_penalty", Some(1.0)),
     ("repetition_detection", None),
-    ("response_format", None),
     ("return_tokens_as_token_ids", None),
     ("structural_tag", None),
-    ("structured_outputs", None),
     ("thinking_token_budget", None),
     ("top_a", Some(0.0)),
     ("top_n_sigma", Some(-1.0)),

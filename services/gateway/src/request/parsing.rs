@@ -10,11 +10,23 @@ use crate::models::Model;
 /// some ten, and only blanks follow.
 const PROMPT_END_TOKENS: usize = 64;
 
+/// Whether the output begins within the reasoning. `None` if the end of the prompt does not say so.
+pub(super) fn reasoning_is_open(model: &Model, prompt: &[TokenId]) -> Option<bool> {
+    let from = prompt.len().saturating_sub(PROMPT_END_TOKENS);
+    let bytes: Vec<u8> = prompt[from..]
+        .iter()
+        .flat_map(|token| model.tokenizer.token_bytes(*token))
+        .copied()
+        .collect();
+    let end = String::from_utf8_lossy(&bytes);
+    is_open_after(&model.formats.reasoning_as, &end)
+}
+
 /// The options of the parser. `None` if all of the output is text.
 pub(super) fn options(
     tools: Tools,
     model: &Model,
-    prompt: &[TokenId],
+    reasoning_is_open: Option<bool>,
     is_stream: bool,
 ) -> Option<ParserOptions> {
     let tools_as = match tools.callable.is_empty() {
@@ -25,18 +37,12 @@ pub(super) fn options(
     if tools_as == ToolParserKind::None && reasoning_as == ReasoningParserKind::None {
         return None;
     }
-    let from = prompt.len().saturating_sub(PROMPT_END_TOKENS);
-    let bytes: Vec<u8> = prompt[from..]
-        .iter()
-        .flat_map(|token| model.tokenizer.token_bytes(*token))
-        .copied()
-        .collect();
-    let end = String::from_utf8_lossy(&bytes);
+    let callable = tools.callable.into_iter();
     Some(ParserOptions {
-        reasoning_is_open: is_open_after(&reasoning_as, &end),
+        reasoning_is_open,
         tools_as,
         reasoning_as,
-        tools: tools.callable,
+        tools: callable.map(|callable| callable.tool).collect(),
         first_call_only: tools.first_call_only,
         delivery: match is_stream {
             true => Delivery::Streamed,
@@ -46,7 +52,7 @@ pub(super) fn options(
     })
 }
 
-/// Whether the output begins within the reasoning. `None` if the prompt does not say so.
+/// As [`reasoning_is_open`], by the text of the end.
 fn is_open_after(kind: &ReasoningParserKind, prompt_end: &str) -> Option<bool> {
     let (_, close) = kind.markers()?;
     if kind.is_open_after(prompt_end) {

@@ -408,10 +408,7 @@ fn what_cannot_be_carried_out_is_refused_by_name() {
     let models = shipped();
     let unsupported = Some("unsupported_parameter".to_owned());
     for (field, value) in [
-        ("guided_json", json!({"type": "object"})),
-        ("guided_regex", json!("a+")),
-        ("guided_choice", json!(["a"])),
-        ("structured_outputs", json!({"json": {}})),
+        ("structural_tag", json!("{}")),
         ("chat_template", json!("{{ messages }}")),
         ("logits_processors", json!(["a"])),
         ("use_beam_search", json!(true)),

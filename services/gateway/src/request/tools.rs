@@ -11,20 +11,41 @@ use crate::models::Model;
 /// Longest name of a function, bytes.
 const NAME_BYTES_MAX: usize = 256;
 
-/// The reason why a call cannot be forced.
-const UNCONSTRAINED: &str = "because constrained output is not supported";
-
 /// The tools of a request.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
     /// The tools as the template shows them. `None` without any.
     pub(super) shown: Option<JsonList>,
     /// The tools whose calls are looked for in the output.
-    pub(super) callable: Vec<Tool>,
+    pub(super) callable: Vec<CallableTool>,
+    /// Whether calls are forced.
+    pub(super) demand: CallDemand,
     /// Whether only one call is wanted.
     pub(super) first_call_only: bool,
     /// Whether the client speaks the deprecated `functions`.
     pub(super) are_functions: bool,
+}
+
+/// A tool that may be called.
+#[derive(Debug)]
+pub(super) struct CallableTool {
+    pub(super) tool: Tool,
+    /// Whether the client wants its arguments to be valid by its schema.
+    pub(super) is_strict: bool,
+    /// The place of its function in the body.
+    pub(super) place: String,
+}
+
+/// Whether the model has to call a tool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum CallDemand {
+    /// It decides by itself.
+    #[default]
+    Free,
+    /// It calls one or more of the tools.
+    Required,
+    /// It calls the only one that may be called, once.
+    Named,
 }
 
 /// The choice of tools.
@@ -32,8 +53,37 @@ pub(super) struct Tools {
 enum Choice {
     None,
     Auto,
-    /// The model may call only these functions.
-    Allowed(Vec<String>),
+    /// The model must call a function.
+    Required,
+    /// The model must call this function.
+    Named(String),
+    /// The model may call only these functions, or must call one of them.
+    Allowed {
+        names: Vec<String>,
+        is_required: bool,
+    },
+}
+
+impl Choice {
+    /// The functions that it names.
+    fn names(&self) -> &[String] {
+        match self {
+            Choice::Named(name) => std::slice::from_ref(name),
+            Choice::Allowed { names, .. } => names,
+            Choice::None | Choice::Auto | Choice::Required => &[],
+        }
+    }
+
+    fn demand(&self) -> CallDemand {
+        match self {
+            Choice::Named(_) => CallDemand::Named,
+            Choice::Required
+            | Choice::Allowed {
+                is_required: true, ..
+            } => CallDemand::Required,
+            Choice::None | Choice::Auto | Choice::Allowed { .. } => CallDemand::Free,
+        }
+    }
 }
 
 impl Tools {
@@ -43,10 +93,10 @@ impl Tools {
         if are_functions && chat.tools.is_some() {
             return invalid("functions", "is the older form of tools; send only tools");
         }
-        let choice = match chat.function_call.take() {
-            Some(choice) if are_functions => function_choice(&choice)?,
+        let (choice, choice_field) = match chat.function_call.take() {
+            Some(choice) if are_functions => (function_choice(&choice)?, "function_call"),
             Some(_) => return invalid("function_call", "is allowed only with functions"),
-            None => tool_choice(chat.tool_choice.as_ref())?,
+            None => (tool_choice(chat.tool_choice.as_ref())?, "tool_choice"),
         };
         let listed: Vec<JsonValue> = match chat.functions.take() {
             Some(functions) => functions.items().map(as_tool).collect(),
@@ -58,39 +108,55 @@ impl Tools {
             let read = read_tool(&tool, &format!("{field}[{place}]"), are_functions)?;
             tools.push((read, tool));
         }
-        if let Choice::Allowed(names) = &choice {
-            let is_known = |name: &&String| tools.iter().any(|(tool, _)| tool.name == **name);
-            if names.iter().any(|name| !is_known(&name)) {
-                let fault = "names a function that is not among the tools";
-                return invalid("tool_choice", fault);
-            }
-            tools.retain(|(tool, _)| names.contains(&tool.name));
+        let is_known = |name: &String| tools.iter().any(|(tool, _)| tool.tool.name == *name);
+        if !choice.names().iter().all(is_known) {
+            let fault = "names a function that is not among the tools";
+            return invalid(choice_field, fault);
         }
-        let (callable, shown): (Vec<_>, Vec<_>) = tools.into_iter().unzip();
+        let demand = choice.demand();
+        if demand != CallDemand::Free && tools.is_empty() {
+            return invalid(
+                choice_field,
+                "a call can be forced only where there are tools",
+            );
+        }
+        if matches!(choice, Choice::Allowed { .. }) {
+            tools.retain(|(tool, _)| choice.names().contains(&tool.tool.name));
+        }
+        let (mut callable, shown): (Vec<_>, Vec<_>) = tools.into_iter().unzip();
+        match &choice {
+            // The template shows all tools in either case, as with vLLM, so that the prompt stays the same.
+            Choice::None => callable.clear(),
+            Choice::Named(name) => callable.retain(|tool| tool.tool.name == *name),
+            Choice::Auto | Choice::Required | Choice::Allowed { .. } => {}
+        }
         Ok(Tools {
             shown: (!shown.is_empty()).then(|| shown.into_iter().collect()),
-            // The template shows the tools all the same, as with vLLM, so that the prompt stays the same.
-            callable: match choice {
-                Choice::None => Vec::new(),
-                Choice::Auto | Choice::Allowed(_) => callable,
-            },
-            first_call_only: are_functions || chat.parallel_tool_calls == Some(false),
+            callable,
+            demand,
+            first_call_only: are_functions
+                || demand == CallDemand::Named
+                || chat.parallel_tool_calls == Some(false),
             are_functions,
         })
     }
 }
 
 impl Tools {
+    /// The field that lists them.
+    pub(super) fn field(&self) -> &'static str {
+        match self.are_functions {
+            true => "functions",
+            false => "tools",
+        }
+    }
+
     /// Refuses tools that the model would never see.
     pub(super) fn check_shown(&self, model: &Model) -> Result<(), ApiError> {
         if self.callable.is_empty() || model.shows_tools || model.template.is_none() {
             return Ok(());
         }
-        let field = if self.are_functions {
-            "functions"
-        } else {
-            "tools"
-        };
+        let field = self.field();
         let message = format!(
             "{field}: the chat template of this model has no place for tools; use another model, or describe them in a message"
         );
@@ -107,7 +173,7 @@ fn as_tool(function: JsonValue) -> JsonValue {
 }
 
 /// Checks a tool. `place` is its path in the request.
-fn read_tool(tool: &JsonValue, place: &str, is_function: bool) -> Result<Tool, ApiError> {
+fn read_tool(tool: &JsonValue, place: &str, is_function: bool) -> Result<CallableTool, ApiError> {
     if !tool.is_object() {
         return invalid(place, "must be an object with a function");
     }
@@ -139,60 +205,70 @@ fn read_tool(tool: &JsonValue, place: &str, is_function: bool) -> Result<Tool, A
     {
         return invalid(&format!("{at}.parameters"), "must be a JSON schema");
     }
-    if function.get("strict").as_ref().and_then(JsonValue::as_bool) == Some(true) {
-        let message = format!(
-            "{at}.strict: must be false; the arguments cannot be forced into the schema, {UNCONSTRAINED}"
-        );
-        return unsupported(&format!("{at}.strict"), &message);
-    }
-    Ok(Tool {
-        name: name.to_owned(),
-        parameters: parameters.unwrap_or_default().to_json(),
+    let strict = function.get("strict");
+    let is_strict = strict.as_ref().map_or(Some(false), JsonValue::as_bool);
+    let Some(is_strict) = is_strict else {
+        return invalid(&format!("{at}.strict"), "must be true or false");
+    };
+    Ok(CallableTool {
+        tool: Tool {
+            name: name.to_owned(),
+            parameters: parameters.unwrap_or_default().to_json(),
+        },
+        is_strict,
+        place: at,
     })
 }
 
 /// Reads `tool_choice`.
 fn tool_choice(choice: Option<&JsonValue>) -> Result<Choice, ApiError> {
     let field = "tool_choice";
-    let forced = || {
-        let message = format!(
-            "{field}: must be \"none\", \"auto\" or allowed_tools with the mode \"auto\"; \
-             a call cannot be forced, {UNCONSTRAINED}"
-        );
-        unsupported(field, &message)
-    };
     let Some(choice) = choice else {
         return Ok(Choice::Auto);
     };
     match choice.as_str() {
         Some("none") => return Ok(Choice::None),
         Some("auto") => return Ok(Choice::Auto),
-        Some(_) => return forced(),
+        Some("required") => return Ok(Choice::Required),
+        Some(_) => {
+            let fault = "must be \"none\", \"auto\", \"required\", a function or allowed_tools";
+            return invalid(field, fault);
+        }
         None => {}
     }
     let kind = choice.get("type");
-    if kind.as_ref().and_then(JsonValue::as_str) != Some("allowed_tools") {
-        return forced();
+    match kind.as_ref().and_then(JsonValue::as_str) {
+        Some("function") => match function_name(choice) {
+            Some(name) => Ok(Choice::Named(name)),
+            None => invalid("tool_choice.function.name", "must be a text"),
+        },
+        Some("allowed_tools") => allowed_tools(choice),
+        _ => invalid(
+            "tool_choice.type",
+            "must be \"function\" or \"allowed_tools\"",
+        ),
     }
+}
+
+/// Reads `tool_choice` of the type `allowed_tools`.
+fn allowed_tools(choice: &JsonValue) -> Result<Choice, ApiError> {
     // Both the form of chats and the flat form of other endpoints are known.
     let allowed = choice.get("allowed_tools");
     let allowed = allowed.as_ref().unwrap_or(choice);
     let mode = allowed.get("mode");
-    if mode
-        .as_ref()
-        .is_some_and(|mode| mode.as_str() != Some("auto"))
-    {
-        return forced();
-    }
-    let name = |tool: JsonValue| {
-        let function = tool.get("function").unwrap_or(tool);
-        function.get("name")?.as_str().map(str::to_owned)
+    let is_required = match mode.as_ref().map_or(Some("auto"), JsonValue::as_str) {
+        Some("auto") => false,
+        Some("required") => true,
+        _ => {
+            let place = "tool_choice.allowed_tools.mode";
+            return invalid(place, "must be \"auto\" or \"required\"");
+        }
     };
     let list = allowed.get("tools");
     let tools = list.as_ref().and_then(JsonValue::items);
-    let names: Option<Vec<String>> = tools.and_then(|tools| tools.map(name).collect());
+    let names = tools.and_then(|tools| tools.map(|tool| function_name(&tool)).collect());
     match names {
-        Some(names) => Ok(Choice::Allowed(names)),
+        Some(names) => Ok(Choice::Allowed { names, is_required }),
         None => invalid(
             "tool_choice.allowed_tools.tools",
             "must be a list of functions with names",
@@ -200,17 +276,26 @@ fn tool_choice(choice: Option<&JsonValue>) -> Result<Choice, ApiError> {
     }
 }
 
+/// The name in `{"function": {"name": ...}}`, or in the flat form.
+fn function_name(tool: &JsonValue) -> Option<String> {
+    let function = tool.get("function");
+    let name = function.as_ref().unwrap_or(tool).get("name")?;
+    name.as_str().map(str::to_owned)
+}
+
 /// Reads the deprecated `function_call`.
 fn function_choice(choice: &JsonValue) -> Result<Choice, ApiError> {
     match choice.as_str() {
         Some("none") => Ok(Choice::None),
         Some("auto") => Ok(Choice::Auto),
-        _ => unsupported(
+        Some(_) => invalid(
             "function_call",
-            &format!(
-                "function_call: must be \"none\" or \"auto\"; a call cannot be forced, {UNCONSTRAINED}"
-            ),
+            "must be \"none\", \"auto\" or {\"name\": ...}",
         ),
+        None => match function_name(choice) {
+            Some(name) => Ok(Choice::Named(name)),
+            None => invalid("function_call.name", "must be a text"),
+        },
     }
 }
 
@@ -242,7 +327,7 @@ mod tests {
     fn names(body: &Value) -> (usize, Vec<String>) {
         let tools = Tools::read(&mut fields(body)).unwrap();
         let shown = tools.shown.iter().flat_map(JsonList::items).count();
-        let names = tools.callable.into_iter().map(|tool| tool.name);
+        let names = tools.callable.into_iter().map(|tool| tool.tool.name);
         (shown, names.collect())
     }
 
@@ -267,7 +352,18 @@ mod tests {
                 1,
                 &["a"],
             ),
+            (
+                json!({"tools": two, "tool_choice": "required"}),
+                2,
+                &["a", "b"],
+            ),
+            (json!({"tools": two, "tool_choice": tool("b")}), 2, &["b"]),
             (json!({"functions": [{"name": "f"}]}), 1, &["f"]),
+            (
+                json!({"functions": [{"name": "f"}, {"name": "g"}], "function_call": {"name": "g"}}),
+                2,
+                &["g"],
+            ),
             (
                 json!({"functions": [{"name": "f"}], "function_call": "none"}),
                 1,
@@ -293,6 +389,54 @@ mod tests {
             json!({"tools": [tool("a")], "parallel_tool_calls": false})
         ));
         assert!(first_only(json!({"functions": [{"name": "f"}]})));
+    }
+
+    #[test]
+    fn the_choice_decides_whether_a_call_is_forced() {
+        let tools = json!([tool("a"), tool("b")]);
+        let strict = json!([{"function": {"name": "a", "strict": true}}]);
+        let allowed =
+            |mode: &str| json!({"type": "allowed_tools", "mode": mode, "tools": [tool("a")]});
+        for (body, demand, first_only) in [
+            (json!({"tools": tools}), CallDemand::Free, false),
+            (json!({"tools": strict}), CallDemand::Free, false),
+            (
+                json!({"tools": tools, "tool_choice": allowed("auto")}),
+                CallDemand::Free,
+                false,
+            ),
+            (
+                json!({"tools": tools, "tool_choice": "required"}),
+                CallDemand::Required,
+                false,
+            ),
+            (
+                json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false}),
+                CallDemand::Required,
+                true,
+            ),
+            (
+                json!({"tools": tools, "tool_choice": allowed("required")}),
+                CallDemand::Required,
+                false,
+            ),
+            (
+                json!({"tools": tools, "tool_choice": tool("a")}),
+                CallDemand::Named,
+                true,
+            ),
+            (
+                json!({"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
+                CallDemand::Named,
+                true,
+            ),
+        ] {
+            let tools = Tools::read(&mut fields(&body)).unwrap();
+            let found = (tools.demand, tools.first_call_only);
+            assert_eq!(found, (demand, first_only), "{body}");
+        }
+        let tools = Tools::read(&mut fields(&json!({"tools": strict}))).unwrap();
+        assert!(tools.callable[0].is_strict);
     }
 
     #[test]
@@ -333,14 +477,24 @@ mod tests {
                 false,
             ),
             (
-                function(json!({"name": "a", "strict": true})),
+                function(json!({"name": "a", "strict": "yes"})),
                 "tools[0].function.strict",
-                true,
+                false,
             ),
-            (choice(json!("required")), "tool_choice", true),
-            (choice(tool("a")), "tool_choice", true),
-            (choice(json!(7)), "tool_choice", true),
-            (allowed("required", "a"), "tool_choice", true),
+            (choice(json!("any")), "tool_choice", false),
+            (choice(tool("z")), "tool_choice", false),
+            (choice(json!(7)), "tool_choice.type", false),
+            (
+                choice(json!({"type": "function"})),
+                "tool_choice.function.name",
+                false,
+            ),
+            (json!({"tool_choice": "required"}), "tool_choice", false),
+            (
+                allowed("sometimes", "a"),
+                "tool_choice.allowed_tools.mode",
+                false,
+            ),
             (allowed("auto", "z"), "tool_choice", false),
             (
                 choice(json!({"type": "allowed_tools", "tools": [{}]})),
@@ -349,9 +503,14 @@ mod tests {
             ),
             (json!({"functions": [{}]}), "functions[0].name", false),
             (
-                json!({"functions": [{"name": "f"}], "function_call": {"name": "f"}}),
+                json!({"functions": [{"name": "f"}], "function_call": {"name": "g"}}),
                 "function_call",
-                true,
+                false,
+            ),
+            (
+                json!({"functions": [{"name": "f"}], "function_call": {}}),
+                "function_call.name",
+                false,
             ),
             (json!({"function_call": "auto"}), "function_call", false),
             (

@@ -94,7 +94,7 @@ impl AnswerWriter {
                     index,
                     message: message::message(choice.events, self.call_shape()),
                     logprobs: self.chat_logprobs(&choice.tokens),
-                    finish_reason: self.call_shape().finish(choice.finish),
+                    finish_reason: self.finish_reason(choice.finish),
                     token_ids: self.token_ids(&choice.tokens),
                 });
                 let choices = choices.collect();
@@ -212,11 +212,19 @@ impl AnswerWriter {
             write_frame(frames, &event)?;
         }
         if progress.finish.is_some() {
-            let finish = shape.finish(progress.finish);
+            let finish = self.finish_reason(progress.finish);
             let event = self.chat_event(index, Delta::default(), None, finish);
             write_frame(frames, &event)?;
         }
         Ok(())
+    }
+
+    /// The reason of the end as the client knows it. With OpenAI an output ends with `stop` where its call was named.
+    fn finish_reason(&self, finish: Option<FinishReason>) -> Option<FinishReason> {
+        match finish {
+            Some(FinishReason::ToolCalls) if self.request.names_call => Some(FinishReason::Stop),
+            finish => self.call_shape().finish(finish),
+        }
     }
 
     fn call_shape(&self) -> CallShape {

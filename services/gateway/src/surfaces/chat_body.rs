@@ -194,6 +194,25 @@ pub(super) fn add_line(text: &mut Option<String>, more: &str) {
     }
 }
 
+/// An error of the chat with the place that its field has in another API. `names` are the beginnings of places there
+/// and here; the first that fits counts.
+pub(super) fn renamed(mut error: ApiError, names: &[(&str, &str)]) -> ApiError {
+    let Some(param) = &error.param else {
+        return error;
+    };
+    let renamed = names.iter().find_map(|(there, here)| {
+        let rest = param.strip_prefix(there)?;
+        let is_whole = rest.is_empty() || rest.starts_with(['.', '[']);
+        is_whole.then(|| format!("{here}{rest}"))
+    });
+    if let Some(renamed) = renamed {
+        let begin = format!("{param}:");
+        error.message = error.message.replacen(&begin, &format!("{renamed}:"), 1);
+        error.param = Some(renamed);
+    }
+    error
+}
+
 /// Refuses a field, whose place begins the message.
 pub(super) fn refuse<T>(place: &str, fault: impl std::fmt::Display) -> Result<T, ApiError> {
     Err(ApiError::invalid(place, format!("{place}: {fault}")))

@@ -5,5 +5,5 @@ mod request;
 mod writer;
 
 pub(super) use error::error_body;
-pub(super) use request::to_chat;
+pub(super) use request::{renamed, to_chat};
 pub(super) use writer::MessagesWriter;

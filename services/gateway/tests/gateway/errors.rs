@@ -181,7 +181,7 @@ async fn bad_requests_are_refused_with_the_field_at_fault() {
         ),
         (
             CHAT,
-            chat(json!({"response_format": {"type": "json_object"}})),
+            chat(json!({"response_format": {"type": "structural_tag"}})),
             400,
             Some("response_format"),
             unsupported,
@@ -191,7 +191,14 @@ async fn bad_requests_are_refused_with_the_field_at_fault() {
             chat(json!({"tool_choice": "required"})),
             400,
             Some("tool_choice"),
-            unsupported,
+            None,
+        ),
+        (
+            CHAT,
+            chat(json!({"response_format": {"type": "json_object"}, "guided_regex": "a"})),
+            400,
+            Some("guided_regex"),
+            None,
         ),
         (
             CHAT,

@@ -9,6 +9,7 @@
 
 mod errors;
 mod failures;
+mod forms;
 mod limits;
 mod mesh;
 mod plain;

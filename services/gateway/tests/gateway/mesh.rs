@@ -67,6 +67,8 @@ pub(crate) struct Script {
     pub(crate) never_lease: bool,
     /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
+    /// Whether the engines of the workers compile forms by the grammars of this project.
+    pub(crate) compiles_forms: bool,
 }
 
 /// The calls to the scheduler and the workers.
@@ -200,11 +202,13 @@ impl Scheduler for FakeMesh {
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
         let tokenizer = self.tokenizer.identity().to_owned();
         self.log().polls += 1;
+        let script = self.script();
         Ok(vec![ServedModel {
             model: "tiny".into(),
             tokenizer,
             max_context: 256,
-            workers: self.script().workers,
+            workers: script.workers,
+            compiles_forms: script.compiles_forms,
         }])
     }
 }
@@ -341,6 +345,7 @@ fn events(
             weight_version: 7,
             source: DraftSource::Suffix,
             merged: None,
+            forced: None,
             scope: DraftScope::Tenant,
             drafted: 4,
             accepted: tokens.len() as u32 - 1,
@@ -451,6 +456,7 @@ impl Bench {
             lease_errors: VecDeque::new(),
             never_lease: false,
             workers: 3,
+            compiles_forms: false,
         };
         let mesh = Arc::new(FakeMesh {
             script: Mutex::new(script),

@@ -365,8 +365,8 @@ async fn a_response_that_is_refused_names_the_field_of_its_api() {
         ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
         (
             "text",
-            json!({"format": {"type": "json_object"}}),
-            "text.format",
+            json!({"format": {"type": "json_schema", "name": "n"}}),
+            "text.format.schema",
         ),
         ("tool_choice", json!("required"), "tool_choice"),
     ] {

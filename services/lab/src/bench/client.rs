@@ -48,7 +48,7 @@ impl BenchClient {
         mode: &str,
         api_key: &str,
     ) -> anyhow::Result<(CallSums, String)> {
-        let body = json!({
+        let mut body = json!({
             "model": self.model,
             "messages": call.messages,
             "temperature": call.temperature,
@@ -57,6 +57,10 @@ impl BenchClient {
             "session": call.session,
             "speculation": mode,
         });
+        if let Some(schema) = &call.schema {
+            let schema = json!({"name": "answer", "strict": true, "schema": schema});
+            body["response_format"] = json!({"type": "json_schema", "json_schema": schema});
+        }
         let request = self
             .http
             .post(format!("{}/v1/chat/completions", self.url))

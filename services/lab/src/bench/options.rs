@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use super::workload::WorkloadPart;
+
 /// Arguments of `refrain bench`.
 #[derive(Args, Clone, Debug)]
 pub struct BenchOptions {
@@ -15,6 +17,9 @@ pub struct BenchOptions {
     /// Values of the request field `speculation` to compare. Speed-ups are measured against `off`.
     #[arg(long, value_delimiter = ',', default_values_t = ["off", "suffix", "eagle3", "auto"].map(str::to_owned))]
     pub modes: Vec<String>,
+    /// Parts of the workload.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [WorkloadPart::Repetitive, WorkloadPart::Unique, WorkloadPart::Schema])]
+    pub parts: Vec<WorkloadPart>,
     /// Model [default: the first that the gateway lists].
     #[arg(long)]
     pub model: Option<String>,

@@ -2,7 +2,8 @@
 //!
 //! *Repetitive*: agents work on a list of tasks over a fixed schema and fixed tools. They ask the same few things
 //! again, sometimes with another value, at temperature 0. *Unique*: prompts share nothing but their form, at
-//! temperature 1. The seed determines everything.
+//! temperature 1. *Schema*: notes of which no two are alike become JSON that a schema binds, at temperatures 0 and 1.
+//! The seed determines everything.
 
 use serde_json::{Value, json};
 
@@ -21,15 +22,19 @@ pub(super) struct WorkloadCall {
     pub(super) seed: u64,
     /// Output limit.
     pub(super) max_tokens: u32,
+    /// JSON schema of the answer, if it must have one.
+    pub(super) schema: Option<Value>,
 }
 
-/// The two halves of the workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WorkloadPart {
+/// The parts of the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WorkloadPart {
     /// Agents that repeat themselves.
     Repetitive,
     /// Requests that have nothing in common but their form.
     Unique,
+    /// Requests whose answers a JSON schema binds.
+    Schema,
 }
 
 impl WorkloadPart {
@@ -38,6 +43,7 @@ impl WorkloadPart {
         match self {
             WorkloadPart::Repetitive => "repetitive",
             WorkloadPart::Unique => "unique",
+            WorkloadPart::Schema => "schema",
         }
     }
 }
@@ -58,6 +64,7 @@ pub(super) fn calls(
             match part {
                 WorkloadPart::Repetitive => repetitive(&mut random, seed, tenant, call),
                 WorkloadPart::Unique => unique(&mut random, tenant, number),
+                WorkloadPart::Schema => schema_bound(&mut random, tenant, number),
             }
         })
         .collect()
@@ -149,6 +156,7 @@ fn repetitive(random: &mut SplitMix, seed: u64, tenant: usize, call: usize) -> W
         temperature: 0.0,
         seed: random.next(),
         max_tokens: 96,
+        schema: None,
     }
 }
 
@@ -185,6 +193,55 @@ fn unique(random: &mut SplitMix, tenant: usize, number: usize) -> WorkloadCall {
         temperature: 1.0,
         seed: random.next(),
         max_tokens: 96,
+        schema: None,
+    }
+}
+
+/// What a note says, as a schema of several fields: names that repeat, choices, numbers and a list.
+fn note_schema() -> Value {
+    let item = json!({
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["lamp", "chair", "table", "carpet"]},
+            "count": {"type": "integer", "minimum": 1, "maximum": 99}
+        },
+        "required": ["name", "count"],
+        "additionalProperties": false
+    });
+    json!({
+        "type": "object",
+        "properties": {
+            "customer": {"type": "string", "maxLength": 12},
+            "city": {"enum": PLACES},
+            "date": {"type": "string", "pattern": "^2024-0[1-9]-[0-2][0-9]$"},
+            "items": {"type": "array", "items": item, "minItems": 1, "maxItems": 3},
+            "total_price": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "payment": {"enum": ["card", "cash", "invoice", null]},
+            "is_delivered": {"type": "boolean"}
+        },
+        "required": ["customer", "city", "date", "items", "total_price", "payment", "is_delivered"],
+        "additionalProperties": false
+    })
+}
+
+fn schema_bound(random: &mut SplitMix, tenant: usize, number: usize) -> WorkloadCall {
+    let (who, place) = (random.pick(NAMES), random.pick(PLACES));
+    let (day, count) = (1 + random.below(28), 2 + random.below(38));
+    let cost = 10 + random.below(900);
+    let note = format!(
+        "{who} went to {place} on 2024-05-{day:02}. There {who} bought {count} lamps for {cost} in total."
+    );
+    WorkloadCall {
+        tenant,
+        session: format!("schema-{tenant}-{number}"),
+        messages: vec![message(
+            "user",
+            format!("{note}\n\nList the facts of the note."),
+        )],
+        temperature: (number % 2) as f64,
+        seed: random.next(),
+        max_tokens: 160,
+        schema: Some(note_schema()),
     }
 }
 
@@ -247,5 +304,6 @@ mod tests {
         };
         assert!(distinct(WorkloadPart::Repetitive) < 30);
         assert!(distinct(WorkloadPart::Unique) > 50);
+        assert!(distinct(WorkloadPart::Schema) > 50);
     }
 }

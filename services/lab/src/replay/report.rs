@@ -175,6 +175,7 @@ impl PolicyReport {
 fn name(source: Source, scope: Scope) -> &'static str {
     match (source, scope) {
         (Source::None, _) => "none",
+        (Source::Grammar, _) => "grammar",
         (Source::Eagle3, _) => "eagle3",
         (_, Scope::Request) => "request",
         (_, Scope::Group) => "group",

@@ -4,6 +4,7 @@ use refrain_protocol::engine::{Draft, SelfDraft};
 use refrain_protocol::{EngineSessionId, TokenId};
 use refrain_speculation::verify::sampled::Weight;
 
+use super::session_form::SessionForm;
 use crate::drafter::CompletedDraft;
 use crate::sampler::DraftedToken;
 
@@ -23,6 +24,8 @@ pub(super) struct PlannedItem {
     pub(super) draft: Draft,
     /// Number of draft nodes that came with the item.
     pub(super) received_nodes: usize,
+    /// Which of the first draft nodes the form of the output allows. Nodes beyond them are not judged.
+    pub(super) allowed: Vec<bool>,
     /// Options of the draft that the engine is to make, if it is to make one.
     pub(super) self_draft: Option<SelfDraft>,
     /// The nodes that came with the item and that the engine drafted as well.
@@ -47,6 +50,14 @@ impl PlannedItem {
         })
     }
 
+    /// Leaves out the nodes that came with the item and that the form of the output forbids.
+    pub(super) fn cut(&mut self, form: &mut SessionForm, text_len: usize) {
+        if !self.draft.tokens.is_empty() {
+            self.allowed = form.allowed_nodes(&self.draft, text_len);
+            self.select_nodes();
+        }
+    }
+
     /// Adds the engine's draft to the draft that came with the item.
     pub(super) fn merge(&mut self, completed: CompletedDraft) {
         let received = self.received_nodes as u32;
@@ -57,17 +68,21 @@ impl PlannedItem {
         self.select_nodes();
     }
 
-    /// Selects the draft nodes whose logits can matter. A node at depth d matters for token d + 1 of the output.
+    /// Selects the draft nodes whose logits can matter. A node at depth d matters for token d + 1 of the output, and
+    /// one that the form of the output forbids never does.
     pub(super) fn select_nodes(&mut self) {
         self.computed.clear();
         self.nodes.clear();
         self.parents.clear();
         let mut depths: Vec<usize> = Vec::with_capacity(self.draft.tokens.len());
-        for (token, parent) in self.draft.tokens.iter().zip(&self.draft.parents) {
+        let nodes = self.draft.tokens.iter().zip(&self.draft.parents);
+        for (node, (token, parent)) in nodes.enumerate() {
             let parent = parent.map(|parent| parent as usize);
             let depth = parent.map_or(1, |parent| depths[parent] + 1);
             depths.push(depth);
-            if depth < self.max_emit {
+            let is_allowed = self.allowed.get(node).is_none_or(|allowed| *allowed);
+            let is_reached = parent.is_none_or(|parent| self.computed[parent].is_some());
+            if depth < self.max_emit && is_allowed && is_reached {
                 self.computed.push(Some(self.nodes.len()));
                 self.nodes.push(*token);
                 // A parent is less deep than its child, so it was selected too.

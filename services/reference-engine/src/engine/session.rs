@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{NamespaceId, TokenId};
 
+use super::session_form::SessionForm;
 use crate::drafter::DrafterState;
 use crate::network::KvCache;
 
@@ -20,6 +22,8 @@ pub(crate) struct Session {
     pub(crate) kv: KvCache,
     /// The drafter's state, in sessions that were opened with `self_drafts`.
     pub(crate) drafter_state: Option<DrafterState>,
+    /// The state of the output in its form, if it must have one.
+    pub(crate) form: Option<SessionForm>,
     /// Time of the last step.
     pub(super) used: Instant,
 }
@@ -27,13 +31,24 @@ pub(crate) struct Session {
 impl Session {
     /// Cuts the text to its first `keep` tokens, and appends `tokens`. The KV cache keeps at most all but the last
     /// token.
-    pub(super) fn replace_text(&mut self, keep: usize, tokens: &[TokenId]) {
+    ///
+    /// # Errors
+    /// The output does not have its form. The session cannot be used any longer.
+    pub(super) fn replace_text(
+        &mut self,
+        keep: usize,
+        tokens: &[TokenId],
+    ) -> Result<(), GrammarError> {
         self.text.truncate(keep);
         self.text.extend_from_slice(tokens);
         let computed = keep.min(self.text.len().saturating_sub(1));
         self.kv.truncate(computed);
         if let Some(state) = &mut self.drafter_state {
             state.truncate(keep, computed);
+        }
+        match &mut self.form {
+            Some(form) => form.follow(keep, &self.text),
+            None => Ok(()),
         }
     }
 

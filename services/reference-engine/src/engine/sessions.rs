@@ -12,6 +12,7 @@ use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
 use super::prefix_cache::PrefixCache;
 use super::session::Session;
+use super::session_form::SessionForm;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
 
@@ -61,6 +62,7 @@ impl Sessions {
         &mut self,
         id: EngineSessionId,
         spec: SessionSpec,
+        form: Option<SessionForm>,
         now: Instant,
     ) -> Result<(), ApiError> {
         if self.open.contains_key(&id) {
@@ -87,6 +89,7 @@ impl Sessions {
                 .as_ref()
                 .filter(|_| spec.self_drafts)
                 .map(DrafterState::new),
+            form,
             used: now,
         };
         self.open.insert(id, session);
@@ -208,6 +211,7 @@ impl Sessions {
         if keep && !session.text.is_empty() {
             // A kept session never samples again.
             session.sampling = Sampling::default();
+            session.form = None;
             self.kept.insert(session);
         }
     }
@@ -296,7 +300,7 @@ mod tests {
                 sampling: Sampling::default(),
                 prompt_len: 0,
             };
-            self.sessions.open(id, spec, self.now)?;
+            self.sessions.open(id, spec, None, self.now)?;
             let len = text.len();
             self.sessions.get_mut(id).unwrap().text = text.collect();
             let gained = self.sessions.reuse(id);

@@ -1,21 +1,26 @@
 //! Verification of drafts: walks the target's own tokens through each draft tree.
 
+use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::StepOutput;
 
 use super::planned_item::PlannedItem;
 use super::session::Session;
+use super::session_form::SessionForm;
 use crate::network::ForwardPass;
 use crate::sampler::{History, Sampler};
 
 /// Emits the tokens of one item. It appends them to the session's text, and the accepted nodes to its KV cache.
 /// `branch` is the item's index in the pass.
+///
+/// # Errors
+/// The form of the output is too complex here. The session is then without it, and cannot be used any longer.
 pub(super) fn emit(
     sampler: &mut Sampler,
     pass: &ForwardPass,
     branch: usize,
     item: &PlannedItem,
     session: &mut Session,
-) -> StepOutput {
+) -> Result<StepOutput, GrammarError> {
     let text_len = session.text.len();
     let mut output = StepOutput {
         self_drafted: item.computed[item.received_nodes..]
@@ -36,9 +41,20 @@ pub(super) fn emit(
         }
     }
     if !item.sample {
-        return output;
+        return Ok(output);
     }
-    walk(sampler, pass, branch, item, session, &mut output);
+    let mut form = session.form.take();
+    walk(
+        sampler,
+        pass,
+        branch,
+        item,
+        session,
+        form.as_mut(),
+        &mut output,
+    )?;
+    form.iter_mut().for_each(SessionForm::end_step);
+    session.form = form;
     session.text.extend_from_slice(&output.emitted);
     output.text_len = session.text.len() as u32;
     // The last token's forward pass stays outstanding, even if the token was an accepted node.
@@ -52,7 +68,7 @@ pub(super) fn emit(
             pass.accept(branch, node, &mut session.kv);
         }
     }
-    output
+    Ok(output)
 }
 
 /// Draws the target's tokens, starting after the text and descending to a child for as long as its token is drawn.
@@ -62,8 +78,9 @@ fn walk(
     branch: usize,
     item: &PlannedItem,
     session: &Session,
+    mut form: Option<&mut SessionForm>,
     output: &mut StepOutput,
-) {
+) -> Result<(), GrammarError> {
     let mut at: Option<u32> = None;
     let sampling = &session.sampling;
     let mut history = History::new(sampling, &session.text, session.prompt_len);
@@ -76,10 +93,24 @@ fn walk(
                 None => break,
             },
         };
-        let position = (session.text.len() + output.emitted.len()) as u32;
+        let position = session.text.len() + output.emitted.len();
         let is_forced = history.forced(sampling).is_some();
         let (logits, drafted) = (pass.logits(branch, node), item.drafted_after(at));
-        let sampled = sampler.sample(logits, sampling, position, &history, drafted);
+        let allowed = match form.as_deref_mut() {
+            Some(form) => form.mask(position, at)?,
+            None => None,
+        };
+        let sampled = sampler.sample(
+            logits,
+            sampling,
+            position as u32,
+            &history,
+            allowed,
+            drafted,
+        );
+        if let Some(form) = form.as_deref_mut() {
+            form.push(position, sampled.token)?;
+        }
         history.push(sampling, sampled.token);
         output.emitted.push(sampled.token);
         if let (Some(logprobs), Some(logprob)) = (&mut output.logprobs, sampled.logprob) {
@@ -97,4 +128,5 @@ fn walk(
         }
         at = child.map(|child| child as u32);
     }
+    Ok(())
 }

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
 use refrain_protocol::engine::{
-    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
-    TokenizeRequest, TokensBody,
+    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, OutputForm, StepRequest,
+    StepResponse, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::telemetry::Metrics;
@@ -32,6 +33,7 @@ struct SharedEngine {
     join_handle: Mutex<Option<JoinHandle<()>>>,
     capabilities: EngineCapabilities,
     tokenizer: Option<Arc<Tokenizer>>,
+    grammars: Option<Arc<GrammarCompiler>>,
     text_max: usize,
 }
 
@@ -65,7 +67,8 @@ impl EngineHandle {
         name: String,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> anyhow::Result<Self> {
-        let core = EngineCore::new(model.clone(), network, config);
+        let grammars = grammar_compiler(&model, tokenizer.as_ref());
+        let core = EngineCore::new(model.clone(), network, config).with_grammars(grammars.clone());
         let limits = core.limits();
         let capabilities = EngineCapabilities {
             model: name,
@@ -81,6 +84,7 @@ impl EngineHandle {
             max_draft_tokens: limits.max_draft_tokens,
             drafter: limits.drafter,
             eos_token_ids: model.architecture.eos_token_ids.clone(),
+            output_forms: grammars.is_some(),
         };
         let model_thread = Arc::new(ModelThread::new(
             config.queue_steps,
@@ -101,6 +105,7 @@ impl EngineHandle {
                 join_handle: Mutex::new(Some(join_handle)),
                 capabilities,
                 tokenizer,
+                grammars,
                 text_max: config.text_max,
             }),
         })
@@ -113,7 +118,31 @@ impl EngineHandle {
     /// `InvalidRequest` for a batch that breaks a limit, `Overloaded` when too many steps wait, and `Unavailable`
     /// after shutdown. `Internal` after a panic, which loses the sessions of the batch.
     pub async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
+        self.compile_forms(&request).await;
         self.shared.model_thread.step(request).await
+    }
+
+    /// Compiles the forms of new sessions off the model's thread, which then finds them in the cache. It finds the
+    /// fault of a bad form there too.
+    async fn compile_forms(&self, request: &StepRequest) {
+        let Some(grammars) = &self.shared.grammars else {
+            return;
+        };
+        let specs = request.items.iter().filter_map(|item| item.open.as_ref());
+        let forms: Vec<OutputForm> = specs
+            .filter_map(|spec| spec.sampling.form.as_deref().cloned())
+            .collect();
+        if !forms.is_empty() {
+            let grammars = grammars.clone();
+            let compiled = tokio::task::spawn_blocking(move || {
+                for form in &forms {
+                    let _ = grammars.compile(form);
+                }
+            });
+            if let Err(error) = compiled.await {
+                tracing::warn!(%error, "a form could not be compiled beforehand");
+            }
+        }
     }
 
     /// Closes sessions after all steps that were requested before.
@@ -147,6 +176,11 @@ impl EngineHandle {
     /// Returns the engine's capabilities and limits.
     pub fn capabilities(&self) -> EngineCapabilities {
         self.shared.capabilities.clone()
+    }
+
+    /// Compiles the forms of outputs, if the model has a tokenizer.
+    pub fn grammars(&self) -> Option<Arc<GrammarCompiler>> {
+        self.shared.grammars.clone()
     }
 
     /// Converts text to tokens. Special tokens written in the text are not recognised.
@@ -245,6 +279,25 @@ impl SharedEngine {
 impl Drop for SharedEngine {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// A compiler for the forms of a model's outputs, if the model has a tokenizer and an end token.
+fn grammar_compiler(
+    model: &Model,
+    tokenizer: Option<&Arc<Tokenizer>>,
+) -> Option<Arc<GrammarCompiler>> {
+    let (vocab_size, eos) = (
+        model.architecture.vocab_size as u32,
+        &model.architecture.eos_token_ids,
+    );
+    let limits = GrammarLimits::default();
+    match GrammarCompiler::new(tokenizer?.clone(), vocab_size, eos, limits) {
+        Ok(compiler) => Some(Arc::new(compiler)),
+        Err(error) => {
+            tracing::warn!(%error, "requests with a form of their output are refused");
+            None
+        }
     }
 }
 

@@ -18,7 +18,7 @@ fn counts(logits: &[f32], sampling: &Sampling, draws: u32) -> Vec<u32> {
     let mut counts = vec![0; logits.len()];
     for position in 0..draws {
         counts[sampler
-            .sample(logits, sampling, position, &History::default(), None)
+            .sample(logits, sampling, position, &History::default(), None, None)
             .token as usize] += 1;
     }
     counts
@@ -36,7 +36,7 @@ fn greedy_takes_the_lowest_id_among_equals_and_never_nan() {
     let mut sampler = Sampler::default();
     let token = |sampler: &mut Sampler, logits: &[f32]| {
         sampler
-            .sample(logits, &sampling(0.0), 3, &History::default(), None)
+            .sample(logits, &sampling(0.0), 3, &History::default(), None, None)
             .token
     };
     assert_eq!(token(&mut sampler, &[1.0, 5.0, 5.0]), 1);
@@ -179,7 +179,7 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         top_logprobs: Some(2),
         ..sampling(0.0)
     };
-    let drawn = Sampler::default().sample(&logits, &biased, 0, &History::default(), None);
+    let drawn = Sampler::default().sample(&logits, &biased, 0, &History::default(), None, None);
     assert_eq!(drawn.token, 2);
     let logprob = drawn.logprob.unwrap();
     assert!(logprob.logprob.abs() < 1e-6);
@@ -190,7 +190,7 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         ..sampling(0.5)
     };
     let logprob = Sampler::default()
-        .sample(&logits, &cut, 0, &History::default(), None)
+        .sample(&logits, &cut, 0, &History::default(), None, None)
         .logprob
         .unwrap();
     assert_eq!(logprob.top.len(), 4);
@@ -212,7 +212,7 @@ fn adjusted(sampling: Sampling, prompt: &[u32], output: &[u32]) -> Vec<f32> {
     let history = History::new(&sampling, &text, prompt.len());
     let logits = [2.0, 1.0, 0.0, -1.0, -2.0];
     let at = text.len() as u32;
-    let sampled = Sampler::default().sample(&logits, &sampling, at, &history, None);
+    let sampled = Sampler::default().sample(&logits, &sampling, at, &history, None, None);
     let top = sampled.logprob.unwrap().top;
     let of = |token: u32| top.iter().find(|(id, _)| *id == token).unwrap().1;
     // Token 2 has the logit 0 in every case below.
@@ -351,12 +351,12 @@ fn forced_tokens_are_scored_as_they_are() {
     };
     let logits = [5.0f32, 0.0, 0.0, 0.0];
     let history = History::new(&sampling, &[7], 1);
-    let first = Sampler::default().sample(&logits, &sampling, 1, &history, None);
+    let first = Sampler::default().sample(&logits, &sampling, 1, &history, None, None);
     assert_eq!(first.token, 3);
     let logprob = first.logprob.unwrap();
     assert!(logprob.logprob < -5.0 && logprob.top[0].0 == 0);
     let history = History::new(&sampling, &[7, 3], 1);
-    let next = Sampler::default().sample(&logits, &sampling, 2, &history, None);
+    let next = Sampler::default().sample(&logits, &sampling, 2, &history, None, None);
     assert!(next.logprob.unwrap().logprob > -1e-6);
 }
 
@@ -372,7 +372,14 @@ fn noise_is_keyed_by_seed_choice_and_position() {
         (0..64)
             .map(|position| {
                 Sampler::default()
-                    .sample(&logits, &sampling, position, &History::default(), None)
+                    .sample(
+                        &logits,
+                        &sampling,
+                        position,
+                        &History::default(),
+                        None,
+                        None,
+                    )
                     .token
             })
             .collect::<Vec<_>>()

@@ -125,6 +125,7 @@ fn beat(worker: &str, incarnation: u64, max_running: u32, running: Vec<LeaseId>)
         max_running,
         running,
         draining: false,
+        compiles_forms: false,
     }
 }
 

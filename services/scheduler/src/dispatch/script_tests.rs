@@ -72,6 +72,7 @@ impl Script {
                     requests.split(',').map(|r| self.lease_of(r)).collect()
                 }),
                 draining: given.contains_key("drains"),
+                compiles_forms: given.contains_key("forms"),
                 eagle3: given.get("eagle3").map(|length| Eagle3Report {
                     accepted_length: length.parse().unwrap(),
                     speedup: 1.5,

@@ -247,9 +247,11 @@ impl WorkerTable {
                     tokenizer: heartbeat.tokenizer.clone(),
                     max_context: 0,
                     workers: 0,
+                    compiles_forms: true,
                 });
             served.max_context = served.max_context.max(heartbeat.max_context);
             served.workers += 1;
+            served.compiles_forms &= heartbeat.compiles_forms;
         }
         models.into_values().collect()
     }

@@ -115,6 +115,7 @@ fn beat(running: Vec<LeaseId>) -> Heartbeat {
         max_running: 1,
         running,
         draining: false,
+        compiles_forms: false,
     }
 }
 

@@ -18,6 +18,9 @@ pub struct SpeculationConfig {
     /// Safety limit of the draft tokens of one request in one step; 0 turns suffix drafts off. Drafts end where they
     /// are no longer likely enough.
     pub max_spec_tokens: usize,
+    /// Whether the form of an output, such as a JSON schema, is a source of drafts: what it forces is drafted, and what
+    /// it forbids is cut out of drafts.
+    pub grammar: bool,
     /// The SCORE that a suffix draft must exceed under the score router: a number, or `auto`. Under both routers, 0
     /// keeps `auto` requests from the fallback.
     pub score_threshold: ScoreThreshold,
@@ -107,6 +110,7 @@ impl Default for SpeculationConfig {
             router: RouterChoice::Goodput,
             off_above_batch: 0,
             max_spec_tokens: propose.max_spec_tokens,
+            grammar: true,
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
             drafter: DrafterConfig::default(),

@@ -129,6 +129,7 @@ impl DecodeLoop {
             if let Some(candidate) = remote.get(&running.document()) {
                 prospect.consider(candidate);
             }
+            running.bind_to_form(&mut prospect);
             prospect.path_probabilities = self.routing.router.estimate(&prospect);
             (prospect, started.elapsed().as_secs_f64())
         });

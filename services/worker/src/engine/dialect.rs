@@ -13,11 +13,12 @@ mod vllm;
 
 use std::collections::VecDeque;
 
-use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::engine::{TextForm, TokenLogprob};
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde_json::Value;
 
 use super::client::status_error;
+use super::forms::structural_tag;
 use super::generate::{GenerateRequest, Generated, GeneratedEnd};
 use super::load::LoadSeries;
 use super::streaming::StreamingCapabilities;
@@ -122,6 +123,20 @@ fn end_of(reason: &str) -> Result<GeneratedEnd, ApiError> {
                 .with_detail(format!("finish reason {other}")),
         ),
     }
+}
+
+/// A form as a structural tag.
+///
+/// # Errors
+/// There is no such tag. The worker's check of the engine's abilities refuses such a request before.
+fn tag_of(form: &TextForm) -> Result<Value, ApiError> {
+    structural_tag(form).ok_or_else(|| no_words("structural tags"))
+}
+
+/// The error of a form for which an engine has no words.
+fn no_words(language: &str) -> ApiError {
+    let message = format!("the form of the output cannot be said in {language}");
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code("unsupported_by_engine")
 }
 
 /// Passes on the tokens of an event and the engine's end. `stop_id` ended the output; some engines omit it from the

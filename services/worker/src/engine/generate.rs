@@ -69,13 +69,22 @@ impl GenerateRequest {
     /// `InvalidRequest` that names the parameter.
     pub(crate) fn check_continuation(&self) -> Result<(), ApiError> {
         let sampling = &self.sampling;
-        if self.written() == 0 || !sampling.depends_on_output() {
+        let written = self.written() as usize;
+        if written == 0 || !sampling.depends_on_output() {
             return Ok(());
         }
+        let output = &self.tokens[self.tokens.len() - written..];
+        let form = sampling.form.as_deref();
+        // An engine begins a form anew with each call.
+        let is_in_form = form
+            .and_then(|form| form.begin(output))
+            .is_some_and(|begin| begin < written);
         let field = match (sampling.presence_penalty, sampling.frequency_penalty) {
             (presence, _) if presence != 0.0 => "presence_penalty",
             (_, frequency) if frequency != 0.0 => "frequency_penalty",
-            _ => "bad_words",
+            _ if sampling.bad_tokens.iter().any(|word| word.len() > 1) => "bad_words",
+            _ if is_in_form => "a form of the output",
+            _ => return Ok(()),
         };
         let message = format!(
             "the output was interrupted, and this engine cannot continue one with {field}; send the request again"

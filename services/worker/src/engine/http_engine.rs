@@ -1,11 +1,15 @@
 //! The HTTP client of the reference engine's contract: `/engine/v1/*`, JSON.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
+use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, EngineCapabilities, StepRequest, StepResponse,
 };
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
+use refrain_tokenization::Tokenizer;
 
 use super::verifying::VerifyingEngine;
 
@@ -13,6 +17,7 @@ use super::verifying::VerifyingEngine;
 pub struct HttpEngine {
     client: MeshClient,
     capabilities: EngineCapabilities,
+    grammars: Option<Arc<GrammarCompiler>>,
 }
 
 impl HttpEngine {
@@ -25,7 +30,21 @@ impl HttpEngine {
         Ok(HttpEngine {
             client,
             capabilities,
+            grammars: None,
         })
+    }
+
+    /// Takes the tokenizer of the engine's model, so that drafts come from the forms of outputs as well. A tokenizer
+    /// of another model is not used.
+    pub fn with_tokenizer(mut self, tokenizer: Arc<Tokenizer>) -> Self {
+        let able = &self.capabilities;
+        if able.output_forms && able.tokenizer == tokenizer.identity() {
+            let limits = GrammarLimits::default();
+            let eos = &able.eos_token_ids;
+            let grammars = GrammarCompiler::new(tokenizer, able.vocab_size, eos, limits);
+            self.grammars = grammars.ok().map(Arc::new);
+        }
+        self
     }
 }
 
@@ -33,6 +52,10 @@ impl HttpEngine {
 impl VerifyingEngine for HttpEngine {
     fn capabilities(&self) -> &EngineCapabilities {
         &self.capabilities
+    }
+
+    fn grammars(&self) -> Option<Arc<GrammarCompiler>> {
+        self.grammars.clone()
     }
 
     async fn confirm(&self) -> Result<(), ApiError> {

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::Sampling;
 
+use super::forms::FormAbilities;
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
 
@@ -41,6 +42,8 @@ pub struct StreamingCapabilities {
     pub ignore_eos: bool,
     /// The engine can keep texts out of its output.
     pub bad_words: bool,
+    /// The forms that the engine can hold an output to.
+    pub forms: FormAbilities,
 }
 
 impl StreamingCapabilities {
@@ -60,6 +63,7 @@ impl StreamingCapabilities {
             min_tokens: true,
             ignore_eos: true,
             bad_words: false,
+            forms: FormAbilities::default(),
         }
     }
 
@@ -108,6 +112,14 @@ impl StreamingCapabilities {
         ];
         if let Some((field, _)) = unsupported.iter().find(|(_, is_asked)| *is_asked) {
             return refuse(field);
+        }
+        let form = sampling.form.as_ref().map(|form| &form.text);
+        if let Some((field, name)) = form.and_then(|form| self.forms.lacks(form)) {
+            let message = format!(
+                "{field}: the engine behind {} cannot hold its output to {name}; leave it out",
+                self.model
+            );
+            return Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"));
         }
         match (sampling.top_logprobs, self.top_logprobs_max) {
             (Some(_), None) => refuse("logprobs"),
@@ -191,6 +203,8 @@ pub trait StreamingEngine: Send + Sync {
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::engine::{OutputForm, TextForm};
+
     use super::*;
 
     fn capabilities() -> StreamingCapabilities {
@@ -207,6 +221,7 @@ mod tests {
             min_tokens: false,
             ignore_eos: false,
             bad_words: false,
+            forms: FormAbilities::default(),
         }
     }
 
@@ -297,6 +312,43 @@ mod tests {
             let error = capabilities().check(&sampling).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field));
             assert_eq!(error.kind, refrain_protocol::ErrorKind::InvalidRequest);
+        }
+        for (field, text) in [
+            ("response_format", TextForm::JsonObject),
+            ("structured_outputs.regex", TextForm::Regex("a".into())),
+            (
+                "structured_outputs.choice",
+                TextForm::Choice(vec!["a".into()]),
+            ),
+            (
+                "structured_outputs.grammar",
+                TextForm::Ebnf("root ::= \"a\"".into()),
+            ),
+            (
+                "structured_outputs.grammar",
+                TextForm::Lark("start: \"a\"".into()),
+            ),
+            ("tools", TextForm::AnyOf(vec![TextForm::JsonObject])),
+        ] {
+            let sampling = Sampling {
+                form: Some(Box::new(OutputForm::new(text))),
+                ..plain.clone()
+            };
+            let error = capabilities().check(&sampling).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(field));
+            assert!(error.has_code("unsupported_by_engine"));
+            let able = StreamingCapabilities {
+                forms: FormAbilities {
+                    json: true,
+                    regex: true,
+                    choice: true,
+                    ebnf: true,
+                    lark: true,
+                    structural_tags: true,
+                },
+                ..capabilities()
+            };
+            assert_eq!(able.check(&sampling), Ok(()));
         }
         let some = StreamingCapabilities {
             top_logprobs_max: Some(5),

@@ -1,6 +1,9 @@
 //! An engine that verifies drafts, and that the worker drives step by step.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
+use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
 use refrain_protocol::{ApiError, EngineSessionId};
 
@@ -9,6 +12,12 @@ use refrain_protocol::{ApiError, EngineSessionId};
 pub trait VerifyingEngine: Send + Sync {
     /// The capabilities of the engine. They do not change while it lives.
     fn capabilities(&self) -> &EngineCapabilities;
+
+    /// Compiles the forms of outputs for the engine's model, where its tokenizer is at hand. Drafts then come from a
+    /// form as well.
+    fn grammars(&self) -> Option<Arc<GrammarCompiler>> {
+        None
+    }
 
     /// Checks that the engine is reachable and still matches its capabilities.
     ///

@@ -55,6 +55,14 @@ impl WorkerEngine {
         }
     }
 
+    /// Whether the engine compiles forms of outputs by the grammars of this project.
+    pub(crate) fn compiles_forms(&self) -> bool {
+        match self {
+            WorkerEngine::Verifying(engine) => engine.capabilities().output_forms,
+            WorkerEngine::Streaming(_) => false,
+        }
+    }
+
     /// Checks that the engine is reachable and still serves the same model.
     pub(crate) async fn confirm(&self) -> Result<(), ApiError> {
         match self {

@@ -107,7 +107,10 @@ impl ActiveRequest {
     fn count(&mut self, step: &StepMessage) {
         for (source, counts) in step.counts(step.tokens.len()) {
             self.counts.add(counts);
-            if matches!(source, DraftSource::Suffix | DraftSource::Prediction) {
+            if matches!(
+                source,
+                DraftSource::Suffix | DraftSource::Prediction | DraftSource::Grammar
+            ) {
                 self.suffix_emitted += counts.emitted;
             }
         }

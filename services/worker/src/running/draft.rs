@@ -69,6 +69,19 @@ impl ActiveRequest {
         }
     }
 
+    /// Cuts and grows the draft by the form of the output, if there is one.
+    pub(crate) fn bind_to_form(&self, prospect: &mut Prospect<NamespaceId>) {
+        let looks = drafts_from_indexes(self.request.speculation) && !prospect.withheld;
+        if let Some(form) = self
+            .form
+            .as_ref()
+            .filter(|_| looks && prospect.draft_max > 0)
+        {
+            let found = prospect.candidate.take();
+            prospect.candidate = form.bind(self.output(), found, prospect.draft_max);
+        }
+    }
+
     /// The request's target between tokens, counted from the first token of the chunk. Earlier chunks ran elsewhere,
     /// and the request waited between them.
     fn pace(&self, now: Instant) -> Option<Pace> {

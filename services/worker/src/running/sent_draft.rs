@@ -3,7 +3,7 @@
 use refrain_protocol::DocumentId;
 use refrain_protocol::chunk::{DraftScope, DraftShare, DraftSource, StepMessage};
 use refrain_protocol::engine::{Draft, DrafterKind, StepOutput};
-use refrain_speculation::draft::{Candidate, Scope, Source};
+use refrain_speculation::draft::{Candidate, DraftNode, Scope, Source};
 use refrain_speculation::router::Offer;
 
 /// A suffix draft on the wire.
@@ -66,6 +66,15 @@ pub(super) fn step_message(
         drafted: output.self_drafted,
         accepted: by_engine.count() as u32,
     });
+    // Where the form forced the whole draft, it is the source.
+    let forced = offer
+        .and_then(Offer::suffix)
+        .filter(|_| source != DraftSource::Grammar);
+    let forced = forced.and_then(|candidate| forced_share(candidate, &output.accepted_nodes));
+    let others = |count: fn(&DraftShare) -> u32| {
+        let shares = merged.iter().chain(&forced);
+        shares.map(count).sum::<u32>()
+    };
     StepMessage {
         sequence,
         tokens: output.emitted.clone(),
@@ -73,10 +82,24 @@ pub(super) fn step_message(
         weight_version,
         source,
         scope,
-        drafted: sent + output.self_drafted - merged.map_or(0, |share| share.drafted),
-        accepted: accepted - merged.map_or(0, |share| share.accepted),
+        drafted: sent + output.self_drafted - others(|share| share.drafted),
+        accepted: accepted - others(|share| share.accepted),
         merged,
+        forced,
     }
+}
+
+/// The part of a sent draft that the form of the output forced.
+fn forced_share(candidate: &Candidate, accepted: &[u32]) -> Option<DraftShare> {
+    let nodes = candidate.tree.nodes();
+    let is_forced = |node: &DraftNode| node.origin.source == Source::Grammar;
+    let drafted = nodes.iter().filter(|node| is_forced(node)).count() as u32;
+    let accepted = accepted.iter().filter_map(|node| nodes.get(*node as usize));
+    (drafted > 0).then(|| DraftShare {
+        source: DraftSource::Grammar,
+        drafted,
+        accepted: accepted.filter(|node| is_forced(node)).count() as u32,
+    })
 }
 
 /// Accepted tokens that the engine drafted, whether they were also sent to it or not.
@@ -91,8 +114,10 @@ pub(super) fn accepted_of_head(offer: Option<&Offer>, output: &StepOutput) -> u3
 
 /// The labels of a suffix draft.
 pub(crate) fn labels(candidate: &Candidate) -> (DraftSource, DraftScope) {
-    if candidate.source == Source::Prediction {
-        return (DraftSource::Prediction, DraftScope::Request);
+    match candidate.source {
+        Source::Prediction => return (DraftSource::Prediction, DraftScope::Request),
+        Source::Grammar => return (DraftSource::Grammar, DraftScope::None),
+        Source::Suffix | Source::Eagle3 | Source::None => {}
     }
     let scope = match candidate.scope {
         Scope::Request => DraftScope::Request,

@@ -21,8 +21,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::chunk::{ActiveChunk, Admission, Command};
 use crate::engine::WorkerEngine;
 use crate::metrics::RejectionLimit;
-use crate::routing::{DraftSettings, HeadReports};
-use crate::running::{ActiveRequest, Sources};
+use crate::routing::{DraftSettings, HeadReports, drafts_from_indexes};
+use crate::running::{ActiveRequest, RunningForm, Sources};
 use crate::shared::Shared;
 
 /// Longest text that is indexed on the thread that received it, tokens: a few milliseconds.
@@ -137,6 +137,24 @@ impl WorkerParts {
         let sources = Sources::new(&mut request, drafts, group, index)?;
         Ok((request, Some(sources)))
     }
+
+    /// The form of a request's output, where drafts can come from it. A form that cannot be compiled is the engine's
+    /// to refuse.
+    async fn form_of(&self, request: &ChunkRequest) -> Option<RunningForm> {
+        let form = request.sampling.form.as_deref()?;
+        let WorkerEngine::Verifying(engine) = &self.engine else {
+            return None;
+        };
+        let is_wanted = self.shared.config.speculation.grammar
+            && drafts_from_indexes(request.speculation)
+            && request.sampling.forced_output.is_empty();
+        let grammars = engine.grammars().filter(|_| is_wanted)?;
+        let form = form.clone();
+        // Compiling takes milliseconds where the form is new.
+        let compiled = tokio::task::spawn_blocking(move || grammars.compile(&form));
+        let grammar = compiled.await.ok()?.ok()?;
+        Some(RunningForm::new(grammar.matcher()))
+    }
 }
 
 #[async_trait]
@@ -187,6 +205,7 @@ impl Worker for WorkerHandle {
         } else {
             parts.with_sources(namespace_id, request)?
         };
+        let form = parts.form_of(&request).await;
         let running = ActiveRequest::new(
             request,
             namespace_id,
@@ -195,7 +214,8 @@ impl Worker for WorkerHandle {
             parts.draft_settings.as_deref(),
             clock::unix_ms(),
             Instant::now(),
-        )?;
+        )?
+        .with_form(form);
         let chunk = ActiveChunk::new(running, events, permit, span, deadline);
         parts
             .commands

@@ -74,6 +74,7 @@ impl Heartbeats {
             running: parts.admission.leases(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
             draining: self.worker.readiness().is_err(),
+            compiles_forms: parts.engine.compiles_forms(),
         };
         let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
         match reply.unwrap_or_else(|_| Err(timeout_error("the scheduler"))) {

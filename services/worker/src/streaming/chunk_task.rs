@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::context::StreamContext;
 use super::ending::{ChunkControl, ChunkEnding};
+use super::form_phase::{FormPhase, PhaseTokens, truncate};
 use super::interrupts::Interrupts;
 use super::step_gaps::StreamClock;
 use super::timeout::TokenTimeout;
@@ -37,6 +38,22 @@ impl Drop for RunningTask {
         let outcome = self.outcome.unwrap_or_else(|| self.sink.cancel(running));
         self.sink.count_chunk(running, outcome);
     }
+}
+
+/// A stream, and those who follow it.
+struct StreamReader<'a> {
+    stream: GeneratedStream,
+    drive: Option<&'a mut ChunkDrive>,
+    phase: FormPhase,
+}
+
+/// The call that follows a stream which was given up.
+enum NextCall {
+    Verify(Box<VerifyCall>),
+    /// The reasoning is over, and the form begins.
+    WithForm,
+    /// The model does not reason, so the output begins with its form.
+    WithoutReasoning,
 }
 
 impl StreamContext {
@@ -85,7 +102,8 @@ impl StreamContext {
         }
     }
 
-    /// Alternates between streams and verify calls until the chunk ends. Without drive mode there is one stream.
+    /// Alternates between streams and verify calls until the chunk ends. Without drive mode there is one stream, or two
+    /// with reasoning before a form.
     async fn decode_chunk(
         &self,
         chunk: &mut ActiveChunk,
@@ -97,17 +115,27 @@ impl StreamContext {
         });
         let first_token_ms_max = self.config().first_token_ms_max;
         let mut timeout = TokenTimeout::new(first_token_ms_max, chunk.deadline(), Instant::now());
+        let mut reasons = true;
         let ending = loop {
-            let stream = match self.open(chunk, interrupts, &mut timeout).await {
+            let running = &chunk.running;
+            let form = running.request.sampling.form.as_deref();
+            let phase = FormPhase::after(form, running.output(), reasons);
+            let stream = match self.open(chunk, interrupts, &mut timeout, phase).await {
                 Ok(stream) => stream,
                 Err(ending) => break ending,
             };
-            let read = self.read_stream(chunk, interrupts, stream, drive.as_mut(), &mut timeout);
-            let call = match read.await {
-                Ok(call) => call,
+            let reader = StreamReader {
+                stream,
+                drive: drive.as_mut(),
+                phase,
+            };
+            let read = self.read_stream(chunk, interrupts, reader, &mut timeout);
+            let next = match read.await {
+                Ok(next) => next,
                 Err(ending) => break ending,
             };
-            if let Some(drive) = &mut drive
+            reasons &= !matches!(next, NextCall::WithoutReasoning);
+            if let (Some(drive), NextCall::Verify(call)) = (&mut drive, next)
                 && let Err(ending) = self.make_verify_calls(chunk, interrupts, drive, call).await
             {
                 break ending;
@@ -121,7 +149,7 @@ impl StreamContext {
         ending
     }
 
-    /// Relays a stream until a verify call should be made instead.
+    /// Relays a stream until another call should be made instead.
     ///
     /// # Errors
     /// The chunk ends.
@@ -129,10 +157,14 @@ impl StreamContext {
         &self,
         chunk: &mut ActiveChunk,
         interrupts: &mut Interrupts,
-        mut stream: GeneratedStream,
-        mut drive: Option<&mut ChunkDrive>,
+        reader: StreamReader<'_>,
         timeout: &mut TokenTimeout,
-    ) -> Result<Box<VerifyCall>, ChunkEnding> {
+    ) -> Result<NextCall, ChunkEnding> {
+        let StreamReader {
+            mut stream,
+            mut drive,
+            mut phase,
+        } = reader;
         let failed = |error| self.engine_failed(error);
         if let Some(drive) = &mut drive {
             drive.stream_opened(timeout.has_output, Instant::now());
@@ -168,7 +200,17 @@ impl StreamContext {
                     }
                     self.engine_works();
                 }
-                Generated::Tokens { tokens, logprobs } => {
+                Generated::Tokens {
+                    mut tokens,
+                    mut logprobs,
+                } => {
+                    let verdict = phase.judge(&tokens);
+                    match verdict {
+                        PhaseTokens::Go => {}
+                        PhaseTokens::EndAfter(len) => truncate(&mut tokens, &mut logprobs, len),
+                        PhaseTokens::NoReasoning => return Ok(NextCall::WithoutReasoning),
+                    }
+                    phase = phase.begun();
                     let now = Instant::now();
                     if !std::mem::replace(&mut timeout.has_output, true) {
                         self.engine_works();
@@ -183,6 +225,10 @@ impl StreamContext {
                         read_last_event(stream);
                         return Err(ChunkEnding::Ended(end));
                     }
+                    if let PhaseTokens::EndAfter(_) = verdict {
+                        read_last_event(stream);
+                        return Ok(NextCall::WithForm);
+                    }
                     // The time that the reader took does not count as the engine's.
                     timeout.restart(self.config().idle_ms_max, Instant::now());
                     let Some(drive) = &mut drive else {
@@ -193,7 +239,7 @@ impl StreamContext {
                     if peeked.is_none()
                         && let Some(call) = drive.next_call(&chunk.running, true)
                     {
-                        return Ok(call);
+                        return Ok(NextCall::Verify(call));
                     }
                     drive.waits_for_stream(Instant::now());
                 }

@@ -9,6 +9,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::token_of;
 
 use super::ending::ChunkEnding;
+use super::form_phase::{FormPhase, in_phase};
 use super::step_gaps::StepGaps;
 use crate::chunk::ActiveChunk;
 use crate::config::EngineConfig;
@@ -59,7 +60,11 @@ impl StreamContext {
     }
 
     /// The engine call that continues the chunk.
-    pub(super) fn request(&self, chunk: &ActiveChunk) -> Result<GenerateRequest, ApiError> {
+    pub(super) fn request(
+        &self,
+        chunk: &ActiveChunk,
+        phase: FormPhase,
+    ) -> Result<GenerateRequest, ApiError> {
         let running = &chunk.running;
         let request = &running.request;
         let config = self.config();
@@ -86,7 +91,7 @@ impl StreamContext {
             attached,
         };
         request.check_continuation()?;
-        Ok(request)
+        Ok(in_phase(request, phase))
     }
 
     /// Asks the circuit breaker to admit a call.

@@ -8,6 +8,7 @@ use refrain_service_kit::backoff::Backoff;
 
 use super::context::{StreamContext, is_out_of_descriptors};
 use super::ending::ChunkEnding;
+use super::form_phase::FormPhase;
 use super::interrupts::Interrupts;
 use super::timeout::TokenTimeout;
 use crate::chunk::ActiveChunk;
@@ -26,11 +27,12 @@ impl StreamContext {
         chunk: &ActiveChunk,
         interrupts: &mut Interrupts,
         timeout: &mut TokenTimeout,
+        phase: FormPhase,
     ) -> Result<GeneratedStream, ChunkEnding> {
         let opened = tokio::select! {
             biased;
             ending = interrupts.wait() => return Err(ending),
-            opened = timeout.due.bound(self.open_with_retries(chunk)) => opened,
+            opened = timeout.due.bound(self.open_with_retries(chunk, phase)) => opened,
         };
         opened.unwrap_or_else(|| Err(self.timed_out(chunk, timeout)))
     }
@@ -45,7 +47,11 @@ impl StreamContext {
 
     /// Calls the engine, and repeats the call while that may help. Before the request's first token, retries draw on
     /// the request's budget. After it, only this worker's own limit counts, anew after each token.
-    async fn open_with_retries(&self, chunk: &ActiveChunk) -> Result<GeneratedStream, ChunkEnding> {
+    async fn open_with_retries(
+        &self,
+        chunk: &ActiveChunk,
+        phase: FormPhase,
+    ) -> Result<GeneratedStream, ChunkEnding> {
         let failed = |error| self.engine_failed(error);
         let first = Duration::from_millis(self.config().retry_backoff_ms);
         let mut backoff = Backoff::new(first, RETRY_PAUSE_MAX);
@@ -60,7 +66,7 @@ impl StreamContext {
         };
         self.admit_call().map_err(failed)?;
         loop {
-            let request = self.request(chunk).map_err(failed)?;
+            let request = self.request(chunk, phase).map_err(failed)?;
             let error = match self.engine.generate(request).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,

@@ -7,6 +7,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use super::context::StreamContext;
 use super::ending::ChunkEnding;
+use super::form_phase::FormPhase;
 use super::interrupts::Interrupts;
 use super::timeout::due;
 use crate::chunk::ActiveChunk;
@@ -26,7 +27,7 @@ impl StreamContext {
         while let Some(call) = next {
             let request = VerifyRequest {
                 text: self
-                    .request(chunk)
+                    .request(chunk, FormPhase::Bound)
                     .map_err(|error| self.engine_failed(error))?,
                 draft: call.draft(),
                 method: call.method,

@@ -11,9 +11,9 @@ use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
-    DraftVerdict, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
-    StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod, VerifyRequest, WorkerConfig,
-    WorkerEngine,
+    DraftVerdict, FormAbilities, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
+    VerifyRequest, WorkerConfig, WorkerEngine,
 };
 
 use crate::bench::*;
@@ -79,6 +79,7 @@ impl FakeStream {
                 min_tokens: true,
                 ignore_eos: true,
                 bad_words: false,
+                forms: FormAbilities::default(),
             },
             abilities: VerifyAbilities::default(),
             target,

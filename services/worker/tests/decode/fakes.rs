@@ -66,6 +66,7 @@ impl FakeEngine {
                 tree_drafts: true,
                 max_draft_tokens: 16,
                 eos_token_ids: vec![STOP],
+                output_forms: false,
             },
             target,
             head: None,

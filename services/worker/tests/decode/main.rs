@@ -14,6 +14,7 @@ mod external;
 mod fake_stream;
 mod fakes;
 mod fallback;
+mod forms;
 mod goodput;
 mod groups;
 mod guard;

@@ -9,7 +9,10 @@
 //! Kimi: <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{…}…
 //! ```
 
+use refrain_protocol::engine::{ArgumentsForm, CallForm, FormPart, TextForm};
+
 use crate::family::{Family, blank};
+use crate::form::{CallsWanted, NoForm, bare_name, json_call, object_schema};
 use crate::json::Progress;
 use crate::name::{ArgumentsReader, NameReader};
 use crate::sink::Sink;
@@ -286,4 +289,35 @@ impl Family for DeepSeekKimi {
     }
 
     fn finish(&mut self, _sink: &mut Sink) {}
+}
+
+/// The form of calls.
+pub(super) fn form(format: &Format, wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
+    let [call_begin, call_end, separator, section_begin, section_end] =
+        std::array::from_fn(|place| format.markers[place]);
+    let between = match format.head {
+        Head::TypeThenName => "\n",
+        Head::Name | Head::Id => "",
+    };
+    let calls = wanted.calls([section_begin, between, section_end], |tool| {
+        let name = bare_name(tool, &tool.name)?;
+        Ok(match format.head {
+            Head::TypeThenName => {
+                let begin = format!("{call_begin}function{separator}{name}\n```json\n");
+                json_call(tool, begin, &format!("\n```{call_end}"))
+            }
+            Head::Name => json_call(tool, format!("{call_begin}{name}{separator}"), call_end),
+            Head::Id => CallForm {
+                begin: format!("{call_begin}functions.{name}:"),
+                // The number of the call, with which the id is unique.
+                arguments: ArgumentsForm::Parts(vec![
+                    FormPart::Regex("[0-9]{1,4}".into()),
+                    FormPart::Text(separator.into()),
+                    FormPart::JsonSchema(object_schema(&tool.parameters).to_string()),
+                ]),
+                end: call_end.into(),
+            },
+        })
+    });
+    Ok(TextForm::Calls(calls?))
 }

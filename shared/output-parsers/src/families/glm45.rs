@@ -9,7 +9,10 @@
 //!
 //! A value whose schema says `string` is a string. Any other is JSON, a Python literal, or else a string.
 
+use refrain_protocol::engine::{ArgumentsForm, CallForm, TextForm};
+
 use crate::family::{Family, blank};
+use crate::form::{CallsWanted, NoForm, TaggedParameters, bare_name};
 use crate::json::{Progress, quoted};
 use crate::name::NameReader;
 use crate::schema::{Shape, ValueWriter, shape};
@@ -88,10 +91,8 @@ impl Glm45 {
         sink.arguments(if is_first { "{" } else { ", " });
         sink.arguments(&quoted(key));
         sink.arguments(": ");
-        let shape = match shape(&sink.tools, &self.name, key, Shape::Any) {
-            shape @ (Shape::Text | Shape::TextOrNull) => shape,
-            _ => Shape::Any,
-        };
+        let shape = shape(&sink.tools, &self.name, key, Shape::Any);
+        let shape = if shape.is_text() { shape } else { Shape::Any };
         let writer = ValueWriter::new(shape, false, sink.limits.value_bytes);
         self.state = State::Value(writer);
     }
@@ -195,4 +196,23 @@ impl Family for Glm45 {
     fn finish(&mut self, sink: &mut Sink) {
         self.fail(sink);
     }
+}
+
+/// The form of calls.
+pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
+    let tags = TaggedParameters {
+        name_begin: KEY,
+        name_end: &format!("{KEY_END}\n{VALUE}"),
+        value_end: &format!("{VALUE_END}\n"),
+        ends: &[VALUE_END],
+        unknown: Shape::Any,
+    };
+    let calls = wanted.calls(["", "\n", ""], |tool| {
+        Ok(CallForm {
+            begin: format!("{OPEN}{}\n", bare_name(tool, &tool.name)?),
+            arguments: ArgumentsForm::Parts(tags.parts(tool)?),
+            end: CLOSE.into(),
+        })
+    });
+    Ok(TextForm::Calls(calls?))
 }

@@ -9,7 +9,11 @@
 //! The channel `analysis` is reasoning, and all others are text. A message with a recipient is a call; its name is
 //! the recipient without `functions.`.
 
+use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
+use serde_json::json;
+
 use crate::family::Family;
+use crate::form::{CallsWanted, NoForm, bare_name, json_call};
 use crate::json::Progress;
 use crate::name::ArgumentsReader;
 use crate::sink::{Sink, is_name};
@@ -279,4 +283,71 @@ impl Harmony {
         sink.cancel();
         self.state = State::Text;
     }
+}
+
+/// The beginning of a message after reasoning, or at the end of the prompt.
+fn head(after_reasoning: bool) -> String {
+    match after_reasoning {
+        true => format!("{START}assistant{CHANNEL}"),
+        false => CHANNEL.to_owned(),
+    }
+}
+
+/// The form of calls. A call ends the output, so there is one.
+pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
+    let head = head(wanted.after_reasoning);
+    let calls = wanted.calls(["", "", ""], |tool| {
+        let name = bare_name(tool, &tool.name)?;
+        let begin = format!("{head}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}");
+        Ok(json_call(tool, begin, ""))
+    });
+    let calls = TextForm::Calls(CallsForm {
+        optional: false,
+        parallel: false,
+        ..calls?
+    });
+    if !wanted.optional {
+        return Ok(calls);
+    }
+    let answer = FormPart::TextWithout(Vec::new());
+    Ok(TextForm::AnyOf(vec![
+        calls,
+        message(answer, wanted.after_reasoning),
+    ]))
+}
+
+/// A message to the user.
+fn message(content: FormPart, after_reasoning: bool) -> TextForm {
+    TextForm::Calls(CallsForm {
+        optional: false,
+        parallel: false,
+        begin: format!("{}final{MESSAGE}", head(after_reasoning)),
+        separator: String::new(),
+        end: String::new(),
+        calls: vec![CallForm {
+            begin: String::new(),
+            arguments: ArgumentsForm::Parts(vec![content]),
+            end: String::new(),
+        }],
+    })
+}
+
+/// The form of an answer, as a message to the user.
+pub(crate) fn answer_form(text: TextForm, after_reasoning: bool) -> Result<TextForm, NoForm> {
+    let content = match text {
+        TextForm::JsonObject => FormPart::JsonSchema(json!({"type": "object"}).to_string()),
+        TextForm::JsonSchema(schema) => FormPart::JsonSchema(schema),
+        TextForm::Regex(pattern) => FormPart::Regex(pattern),
+        TextForm::Choice(texts) => {
+            let texts = texts.into_iter().map(|text| vec![FormPart::Text(text)]);
+            FormPart::AnyOf(texts.collect())
+        }
+        TextForm::Lark(_) | TextForm::Ebnf(_) | TextForm::Calls(_) | TextForm::AnyOf(_) => {
+            return Err(NoForm {
+                tool: None,
+                fault: "a grammar is not supported with this model, whose answers have a head of their own".into(),
+            });
+        }
+    };
+    Ok(message(content, after_reasoning))
 }

@@ -6,8 +6,11 @@
 //! </tool_call>
 //! ```
 
+use refrain_protocol::engine::TextForm;
+
 use crate::call_object::{CallObject, Need};
 use crate::family::{Family, blank};
+use crate::form::{CallsWanted, NoForm, json_call, json_name};
 use crate::json::Progress;
 use crate::sink::Sink;
 
@@ -109,4 +112,14 @@ impl Family for Hermes {
     fn finish(&mut self, sink: &mut Sink) {
         self.leave(sink);
     }
+}
+
+/// The form of calls.
+pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
+    let calls = wanted.calls(["", "\n", ""], |tool| {
+        let name = json_name(tool);
+        let begin = format!("{OPEN}\n{{\"name\": {name}, \"arguments\": ");
+        Ok(json_call(tool, begin, &format!("}}\n{CLOSE}")))
+    });
+    Ok(TextForm::Calls(calls?))
 }

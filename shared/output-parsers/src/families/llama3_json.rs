@@ -7,8 +7,11 @@
 //!
 //! Without the tag, an object is a call only at the beginning of the text and if it looks like nothing else.
 
+use refrain_protocol::engine::TextForm;
+
 use crate::call_object::{CallObject, Need};
 use crate::family::{Family, blank};
+use crate::form::{CallsWanted, NoForm, json_call, json_name, unmarked};
 use crate::json::Progress;
 use crate::python::KeywordArguments;
 use crate::sink::{NAME_BYTES_MAX, Sink};
@@ -176,4 +179,17 @@ impl Family for Llama3Json {
     fn finish(&mut self, sink: &mut Sink) {
         self.leave(sink);
     }
+}
+
+/// The form of calls. Models differ in the key of the arguments.
+pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
+    let with_key = |key: &str| {
+        wanted.calls(["", "; ", ""], |tool| {
+            let begin = format!("{{\"name\": {}, \"{key}\": ", json_name(tool));
+            Ok(json_call(tool, begin, "}"))
+        })
+    };
+    let mut form = with_key("parameters")?;
+    form.calls.append(&mut with_key("arguments")?.calls);
+    Ok(unmarked(form, '{'))
 }

@@ -5,8 +5,11 @@
 //! [TOOL_CALLS]get_weather[CALL_ID]Xy3aBc9dE[ARGS]{"city": "Oslo"}[TOOL_CALLS]get_time[ARGS]{}
 //! ```
 
+use refrain_protocol::engine::TextForm;
+
 use crate::call_object::{CallObject, Need};
 use crate::family::{Family, blank};
+use crate::form::{CallsWanted, NoForm, bare_name, json_call, json_name};
 use crate::json::Progress;
 use crate::name::{ArgumentsReader, NameReader};
 use crate::sink::Sink;
@@ -187,4 +190,22 @@ impl Family for Mistral {
     fn finish(&mut self, sink: &mut Sink) {
         self.leave(sink);
     }
+}
+
+/// The form of calls: models whose tokenizer has the marker before arguments write names, all others an array.
+pub(super) fn form(
+    wanted: &CallsWanted<'_>,
+    is_token: &dyn Fn(&str) -> bool,
+) -> Result<TextForm, NoForm> {
+    let calls = match is_token(ARGUMENTS) {
+        true => wanted.calls(["", "", ""], |tool| {
+            let begin = format!("{CALLS}{}{ARGUMENTS}", bare_name(tool, &tool.name)?);
+            Ok(json_call(tool, begin, ""))
+        }),
+        false => wanted.calls([&format!("{CALLS}["), ", ", "]"], |tool| {
+            let begin = format!("{{\"name\": {}, \"arguments\": ", json_name(tool));
+            Ok(json_call(tool, begin, "}"))
+        }),
+    };
+    Ok(TextForm::Calls(calls?))
 }

@@ -8,8 +8,12 @@
 //! Without the markers, a list is one of calls only at the beginning of the text and with names of known tools. Many
 //! ordinary answers begin with a bracket, so a list counts as a failed call only after the beginning of a known call.
 
+use refrain_protocol::engine::{ArgumentsForm, CallForm, FormPart, TextForm};
+
 use crate::family::{Family, blank};
+use crate::form::{CallsWanted, NoForm, Parameter, Parameters, parameters, unmarked};
 use crate::json::Progress;
+use crate::options::Tool;
 use crate::python::KeywordArguments;
 use crate::sink::{NAME_BYTES_MAX, Sink};
 
@@ -169,4 +173,70 @@ impl Family for Pythonic {
     fn finish(&mut self, sink: &mut Sink) {
         self.leave(sink);
     }
+}
+
+/// The form of calls.
+pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
+    let calls = wanted.calls(["[", ", ", "]"], |tool| {
+        Ok(CallForm {
+            begin: format!("{}(", identifier(tool, &tool.name)?),
+            arguments: ArgumentsForm::Parts(keywords(tool)?),
+            end: ")".into(),
+        })
+    });
+    Ok(unmarked(calls?, '['))
+}
+
+/// A name that Python can write.
+fn identifier<'a>(tool: &Tool, name: &'a str) -> Result<&'a str, NoForm> {
+    let mut characters = name.chars();
+    let begins = characters
+        .next()
+        .is_some_and(|c| c.is_alphabetic() || c == '_');
+    match begins && characters.all(|c| c.is_alphanumeric() || c == '_' || c == '.') {
+        true => Ok(name),
+        false => {
+            let fault =
+                "the model writes calls in Python, so names have only letters, digits and _";
+            Err(NoForm::of(tool, fault))
+        }
+    }
+}
+
+/// Keyword arguments: those that are required, then any of the others, in the order of the schema. Their values are
+/// JSON, which is also Python here.
+fn keywords(tool: &Tool) -> Result<Vec<FormPart>, NoForm> {
+    let Parameters::Listed(listed) = parameters(tool)? else {
+        let fault = "the model writes calls in Python, so the schema must list the properties";
+        return Err(NoForm::of(tool, fault));
+    };
+    let part = |parameter: &Parameter, comma: &str| {
+        let name = identifier(tool, &parameter.name)?;
+        Ok(vec![
+            FormPart::Text(format!("{comma}{name}=")),
+            FormPart::JsonSchema(parameter.schema.to_string()),
+        ])
+    };
+    let perhaps = |others: &[&Parameter]| -> Result<Vec<FormPart>, NoForm> {
+        let part = |other: &&Parameter| Ok(FormPart::AnyOf(vec![part(other, ", ")?, Vec::new()]));
+        others.iter().map(part).collect()
+    };
+    let (required, others): (Vec<&Parameter>, Vec<&Parameter>) =
+        listed.iter().partition(|parameter| parameter.is_required);
+    if required.is_empty() {
+        // Each of them may be the first one, which has no comma before it.
+        let mut firsts = vec![Vec::new()];
+        for (at, first) in others.iter().enumerate() {
+            let mut parts = part(first, "")?;
+            parts.extend(perhaps(&others[at + 1..])?);
+            firsts.push(parts);
+        }
+        return Ok(vec![FormPart::AnyOf(firsts)]);
+    }
+    let mut parts = Vec::new();
+    for (at, parameter) in required.into_iter().enumerate() {
+        parts.extend(part(parameter, if at == 0 { "" } else { ", " })?);
+    }
+    parts.extend(perhaps(&others)?);
+    Ok(parts)
 }

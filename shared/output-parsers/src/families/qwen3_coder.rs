@@ -13,7 +13,10 @@
 //! The schema tells strings from other values; a parameter without a schema is a string. One line break on either
 //! side of a value belongs to the format.
 
+use refrain_protocol::engine::{ArgumentsForm, CallForm, TextForm};
+
 use crate::family::{Family, blank};
+use crate::form::{CallsWanted, NoForm, TaggedParameters, bare_name};
 use crate::json::{Progress, quoted};
 use crate::name::NameReader;
 use crate::schema::{Shape, ValueWriter, shape};
@@ -237,4 +240,24 @@ impl Family for Qwen3Coder {
     fn finish(&mut self, sink: &mut Sink) {
         self.fail(sink);
     }
+}
+
+/// The form of calls.
+pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
+    let tags = TaggedParameters {
+        name_begin: PARAMETER,
+        name_end: ">\n",
+        value_end: &format!("\n{PARAMETER_END}\n"),
+        ends: &[PARAMETER_END, PARAMETER, FUNCTION_END],
+        unknown: Shape::Text,
+    };
+    let calls = wanted.calls(["", "\n", ""], |tool| {
+        let name = bare_name(tool, &tool.name)?;
+        Ok(CallForm {
+            begin: format!("{OPEN}\n{FUNCTION}{name}>\n"),
+            arguments: ArgumentsForm::Parts(tags.parts(tool)?),
+            end: format!("{FUNCTION_END}\n{CLOSE}"),
+        })
+    });
+    Ok(TextForm::Calls(calls?))
 }

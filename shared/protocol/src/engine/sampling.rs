@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::OutputForm;
 use crate::TokenId;
 
 /// How the target samples. With all fields at their defaults it decodes greedily.
@@ -55,6 +56,9 @@ pub struct Sampling {
     /// wanted. They are scored as they are, end no output, and count as part of the prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub forced_output: Vec<TokenId>,
+    /// The form that the output must have. An engine that cannot hold an output to it refuses the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub form: Option<Box<OutputForm>>,
 }
 
 fn is_zero(value: &f32) -> bool {
@@ -75,6 +79,7 @@ impl Sampling {
     pub fn depends_on_output(&self) -> bool {
         self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0
+            || self.form.is_some()
             || self.bad_tokens.iter().any(|word| word.len() > 1)
     }
 
@@ -108,6 +113,7 @@ impl Default for Sampling {
             bad_words: Vec::new(),
             bad_tokens: Vec::new(),
             forced_output: Vec::new(),
+            form: None,
         }
     }
 }

@@ -103,14 +103,6 @@ pub struct StreamOptions {
     pub include_usage: Option<bool>,
 }
 
-/// `response_format`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct ResponseFormat {
-    /// `text`, `json_object` or `json_schema`.
-    #[serde(rename = "type")]
-    pub kind: String,
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::field_shapes::LOGIT_BIAS_MAX;

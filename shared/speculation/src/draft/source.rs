@@ -9,6 +9,8 @@ pub enum Source {
     Eagle3,
     /// The output that the client predicted.
     Prediction,
+    /// The form that the output must have, which forces tokens.
+    Grammar,
     /// No draft: a plain decoding step.
     None,
 }

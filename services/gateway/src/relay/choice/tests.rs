@@ -42,6 +42,7 @@ fn message(sequence: u64, tokens: Vec<TokenId>) -> StepMessage {
         drafted: 4,
         accepted: 3,
         merged: None,
+        forced: None,
     }
 }
 

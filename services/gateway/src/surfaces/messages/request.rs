@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::request::read;
 use crate::surfaces::chat_body::{
-    ChatBody, ChatCall, ChatMessage, ChatTool, add_line, refuse, shown, text_of, type_of,
+    self, ChatBody, ChatCall, ChatMessage, ChatTool, add_line, refuse, shown, text_of, type_of,
     unsupported,
 };
 
@@ -26,7 +26,7 @@ const SAME_FIELDS: [(&str, &str); 6] = [
 ];
 
 /// The other fields of this API. Those that are not read below change nothing in the output.
-const OTHER_FIELDS: [&str; 21] = [
+const OTHER_FIELDS: [&str; 22] = [
     "betas",
     "cache_control",
     "container",
@@ -38,6 +38,7 @@ const OTHER_FIELDS: [&str; 21] = [
     "messages",
     "metadata",
     "output_config",
+    "output_format",
     "service_tier",
     "speed",
     "stop_sequences",
@@ -69,6 +70,7 @@ pub(in crate::surfaces) fn to_chat(body: Bytes, counts_only: bool) -> Result<Byt
         None => return refuse("max_tokens", "is required"),
     }
     check_unsupported(&given)?;
+    output_format(&given, &mut chat)?;
     let messages = messages(&given)?;
     if messages.last().is_some_and(is_prefill) {
         // The answer goes on where the last message ends.
@@ -94,16 +96,53 @@ fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
             "are not supported; give their tools as tools",
         );
     }
-    let format = given
-        .get("output_config")
-        .and_then(|output| output.get("format"));
-    if format.is_some() {
-        return unsupported("output_config.format", "is not supported; leave it out");
-    }
-    if given.get("output_format").is_some() {
-        return unsupported("output_format", "is not supported; leave it out");
-    }
     Ok(())
+}
+
+/// The names that fields have here, by their names in a chat.
+const RENAMED: [(&str, &str); 3] = [
+    ("response_format.json_schema", "output_config.format"),
+    ("response_format", "output_config.format"),
+    ("stop", "stop_sequences"),
+];
+
+/// An error of the chat with the name that its field has here.
+pub(in crate::surfaces) fn renamed(mut error: ApiError) -> ApiError {
+    if let Some(param) = &error.param
+        && let Some((number, rest)) = param
+            .strip_prefix("tools[")
+            .and_then(|rest| rest.split_once("].function"))
+    {
+        let rest = rest.replacen(".parameters", ".input_schema", 1);
+        let here = format!("tools.{number}{rest}");
+        error.message = error.message.replacen(param.as_str(), &here, 1);
+        error.param = Some(here);
+    }
+    chat_body::renamed(error, &RENAMED)
+}
+
+/// Passes the format of the answer on, by its present name and by its earlier one.
+fn output_format(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
+    let config = given.get("output_config");
+    let format = config.and_then(|config| config.get("format"));
+    let (format, place) = match (format, given.get("output_format")) {
+        (None, None) => return Ok(()),
+        (Some(format), None) => (format, "output_config.format"),
+        (None, Some(format)) => (format, "output_format"),
+        (Some(_), Some(_)) => {
+            return refuse(
+                "output_format",
+                "is the earlier name of output_config.format; send one of them",
+            );
+        }
+    };
+    if type_of(&format, "") != "json_schema" {
+        return refuse(&format!("{place}.type"), "must be json_schema");
+    }
+    let schema = JsonValue::object([("schema", format.get("schema").unwrap_or_default())]);
+    let kind = JsonValue::from("json_schema");
+    let chats = JsonValue::object([("type", kind), ("json_schema", schema)]);
+    chat.set("response_format", &chats)
 }
 
 fn is_prefill(last: &ChatMessage) -> bool {

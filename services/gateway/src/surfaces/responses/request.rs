@@ -13,7 +13,7 @@ use super::history::{History, HistoryItem, messages};
 use super::store::ResponseStore;
 use crate::request::read;
 use crate::surfaces::chat_body::{
-    ChatBody, ChatTool, add_line, refuse, shown, text_of, type_of, unsupported,
+    self, ChatBody, ChatTool, add_line, refuse, shown, text_of, type_of, unsupported,
 };
 
 /// Fields that have the same meaning in a chat, with their names there.
@@ -57,10 +57,11 @@ const OTHER_FIELDS: [&str; 26] = [
 ];
 
 /// The names that fields have here, by their names in a chat.
-const RENAMED: [(&str, &str); 4] = [
+const RENAMED: [(&str, &str); 5] = [
     ("max_completion_tokens", "max_output_tokens"),
     ("max_tokens", "max_output_tokens"),
     ("messages", "input"),
+    ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
 ];
 
@@ -110,16 +111,15 @@ pub(in crate::surfaces) fn to_chat(
 
 /// An error of the chat with the name that its field has here.
 pub(in crate::surfaces) fn renamed(mut error: ApiError) -> ApiError {
-    let Some(param) = &error.param else {
-        return error;
-    };
-    if let Some((old, new)) = RENAMED.iter().find(|(old, _)| old == param) {
-        error.message = error
-            .message
-            .replace(&format!("{old}:"), &format!("{new}:"));
-        error.param = Some((*new).to_owned());
+    if let Some(param) = &error.param
+        && param.starts_with("tools[")
+    {
+        // A function's fields stand in the tool itself here.
+        let flat = param.replacen("].function", "]", 1);
+        error.message = error.message.replacen(param.as_str(), &flat, 1);
+        error.param = Some(flat);
     }
-    error
+    chat_body::renamed(error, &RENAMED)
 }
 
 fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
@@ -272,16 +272,14 @@ fn text_format(given: &JsonValue, chat: &mut ChatBody) -> Result<(), ApiError> {
     match type_of(&format, "").as_str() {
         "text" => Ok(()),
         "json_schema" => {
-            let schema = json!({
-                "name": format.get("name"),
-                "description": format.get("description"),
-                "schema": format.get("schema"),
-                "strict": format.get("strict"),
-            });
-            chat.set(
-                "response_format",
-                &json!({"type": "json_schema", "json_schema": schema}),
-            )
+            // The order of a schema's properties is that of the answer's, so it is kept.
+            let field = |name| (name, format.get(name).unwrap_or_default());
+            let schema = ["name", "description", "schema", "strict"].map(field);
+            let fields = [
+                ("type", JsonValue::from("json_schema")),
+                ("json_schema", JsonValue::object(schema)),
+            ];
+            chat.set("response_format", &JsonValue::object(fields))
         }
         "json_object" => chat.set("response_format", &json!({"type": "json_object"})),
         _ => refuse(

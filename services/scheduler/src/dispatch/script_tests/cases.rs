@@ -636,7 +636,8 @@ fn the_state_is_readable() {
             model: "m".into(),
             tokenizer: "t".into(),
             max_context: 4096,
-            workers: 1
+            workers: 1,
+            compiles_forms: false,
         }]
     );
 }

@@ -14,15 +14,16 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::engine::{TextForm, TokenLogprob};
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::partial::Fragments;
-use super::{Decoder, Dialect, VerifyCall, error_event};
+use super::{Decoder, Dialect, VerifyCall, error_event, no_words};
 use crate::engine::client::{parse, unexpected_response};
+use crate::engine::forms::{FormAbilities, any_object, choice_as_ebnf, schema};
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
@@ -53,6 +54,13 @@ impl Dialect for LlamaCpp {
             // The server's presence and frequency penalties count the prompt as well.
             output_penalties: false,
             min_tokens: false,
+            // It has JSON schemas for whole answers only, and no regular expressions.
+            forms: FormAbilities {
+                json: true,
+                choice: true,
+                ebnf: true,
+                ..FormAbilities::default()
+            },
             ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
         }
     }
@@ -94,6 +102,10 @@ impl Dialect for LlamaCpp {
         }
         if !sampling.logit_bias.is_empty() {
             body["logit_bias"] = json!(sampling.logit_bias);
+        }
+        if let Some(form) = &sampling.form {
+            let (name, value) = constraint(&form.text)?;
+            body[name] = value;
         }
         if let Some(top) = sampling.top_logprobs {
             body["n_probs"] = json!(top.max(1));
@@ -144,6 +156,19 @@ impl Dialect for LlamaCpp {
         body["seed"] = json!(u32::MAX);
         Some((self.path(), body, fan_out_verdict))
     }
+}
+
+/// A form, as one of the fields of the body.
+fn constraint(form: &TextForm) -> Result<(&'static str, Value), ApiError> {
+    Ok(match form {
+        TextForm::JsonObject => ("json_schema", any_object()),
+        TextForm::JsonSchema(text) => ("json_schema", schema(text)),
+        TextForm::Choice(texts) => ("grammar", json!(choice_as_ebnf(texts))),
+        TextForm::Ebnf(grammar) => ("grammar", json!(grammar)),
+        TextForm::Regex(_) | TextForm::Lark(_) | TextForm::Calls(_) | TextForm::AnyOf(_) => {
+            return Err(no_words("GBNF"));
+        }
+    })
 }
 
 /// The response to one of several prompts.

@@ -9,14 +9,15 @@ mod verify_tests;
 
 use std::collections::VecDeque;
 
-use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::engine::{TextForm, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::completions::{logit_bias, penalties};
-use super::{Decoder, Dialect, VerifyCall, end_of, error_event, pass_on};
+use super::{Decoder, Dialect, VerifyCall, end_of, error_event, no_words, pass_on, tag_of};
 use crate::engine::client::{parse, unexpected_response};
+use crate::engine::forms::{FormAbilities, any_object, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated};
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
@@ -30,6 +31,14 @@ impl Dialect for SgLang {
         StreamingCapabilities {
             // It counts the output only, and this penalty counts the prompt as well.
             repetition_penalty: false,
+            forms: FormAbilities {
+                json: true,
+                regex: true,
+                choice: true,
+                ebnf: true,
+                lark: false,
+                structural_tags: true,
+            },
             ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
         }
     }
@@ -63,6 +72,10 @@ impl Dialect for SgLang {
         }
         if !sampling.logit_bias.is_empty() {
             parameters["logit_bias"] = logit_bias(sampling);
+        }
+        if let Some(form) = &sampling.form {
+            let (name, value) = constraint(&form.text)?;
+            parameters[name] = json!(value);
         }
         let mut body = json!({
             "rid": request.name(),
@@ -129,6 +142,19 @@ impl Dialect for SgLang {
             }
         }
     }
+}
+
+/// A form, as one of the sampling parameters. They are all text.
+fn constraint(form: &TextForm) -> Result<(&'static str, String), ApiError> {
+    Ok(match form {
+        TextForm::JsonObject => ("json_schema", any_object().to_string()),
+        TextForm::JsonSchema(schema) => ("json_schema", schema.clone()),
+        TextForm::Regex(pattern) => ("regex", pattern.clone()),
+        TextForm::Choice(texts) => ("ebnf", choice_as_ebnf(texts)),
+        TextForm::Ebnf(grammar) => ("ebnf", grammar.clone()),
+        TextForm::Lark(_) => return Err(no_words("EBNF")),
+        TextForm::Calls(_) | TextForm::AnyOf(_) => ("structural_tag", tag_of(form)?.to_string()),
+    })
 }
 
 fn chain_verdict(request: &VerifyRequest, response: &[u8]) -> Result<DraftVerdict, ApiError> {

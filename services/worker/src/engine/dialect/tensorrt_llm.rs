@@ -6,10 +6,12 @@
 mod verify_tests;
 
 use refrain_protocol::ApiError;
+use refrain_protocol::engine::TextForm;
 use serde_json::{Map, Value, json};
 
 use super::completions::{CompletionsDecoder, extended_body, fan_out_body, fan_out_verdict};
-use super::{Decoder, Dialect, VerifyCall};
+use super::{Decoder, Dialect, VerifyCall, no_words, tag_of};
+use crate::engine::forms::{FormAbilities, choice_as_ebnf, schema};
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::StreamingCapabilities;
@@ -23,7 +25,17 @@ pub(crate) struct TensorRtLlm {
 impl Dialect for TensorRtLlm {
     fn capabilities(&self) -> StreamingCapabilities {
         // It names alternatives by their text, and two tokens may have the same text.
-        StreamingCapabilities::of_dialect(None)
+        StreamingCapabilities {
+            forms: FormAbilities {
+                json: true,
+                regex: true,
+                choice: true,
+                ebnf: true,
+                lark: false,
+                structural_tags: true,
+            },
+            ..StreamingCapabilities::of_dialect(None)
+        }
     }
 
     fn path(&self) -> &'static str {
@@ -37,6 +49,9 @@ impl Dialect for TensorRtLlm {
             // By default these penalties count the prompt as well.
             let prompt = json!(request.prompt_len);
             body.insert("prompt_ignore_length".to_owned(), prompt);
+        }
+        if let Some(form) = &sampling.form {
+            body.insert("response_format".to_owned(), response_format(&form.text)?);
         }
         Ok(token_ids_only(body))
     }
@@ -68,4 +83,17 @@ fn token_ids_only(mut body: Map<String, Value>) -> Value {
     body.insert("detokenize".to_owned(), json!(false));
     body.insert("add_special_tokens".to_owned(), json!(false));
     body.into()
+}
+
+/// A form. A server without `guided_decoding_backend` in its configuration cannot hold an output to one.
+fn response_format(form: &TextForm) -> Result<Value, ApiError> {
+    Ok(match form {
+        TextForm::JsonObject => json!({"type": "json_object"}),
+        TextForm::JsonSchema(text) => json!({"type": "json", "schema": schema(text)}),
+        TextForm::Regex(pattern) => json!({"type": "regex", "regex": pattern}),
+        TextForm::Choice(texts) => json!({"type": "ebnf", "ebnf": choice_as_ebnf(texts)}),
+        TextForm::Ebnf(grammar) => json!({"type": "ebnf", "ebnf": grammar}),
+        TextForm::Lark(_) => return Err(no_words("EBNF")),
+        TextForm::Calls(_) | TextForm::AnyOf(_) => tag_of(form)?,
+    })
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use refrain_protocol::engine::{Draft, Sampling};
+use refrain_protocol::engine::{
+    ArgumentsForm, CallForm, CallsForm, Draft, OutputForm, Sampling, TextForm,
+};
 use refrain_protocol::{NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
 use serde_json::json;
@@ -359,6 +361,142 @@ fn every_engine_is_asked_in_its_own_words() {
     }
 }
 
+/// The fields of a body that say the form of the output.
+fn form_fields(dialect: &dyn Dialect, text: TextForm) -> Result<Value, ApiError> {
+    let sampling = Sampling {
+        form: Some(Box::new(OutputForm::new(text))),
+        ..Sampling::default()
+    };
+    let body = dialect.body(&test_request(&[1], sampling))?;
+    let parameters = body.get("sampling_params").unwrap_or(&body);
+    let names = [
+        "structured_outputs",
+        "response_format",
+        "json_schema",
+        "regex",
+        "ebnf",
+        "structural_tag",
+        "grammar",
+    ];
+    let fields = names.iter().filter_map(|name| {
+        let value = parameters.get(*name)?;
+        Some(((*name).to_owned(), value.clone()))
+    });
+    Ok(fields.collect::<serde_json::Map<_, _>>().into())
+}
+
+#[test]
+fn a_form_is_said_in_the_words_of_the_engine() {
+    let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+    let model = || "m".to_owned();
+    let dialects: [Box<dyn Dialect>; 5] = [
+        Box::new(Vllm { model: model() }),
+        Box::new(SgLang),
+        Box::new(TensorRtLlm { model: model() }),
+        Box::new(LlamaCpp::new(tokenizer.clone(), true)),
+        Box::new(TextOnly {
+            model: model(),
+            tokenizer,
+        }),
+    ];
+    let schema = r#"{"type":"integer"}"#;
+    let choice = || TextForm::Choice(vec!["a".into(), "b".into()]);
+    let ebnf = r#"root ::= "a" | "b""#;
+    let lark = r#"start: "a""#;
+    let calls = TextForm::Calls(CallsForm {
+        optional: false,
+        parallel: false,
+        begin: String::new(),
+        separator: String::new(),
+        end: String::new(),
+        calls: vec![CallForm {
+            begin: "<f>".into(),
+            arguments: ArgumentsForm::JsonSchema(schema.into()),
+            end: "</f>".into(),
+        }],
+    });
+    let tag = structural_tag(&calls).unwrap();
+    let nothing = || Value::Null;
+    // vLLM, SGLang, TensorRT-LLM, llama.cpp; a server of text alone has no words for any of them.
+    let cases: [(TextForm, [Value; 4]); 7] = [
+        (
+            TextForm::JsonObject,
+            [
+                json!({"structured_outputs": {"json_object": true}}),
+                json!({"json_schema": r#"{"type":"object"}"#}),
+                json!({"response_format": {"type": "json_object"}}),
+                json!({"json_schema": {"type": "object"}}),
+            ],
+        ),
+        (
+            TextForm::JsonSchema(schema.into()),
+            [
+                json!({"structured_outputs": {"json": schema}}),
+                json!({"json_schema": schema}),
+                json!({"response_format": {"type": "json", "schema": {"type": "integer"}}}),
+                json!({"json_schema": {"type": "integer"}}),
+            ],
+        ),
+        (
+            TextForm::Regex("a+".into()),
+            [
+                json!({"structured_outputs": {"regex": "a+"}}),
+                json!({"regex": "a+"}),
+                json!({"response_format": {"type": "regex", "regex": "a+"}}),
+                nothing(),
+            ],
+        ),
+        (
+            choice(),
+            [
+                json!({"structured_outputs": {"choice": ["a", "b"]}}),
+                json!({"ebnf": ebnf}),
+                json!({"response_format": {"type": "ebnf", "ebnf": ebnf}}),
+                json!({"grammar": ebnf}),
+            ],
+        ),
+        (
+            TextForm::Ebnf(ebnf.into()),
+            [
+                json!({"structured_outputs": {"grammar": ebnf}}),
+                json!({"ebnf": ebnf}),
+                json!({"response_format": {"type": "ebnf", "ebnf": ebnf}}),
+                json!({"grammar": ebnf}),
+            ],
+        ),
+        (
+            TextForm::Lark(lark.into()),
+            [
+                json!({"structured_outputs": {"grammar": lark}}),
+                nothing(),
+                nothing(),
+                nothing(),
+            ],
+        ),
+        (
+            calls,
+            [
+                json!({"structured_outputs": {"structural_tag": tag.to_string()}}),
+                json!({"structural_tag": tag.to_string()}),
+                json!({"response_format": tag}),
+                nothing(),
+            ],
+        ),
+    ];
+    for (text, expected) in cases {
+        let expected = expected.into_iter().chain([nothing()]);
+        for (dialect, expected) in dialects.iter().zip(expected) {
+            // What a dialect cannot say is refused before the engine is asked.
+            let lacks = dialect.capabilities().forms.lacks(&text);
+            assert_eq!(lacks.is_some(), expected.is_null(), "{text:?}");
+            if !expected.is_null() {
+                let fields = form_fields(&**dialect, text.clone()).unwrap();
+                assert_eq!(fields, expected, "{text:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_output_is_continued_only_where_the_engine_samples_as_before() {
     let continued = |sampling: Sampling, prompt_len| {
@@ -394,6 +532,20 @@ fn an_output_is_continued_only_where_the_engine_samples_as_before() {
     ] {
         assert_eq!(continued(sampling.clone(), 3), Ok(()));
         assert_eq!(continued(sampling, 2), Err(field.to_owned()));
+    }
+    let form = |after| Sampling {
+        form: Some(Box::new(OutputForm {
+            after,
+            ..OutputForm::new(TextForm::JsonObject)
+        })),
+        ..plain()
+    };
+    // The last token is the output: within the form, at the end of the reasoning, or within it.
+    let refused = Err("a form of the output".to_owned());
+    assert_eq!(continued(form(None), 2), refused);
+    assert_eq!(continued(form(Some(2)), 1), refused);
+    for (after, prompt_len) in [(Some(3), 2), (Some(9), 2), (None, 3)] {
+        assert_eq!(continued(form(after), prompt_len), Ok(()));
     }
     for sampling in [
         plain(),

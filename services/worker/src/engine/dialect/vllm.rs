@@ -11,13 +11,15 @@ mod verify_tests;
 use std::collections::HashMap;
 
 use refrain_protocol::chunk::Priority;
+use refrain_protocol::engine::TextForm;
 use refrain_protocol::{ApiError, TokenId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::completions::{CompletionsDecoder, Usage, extended_body, fan_out_body, fan_out_verdict};
-use super::{Decoder, Dialect, VerifyCall};
+use super::{Decoder, Dialect, VerifyCall, tag_of};
 use crate::engine::client::{parse, unexpected_response};
+use crate::engine::forms::FormAbilities;
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::StreamingCapabilities;
@@ -36,6 +38,14 @@ impl Dialect for Vllm {
         // A vLLM with speculation of its own refuses min_p above 0 and logit_bias, and names them in its error.
         StreamingCapabilities {
             bad_words: true,
+            forms: FormAbilities {
+                json: true,
+                regex: true,
+                choice: true,
+                ebnf: true,
+                lark: true,
+                structural_tags: true,
+            },
             ..StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
         }
     }
@@ -54,6 +64,9 @@ impl Dialect for Vllm {
         set("request_id", json!(request.name()));
         if !request.sampling.bad_words.is_empty() {
             set("bad_words", json!(request.sampling.bad_words));
+        }
+        if let Some(form) = &request.sampling.form {
+            set("structured_outputs", structured_outputs(&form.text)?);
         }
         if let Some(attached) = &request.attached {
             // The Refrain plugin inside the engine reads these fields.
@@ -133,6 +146,20 @@ impl Dialect for Vllm {
             }
         }
     }
+}
+
+/// A form. Schemas stay text, so that their properties keep their order.
+fn structured_outputs(form: &TextForm) -> Result<Value, ApiError> {
+    Ok(match form {
+        TextForm::JsonObject => json!({"json_object": true}),
+        TextForm::JsonSchema(schema) => json!({"json": schema}),
+        TextForm::Regex(pattern) => json!({"regex": pattern}),
+        TextForm::Choice(texts) => json!({"choice": texts}),
+        TextForm::Ebnf(grammar) | TextForm::Lark(grammar) => json!({"grammar": grammar}),
+        TextForm::Calls(_) | TextForm::AnyOf(_) => {
+            json!({"structural_tag": tag_of(form)?.to_string()})
+        }
+    })
 }
 
 /// The field for the priority: requests with a lower number go first. Without `--scheduling-policy priority`, vLLM

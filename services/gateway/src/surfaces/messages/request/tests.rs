@@ -55,7 +55,7 @@ fn a_conversation_with_tools_becomes_a_chat() {
                 {"role": "user", "content": "weather?"},
                 {"role": "assistant", "content": "I ask.", "reasoning_content": "hm", "tool_calls": [
                     {"id": "t1", "type": "function",
-                     "function": {"name": "w", "arguments": "{\"a\":\"Oslo\",\"z\":1}"}},
+                     "function": {"name": "w", "arguments": "{\"z\":1,\"a\":\"Oslo\"}"}},
                 ]},
                 {"role": "tool", "content": "Error: 12\nrain", "tool_call_id": "t1"},
                 {"role": "user", "content": "and?"},
@@ -133,8 +133,13 @@ fn faults_are_named_with_their_places() {
         ("mcp_servers", json!([{"type": "url"}]), "mcp_servers"),
         (
             "output_config",
-            json!({"format": {"type": "json_schema"}}),
-            "output_config.format",
+            json!({"format": {"type": "xml"}}),
+            "output_config.format.type",
+        ),
+        (
+            "output_format",
+            json!({"type": "json_object"}),
+            "output_format.type",
         ),
         ("n", json!(2), "n"),
     ] {
@@ -144,6 +149,45 @@ fn faults_are_named_with_their_places() {
     }
     let error = chat(body("messages", of_user(json!({"type": "image"})))).unwrap_err();
     assert!(error.message.contains("image"), "{}", error.message);
+}
+
+#[test]
+fn the_format_of_the_answer_is_passed_on_by_either_name() {
+    let format = json!({"type": "json_schema", "schema": {"z": 1, "a": 2}});
+    let expected = json!({"type": "json_schema", "json_schema": {"schema": {"z": 1, "a": 2}}});
+    for (field, value) in [
+        ("output_config", json!({"format": format, "effort": "low"})),
+        ("output_format", format.clone()),
+    ] {
+        assert_eq!(
+            chat(body(field, value)).unwrap()["response_format"],
+            expected
+        );
+    }
+    let mut both = body("output_format", format.clone());
+    both["output_config"] = json!({"format": format});
+    assert_eq!(
+        chat(both).unwrap_err().param.as_deref(),
+        Some("output_format")
+    );
+}
+
+#[test]
+fn errors_of_the_chat_name_the_fields_of_this_api() {
+    for (there, here) in [
+        (
+            "response_format.json_schema.schema.a",
+            "output_config.format.schema.a",
+        ),
+        ("tools[1].function.parameters.a", "tools.1.input_schema.a"),
+        ("tools[1].function", "tools.1"),
+        ("stop", "stop_sequences"),
+        ("temperature", "temperature"),
+    ] {
+        let error = renamed(ApiError::invalid(there, format!("{there}: no")));
+        assert_eq!(error.param.as_deref(), Some(here));
+        assert_eq!(error.message, format!("{here}: no"));
+    }
 }
 
 #[test]

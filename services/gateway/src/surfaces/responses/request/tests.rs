@@ -185,6 +185,19 @@ fn errors_of_the_chat_name_the_fields_of_this_api() {
     let error = renamed(ApiError::invalid("response_format", "response_format: no"));
     assert_eq!(error.param.as_deref(), Some("text.format"));
     assert_eq!(error.message, "text.format: no");
+    for (there, here) in [
+        (
+            "response_format.json_schema.schema.a",
+            "text.format.schema.a",
+        ),
+        ("tools[0].function.parameters.a", "tools[0].parameters.a"),
+        ("max_tokens", "max_output_tokens"),
+        ("response_formats", "response_formats"),
+    ] {
+        let error = renamed(ApiError::invalid(there, format!("{there}: no")));
+        assert_eq!(error.param.as_deref(), Some(here));
+        assert_eq!(error.message, format!("{here}: no"));
+    }
     let error = ApiError::invalid("temperature", "temperature: no");
     assert_eq!(renamed(error.clone()), error);
 }

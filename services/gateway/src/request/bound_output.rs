@@ -1,0 +1,173 @@
+//! The form that binds an output: what the body asks for, and the calls that are forced, as the model writes them.
+
+use refrain_output_parsers::{
+    CallsWanted, NoForm, ReasoningParserKind, Tool, ToolParserKind, answer_form, calls_form,
+};
+use refrain_protocol::engine::{OutputForm, TextForm};
+use refrain_protocol::{ApiError, TokenId};
+use serde_json::{Value, json};
+
+use super::output_form::AskedForm;
+use super::refusal::unsupported;
+use super::tools::{CallDemand, Tools};
+use crate::models::Model;
+
+/// A form, and where in the body its parts are described.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BoundOutput {
+    /// The form.
+    pub(crate) form: OutputForm,
+    /// The parts that the client wrote, with their places in the body.
+    pub(crate) parts: Vec<FormSource>,
+}
+
+/// A part of a form that the client wrote.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FormSource {
+    /// Its place in the body.
+    pub(crate) place: String,
+    /// The part alone.
+    pub(crate) text: TextForm,
+}
+
+/// The tokens between which the reasoning stands that an output may begin with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ReasoningTokens {
+    after: Option<TokenId>,
+    opened_by: Option<TokenId>,
+}
+
+/// The tokens of the reasoning before a form. `is_open` says what the end of the prompt tells about it.
+///
+/// # Errors
+/// The reasoning would have to be free, and its end is no token.
+fn reasoning_tokens(model: &Model, is_open: Option<bool>) -> Result<ReasoningTokens, ApiError> {
+    let kind = &model.formats.reasoning_as;
+    let Some(end) = kind.end_marker().filter(|_| is_open != Some(false)) else {
+        return Ok(ReasoningTokens::default());
+    };
+    let reasons = is_open == Some(true) || kind.is_usually_open();
+    let opened_by = kind
+        .markers()
+        .and_then(|(open, _)| model.tokenizer.token_id(open));
+    match (model.tokenizer.token_id(end), reasons, opened_by) {
+        (after @ Some(_), true, _) => Ok(ReasoningTokens {
+            after,
+            opened_by: None,
+        }),
+        (after @ Some(_), false, opened_by @ Some(_)) => Ok(ReasoningTokens { after, opened_by }),
+        (None, true, _) => unsupported(
+            "model",
+            "model: the end of this model's reasoning is no token, so the form of its output cannot begin there; \
+             leave out the form, or turn the reasoning off",
+        ),
+        (_, false, _) => Ok(ReasoningTokens::default()),
+    }
+}
+
+/// The form that binds the output of a chat, if any does. Calls that are forced go before a form of the answer.
+///
+/// # Errors
+/// The model's format cannot express it.
+pub(super) fn bound_chat(
+    tools: &Tools,
+    asked: Option<AskedForm>,
+    model: &Model,
+    reasoning_is_open: Option<bool>,
+) -> Result<Option<BoundOutput>, ApiError> {
+    let is_harmony = model.formats.reasoning_as == ReasoningParserKind::Harmony;
+    let format = match is_harmony {
+        true => ToolParserKind::Harmony,
+        false => model.formats.tools_as,
+    };
+    let is_forced = tools.demand != CallDemand::Free;
+    let has_strict = tools.callable.iter().any(|tool| tool.is_strict);
+    // Without a parser, calls come as text.
+    let may_call = !tools.callable.is_empty() && format != ToolParserKind::None;
+    let binds_calls = is_forced || has_strict || (may_call && asked.is_some());
+    if !binds_calls && asked.is_none() {
+        return Ok(None);
+    }
+    let reasoning = reasoning_tokens(model, reasoning_is_open)?;
+    let mut parts = Vec::new();
+    let calls = match binds_calls {
+        false => None,
+        true => {
+            let bound: Vec<Tool> = tools
+                .callable
+                .iter()
+                .map(|callable| Tool {
+                    name: callable.tool.name.clone(),
+                    parameters: match is_forced || callable.is_strict {
+                        true => callable.tool.parameters.clone(),
+                        false => json!({"type": "object"}),
+                    },
+                })
+                .collect();
+            for (callable, tool) in tools.callable.iter().zip(&bound) {
+                parts.push(FormSource {
+                    place: format!("{}.parameters", callable.place),
+                    text: TextForm::JsonSchema(match &tool.parameters {
+                        Value::Null => "{}".to_owned(),
+                        schema => schema.to_string(),
+                    }),
+                });
+            }
+            let wanted = CallsWanted {
+                tools: &bound,
+                optional: !is_forced && asked.is_none(),
+                parallel: !tools.first_call_only,
+                after_reasoning: reasoning.after.is_some(),
+            };
+            let is_token = |text: &str| model.tokenizer.token_id(text).is_some();
+            let form = calls_form(format, &wanted, &is_token);
+            Some(form.map_err(|error| no_calls(tools, &error))?)
+        }
+    };
+    let answer = match asked.filter(|_| !is_forced) {
+        None => None,
+        Some(AskedForm { text, place }) => {
+            let form = answer_form(format, text.clone(), reasoning.after.is_some());
+            let form = form.or_else(|error| unsupported(&place, &format!("{place}: {error}")))?;
+            parts.push(FormSource { place, text });
+            Some(form)
+        }
+    };
+    let text = match (calls, answer) {
+        (None, None) => return Ok(None),
+        (Some(form), None) | (None, Some(form)) => form,
+        (Some(calls), Some(answer)) => TextForm::AnyOf(vec![calls, answer]),
+    };
+    Ok(Some(BoundOutput {
+        form: OutputForm {
+            after: reasoning.after,
+            opened_by: reasoning.opened_by,
+            text,
+        },
+        parts,
+    }))
+}
+
+/// The form that binds a text completion, if the body asks for one.
+pub(super) fn bound_completion(asked: Option<AskedForm>) -> Option<BoundOutput> {
+    asked.map(|AskedForm { text, place }| BoundOutput {
+        form: OutputForm::new(text.clone()),
+        parts: vec![FormSource { place, text }],
+    })
+}
+
+/// The error of calls that cannot be bound, at the tool, or else at what demands them.
+fn no_calls(tools: &Tools, error: &NoForm) -> ApiError {
+    let at = tools
+        .callable
+        .iter()
+        .find(|callable| Some(&callable.tool.name) == error.tool.as_ref());
+    let place = match (at, tools.demand) {
+        (Some(callable), _) => callable.place.clone(),
+        (None, CallDemand::Free) => tools.field().to_owned(),
+        (None, _) if tools.are_functions => "function_call".to_owned(),
+        (None, _) => "tool_choice".to_owned(),
+    };
+    let message = format!("{place}: calls cannot be bound to a form: {error}");
+    ApiError::invalid(place, message).with_code("unsupported_parameter")
+}

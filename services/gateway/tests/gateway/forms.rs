@@ -1,0 +1,285 @@
+//! Forms of outputs: what a worker is asked for, and how the answers to forced calls end.
+
+use refrain_gateway::{GatewayConfig, ModelConfig};
+use refrain_protocol::engine::{ArgumentsForm, CallsForm, OutputForm, TextForm};
+use serde_json::{Value, json};
+
+use crate::mesh::{Bench, WITH_TOOLS, chat, config};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+fn with_tools() -> GatewayConfig {
+    let mut config = config();
+    config.models = vec![ModelConfig {
+        id: "tiny".into(),
+        files: WITH_TOOLS.into(),
+        tool_parser: Some("hermes".into()),
+        ..ModelConfig::default()
+    }];
+    config
+}
+
+fn schema() -> Value {
+    json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
+}
+
+fn tool(name: &str, strict: bool) -> Value {
+    json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": schema()}})
+}
+
+/// The form that a worker was asked for last.
+fn asked(bench: &Bench) -> Option<OutputForm> {
+    let log = bench.mesh.log();
+    let form = log.chunks.last().unwrap().sampling.form.as_deref();
+    form.cloned()
+}
+
+fn calls(form: Option<OutputForm>) -> CallsForm {
+    match form.unwrap().text {
+        TextForm::Calls(form) => form,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The schema of the arguments of each call.
+fn arguments(form: &CallsForm) -> Vec<Value> {
+    let schemas = form.calls.iter().map(|call| match &call.arguments {
+        ArgumentsForm::JsonSchema(schema) => serde_json::from_str(schema).unwrap(),
+        other => panic!("{other:?}"),
+    });
+    schemas.collect()
+}
+
+#[tokio::test]
+async fn every_api_asks_the_worker_for_the_form() {
+    let bench = Bench::with(with_tools()).await;
+    bench.mesh.reply("{}");
+    let json_schema = TextForm::JsonSchema(schema().to_string());
+    let message = |fields: Value| {
+        let mut body = chat(fields);
+        body["max_tokens"] = json!(20);
+        body
+    };
+    let format = json!({"type": "json_schema", "schema": schema()});
+    for (path, body, text) in [
+        (
+            CHAT,
+            chat(json!({"response_format": {"type": "json_object"}})),
+            TextForm::JsonObject,
+        ),
+        (
+            CHAT,
+            chat(json!({"response_format": {"type": "json_schema",
+                "json_schema": {"name": "n", "schema": schema()}}})),
+            json_schema.clone(),
+        ),
+        (
+            CHAT,
+            chat(json!({"guided_regex": "a+"})),
+            TextForm::Regex("a+".into()),
+        ),
+        (
+            TEXT,
+            json!({"model": "tiny", "prompt": "a", "structured_outputs": {"choice": ["a"]}}),
+            TextForm::Choice(vec!["a".into()]),
+        ),
+        (
+            "/v1/responses",
+            json!({"model": "tiny", "input": "a", "text": {"format": {"type": "json_schema",
+                "name": "n", "schema": schema()}}}),
+            json_schema.clone(),
+        ),
+        (
+            "/v1/messages",
+            message(json!({"output_config": {"format": format}})),
+            json_schema.clone(),
+        ),
+        (
+            "/v1/messages",
+            message(json!({"output_format": format})),
+            json_schema,
+        ),
+    ] {
+        let (status, answer) = bench.json(path, &body).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(asked(&bench), Some(OutputForm::new(text)), "{body}");
+    }
+    let (status, _) = bench
+        .chat(json!({"response_format": {"type": "text"}}))
+        .await;
+    assert_eq!((status, asked(&bench)), (200, None));
+}
+
+#[tokio::test]
+async fn forced_calls_are_a_form_and_end_as_with_openai() {
+    let bench = Bench::with(with_tools()).await;
+    bench.mesh.reply(
+        "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
+    );
+    let tools = json!([tool("look", false), tool("send", false)]);
+    let named = json!({"type": "function", "function": {"name": "look"}});
+    for (choice, callable, parallel, finish) in [
+        (json!("required"), 2, true, "tool_calls"),
+        (named, 1, false, "stop"),
+        (
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("look", false)]}}),
+            1,
+            true,
+            "tool_calls",
+        ),
+    ] {
+        let mut body = chat(json!({"tools": tools, "tool_choice": choice}));
+        let (status, answer) = bench.json(CHAT, &body).await;
+        assert_eq!(status, 200, "{answer}");
+        let form = calls(asked(&bench));
+        assert_eq!(
+            (form.optional, form.parallel),
+            (false, parallel),
+            "{choice}"
+        );
+        // A client that forces a call can use no other arguments, whether it says strict or not.
+        assert_eq!(arguments(&form), vec![schema(); callable]);
+        let first = &answer["choices"][0];
+        assert_eq!(first["finish_reason"], finish, "{choice}");
+        assert_eq!(first["message"]["content"], Value::Null);
+        let function = &first["message"]["tool_calls"][0]["function"];
+        assert_eq!(
+            function,
+            &json!({"name": "look", "arguments": "{\"city\": \"Oslo\"}"})
+        );
+        body["stream"] = json!(true);
+        let (events, done) = bench.stream(CHAT, &body).await;
+        let finishes = events
+            .iter()
+            .filter_map(|event| event["choices"][0]["finish_reason"].as_str());
+        assert_eq!((finishes.collect::<Vec<_>>(), done), (vec![finish], true));
+    }
+    let functions = json!([{"name": "look", "parameters": schema()}]);
+    let body = chat(json!({"functions": functions, "function_call": {"name": "look"}}));
+    let (_, answer) = bench.json(CHAT, &body).await;
+    assert_eq!(calls(asked(&bench)).calls.len(), 1);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(
+        answer["choices"][0]["message"]["function_call"]["name"],
+        "look"
+    );
+}
+
+#[tokio::test]
+async fn the_other_apis_force_calls_as_well() {
+    let bench = Bench::with(with_tools()).await;
+    bench.mesh.reply(
+        "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
+    );
+    let mut body = chat(json!({
+        "tools": [{"name": "look", "input_schema": schema()}],
+        "tool_choice": {"type": "tool", "name": "look"},
+    }));
+    body["max_tokens"] = json!(200);
+    let (status, answer) = bench.json("/v1/messages", &body).await;
+    assert_eq!(
+        (status, &answer["stop_reason"]),
+        (200, &json!("tool_use")),
+        "{answer}"
+    );
+    assert!(!calls(asked(&bench)).parallel);
+    let body = json!({"model": "tiny", "input": "a", "tool_choice": "required",
+        "tools": [{"type": "function", "name": "look", "parameters": schema()}]});
+    let (status, answer) = bench.json("/v1/responses", &body).await;
+    assert_eq!(
+        (status, &answer["output"][0]["type"]),
+        (200, &json!("function_call")),
+        "{answer}"
+    );
+    assert_eq!(arguments(&calls(asked(&bench))), [schema()]);
+}
+
+#[tokio::test]
+async fn strict_functions_bind_their_arguments_where_the_model_calls_them() {
+    let bench = Bench::with(with_tools()).await;
+    bench.mesh.reply("Hi.");
+    let any = json!({"type": "object"});
+    let tools = json!([tool("look", true), tool("send", false)]);
+    let (status, _) = bench.chat(json!({"tools": tools})).await;
+    let form = calls(asked(&bench));
+    assert_eq!((status, form.optional, form.parallel), (200, true, true));
+    assert_eq!(arguments(&form), [schema(), any.clone()]);
+    // Without a strict one nothing is bound.
+    let loose = json!([tool("look", false)]);
+    bench.chat(json!({"tools": loose})).await;
+    assert_eq!(asked(&bench), None);
+    // An answer with a form may be a call instead.
+    let format = json!({"type": "json_object"});
+    bench
+        .chat(json!({"tools": loose, "response_format": format}))
+        .await;
+    let TextForm::AnyOf(forms) = asked(&bench).unwrap().text else {
+        panic!("not one of several forms");
+    };
+    let [TextForm::Calls(form), TextForm::JsonObject] = &forms[..] else {
+        panic!("{forms:?}");
+    };
+    assert_eq!((form.optional, arguments(form)), (false, vec![any]));
+}
+
+#[tokio::test]
+async fn a_form_that_cannot_be_compiled_is_refused_with_its_place() {
+    let bench = Bench::with(with_tools()).await;
+    bench.mesh.reply("{}");
+    let bad = json!({"type": "object", "properties": {"a": {"not": {}}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": bad}});
+    let body = chat(json!({"response_format": format}));
+    // Engines that are not this project's judge forms by themselves.
+    assert_eq!(bench.json(CHAT, &body).await.0, 200);
+    bench.mesh.script().compiles_forms = true;
+    let polls = bench.mesh.log().polls;
+    while bench.mesh.log().polls < polls + 2 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let chunks = bench.mesh.log().chunks.len();
+    let function = json!({"name": "f", "parameters": bad});
+    let tools = json!([{"type": "function", "function": function}]);
+    let mut message =
+        chat(json!({"output_config": {"format": {"type": "json_schema", "schema": bad}}}));
+    message["max_tokens"] = json!(20);
+    for (path, body, place) in [
+        (
+            CHAT,
+            body,
+            "response_format.json_schema.schema.properties.a.not",
+        ),
+        (
+            CHAT,
+            chat(json!({"tools": tools, "tool_choice": "required"})),
+            "tools[0].function.parameters.properties.a.not",
+        ),
+        (CHAT, chat(json!({"guided_regex": "(a"})), "guided_regex"),
+        (
+            "/v1/responses",
+            json!({"model": "tiny", "input": "a", "text": {"format": {"type": "json_schema",
+                "name": "n", "schema": bad}}}),
+            "text.format.schema.properties.a.not",
+        ),
+    ] {
+        for _ in 0..2 {
+            let (status, error) = bench.json(path, &body).await;
+            assert_eq!(
+                (status, &error["error"]["param"]),
+                (400, &json!(place)),
+                "{error}"
+            );
+        }
+    }
+    let (status, error) = bench.json("/v1/messages", &message).await;
+    let said = error["error"]["message"].as_str().unwrap();
+    assert_eq!(status, 400);
+    assert!(
+        said.starts_with("output_config.format.schema.properties.a.not"),
+        "{said}"
+    );
+    let (status, _) = bench.chat(json!({"guided_regex": "a+"})).await;
+    assert_eq!(status, 200);
+    // No worker was asked for the others.
+    assert_eq!(bench.mesh.log().chunks.len(), chunks + 1);
+}

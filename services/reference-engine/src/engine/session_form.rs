@@ -1,0 +1,181 @@
+//! The form that a session's output must have: follows the text, cuts drafts, and masks logits.
+
+use std::fmt;
+
+use refrain_output_grammar::{GrammarError, Matcher, TokenMask};
+use refrain_protocol::engine::Draft;
+use refrain_protocol::{ApiError, TokenId};
+
+/// Fewer masks are made faster in turn than on a thread of their own.
+const MASKS_AHEAD_MIN: usize = 8;
+
+/// The state of a session's output in its form.
+pub(crate) struct SessionForm {
+    /// Has seen the text from `start` on.
+    matcher: Matcher,
+    /// Position of the first token that the form is about.
+    start: usize,
+    /// Masks that were made during the forward pass: after the text, and then after each node of the draft. `None`
+    /// inside stands for all tokens, and `None` outside for a mask that is still to be made.
+    ahead: Vec<Option<Option<TokenMask>>>,
+}
+
+impl fmt::Debug for SessionForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut form = f.debug_struct("SessionForm");
+        form.field("start", &self.start).finish_non_exhaustive()
+    }
+}
+
+/// The error for an output that its form cannot hold.
+pub(crate) fn form_error(error: &GrammarError) -> ApiError {
+    ApiError::invalid("sampling.form", error.to_string()).with_code("output_form")
+}
+
+impl SessionForm {
+    pub(crate) fn new(matcher: Matcher, start: usize) -> Self {
+        SessionForm {
+            matcher,
+            start,
+            ahead: Vec::new(),
+        }
+    }
+
+    /// Follows a text whose tokens from `keep` on are new.
+    ///
+    /// # Errors
+    /// The text does not have the form.
+    pub(super) fn follow(&mut self, keep: usize, text: &[TokenId]) -> Result<(), GrammarError> {
+        let seen = self.matcher.len();
+        let kept = keep.saturating_sub(self.start).min(seen);
+        self.matcher.rollback(seen - kept)?;
+        self.matcher
+            .advance(text.get(self.start + kept..).unwrap_or_default())
+    }
+
+    /// Which nodes of a draft after the text the form allows. It keeps the node of a token that it does not judge.
+    pub(super) fn allowed_nodes(&mut self, draft: &Draft, text_len: usize) -> Vec<bool> {
+        let mut allowed = vec![false; draft.tokens.len()];
+        if text_len < self.start {
+            allowed.fill(true);
+            return allowed;
+        }
+        let mark = |node: Option<usize>, _: &mut Matcher| {
+            if let Some(node) = node {
+                allowed[node] = true;
+            }
+            Ok(())
+        };
+        // An error is that of the text's own next token, and comes up again there.
+        let _ = self.visit(draft, &|_| true, mark);
+        allowed
+    }
+
+    /// Makes the masks after the text and after the nodes of the draft that are `computed`.
+    pub(super) fn make_masks(
+        &mut self,
+        draft: &Draft,
+        computed: &[Option<usize>],
+        text_len: usize,
+    ) {
+        if text_len < self.start {
+            return;
+        }
+        let mut ahead = vec![None; draft.tokens.len() + 1];
+        let make = |node: Option<usize>, matcher: &mut Matcher| {
+            ahead[node.map_or(0, |node| node + 1)] = Some(matcher.allowed()?.cloned());
+            Ok(())
+        };
+        let _ = self.visit(draft, &|node| computed[node].is_some(), make);
+        self.ahead = ahead;
+    }
+
+    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too.
+    fn visit(
+        &mut self,
+        draft: &Draft,
+        wanted: &dyn Fn(usize) -> bool,
+        mut at: impl FnMut(Option<usize>, &mut Matcher) -> Result<(), GrammarError>,
+    ) -> Result<(), GrammarError> {
+        let mut children: Vec<Vec<usize>> = vec![Vec::new(); draft.tokens.len() + 1];
+        for (node, parent) in draft.parents.iter().enumerate().rev() {
+            children[parent.map_or(0, |parent| parent as usize + 1)].push(node);
+        }
+        let matcher = &mut self.matcher;
+        let root = matcher.len();
+        at(None, matcher)?;
+        let mut open: Vec<(usize, usize)> = children[0].iter().map(|node| (*node, root)).collect();
+        while let Some((node, before)) = open.pop() {
+            matcher.rollback(matcher.len() - before)?;
+            let token = draft.tokens[node];
+            if wanted(node) && matcher.advance_while_allowed(&[token])? == 1 {
+                at(Some(node), matcher)?;
+                open.extend(children[node + 1].iter().map(|child| (*child, before + 1)));
+            }
+        }
+        matcher.rollback(matcher.len() - root)
+    }
+
+    /// The tokens that may stand at `position`, after `node` of the draft or after the text. `None`: all.
+    pub(super) fn mask(
+        &mut self,
+        position: usize,
+        node: Option<u32>,
+    ) -> Result<Option<&TokenMask>, GrammarError> {
+        if position < self.start {
+            return Ok(None);
+        }
+        match self.ahead.get(node.map_or(0, |node| node as usize + 1)) {
+            Some(Some(mask)) => Ok(mask.as_ref()),
+            _ => self.matcher.allowed(),
+        }
+    }
+
+    /// Follows the token that was emitted at `position`.
+    pub(super) fn push(&mut self, position: usize, token: TokenId) -> Result<(), GrammarError> {
+        match position < self.start {
+            true => Ok(()),
+            false => self.matcher.advance(&[token]),
+        }
+    }
+
+    /// Forgets the masks of a draft.
+    pub(super) fn end_step(&mut self) {
+        self.ahead.clear();
+    }
+}
+
+/// A session whose masks are to be made, with its draft.
+pub(super) struct MaskTask<'a> {
+    pub(super) form: &'a mut SessionForm,
+    pub(super) draft: &'a Draft,
+    pub(super) computed: &'a [Option<usize>],
+    pub(super) text_len: usize,
+}
+
+/// Runs `pass`, and makes the masks of `tasks` on at most `threads` threads beside it. Masks that are not made here are
+/// made when they are needed, which is less work in all.
+pub(super) fn beside<T>(tasks: Vec<MaskTask<'_>>, threads: usize, pass: impl FnOnce() -> T) -> T {
+    let nodes = |task: &MaskTask<'_>| task.computed.iter().flatten().count() + 1;
+    let masks: usize = tasks.iter().map(nodes).sum();
+    if threads == 0 || masks < MASKS_AHEAD_MIN {
+        return pass();
+    }
+    let mut shares: Vec<Vec<MaskTask<'_>>> = Vec::new();
+    shares.resize_with(threads.min(tasks.len()), Vec::new);
+    let count = shares.len();
+    for (place, task) in tasks.into_iter().enumerate() {
+        shares[place % count].push(task);
+    }
+    std::thread::scope(|scope| {
+        for share in shares {
+            scope.spawn(move || {
+                for task in share {
+                    task.form
+                        .make_masks(task.draft, task.computed, task.text_len);
+                }
+            });
+        }
+        pass()
+    })
+}

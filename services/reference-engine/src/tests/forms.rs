@@ -1,0 +1,375 @@
+//! Tests that outputs have their form, and are the same with any drafts as without.
+
+mod schemas;
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use refrain_output_grammar::{GrammarCompiler, GrammarLimits, Matcher};
+use refrain_protocol::engine::{
+    CloseRequest, Draft, OutputForm, Sampling, SelfDraft, StepItem, StepRequest, TextForm,
+};
+use refrain_protocol::{EngineSessionId, TokenId};
+use refrain_tokenization::Tokenizer;
+use refrain_tokenization::testing::{IM_END, byte_level_files};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+
+use super::self_drafts::opening_for_drafts;
+use super::support::{Random, TestEngine, chain, item, load, opening, tensors, tiny_config};
+use crate::config::EngineConfig;
+use crate::drafter::DraftNetwork;
+use crate::drafter::draft_model::DraftModelNetwork;
+use crate::engine::EngineCore;
+use crate::model::Model;
+
+/// Longest output. Few are cut by it.
+const OUTPUT_MAX: usize = 160;
+
+/// A random model whose tokens are bytes and a few words.
+struct ByteModel {
+    tokenizer: Arc<Tokenizer>,
+    grammars: Arc<GrammarCompiler>,
+    model: Arc<Model>,
+}
+
+fn byte_model() -> &'static ByteModel {
+    static MODEL: OnceLock<ByteModel> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+        let vocab_size = tokenizer.vocab_size();
+        let limits = GrammarLimits::default();
+        let grammars = GrammarCompiler::new(tokenizer.clone(), vocab_size, &[IM_END], limits);
+        ByteModel {
+            grammars: Arc::new(grammars.unwrap()),
+            model: Arc::new(network(vocab_size, 3)),
+            tokenizer,
+        }
+    })
+}
+
+fn network(vocab_size: u32, seed: u64) -> Model {
+    let mut config = tiny_config();
+    config["vocab_size"] = json!(vocab_size);
+    config["max_position_embeddings"] = json!(400);
+    load(&config, &tensors(&config, Dtype::F32, seed)).unwrap()
+}
+
+/// An engine whose drafter has other weights, or the same.
+fn engine(drafter_seed: Option<u64>) -> TestEngine {
+    let bytes = byte_model();
+    let drafter = drafter_seed.map(|seed| -> Box<dyn DraftNetwork> {
+        let model = network(bytes.tokenizer.vocab_size(), seed);
+        Box::new(DraftModelNetwork::new(model, 1))
+    });
+    let config = EngineConfig::default();
+    let core = EngineCore::new(bytes.model.clone(), drafter, &config);
+    TestEngine {
+        core: core.with_grammars(Some(bytes.grammars.clone())),
+        now: std::time::Instant::now(),
+    }
+}
+
+/// A request whose answer must be valid by a schema.
+struct Answer {
+    schema: Value,
+    sampling: Sampling,
+    prompt: Vec<TokenId>,
+    /// The output of plain decoding.
+    truth: Vec<TokenId>,
+    ended: bool,
+    text: Vec<TokenId>,
+    session: u128,
+    open: bool,
+    /// The tokens that the engine has, which are a prefix of `text`.
+    sent: usize,
+}
+
+impl Answer {
+    fn new(random: &mut Random, temperature: f32, session: u128) -> Self {
+        let schema = schemas::schema(random);
+        let form = OutputForm::new(TextForm::JsonSchema(schema.to_string()));
+        let prompt: Vec<TokenId> = (0..1 + random.below(20))
+            .map(|_| random.below(200) as TokenId)
+            .collect();
+        let sampling = Sampling {
+            temperature,
+            seed: random.next(),
+            stop_token_ids: vec![IM_END],
+            form: Some(Box::new(form)),
+            ..Sampling::default()
+        };
+        let mut answer = Answer {
+            schema,
+            sampling,
+            text: prompt.clone(),
+            prompt,
+            truth: Vec::new(),
+            ended: false,
+            session,
+            open: false,
+            sent: 0,
+        };
+        answer.decode_plainly();
+        answer
+    }
+
+    fn decode_plainly(&mut self) {
+        let mut plain = engine(None);
+        let mut output = plain.step(opening(1, &self.sampling, &self.prompt));
+        loop {
+            self.truth.extend(&output.emitted);
+            self.ended = output.stopped;
+            if self.ended || self.truth.len() >= OUTPUT_MAX {
+                break;
+            }
+            output = plain.step(item(1, self.prompt.len() + self.truth.len(), &[]));
+        }
+    }
+
+    /// Checks an output that ended by itself against its schema.
+    fn validate(&self) {
+        let text = &self.truth[..self.truth.len() - 1];
+        let text = byte_model().tokenizer.decode(text);
+        let value: Value = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("{error}: {text:?} by {}", self.schema));
+        let judge = jsonschema::options()
+            .should_validate_formats(true)
+            .build(&self.schema)
+            .unwrap();
+        assert!(judge.is_valid(&value), "{text} by {}", self.schema);
+    }
+
+    fn matcher(&self) -> Matcher {
+        let form = self.sampling.form.as_deref().unwrap();
+        let mut matcher = byte_model().grammars.compile(form).unwrap().matcher();
+        matcher.advance(&self.text[self.prompt.len()..]).unwrap();
+        matcher
+    }
+
+    fn done(&self) -> usize {
+        self.text.len() - self.prompt.len()
+    }
+
+    fn is_done(&self) -> bool {
+        self.done() >= self.truth.len()
+    }
+
+    /// A part of the true continuation with noise after it, tokens that the form forces, or noise in a tree.
+    fn draft(&self, random: &mut Random) -> Draft {
+        let noise = |random: &mut Random| random.below(263) as TokenId;
+        match random.below(3) {
+            0 => {
+                let left = &self.truth[self.done()..];
+                let mut tokens = left[..random.below(8).min(left.len())].to_vec();
+                tokens.push(noise(random));
+                chain(&tokens)
+            }
+            1 => chain(&self.matcher().forced(12).unwrap()),
+            _ => {
+                let mut draft = Draft::default();
+                for node in 0..random.below(12) as u32 {
+                    draft.tokens.push(noise(random));
+                    let parent = random.below(node as usize + 1) as u32;
+                    draft.parents.push(parent.checked_sub(1));
+                }
+                let mut merged = Draft::default();
+                merged.merge(&draft);
+                merged
+            }
+        }
+    }
+
+    /// The next item: a piece of the text, or all of it, with any kind of draft or none.
+    fn item(&mut self, random: &mut Random) -> StepItem {
+        if random.below(8) == 0 {
+            // The caller goes back.
+            let kept = self.text.len() - random.below(5).min(self.done());
+            self.text.truncate(kept);
+            self.sent = self.sent.min(kept);
+        }
+        let owed = self.text.len() - self.sent;
+        let is_piece = owed > 1 && random.below(3) == 0;
+        let count = if is_piece {
+            1 + random.below(owed - 1)
+        } else {
+            owed
+        };
+        let tokens = &self.text[self.sent..self.sent + count];
+        let mut item = match self.open {
+            true => item(self.session, self.sent, tokens),
+            false => opening_for_drafts(self.session, &self.sampling, tokens),
+        };
+        if let Some(spec) = &mut item.open {
+            spec.prompt_len = self.prompt.len() as u32;
+        }
+        self.open = true;
+        item.sample = !is_piece;
+        item.max_emit = 1 + random.below(12) as u32;
+        if !is_piece {
+            item.draft = (random.below(3) > 0).then(|| self.draft(random));
+            if random.below(3) == 0 {
+                item.self_draft = Some(SelfDraft {
+                    depth: 1 + random.below(6) as u32,
+                    top_k: 1 + random.below(8) as u32,
+                    tokens_max: random.below(20) as u32,
+                    path_prob_min: 0.0,
+                    sampled: false,
+                });
+            }
+        }
+        item
+    }
+}
+
+/// Counts of work that the test needs to be meaningful.
+#[derive(Debug, Default)]
+struct Work {
+    ended: usize,
+    accepted: usize,
+    self_drafted: u32,
+    restarts: usize,
+}
+
+/// Decodes answers in one batch with all kinds of drafts, in chunks, and with restarts of the engine.
+fn check(seed: u64, temperature: f32, batch: usize) -> Work {
+    let mut random = Random(seed);
+    let mut work = Work::default();
+    let mut answers: Vec<Answer> = (0..batch)
+        .map(|at| Answer::new(&mut random, temperature, at as u128))
+        .collect();
+    for answer in answers.iter().filter(|answer| answer.ended) {
+        answer.validate();
+        work.ended += 1;
+    }
+    let mut sessions = 1000;
+    let start = |random: &mut Random| {
+        let mut engine = engine(Some([3, 4][random.below(2)]));
+        engine.core.set_mask_threads(random.below(3));
+        engine
+    };
+    let mut engine = start(&mut random);
+    let mut steps = 0;
+    while answers.iter().any(|answer| !answer.is_done()) {
+        steps += 1;
+        assert!(steps < 3000, "seed {seed}: no end");
+        if random.below(25) == 0 {
+            engine = start(&mut random);
+            work.restarts += 1;
+            for answer in &mut answers {
+                (answer.open, answer.sent) = (false, 0);
+            }
+        }
+        let mut items = Vec::new();
+        let mut asked = HashMap::new();
+        for (at, answer) in answers.iter_mut().enumerate() {
+            if answer.is_done() || random.below(4) == 0 {
+                continue;
+            }
+            if answer.open && random.below(15) == 0 {
+                engine.core.close(&CloseRequest {
+                    sessions: vec![EngineSessionId(answer.session)],
+                    keep_kv: random.below(2) > 0,
+                });
+                sessions += 1;
+                (answer.session, answer.open, answer.sent) = (sessions, false, 0);
+            }
+            let item = answer.item(&mut random);
+            asked.insert(items.len(), (at, item.sample));
+            items.push(item);
+        }
+        let report = engine.core.step(StepRequest { items }, engine.now).unwrap();
+        for (place, result) in report.results.into_iter().enumerate() {
+            let (at, sampled) = asked[&place];
+            let answer = &mut answers[at];
+            let output = result.unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+            answer.sent = output.text_len as usize;
+            if !sampled {
+                continue;
+            }
+            let left = &answer.truth[answer.done()..];
+            let count = output.emitted.len().min(left.len());
+            assert_eq!(
+                output.emitted[..count],
+                left[..count],
+                "seed {seed}, {}",
+                answer.schema
+            );
+            assert_eq!(
+                output.stopped,
+                answer.ended && count == left.len(),
+                "seed {seed}"
+            );
+            work.accepted += output.accepted_nodes.len();
+            work.self_drafted += output.self_drafted;
+            answer.text.extend(&output.emitted);
+            if answer.text.len() > answer.prompt.len() + answer.truth.len() {
+                answer
+                    .text
+                    .truncate(answer.prompt.len() + answer.truth.len());
+            }
+        }
+    }
+    work
+}
+
+#[test]
+fn outputs_have_their_form_and_are_those_without_drafts() {
+    let mut work = Work::default();
+    let (groups, batch) = (50, 4);
+    for seed in 0..groups {
+        let own = check(seed, [0.0, 1.0][seed as usize % 2], batch);
+        work.ended += own.ended;
+        work.accepted += own.accepted;
+        work.self_drafted += own.self_drafted;
+        work.restarts += own.restarts;
+    }
+    let schemas = groups as usize * batch;
+    assert!(work.ended * 10 > schemas * 9, "{work:?} of {schemas}");
+    assert!(
+        work.accepted > 4_000 && work.self_drafted > 50 && work.restarts > 50,
+        "{work:?}"
+    );
+}
+
+#[test]
+fn a_form_that_cannot_be_compiled_is_the_fault_of_its_item() {
+    let sampling = |schema: &str| Sampling {
+        form: Some(Box::new(OutputForm::new(TextForm::JsonSchema(
+            schema.to_owned(),
+        )))),
+        ..Sampling::default()
+    };
+    let mut engine = engine(None);
+    let results = engine.steps(vec![
+        opening(1, &sampling(r#"{"items":{"not":{}}}"#), &[40, 41]),
+        opening(2, &sampling(r#"{"const":1}"#), &[40, 41]),
+    ]);
+    let error = results[0].as_ref().unwrap_err();
+    assert!(error.message.contains("/items/not"), "{error:?}");
+    let emitted = &results[1].as_ref().unwrap().emitted;
+    assert_eq!(byte_model().tokenizer.decode(emitted), "1");
+    // An output that does not have the form cannot be continued under it.
+    let mut item = opening(3, &sampling(r#"{"const":1}"#), &[40, 41, 60]);
+    if let Some(spec) = &mut item.open {
+        spec.prompt_len = 2;
+    }
+    let error = engine.try_step(item).unwrap_err();
+    assert_eq!(error.code.as_deref(), Some("output_form"));
+}
+
+#[test]
+fn the_form_counts_where_other_parameters_leave_no_token() {
+    let form = OutputForm::new(TextForm::Choice(vec!["ab".to_owned()]));
+    let token = |text: &str| byte_model().tokenizer.encode(text).unwrap()[0];
+    let sampling = Sampling {
+        form: Some(Box::new(form)),
+        stop_token_ids: vec![IM_END],
+        min_tokens: 9,
+        bad_tokens: vec![vec![token("a")]],
+        logit_bias: vec![(token("b"), f32::NEG_INFINITY)],
+        ..Sampling::default()
+    };
+    let output = engine(None).decode(1, &sampling, &[40, 41], 3);
+    assert_eq!(output, [token("a"), token("b"), IM_END]);
+}

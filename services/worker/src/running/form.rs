@@ -1,0 +1,145 @@
+//! The form that a request's output must have, as a source of drafts.
+
+use std::sync::{Mutex, PoisonError};
+
+use refrain_output_grammar::Matcher;
+use refrain_speculation::draft::{Candidate, Form, within_form};
+
+/// The form of a running request. It only costs drafts if it fails: the engine holds the output to it anyway.
+pub(crate) struct RunningForm {
+    /// Drafts are looked for on several threads, each of which has another request. `None` after a failure.
+    matcher: Mutex<Option<Matcher>>,
+}
+
+/// A matcher that remembers whether it failed.
+struct Place<'a> {
+    matcher: &'a mut Matcher,
+    failed: bool,
+}
+
+impl Form for Place<'_> {
+    fn enter(&mut self, token: u32) -> bool {
+        let entered = self.matcher.advance_while_allowed(&[token]);
+        self.failed |= entered.is_err();
+        entered == Ok(1)
+    }
+
+    fn leave(&mut self, count: usize) {
+        self.failed |= self.matcher.rollback(count).is_err();
+    }
+
+    fn forced(&mut self, max: usize) -> Vec<u32> {
+        let forced = self.matcher.forced(max);
+        self.failed |= forced.is_err();
+        forced.unwrap_or_default()
+    }
+}
+
+impl RunningForm {
+    pub(crate) fn new(matcher: Matcher) -> Self {
+        RunningForm {
+            matcher: Mutex::new(Some(matcher)),
+        }
+    }
+
+    /// The draft after `output`, cut and grown by the form to at most `nodes_max` tokens.
+    pub(super) fn bind(
+        &self,
+        output: &[u32],
+        found: Option<Candidate>,
+        nodes_max: u32,
+    ) -> Option<Candidate> {
+        let mut matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut at) = matcher.take() else {
+            return found;
+        };
+        let new = output.get(at.len()..);
+        if new.is_none_or(|new| at.advance(new).is_err()) {
+            return found;
+        }
+        let mut place = Place {
+            matcher: &mut at,
+            failed: false,
+        };
+        let bound = within_form(found.as_ref(), nodes_max as usize, &mut place);
+        if place.failed {
+            return found;
+        }
+        *matcher = Some(at);
+        bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
+    use refrain_protocol::engine::{OutputForm, TextForm};
+    use refrain_speculation::draft::{DraftNode, Origin, Scope, Source};
+    use refrain_tokenization::testing::{IM_END, byte_level_files};
+
+    use super::*;
+
+    fn found(tokens: &[u32]) -> Candidate {
+        let node = |(place, token): (usize, &u32)| DraftNode {
+            token: *token,
+            parent: (place as u32).checked_sub(1),
+            probability: 0.9f32.powi(place as i32 + 1),
+            count: 3,
+            origin: Origin {
+                source: Source::Suffix,
+                scope: Scope::Tenant,
+                place: None,
+            },
+        };
+        let nodes = tokens.iter().enumerate().map(node).collect();
+        Candidate::new(nodes, 4, Source::Suffix, Scope::Tenant).unwrap()
+    }
+
+    #[test]
+    fn drafts_follow_the_output_and_a_failure_only_costs_drafts() {
+        let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+        let encode = |text: &str| tokenizer.encode(text).unwrap();
+        let grammars = GrammarCompiler::new(
+            tokenizer.clone(),
+            tokenizer.vocab_size(),
+            &[IM_END],
+            GrammarLimits::default(),
+        );
+        let text = TextForm::Choice(vec!["hello: yes.".into(), "hello: no.".into()]);
+        let grammar = grammars.unwrap().compile(&OutputForm::new(text)).unwrap();
+        let form = RunningForm::new(grammar.matcher());
+        let drafted = |output: &str, found: Option<Candidate>| {
+            let bound = form.bind(&encode(output), found, 32);
+            bound.map(|bound| {
+                (
+                    tokenizer.decode(&bound.tree.tokens().collect::<Vec<_>>()),
+                    bound.source,
+                )
+            })
+        };
+        let suffix = || Some(found(&encode("hello: maybe")));
+        assert_eq!(drafted("", None), Some(("hello: ".into(), Source::Grammar)));
+        assert_eq!(
+            drafted("", suffix()),
+            Some(("hello: ".into(), Source::Grammar))
+        );
+        assert_eq!(drafted("hello: ", None), None);
+        let yes = Some(found(&encode("ye")));
+        assert_eq!(
+            drafted("hello: ", yes),
+            Some(("yes.".into(), Source::Suffix))
+        );
+        assert_eq!(
+            drafted("hello: n", None),
+            Some(("o.".into(), Source::Grammar))
+        );
+        // Nothing is known of an output that the form does not have.
+        assert_eq!(
+            drafted("hello: nz", suffix()),
+            Some(("hello: maybe".into(), Source::Suffix))
+        );
+        assert_eq!(drafted("hello: ", None), None);
+    }
+}

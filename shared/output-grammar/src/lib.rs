@@ -1,0 +1,39 @@
+//! Holds outputs to a form: which tokens may come next, and which must.
+//!
+//! A form ([`refrain_protocol::OutputForm`]) says which texts are allowed. This crate compiles it for one model, by the
+//! library `llguidance`. It then follows outputs token by token, forwards along a draft and back again.
+//!
+//! It knows nothing of networks, requests, or sampling. Bad input never panics, and its work is bounded by
+//! [`GrammarLimits`].
+//!
+//! # Where to read
+//!
+//! | file | content |
+//! |---|---|
+//! | `compiler.rs` | **Read this first.** [`GrammarCompiler`] compiles forms within limits, and keeps them. |
+//! | `matcher.rs` | [`Matcher`]: the state of one output, with masks, forced tokens and rollback. |
+//! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
+//! | `lark.rs` | Choices, calls of tools and alternatives of forms become Lark. |
+//! | `schema.rs` | JSON schemas before they are compiled: limits, keywords that are refused, the style of the JSON. |
+//! | `ebnf.rs` | Grammars in EBNF become Lark. |
+//! | `place.rs` | Where in a form an error is. |
+//! | `vocabulary.rs` | The bytes of every token, and how the tokenizer itself writes a text. |
+
+mod compiler;
+mod ebnf;
+mod error;
+mod lark;
+mod matcher;
+mod place;
+mod schema;
+mod source;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+pub use compiler::{CompiledGrammar, GrammarCompiler, GrammarLimits, Outcome};
+pub use error::GrammarError;
+pub use matcher::{Matcher, TokenMask};
+
+/// A token id, as everywhere in the mesh.
+pub type TokenId = u32;

@@ -1,0 +1,349 @@
+//! Follows an output token by token, and says which tokens may come next.
+
+use std::fmt;
+use std::sync::Arc;
+
+use llguidance::toktrie::SimpleVob;
+
+use crate::{GrammarError, TokenId};
+
+/// A set of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenMask(SimpleVob);
+
+impl TokenMask {
+    /// Whether the set has the token.
+    pub fn contains(&self, token: TokenId) -> bool {
+        (token as usize) < self.0.len() && self.0.is_allowed(token)
+    }
+
+    /// The number of its tokens.
+    pub fn count(&self) -> usize {
+        self.0.num_set()
+    }
+
+    /// Its tokens in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = TokenId> + '_ {
+        self.0.iter()
+    }
+
+    /// Its only token, if it has no other.
+    pub fn only(&self) -> Option<TokenId> {
+        let mut tokens = self.iter();
+        tokens.next().filter(|_| tokens.next().is_none())
+    }
+
+    /// The set as bits: token `t` is bit `t % 32` of word `t / 32`.
+    pub fn words(&self) -> &[u32] {
+        self.0.as_slice()
+    }
+}
+
+/// A part of the output that is free. It ends with one of some tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct FreePart {
+    pub(crate) until: Vec<TokenId>,
+    /// Whether that token is already the first of what follows.
+    pub(crate) end_is_bound: bool,
+}
+
+/// Gives the grammar a token. `None` if it failed.
+type Consume = fn(&mut llguidance::Matcher, TokenId) -> Option<bool>;
+
+/// For a token that a mask allowed.
+fn llguidance_consume(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+    grammar.consume_token(token).ok().map(|()| true)
+}
+
+/// For any token.
+fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+    let consumed = grammar.try_consume_tokens(&[token]);
+    consumed.ok().map(|consumed| consumed == 1)
+}
+
+/// What stands around the text of a grammar in an output.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    /// The token that opens the first free part, where the output may also begin without that part.
+    pub(crate) opened_by: Option<TokenId>,
+    /// The parts before the text.
+    pub(crate) free_parts: Vec<FreePart>,
+    /// The tokens that end an output.
+    pub(crate) eos: Vec<TokenId>,
+}
+
+/// The state of one output in a grammar.
+///
+/// All answers depend on the tokens of the output alone, not on what was asked or rolled back before.
+pub struct Matcher {
+    grammar: llguidance::Matcher,
+    layout: Arc<Layout>,
+    /// Lengths of the output at the ends of the free parts that are over.
+    ends: Vec<usize>,
+    /// Length of the output in tokens.
+    len: usize,
+    /// Tokens at the end of the output that came after the end of the text.
+    len_after_end: usize,
+    /// Tokens that may come next, if they were asked for since the last change.
+    allowed: Option<TokenMask>,
+    failed: bool,
+}
+
+impl fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut matcher = f.debug_struct("Matcher");
+        matcher.field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Matcher {
+    pub(crate) fn new(grammar: llguidance::Matcher, layout: Arc<Layout>) -> Self {
+        Matcher {
+            grammar,
+            layout,
+            ends: Vec::new(),
+            len: 0,
+            len_after_end: 0,
+            allowed: None,
+            failed: false,
+        }
+    }
+
+    /// Length of the output so far, in tokens.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the output has no token yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The free part that the output is in.
+    fn free_part(&self) -> Option<&FreePart> {
+        let skipped = usize::from(self.may_be_opened());
+        self.layout.free_parts.get(self.ends.len() + skipped)
+    }
+
+    /// Whether the next token decides if the output has its first free part.
+    fn may_be_opened(&self) -> bool {
+        self.layout.opened_by.is_some() && self.len == 0 && self.ends.is_empty()
+    }
+
+    fn fail<T>(&mut self, reason: &'static str) -> Result<T, GrammarError> {
+        self.failed = true;
+        Err(GrammarError::Matching(reason))
+    }
+
+    fn check(&self) -> Result<(), GrammarError> {
+        match self.failed {
+            true => Err(GrammarError::Matching("it failed before")),
+            false => Ok(()),
+        }
+    }
+
+    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used any
+    /// longer.
+    ///
+    /// # Errors
+    /// The grammar does not allow them, or is too complex at this place.
+    pub fn advance(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        self.check()?;
+        for token in tokens {
+            if !self.advance_by_one(*token, llguidance_consume)? {
+                return self.fail("it has a token that the form does not allow");
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends tokens to the output, up to the first that the grammar does not allow. Returns their number.
+    ///
+    /// # Errors
+    /// The grammar is too complex at this place. The matcher cannot be used any longer.
+    pub fn advance_while_allowed(&mut self, tokens: &[TokenId]) -> Result<usize, GrammarError> {
+        self.check()?;
+        for (place, token) in tokens.iter().enumerate() {
+            if !self.advance_by_one(*token, llguidance_try)? {
+                return Ok(place);
+            }
+        }
+        Ok(tokens.len())
+    }
+
+    fn advance_by_one(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
+        let opened = self.may_be_opened();
+        if opened && Some(token) == self.layout.opened_by {
+            self.len = 1;
+            self.allowed = None;
+            return Ok(true);
+        }
+        if opened {
+            self.ends.push(0);
+        }
+        let (is_free, ends, is_bound) = match self.free_part() {
+            Some(part) => {
+                let ends = part.until.contains(&token);
+                (true, ends, ends && part.end_is_bound)
+            }
+            None => (false, false, true),
+        };
+        // An end token may also stand inside a grammar, such as the one after a call.
+        let after_end = !is_free && self.layout.eos.contains(&token) && self.may_end()?;
+        let allowed = match (after_end, is_bound) {
+            (true, _) => true,
+            (_, true) => self.len_after_end == 0 && self.consume(token, consume)?,
+            _ => true,
+        };
+        if !allowed {
+            if opened {
+                self.ends.clear();
+            }
+            return Ok(false);
+        }
+        self.len += 1;
+        self.len_after_end += usize::from(after_end);
+        if ends {
+            self.ends.push(self.len);
+        }
+        self.allowed = None;
+        Ok(true)
+    }
+
+    fn consume(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
+        match consume(&mut self.grammar, token) {
+            Some(consumed) => Ok(consumed),
+            None => self.fail("the grammar is too complex here, or does not allow a token"),
+        }
+    }
+
+    /// Takes the last `count` tokens of the output back.
+    ///
+    /// # Errors
+    /// The output has fewer tokens, or an earlier call failed.
+    pub fn rollback(&mut self, count: usize) -> Result<(), GrammarError> {
+        self.check()?;
+        if count > self.len {
+            return self.fail("more tokens were taken back than it has");
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let len = self.len - count;
+        let bound = self.bound_len(len);
+        let bound_before = self.bound_len(self.len) - self.len_after_end;
+        self.len_after_end = self.len_after_end.saturating_sub(count);
+        let bound = bound - self.len_after_end;
+        if self.grammar.rollback(bound_before - bound).is_err() {
+            return self.fail("the grammar cannot go back");
+        }
+        // At the beginning it is open again whether there is a free part.
+        self.ends.retain(|end| *end <= len && len > 0);
+        self.len = len;
+        self.allowed = None;
+        Ok(())
+    }
+
+    /// How many of the first `len` tokens of the output the grammar has seen, with those after the end.
+    fn bound_len(&self, len: usize) -> usize {
+        let parts = &self.layout.free_parts;
+        let Some(last) = parts.last() else {
+            return len;
+        };
+        match self.ends.get(parts.len() - 1) {
+            Some(end) if *end <= len => len - end + usize::from(last.end_is_bound),
+            _ => 0,
+        }
+    }
+
+    /// The tokens that may come next; never an empty set. `None`: all tokens of the vocabulary.
+    ///
+    /// # Errors
+    /// The grammar is too complex at this place, or an earlier call failed.
+    pub fn allowed(&mut self) -> Result<Option<&TokenMask>, GrammarError> {
+        self.check()?;
+        if self.free_part().is_some() {
+            return Ok(None);
+        }
+        if self.allowed.is_none() {
+            let mask = match self.len_after_end {
+                0 => self.grammar.compute_mask_or_eos(),
+                _ => self
+                    .grammar
+                    .tok_env()
+                    .map(|env| env.tok_trie().eos_token_set()),
+            };
+            let Ok(mut mask) = mask else {
+                return self.fail("the grammar is too complex here");
+            };
+            if let (true, Some(token)) = (self.may_be_opened(), self.layout.opened_by) {
+                mask.allow_token(token);
+            }
+            self.allowed = Some(TokenMask(mask));
+        }
+        Ok(self.allowed.as_ref())
+    }
+
+    /// Whether `token` may come next.
+    ///
+    /// # Errors
+    /// As [`Matcher::allowed`].
+    pub fn accepts(&mut self, token: TokenId) -> Result<bool, GrammarError> {
+        let allowed = self.allowed()?;
+        Ok(allowed.is_none_or(|mask| mask.contains(token)))
+    }
+
+    /// The tokens that the grammar forces from here on, whatever the model: at most `max` of them.
+    ///
+    /// # Errors
+    /// As [`Matcher::allowed`].
+    pub fn forced(&mut self, max: usize) -> Result<Vec<TokenId>, GrammarError> {
+        let mut forced = Vec::new();
+        while forced.len() < max {
+            // Without a mask for each of them. The last token may end the text.
+            if self.free_part().is_none() && !self.may_be_opened() && !self.must_end() {
+                let run = self.grammar.compute_ff_tokens();
+                let run = &run[..run.len().min(max - forced.len())];
+                let taken = self.advance_while_allowed(run)?;
+                forced.extend_from_slice(&run[..taken]);
+                if taken > 0 {
+                    continue;
+                }
+            }
+            let Some(token) = self.allowed()?.and_then(TokenMask::only) else {
+                break;
+            };
+            if self.len_after_end > 0 || !self.advance_by_one(token, llguidance_consume)? {
+                break;
+            }
+            forced.push(token);
+        }
+        self.rollback(forced.len())?;
+        Ok(forced)
+    }
+
+    /// Whether the output may end here.
+    ///
+    /// # Errors
+    /// As [`Matcher::allowed`].
+    pub fn may_end(&mut self) -> Result<bool, GrammarError> {
+        self.check()?;
+        if self.free_part().is_some() || self.len_after_end > 0 {
+            return Ok(true);
+        }
+        if self.grammar.is_stopped() && !self.grammar.is_error() {
+            return Ok(true);
+        }
+        match self.grammar.is_accepting() {
+            Ok(accepting) => Ok(accepting),
+            Err(_) => self.fail("the grammar is too complex here"),
+        }
+    }
+
+    /// Whether the output must end here: nothing but an end token is allowed.
+    pub fn must_end(&self) -> bool {
+        let stopped = self.grammar.is_stopped() && !self.grammar.is_error();
+        let is_bound = self.free_part().is_none() && !self.may_be_opened();
+        is_bound && (self.len_after_end > 0 || stopped)
+    }
+}

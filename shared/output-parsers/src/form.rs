@@ -1,0 +1,358 @@
+//! The form of a model's calls and answers: each family says how its own format is written.
+
+use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
+use serde_json::{Map, Value, json};
+
+use crate::families;
+use crate::options::Tool;
+use crate::registry::ToolParserKind;
+use crate::schema::{Shape, shape_of};
+use crate::sink::is_name;
+
+/// The calls that an output is to have.
+#[derive(Clone, Copy, Debug)]
+pub struct CallsWanted<'a> {
+    /// The tools that may be called. The arguments of a call must be valid by the tool's `parameters`.
+    pub tools: &'a [Tool],
+    /// Whether the output may also be an answer in text.
+    pub optional: bool,
+    /// Whether more than one call is allowed.
+    pub parallel: bool,
+    /// Whether the form follows reasoning that the output begins with.
+    pub after_reasoning: bool,
+}
+
+/// A reason why calls have no form in a model's format.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{fault}")]
+pub struct NoForm {
+    /// The tool at fault, if it is one.
+    pub tool: Option<String>,
+    /// What is wrong, and what to do.
+    pub fault: String,
+}
+
+impl NoForm {
+    pub(crate) fn of(tool: &Tool, fault: impl std::fmt::Display) -> Self {
+        NoForm {
+            tool: Some(tool.name.clone()),
+            fault: fault.to_string(),
+        }
+    }
+}
+
+/// The form of calls in a model's format. `is_token` tells whether the tokenizer has a token for exactly this text.
+///
+/// # Errors
+/// The format cannot express such calls, or there is none.
+pub fn calls_form(
+    kind: ToolParserKind,
+    wanted: &CallsWanted<'_>,
+    is_token: &dyn Fn(&str) -> bool,
+) -> Result<TextForm, NoForm> {
+    families::form(kind, wanted, is_token)
+}
+
+/// The form of an answer in text that a model writes in its format.
+///
+/// # Errors
+/// The format has something around an answer, and this form of a text cannot be put into it.
+pub fn answer_form(
+    kind: ToolParserKind,
+    text: TextForm,
+    after_reasoning: bool,
+) -> Result<TextForm, NoForm> {
+    match kind {
+        ToolParserKind::Harmony => families::harmony_answer(text, after_reasoning),
+        _ => Ok(text),
+    }
+}
+
+impl CallsWanted<'_> {
+    /// A form of calls, with the same text around each of them.
+    pub(crate) fn calls(
+        &self,
+        [begin, separator, end]: [&str; 3],
+        call: impl Fn(&Tool) -> Result<CallForm, NoForm>,
+    ) -> Result<CallsForm, NoForm> {
+        Ok(CallsForm {
+            optional: self.optional,
+            parallel: self.parallel,
+            begin: begin.to_owned(),
+            separator: separator.to_owned(),
+            end: end.to_owned(),
+            calls: self.tools.iter().map(call).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// A form of calls in a format where nothing but the first character marks a call. So an answer must not begin with
+/// it.
+pub(crate) fn unmarked(mut calls: CallsForm, first: char) -> TextForm {
+    if !std::mem::take(&mut calls.optional) {
+        return TextForm::Calls(calls);
+    }
+    let answer = TextForm::Regex(format!("(?s:[^\\s\\{first}].*)?"));
+    TextForm::AnyOf(vec![TextForm::Calls(calls), answer])
+}
+
+/// A name that stands in a call as it is, without quotes.
+pub(crate) fn bare_name<'a>(tool: &'a Tool, name: &'a str) -> Result<&'a str, NoForm> {
+    match is_name(name) {
+        true => Ok(name),
+        false => {
+            let fault = "a name with brackets, quotes, commas or spaces cannot stand in the model's format of calls";
+            Err(NoForm::of(tool, fault))
+        }
+    }
+}
+
+/// A call whose arguments are JSON.
+pub(crate) fn json_call(tool: &Tool, begin: String, end: &str) -> CallForm {
+    CallForm {
+        begin,
+        arguments: ArgumentsForm::JsonSchema(object_schema(&tool.parameters).to_string()),
+        end: end.to_owned(),
+    }
+}
+
+/// The name of a tool as JSON.
+pub(crate) fn json_name(tool: &Tool) -> String {
+    Value::from(tool.name.as_str()).to_string()
+}
+
+/// The schema of arguments, which are always an object. Without a schema there are none.
+pub(crate) fn object_schema(parameters: &Value) -> Value {
+    let Value::Object(schema) = parameters else {
+        return json!({"type": "object", "properties": {}, "additionalProperties": false});
+    };
+    let says_more = ["type", "$ref", "anyOf", "oneOf", "allOf"];
+    let mut schema = schema.clone();
+    if !says_more.iter().any(|key| schema.contains_key(*key)) {
+        schema.insert("type".into(), "object".into());
+    }
+    Value::Object(schema)
+}
+
+/// One parameter of a tool.
+pub(crate) struct Parameter {
+    pub(crate) name: String,
+    /// Its schema, with the definitions that it may refer to.
+    pub(crate) schema: Value,
+    pub(crate) is_required: bool,
+}
+
+/// The parameters of a tool.
+pub(crate) enum Parameters {
+    /// These, in the order of the schema.
+    Listed(Vec<Parameter>),
+    /// Any.
+    Any,
+}
+
+/// Reads the parameters of a tool one by one, for formats that write them so.
+pub(crate) fn parameters(tool: &Tool) -> Result<Parameters, NoForm> {
+    let schema = object_schema(&tool.parameters);
+    for key in ["$ref", "anyOf", "oneOf", "allOf", "patternProperties"] {
+        if schema.get(key).is_some() {
+            let fault = format!(
+                "the model's format of calls writes parameters one by one, so {key} cannot stand at the top of the schema"
+            );
+            return Err(NoForm::of(tool, fault));
+        }
+    }
+    let none = Map::new();
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let properties = properties.unwrap_or(&none);
+    let required = schema.get("required").and_then(Value::as_array);
+    let required: Vec<&str> = required
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let unlisted = required
+        .iter()
+        .filter(|name| !properties.contains_key(**name));
+    let unlisted = unlisted.map(|name| ((*name).to_owned(), Value::Object(Map::new())));
+    let listed = properties
+        .iter()
+        .map(|(name, schema)| (name.clone(), schema.clone()));
+    let listed: Vec<Parameter> = listed
+        .chain(unlisted)
+        .map(|(name, own)| Parameter {
+            is_required: required.contains(&name.as_str()),
+            schema: with_definitions(own, &schema),
+            name,
+        })
+        .collect();
+    if !listed.is_empty() {
+        return Ok(Parameters::Listed(listed));
+    }
+    match schema.get("additionalProperties") {
+        Some(Value::Bool(false)) => Ok(Parameters::Listed(Vec::new())),
+        None | Some(Value::Bool(true)) => Ok(Parameters::Any),
+        Some(_) => {
+            let fault = "the model's format of calls has no types for additionalProperties; list the properties";
+            Err(NoForm::of(tool, fault))
+        }
+    }
+}
+
+/// A part of a schema, with the definitions of the whole.
+fn with_definitions(part: Value, whole: &Value) -> Value {
+    let Value::Object(mut part) = part else {
+        return part;
+    };
+    for key in ["$defs", "definitions"] {
+        if let Some(definitions) = whole.get(key) {
+            part.entry(key).or_insert_with(|| definitions.clone());
+        }
+    }
+    Value::Object(part)
+}
+
+/// Text that is written as it stands, up to one of `ends`, and is a string that is valid by this schema.
+pub(crate) fn bare_string(schema: &Value, ends: &[&str]) -> Result<FormPart, String> {
+    for key in ["anyOf", "oneOf"] {
+        if let Some(Value::Array(alternatives)) = schema.get(key) {
+            let parts = alternatives
+                .iter()
+                .map(|schema| Ok(vec![bare_string(schema, ends)?]));
+            return Ok(FormPart::AnyOf(parts.collect::<Result<_, String>>()?));
+        }
+    }
+    let null = || FormPart::Text("null".into());
+    let values = match (schema.get("enum"), schema.get("const")) {
+        (Some(Value::Array(values)), _) => Some(values.clone()),
+        (_, Some(value)) => Some(vec![value.clone()]),
+        _ => None,
+    };
+    if let Some(values) = values {
+        let part = |value: Value| match value {
+            Value::String(text) => Ok(vec![FormPart::Text(text)]),
+            Value::Null => Ok(vec![null()]),
+            _ => Err(
+                "has values of several types, which the model's format of calls cannot tell apart",
+            ),
+        };
+        let parts: Result<Vec<_>, _> = values.into_iter().map(part).collect();
+        return Ok(FormPart::AnyOf(parts?));
+    }
+    let kind = schema.get("type");
+    if kind == Some(&Value::from("null")) {
+        return Ok(null());
+    }
+    let text = constrained_string(schema, ends)?;
+    let may_be_null = kind
+        .and_then(Value::as_array)
+        .is_some_and(|kinds| kinds.contains(&"null".into()));
+    Ok(match may_be_null {
+        true => FormPart::AnyOf(vec![vec![text], vec![null()]]),
+        false => text,
+    })
+}
+
+/// A string with the bounds of its schema on pattern and length. Where it has bounds, it has no `<` beyond those of
+/// its pattern, so that it cannot have an end in it.
+fn constrained_string(schema: &Value, ends: &[&str]) -> Result<FormPart, String> {
+    let length = |key: &str| schema.get(key).and_then(Value::as_u64);
+    let lengths = (length("minLength"), length("maxLength"));
+    let pattern = schema.get("pattern").and_then(Value::as_str);
+    match (pattern, lengths) {
+        (None, (None, None)) => Ok(FormPart::TextWithout(
+            ends.iter().map(|end| (*end).to_owned()).collect(),
+        )),
+        (None, (least, most)) => {
+            let most = most.map_or_else(String::new, |most| most.to_string());
+            Ok(FormPart::Regex(format!(
+                "[^<]{{{},{most}}}",
+                least.unwrap_or(0)
+            )))
+        }
+        (Some(pattern), (None, None)) => Ok(FormPart::Regex(whole_pattern(pattern))),
+        (Some(_), _) => Err(
+            "has a pattern and a length; the model's format of calls can hold it to one of them"
+                .into(),
+        ),
+    }
+}
+
+/// A pattern of a schema, which may match anywhere, as one that matches the whole text.
+fn whole_pattern(pattern: &str) -> String {
+    let (before, pattern) = match pattern.strip_prefix('^') {
+        Some(rest) => ("", rest),
+        None => ("[^<]*", pattern),
+    };
+    let is_escaped = |rest: &str| rest.chars().rev().take_while(|c| *c == '\\').count() % 2 == 1;
+    let (pattern, behind) = match pattern.strip_suffix('$') {
+        Some(rest) if !is_escaped(rest) => (rest, ""),
+        _ => (pattern, "[^<]*"),
+    };
+    format!("{before}(?:{pattern}){behind}")
+}
+
+/// A format that writes each parameter between tags.
+pub(crate) struct TaggedParameters<'a> {
+    /// Before a name.
+    pub(crate) name_begin: &'a str,
+    /// Between a name and its value.
+    pub(crate) name_end: &'a str,
+    /// After a value.
+    pub(crate) value_end: &'a str,
+    /// Texts that end a value where they stand in it.
+    pub(crate) ends: &'a [&'a str],
+    /// The shape of a parameter without a schema.
+    pub(crate) unknown: Shape,
+}
+
+impl TaggedParameters<'_> {
+    /// The parameters of a tool, in the order of its schema.
+    pub(crate) fn parts(&self, tool: &Tool) -> Result<Vec<FormPart>, NoForm> {
+        let listed = match parameters(tool)? {
+            Parameters::Listed(listed) => listed,
+            Parameters::Any => {
+                let value = self.value(&Value::Object(Map::new()));
+                let name = FormPart::Regex("[A-Za-z_][A-Za-z0-9_.-]{0,63}".into());
+                let mut parts = vec![FormPart::Text(self.name_begin.into()), name];
+                parts.push(FormPart::Text(self.name_end.into()));
+                parts.push(value.map_err(|fault| NoForm::of(tool, fault))?);
+                parts.push(FormPart::Text(self.value_end.into()));
+                return Ok(vec![FormPart::Repeated(parts)]);
+            }
+        };
+        let mut parts = Vec::new();
+        for Parameter {
+            name,
+            schema,
+            is_required,
+        } in &listed
+        {
+            let value = self.value(schema);
+            let value = value.map_err(|fault| NoForm::of(tool, format!("{name} {fault}")))?;
+            let begin = format!(
+                "{}{}{}",
+                self.name_begin,
+                bare_name(tool, name)?,
+                self.name_end
+            );
+            let parameter = vec![
+                FormPart::Text(begin),
+                value,
+                FormPart::Text(self.value_end.into()),
+            ];
+            match is_required {
+                true => parts.extend(parameter),
+                false => parts.push(FormPart::AnyOf(vec![parameter, Vec::new()])),
+            }
+        }
+        Ok(parts)
+    }
+
+    /// A value as the reader of the format tells strings from other values.
+    fn value(&self, schema: &Value) -> Result<FormPart, String> {
+        match shape_of(schema, self.unknown).is_text() {
+            true => bare_string(schema, self.ends),
+            false => Ok(FormPart::JsonSchema(schema.to_string())),
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What a family's form allows, the family reads: random outputs of the form become calls with valid arguments.
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use refrain_output_grammar::{GrammarCompiler, GrammarLimits, Matcher};
+use refrain_protocol::engine::{OutputForm, TextForm};
+use refrain_tokenization::{ModelFiles, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::{
+    CallsWanted, Delivery, Event, NoForm, OutputParser, ParserOptions, Piece, ReasoningParserKind,
+    Tool, ToolParserKind, answer_form, calls_form,
+};
+
+const KINDS: [ToolParserKind; 10] = [
+    ToolParserKind::Hermes,
+    ToolParserKind::Qwen3Coder,
+    ToolParserKind::Llama3Json,
+    ToolParserKind::Mistral,
+    ToolParserKind::DeepSeekV3,
+    ToolParserKind::DeepSeekV31,
+    ToolParserKind::KimiK2,
+    ToolParserKind::Glm45,
+    ToolParserKind::Harmony,
+    ToolParserKind::Pythonic,
+];
+
+struct Model {
+    tokenizer: Arc<Tokenizer>,
+    compiler: GrammarCompiler,
+    end: u32,
+    /// Tokens that end strings, lists and tags, so that a random output ends.
+    closers: Vec<u32>,
+}
+
+/// The model that the repository ships. None of the markers is one of its tokens, so all of them are text.
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../services/reference-engine/model");
+    let tokenizer = Arc::new(ModelFiles::from_dir(folder).unwrap().tokenizer().unwrap());
+    let end = tokenizer.token_id("<|im_end|>").unwrap();
+    let size = tokenizer.vocab_size();
+    let limits = GrammarLimits::default();
+    let compiler = GrammarCompiler::new(tokenizer.clone(), size, &[end], limits).unwrap();
+    let one = |text: &str| match tokenizer.encode(text).unwrap()[..] {
+        [token] => Some(token),
+        _ => None,
+    };
+    let texts = ["\"", "}", "]", ")", "<", "/", "\n", ",", ".", "1"];
+    Model {
+        closers: texts.iter().filter_map(|text| one(text)).collect(),
+        tokenizer,
+        compiler,
+        end,
+    }
+});
+
+/// A stream of numbers from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        let factor = 6_364_136_223_846_793_005;
+        self.0 = self
+            .0
+            .wrapping_mul(factor)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % bound.max(1)
+    }
+}
+
+/// Writes an output of tokens that the form allows. `None` if it did not end in time.
+fn walk(matcher: &mut Matcher, dice: &mut Dice) -> Option<String> {
+    let mut output = Vec::new();
+    while output.len() < 400 {
+        let Some(allowed) = matcher.allowed().unwrap() else {
+            // Free text may end here.
+            return Some(MODEL.tokenizer.decode(&output));
+        };
+        let allowed: Vec<u32> = allowed.iter().collect();
+        let closer = MODEL.closers.iter().find(|token| allowed.contains(token));
+        let token = match closer {
+            _ if allowed.contains(&MODEL.end) && dice.below(3) > 0 => MODEL.end,
+            Some(closer) if dice.below(3) == 0 => *closer,
+            _ => allowed[dice.below(allowed.len())],
+        };
+        matcher.advance(&[token]).unwrap();
+        if token == MODEL.end {
+            return Some(MODEL.tokenizer.decode(&output));
+        }
+        output.push(token);
+    }
+    None
+}
+
+fn tools() -> Vec<Tool> {
+    let tool = |name: &str, parameters: Value| Tool {
+        name: name.to_owned(),
+        parameters,
+    };
+    vec![
+        tool(
+            "get_weather",
+            json!({"type": "object", "properties": {
+                "city": {"type": "string", "minLength": 1, "maxLength": 12},
+                "days": {"type": "integer", "minimum": 0, "maximum": 14},
+                "unit": {"enum": ["celsius", "kelvin"]},
+                "exact": {"type": "boolean"},
+                "where": {"$ref": "#/$defs/place"},
+                "note": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]},
+            }, "required": ["city", "days"], "additionalProperties": false,
+            "$defs": {"place": {"type": "object", "properties": {"lat": {"type": "number", "minimum": -90, "maximum": 90}},
+                "required": ["lat"], "additionalProperties": false}}}),
+        ),
+        tool(
+            "find",
+            json!({"type": "object", "properties": {
+                "text": {"type": "string"},
+                "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,3}$"},
+                "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+            }, "additionalProperties": false}),
+        ),
+        tool("stop", Value::Null),
+    ]
+}
+
+/// The calls of an output, and its text.
+fn parsed(kind: ToolParserKind, tools: &[Tool], output: &str) -> (Vec<(String, Value)>, String) {
+    let options = ParserOptions {
+        tools_as: kind,
+        tools: tools.to_vec(),
+        delivery: Delivery::Whole,
+        ..ParserOptions::default()
+    };
+    let mut parser = OutputParser::new(options, |_| None);
+    let mut events = Vec::new();
+    parser.push(&[Piece::text(output)], &mut events);
+    parser.finish(&mut events);
+    let (mut calls, mut text) = (Vec::new(), String::new());
+    for event in events {
+        match event {
+            Event::CallStart { name, .. } => calls.push((name, String::new())),
+            Event::CallArguments { delta, .. } => calls.last_mut().unwrap().1.push_str(&delta),
+            Event::CallEnd { intact, .. } => assert!(intact, "{output}"),
+            Event::Text(part) => text.push_str(&part),
+            Event::Reasoning(_) => {}
+        }
+    }
+    let read = |(name, arguments): (String, String)| {
+        let value = serde_json::from_str(&arguments);
+        (
+            name,
+            value.unwrap_or_else(|error| panic!("{error}: {arguments} of {output}")),
+        )
+    };
+    (calls.into_iter().map(read).collect(), text)
+}
+
+fn form(kind: ToolParserKind, tools: &[Tool], optional: bool, parallel: bool) -> TextForm {
+    let wanted = CallsWanted {
+        tools,
+        optional,
+        parallel,
+        after_reasoning: false,
+    };
+    calls_form(kind, &wanted, &|_| false).unwrap()
+}
+
+fn matcher(form: TextForm) -> Matcher {
+    let form = OutputForm::new(form);
+    MODEL.compiler.compile(&form).unwrap().matcher()
+}
+
+fn assert_valid(tools: &[Tool], calls: &[(String, Value)], output: &str) {
+    for (name, arguments) in calls {
+        let tool = tools.iter().find(|tool| tool.name == *name).unwrap();
+        let schema = match &tool.parameters {
+            Value::Null => json!({"maxProperties": 0}),
+            schema => schema.clone(),
+        };
+        let judge = jsonschema::validator_for(&schema).unwrap();
+        assert!(judge.is_valid(arguments), "{arguments} of {output}");
+    }
+}
+
+#[test]
+fn forced_calls_are_read_and_valid() {
+    let tools = tools();
+    for kind in KINDS {
+        let mut ended = 0;
+        for seed in 0..24 {
+            let parallel = seed % 2 == 0;
+            let Some(output) = walk(
+                &mut matcher(form(kind, &tools, false, parallel)),
+                &mut Dice(seed),
+            ) else {
+                continue;
+            };
+            ended += 1;
+            let (calls, text) = parsed(kind, &tools, &output);
+            assert!(!calls.is_empty(), "{kind}: {output}");
+            assert!(parallel || calls.len() == 1, "{kind}: {output}");
+            assert_eq!(text.trim(), "", "{kind}: {output}");
+            assert_valid(&tools, &calls, &output);
+        }
+        assert!(ended >= 12, "{kind}: only {ended} outputs ended");
+    }
+}
+
+#[test]
+fn optional_calls_are_valid_where_the_model_makes_them() {
+    let tools = tools();
+    for kind in KINDS {
+        let calls = form(kind, &tools, false, false);
+        let optional = form(kind, &tools, true, false);
+        for seed in 0..6 {
+            let Some(output) = walk(&mut matcher(calls.clone()), &mut Dice(seed)) else {
+                continue;
+            };
+            // The same call is allowed, and so is an answer.
+            let mut free = matcher(optional.clone());
+            let tokens = MODEL.tokenizer.encode(&output).unwrap();
+            let taken = free.advance_while_allowed(&tokens).unwrap();
+            assert!(
+                taken == tokens.len() && free.may_end().unwrap(),
+                "{kind}: {output}"
+            );
+        }
+        let answer = match kind {
+            ToolParserKind::Harmony => "<|channel|>final<|message|>It is 7 < 8.",
+            _ => "It is 7 < 8.",
+        };
+        let mut free = matcher(optional);
+        let tokens = MODEL.tokenizer.encode(answer).unwrap();
+        let taken = free.advance_while_allowed(&tokens).unwrap();
+        assert!(taken == tokens.len() && free.may_end().unwrap(), "{kind}");
+    }
+}
+
+#[test]
+fn arguments_that_are_not_bound_are_any_object() {
+    let tools = [Tool {
+        name: "f".into(),
+        parameters: json!({"type": "object"}),
+    }];
+    for kind in KINDS
+        .into_iter()
+        .filter(|kind| *kind != ToolParserKind::Pythonic)
+    {
+        for seed in 0..4 {
+            if let Some(output) = walk(
+                &mut matcher(form(kind, &tools, false, false)),
+                &mut Dice(seed),
+            ) {
+                let (calls, _) = parsed(kind, &tools, &output);
+                assert_eq!(calls.len(), 1, "{kind}: {output}");
+                assert!(calls[0].1.is_object(), "{kind}: {output}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_format_cannot_say_is_refused_with_its_tool() {
+    let refused = |kind, tool: Tool| -> NoForm {
+        let wanted = CallsWanted {
+            tools: &[tool],
+            optional: false,
+            parallel: true,
+            after_reasoning: false,
+        };
+        calls_form(kind, &wanted, &|_| false).unwrap_err()
+    };
+    let tool = |name: &str, parameters: Value| Tool {
+        name: name.into(),
+        parameters,
+    };
+    let any = json!({"type": "object"});
+    let either = json!({"anyOf": [{"type": "object"}]});
+    let mixed = json!({"properties": {"a": {"enum": ["x", 1]}}});
+    for (kind, tool) in [
+        (ToolParserKind::Pythonic, tool("get-weather", any.clone())),
+        (ToolParserKind::Pythonic, tool("f", any.clone())),
+        (ToolParserKind::DeepSeekV31, tool("f<g>", any.clone())),
+        (ToolParserKind::Qwen3Coder, tool("f", either.clone())),
+        (ToolParserKind::Glm45, tool("f", either)),
+        (ToolParserKind::Qwen3Coder, tool("f", mixed)),
+        (
+            ToolParserKind::Qwen3Coder,
+            tool("f", json!({"additionalProperties": {"type": "integer"}})),
+        ),
+    ] {
+        let name = tool.name.clone();
+        assert_eq!(refused(kind, tool).tool, Some(name), "{kind}");
+    }
+    assert_eq!(refused(ToolParserKind::None, tool("f", any)).tool, None);
+}
+
+#[test]
+fn answers_of_harmony_have_their_head() {
+    let text = TextForm::Choice(vec!["yes".into(), "no".into()]);
+    let plain = answer_form(ToolParserKind::Hermes, text.clone(), true).unwrap();
+    assert_eq!(plain, text);
+    for (after_reasoning, head) in [
+        (false, "<|channel|>final<|message|>"),
+        (true, "<|start|>assistant<|channel|>final<|message|>"),
+    ] {
+        let form = answer_form(ToolParserKind::Harmony, text.clone(), after_reasoning).unwrap();
+        let output = walk(&mut matcher(form), &mut Dice(1)).unwrap();
+        let answer = output.strip_prefix(head).unwrap();
+        assert!(["yes", "no"].contains(&answer), "{output}");
+    }
+    let lark = TextForm::Lark("start: \"a\"".into());
+    assert!(answer_form(ToolParserKind::Harmony, lark, true).is_err());
+}
+
+#[test]
+fn the_end_of_the_reasoning_is_a_marker() {
+    for (name, end) in [
+        ("qwen3", Some("</think>")),
+        ("harmony", Some("<|end|>")),
+        ("none", None),
+    ] {
+        let kind: ReasoningParserKind = name.parse().unwrap();
+        assert_eq!(kind.end_marker(), end);
+    }
+}
