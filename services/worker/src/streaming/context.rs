@@ -8,6 +8,7 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::token_of;
 
+use super::RunningChunks;
 use super::ending::ChunkEnding;
 use super::step_gaps::StepGaps;
 use crate::chunk::ActiveChunk;
@@ -28,6 +29,8 @@ pub(crate) struct StreamContext {
     pub(super) step_gaps: Mutex<StepGaps>,
     /// Number of streams that have sent a token.
     pub(super) active_streams: Arc<AtomicU32>,
+    /// The chunks that run.
+    pub(super) chunks: RunningChunks,
     /// Drive mode, where the engine is driven.
     pub(super) drive: Option<SharedDrive>,
 }
@@ -49,6 +52,7 @@ impl StreamContext {
             breaker: Mutex::new(breaker),
             step_gaps: Mutex::default(),
             active_streams: Arc::default(),
+            chunks: RunningChunks::default(),
             drive,
         }
     }
