@@ -6,12 +6,14 @@ mod api_keys;
 mod bodies;
 mod tenant_counts;
 mod tokenizing;
+mod tokenizing_threads;
 mod unknown_fields;
 
 pub(crate) use admission::{Admission, AdmissionTicket};
 pub(crate) use api_keys::ApiKeys;
 pub(crate) use bodies::{BodyLimits, BodyReader};
 pub(crate) use tokenizing::TokenizingLimiter;
+pub(crate) use tokenizing_threads::TokenizingThreads;
 pub(crate) use unknown_fields::UnknownFields;
 
 use refrain_protocol::error::code;
