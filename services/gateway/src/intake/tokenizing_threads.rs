@@ -52,8 +52,8 @@ mod tests {
     #[tokio::test]
     async fn work_is_done_on_few_threads_and_a_panic_ends_none_of_them() {
         let threads = TokenizingThreads::start(2).unwrap();
-        let panics = threads.run(|| panic!("planned"));
-        assert!(panics.await.map(|()| ()).is_err());
+        let panicked: Result<(), _> = threads.run(|| panic!("planned")).await;
+        assert!(panicked.is_err());
         let mut names = std::collections::BTreeSet::new();
         for _ in 0..40 {
             let name = threads.run(|| std::thread::current().name().map(str::to_owned));

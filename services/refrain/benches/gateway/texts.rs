@@ -46,7 +46,9 @@ impl Texts {
             text.push_str(self.lines[at]);
             text.push('\n');
         }
-        text.truncate(text.floor_char_boundary(bytes));
+        while text.len() > bytes {
+            text.pop();
+        }
         text
     }
 }

@@ -22,8 +22,7 @@ pub(super) fn texts<'a>(added: impl Iterator<Item = &'a str>) -> Vec<String> {
     for (number, token) in added.enumerate() {
         let (space, word) = [("", "a"), (" ", "B "), ("\n", " 7"), ("  ", "\u{e9}")][number % 4];
         marked.extend([word, space, token, space]);
-        let half = token.floor_char_boundary(token.len() / 2);
-        marked.push_str(&token[..half]);
+        marked.extend(token.chars().take(token.chars().count() / 2));
     }
     texts.push(marked);
     texts.push([LATIN, SCRIPTS].concat().repeat(3));
