@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use futures_util::future::try_join_all;
 
+/// The last event of a stream.
+const STREAM_END: &str = "data: [DONE]\n\n";
+
 /// A server, and connections to it.
 pub(crate) struct Target {
     http: reqwest::Client,
@@ -30,16 +33,16 @@ impl Target {
         let status = response.status();
         let mut last = Vec::new();
         while let Some(bytes) = response.chunk().await? {
-            if !status.is_success() || !is_stream {
-                last.extend_from_slice(&bytes);
-            } else {
-                last = bytes.to_vec();
+            last.extend_from_slice(&bytes);
+            if status.is_success() && is_stream {
+                // Only the end of a stream is looked at.
+                last.drain(..last.len().saturating_sub(STREAM_END.len()));
             }
         }
         let text = String::from_utf8_lossy(&last);
         ensure!(status.is_success(), "{}: {status}: {text}", self.url);
         let is_whole = match is_stream {
-            true => text.ends_with("data: [DONE]\n\n"),
+            true => text == STREAM_END,
             false => text.contains("\"finish_reason\":\"length\""),
         };
         ensure!(is_whole, "{}: an answer ends with {text}", self.url);
