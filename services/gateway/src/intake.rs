@@ -7,6 +7,7 @@ mod bodies;
 mod form_check;
 mod tenant_counts;
 mod tokenizing;
+mod tokenizing_threads;
 mod unknown_fields;
 
 pub(crate) use admission::{Admission, AdmissionTicket};
@@ -14,6 +15,7 @@ pub(crate) use api_keys::ApiKeys;
 pub(crate) use bodies::{BodyLimits, BodyReader};
 pub(crate) use form_check::FormCheck;
 pub(crate) use tokenizing::TokenizingLimiter;
+pub(crate) use tokenizing_threads::TokenizingThreads;
 pub(crate) use unknown_fields::UnknownFields;
 
 use refrain_protocol::error::code;

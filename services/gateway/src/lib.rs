@@ -38,7 +38,7 @@ use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
 use refrain_service_kit::mesh::NamespaceSigner;
 use refrain_service_kit::telemetry::Metrics;
-use refrain_tokenization::ModelFiles;
+use refrain_tokenization::{ModelFiles, STAGE};
 use tokio::task::JoinHandle;
 
 pub use config::{GatewayConfig, GatewayTuning, KeyConfig, ModelConfig};
@@ -160,6 +160,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             tuning.forms_waiting_max,
             metrics.clone(),
         ),
+        tokenizing_threads: intake::TokenizingThreads::start(config.threads)?,
         relay: Arc::new(relay),
         bodies: intake::BodyReader::new(
             intake::BodyLimits {

@@ -5,6 +5,7 @@
 //! streaming engines behind HTTP ([`connect_third_party`]); each kind of them has a [`dialect`].
 
 mod breaker;
+mod call_body;
 mod client;
 mod dialect;
 mod forms;

@@ -109,20 +109,21 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
     let (config, metrics) = (&shared.config, &shared.metrics);
     let reports = Arc::<HeadReports>::default();
     let (commands, inbox) = mpsc::channel(command_queue(config));
-    let (driver, draft_settings, drafts) = match &with.engine {
+    let (driver, draft_settings, streams, drafts) = match &with.engine {
         WorkerEngine::Verifying(engine) => {
             let decode = decode_loop(&shared, engine.clone(), &with.store, &reports).await?;
             let settings = decode.routing.settings.clone();
-            (tokio::spawn(decode.run(inbox)), Some(settings), true)
+            (tokio::spawn(decode.run(inbox)), Some(settings), None, true)
         }
         WorkerEngine::Streaming(engine) => {
             let abilities = engine.verify_abilities();
             let is_driven = config.engine.drives() && abilities.any();
             let drive = is_driven.then(|| SharedDrive::new(config, abilities, metrics.clone()));
             let context = StreamContext::new(shared.clone(), engine.clone(), drive);
-            let driver = tokio::spawn(Arc::new(context).run(inbox));
+            let streams = Arc::new(context);
+            let driver = tokio::spawn(streams.clone().run(inbox));
             // Only drive mode drafts for such an engine.
-            (driver, None, is_driven)
+            (driver, None, Some(streams), is_driven)
         }
     };
     let replica = drafts.then(|| {
@@ -145,6 +146,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
             auth: with.auth,
             drain: Drain::new(),
             engine: with.engine,
+            streams,
             draft_settings,
             reports,
             shared: shared.clone(),

@@ -16,12 +16,12 @@ mod timeout;
 mod verify_calls;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason};
 use refrain_protocol::{DocumentId, LeaseId};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{Id, JoinSet};
+use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use self::ending::ChunkControl;
@@ -29,90 +29,117 @@ use crate::chunk::{ActiveChunk, Command, serve_cuts};
 
 pub(crate) use self::context::StreamContext;
 
-/// The driver's handle of a chunk's task.
+/// The handle of a chunk's task.
 struct ChunkHandle {
-    lease: LeaseId,
     document: DocumentId,
     control: mpsc::Sender<ChunkControl>,
+}
+
+/// The tasks of chunks. They are started by the thread of the reader, so that a request wakes no other thread.
+#[derive(Default)]
+pub(crate) struct RunningChunks {
+    handles: Mutex<HashMap<LeaseId, ChunkHandle>>,
+    tasks: TaskTracker,
+}
+
+/// The entry of a chunk, which is removed when this is dropped.
+struct ChunkEntry {
+    context: Arc<StreamContext>,
+    lease: LeaseId,
+}
+
+impl Drop for ChunkEntry {
+    fn drop(&mut self) {
+        self.context.chunks.handles().remove(&self.lease);
+    }
 }
 
 /// Capacity of a chunk's control queue: a cut, an evacuation, a take-over, and a request to give way. Further
 /// requests to give way would change nothing.
 const CONTROL_QUEUE: usize = 4;
 
+impl RunningChunks {
+    fn handles(&self) -> MutexGuard<'_, HashMap<LeaseId, ChunkHandle>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the chunks with these leases; `None`: all of them.
+    fn end(&self, leases: Option<&[LeaseId]>, reason: ChunkEndReason) {
+        for (lease, chunk) in self.handles().iter() {
+            if leases.is_none_or(|leases| leases.contains(lease)) {
+                let _ = chunk.control.try_send(ChunkControl::End(reason));
+            }
+        }
+    }
+}
+
 impl StreamContext {
-    /// The driver: it starts a task per chunk, and passes commands on to the tasks.
+    /// The driver: it passes commands on to the tasks of chunks.
     ///
     /// Runs until it receives [`Command::End`] or all senders are gone, and the last chunk has ended.
     pub(crate) async fn run(self: Arc<Self>, mut commands: mpsc::Receiver<Command>) {
-        let mut tasks: JoinSet<()> = JoinSet::new();
-        let mut chunks: HashMap<Id, ChunkHandle> = HashMap::new();
-        let mut ends = false;
-        while !ends || !tasks.is_empty() {
+        let mut has_senders = true;
+        loop {
             tokio::select! {
-                Some(command) = commands.recv() => match command {
-                    Command::Start(chunk) => self.start(*chunk, &mut tasks, &mut chunks),
-                    Command::Cut(cut, done) => self.cut(cut, done, &chunks),
-                    Command::Evacuate => {
-                        for chunk in chunks.values() {
-                            let control = ChunkControl::End(ChunkEndReason::Draining);
-                            let _ = chunk.control.try_send(control);
-                        }
+                command = commands.recv(), if has_senders => match command {
+                    Some(Command::Start(chunk)) => self.start(*chunk),
+                    Some(Command::Cut(cut, done)) => self.cut(cut, done),
+                    Some(Command::Evacuate) => self.chunks.end(None, ChunkEndReason::Draining),
+                    Some(Command::GiveWay(leases)) => {
+                        self.chunks.end(Some(&leases), ChunkEndReason::GaveWay);
                     }
-                    Command::GiveWay(leases) => {
-                        for chunk in chunks.values().filter(|chunk| leases.contains(&chunk.lease)) {
-                            let control = ChunkControl::End(ChunkEndReason::GaveWay);
-                            let _ = chunk.control.try_send(control);
-                        }
+                    Some(Command::End) => _ = self.chunks.tasks.close(),
+                    None => {
+                        has_senders = false;
+                        self.chunks.tasks.close();
                     }
-                    Command::End => ends = true,
                 },
-                Some(ended) = tasks.join_next_with_id() => {
-                    let id = match ended {
-                        Ok((id, ())) => id,
-                        Err(error) => error.id(),
-                    };
-                    chunks.remove(&id);
-                }
-                else => break,
+                // This needs the end of new chunks first.
+                () = self.chunks.tasks.wait() => break,
             }
         }
         serve_cuts(commands, &self.shared.sink, std::future::ready(())).await;
     }
 
-    fn start(
-        self: &Arc<Self>,
-        chunk: ActiveChunk,
-        tasks: &mut JoinSet<()>,
-        chunks: &mut HashMap<Id, ChunkHandle>,
-    ) {
+    /// Starts the task of a chunk, on the runtime of its reader.
+    pub(crate) fn start(self: &Arc<Self>, chunk: ActiveChunk) {
         let runtime = chunk.runtime.clone();
         let document = chunk.running.document();
-        for old in chunks.values().filter(|old| old.document == document) {
-            let _ = old.control.try_send(ChunkControl::TakenOver);
-        }
         let (control, controls) = mpsc::channel(CONTROL_QUEUE);
         let lease = chunk.lease;
-        let span = chunk.span.clone();
-        let task = self.clone().run_chunk(chunk, controls);
-        let id = tasks.spawn_on(task.instrument(span), &runtime).id();
-        let handle = ChunkHandle {
+        {
+            let mut handles = self.chunks.handles();
+            for old in handles.values().filter(|old| old.document == document) {
+                let _ = old.control.try_send(ChunkControl::TakenOver);
+            }
+            handles.insert(lease, ChunkHandle { document, control });
+        }
+        let entry = ChunkEntry {
+            context: self.clone(),
             lease,
-            document,
-            control,
         };
-        chunks.insert(id, handle);
+        let span = chunk.span.clone();
+        let task = async move {
+            entry.context.clone().run_chunk(chunk, controls).await;
+            drop(entry);
+        };
+        let task = self.chunks.tasks.track_future(task.instrument(span));
+        runtime.spawn(task);
     }
 
-    fn cut(&self, cut: ChunkCut, done: oneshot::Sender<()>, chunks: &HashMap<Id, ChunkHandle>) {
-        let running = chunks.values().find(|chunk| chunk.lease == cut.lease);
-        let control = ChunkControl::Cut(cut, done);
-        let unsent = match running {
-            Some(chunk) => match chunk.control.try_send(control) {
+    fn cut(&self, cut: ChunkCut, done: oneshot::Sender<()>) {
+        let control = self
+            .chunks
+            .handles()
+            .get(&cut.lease)
+            .map(|chunk| chunk.control.clone());
+        let command = ChunkControl::Cut(cut, done);
+        let unsent = match control {
+            Some(control) => match control.try_send(command) {
                 Ok(()) => return,
                 Err(error) => error.into_inner(),
             },
-            None => control,
+            None => command,
         };
         if let ChunkControl::Cut(cut, done) = unsent {
             self.shared.sink.cut_ended(cut);

@@ -6,12 +6,14 @@
 //!
 //! Read first: `worker.rs` (a stream of events) and `scheduler.rs` (a call that waits).
 
+mod chunk_body;
 mod codec;
 mod draft_store;
 mod scheduler;
 mod store_admin;
 mod worker;
 
+pub use chunk_body::{CHUNK_CONTENT_TYPE, decode_chunk, encode_chunk};
 pub use codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
 pub use draft_store::{DraftStore, HttpDraftStore};
 pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};

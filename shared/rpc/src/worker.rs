@@ -18,6 +18,8 @@ use tokio::time::Instant;
 use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 use tokio_util::io::StreamReader;
 
+use crate::chunk_body::{CHUNK_CONTENT_TYPE, encode_chunk};
+
 /// The events of a chunk. The stream ends after `End` or after an error. If it ends without either, the worker was
 /// lost. Dropping it aborts the chunk.
 pub type ChunkStream = BoxStream<'static, Result<ChunkEvent, ApiError>>;
@@ -42,7 +44,7 @@ pub trait Workers: Send + Sync {
     fn at(&self, url: &str) -> Arc<dyn Worker>;
 }
 
-/// [`Worker`] over HTTP: `POST /internal/v1/chunk`, whose response has one [`ChunkEvent`] or `{"error": ApiError}`
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], whose response has one [`ChunkEvent`] or `{"error": ApiError}`
 /// per line in JSON, and `POST /internal/v1/cut`. An empty line shows that the worker is alive but has no event yet,
 /// which tells a slow engine from a worker that has stopped.
 pub struct HttpWorker {
@@ -59,7 +61,12 @@ impl Worker for HttpWorker {
         let head_timeout = within.unwrap_or(self.client.timeout());
         let response = self
             .client
-            .post_stream("/internal/v1/chunk", &request, head_timeout)
+            .post_bytes_stream(
+                "/internal/v1/chunk",
+                CHUNK_CONTENT_TYPE,
+                encode_chunk(request)?,
+                head_timeout,
+            )
             .await?;
         let lines = EventLines::new(response.bytes_stream(), within);
         Ok(futures_util::stream::unfold(lines, |mut lines| async move {

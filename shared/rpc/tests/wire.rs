@@ -1,5 +1,5 @@
-//! The bincode formats between workers and the draft store. Each has a committed file in `tests/fixtures`, in hex,
-//! which today's types read and write.
+//! The binary formats between services: bincode between workers and the draft store, and the request for a chunk.
+//! Each has a committed file in `tests/fixtures`, in hex, which today's types read and write.
 //!
 //! bincode has no names and no optional fields, so any change of a type is a change of its format. `UPDATE_EXPECT=1`
 //! writes the files anew.
@@ -20,10 +20,12 @@ use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest}
 use refrain_protocol::admin::{
     ExportCursor, ExportReply, ExportRequest, ExportedDocument, ImportRequest,
 };
+use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
     FollowReply, FollowRequest, TouchRequest,
 };
+use refrain_protocol::engine::Sampling;
 use refrain_protocol::lookup::{
     FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
 };
@@ -31,8 +33,10 @@ use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentInfo, SegmentPiece, SegmentPieceRequest,
     SegmentsReply, SegmentsRequest,
 };
-use refrain_protocol::{DocumentId, Namespace, NamespaceId, SignedNamespace};
-use refrain_rpc::{decode_bincode, encode_bincode};
+use refrain_protocol::{
+    ApiError, DocumentId, LeaseId, Namespace, NamespaceId, RequestId, SignedNamespace,
+};
+use refrain_rpc::{decode_bincode, decode_chunk, encode_bincode, encode_chunk};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -41,7 +45,7 @@ type Reads = dyn Fn(&[u8]) + RefUnwindSafe;
 /// A type of the wire, without its Rust type.
 struct Format {
     name: &'static str,
-    /// The example as bincode.
+    /// The example as it is sent.
     written: Vec<u8>,
     /// Decodes bytes and checks that they are what is encoded again.
     survives: fn(&[u8]),
@@ -65,6 +69,63 @@ where
             assert_eq!(decode_bincode::<T>(bytes).unwrap(), example, "{name}");
         }),
     }
+}
+
+/// The request for a chunk, which is JSON but for its tokens.
+fn chunk_format() -> Format {
+    let example = ChunkRequest {
+        lease: LeaseId(1),
+        epoch: 2,
+        request: RequestId(3),
+        namespace: signed(),
+        session: Some("s".into()),
+        group: None,
+        tokens: vec![10, 1 << 20, 4],
+        prompt_len: 2,
+        sampling: Sampling {
+            temperature: 0.5,
+            seed: u64::MAX,
+            stop_token_ids: vec![2],
+            ..Sampling::default()
+        },
+        max_new_tokens: 5,
+        chunk_tokens: None,
+        speculation: Speculation::Auto,
+        urgency: Urgency::default(),
+        budget: ChunkBudget::default(),
+        prediction: vec![7],
+        transferred: false,
+        alive_within_ms: Some(2_000),
+    };
+    Format {
+        name: "chunk_request",
+        written: encode_chunk(example.clone()).unwrap(),
+        survives: |bytes| {
+            if let Ok(request) = decode_chunk(bytes) {
+                let again = decode_chunk(&encode_chunk(request.clone()).unwrap());
+                // A number that is not a number equals nothing.
+                assert_eq!(
+                    format!("{again:?}"),
+                    format!("{:?}", Ok::<_, ApiError>(request))
+                );
+            }
+        },
+        reads: Box::new(move |bytes| {
+            assert_eq!(decode_chunk(bytes).unwrap(), example);
+            // An older gateway sends JSON alone.
+            let json = serde_json::to_vec(&example).unwrap();
+            assert_eq!(decode_chunk(&json).unwrap(), example);
+        }),
+    }
+}
+
+#[test]
+fn a_chunk_request_with_a_fault_in_its_tokens_is_refused() {
+    let body = chunk_format().written;
+    assert!(decode_chunk(&body[..body.len() - 1]).is_err());
+    let twice = [&br#"{"tokens":[1],"#[..], &body[r#"{"#.len()..]].concat();
+    assert!(decode_chunk(&twice).is_err());
+    assert!(decode_chunk(b"\n\0\0\0\0").is_err());
 }
 
 fn plain() -> Namespace {
@@ -290,6 +351,7 @@ fn formats() -> Vec<Format> {
                 next: Some(ExportCursor::default()),
             },
         ),
+        chunk_format(),
     ]
 }
 

@@ -5,11 +5,13 @@
 //! its public half. An HMAC would be simpler, but then every worker could sign for every tenant.
 
 use std::fmt;
-use std::sync::Arc;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use actix_web::HttpRequest;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use lru::LruCache;
 use refrain_protocol::error::code;
 use refrain_protocol::{
     ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
@@ -23,6 +25,10 @@ use crate::{clock, random};
 
 /// Seconds for which the signature of a namespace is valid. Gateways renew it well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
+
+/// Most namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond to verify, and
+/// a gateway sends the same one for hours.
+const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
 /// The keys of a mesh, as hex strings that `refrain keys` makes.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -135,6 +141,8 @@ struct MeshAuthInner {
     secret: String,
     public_key: Vec<u8>,
     clock_skew_s_max: u64,
+    /// Namespaces whose signature is valid, by the signature, with their ids.
+    verified: Mutex<LruCache<String, (SignedNamespace, NamespaceId)>>,
 }
 
 impl MeshAuth {
@@ -149,6 +157,7 @@ impl MeshAuth {
                 secret: config.secret.clone(),
                 public_key,
                 clock_skew_s_max: config.clock_skew_s_max,
+                verified: Mutex::new(LruCache::new(VERIFIED_MAX)),
             }),
             clocks: Clocks::default(),
         })
@@ -199,14 +208,7 @@ impl MeshAuth {
     }
 
     fn verify_at(&self, signed: &SignedNamespace, now_s: u64) -> Result<NamespaceId, ApiError> {
-        let refused =
-            |why: &str| ApiError::new(ErrorKind::Unauthorized, format!("namespace refused: {why}"));
-        let signature =
-            hex::decode(&signed.signature).map_err(|_| refused("its signature is not hex"))?;
-        let bytes = SignedNamespace::signed_bytes(&signed.namespace, signed.issued_at_s);
-        UnparsedPublicKey::new(&ED25519, &self.inner.public_key)
-            .verify(&bytes, &signature)
-            .map_err(|_| refused("it is not signed by the gateway of this mesh"))?;
+        let id = self.signed_id(signed)?;
         let ahead_s = signed.issued_at_s.saturating_sub(now_s);
         let most_s = self.inner.clock_skew_s_max;
         if ahead_s > most_s {
@@ -218,8 +220,37 @@ impl MeshAuth {
         if is_too_old(signed.issued_at_s, now_s) {
             return Err(refused("its signature is too old").with_code(code::NAMESPACE_EXPIRED));
         }
-        Ok(signed.namespace.id())
+        Ok(id)
     }
+
+    /// Verifies a signature, whatever its time is, and returns the id of its namespace.
+    fn signed_id(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
+        let verified = || {
+            let verified = self.inner.verified.lock();
+            verified.unwrap_or_else(PoisonError::into_inner)
+        };
+        // All that was signed has to be the same, not only the signature.
+        let known = verified()
+            .get(&signed.signature)
+            .filter(|(known, _)| known == signed)
+            .map(|(_, id)| *id);
+        if let Some(id) = known {
+            return Ok(id);
+        }
+        let signature =
+            hex::decode(&signed.signature).map_err(|_| refused("its signature is not hex"))?;
+        let bytes = SignedNamespace::signed_bytes(&signed.namespace, signed.issued_at_s);
+        UnparsedPublicKey::new(&ED25519, &self.inner.public_key)
+            .verify(&bytes, &signature)
+            .map_err(|_| refused("it is not signed by the gateway of this mesh"))?;
+        let id = signed.namespace.id();
+        verified().put(signed.signature.clone(), (signed.clone(), id));
+        Ok(id)
+    }
+}
+
+fn refused(why: &str) -> ApiError {
+    ApiError::new(ErrorKind::Unauthorized, format!("namespace refused: {why}"))
 }
 
 /// Whether a signature of the time `issued_at_s` has expired. Both times are Unix seconds.
@@ -320,6 +351,23 @@ mod tests {
         let mut forged = signed.clone();
         forged.namespace.tenant = "other".into();
         assert!(auth.verify_at(&forged, 1_000_000).is_err());
+        let mut renewed = signed.clone();
+        renewed.issued_at_s += 1;
+        assert!(auth.verify_at(&renewed, 1_000_000).is_err());
+        // Only what the gateway signed is remembered.
+        assert_eq!(
+            auth.verify_at(&signed, 1_000_000),
+            Ok(namespace("acme").id())
+        );
+        let remembered = auth.inner.verified.lock().unwrap();
+        assert_eq!(
+            remembered
+                .iter()
+                .map(|(_, (known, _))| known)
+                .collect::<Vec<_>>(),
+            [&signed]
+        );
+        drop(remembered);
         let stranger = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
         assert!(
             auth.verify_at(&stranger.sign_at(namespace("acme"), 1_000_000), 1_000_000)

@@ -38,9 +38,9 @@ use self::clock::Moment;
 use self::content_forms::ContentForms;
 use self::environment::{INSTRUCTIONS_MAX, VALUE_LENGTH_MAX, describe, environment, failure};
 use self::template_input::{
-    Shape, StringMap, append_to_last_message, map_strings, unused_character, variables,
+    Shape, any_string, append_to_last_message, map_strings, unused_character, variables,
 };
-use crate::{JsonList, TokenId, TokenizationError, Tokenizer};
+use crate::{JsonList, STAGE, TokenId, TokenizationError, Tokenizer};
 
 pub use self::chat_input::ChatInput;
 
@@ -123,7 +123,7 @@ impl ChatTemplate {
         template.forms = ContentForms::of(&|messages| {
             let input = ChatInput::new(JsonList(messages), None, None);
             let variables = variables(&input, Shape::Filled, &ContentForms::unchanged());
-            let rendered = template.render_mapped(&variables, true, &mut |_| None);
+            let rendered = template.render_variables(variables, true);
             rendered.ok()
         });
         template.environment.set_fuel(Some(INSTRUCTIONS_MAX));
@@ -186,7 +186,7 @@ impl ChatTemplate {
         let message = Value::from_pairs([("role", "user"), ("content", "Hello")]);
         let input = ChatInput::new(JsonList(vec![message]), None, None);
         match self.in_shapes(&input, |variables| {
-            self.render_mapped(variables, true, &mut |_| None)
+            self.render_variables(variables.clone(), true)
         }) {
             Err(error @ TokenizationError::Render(_)) => Err(error),
             _ => Ok(()),
@@ -275,22 +275,30 @@ impl ChatTemplate {
         mark: Option<char>,
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
-        let guard = unused_character(variables)?;
-        let mut guarded = false;
-        let mut map = |text: &str| {
-            let text = tokenizer.guard(text, guard);
-            guarded |= text.is_some();
-            text
+        let mut values = variables.values();
+        let needs_guard =
+            values.any(|value| any_string(value, &mut |text| tokenizer.needs_guard(text)));
+        let (variables, guard) = match needs_guard {
+            // Values are shared, so no text is copied.
+            false => (variables.clone(), None),
+            true => {
+                let guard = unused_character(variables)?;
+                let mut map = |text: &str| tokenizer.guard(text, guard);
+                let guarded = variables
+                    .iter()
+                    .map(|(name, value)| (name.clone(), map_strings(value, &mut map)));
+                (guarded.collect(), Some(guard))
+            }
         };
-        let mut text = self.render_mapped(variables, add_generation_prompt, &mut map)?;
+        let mut text = self.render_variables(variables, add_generation_prompt)?;
         if let Some(mark) = mark {
             cut_at_mark(&mut text, mark)?;
         }
-        tokenizer.check_length(&text, guarded.then_some(guard), tokens_max)?;
-        if guarded {
-            tokenizer.encode_guarded(&text, guard)
-        } else {
-            tokenizer.encode_trusted(&text)
+        let _stage = tracing::trace_span!(target: STAGE, "tokenize").entered();
+        tokenizer.check_length(&text, guard, tokens_max)?;
+        match guard {
+            Some(guard) => tokenizer.encode_guarded(&text, guard),
+            None => tokenizer.encode_trusted(&text),
         }
     }
 
@@ -302,7 +310,7 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String, TokenizationError> {
         self.in_shapes(input, |variables| {
-            self.render_mapped(variables, add_generation_prompt, &mut |_| None)
+            self.render_variables(variables.clone(), add_generation_prompt)
         })
     }
 
@@ -313,6 +321,7 @@ impl ChatTemplate {
         input: &ChatInput,
         render: impl Fn(&BTreeMap<String, Value>) -> Result<T, TokenizationError>,
     ) -> Result<T, TokenizationError> {
+        let _stage = tracing::trace_span!(target: STAGE, "template").entered();
         let mut first_failure = None;
         let mut tried = None;
         for shape in Shape::ALL {
@@ -331,12 +340,11 @@ impl ChatTemplate {
         Err(TokenizationError::Render(first_failure.unwrap_or_default()))
     }
 
-    /// Renders the template, with the strings of the variables replaced by `map`.
-    fn render_mapped(
+    /// Renders the template with these variables.
+    fn render_variables(
         &self,
-        variables: &BTreeMap<String, Value>,
+        mut variables: BTreeMap<String, Value>,
         add_generation_prompt: bool,
-        map: &mut StringMap<'_>,
     ) -> Result<String, TokenizationError> {
         let has_tools = variables.get("tools").is_some_and(|tools| !tools.is_none());
         let tool_template = || self.environment.get_template(TOOL_TEMPLATE_NAME).ok();
@@ -352,21 +360,19 @@ impl ChatTemplate {
             Some(date) => parse_date(date.as_str().unwrap_or_default())
                 .map_err(|error| TokenizationError::Input(format!("{DATE_VARIABLE}: {error}")))?,
         };
-        let mut context: BTreeMap<String, Value> = variables
-            .iter()
-            .map(|(name, value)| (name.clone(), map_strings(value, map)))
-            .collect();
         let names = self.names.iter();
-        context.extend(names.map(|(name, text)| (name.clone(), Value::from(text))));
-        context.entry("documents".into()).or_insert(Value::from(()));
-        context.insert(
+        variables.extend(names.map(|(name, text)| (name.clone(), Value::from(text))));
+        variables
+            .entry("documents".into())
+            .or_insert(Value::from(()));
+        variables.insert(
             "add_generation_prompt".into(),
             Value::from(add_generation_prompt),
         );
         let now = move |format: &str| date.format(format);
-        context.insert(DATE_VARIABLE.into(), Value::from_function(now));
+        variables.insert(DATE_VARIABLE.into(), Value::from_function(now));
         let mut prompt = BoundedText::default();
-        let rendered = template.render_captured_to(Value::from(context), &mut prompt);
+        let rendered = template.render_captured_to(Value::from(variables), &mut prompt);
         if prompt.is_full {
             return Err(TokenizationError::Input(format!(
                 "the messages make a prompt of more than {PROMPT_BYTES_MAX} bytes; shorten them"

@@ -11,6 +11,7 @@
 //! | file | content |
 //! |---|---|
 //! | `tokenizer.rs` | **Read this first.** [`Tokenizer`] encodes, decodes, and has an identity. |
+//! | `tokenizer/encoder.rs` | The libraries that encode, and which of them a model gets. |
 //! | `tokenizer/special_tokens.rs` | How special tokens in a user's text are made harmless. |
 //! | `chat_template.rs`, `chat_template/` | [`ChatTemplate`]: messages become tokens, as in training. |
 //! | `request_json.rs` | The parts of a request that a template reads, with a limit on their size. |
@@ -40,6 +41,10 @@ pub use tokenizer::Tokenizer;
 /// The prefix of a tokenizer's identity for engines whose output is read as text. The engine's own token ids may
 /// differ, so such text is kept apart from the output of engines that return token ids.
 pub const TEXT_ONLY_PREFIX: &str = "text:";
+
+/// The target of the spans of a request's stages, here and in the gateway. `cargo bench -p refrain --bench gateway --
+/// --stages` measures them. They have the level `trace`, so they cost next to nothing otherwise.
+pub const STAGE: &str = "refrain::stage";
 
 /// A token id, as everywhere in the mesh.
 pub type TokenId = u32;

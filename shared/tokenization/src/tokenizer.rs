@@ -1,5 +1,7 @@
-//! The tokenizer: the encoder of the `tokenizers` library, with our own rules for special tokens.
+//! The tokenizer: the encoder of a library, with our own rules for special tokens.
 
+mod canary;
+mod encoder;
 #[cfg(test)]
 mod fuzz_tests;
 mod special_tokens;
@@ -9,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
+use self::encoder::{Encoder, LibraryEncoder};
 use self::special_tokens::{SpecialToken, SpecialTokens};
 use crate::token_lower_bound::{TokenLowerBound, Vocabulary};
 use crate::token_spelling::TokenSpelling;
@@ -16,11 +19,7 @@ use crate::{TokenId, TokenizationError};
 
 /// Encodes and decodes text by a model's `tokenizer.json`.
 pub struct Tokenizer {
-    /// Recognises special tokens in the text. It is for text that our templates wrote.
-    marked: tokenizers::Tokenizer,
-    /// Treats special tokens as ordinary text. It is for text that users wrote. It is a second copy, because the
-    /// library keeps this switch inside the tokenizer, and toggling it would need a lock around every encoding.
-    plain: tokenizers::Tokenizer,
+    encoder: Encoder,
     /// The bytes of each id, empty where the vocabulary has a gap.
     bytes: Vec<Box<[u8]>>,
     is_special: Vec<bool>,
@@ -49,6 +48,10 @@ fn model_error(reason: impl fmt::Display) -> TokenizationError {
     }
 }
 
+/// Bytes per token of room up to which a text is encoded without computing the lower bound of its tokens first. A
+/// fast encoder takes less time than the bound; what it may encode in vain stays in proportion to the room.
+const UNCHECKED_BYTES_PER_TOKEN: usize = 16;
+
 /// Largest accepted id. The tables need memory for every id up to the largest one.
 const TOKEN_ID_MAX: TokenId = 4_000_000;
 
@@ -65,8 +68,8 @@ impl Tokenizer {
         // A file may contain the settings of a training run. Prompts are neither truncated nor padded.
         marked.with_truncation(None).map_err(model_error)?;
         marked.with_padding(None);
-        let mut plain = marked.clone();
-        plain.set_encode_special_tokens(true);
+        let library = LibraryEncoder::new(marked);
+        let marked = library.tokenizer();
 
         let mut entries: Vec<(TokenId, Vec<u8>, bool)> = Vec::new();
         let added = marked.get_added_tokens_decoder();
@@ -125,8 +128,7 @@ impl Tokenizer {
             .or_else(|| file["model"]["unk_id"].as_u64()?.try_into().ok());
         Ok(Tokenizer {
             identity: hex::encode(hash.finalize()),
-            marked,
-            plain,
+            encoder: Encoder::choose(&file, &spelling, library),
             bytes,
             is_special,
             specials: SpecialTokens::new(specials).map_err(model_error)?,
@@ -188,6 +190,14 @@ impl Tokenizer {
         left_out: Option<char>,
         tokens_max: usize,
     ) -> Result<(), TokenizationError> {
+        let unchecked_bytes = match self.encoder.is_fast() {
+            true => tokens_max.saturating_mul(UNCHECKED_BYTES_PER_TOKEN),
+            // No text has more tokens than bytes, so its lower bound is no higher.
+            false => tokens_max,
+        };
+        if text.len() <= unchecked_bytes {
+            return Ok(());
+        }
         let bound = self.lower_bound.as_ref();
         match bound.and_then(|bound| bound.above(text, left_out, tokens_max)) {
             Some(at_least) => Err(TokenizationError::TooLong { at_least }),
@@ -201,24 +211,8 @@ impl Tokenizer {
         as_sequence: bool,
     ) -> Result<Vec<TokenId>, TokenizationError> {
         self.count(text);
-        let encoding = self
-            .plain
-            .encode_fast(text, as_sequence)
-            .map_err(|error| TokenizationError::Encode(error.to_string()))?;
-        // Some models (Unigram) find the spelling of a special token among their pieces, whatever the switch is set
-        // to. The mask marks the tokens that the tokenizer added around the sequence.
-        let around = encoding.get_special_tokens_mask();
-        let stray = encoding.get_ids().iter().enumerate().any(|(at, id)| {
-            self.is_special(*id)
-                && Some(*id) != self.unknown
-                && around.get(at).is_none_or(|mask| *mask == 0)
-        });
-        if stray {
-            return Err(TokenizationError::Encode(
-                "this vocabulary can spell it only with a special token".into(),
-            ));
-        }
-        Ok(encoding.get_ids().to_vec())
+        let is_stray = |id| self.is_special(id) && Some(id) != self.unknown;
+        self.encoder.plain(text, as_sequence, is_stray)
     }
 
     /// The tokens of a trusted text, in which special tokens are recognised. Never use it for text that a user wrote.
@@ -227,11 +221,7 @@ impl Tokenizer {
     /// The vocabulary cannot spell the text.
     pub fn encode_trusted(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
         self.count(text);
-        let ids = self
-            .marked
-            .encode_fast(text, false)
-            .map_err(|error| TokenizationError::Encode(error.to_string()))?;
-        Ok(ids.get_ids().to_vec())
+        self.encoder.marked(text)
     }
 
     /// The tokens of a text with a `guard` inside every special token that a user wrote. Special tokens without a
@@ -263,6 +253,11 @@ impl Tokenizer {
             from = range.end;
         }
         Ok(ids)
+    }
+
+    /// Whether [`Tokenizer::guard`] would change this text.
+    pub(crate) fn needs_guard(&self, text: &str) -> bool {
+        self.specials.needs_guard(text)
     }
 
     /// Puts `guard` inside every special token of `text`, and inside every end of `text` that other text could
@@ -306,7 +301,7 @@ impl Tokenizer {
 
     /// The id of a token by its spelling in the vocabulary.
     pub fn token_id(&self, text: &str) -> Option<TokenId> {
-        self.marked.token_to_id(text)
+        self.encoder.token_id(text)
     }
 
     /// The spellings of all special tokens.

@@ -15,7 +15,8 @@ use refrain_service_kit::http::{AccessNote, HttpError, Readiness};
 
 use crate::config::GatewayTuning;
 use crate::intake::{
-    Admission, AdmissionTicket, ApiKeys, BodyReader, FormCheck, TokenizingLimiter, UnknownFields,
+    Admission, AdmissionTicket, ApiKeys, BodyReader, FormCheck, TokenizingLimiter,
+    TokenizingThreads, UnknownFields,
 };
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
@@ -29,6 +30,7 @@ pub(crate) struct GatewayState {
     pub(crate) admission: Admission,
     pub(crate) tokenizing: TokenizingLimiter,
     pub(crate) forms: FormCheck,
+    pub(crate) tokenizing_threads: TokenizingThreads,
     pub(crate) relay: Arc<RelayContext>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) bodies: BodyReader,
@@ -164,12 +166,11 @@ impl GatewayState {
         let permit = entered.map_err(|_| time.error())??;
         let (gateway, tenant) = (self.clone(), tenant.to_owned());
         // The work goes on if the client leaves meanwhile, so the permit belongs to it.
-        tokio::task::spawn_blocking(move || {
+        let parsed = self.tokenizing_threads.run(move || {
             let parsed = read(&gateway, body, &tenant);
             drop(permit);
             parsed
-        })
-        .await
-        .map_err(ApiError::internal)?
+        });
+        parsed.await?
     }
 }

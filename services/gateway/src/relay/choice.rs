@@ -76,6 +76,20 @@ pub(crate) struct ChoiceProgress {
     pub(crate) needs_cut: bool,
 }
 
+impl ChoiceProgress {
+    /// Adds the output that came next.
+    pub(crate) fn append(&mut self, next: ChoiceProgress) {
+        for event in next.events {
+            event.append(&mut self.events);
+        }
+        self.prompt.extend(next.prompt);
+        self.tokens.extend(next.tokens);
+        self.stop_text = next.stop_text.or(self.stop_text);
+        self.finish = next.finish.or(self.finish);
+        self.needs_cut |= next.needs_cut;
+    }
+}
+
 /// The figures of a finished choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ChoiceSummary {

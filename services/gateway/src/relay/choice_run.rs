@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt as _, StreamExt};
 use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::{Lease, LeaseRequest};
@@ -26,6 +26,9 @@ const WORKER_TIME_SLACK: Duration = Duration::from_secs(1);
 /// Least silence after which a worker counts as lost, however short its leases are: machines and networks stall for a
 /// moment.
 const ALIVE_WITHIN_MS_MIN: u64 = 2_000;
+
+/// Tokens that have arrived from which on they are sent, however many more have.
+const UNSENT_TOKENS_MAX: usize = 64;
 
 /// The end of a chunk, as the request sees it.
 pub(super) enum ChunkOutcome {
@@ -50,6 +53,8 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) events: &'a mpsc::Sender<RelayEvent>,
     pub(super) received: Instant,
     pub(super) first_token: Option<Instant>,
+    /// Output that the reader does not have yet.
+    pub(super) unsent: ChoiceProgress,
 }
 
 fn worker_failed(message: &str) -> ApiError {
@@ -147,7 +152,19 @@ impl ChoiceRun<'_> {
         };
         let mut silence = Deadline::after(silence_max);
         loop {
-            let event = match silence.bound(stream.next()).await {
+            // Steps that have arrived together are one event for the reader.
+            let arrived = match self.unsent.tokens.len() < UNSENT_TOKENS_MAX {
+                true => stream.next().now_or_never(),
+                false => None,
+            };
+            let event = match arrived {
+                Some(event) => Some(event),
+                None => {
+                    self.flush().await?;
+                    silence.bound(stream.next()).await
+                }
+            };
+            let event = match event {
                 Some(Some(Ok(event))) => event,
                 Some(Some(Err(error))) => return self.chunk_lost(error).await,
                 Some(None) => {
@@ -179,7 +196,7 @@ impl ChoiceRun<'_> {
                         self.send(progress).await?;
                         return Ok(ChunkOutcome::Finished);
                     }
-                    self.send(progress).await?;
+                    self.unsent.append(progress);
                 }
                 ChunkEvent::End(end)
                     if end.reason == ChunkEndReason::Transfer
@@ -223,15 +240,23 @@ impl ChoiceRun<'_> {
             _ => OutputSoFar::ThisChunk,
         };
         let progress = self.choice.lost();
-        if progress.finish.is_none() {
-            return Ok(ChunkOutcome::Failed { error, output });
-        }
+        let has_finished = progress.finish.is_some();
         self.send(progress).await?;
-        Ok(ChunkOutcome::Finished)
+        Ok(match has_finished {
+            true => ChunkOutcome::Finished,
+            false => ChunkOutcome::Failed { error, output },
+        })
+    }
+
+    /// Sends this output, and what was not sent before it.
+    async fn send(&mut self, progress: ChoiceProgress) -> Result<(), ApiError> {
+        self.unsent.append(progress);
+        self.flush().await
     }
 
     /// Sends what a reader can use. The first token is always sent, because it starts the answer.
-    async fn send(&mut self, progress: ChoiceProgress) -> Result<(), ApiError> {
+    async fn flush(&mut self) -> Result<(), ApiError> {
+        let progress = std::mem::take(&mut self.unsent);
         let is_first = !progress.tokens.is_empty()
             && progress.tokens.len() == self.choice.output_len() as usize;
         let wants_tokens = self.request.wants_logprobs() || self.request.output.has_token_ids;

@@ -16,6 +16,7 @@ use refrain_service_kit::random;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
 
+use crate::STAGE;
 use crate::intake::AdmissionTicket;
 use crate::relay::attempts::Attempts;
 use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummary};
@@ -118,12 +119,15 @@ impl RelayContext {
             events,
             received,
             first_token: None,
+            unsent: ChoiceProgress::default(),
         };
         let (failures_max, first_pause) = (self.tuning.failures_max, self.tuning.retry_backoff);
         let mut attempts = Attempts::new(failures_max, first_pause, self.scheduler_wait);
         let may_retry = || self.retries.take();
         loop {
-            let lease = match self.scheduler.lease(run.lease_request(&attempts)).await {
+            let lease = self.scheduler.lease(run.lease_request(&attempts));
+            let stage = tracing::trace_span!(target: STAGE, "lease");
+            let lease = match lease.instrument(stage).await {
                 Ok(lease) => lease,
                 Err(error) => {
                     let has_output = run.choice.output_len() > 0;
@@ -145,6 +149,7 @@ impl RelayContext {
             let mut open = None;
             let outcome = run
                 .chunk(&lease, &mut attempts, &mut guard, &mut open)
+                .instrument(tracing::trace_span!(target: STAGE, "chunk"))
                 .await?;
             let (given_back, decision) = match outcome {
                 ChunkOutcome::Finished => {

@@ -104,10 +104,18 @@ pub(super) fn completions(
     room: PromptRoom,
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let encode = |text: &String| {
-        model
-            .tokenizer
-            .encode_sequence_within(text, room.tokens_max())
-            .map_err(|error| refused("prompt", &error, room.context))
+        let most = room.tokens_max();
+        let encoded = model.tokenizer.encode_sequence_within(text, most);
+        let tokens = encoded.map_err(|error| refused("prompt", &error, room.context))?;
+        // The texts behind one that does not fit are not encoded.
+        match tokens.len() > most {
+            true => Err(prompt_too_long(
+                "prompt",
+                &tokens.len().to_string(),
+                room.context,
+            )),
+            false => Ok(tokens),
+        }
     };
     let prompts = match prompt {
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,

@@ -231,7 +231,9 @@ fn a_large_body_takes_a_few_times_its_bytes_and_is_refused_without_being_tokeniz
             "{name} took {times:.1} times its {bytes} bytes"
         );
         assert_eq!(error.kind, ErrorKind::InvalidRequest, "{name}: {error:?}");
-        assert!(encoded_bytes(&models) < 1_000, "{name} was tokenized");
+        // A single text of few bytes per token of the context is encoded rather than measured.
+        let most = 16 * 4_096;
+        assert!(encoded_bytes(&models) < most, "{name} was tokenized");
     }
 }
 

@@ -10,6 +10,7 @@ use refrain_protocol::ApiError;
 use refrain_service_kit::deadline::Deadline;
 use tokio::time::Instant;
 
+use crate::STAGE;
 use crate::relay::{RelayEvent, RequestEvents};
 use crate::response::surface_writer::SurfaceWriter;
 
@@ -53,6 +54,7 @@ impl EventStreamBody {
     }
 
     fn frames(&mut self, event: Option<RelayEvent>) -> Result<Vec<u8>, ApiError> {
+        let _stage = tracing::trace_span!(target: STAGE, "write").entered();
         match event {
             Some(RelayEvent::Progress { index, progress }) => self.writer.progress(index, progress),
             Some(RelayEvent::Done(summary)) => {

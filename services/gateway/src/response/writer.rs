@@ -13,6 +13,7 @@ use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
 
+use crate::STAGE;
 use crate::relay::{ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::best_of::{best, mean_logprob};
@@ -422,6 +423,7 @@ impl SurfaceWriter for AnswerWriter {
 }
 
 fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
+    let _stage = tracing::trace_span!(target: STAGE, "write").entered();
     serde_json::to_vec(value).map_err(ApiError::internal)
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::Context;
 
@@ -13,16 +13,20 @@ pub(crate) struct Child {
     process: std::process::Child,
     // Kept open: a program whose output nobody reads would end.
     output: BufReader<ChildStdout>,
+    input: ChildStdin,
 }
 
 impl Child {
     /// Starts the process, and waits for a line of its output that contains `text`.
     pub(crate) fn start(mut command: Command, text: &str) -> anyhow::Result<(Self, String)> {
-        let mut process = command.stdout(Stdio::piped()).spawn()?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn()?;
         let output = process.stdout.take().context("no output")?;
+        let input = process.stdin.take().context("no input")?;
         let mut child = Child {
             process,
             output: BufReader::new(output),
+            input,
         };
         let mut lines = child.output.by_ref().lines();
         let line = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains(text)));
@@ -32,6 +36,14 @@ impl Child {
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Writes an empty line to the process, and reads the line that it answers with.
+    pub(crate) fn ask(&mut self) -> anyhow::Result<String> {
+        self.input.write_all(b"\n")?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line)
     }
 }
 

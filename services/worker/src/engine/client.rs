@@ -12,7 +12,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::descriptors;
 use refrain_service_kit::http::failed_call_kind;
 use reqwest::{Method, RequestBuilder, Response};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime;
 
@@ -66,14 +66,22 @@ impl EngineClient {
     }
 
     /// Posts JSON and reads the whole response.
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Bytes, ApiError> {
+    pub(super) async fn post<B: Serialize + Sync + ?Sized>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<Bytes, ApiError> {
         let request = self.request(Method::POST, path)?.json(body);
         let response = self.send(request.timeout(self.call_timeout)).await?;
         read_whole(response).await
     }
 
     /// Posts JSON and expects a stream of events.
-    pub(super) async fn post_events(&self, path: &str, body: &Value) -> Result<Response, ApiError> {
+    pub(super) async fn post_events<B: Serialize + Sync + ?Sized>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<Response, ApiError> {
         let response = self
             .send(self.request(Method::POST, path)?.json(body))
             .await?;

@@ -45,7 +45,12 @@ pub(super) trait Dialect: Send + Sync {
     /// The route that generates.
     fn path(&self) -> &'static str;
 
-    /// The body of a call to that route.
+    /// The field of the body for the token ids of the text; `None` if [`Dialect::body`] has the text itself.
+    fn tokens_field(&self) -> Option<&'static str> {
+        Some("prompt")
+    }
+
+    /// The body of a call to that route, without the token ids of the text.
     ///
     /// # Errors
     /// This wire format cannot express the request.

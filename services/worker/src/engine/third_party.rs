@@ -14,6 +14,7 @@ use refrain_tokenization::Tokenizer;
 use serde_json::Value;
 use tokio::runtime::Handle;
 
+use super::call_body::CallBody;
 use super::client::{EngineClient, parse};
 use super::dialect::{Dialect, LlamaCpp, SgLang, TensorRtLlm, TextOnly, Vllm};
 use super::generate::{GenerateRequest, GeneratedStream};
@@ -146,7 +147,9 @@ impl ThirdPartyEngine {
         self.tasks.spawn(async move {
             for introduction in due {
                 let sent = async {
-                    let body = dialect.introduction(&introduction.request()?)?;
+                    let request = introduction.request()?;
+                    let fields = dialect.introduction(&request)?;
+                    let body = CallBody::new(&fields, dialect.tokens_field(), &request);
                     client.post(dialect.path(), &body).await
                 };
                 match sent.await {
@@ -186,7 +189,8 @@ impl StreamingEngine for ThirdPartyEngine {
         if let Some(attached) = &request.attached {
             self.introductions.record_use(request.namespace, attached);
         }
-        let body = self.dialect.body(&request)?;
+        let fields = self.dialect.body(&request)?;
+        let body = CallBody::new(&fields, self.dialect.tokens_field(), &request);
         // Created before the call, so that a caller that gives up during the call aborts it as well.
         let abort = AbortOnDrop::new(&self.client, &self.tasks, &*self.dialect, &request);
         let response = self.client.post_events(self.dialect.path(), &body).await?;

@@ -24,6 +24,7 @@ use crate::metrics::RejectionLimit;
 use crate::routing::{DraftSettings, HeadReports, drafts_from_indexes};
 use crate::running::{ActiveRequest, RunningForm, Sources};
 use crate::shared::Shared;
+use crate::streaming::StreamContext;
 
 /// Longest text that is indexed on the thread that received it, tokens: a few milliseconds.
 const INDEXED_HERE_TOKENS_MAX: usize = 4_096;
@@ -44,6 +45,8 @@ pub(crate) struct WorkerParts {
     pub(crate) auth: MeshAuth,
     pub(crate) drain: Drain,
     pub(crate) engine: WorkerEngine,
+    /// The chunks of an engine that generates by itself.
+    pub(crate) streams: Option<Arc<StreamContext>>,
     /// `None` where the engine generates by itself.
     pub(crate) draft_settings: Option<Arc<DraftSettings>>,
     pub(crate) reports: Arc<HeadReports>,
@@ -217,11 +220,14 @@ impl Worker for WorkerHandle {
         )?
         .with_form(form);
         let chunk = ActiveChunk::new(running, events, permit, span, deadline);
-        parts
-            .commands
-            .send(Command::Start(Box::new(chunk)))
-            .await
-            .map_err(|_| stopped())?;
+        match &parts.streams {
+            Some(_) if parts.commands.is_closed() => return Err(stopped()),
+            Some(streams) => streams.start(chunk),
+            None => {
+                let start = Command::Start(Box::new(chunk));
+                parts.commands.send(start).await.map_err(|_| stopped())?;
+            }
+        }
         Ok(ReceiverStream::new(receiver).boxed())
     }
 

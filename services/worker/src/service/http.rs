@@ -8,11 +8,11 @@ use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
+use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::Worker;
+use refrain_rpc::{Worker, decode_chunk};
 use refrain_service_kit::http::{
-    HttpResult, ServeOptions, Server, get, mesh_only, post, serve as listen_on,
+    HttpResult, RawBody, ServeOptions, Server, get, mesh_only, post, serve as listen_on,
 };
 use refrain_service_kit::telemetry::Metrics;
 
@@ -25,7 +25,7 @@ const CONNECTIONS_MAX: usize = 4096;
 /// Number of listener threads. One is enough: it parses chunk requests and relays tokens, and drafts are proposed
 /// elsewhere.
 const HTTP_THREADS: usize = 1;
-/// Largest request body, bytes: a context of a million tokens as JSON.
+/// Largest request body, bytes: a context of a million tokens, also as JSON.
 const BODY_BYTES_MAX: usize = 8 << 20;
 
 /// Starts the listener.
@@ -59,11 +59,9 @@ pub(crate) fn serve(
     )
 }
 
-async fn chunk(
-    worker: Data<WorkerHandle>,
-    request: Json<ChunkRequest>,
-) -> HttpResult<HttpResponse> {
-    let request = request.into_inner();
+async fn chunk(worker: Data<WorkerHandle>, RawBody(body): RawBody) -> HttpResult<HttpResponse> {
+    let request = decode_chunk(&body)?;
+    drop(body);
     let alive_within = request.alive_within_ms.map(Duration::from_millis);
     let events = worker.chunk(request).await?;
     Ok(HttpResponse::Ok()

@@ -8,6 +8,7 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::token_of;
 
+use super::RunningChunks;
 use super::ending::ChunkEnding;
 use super::form_phase::{FormPhase, in_phase};
 use super::step_gaps::StepGaps;
@@ -29,6 +30,8 @@ pub(crate) struct StreamContext {
     pub(super) step_gaps: Mutex<StepGaps>,
     /// Number of streams that have sent a token.
     pub(super) active_streams: Arc<AtomicU32>,
+    /// The chunks that run.
+    pub(super) chunks: RunningChunks,
     /// Drive mode, where the engine is driven.
     pub(super) drive: Option<SharedDrive>,
 }
@@ -50,6 +53,7 @@ impl StreamContext {
             breaker: Mutex::new(breaker),
             step_gaps: Mutex::default(),
             active_streams: Arc::default(),
+            chunks: RunningChunks::default(),
             drive,
         }
     }

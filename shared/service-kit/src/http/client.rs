@@ -156,7 +156,34 @@ impl MeshClient {
         body: &Q,
         head_timeout: Duration,
     ) -> Result<reqwest::Response, ApiError> {
-        let sent = self.send(self.request(reqwest::Method::POST, path).json(body));
+        let request = self.request(reqwest::Method::POST, path).json(body);
+        self.stream(request, head_timeout).await
+    }
+
+    /// As [`MeshClient::post_stream`], with a body of bytes.
+    ///
+    /// # Errors
+    /// As [`MeshClient::post_json`].
+    pub async fn post_bytes_stream(
+        &self,
+        path: &str,
+        content_type: &'static str,
+        body: Vec<u8>,
+        head_timeout: Duration,
+    ) -> Result<reqwest::Response, ApiError> {
+        let request = self
+            .request(reqwest::Method::POST, path)
+            .header(CONTENT_TYPE, content_type)
+            .body(body);
+        self.stream(request, head_timeout).await
+    }
+
+    async fn stream(
+        &self,
+        request: reqwest::RequestBuilder,
+        head_timeout: Duration,
+    ) -> Result<reqwest::Response, ApiError> {
+        let sent = self.send(request);
         // A timeout of the HTTP client would include the body.
         tokio::time::timeout(head_timeout, sent)
             .await

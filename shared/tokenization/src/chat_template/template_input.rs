@@ -224,9 +224,25 @@ fn pairs(map: &Value) -> Vec<(Value, Value)> {
     if map.kind() != ValueKind::Map {
         return Vec::new();
     }
-    let keys = map.try_iter().into_iter().flatten();
-    keys.map(|key| (key.clone(), map.get_item(&key).unwrap_or_default()))
-        .collect()
+    let pairs = map.as_object().and_then(|object| object.try_iter_pairs());
+    pairs.into_iter().flatten().collect()
+}
+
+/// Whether `test` holds for a string of a value, or for a key in it.
+pub(super) fn any_string(value: &Value, test: &mut dyn FnMut(&str) -> bool) -> bool {
+    match value.kind() {
+        ValueKind::String => test(value.as_str().unwrap_or_default()),
+        ValueKind::Seq => {
+            let mut items = value.try_iter().into_iter().flatten();
+            items.any(|item| any_string(&item, test))
+        }
+        ValueKind::Map => {
+            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+            let mut pairs = pairs.into_iter().flatten();
+            pairs.any(|(key, item)| any_string(&key, test) || any_string(&item, test))
+        }
+        _ => false,
+    }
 }
 
 /// A copy of a value with all strings mapped. The JSON parser bounds the depth (128).

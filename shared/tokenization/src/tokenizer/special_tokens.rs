@@ -24,6 +24,11 @@ pub(super) struct SpecialTokens {
     overlapping: AhoCorasick,
     /// Finds special tokens one after the other, and the longest of several that begin at one position.
     leftmost_longest: AhoCorasick,
+    /// The texts of all special tokens in order, so that the beginnings of tokens are found by bisection.
+    sorted: Vec<String>,
+    /// Whether some special token begins with this byte.
+    first_bytes: [bool; 256],
+    longest: usize,
 }
 
 impl SpecialTokens {
@@ -34,9 +39,18 @@ impl SpecialTokens {
         let leftmost_longest = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(texts())?;
+        let mut sorted: Vec<String> = texts().map(str::to_owned).collect();
+        sorted.sort_unstable();
+        let mut first_bytes = [false; 256];
+        for byte in texts().filter_map(|text| text.bytes().next()) {
+            first_bytes[usize::from(byte)] = true;
+        }
         Ok(SpecialTokens {
             overlapping,
             leftmost_longest,
+            longest: texts().map(str::len).max().unwrap_or(0),
+            sorted,
+            first_bytes,
             tokens,
         })
     }
@@ -50,24 +64,38 @@ impl SpecialTokens {
         found.map(|found| (found.range(), &self.tokens[found.pattern()]))
     }
 
+    /// The places in the end of `text` from which other text could complete a special token.
+    fn incomplete<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
+        let tail = text.len().saturating_sub(self.longest);
+        (tail..text.len()).filter(move |at| {
+            let bytes = &text.as_bytes()[*at..];
+            self.first_bytes[usize::from(bytes[0])] && {
+                let next = self
+                    .sorted
+                    .partition_point(|token| token.as_bytes() < bytes);
+                let next = self.sorted.get(next);
+                next.is_some_and(|token| token.as_bytes().starts_with(bytes))
+            }
+        })
+    }
+
+    /// Whether [`SpecialTokens::guard`] would change this text.
+    pub(super) fn needs_guard(&self, text: &str) -> bool {
+        // Unlike the search for all tokens, this one skips over text that has no byte of a token.
+        self.leftmost_longest.is_match(text) || self.incomplete(text).next().is_some()
+    }
+
     /// Puts `guard` inside every special token of `text`, and inside every end of `text` that other text could
     /// complete to a special token. `None` if there is no such place.
     pub(super) fn guard(&self, text: &str, guard: char) -> Option<String> {
-        let found = self.overlapping.find_overlapping_iter(text);
-        let mut starts: Vec<usize> = found.map(|found| found.start()).collect();
-        let lens = self.tokens.iter().map(|token| token.text.len());
-        let tail = text.len().saturating_sub(lens.max().unwrap_or(0));
-        let begins_token = |rest: &str| {
-            let mut tokens = self.tokens.iter();
-            tokens.any(|token| token.text.starts_with(rest))
-        };
-        let incomplete = (tail..text.len()).filter(|at| text.get(*at..).is_some_and(begins_token));
-        starts.extend(incomplete);
-        starts.sort_unstable();
-        starts.dedup();
-        if starts.is_empty() {
+        if !self.needs_guard(text) {
             return None;
         }
+        let found = self.overlapping.find_overlapping_iter(text);
+        let mut starts: Vec<usize> = found.map(|found| found.start()).collect();
+        starts.extend(self.incomplete(text));
+        starts.sort_unstable();
+        starts.dedup();
         let mut guarded = String::with_capacity(text.len() + starts.len() * guard.len_utf8());
         let mut copied = 0;
         for at in starts {

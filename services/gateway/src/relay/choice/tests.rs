@@ -267,3 +267,22 @@ fn stop_texts_wait_for_the_least_length() {
     );
     assert_eq!(progress.finish, Some(FinishReason::Stop));
 }
+
+#[test]
+fn output_that_arrived_together_is_one_progress() {
+    let part = |text: &str, id, finish| ChoiceProgress {
+        events: vec![Event::Text(text.into())],
+        tokens: vec![OutputToken { id, logprob: None }],
+        finish,
+        ..ChoiceProgress::default()
+    };
+    let mut all = ChoiceProgress::default();
+    all.append(part("a", 1, None));
+    all.append(part("b", 2, Some(FinishReason::Length)));
+    let mut expected = part("ab", 1, Some(FinishReason::Length));
+    expected.tokens.push(OutputToken {
+        id: 2,
+        logprob: None,
+    });
+    assert_eq!(all, expected);
+}

@@ -49,7 +49,6 @@ pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<Strin
     let sampling = &request.sampling;
     let mut body = common_body(model, request);
     let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
-    set("prompt", json!(request.tokens));
     set("stream_options", json!({ "include_usage": true }));
     set("stop_token_ids", json!(sampling.stop_token_ids));
     set("top_k", json!(sampling.top_k));

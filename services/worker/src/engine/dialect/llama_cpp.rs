@@ -74,7 +74,6 @@ impl Dialect for LlamaCpp {
         // The largest 32-bit seed asks for a random one.
         let seed = request.engine_seed() % u64::from(u32::MAX);
         let mut body = json!({
-            "prompt": request.tokens,
             "n_predict": request.tokens_max.max(CHARACTER_TOKENS_MAX),
             "stream": true,
             "return_tokens": true,

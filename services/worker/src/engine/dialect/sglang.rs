@@ -47,6 +47,10 @@ impl Dialect for SgLang {
         "/generate"
     }
 
+    fn tokens_field(&self) -> Option<&'static str> {
+        Some("input_ids")
+    }
+
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
         let sampling = &request.sampling;
         let mut parameters = json!({
@@ -79,7 +83,6 @@ impl Dialect for SgLang {
         }
         let mut body = json!({
             "rid": request.name(),
-            "input_ids": request.tokens,
             "sampling_params": parameters,
             "stream": true,
             "extra_key": request.namespace.to_string(),

@@ -11,6 +11,7 @@ use refrain_tokenization::testing::byte_level_files;
 use serde_json::json;
 
 use super::*;
+use crate::engine::call_body::CallBody;
 use crate::engine::sse::SseParser;
 use crate::engine::verify::VerifyMethod;
 
@@ -257,6 +258,29 @@ no_event_makes_it_panic!(
         tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
     }
 );
+
+#[test]
+fn the_tokens_of_the_text_are_in_the_body_once() {
+    let request = test_request(&[7, 8, 9], Sampling::default());
+    let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+    let dialects: [(&dyn Dialect, &str); 4] = [
+        (&SgLang, "input_ids"),
+        (&Vllm { model: "m".into() }, "prompt"),
+        (&TensorRtLlm { model: "m".into() }, "prompt"),
+        (&LlamaCpp::new(tokenizer, true), "prompt"),
+    ];
+    for (dialect, field) in dialects {
+        let fields = dialect.body(&request).unwrap();
+        let body = CallBody::new(&fields, dialect.tokens_field(), &request);
+        let text = serde_json::to_string(&body).unwrap();
+        assert_eq!(text.matches("[7,8,9]").count(), 1, "{text}");
+        let mut body: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(body[field].take(), json!([7, 8, 9]));
+        // All other fields are those of the dialect.
+        body.as_object_mut().unwrap().remove(field);
+        assert_eq!(body, fields);
+    }
+}
 
 /// The fields that only some requests have, as a dialect sends them after 3 tokens of prompt and 2 of output.
 fn rare_fields(dialect: &dyn Dialect, sampling: Sampling) -> Value {

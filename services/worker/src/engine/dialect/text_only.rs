@@ -77,6 +77,10 @@ impl Dialect for TextOnly {
         "/v1/completions"
     }
 
+    fn tokens_field(&self) -> Option<&'static str> {
+        None
+    }
+
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
         let mut body = common_body(&self.model, request);
         body.insert(
