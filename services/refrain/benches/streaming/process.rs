@@ -13,6 +13,7 @@ pub(crate) struct Child {
     process: std::process::Child,
     // Kept open: a program whose output nobody reads would end.
     output: BufReader<ChildStdout>,
+    #[allow(dead_code, reason = "only the benchmark of requests asks a process")]
     input: ChildStdin,
 }
 
@@ -38,6 +39,7 @@ impl Child {
         self.process.id()
     }
 
+    #[allow(dead_code, reason = "only the benchmark of requests asks a process")]
     /// Writes an empty line to the process, and reads the line that it answers with.
     pub(crate) fn ask(&mut self) -> anyhow::Result<String> {
         self.input.write_all(b"\n")?;
