@@ -92,15 +92,14 @@ impl fmt::Debug for GrammarCompiler {
 /// A compiled form.
 pub struct CompiledGrammar {
     /// At its beginning. It is only cloned.
-    start: Mutex<llguidance::Matcher>,
+    start: Arc<Mutex<llguidance::Matcher>>,
     layout: Arc<Layout>,
 }
 
 impl CompiledGrammar {
     /// A matcher at the beginning of an output. Matchers share no state, so threads do not wait for each other.
     pub fn matcher(&self) -> Matcher {
-        let start = self.start.lock().deep_clone();
-        Matcher::new(start, self.layout.clone())
+        Matcher::new(self.start.clone(), self.layout.clone())
     }
 }
 
@@ -202,7 +201,7 @@ impl GrammarCompiler {
             .parse(source.grammar.clone())
             .map_err(|message| place::locate(&message, source, |part| self.parse(part).err()))?;
         Ok(CompiledGrammar {
-            start: Mutex::new(start),
+            start: Arc::new(Mutex::new(start)),
             layout: Arc::new(Layout {
                 opened_by: form.opened_by.filter(|_| form.after.is_some()),
                 free_parts: source.free_parts.clone(),

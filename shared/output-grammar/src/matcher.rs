@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use llguidance::toktrie::SimpleVob;
+use parking_lot::Mutex;
 
 use crate::{GrammarError, TokenId};
 
@@ -72,16 +73,22 @@ pub(crate) struct Layout {
     pub(crate) eos: Vec<TokenId>,
 }
 
+/// Most tokens that are followed without a mask. Only a mask renews the work that a grammar may take.
+const TOKENS_WITHOUT_MASK_MAX: usize = 64;
+
 /// The state of one output in a grammar.
 ///
-/// All answers depend on the tokens of the output alone, not on what was asked or rolled back before.
+/// All answers depend on the tokens of the output alone, not on what was asked or rolled back before. Only the limits
+/// of [`crate::GrammarLimits`] count what was rolled back as well. So an error may come earlier than for an output
+/// that never went back, and [`Matcher::restart`] finds out if it would come there too.
 pub struct Matcher {
+    /// The grammar at its beginning.
+    start: Arc<Mutex<llguidance::Matcher>>,
     grammar: llguidance::Matcher,
     layout: Arc<Layout>,
     /// Lengths of the output at the ends of the free parts that are over.
     ends: Vec<usize>,
-    /// Length of the output in tokens.
-    len: usize,
+    output: Vec<TokenId>,
     /// Tokens at the end of the output that came after the end of the text.
     len_after_end: usize,
     /// Tokens that may come next, if they were asked for since the last change.
@@ -92,17 +99,19 @@ pub struct Matcher {
 impl fmt::Debug for Matcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut matcher = f.debug_struct("Matcher");
-        matcher.field("len", &self.len).finish_non_exhaustive()
+        matcher.field("len", &self.len()).finish_non_exhaustive()
     }
 }
 
 impl Matcher {
-    pub(crate) fn new(grammar: llguidance::Matcher, layout: Arc<Layout>) -> Self {
+    pub(crate) fn new(start: Arc<Mutex<llguidance::Matcher>>, layout: Arc<Layout>) -> Self {
+        let grammar = start.lock().deep_clone();
         Matcher {
+            start,
             grammar,
             layout,
             ends: Vec::new(),
-            len: 0,
+            output: Vec::new(),
             len_after_end: 0,
             allowed: None,
             failed: false,
@@ -111,12 +120,17 @@ impl Matcher {
 
     /// Length of the output so far, in tokens.
     pub fn len(&self) -> usize {
-        self.len
+        self.output.len()
+    }
+
+    /// The output so far.
+    pub fn output(&self) -> &[TokenId] {
+        &self.output
     }
 
     /// Whether the output has no token yet.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.output.is_empty()
     }
 
     /// The free part that the output is in.
@@ -127,7 +141,7 @@ impl Matcher {
 
     /// Whether the next token decides if the output has its first free part.
     fn may_be_opened(&self) -> bool {
-        self.layout.opened_by.is_some() && self.len == 0 && self.ends.is_empty()
+        self.layout.opened_by.is_some() && self.is_empty() && self.ends.is_empty()
     }
 
     fn fail<T>(&mut self, reason: &'static str) -> Result<T, GrammarError> {
@@ -142,14 +156,36 @@ impl Matcher {
         }
     }
 
-    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used any
-    /// longer.
+    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used until
+    /// [`Matcher::restart`].
     ///
     /// # Errors
     /// The grammar does not allow them, or is too complex at this place.
     pub fn advance(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        self.advance_with_masks(tokens, TOKENS_WITHOUT_MASK_MAX)
+    }
+
+    /// Begins anew with an output, as one that never went back: with a mask before each token. This takes as long as
+    /// all masks of the output took. It also mends a matcher that failed.
+    ///
+    /// # Errors
+    /// As [`Matcher::advance`].
+    pub fn restart(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
+        *self = Matcher::new(self.start.clone(), self.layout.clone());
+        self.advance_with_masks(output, 1)
+    }
+
+    /// Appends tokens, with a mask before each that has a multiple of `distance` as its number.
+    fn advance_with_masks(
+        &mut self,
+        tokens: &[TokenId],
+        distance: usize,
+    ) -> Result<(), GrammarError> {
         self.check()?;
-        for token in tokens {
+        for (number, token) in (1..).zip(tokens) {
+            if number % distance == 0 {
+                self.allowed()?;
+            }
             if !self.advance_by_one(*token, llguidance_consume)? {
                 return self.fail("it has a token that the form does not allow");
             }
@@ -160,7 +196,7 @@ impl Matcher {
     /// Appends tokens to the output, up to the first that the grammar does not allow. Returns their number.
     ///
     /// # Errors
-    /// The grammar is too complex at this place. The matcher cannot be used any longer.
+    /// The grammar is too complex at this place. The matcher cannot be used until [`Matcher::restart`].
     pub fn advance_while_allowed(&mut self, tokens: &[TokenId]) -> Result<usize, GrammarError> {
         self.check()?;
         for (place, token) in tokens.iter().enumerate() {
@@ -174,7 +210,7 @@ impl Matcher {
     fn advance_by_one(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
         let opened = self.may_be_opened();
         if opened && Some(token) == self.layout.opened_by {
-            self.len = 1;
+            self.output.push(token);
             self.allowed = None;
             return Ok(true);
         }
@@ -201,10 +237,10 @@ impl Matcher {
             }
             return Ok(false);
         }
-        self.len += 1;
+        self.output.push(token);
         self.len_after_end += usize::from(after_end);
         if ends {
-            self.ends.push(self.len);
+            self.ends.push(self.len());
         }
         self.allowed = None;
         Ok(true)
@@ -223,15 +259,15 @@ impl Matcher {
     /// The output has fewer tokens, or an earlier call failed.
     pub fn rollback(&mut self, count: usize) -> Result<(), GrammarError> {
         self.check()?;
-        if count > self.len {
+        if count > self.len() {
             return self.fail("more tokens were taken back than it has");
         }
         if count == 0 {
             return Ok(());
         }
-        let len = self.len - count;
+        let len = self.len() - count;
         let bound = self.bound_len(len);
-        let bound_before = self.bound_len(self.len) - self.len_after_end;
+        let bound_before = self.bound_len(self.len()) - self.len_after_end;
         self.len_after_end = self.len_after_end.saturating_sub(count);
         let bound = bound - self.len_after_end;
         if self.grammar.rollback(bound_before - bound).is_err() {
@@ -239,7 +275,7 @@ impl Matcher {
         }
         // At the beginning it is open again whether there is a free part.
         self.ends.retain(|end| *end <= len && len > 0);
-        self.len = len;
+        self.output.truncate(len);
         self.allowed = None;
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Tests that outputs have their form, and are the same with any drafts as without.
 
+mod limits;
 mod schemas;
 
 use std::collections::HashMap;
@@ -57,6 +58,10 @@ fn network(vocab_size: u32, seed: u64) -> Model {
 
 /// An engine whose drafter has other weights, or the same.
 fn engine(drafter_seed: Option<u64>) -> TestEngine {
+    engine_with(drafter_seed, byte_model().grammars.clone())
+}
+
+fn engine_with(drafter_seed: Option<u64>, grammars: Arc<GrammarCompiler>) -> TestEngine {
     let bytes = byte_model();
     let drafter = drafter_seed.map(|seed| -> Box<dyn DraftNetwork> {
         let model = network(bytes.tokenizer.vocab_size(), seed);
@@ -65,7 +70,7 @@ fn engine(drafter_seed: Option<u64>) -> TestEngine {
     let config = EngineConfig::default();
     let core = EngineCore::new(bytes.model.clone(), drafter, &config);
     TestEngine {
-        core: core.with_grammars(Some(bytes.grammars.clone())),
+        core: core.with_grammars(Some(grammars)),
         now: std::time::Instant::now(),
     }
 }
