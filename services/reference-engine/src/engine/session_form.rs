@@ -209,8 +209,8 @@ pub(super) struct MaskTask<'a> {
     pub(super) text_len: usize,
 }
 
-/// Runs `pass`, and makes the masks of `tasks` on at most `threads` threads beside it. Masks that are not made here are
-/// made when they are needed, which is less work in all.
+/// Runs `pass`, and makes the masks of `tasks` on at most `threads` threads beside it. Masks that are not made here
+/// are made when they are needed, which is less work in all.
 pub(super) fn beside<T>(tasks: Vec<MaskTask<'_>>, threads: usize, pass: impl FnOnce() -> T) -> T {
     let nodes = |task: &MaskTask<'_>| task.computed.iter().flatten().count() + 1;
     let masks: usize = tasks.iter().map(nodes).sum();
