@@ -389,7 +389,8 @@ impl EngineCore {
         };
         let grammar = grammars.compile(form).map_err(|error| form_error(&error))?;
         let start = spec.prompt_len as usize + spec.sampling.forced_output.len();
-        Ok(Some(SessionForm::new(grammar.matcher(), start)))
+        let matcher = grammar.matcher().with_stops(&spec.sampling.stop_token_ids);
+        Ok(Some(SessionForm::new(matcher, start)))
     }
 
     /// Makes room for the rows that the drafter will compute, after `blocks` for the target. An item without room

@@ -56,10 +56,23 @@ fn llguidance_consume(grammar: &mut llguidance::Matcher, token: TokenId) -> Opti
     grammar.consume_token(token).ok().map(|()| true)
 }
 
-/// For any token.
-fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+/// For a token of a run that the library forces.
+fn llguidance_take(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
     let consumed = grammar.try_consume_tokens(&[token]);
     consumed.ok().map(|consumed| consumed == 1)
+}
+
+/// For any token. Where a text is forced, only the token by which the tokenizer begins it is in the mask.
+fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+    if !grammar.is_stopped()
+        && grammar
+            .compute_ff_tokens()
+            .first()
+            .is_some_and(|first| *first != token)
+    {
+        return Some(false);
+    }
+    llguidance_take(grammar, token)
 }
 
 /// What stands around the text of a grammar in an output.
@@ -86,6 +99,8 @@ pub struct Matcher {
     start: Arc<Mutex<llguidance::Matcher>>,
     grammar: llguidance::Matcher,
     layout: Arc<Layout>,
+    /// Tokens beside those of the layout that end this output.
+    stops: Vec<TokenId>,
     /// Lengths of the output at the ends of the free parts that are over.
     ends: Vec<usize>,
     output: Vec<TokenId>,
@@ -110,12 +125,32 @@ impl Matcher {
             start,
             grammar,
             layout,
+            stops: Vec::new(),
             ends: Vec::new(),
             output: Vec::new(),
             len_after_end: 0,
             allowed: None,
             failed: false,
         }
+    }
+
+    /// The matcher of an output that also ends with one of `stops`. Where the form allows the end, it allows them.
+    /// After an end it allows them alone, so that the output does end.
+    #[must_use]
+    pub fn with_stops(self, stops: &[TokenId]) -> Self {
+        let size = self
+            .grammar
+            .tok_env()
+            .map_or(0, |env| env.tok_trie().vocab_size());
+        let stops = stops.iter().copied().filter(|stop| (*stop as usize) < size);
+        Matcher {
+            stops: stops.collect(),
+            ..self
+        }
+    }
+
+    fn ends_output(&self, token: TokenId) -> bool {
+        self.layout.eos.contains(&token) || self.stops.contains(&token)
     }
 
     /// Length of the output so far, in tokens.
@@ -171,7 +206,9 @@ impl Matcher {
     /// # Errors
     /// As [`Matcher::advance`].
     pub fn restart(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
+        let stops = std::mem::take(&mut self.stops);
         *self = Matcher::new(self.start.clone(), self.layout.clone());
+        self.stops = stops;
         self.advance_with_masks(output, 1)
     }
 
@@ -225,7 +262,7 @@ impl Matcher {
             None => (false, false, true),
         };
         // An end token may also stand inside a grammar, such as the one after a call.
-        let after_end = !is_free && self.layout.eos.contains(&token) && self.may_end()?;
+        let after_end = !is_free && self.ends_output(token) && self.may_end()?;
         let allowed = match (after_end, is_bound) {
             (true, _) => true,
             (_, true) => self.len_after_end == 0 && self.consume(token, consume)?,
@@ -302,16 +339,18 @@ impl Matcher {
             return Ok(None);
         }
         if self.allowed.is_none() {
-            let mask = match self.len_after_end {
-                0 => self.grammar.compute_mask_or_eos(),
-                _ => self
-                    .grammar
-                    .tok_env()
-                    .map(|env| env.tok_trie().eos_token_set()),
+            let env = self.grammar.tok_env();
+            let mask = match (self.len_after_end, self.stops.is_empty()) {
+                (0, _) => self.grammar.compute_mask_or_eos(),
+                (_, true) => env.map(|env| env.tok_trie().eos_token_set()),
+                (_, false) => env.map(|env| env.tok_trie().alloc_token_set()),
             };
             let Ok(mut mask) = mask else {
                 return self.fail("the grammar is too complex here");
             };
+            if !self.stops.is_empty() && self.may_end()? {
+                self.stops.iter().for_each(|stop| mask.allow_token(*stop));
+            }
             if let (true, Some(token)) = (self.may_be_opened(), self.layout.opened_by) {
                 mask.allow_token(token);
             }
@@ -335,24 +374,30 @@ impl Matcher {
     /// As [`Matcher::allowed`].
     pub fn forced(&mut self, max: usize) -> Result<Vec<TokenId>, GrammarError> {
         let mut forced = Vec::new();
-        while forced.len() < max {
-            // Without a mask for each of them. The last token may end the text.
-            if self.free_part().is_none() && !self.may_be_opened() && !self.must_end() {
-                let run = self.grammar.compute_ff_tokens();
-                let run = &run[..run.len().min(max - forced.len())];
-                let taken = self.advance_while_allowed(run)?;
-                forced.extend_from_slice(&run[..taken]);
-                if taken > 0 {
-                    continue;
+        while forced.len() < max && self.free_part().is_none() && !self.may_be_opened() {
+            if self.must_end() {
+                let token = self.allowed()?.and_then(TokenMask::only);
+                if let (Some(token), 0) = (token, self.len_after_end)
+                    && self.advance_by_one(token, llguidance_consume)?
+                {
+                    forced.push(token);
                 }
-            }
-            let Some(token) = self.allowed()?.and_then(TokenMask::only) else {
-                break;
-            };
-            if self.len_after_end > 0 || !self.advance_by_one(token, llguidance_consume)? {
                 break;
             }
-            forced.push(token);
+            // A mask would say no more: where the library knows of no forced token, it may still have one alone, but
+            // to find that out costs more than the token saves.
+            let run = self.grammar.compute_ff_tokens();
+            let mut taken = 0;
+            for token in run.iter().take(max - forced.len()) {
+                if !self.advance_by_one(*token, llguidance_take)? {
+                    break;
+                }
+                forced.push(*token);
+                taken += 1;
+            }
+            if taken == 0 {
+                break;
+            }
         }
         self.rollback(forced.len())?;
         Ok(forced)

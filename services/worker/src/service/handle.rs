@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::engine::EngineCapabilities;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
@@ -107,8 +108,8 @@ impl WorkerHandle {
             .with_code(code::CONTEXT_LENGTH_EXCEEDED));
         }
         match &self.parts.engine {
-            // The engine checks the sampling parameters itself.
-            WorkerEngine::Verifying(_) => Ok(()),
+            // The engine checks the sampling parameters itself, except one that it does not know.
+            WorkerEngine::Verifying(engine) => check_form(request, engine.capabilities()),
             WorkerEngine::Streaming(engine) => engine.capabilities().check(&request.sampling),
         }
     }
@@ -153,7 +154,10 @@ impl WorkerParts {
         // Compiling takes milliseconds where the form is new.
         let compiled = tokio::task::spawn_blocking(move || grammars.compile(&form));
         let grammar = compiled.await.ok()?.ok()?;
-        Some(RunningForm::new(grammar.matcher()))
+        let matcher = grammar.matcher();
+        Some(RunningForm::new(
+            matcher.with_stops(&request.sampling.stop_token_ids),
+        ))
     }
 }
 
@@ -234,6 +238,18 @@ impl Worker for WorkerHandle {
             .map_err(|_| stopped())?;
         is_done.await.map_err(|_| stopped())
     }
+}
+
+/// Checks that an engine holds outputs to forms. One that does not know of them would answer freely.
+fn check_form(request: &ChunkRequest, able: &EngineCapabilities) -> Result<(), ApiError> {
+    if request.sampling.form.is_none() || able.output_forms {
+        return Ok(());
+    }
+    let message = format!(
+        "the engine behind {} does not hold outputs to a form; leave it out",
+        able.model
+    );
+    Err(ApiError::invalid("sampling.form", message).with_code("unsupported_by_engine"))
 }
 
 /// The error of a call to a worker whose driver has stopped.

@@ -159,3 +159,66 @@ fn texts_of_other_forms() {
     ));
     assert!(!allows(TextForm::JsonObject, "[1]"));
 }
+
+#[test]
+fn an_output_ends_with_its_own_stop_tokens() {
+    let stop = MODEL.tokenizer.token_id("<|im_start|>").unwrap();
+    let regex = || matcher(TextForm::Regex("[a-z ]+".into()));
+    assert!(!regex().with_stops(&[stop]).accepts(stop).unwrap());
+    let mut open = regex().with_stops(&[stop]);
+    open.advance(&encode("some words")).unwrap();
+    assert!(open.accepts(stop).unwrap() && open.accepts(MODEL.eos).unwrap());
+    open.advance(&[stop]).unwrap();
+    assert_eq!(open.allowed().unwrap().unwrap().only(), Some(stop));
+    open.rollback(1).unwrap();
+    assert!(open.accepts(encode(" x")[0]).unwrap());
+    // A request whose stop tokens lack that of the model ends a token later, not at its limit.
+    open.advance(&[MODEL.eos]).unwrap();
+    assert_eq!(open.allowed().unwrap().unwrap().only(), Some(stop));
+    let mut unknown = regex().with_stops(&[u32::MAX]);
+    unknown.advance(&encode("some words")).unwrap();
+    assert_eq!(unknown.advance_while_allowed(&[u32::MAX]).unwrap_or(0), 0);
+    let mut without = regex();
+    without.advance(&encode("some words")).unwrap();
+    assert!(!without.accepts(stop).unwrap());
+}
+
+#[test]
+fn a_long_output_is_taken_up_again() {
+    let text = r#"{"type":"object","properties":{"a":{"type":"string","maxLength":20000,"pattern":"^([a-f]{1,9}[ .])*$"}},"required":["a"]}"#;
+    let mut dice = Dice(7);
+    let mut first = matcher(schema(text));
+    let mut output = encode("{\"a\": \"");
+    first.advance(&output).unwrap();
+    while output.len() < 5_000 {
+        let allowed: Vec<TokenId> = first.allowed().unwrap().unwrap().iter().collect();
+        let quote = encode("\"")[0];
+        let inner: Vec<TokenId> = allowed
+            .into_iter()
+            .filter(|token| *token != quote)
+            .collect();
+        let token = inner[dice.below(inner.len())];
+        first.advance(&[token]).unwrap();
+        output.push(token);
+    }
+    let mask = first.allowed().unwrap().cloned();
+    let mut again = matcher(schema(text));
+    again.advance(&output).unwrap();
+    assert_eq!(again.allowed().unwrap().cloned(), mask);
+    first.restart(&output).unwrap();
+    assert_eq!(first.allowed().unwrap().cloned(), mask);
+}
+
+#[test]
+fn only_the_tokens_of_masks_are_entered() {
+    let text = r#"{"type":"object","properties":{"customer_name":{"const":"Bob"}},"required":["customer_name"],"additionalProperties":false}"#;
+    let mut at = matcher(schema(text));
+    for expected in at.forced(50).unwrap() {
+        for other in 0..MODEL.tokenizer.vocab_size() {
+            if other != expected {
+                assert_eq!(at.advance_while_allowed(&[other]).unwrap(), 0);
+            }
+        }
+        assert_eq!(at.advance_while_allowed(&[expected]).unwrap(), 1);
+    }
+}
