@@ -11,6 +11,8 @@
 //! | file | content |
 //! |---|---|
 //! | `compiler.rs` | **Read this first.** [`GrammarCompiler`] compiles forms within limits, and keeps them. |
+//! | `jobs.rs` | The threads that compile: a few at once, each form once. |
+//! | `cache.rs` | Grammars and verdicts of lately compiled forms, with a share for each namespace. |
 //! | `matcher.rs` | [`Matcher`]: the state of one output, with masks, forced tokens and rollback. |
 //! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
 //! | `lark.rs` | Choices, calls of tools and alternatives of forms become Lark. |
@@ -19,9 +21,11 @@
 //! | `place.rs` | Where in a form an error is. |
 //! | `vocabulary.rs` | The bytes of every token, and how the tokenizer itself writes a text. |
 
+mod cache;
 mod compiler;
 mod ebnf;
 mod error;
+mod jobs;
 mod lark;
 mod matcher;
 mod place;

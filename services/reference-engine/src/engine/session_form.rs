@@ -4,7 +4,10 @@ use std::fmt;
 
 use refrain_output_grammar::{GrammarError, Matcher, TokenMask};
 use refrain_protocol::engine::Draft;
-use refrain_protocol::{ApiError, TokenId};
+use refrain_protocol::{ApiError, ErrorKind, TokenId};
+
+/// Delay after which a session may be opened whose form was not compiled yet. Most forms take 1 to 10 ms.
+const COMPILING_RETRY_AFTER_MS: u64 = 5;
 
 /// Fewer masks are made faster in turn than on a thread of their own.
 const MASKS_AHEAD_MIN: usize = 8;
@@ -35,6 +38,14 @@ impl fmt::Debug for SessionForm {
 /// The error for an output that its form cannot hold.
 pub(crate) fn form_error(error: &GrammarError) -> ApiError {
     ApiError::invalid("sampling.form", error.to_string()).with_code("output_form")
+}
+
+/// The error for a session whose form is not compiled yet.
+pub(crate) fn compiling() -> ApiError {
+    let message = "the form of the output is being compiled; send the item again";
+    ApiError::new(ErrorKind::Overloaded, message)
+        .with_code("engine_form_compiling")
+        .with_retry_after_ms(COMPILING_RETRY_AFTER_MS)
 }
 
 impl SessionForm {

@@ -141,7 +141,7 @@ impl WorkerParts {
 
     /// The form of a request's output, where drafts can come from it. A form that cannot be compiled is the engine's
     /// to refuse.
-    async fn form_of(&self, request: &ChunkRequest) -> Option<RunningForm> {
+    async fn form_of(&self, namespace: NamespaceId, request: &ChunkRequest) -> Option<RunningForm> {
         let form = request.sampling.form.as_deref()?;
         let WorkerEngine::Verifying(engine) = &self.engine else {
             return None;
@@ -150,9 +150,11 @@ impl WorkerParts {
             && drafts_from_indexes(request.speculation)
             && request.sampling.forced_output.is_empty();
         let grammars = engine.grammars().filter(|_| is_wanted)?;
-        let form = form.clone();
-        // Compiling takes milliseconds where the form is new.
-        let compiled = tokio::task::spawn_blocking(move || grammars.compile(&form));
+        // Compiling takes milliseconds where the form is new, on a thread of the compiler.
+        let (sender, compiled) = oneshot::channel();
+        grammars.start(namespace, form, move |outcome| {
+            let _ = sender.send(outcome);
+        });
         let grammar = compiled.await.ok()?.ok()?;
         let matcher = grammar.matcher();
         Some(RunningForm::new(
@@ -209,7 +211,7 @@ impl Worker for WorkerHandle {
         } else {
             parts.with_sources(namespace_id, request)?
         };
-        let form = parts.form_of(&request).await;
+        let form = parts.form_of(namespace_id, &request).await;
         let running = ActiveRequest::new(
             request,
             namespace_id,

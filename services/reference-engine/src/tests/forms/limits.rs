@@ -32,9 +32,11 @@ fn decode(
     drafter_seed: Option<u64>,
     mut draft: impl FnMut(&[TokenId]) -> Option<Draft>,
 ) -> Result<Vec<TokenId>, ApiError> {
-    let mut engine = engine_with(drafter_seed, grammars(limits.clone()));
-    engine.core.set_mask_threads(seed as usize % 2);
     let sampling = sampling(seed);
+    let grammars = grammars(limits.clone());
+    compiled(&grammars, sampling.form.as_deref().unwrap());
+    let mut engine = engine_with(drafter_seed, grammars);
+    engine.core.set_mask_threads(seed as usize % 2);
     let mut output = Vec::new();
     while output.len() < OUTPUT_MAX {
         let mut item = match output.len() {
