@@ -28,7 +28,7 @@ use crate::sampler::Sampler;
 use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
 use session::Session;
-use session_form::{MaskTask, SessionForm, beside, form_error};
+use session_form::{MaskTask, SessionForm, beside, compiling, form_error};
 use sessions::Sessions;
 
 /// The results of a step, and the work that it took.
@@ -387,9 +387,15 @@ impl EngineCore {
             let message = "this engine's model has no tokenizer or no end token, so outputs cannot be held to a form";
             return Err(ApiError::invalid("sampling.form", message).with_code("output_form"));
         };
-        let grammar = grammars.compile(form).map_err(|error| form_error(&error))?;
+        // To compile takes milliseconds to seconds, in which the other requests of the batch go on.
+        let Some(outcome) = grammars.known(spec.namespace, form) else {
+            grammars.start(spec.namespace, form, |_| ());
+            return Err(compiling());
+        };
+        let grammar = outcome.map_err(|error| form_error(&error))?;
         let start = spec.prompt_len as usize + spec.sampling.forced_output.len();
-        Ok(Some(SessionForm::new(grammar.matcher(), start)))
+        let matcher = grammar.matcher().with_stops(&spec.sampling.stop_token_ids);
+        Ok(Some(SessionForm::new(matcher, start)))
     }
 
     /// Makes room for the rows that the drafter will compute, after `blocks` for the target. An item without room

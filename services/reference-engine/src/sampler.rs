@@ -1,10 +1,10 @@
 //! Samples tokens: a pure function of logits, sampling parameters and position.
 //!
-//! The order is: the form of the output, bad words, end tokens before `min_tokens`, bias, penalties, log-probabilities, temperature, top-k,
-//! top-p, min-p, draw. The penalties depend on the tokens before the position ([`History`]). The draw inverts the
-//! cumulative distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position).
-//! So a position gets the same token whichever way the sequence reached it. Gumbel noise per token would do too, but
-//! it costs a logarithm for each token of the vocabulary.
+//! The order is: the form of the output, bad words, end tokens before `min_tokens`, bias, penalties,
+//! log-probabilities, temperature, top-k, top-p, min-p, draw. The penalties depend on the tokens before the position
+//! ([`History`]). The draw inverts the cumulative distribution, in order of token id, at one uniform number that is a
+//! hash of (seed, choice, position). So a position gets the same token whichever way the sequence reached it. Gumbel
+//! noise per token would do too, but it costs a logarithm for each token of the vocabulary.
 
 mod history;
 
@@ -131,8 +131,8 @@ pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiEr
     }
 }
 
-/// Keeps the logits of the tokens that the form of the output allows. Where the parameters leave none of them, the form
-/// counts alone, so that the output always has it.
+/// Keeps the logits of the tokens that the form of the output allows. Where the parameters leave none of them, the
+/// form counts alone, so that the output always has it.
 fn keep_allowed(adjusted: &mut [f32], logits: &[f32], allowed: &TokenMask) {
     let mask = |logits: &mut [f32]| {
         for (token, logit) in (0..).zip(logits.iter_mut()) {
@@ -166,10 +166,9 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// Samples the target's token at absolute position `position` from the logits of the position before. A token
-    /// whose logit is NaN is never sampled, unless there is no other. `history` has the tokens before the position, and
-    /// `allowed` those that the form of the output allows at it.
-    /// `drafted` is the token that a drafter drew for the position, if it drew one. Where that token is accepted, it
-    /// is the one that is returned.
+    /// whose logit is NaN is never sampled, unless there is no other. `history` has the tokens before the position,
+    /// and `allowed` those that the form of the output allows at it. `drafted` is the token that a drafter drew for
+    /// the position, if it drew one. Where that token is accepted, it is the one that is returned.
     pub(crate) fn sample(
         &mut self,
         logits: &[f32],

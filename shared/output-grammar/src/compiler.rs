@@ -1,24 +1,22 @@
 //! Compiles forms, and keeps what it compiled.
 
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{ParserFactory, earley::SlicedBiasComputer};
-use lru::LruCache;
 use parking_lot::Mutex;
+use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::OutputForm;
 use refrain_tokenization::Tokenizer;
 
+use crate::cache::{Cache, CacheKey};
+use crate::jobs::{Job, Jobs};
 use crate::matcher::{Layout, Matcher};
 use crate::source::{Context, Source};
 use crate::vocabulary::Vocabulary;
 use crate::{GrammarError, TokenId, place};
-
-/// Stack of a thread that compiles. References nest as deeply as a schema has them, and rules as a grammar has them.
-const STACK_BYTES: usize = 512 << 20;
 
 /// The limits of compiling and matching.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,12 +35,17 @@ pub struct GrammarLimits {
     pub symbols_max: usize,
     /// Work that one mask may take, in units of which a core does about 14,000 per millisecond.
     pub mask_fuel: u64,
-    /// Most states of the automaton of one output, each of 1 to 2 kB.
+    /// Most states of the automaton of one output, each of 1 to 2 kB. A string with a `maxLength` takes one for each of
+    /// its characters, so the default allows strings of 16,000 characters, and takes at most 40 MB for an output.
     pub states_max: usize,
-    /// Most compiled grammars that are kept.
+    /// Most compiled grammars that are kept. With 0, only the verdicts are.
     pub cached_grammars_max: usize,
     /// Most bytes of the forms of those.
     pub cached_form_bytes_max: usize,
+    /// Most forms that are compiled at once.
+    pub compile_threads_max: usize,
+    /// Most forms that wait to be compiled. A namespace may have a quarter of them.
+    pub waiting_forms_max: usize,
 }
 
 impl Default for GrammarLimits {
@@ -55,15 +58,23 @@ impl Default for GrammarLimits {
             compile_fuel: 1_000_000,
             symbols_max: 200_000,
             mask_fuel: 200_000,
-            states_max: 50_000,
+            states_max: 20_000,
             cached_grammars_max: 256,
             cached_form_bytes_max: 4 << 20,
+            compile_threads_max: 2,
+            waiting_forms_max: 64,
         }
     }
 }
 
 /// Compiles the forms of one model. It is shared by all requests.
 pub struct GrammarCompiler {
+    work: Arc<CompileWork>,
+    jobs: Arc<Jobs>,
+}
+
+/// What the threads need that compile.
+struct CompileWork {
     tokenizer: Arc<Tokenizer>,
     factory: ParserFactory,
     eos: Vec<TokenId>,
@@ -74,17 +85,11 @@ pub struct GrammarCompiler {
 /// A compiled form, or why there is none.
 pub type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
 
-struct Cache {
-    /// Refusals are kept too, so that a bad form costs its work once.
-    outcomes: LruCache<String, Outcome>,
-    bytes: usize,
-}
-
 impl fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut compiler = f.debug_struct("GrammarCompiler");
         compiler
-            .field("limits", &self.limits)
+            .field("limits", &self.work.limits)
             .finish_non_exhaustive()
     }
 }
@@ -92,15 +97,14 @@ impl fmt::Debug for GrammarCompiler {
 /// A compiled form.
 pub struct CompiledGrammar {
     /// At its beginning. It is only cloned.
-    start: Mutex<llguidance::Matcher>,
+    start: Arc<Mutex<llguidance::Matcher>>,
     layout: Arc<Layout>,
 }
 
 impl CompiledGrammar {
     /// A matcher at the beginning of an output. Matchers share no state, so threads do not wait for each other.
     pub fn matcher(&self) -> Matcher {
-        let start = self.start.lock().deep_clone();
-        Matcher::new(start, self.layout.clone())
+        Matcher::new(self.start.clone(), self.layout.clone())
     }
 }
 
@@ -134,67 +138,112 @@ impl GrammarCompiler {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        let count = NonZeroUsize::new(limits.cached_grammars_max).unwrap_or(NonZeroUsize::MIN);
         Ok(GrammarCompiler {
-            tokenizer,
-            factory,
-            eos: eos.to_vec(),
-            limits,
-            cache: Mutex::new(Cache {
-                outcomes: LruCache::new(count),
-                bytes: 0,
+            jobs: Arc::new(Jobs::new(
+                limits.compile_threads_max,
+                limits.waiting_forms_max,
+            )),
+            work: Arc::new(CompileWork {
+                tokenizer,
+                factory,
+                eos: eos.to_vec(),
+                cache: Mutex::new(Cache::new(&limits)),
+                limits,
             }),
         })
     }
 
-    /// The grammar of a form, from the cache if it was compiled lately.
+    /// The grammar of a form, from the cache if it was compiled lately. It waits until the form is compiled.
     ///
     /// # Errors
-    /// The form cannot be compiled. The message says where, and has nothing else of the form's text.
-    pub fn compile(&self, form: &OutputForm) -> Result<Arc<CompiledGrammar>, GrammarError> {
-        let key = serde_json::to_string(form)
-            .map_err(|error| GrammarError::refused(error.to_string()))?;
-        if key.len() > self.limits.form_bytes_max {
-            return Err(GrammarError::refused(format!(
-                "the form has {} bytes, more than {}",
-                key.len(),
-                self.limits.form_bytes_max
-            )));
+    /// The form cannot be compiled. The message says where, and has nothing else of the form's text. Or too many forms
+    /// wait.
+    pub fn compile(&self, form: &OutputForm) -> Outcome {
+        self.compile_for(NamespaceId::default(), form)
+    }
+
+    /// As [`GrammarCompiler::compile`], for a form of a namespace. Namespaces do not see each other's grammars.
+    ///
+    /// # Errors
+    /// As [`GrammarCompiler::compile`].
+    pub fn compile_for(&self, namespace: NamespaceId, form: &OutputForm) -> Outcome {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        self.start(namespace, form, move |outcome| {
+            let _ = sender.send(outcome);
+        });
+        let lost = GrammarError::NotNow("the form was not compiled");
+        receiver.recv().unwrap_or(Err(lost))
+    }
+
+    /// Compiles a form on a thread of the compiler, and calls `then` there with the outcome, which it must not hold
+    /// up. An outcome that is known is there at once. Forms that are equal are compiled once.
+    pub fn start(
+        &self,
+        namespace: NamespaceId,
+        form: &OutputForm,
+        then: impl FnOnce(Outcome) + Send + 'static,
+    ) {
+        let key = match self.key(namespace, form) {
+            Ok(key) => key,
+            Err(error) => return then(Err(error)),
+        };
+        let outcome = self.work.cache.lock().outcome(&key);
+        if let Some(outcome) = outcome {
+            return then(outcome);
         }
-        if let Some(outcome) = self.cache.lock().outcomes.get(&key) {
-            return outcome.clone();
+        let form = form.clone();
+        let known = || self.work.cache.lock().outcome(&key);
+        let work = self.work.clone();
+        let compile = move |job: &Job| {
+            let outcome = work.compile(&job.form);
+            work.cache.lock().insert(job.key, &outcome);
+            outcome
+        };
+        let jobs = &self.jobs;
+        jobs.start(Job { key, form }, Box::new(then), known, compile);
+    }
+
+    /// The outcome for a form that was compiled lately, without any work.
+    pub fn known(&self, namespace: NamespaceId, form: &OutputForm) -> Option<Outcome> {
+        match self.key(namespace, form) {
+            Ok(key) => self.work.cache.lock().outcome(&key),
+            Err(error) => Some(Err(error)),
         }
+    }
+
+    /// Whether a form that was compiled lately by [`GrammarCompiler::compile`] can be compiled, without any work. This
+    /// is known for longer than its grammar is kept.
+    pub fn verdict(&self, form: &OutputForm) -> Option<Result<(), GrammarError>> {
+        match self.key(NamespaceId::default(), form) {
+            Ok(key) => self.work.cache.lock().verdict(&key),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Number of forms that are compiled or wait for it.
+    pub fn forms_waiting(&self) -> usize {
+        self.jobs.waiting()
+    }
+
+    /// Numbers of grammars in the cache, and of bytes of their forms.
+    pub fn cached(&self) -> (usize, usize) {
+        self.work.cache.lock().size()
+    }
+
+    fn key(&self, namespace: NamespaceId, form: &OutputForm) -> Result<CacheKey, GrammarError> {
+        CacheKey::new(namespace, form, self.work.limits.form_bytes_max)
+    }
+}
+
+impl CompileWork {
+    fn compile(&self, form: &OutputForm) -> Outcome {
         let context = Context {
             tokenizer: &self.tokenizer,
             eos: &self.eos,
             limits: &self.limits,
         };
-        let built = Source::new(context, form)
-            .and_then(|source| self.on_deep_stack(|| self.build(form, &source)));
-        let outcome = built.map(Arc::new);
-        let bytes_max = self.limits.cached_form_bytes_max;
-        self.cache.lock().insert(key, outcome.clone(), bytes_max);
-        outcome
-    }
-
-    /// The outcome of [`GrammarCompiler::compile`] for a form that was compiled lately, without any work.
-    pub fn known(&self, form: &OutputForm) -> Option<Outcome> {
-        let key = serde_json::to_string(form).ok()?;
-        self.cache.lock().outcomes.get(&key).cloned()
-    }
-
-    fn on_deep_stack<T: Send>(
-        &self,
-        work: impl FnOnce() -> Result<T, GrammarError> + Send,
-    ) -> Result<T, GrammarError> {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-            let thread = thread.spawn_scoped(scope, work).map_err(|_| {
-                GrammarError::refused("no thread could be started to compile the form")
-            })?;
-            let failed = |_| Err(GrammarError::refused("the form cannot be compiled"));
-            thread.join().unwrap_or_else(failed)
-        })
+        let source = Source::new(context, form)?;
+        self.build(form, &source).map(Arc::new)
     }
 
     fn build(&self, form: &OutputForm, source: &Source) -> Result<CompiledGrammar, GrammarError> {
@@ -202,7 +251,7 @@ impl GrammarCompiler {
             .parse(source.grammar.clone())
             .map_err(|message| place::locate(&message, source, |part| self.parse(part).err()))?;
         Ok(CompiledGrammar {
-            start: Mutex::new(start),
+            start: Arc::new(Mutex::new(start)),
             layout: Arc::new(Layout {
                 opened_by: form.opened_by.filter(|_| form.after.is_some()),
                 free_parts: source.free_parts.clone(),
@@ -231,21 +280,6 @@ impl GrammarCompiler {
                 matcher.invalidate_bias_cache();
                 Ok(matcher)
             }
-        }
-    }
-}
-
-impl Cache {
-    fn insert(&mut self, key: String, outcome: Outcome, bytes_max: usize) {
-        self.bytes += key.len();
-        if let Some((replaced, _)) = self.outcomes.push(key, outcome) {
-            self.bytes -= replaced.len();
-        }
-        while self.bytes > bytes_max && self.outcomes.len() > 1 {
-            let Some((oldest, _)) = self.outcomes.pop_lru() else {
-                break;
-            };
-            self.bytes -= oldest.len();
         }
     }
 }

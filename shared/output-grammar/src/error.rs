@@ -17,6 +17,9 @@ pub enum GrammarError {
     /// The form as a whole cannot be compiled.
     #[error("{0}")]
     Refused(String),
+    /// The form could not be compiled now. It may be tried again.
+    #[error("{0}; try again")]
+    NotNow(&'static str),
     /// The grammar's limits ended the matching, or tokens came that it does not allow.
     #[error("the output cannot be held to its form any longer: {0}")]
     Matching(&'static str),

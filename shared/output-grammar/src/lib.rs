@@ -1,7 +1,7 @@
 //! Holds outputs to a form: which tokens may come next, and which must.
 //!
-//! A form ([`refrain_protocol::OutputForm`]) says which texts are allowed. This crate compiles it for one model, by the
-//! library `llguidance`. It then follows outputs token by token, forwards along a draft and back again.
+//! A form ([`refrain_protocol::OutputForm`]) says which texts are allowed. This crate compiles it for one model, by
+//! the library `llguidance`. It then follows outputs token by token, forwards along a draft and back again.
 //!
 //! It knows nothing of networks, requests, or sampling. Bad input never panics, and its work is bounded by
 //! [`GrammarLimits`].
@@ -11,6 +11,8 @@
 //! | file | content |
 //! |---|---|
 //! | `compiler.rs` | **Read this first.** [`GrammarCompiler`] compiles forms within limits, and keeps them. |
+//! | `jobs.rs` | The threads that compile: a few at once, each form once. |
+//! | `cache.rs` | Grammars and verdicts of lately compiled forms, with a share for each namespace. |
 //! | `matcher.rs` | [`Matcher`]: the state of one output, with masks, forced tokens and rollback. |
 //! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
 //! | `lark.rs` | Choices, calls of tools and alternatives of forms become Lark. |
@@ -19,9 +21,11 @@
 //! | `place.rs` | Where in a form an error is. |
 //! | `vocabulary.rs` | The bytes of every token, and how the tokenizer itself writes a text. |
 
+mod cache;
 mod compiler;
 mod ebnf;
 mod error;
+mod jobs;
 mod lark;
 mod matcher;
 mod place;

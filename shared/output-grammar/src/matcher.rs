@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use llguidance::toktrie::SimpleVob;
+use parking_lot::Mutex;
 
 use crate::{GrammarError, TokenId};
 
@@ -55,10 +56,23 @@ fn llguidance_consume(grammar: &mut llguidance::Matcher, token: TokenId) -> Opti
     grammar.consume_token(token).ok().map(|()| true)
 }
 
-/// For any token.
-fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+/// For a token of a run that the library forces.
+fn llguidance_take(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
     let consumed = grammar.try_consume_tokens(&[token]);
     consumed.ok().map(|consumed| consumed == 1)
+}
+
+/// For any token. Where a text is forced, only the token by which the tokenizer begins it is in the mask.
+fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
+    if !grammar.is_stopped()
+        && grammar
+            .compute_ff_tokens()
+            .first()
+            .is_some_and(|first| *first != token)
+    {
+        return Some(false);
+    }
+    llguidance_take(grammar, token)
 }
 
 /// What stands around the text of a grammar in an output.
@@ -72,16 +86,24 @@ pub(crate) struct Layout {
     pub(crate) eos: Vec<TokenId>,
 }
 
+/// Most tokens that are followed without a mask. Only a mask renews the work that a grammar may take.
+const TOKENS_WITHOUT_MASK_MAX: usize = 64;
+
 /// The state of one output in a grammar.
 ///
-/// All answers depend on the tokens of the output alone, not on what was asked or rolled back before.
+/// All answers depend on the tokens of the output alone, not on what was asked or rolled back before. Only the limits
+/// of [`crate::GrammarLimits`] count what was rolled back as well. So an error may come earlier than for an output
+/// that never went back, and [`Matcher::restart`] finds out if it would come there too.
 pub struct Matcher {
+    /// The grammar at its beginning.
+    start: Arc<Mutex<llguidance::Matcher>>,
     grammar: llguidance::Matcher,
     layout: Arc<Layout>,
+    /// Tokens beside those of the layout that end this output.
+    stops: Vec<TokenId>,
     /// Lengths of the output at the ends of the free parts that are over.
     ends: Vec<usize>,
-    /// Length of the output in tokens.
-    len: usize,
+    output: Vec<TokenId>,
     /// Tokens at the end of the output that came after the end of the text.
     len_after_end: usize,
     /// Tokens that may come next, if they were asked for since the last change.
@@ -92,31 +114,58 @@ pub struct Matcher {
 impl fmt::Debug for Matcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut matcher = f.debug_struct("Matcher");
-        matcher.field("len", &self.len).finish_non_exhaustive()
+        matcher.field("len", &self.len()).finish_non_exhaustive()
     }
 }
 
 impl Matcher {
-    pub(crate) fn new(grammar: llguidance::Matcher, layout: Arc<Layout>) -> Self {
+    pub(crate) fn new(start: Arc<Mutex<llguidance::Matcher>>, layout: Arc<Layout>) -> Self {
+        let grammar = start.lock().deep_clone();
         Matcher {
+            start,
             grammar,
             layout,
+            stops: Vec::new(),
             ends: Vec::new(),
-            len: 0,
+            output: Vec::new(),
             len_after_end: 0,
             allowed: None,
             failed: false,
         }
     }
 
+    /// The matcher of an output that also ends with one of `stops`. Where the form allows the end, it allows them.
+    /// After an end it allows them alone, so that the output does end.
+    #[must_use]
+    pub fn with_stops(self, stops: &[TokenId]) -> Self {
+        let size = self
+            .grammar
+            .tok_env()
+            .map_or(0, |env| env.tok_trie().vocab_size());
+        let stops = stops.iter().copied().filter(|stop| (*stop as usize) < size);
+        Matcher {
+            stops: stops.collect(),
+            ..self
+        }
+    }
+
+    fn ends_output(&self, token: TokenId) -> bool {
+        self.layout.eos.contains(&token) || self.stops.contains(&token)
+    }
+
     /// Length of the output so far, in tokens.
     pub fn len(&self) -> usize {
-        self.len
+        self.output.len()
+    }
+
+    /// The output so far.
+    pub fn output(&self) -> &[TokenId] {
+        &self.output
     }
 
     /// Whether the output has no token yet.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.output.is_empty()
     }
 
     /// The free part that the output is in.
@@ -127,7 +176,7 @@ impl Matcher {
 
     /// Whether the next token decides if the output has its first free part.
     fn may_be_opened(&self) -> bool {
-        self.layout.opened_by.is_some() && self.len == 0 && self.ends.is_empty()
+        self.layout.opened_by.is_some() && self.is_empty() && self.ends.is_empty()
     }
 
     fn fail<T>(&mut self, reason: &'static str) -> Result<T, GrammarError> {
@@ -142,14 +191,38 @@ impl Matcher {
         }
     }
 
-    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used any
-    /// longer.
+    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used until
+    /// [`Matcher::restart`].
     ///
     /// # Errors
     /// The grammar does not allow them, or is too complex at this place.
     pub fn advance(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
+        self.advance_with_masks(tokens, TOKENS_WITHOUT_MASK_MAX)
+    }
+
+    /// Begins anew with an output, as one that never went back: with a mask before each token. This takes as long as
+    /// all masks of the output took. It also mends a matcher that failed.
+    ///
+    /// # Errors
+    /// As [`Matcher::advance`].
+    pub fn restart(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
+        let stops = std::mem::take(&mut self.stops);
+        *self = Matcher::new(self.start.clone(), self.layout.clone());
+        self.stops = stops;
+        self.advance_with_masks(output, 1)
+    }
+
+    /// Appends tokens, with a mask before each that has a multiple of `distance` as its number.
+    fn advance_with_masks(
+        &mut self,
+        tokens: &[TokenId],
+        distance: usize,
+    ) -> Result<(), GrammarError> {
         self.check()?;
-        for token in tokens {
+        for (number, token) in (1..).zip(tokens) {
+            if number % distance == 0 {
+                self.allowed()?;
+            }
             if !self.advance_by_one(*token, llguidance_consume)? {
                 return self.fail("it has a token that the form does not allow");
             }
@@ -160,7 +233,7 @@ impl Matcher {
     /// Appends tokens to the output, up to the first that the grammar does not allow. Returns their number.
     ///
     /// # Errors
-    /// The grammar is too complex at this place. The matcher cannot be used any longer.
+    /// The grammar is too complex at this place. The matcher cannot be used until [`Matcher::restart`].
     pub fn advance_while_allowed(&mut self, tokens: &[TokenId]) -> Result<usize, GrammarError> {
         self.check()?;
         for (place, token) in tokens.iter().enumerate() {
@@ -174,7 +247,7 @@ impl Matcher {
     fn advance_by_one(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
         let opened = self.may_be_opened();
         if opened && Some(token) == self.layout.opened_by {
-            self.len = 1;
+            self.output.push(token);
             self.allowed = None;
             return Ok(true);
         }
@@ -189,7 +262,7 @@ impl Matcher {
             None => (false, false, true),
         };
         // An end token may also stand inside a grammar, such as the one after a call.
-        let after_end = !is_free && self.layout.eos.contains(&token) && self.may_end()?;
+        let after_end = !is_free && self.ends_output(token) && self.may_end()?;
         let allowed = match (after_end, is_bound) {
             (true, _) => true,
             (_, true) => self.len_after_end == 0 && self.consume(token, consume)?,
@@ -201,10 +274,10 @@ impl Matcher {
             }
             return Ok(false);
         }
-        self.len += 1;
+        self.output.push(token);
         self.len_after_end += usize::from(after_end);
         if ends {
-            self.ends.push(self.len);
+            self.ends.push(self.len());
         }
         self.allowed = None;
         Ok(true)
@@ -223,15 +296,15 @@ impl Matcher {
     /// The output has fewer tokens, or an earlier call failed.
     pub fn rollback(&mut self, count: usize) -> Result<(), GrammarError> {
         self.check()?;
-        if count > self.len {
+        if count > self.len() {
             return self.fail("more tokens were taken back than it has");
         }
         if count == 0 {
             return Ok(());
         }
-        let len = self.len - count;
+        let len = self.len() - count;
         let bound = self.bound_len(len);
-        let bound_before = self.bound_len(self.len) - self.len_after_end;
+        let bound_before = self.bound_len(self.len()) - self.len_after_end;
         self.len_after_end = self.len_after_end.saturating_sub(count);
         let bound = bound - self.len_after_end;
         if self.grammar.rollback(bound_before - bound).is_err() {
@@ -239,7 +312,7 @@ impl Matcher {
         }
         // At the beginning it is open again whether there is a free part.
         self.ends.retain(|end| *end <= len && len > 0);
-        self.len = len;
+        self.output.truncate(len);
         self.allowed = None;
         Ok(())
     }
@@ -266,16 +339,18 @@ impl Matcher {
             return Ok(None);
         }
         if self.allowed.is_none() {
-            let mask = match self.len_after_end {
-                0 => self.grammar.compute_mask_or_eos(),
-                _ => self
-                    .grammar
-                    .tok_env()
-                    .map(|env| env.tok_trie().eos_token_set()),
+            let env = self.grammar.tok_env();
+            let mask = match (self.len_after_end, self.stops.is_empty()) {
+                (0, _) => self.grammar.compute_mask_or_eos(),
+                (_, true) => env.map(|env| env.tok_trie().eos_token_set()),
+                (_, false) => env.map(|env| env.tok_trie().alloc_token_set()),
             };
             let Ok(mut mask) = mask else {
                 return self.fail("the grammar is too complex here");
             };
+            if !self.stops.is_empty() && self.may_end()? {
+                self.stops.iter().for_each(|stop| mask.allow_token(*stop));
+            }
             if let (true, Some(token)) = (self.may_be_opened(), self.layout.opened_by) {
                 mask.allow_token(token);
             }
@@ -299,24 +374,30 @@ impl Matcher {
     /// As [`Matcher::allowed`].
     pub fn forced(&mut self, max: usize) -> Result<Vec<TokenId>, GrammarError> {
         let mut forced = Vec::new();
-        while forced.len() < max {
-            // Without a mask for each of them. The last token may end the text.
-            if self.free_part().is_none() && !self.may_be_opened() && !self.must_end() {
-                let run = self.grammar.compute_ff_tokens();
-                let run = &run[..run.len().min(max - forced.len())];
-                let taken = self.advance_while_allowed(run)?;
-                forced.extend_from_slice(&run[..taken]);
-                if taken > 0 {
-                    continue;
+        while forced.len() < max && self.free_part().is_none() && !self.may_be_opened() {
+            if self.must_end() {
+                let token = self.allowed()?.and_then(TokenMask::only);
+                if let (Some(token), 0) = (token, self.len_after_end)
+                    && self.advance_by_one(token, llguidance_consume)?
+                {
+                    forced.push(token);
                 }
-            }
-            let Some(token) = self.allowed()?.and_then(TokenMask::only) else {
-                break;
-            };
-            if self.len_after_end > 0 || !self.advance_by_one(token, llguidance_consume)? {
                 break;
             }
-            forced.push(token);
+            // A mask would say no more: where the library knows of no forced token, it may still have one alone, but
+            // to find that out costs more than the token saves.
+            let run = self.grammar.compute_ff_tokens();
+            let mut taken = 0;
+            for token in run.iter().take(max - forced.len()) {
+                if !self.advance_by_one(*token, llguidance_take)? {
+                    break;
+                }
+                forced.push(*token);
+                taken += 1;
+            }
+            if taken == 0 {
+                break;
+            }
         }
         self.rollback(forced.len())?;
         Ok(forced)

@@ -113,8 +113,8 @@ fn check_all(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarError>
     Ok(())
 }
 
-/// Checks the schemas inside a grammar in Lark, and the size of the grammar. What is no JSON is found when the grammar
-/// is compiled.
+/// Checks the schemas inside a grammar in Lark, and the size of the grammar. What is no JSON is found when the
+/// grammar is compiled.
 pub(crate) fn check_in_lark(text: &str, limits: &GrammarLimits) -> Result<(), GrammarError> {
     if text.len() > limits.grammar_bytes_max {
         let reason = format!(

@@ -7,6 +7,7 @@
     reason = "a test that panics has failed"
 )]
 
+mod caching;
 mod calls;
 mod grammars;
 mod refusals;

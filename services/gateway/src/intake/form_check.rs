@@ -98,6 +98,9 @@ fn located(
         return ApiError::invalid("model", format!("model: {error}"))
             .with_code("unsupported_parameter");
     }
+    if let GrammarError::NotNow(_) = error {
+        return rate_limited(error.to_string());
+    }
     for FormSource { place, text } in sources {
         if let Err(error) = compiles(&OutputForm::new(text.clone())) {
             return at(place, &error);

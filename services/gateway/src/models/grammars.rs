@@ -18,7 +18,7 @@ impl Grammars {
     /// Whether a form that was judged lately can be compiled. `None`: it was not.
     pub(crate) fn known(&self, form: &OutputForm) -> Option<Result<(), GrammarError>> {
         match self.compiler.get()? {
-            Ok(compiler) => Some(compiler.known(form)?.map(|_| ())),
+            Ok(compiler) => compiler.verdict(form),
             Err(error) => Some(Err(error.clone())),
         }
     }
@@ -35,7 +35,11 @@ impl Grammars {
     ) -> Result<(), GrammarError> {
         let compiler = self.compiler.get_or_init(|| {
             let size = tokenizer.vocab_size();
-            let limits = GrammarLimits::default();
+            // Only the verdicts are needed.
+            let limits = GrammarLimits {
+                cached_grammars_max: 0,
+                ..GrammarLimits::default()
+            };
             GrammarCompiler::new(tokenizer.clone(), size, end_tokens, limits)
         });
         match compiler {

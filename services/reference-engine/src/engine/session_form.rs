@@ -4,7 +4,10 @@ use std::fmt;
 
 use refrain_output_grammar::{GrammarError, Matcher, TokenMask};
 use refrain_protocol::engine::Draft;
-use refrain_protocol::{ApiError, TokenId};
+use refrain_protocol::{ApiError, ErrorKind, TokenId};
+
+/// Delay after which a session may be opened whose form was not compiled yet. Most forms take 1 to 10 ms.
+const COMPILING_RETRY_AFTER_MS: u64 = 5;
 
 /// Fewer masks are made faster in turn than on a thread of their own.
 const MASKS_AHEAD_MIN: usize = 8;
@@ -18,6 +21,11 @@ pub(crate) struct SessionForm {
     /// Masks that were made during the forward pass: after the text, and then after each node of the draft. `None`
     /// inside stands for all tokens, and `None` outside for a mask that is still to be made.
     ahead: Vec<Option<Option<TokenMask>>>,
+    /// Whether drafts were visited since the matcher began.
+    has_visited: bool,
+    /// Whether a limit was met after drafts were visited. All drafts are cut from then on, so that the limits count
+    /// the text alone.
+    cuts_all: bool,
 }
 
 impl fmt::Debug for SessionForm {
@@ -32,12 +40,22 @@ pub(crate) fn form_error(error: &GrammarError) -> ApiError {
     ApiError::invalid("sampling.form", error.to_string()).with_code("output_form")
 }
 
+/// The error for a session whose form is not compiled yet.
+pub(crate) fn compiling() -> ApiError {
+    let message = "the form of the output is being compiled; send the item again";
+    ApiError::new(ErrorKind::Overloaded, message)
+        .with_code("engine_form_compiling")
+        .with_retry_after_ms(COMPILING_RETRY_AFTER_MS)
+}
+
 impl SessionForm {
     pub(crate) fn new(matcher: Matcher, start: usize) -> Self {
         SessionForm {
             matcher,
             start,
             ahead: Vec::new(),
+            has_visited: false,
+            cuts_all: false,
         }
     }
 
@@ -48,9 +66,34 @@ impl SessionForm {
     pub(super) fn follow(&mut self, keep: usize, text: &[TokenId]) -> Result<(), GrammarError> {
         let seen = self.matcher.len();
         let kept = keep.saturating_sub(self.start).min(seen);
-        self.matcher.rollback(seen - kept)?;
-        self.matcher
-            .advance(text.get(self.start + kept..).unwrap_or_default())
+        let output = text.get(self.start..).unwrap_or_default();
+        let followed = self.matcher.rollback(seen - kept);
+        let followed = followed.and_then(|()| self.matcher.advance(&output[kept..]));
+        // Masks on the way take work on themselves, so a text can be followed step by step if at all.
+        followed.or_else(|_| self.matcher.restart(output))
+    }
+
+    /// Does what a text without drafts would do as well. What drafts cost does not count: if a limit is met after
+    /// they were visited, the work begins anew without them.
+    fn without_drafts<T>(
+        &mut self,
+        work: impl Fn(&mut Matcher) -> Result<T, GrammarError>,
+    ) -> Result<T, GrammarError> {
+        match work(&mut self.matcher) {
+            Err(_) if self.has_visited => {
+                self.begin_anew(self.matcher.len())?;
+                work(&mut self.matcher)
+            }
+            done => done,
+        }
+    }
+
+    /// Begins anew with the first `len` tokens of the output.
+    fn begin_anew(&mut self, len: usize) -> Result<(), GrammarError> {
+        (self.has_visited, self.cuts_all) = (false, true);
+        self.ahead.clear();
+        let output = self.matcher.output()[..len].to_vec();
+        self.matcher.restart(&output)
     }
 
     /// Which nodes of a draft after the text the form allows. It keeps the node of a token that it does not judge.
@@ -66,8 +109,7 @@ impl SessionForm {
             }
             Ok(())
         };
-        // An error is that of the text's own next token, and comes up again there.
-        let _ = self.visit(draft, &|_| true, mark);
+        self.visit(draft, &|_| true, mark);
         allowed
     }
 
@@ -78,7 +120,7 @@ impl SessionForm {
         computed: &[Option<usize>],
         text_len: usize,
     ) {
-        if text_len < self.start {
+        if text_len < self.start || self.cuts_all {
             return;
         }
         let mut ahead = vec![None; draft.tokens.len() + 1];
@@ -86,12 +128,33 @@ impl SessionForm {
             ahead[node.map_or(0, |node| node + 1)] = Some(matcher.allowed()?.cloned());
             Ok(())
         };
-        let _ = self.visit(draft, &|node| computed[node].is_some(), make);
-        self.ahead = ahead;
+        if self.visit(draft, &|node| computed[node].is_some(), make) {
+            self.ahead = ahead;
+        }
     }
 
-    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too.
+    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too. Returns whether
+    /// it came back: the matcher is at the end of the text again either way, and drafts are cut from then on if not.
     fn visit(
+        &mut self,
+        draft: &Draft,
+        wanted: &dyn Fn(usize) -> bool,
+        at: impl FnMut(Option<usize>, &mut Matcher) -> Result<(), GrammarError>,
+    ) -> bool {
+        if self.cuts_all {
+            return false;
+        }
+        self.has_visited = true;
+        let len = self.matcher.len();
+        let is_back = self.visit_nodes(draft, wanted, at).is_ok();
+        if !is_back {
+            // An error of the text itself comes up again at its next token.
+            let _ = self.begin_anew(len);
+        }
+        is_back
+    }
+
+    fn visit_nodes(
         &mut self,
         draft: &Draft,
         wanted: &dyn Fn(usize) -> bool,
@@ -125,7 +188,11 @@ impl SessionForm {
         if position < self.start {
             return Ok(None);
         }
-        match self.ahead.get(node.map_or(0, |node| node as usize + 1)) {
+        let place = node.map_or(0, |node| node as usize + 1);
+        if !matches!(self.ahead.get(place), Some(Some(_))) {
+            self.without_drafts(|matcher| matcher.allowed().map(|_| ()))?;
+        }
+        match self.ahead.get(place) {
             Some(Some(mask)) => Ok(mask.as_ref()),
             _ => self.matcher.allowed(),
         }
@@ -135,7 +202,7 @@ impl SessionForm {
     pub(super) fn push(&mut self, position: usize, token: TokenId) -> Result<(), GrammarError> {
         match position < self.start {
             true => Ok(()),
-            false => self.matcher.advance(&[token]),
+            false => self.without_drafts(|matcher| matcher.advance(&[token])),
         }
     }
 
@@ -153,8 +220,8 @@ pub(super) struct MaskTask<'a> {
     pub(super) text_len: usize,
 }
 
-/// Runs `pass`, and makes the masks of `tasks` on at most `threads` threads beside it. Masks that are not made here are
-/// made when they are needed, which is less work in all.
+/// Runs `pass`, and makes the masks of `tasks` on at most `threads` threads beside it. Masks that are not made here
+/// are made when they are needed, which is less work in all.
 pub(super) fn beside<T>(tasks: Vec<MaskTask<'_>>, threads: usize, pass: impl FnOnce() -> T) -> T {
     let nodes = |task: &MaskTask<'_>| task.computed.iter().flatten().count() + 1;
     let masks: usize = tasks.iter().map(nodes).sum();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
 use refrain_protocol::engine::{
-    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, OutputForm, StepRequest,
-    StepResponse, TokenizeRequest, TokensBody,
+    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
+    TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::telemetry::Metrics;
@@ -112,37 +112,14 @@ impl EngineHandle {
     }
 
     /// Runs one batch, and returns its results in the order of the items. The fault of a single item is in its
-    /// result.
+    /// result. A new session whose form is not compiled yet is refused with the code `engine_form_compiling`: it
+    /// joins a later step.
     ///
     /// # Errors
     /// `InvalidRequest` for a batch that breaks a limit, `Overloaded` when too many steps wait, and `Unavailable`
     /// after shutdown. `Internal` after a panic, which loses the sessions of the batch.
     pub async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
-        self.compile_forms(&request).await;
         self.shared.model_thread.step(request).await
-    }
-
-    /// Compiles the forms of new sessions off the model's thread, which then finds them in the cache. It finds the
-    /// fault of a bad form there too.
-    async fn compile_forms(&self, request: &StepRequest) {
-        let Some(grammars) = &self.shared.grammars else {
-            return;
-        };
-        let specs = request.items.iter().filter_map(|item| item.open.as_ref());
-        let forms: Vec<OutputForm> = specs
-            .filter_map(|spec| spec.sampling.form.as_deref().cloned())
-            .collect();
-        if !forms.is_empty() {
-            let grammars = grammars.clone();
-            let compiled = tokio::task::spawn_blocking(move || {
-                for form in &forms {
-                    let _ = grammars.compile(form);
-                }
-            });
-            if let Err(error) = compiled.await {
-                tracing::warn!(%error, "a form could not be compiled beforehand");
-            }
-        }
     }
 
     /// Closes sessions after all steps that were requested before.

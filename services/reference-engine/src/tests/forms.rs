@@ -1,5 +1,6 @@
 //! Tests that outputs have their form, and are the same with any drafts as without.
 
+mod limits;
 mod schemas;
 
 use std::collections::HashMap;
@@ -9,7 +10,7 @@ use refrain_output_grammar::{GrammarCompiler, GrammarLimits, Matcher};
 use refrain_protocol::engine::{
     CloseRequest, Draft, OutputForm, Sampling, SelfDraft, StepItem, StepRequest, TextForm,
 };
-use refrain_protocol::{EngineSessionId, TokenId};
+use refrain_protocol::{EngineSessionId, NamespaceId, TokenId};
 use refrain_tokenization::Tokenizer;
 use refrain_tokenization::testing::{IM_END, byte_level_files};
 use safetensors::Dtype;
@@ -48,6 +49,11 @@ fn byte_model() -> &'static ByteModel {
     })
 }
 
+/// Compiles a form for the namespace of the tests, so that sessions with it open at once.
+fn compiled(grammars: &GrammarCompiler, form: &OutputForm) {
+    let _ = grammars.compile_for(NamespaceId(1), form);
+}
+
 fn network(vocab_size: u32, seed: u64) -> Model {
     let mut config = tiny_config();
     config["vocab_size"] = json!(vocab_size);
@@ -57,6 +63,10 @@ fn network(vocab_size: u32, seed: u64) -> Model {
 
 /// An engine whose drafter has other weights, or the same.
 fn engine(drafter_seed: Option<u64>) -> TestEngine {
+    engine_with(drafter_seed, byte_model().grammars.clone())
+}
+
+fn engine_with(drafter_seed: Option<u64>, grammars: Arc<GrammarCompiler>) -> TestEngine {
     let bytes = byte_model();
     let drafter = drafter_seed.map(|seed| -> Box<dyn DraftNetwork> {
         let model = network(bytes.tokenizer.vocab_size(), seed);
@@ -65,7 +75,7 @@ fn engine(drafter_seed: Option<u64>) -> TestEngine {
     let config = EngineConfig::default();
     let core = EngineCore::new(bytes.model.clone(), drafter, &config);
     TestEngine {
-        core: core.with_grammars(Some(bytes.grammars.clone())),
+        core: core.with_grammars(Some(grammars)),
         now: std::time::Instant::now(),
     }
 }
@@ -89,6 +99,7 @@ impl Answer {
     fn new(random: &mut Random, temperature: f32, session: u128) -> Self {
         let schema = schemas::schema(random);
         let form = OutputForm::new(TextForm::JsonSchema(schema.to_string()));
+        compiled(&byte_model().grammars, &form);
         let prompt: Vec<TokenId> = (0..1 + random.below(20))
             .map(|_| random.below(200) as TokenId)
             .collect();
@@ -334,11 +345,13 @@ fn outputs_have_their_form_and_are_those_without_drafts() {
 
 #[test]
 fn a_form_that_cannot_be_compiled_is_the_fault_of_its_item() {
-    let sampling = |schema: &str| Sampling {
-        form: Some(Box::new(OutputForm::new(TextForm::JsonSchema(
-            schema.to_owned(),
-        )))),
-        ..Sampling::default()
+    let sampling = |schema: &str| {
+        let form = OutputForm::new(TextForm::JsonSchema(schema.to_owned()));
+        compiled(&byte_model().grammars, &form);
+        Sampling {
+            form: Some(Box::new(form)),
+            ..Sampling::default()
+        }
     };
     let mut engine = engine(None);
     let results = engine.steps(vec![
@@ -361,6 +374,7 @@ fn a_form_that_cannot_be_compiled_is_the_fault_of_its_item() {
 #[test]
 fn the_form_counts_where_other_parameters_leave_no_token() {
     let form = OutputForm::new(TextForm::Choice(vec!["ab".to_owned()]));
+    compiled(&byte_model().grammars, &form);
     let token = |text: &str| byte_model().tokenizer.encode(text).unwrap()[0];
     let sampling = Sampling {
         form: Some(Box::new(form)),
@@ -372,4 +386,24 @@ fn the_form_counts_where_other_parameters_leave_no_token() {
     };
     let output = engine(None).decode(1, &sampling, &[40, 41], 3);
     assert_eq!(output, [token("a"), token("b"), IM_END]);
+}
+
+#[test]
+fn a_session_joins_a_later_step_when_its_form_is_compiled() {
+    let form = OutputForm::new(TextForm::Choice(vec!["a text of this test".to_owned()]));
+    let sampling = Sampling {
+        form: Some(Box::new(form.clone())),
+        ..Sampling::default()
+    };
+    let mut engine = engine(None);
+    let results = engine.steps(vec![
+        opening(1, &sampling, &[40, 41]),
+        opening(2, &Sampling::default(), &[40, 41]),
+    ]);
+    let error = results[0].as_ref().unwrap_err();
+    assert_eq!(error.code.as_deref(), Some("engine_form_compiling"));
+    assert_eq!(error.kind, refrain_protocol::ErrorKind::Overloaded);
+    assert!(results[1].is_ok());
+    compiled(&byte_model().grammars, &form);
+    assert!(engine.try_step(opening(1, &sampling, &[40, 41])).is_ok());
 }

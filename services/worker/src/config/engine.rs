@@ -15,8 +15,8 @@ pub struct EngineConfig {
     /// Name of the model at the engine; empty: the same.
     pub served_model: String,
     /// Source of the model's `tokenizer.json`: a folder, or `builtin:` and a name. The gateway's `files` of the model
-    /// must name the same tokenizer. For `refrain` it may be empty; then drafts come from no form of an output, unless
-    /// the engine runs in the same process.
+    /// must name the same tokenizer. For `refrain` it may be empty; then drafts come from no form of an output,
+    /// unless the engine runs in the same process.
     pub files: String,
     /// The engine's own key, if it wants one.
     pub api_key: Option<ApiKey>,

@@ -18,8 +18,8 @@ pub struct SpeculationConfig {
     /// Safety limit of the draft tokens of one request in one step; 0 turns suffix drafts off. Drafts end where they
     /// are no longer likely enough.
     pub max_spec_tokens: usize,
-    /// Whether the form of an output, such as a JSON schema, is a source of drafts: what it forces is drafted, and what
-    /// it forbids is cut out of drafts.
+    /// Whether the form of an output, such as a JSON schema, is a source of drafts: what it forces is drafted, and
+    /// what it forbids is cut out of drafts.
     pub grammar: bool,
     /// The SCORE that a suffix draft must exceed under the score router: a number, or `auto`. Under both routers, 0
     /// keeps `auto` requests from the fallback.

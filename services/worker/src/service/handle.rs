@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::engine::EngineCapabilities;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
@@ -110,8 +111,8 @@ impl WorkerHandle {
             .with_code(code::CONTEXT_LENGTH_EXCEEDED));
         }
         match &self.parts.engine {
-            // The engine checks the sampling parameters itself.
-            WorkerEngine::Verifying(_) => Ok(()),
+            // The engine checks the sampling parameters itself, except one that it does not know.
+            WorkerEngine::Verifying(engine) => check_form(request, engine.capabilities()),
             WorkerEngine::Streaming(engine) => engine.capabilities().check(&request.sampling),
         }
     }
@@ -143,7 +144,7 @@ impl WorkerParts {
 
     /// The form of a request's output, where drafts can come from it. A form that cannot be compiled is the engine's
     /// to refuse.
-    async fn form_of(&self, request: &ChunkRequest) -> Option<RunningForm> {
+    async fn form_of(&self, namespace: NamespaceId, request: &ChunkRequest) -> Option<RunningForm> {
         let form = request.sampling.form.as_deref()?;
         let WorkerEngine::Verifying(engine) = &self.engine else {
             return None;
@@ -152,11 +153,16 @@ impl WorkerParts {
             && drafts_from_indexes(request.speculation)
             && request.sampling.forced_output.is_empty();
         let grammars = engine.grammars().filter(|_| is_wanted)?;
-        let form = form.clone();
-        // Compiling takes milliseconds where the form is new.
-        let compiled = tokio::task::spawn_blocking(move || grammars.compile(&form));
+        // Compiling takes milliseconds where the form is new, on a thread of the compiler.
+        let (sender, compiled) = oneshot::channel();
+        grammars.start(namespace, form, move |outcome| {
+            let _ = sender.send(outcome);
+        });
         let grammar = compiled.await.ok()?.ok()?;
-        Some(RunningForm::new(grammar.matcher()))
+        let matcher = grammar.matcher();
+        Some(RunningForm::new(
+            matcher.with_stops(&request.sampling.stop_token_ids),
+        ))
     }
 }
 
@@ -208,7 +214,7 @@ impl Worker for WorkerHandle {
         } else {
             parts.with_sources(namespace_id, request)?
         };
-        let form = parts.form_of(&request).await;
+        let form = parts.form_of(namespace_id, &request).await;
         let running = ActiveRequest::new(
             request,
             namespace_id,
@@ -240,6 +246,18 @@ impl Worker for WorkerHandle {
             .map_err(|_| stopped())?;
         is_done.await.map_err(|_| stopped())
     }
+}
+
+/// Checks that an engine holds outputs to forms. One that does not know of them would answer freely.
+fn check_form(request: &ChunkRequest, able: &EngineCapabilities) -> Result<(), ApiError> {
+    if request.sampling.form.is_none() || able.output_forms {
+        return Ok(());
+    }
+    let message = format!(
+        "the engine behind {} does not hold outputs to a form; leave it out",
+        able.model
+    );
+    Err(ApiError::invalid("sampling.form", message).with_code("unsupported_by_engine"))
 }
 
 /// The error of a call to a worker whose driver has stopped.

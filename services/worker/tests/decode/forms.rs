@@ -7,6 +7,7 @@ use refrain_worker::FormAbilities;
 
 use crate::bench::*;
 use crate::fake_stream::{FakeStream, listening};
+use crate::fakes::FakeEngine;
 
 /// Counts on from the last token.
 fn counting(text: &[TokenId]) -> TokenId {
@@ -109,4 +110,17 @@ async fn forms_that_the_engine_does_not_know_are_refused_before_it_is_asked() {
     assert_eq!(error.kind, ErrorKind::InvalidRequest);
     assert_eq!(error.param.as_deref(), Some("structured_outputs.regex"));
     assert!(engine.asked.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_engine_that_knows_no_forms_is_not_asked() {
+    let bench = bench(FakeEngine::new(counting), |_| {}).await;
+    let mut request = chunk(&bench, &[1, 2, 3], 10);
+    request.sampling.form = form(None, None);
+    let Err(error) = bench.worker.handle().chunk(request).await else {
+        panic!("the form was ignored");
+    };
+    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert!(error.has_code("unsupported_by_engine"));
+    assert_eq!(error.param.as_deref(), Some("sampling.form"));
 }

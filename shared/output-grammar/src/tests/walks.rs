@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use refrain_protocol::engine::TextForm;
 use serde_json::Value;
 
-use super::{MODEL, allows, encode, matcher, schema};
-use crate::{Matcher, TokenId};
+use super::{MODEL, allows, encode, form, matcher, schema};
+use crate::{GrammarCompiler, GrammarLimits, Matcher, TokenId};
 
 /// A stream of numbers from a seed.
 struct Dice(u64);
@@ -158,4 +158,70 @@ fn texts_of_other_forms() {
         r#"{"a": [1, {"b": "\n"}], "c": null}"#
     ));
     assert!(!allows(TextForm::JsonObject, "[1]"));
+}
+
+#[test]
+fn an_output_ends_with_its_own_stop_tokens() {
+    let stop = MODEL.tokenizer.token_id("<|im_start|>").unwrap();
+    let regex = || matcher(TextForm::Regex("[a-z ]+".into()));
+    assert!(!regex().with_stops(&[stop]).accepts(stop).unwrap());
+    let mut open = regex().with_stops(&[stop]);
+    open.advance(&encode("some words")).unwrap();
+    assert!(open.accepts(stop).unwrap() && open.accepts(MODEL.eos).unwrap());
+    open.advance(&[stop]).unwrap();
+    assert_eq!(open.allowed().unwrap().unwrap().only(), Some(stop));
+    open.rollback(1).unwrap();
+    assert!(open.accepts(encode(" x")[0]).unwrap());
+    // A request whose stop tokens lack that of the model ends a token later, not at its limit.
+    open.advance(&[MODEL.eos]).unwrap();
+    assert_eq!(open.allowed().unwrap().unwrap().only(), Some(stop));
+    let mut unknown = regex().with_stops(&[u32::MAX]);
+    unknown.advance(&encode("some words")).unwrap();
+    assert_eq!(unknown.advance_while_allowed(&[u32::MAX]).unwrap_or(0), 0);
+    let mut without = regex();
+    without.advance(&encode("some words")).unwrap();
+    assert!(!without.accepts(stop).unwrap());
+}
+
+#[test]
+fn a_long_output_is_taken_up_again() {
+    let text = TextForm::Regex("([a-z]{2,7}[0-9 ]){600,3000}".into());
+    // Without masks on the way, the output takes more work than these limits leave.
+    let limits = GrammarLimits {
+        compile_fuel: 20_000,
+        mask_fuel: 20_000,
+        ..GrammarLimits::default()
+    };
+    let size = MODEL.tokenizer.vocab_size();
+    let compiler = GrammarCompiler::new(MODEL.tokenizer.clone(), size, &[MODEL.eos], limits);
+    let grammar = compiler.unwrap().compile(&form(text)).unwrap();
+    let mut dice = Dice(7);
+    let mut first = grammar.matcher();
+    let mut output = Vec::new();
+    while output.len() < 2_000 {
+        let allowed: Vec<TokenId> = first.allowed().unwrap().unwrap().iter().collect();
+        let token = allowed[dice.below(allowed.len())];
+        first.advance(&[token]).unwrap();
+        output.push(token);
+    }
+    let mask = first.allowed().unwrap().cloned();
+    let mut again = grammar.matcher();
+    again.advance(&output).unwrap();
+    assert_eq!(again.allowed().unwrap().cloned(), mask);
+    first.restart(&output).unwrap();
+    assert_eq!(first.allowed().unwrap().cloned(), mask);
+}
+
+#[test]
+fn only_the_tokens_of_masks_are_entered() {
+    let text = r#"{"type":"object","properties":{"customer_name":{"const":"Bob"}},"required":["customer_name"],"additionalProperties":false}"#;
+    let mut at = matcher(schema(text));
+    for expected in at.forced(50).unwrap() {
+        for other in 0..MODEL.tokenizer.vocab_size() {
+            if other != expected {
+                assert_eq!(at.advance_while_allowed(&[other]).unwrap(), 0);
+            }
+        }
+        assert_eq!(at.advance_while_allowed(&[expected]).unwrap(), 1);
+    }
 }

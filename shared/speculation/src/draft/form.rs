@@ -164,8 +164,8 @@ impl Grown {
     }
 }
 
-/// The `nodes_max` likeliest nodes, likeliest first. No node is likelier than its parent, which therefore stays before
-/// it.
+/// The `nodes_max` likeliest nodes, likeliest first. No node is likelier than its parent, which therefore stays
+/// before it.
 fn likeliest(nodes: Vec<DraftNode>, nodes_max: usize) -> Vec<DraftNode> {
     let mut order: Vec<usize> = (0..nodes.len()).collect();
     let probability = |node: usize| nodes[node].probability;
