@@ -7,6 +7,7 @@ mod drain;
 mod engine_contract;
 mod fairness;
 mod fallback;
+mod grammar_drafts;
 mod limits;
 mod lossless;
 mod memory;

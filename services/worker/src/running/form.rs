@@ -69,3 +69,77 @@ impl RunningForm {
         bound
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
+    use refrain_protocol::engine::{OutputForm, TextForm};
+    use refrain_speculation::draft::{DraftNode, Origin, Scope, Source};
+    use refrain_tokenization::testing::{IM_END, byte_level_files};
+
+    use super::*;
+
+    fn found(tokens: &[u32]) -> Candidate {
+        let node = |(place, token): (usize, &u32)| DraftNode {
+            token: *token,
+            parent: (place as u32).checked_sub(1),
+            probability: 0.9f32.powi(place as i32 + 1),
+            count: 3,
+            origin: Origin {
+                source: Source::Suffix,
+                scope: Scope::Tenant,
+                place: None,
+            },
+        };
+        let nodes = tokens.iter().enumerate().map(node).collect();
+        Candidate::new(nodes, 4, Source::Suffix, Scope::Tenant).unwrap()
+    }
+
+    #[test]
+    fn drafts_follow_the_output_and_a_failure_only_costs_drafts() {
+        let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+        let encode = |text: &str| tokenizer.encode(text).unwrap();
+        let grammars = GrammarCompiler::new(
+            tokenizer.clone(),
+            tokenizer.vocab_size(),
+            &[IM_END],
+            GrammarLimits::default(),
+        );
+        let text = TextForm::Choice(vec!["hello: yes.".into(), "hello: no.".into()]);
+        let grammar = grammars.unwrap().compile(&OutputForm::new(text)).unwrap();
+        let form = RunningForm::new(grammar.matcher());
+        let drafted = |output: &str, found: Option<Candidate>| {
+            let bound = form.bind(&encode(output), found, 32);
+            bound.map(|bound| {
+                (
+                    tokenizer.decode(&bound.tree.tokens().collect::<Vec<_>>()),
+                    bound.source,
+                )
+            })
+        };
+        let suffix = || Some(found(&encode("hello: maybe")));
+        assert_eq!(drafted("", None), Some(("hello: ".into(), Source::Grammar)));
+        assert_eq!(
+            drafted("", suffix()),
+            Some(("hello: ".into(), Source::Grammar))
+        );
+        assert_eq!(drafted("hello: ", None), None);
+        let yes = Some(found(&encode("ye")));
+        assert_eq!(
+            drafted("hello: ", yes),
+            Some(("yes.".into(), Source::Suffix))
+        );
+        assert_eq!(
+            drafted("hello: n", None),
+            Some(("o.".into(), Source::Grammar))
+        );
+        // Nothing is known of an output that the form does not have.
+        assert_eq!(
+            drafted("hello: nz", suffix()),
+            Some(("hello: maybe".into(), Source::Suffix))
+        );
+        assert_eq!(drafted("hello: ", None), None);
+    }
+}

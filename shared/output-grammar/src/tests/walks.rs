@@ -92,7 +92,11 @@ fn masks_depend_on_the_output_alone() {
                 let mut further = 1;
                 if dice.below(2) == 0 {
                     let forced = wanderer.forced(5).unwrap();
-                    wanderer.advance(&forced).unwrap();
+                    for token in &forced {
+                        let mask = wanderer.allowed().unwrap().unwrap();
+                        prop_assert_eq!(mask.only(), Some(*token));
+                        wanderer.advance(&[*token]).unwrap();
+                    }
                     further += forced.len();
                 }
                 wanderer.rollback(further).unwrap();
