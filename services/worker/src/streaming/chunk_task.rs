@@ -102,8 +102,8 @@ impl StreamContext {
         }
     }
 
-    /// Alternates between streams and verify calls until the chunk ends. Without drive mode there is one stream, or two
-    /// with reasoning before a form.
+    /// Alternates between streams and verify calls until the chunk ends. Without drive mode there is one stream, or
+    /// two with reasoning before a form.
     async fn decode_chunk(
         &self,
         chunk: &mut ActiveChunk,
