@@ -6,15 +6,14 @@
 use std::fmt::Write as _;
 
 use llguidance::regex_to_lark;
-use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
+use refrain_protocol::engine::{
+    ArgumentsForm, CallForm, CallsForm, FormPart, TextForm, call_trigger,
+};
 use serde_json::Value;
 
 use crate::matcher::FreePart;
 use crate::source::{Context, any_object, without_anchors};
 use crate::{GrammarError, TokenId, ebnf, schema};
-
-/// Characters after which the beginning of a call is told from other text.
-const TRIGGER_ENDS: [char; 7] = ['>', ']', ':', '=', '(', '|', '\n'];
 
 /// Forms inside forms.
 const DEPTH_MAX: usize = 16;
@@ -182,6 +181,14 @@ impl<'a> LarkWriter<'a> {
         pieces
     }
 
+    /// Any text that has none of these in it. No text has a special token in it.
+    fn without(&self, texts: &[String]) -> String {
+        let specials = self.context.tokenizer.special_texts();
+        let texts = texts.iter().map(String::as_str);
+        let texts: Vec<&str> = texts.filter(|text| !specials.contains(text)).collect();
+        text_without(&texts)
+    }
+
     fn parts(&mut self, parts: &[FormPart]) -> Result<Vec<Piece>, GrammarError> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
@@ -200,12 +207,19 @@ impl<'a> LarkWriter<'a> {
                     pieces.push(Piece::Regular(format!("/(?:{pattern})/")));
                 }
                 FormPart::TextWithout(texts) => {
-                    // No text has a special token in it.
-                    let is_text =
-                        |text: &&str| !self.context.tokenizer.special_texts().contains(text);
-                    let texts: Vec<&str> =
-                        texts.iter().map(String::as_str).filter(is_text).collect();
-                    pieces.push(Piece::Regular(text_without(&texts)));
+                    pieces.push(Piece::Regular(self.without(texts)));
+                }
+                FormPart::BoundedText {
+                    without,
+                    chars_min,
+                    chars_max,
+                } => {
+                    let most = chars_max.map_or_else(String::new, |most| most.to_string());
+                    let length = format!("/(?s:.{{{chars_min},{most}}})/");
+                    pieces.push(Piece::Regular(format!(
+                        "({length} & {})",
+                        self.without(without)
+                    )));
                 }
                 FormPart::AnyOf(alternatives) => {
                     let alternatives = alternatives.iter().map(|parts| self.parts(parts));
@@ -284,7 +298,6 @@ impl<'a> LarkWriter<'a> {
                 let schema = schema::of_arguments(schema::read(text, self.context.limits)?);
                 vec![Piece::Rule(format!("%json {schema}"))]
             }
-            ArgumentsForm::Lark(text) => vec![Piece::Rule(format!("%lark {{\n{text}\n}}"))],
             ArgumentsForm::Parts(parts) => self.parts(parts)?,
         })
     }
@@ -364,16 +377,10 @@ impl<'a> LarkWriter<'a> {
                 token: Some(*token),
                 text: "",
             },
-            _ => {
-                let end = begin
-                    .char_indices()
-                    .find(|(_, next)| TRIGGER_ENDS.contains(next));
-                let len = end.map_or(begin.len(), |(at, end)| at + end.len_utf8());
-                Trigger {
-                    token: None,
-                    text: &begin[..len],
-                }
-            }
+            _ => Trigger {
+                token: None,
+                text: call_trigger(begin),
+            },
         };
         begins.into_iter().map(trigger).collect()
     }

@@ -127,7 +127,14 @@ pub(crate) fn check_in_lark(text: &str, limits: &GrammarLimits) -> Result<(), Gr
         let mut values =
             serde_json::Deserializer::from_str(&text[at + keyword.len()..]).into_iter();
         if let Some(Ok(schema)) = values.next() {
-            check_all(&schema, limits)?;
+            check_all(&schema, limits).map_err(|error| match error {
+                // The grammar is a text, so a pointer leads to no field of the body.
+                GrammarError::Invalid { place, reason } => {
+                    let line = text[..at].matches('\n').count() + 1;
+                    GrammarError::at(format!("the schema in line {line}, {place}"), reason)
+                }
+                other => other,
+            })?;
         }
     }
     Ok(())

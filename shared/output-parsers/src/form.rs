@@ -1,5 +1,7 @@
 //! The form of a model's calls and answers: each family says how its own format is written.
 
+use std::collections::HashSet;
+
 use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
 use serde_json::{Map, Value, json};
 
@@ -8,6 +10,9 @@ use crate::options::Tool;
 use crate::registry::ToolParserKind;
 use crate::schema::{Shape, shape_of};
 use crate::sink::is_name;
+
+/// Most bytes of the texts of a form, with all copies of what tools share.
+const FORM_BYTES_MAX: usize = 1 << 20;
 
 /// The calls that an output is to have.
 #[derive(Clone, Copy, Debug)]
@@ -75,24 +80,49 @@ impl CallsWanted<'_> {
         [begin, separator, end]: [&str; 3],
         call: impl Fn(&Tool) -> Result<CallForm, NoForm>,
     ) -> Result<CallsForm, NoForm> {
+        let mut bytes = 0;
+        let mut calls = Vec::with_capacity(self.tools.len());
+        for tool in self.tools {
+            let call = call(tool)?;
+            bytes += call.text_bytes();
+            check_bytes(tool, bytes)?;
+            calls.push(call);
+        }
         Ok(CallsForm {
             optional: self.optional,
             parallel: self.parallel,
             begin: begin.to_owned(),
             separator: separator.to_owned(),
             end: end.to_owned(),
-            calls: self.tools.iter().map(call).collect::<Result<_, _>>()?,
+            calls,
         })
     }
 }
 
+/// Checks the bytes of a form before more is written for this tool.
+///
+/// # Errors
+/// They are too many.
+pub(crate) fn check_bytes(tool: &Tool, bytes: usize) -> Result<(), NoForm> {
+    match bytes <= FORM_BYTES_MAX {
+        true => Ok(()),
+        false => {
+            let fault = format!(
+                "the form of its calls would have more than {FORM_BYTES_MAX} bytes; send smaller schemas, or fewer \
+                 parameters that share definitions"
+            );
+            Err(NoForm::of(tool, fault))
+        }
+    }
+}
+
 /// A form of calls in a format where nothing but the first character marks a call. So an answer must not begin with
-/// it.
+/// it, nor with white space and then with it.
 pub(crate) fn unmarked(mut calls: CallsForm, first: char) -> TextForm {
     if !std::mem::take(&mut calls.optional) {
         return TextForm::Calls(calls);
     }
-    let answer = TextForm::Regex(format!("(?s:[^\\s\\{first}].*)?"));
+    let answer = TextForm::Regex(format!("(?s:\\s*([^\\s\\{first}].*)?)"));
     TextForm::AnyOf(vec![TextForm::Calls(calls), answer])
 }
 
@@ -174,17 +204,22 @@ pub(crate) fn parameters(tool: &Tool) -> Result<Parameters, NoForm> {
         .iter()
         .filter(|name| !properties.contains_key(**name));
     let unlisted = unlisted.map(|name| ((*name).to_owned(), Value::Object(Map::new())));
-    let listed = properties
+    let properties = properties
         .iter()
         .map(|(name, schema)| (name.clone(), schema.clone()));
-    let listed: Vec<Parameter> = listed
-        .chain(unlisted)
-        .map(|(name, own)| Parameter {
+    let mut listed = Vec::new();
+    let mut bytes = 0;
+    for (name, own) in properties.chain(unlisted) {
+        let (schema, definition_bytes) = with_definitions(own, &schema)
+            .map_err(|fault| NoForm::of(tool, format!("{name} {fault}")))?;
+        bytes += definition_bytes;
+        check_bytes(tool, bytes)?;
+        listed.push(Parameter {
             is_required: required.contains(&name.as_str()),
-            schema: with_definitions(own, &schema),
+            schema,
             name,
-        })
-        .collect();
+        });
+    }
     if !listed.is_empty() {
         return Ok(Parameters::Listed(listed));
     }
@@ -198,17 +233,63 @@ pub(crate) fn parameters(tool: &Tool) -> Result<Parameters, NoForm> {
     }
 }
 
-/// A part of a schema, with the definitions of the whole.
-fn with_definitions(part: Value, whole: &Value) -> Value {
+/// A part of a schema, with those definitions of the whole that it refers to, and about how many bytes these have.
+fn with_definitions(part: Value, whole: &Value) -> Result<(Value, usize), String> {
+    let mut found: Vec<[String; 2]> = Vec::new();
+    references(&part, &mut found)?;
+    let mut known: HashSet<[String; 2]> = HashSet::new();
+    let mut bytes = 0;
     let Value::Object(mut part) = part else {
-        return part;
+        return Ok((part, 0));
     };
-    for key in ["$defs", "definitions"] {
-        if let Some(definitions) = whole.get(key) {
-            part.entry(key).or_insert_with(|| definitions.clone());
+    while let Some([key, name]) = found.pop() {
+        let Some(definition) = whole.get(&key).and_then(|all| all.get(&name)) else {
+            return Err(format!("refers to #/{key}/{name}, which is missing"));
+        };
+        if !known.insert([key.clone(), name.clone()]) {
+            continue;
         }
+        // A reference means the whole schema, where the part may have definitions of its own.
+        let definitions = part.entry(key).or_insert_with(|| json!({}));
+        if let Value::Object(definitions) = definitions {
+            bytes += name.len() + definition.to_string().len();
+            if bytes > FORM_BYTES_MAX {
+                break;
+            }
+            definitions.insert(name, definition.clone());
+        }
+        references(definition, &mut found)?;
     }
-    Value::Object(part)
+    Ok((Value::Object(part), bytes))
+}
+
+/// Collects the definitions that a schema refers to: their keyword and name.
+fn references(schema: &Value, found: &mut Vec<[String; 2]>) -> Result<(), String> {
+    match schema {
+        Value::Object(fields) => {
+            if let Some(Value::String(target)) = fields.get("$ref") {
+                let definition = ["$defs", "definitions"].into_iter().find_map(|key| {
+                    let rest = target.strip_prefix("#/")?.strip_prefix(key)?;
+                    let name = rest.strip_prefix('/')?.split('/').next()?;
+                    Some([key.to_owned(), name.replace("~1", "/").replace("~0", "~")])
+                });
+                match definition {
+                    Some(definition) => found.push(definition),
+                    None => {
+                        return Err(
+                            "refers to another place than $defs, which the model's format of calls cannot say"
+                                .to_owned(),
+                        );
+                    }
+                }
+            }
+            fields
+                .values()
+                .try_for_each(|inner| references(inner, found))
+        }
+        Value::Array(items) => items.iter().try_for_each(|inner| references(inner, found)),
+        _ => Ok(()),
+    }
 }
 
 /// Text that is written as it stands, up to one of `ends`, and is a string that is valid by this schema.
@@ -252,23 +333,20 @@ pub(crate) fn bare_string(schema: &Value, ends: &[&str]) -> Result<FormPart, Str
     })
 }
 
-/// A string with the bounds of its schema on pattern and length. Where it has bounds, it has no `<` beyond those of
-/// its pattern, so that it cannot have an end in it.
+/// A string with the bounds of its schema on pattern and length. Where it has a pattern, it has no `<` beyond those of
+/// the pattern, so that it cannot have an end in it.
 fn constrained_string(schema: &Value, ends: &[&str]) -> Result<FormPart, String> {
     let length = |key: &str| schema.get(key).and_then(Value::as_u64);
     let lengths = (length("minLength"), length("maxLength"));
     let pattern = schema.get("pattern").and_then(Value::as_str);
+    let ends = || ends.iter().map(|end| (*end).to_owned()).collect();
     match (pattern, lengths) {
-        (None, (None, None)) => Ok(FormPart::TextWithout(
-            ends.iter().map(|end| (*end).to_owned()).collect(),
-        )),
-        (None, (least, most)) => {
-            let most = most.map_or_else(String::new, |most| most.to_string());
-            Ok(FormPart::Regex(format!(
-                "[^<]{{{},{most}}}",
-                least.unwrap_or(0)
-            )))
-        }
+        (None, (None, None)) => Ok(FormPart::TextWithout(ends())),
+        (None, (least, most)) => Ok(FormPart::BoundedText {
+            without: ends(),
+            chars_min: least.unwrap_or(0),
+            chars_max: most,
+        }),
         (Some(pattern), (None, None)) => Ok(FormPart::Regex(whole_pattern(pattern))),
         (Some(_), _) => Err(
             "has a pattern and a length; the model's format of calls can hold it to one of them"

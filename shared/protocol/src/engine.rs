@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
 
-pub use output_form::{ArgumentsForm, CallForm, CallsForm, FormPart, OutputForm, TextForm};
+pub use output_form::{
+    ArgumentsForm, CallForm, CallsForm, FormPart, OutputForm, TextForm, call_trigger,
+};
 pub use sampling::Sampling;
 
 /// The abilities and limits of an engine.

@@ -1,8 +1,8 @@
 //! Checks that the form of an output can be compiled, before anything else is done for the request.
 //!
 //! Most forms come again and again, so their outcome is known at once. To compile one takes milliseconds, which must
-//! not delay the other requests of an HTTP thread. The number of forms that are compiled at once is limited, and so is
-//! that of those that wait.
+//! not delay the other requests of an HTTP thread. The number of forms that are compiled at once is limited, and so
+//! is that of those that wait.
 
 use std::sync::Arc;
 

@@ -171,3 +171,55 @@ fn no_calls(tools: &Tools, error: &NoForm) -> ApiError {
     let message = format!("{place}: calls cannot be bound to a form: {error}");
     ApiError::invalid(place, message).with_code("unsupported_parameter")
 }
+
+#[cfg(test)]
+mod tests {
+    use refrain_tokenization::testing::byte_level_files;
+
+    use super::*;
+    use crate::config::ModelConfig;
+
+    fn model(reasoning: &str) -> Model {
+        let config = ModelConfig {
+            reasoning_parser: Some(reasoning.into()),
+            ..ModelConfig::default()
+        };
+        Model::new(&config, &byte_level_files()).unwrap()
+    }
+
+    #[test]
+    fn a_form_leaves_the_reasoning_free() {
+        // The only special tokens of these files stand for the markers of reasoning.
+        let model_with = model("<|im_start|>...<|im_end|>");
+        let token = |text: &str| model_with.tokenizer.token_id(text);
+        let (open, close) = (token("<|im_start|>"), token("<|im_end|>"));
+        assert!(open.is_some() && close.is_some());
+        let asked = || {
+            Some(AskedForm {
+                text: TextForm::JsonObject,
+                place: "response_format".into(),
+            })
+        };
+        let bound = |model: &Model, is_open| {
+            let bound = bound_chat(&Tools::default(), asked(), model, is_open)?;
+            let form = bound.unwrap().form;
+            Ok::<_, ApiError>((form.after, form.opened_by))
+        };
+        for (is_open, tokens) in [
+            (Some(true), (close, None)),
+            (Some(false), (None, None)),
+            (None, (close, open)),
+        ] {
+            assert_eq!(bound(&model_with, is_open), Ok(tokens), "{is_open:?}");
+        }
+        assert_eq!(bound(&model("none"), None), Ok((None, None)));
+        // The end of this reasoning is no token, so the form could not begin there.
+        let by_text = model("<a>...</a>");
+        assert_eq!(bound(&by_text, None), Ok((None, None)));
+        let error = bound(&by_text, Some(true)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("model"));
+        // Without a form nothing is refused.
+        let none = bound_chat(&Tools::default(), None, &by_text, Some(true));
+        assert_eq!(none, Ok(None));
+    }
+}

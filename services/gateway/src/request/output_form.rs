@@ -281,10 +281,18 @@ fn choice(value: &JsonValue, place: &str) -> Result<TextForm, ApiError> {
     }
 }
 
-/// A grammar in one of two languages, which their signs of definition tell apart.
+/// A grammar in one of two languages. A line of EBNF begins with a name and `::=`.
 fn grammar(value: &JsonValue, place: &str) -> Result<TextForm, ApiError> {
     let text = text(value, place)?;
-    Ok(match text.contains("::=") {
+    let is_name = |name: &str| {
+        let is_letter = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+        !name.is_empty() && name.chars().all(is_letter)
+    };
+    let defines = |line: &str| {
+        let parts = line.split_once("::=");
+        parts.is_some_and(|(name, _)| is_name(name.trim()))
+    };
+    Ok(match text.lines().any(defines) {
         true => TextForm::Ebnf(text),
         false => TextForm::Lark(text),
     })
@@ -412,6 +420,24 @@ mod tests {
         ] {
             let form = asked(&body).unwrap().unwrap();
             assert_eq!((form.text, form.place.as_str()), (text, place), "{body}");
+        }
+    }
+
+    #[test]
+    fn the_language_of_a_grammar_is_told_by_its_definitions() {
+        for (grammar, is_ebnf) in [
+            ("root ::= \"a\"", true),
+            (
+                "# comment\n  some-rule\t::= [a-z]+\nroot ::= some-rule",
+                true,
+            ),
+            ("start: \"a\"", false),
+            ("start: NAME \" ::= \" NAME\nNAME: /[a-z]+/", false),
+            ("start: \"::=\"", false),
+        ] {
+            let form = asked(&json!({"guided_grammar": grammar})).unwrap().unwrap();
+            let found = matches!(form.text, TextForm::Ebnf(_));
+            assert_eq!(found, is_ebnf, "{grammar}");
         }
     }
 

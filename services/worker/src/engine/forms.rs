@@ -1,5 +1,6 @@
 //! Forms of outputs: which of them an engine can hold an output to, and the words that several engines share.
 
+use refrain_protocol::ApiError;
 use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
 use serde_json::{Value, json};
 
@@ -21,27 +22,49 @@ pub struct FormAbilities {
 }
 
 impl FormAbilities {
-    /// The field by which most clients ask for this form, and its name, if the engine cannot hold an output to it.
+    /// The field by which most clients ask for this form, if the engine cannot hold an output to it. The second text
+    /// is the name of the form and what to do.
     pub(crate) fn lacks(&self, form: &TextForm) -> Option<(&'static str, &'static str)> {
         let tag = || self.structural_tags && structural_tag(form).is_some();
         let (can, field, name) = match form {
             TextForm::JsonObject | TextForm::JsonSchema(_) => {
-                (self.json, "response_format", "JSON")
+                (self.json, "response_format", "JSON; leave it out")
             }
             TextForm::Regex(_) => (
                 self.regex,
                 "structured_outputs.regex",
-                "a regular expression",
+                "a regular expression; leave it out",
             ),
             TextForm::Choice(_) => (
                 self.choice,
                 "structured_outputs.choice",
-                "a choice of texts",
+                "a choice of texts; leave it out",
             ),
-            TextForm::Ebnf(_) => (self.ebnf, "structured_outputs.grammar", "a grammar in EBNF"),
-            TextForm::Lark(_) => (self.lark, "structured_outputs.grammar", "a grammar in Lark"),
-            TextForm::Calls(_) => (tag(), "tool_choice", "calls of tools"),
-            TextForm::AnyOf(_) => (tag(), "tools", "calls of tools or an answer"),
+            TextForm::Ebnf(_) => (
+                self.ebnf,
+                "structured_outputs.grammar",
+                "a grammar in EBNF; leave it out",
+            ),
+            TextForm::Lark(_) => (
+                self.lark,
+                "structured_outputs.grammar",
+                "a grammar in Lark; leave it out",
+            ),
+            TextForm::Calls(calls) if calls.optional => (
+                tag(),
+                "tools",
+                "the schemas of strict tools; send strict: false with them",
+            ),
+            TextForm::Calls(_) => (
+                tag(),
+                "tool_choice",
+                "calls of tools; send tool_choice: auto",
+            ),
+            TextForm::AnyOf(_) => (
+                tag(),
+                "tools",
+                "calls of tools or an answer of a form; send tools, or the form, or strict: false",
+            ),
         };
         (!can).then_some((field, name))
     }
@@ -71,9 +94,20 @@ fn ebnf_text(text: &str) -> String {
     quoted
 }
 
-/// A schema, which is JSON by the time that it gets here.
-pub(crate) fn schema(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| json!({"type": "object"}))
+/// A schema as JSON. `None`: it is not JSON.
+fn schema(text: &str) -> Option<Value> {
+    serde_json::from_str(text).ok()
+}
+
+/// A schema as JSON.
+///
+/// # Errors
+/// It is not JSON, which the gateway should have found.
+pub(crate) fn checked_schema(text: &str) -> Result<Value, ApiError> {
+    schema(text).ok_or_else(|| {
+        let message = "response_format: the schema is not JSON";
+        ApiError::invalid("response_format", message)
+    })
 }
 
 /// The schema of any JSON object.
@@ -81,7 +115,7 @@ pub(crate) fn any_object() -> Value {
     json!({"type": "object"})
 }
 
-/// A form as XGrammar's structural tag. `None`: there is no such tag.
+/// A form as XGrammar's structural tag. `None`: there is no such tag, or a schema in it is not JSON.
 pub(crate) fn structural_tag(form: &TextForm) -> Option<Value> {
     Some(json!({"type": "structural_tag", "format": format(form)?}))
 }
@@ -89,7 +123,7 @@ pub(crate) fn structural_tag(form: &TextForm) -> Option<Value> {
 fn format(form: &TextForm) -> Option<Value> {
     Some(match form {
         TextForm::JsonObject => json!({"type": "json_schema", "json_schema": any_object()}),
-        TextForm::JsonSchema(text) => json!({"type": "json_schema", "json_schema": schema(text)}),
+        TextForm::JsonSchema(text) => json!({"type": "json_schema", "json_schema": schema(text)?}),
         TextForm::Regex(pattern) => json!({"type": "regex", "pattern": pattern}),
         TextForm::Choice(texts) => json!({"type": "grammar", "grammar": choice_as_ebnf(texts)}),
         TextForm::Ebnf(text) => json!({"type": "grammar", "grammar": text}),
@@ -120,12 +154,9 @@ fn calls(form: &CallsForm) -> Option<Value> {
 
 /// Calls after free text. They begin with a text that no free text has.
 fn optional_calls(form: &CallsForm) -> Option<Value> {
-    let (tags, trigger) = match form.begin.as_str() {
-        "" => {
-            let tags: Option<Vec<Value>> = form.calls.iter().map(tag).collect();
-            let begins: Vec<&str> = form.calls.iter().map(|call| call.begin.as_str()).collect();
-            (tags?, common_begin(&begins))
-        }
+    let triggers = form.triggers();
+    let tags = match form.begin.as_str() {
+        "" => form.calls.iter().map(tag).collect::<Option<Vec<Value>>>()?,
         begin => {
             let calls = calls(&CallsForm {
                 optional: false,
@@ -134,14 +165,15 @@ fn optional_calls(form: &CallsForm) -> Option<Value> {
                 ..form.clone()
             });
             let tag = json!({"type": "tag", "begin": begin, "content": calls?, "end": form.end});
-            (vec![tag], begin.to_owned())
+            vec![tag]
         }
     };
     // After the first call, text without a trigger may follow, which the output's parser takes as text.
-    (!trigger.is_empty()).then(|| {
+    let has_text = triggers.iter().all(|trigger| !trigger.is_empty());
+    (has_text && !triggers.is_empty()).then(|| {
         json!({
             "type": "triggered_tags",
-            "triggers": [trigger],
+            "triggers": triggers,
             "tags": tags,
             "at_least_one": false,
             "stop_after_first": !form.parallel || !form.begin.is_empty(),
@@ -149,37 +181,25 @@ fn optional_calls(form: &CallsForm) -> Option<Value> {
     })
 }
 
-/// The longest text with which all of these begin.
-fn common_begin(texts: &[&str]) -> String {
-    let Some((first, others)) = texts.split_first() else {
-        return String::new();
-    };
-    let is_common = |end: usize| others.iter().all(|other| other.starts_with(&first[..end]));
-    let ends = first.char_indices().map(|(at, next)| at + next.len_utf8());
-    let end = ends.take_while(|end| is_common(*end)).last().unwrap_or(0);
-    first[..end].to_owned()
-}
-
 fn tag(call: &CallForm) -> Option<Value> {
     let content = match &call.arguments {
         ArgumentsForm::JsonSchema(text) => {
-            json!({"type": "json_schema", "json_schema": schema(text)})
+            json!({"type": "json_schema", "json_schema": schema(text)?})
         }
-        ArgumentsForm::Parts(all) => parts(all),
-        ArgumentsForm::Lark(_) => return None,
+        ArgumentsForm::Parts(all) => parts(all)?,
     };
     Some(json!({"type": "tag", "begin": call.begin, "content": content, "end": call.end}))
 }
 
 /// Parts one after the other. Free text is a tag that ends with the text after it.
-fn parts(all: &[FormPart]) -> Value {
+fn parts(all: &[FormPart]) -> Option<Value> {
     let mut elements = Vec::new();
     let mut rest = all.iter().peekable();
     while let Some(part) = rest.next() {
         elements.push(match part {
             FormPart::Text(text) => json!({"type": "const_string", "value": text}),
             FormPart::JsonSchema(text) => {
-                json!({"type": "json_schema", "json_schema": schema(text)})
+                json!({"type": "json_schema", "json_schema": schema(text)?})
             }
             FormPart::Regex(pattern) => json!({"type": "regex", "pattern": pattern}),
             FormPart::TextWithout(texts) => {
@@ -191,25 +211,35 @@ fn parts(all: &[FormPart]) -> Value {
                     _ => any,
                 }
             }
-            FormPart::AnyOf(alternatives) => any_of(alternatives),
-            FormPart::Repeated(inner) => json!({"type": "star", "content": parts(inner)}),
+            // XGrammar has no tag for a length with texts that end it, so its expression has no `<` at all.
+            FormPart::BoundedText {
+                chars_min,
+                chars_max,
+                ..
+            } => {
+                let most = chars_max.map_or_else(String::new, |most| most.to_string());
+                json!({"type": "regex", "pattern": format!("[^<]{{{chars_min},{most}}}")})
+            }
+            FormPart::AnyOf(alternatives) => any_of(alternatives)?,
+            FormPart::Repeated(inner) => json!({"type": "star", "content": parts(inner)?}),
         });
     }
-    sequence(elements)
+    Some(sequence(elements))
 }
 
-fn any_of(alternatives: &[Vec<FormPart>]) -> Value {
+fn any_of(alternatives: &[Vec<FormPart>]) -> Option<Value> {
     let written = alternatives.iter().filter(|parts| !parts.is_empty());
-    let mut elements: Vec<Value> = written.map(|alternative| parts(alternative)).collect();
+    let elements: Option<Vec<Value>> = written.map(|alternative| parts(alternative)).collect();
+    let mut elements = elements?;
     let has_none = elements.len() < alternatives.len();
     let some = match elements.len() {
         1 => elements.remove(0),
         _ => json!({"type": "or", "elements": elements}),
     };
-    match has_none {
+    Some(match has_none {
         true => json!({"type": "optional", "content": some}),
         false => some,
-    }
+    })
 }
 
 fn sequence(mut elements: Vec<Value>) -> Value {

@@ -116,7 +116,7 @@ impl StreamingCapabilities {
         let form = sampling.form.as_ref().map(|form| &form.text);
         if let Some((field, name)) = form.and_then(|form| self.forms.lacks(form)) {
             let message = format!(
-                "{field}: the engine behind {} cannot hold its output to {name}; leave it out",
+                "{field}: the engine behind {} cannot hold its output to {name}",
                 self.model
             );
             return Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"));

@@ -80,6 +80,8 @@ pub(super) fn in_phase(mut request: GenerateRequest, phase: FormPhase) -> Genera
     if let FormPhase::Reasoning { after, .. } = phase {
         request.sampling.form = None;
         request.sampling.stop_token_ids.push(after);
+        // Engines forbid all tokens that stop an output before this length, so the reasoning could not end.
+        request.sampling.min_tokens = 0;
     }
     request
 }

@@ -13,7 +13,7 @@ use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, Tex
 use serde_json::json;
 
 use crate::family::Family;
-use crate::form::{CallsWanted, NoForm, bare_name, json_call};
+use crate::form::{CallsWanted, NoForm, bare_name, object_schema};
 use crate::json::Progress;
 use crate::name::ArgumentsReader;
 use crate::sink::{Sink, is_name};
@@ -285,51 +285,53 @@ impl Harmony {
     }
 }
 
-/// The beginning of a message after reasoning, or at the end of the prompt.
-fn head(after_reasoning: bool) -> String {
-    match after_reasoning {
-        true => format!("{START}assistant{CHANNEL}"),
-        false => CHANNEL.to_owned(),
+/// The beginning of a message after reasoning, or at the end of the prompt. There the model may reason first, in a
+/// message that is a part of the form: free text before the form could be an answer as well.
+fn head(after_reasoning: bool) -> Vec<FormPart> {
+    if after_reasoning {
+        return vec![FormPart::Text(format!("{START}assistant"))];
+    }
+    let markers = [START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN];
+    let analysis = vec![
+        FormPart::Text(format!("{CHANNEL}analysis{MESSAGE}")),
+        FormPart::TextWithout(markers.map(String::from).into()),
+        FormPart::Text(format!("{END}{START}assistant")),
+    ];
+    vec![FormPart::AnyOf(vec![analysis, Vec::new()])]
+}
+
+/// A message with this header, after its channel's marker, and this content.
+fn message(header: &str, content: FormPart, after_reasoning: bool) -> CallForm {
+    let mut parts = head(after_reasoning);
+    parts.push(FormPart::Text(format!("{CHANNEL}{header}{MESSAGE}")));
+    parts.push(content);
+    CallForm {
+        begin: String::new(),
+        arguments: ArgumentsForm::Parts(parts),
+        end: String::new(),
     }
 }
 
 /// The form of calls. A call ends the output, so there is one.
 pub(super) fn form(wanted: &CallsWanted<'_>) -> Result<TextForm, NoForm> {
-    let head = head(wanted.after_reasoning);
-    let calls = wanted.calls(["", "", ""], |tool| {
+    let mut calls = wanted.calls(["", "", ""], |tool| {
         let name = bare_name(tool, &tool.name)?;
-        let begin = format!("{head}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}");
-        Ok(json_call(tool, begin, ""))
-    });
-    let calls = TextForm::Calls(CallsForm {
-        optional: false,
-        parallel: false,
-        ..calls?
-    });
-    if !wanted.optional {
-        return Ok(calls);
+        let header = format!("commentary to=functions.{name} {CONSTRAIN}json");
+        let schema = object_schema(&tool.parameters).to_string();
+        let content = FormPart::JsonSchema(schema);
+        Ok(message(&header, content, wanted.after_reasoning))
+    })?;
+    if wanted.optional {
+        let answer = FormPart::TextWithout(Vec::new());
+        calls
+            .calls
+            .push(message("final", answer, wanted.after_reasoning));
     }
-    let answer = FormPart::TextWithout(Vec::new());
-    Ok(TextForm::AnyOf(vec![
-        calls,
-        message(answer, wanted.after_reasoning),
-    ]))
-}
-
-/// A message to the user.
-fn message(content: FormPart, after_reasoning: bool) -> TextForm {
-    TextForm::Calls(CallsForm {
+    Ok(TextForm::Calls(CallsForm {
         optional: false,
         parallel: false,
-        begin: format!("{}final{MESSAGE}", head(after_reasoning)),
-        separator: String::new(),
-        end: String::new(),
-        calls: vec![CallForm {
-            begin: String::new(),
-            arguments: ArgumentsForm::Parts(vec![content]),
-            end: String::new(),
-        }],
-    })
+        ..calls
+    }))
 }
 
 /// The form of an answer, as a message to the user.
@@ -349,5 +351,12 @@ pub(crate) fn answer_form(text: TextForm, after_reasoning: bool) -> Result<TextF
             });
         }
     };
-    Ok(message(content, after_reasoning))
+    Ok(TextForm::Calls(CallsForm {
+        optional: false,
+        parallel: false,
+        begin: String::new(),
+        separator: String::new(),
+        end: String::new(),
+        calls: vec![message("final", content, after_reasoning)],
+    }))
 }

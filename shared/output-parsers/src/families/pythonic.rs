@@ -11,7 +11,7 @@
 use refrain_protocol::engine::{ArgumentsForm, CallForm, FormPart, TextForm};
 
 use crate::family::{Family, blank};
-use crate::form::{CallsWanted, NoForm, Parameter, Parameters, parameters, unmarked};
+use crate::form::{CallsWanted, NoForm, Parameter, Parameters, check_bytes, parameters, unmarked};
 use crate::json::Progress;
 use crate::options::Tool;
 use crate::python::KeywordArguments;
@@ -203,6 +203,10 @@ fn identifier<'a>(tool: &Tool, name: &'a str) -> Result<&'a str, NoForm> {
     }
 }
 
+/// Most parameters of a function that needs none of them. Each may be the first one, so their form is of this size
+/// times itself.
+const OPTIONAL_ONLY_MAX: usize = 64;
+
 /// Keyword arguments: those that are required, then any of the others, in the order of the schema. Their values are
 /// JSON, which is also Python here.
 fn keywords(tool: &Tool) -> Result<Vec<FormPart>, NoForm> {
@@ -225,6 +229,18 @@ fn keywords(tool: &Tool) -> Result<Vec<FormPart>, NoForm> {
         listed.iter().partition(|parameter| parameter.is_required);
     if required.is_empty() {
         // Each of them may be the first one, which has no comma before it.
+        if others.len() > OPTIONAL_ONLY_MAX {
+            let fault = format!(
+                "a function that the model calls in Python has at most {OPTIONAL_ONLY_MAX} parameters if it needs \
+                 none of them; name one of them in required"
+            );
+            return Err(NoForm::of(tool, fault));
+        }
+        let mut bytes = 0;
+        for (at, other) in others.iter().enumerate() {
+            bytes += (at + 1) * other.schema.to_string().len();
+            check_bytes(tool, bytes)?;
+        }
         let mut firsts = vec![Vec::new()];
         for (at, first) in others.iter().enumerate() {
             let mut parts = part(first, "")?;

@@ -297,6 +297,149 @@ fn what_a_format_cannot_say_is_refused_with_its_tool() {
     assert_eq!(refused(ToolParserKind::None, tool("f", any)).tool, None);
 }
 
+/// The form of one tool with parameters that share definitions, or why it has none.
+fn shared_form(kind: ToolParserKind, count: usize, definition: &Value) -> Result<TextForm, NoForm> {
+    let property = |n: usize| (format!("p{n}"), json!({"$ref": "#/$defs/used"}));
+    let properties: serde_json::Map<String, Value> = (0..count).map(property).collect();
+    let parameters = json!({"type": "object", "properties": properties,
+    "required": ["p0"], "$defs": {
+        "used": {"anyOf": [definition, {"type": "array", "items": {"$ref": "#/$defs/used"}}]},
+        "unused": {"const": "x".repeat(500)},
+    }});
+    let tool = Tool {
+        name: "f".into(),
+        parameters,
+    };
+    let wanted = CallsWanted {
+        tools: &[tool],
+        optional: false,
+        parallel: false,
+        after_reasoning: false,
+    };
+    calls_form(kind, &wanted, &|_| false)
+}
+
+#[test]
+fn copies_of_definitions_are_bounded() {
+    let large = json!({"const": "x".repeat(2_000)});
+    for kind in [
+        ToolParserKind::Qwen3Coder,
+        ToolParserKind::Glm45,
+        ToolParserKind::Pythonic,
+    ] {
+        // Only what a parameter refers to goes with it.
+        let form = shared_form(kind, 3, &json!({"type": "integer"})).unwrap();
+        assert!(form.text_bytes() < 1_000, "{kind}: {}", form.text_bytes());
+        MODEL.compiler.compile(&OutputForm::new(form)).unwrap();
+        let error = shared_form(kind, 2_000, &large).unwrap_err();
+        assert_eq!(error.tool.as_deref(), Some("f"), "{kind}");
+        assert!(error.fault.contains("bytes"), "{kind}: {error}");
+    }
+    // Several tools count together.
+    let name = |n: usize| format!("f{n}");
+    let tools: Vec<Tool> = (0..600)
+        .map(|n| Tool {
+            name: name(n),
+            parameters: json!({"properties": {"a": large}}),
+        })
+        .collect();
+    let wanted = CallsWanted {
+        tools: &tools,
+        optional: false,
+        parallel: false,
+        after_reasoning: false,
+    };
+    let error = calls_form(ToolParserKind::Hermes, &wanted, &|_| false).unwrap_err();
+    assert!(error.fault.contains("bytes"), "{error}");
+}
+
+#[test]
+fn a_function_with_many_optional_parameters_alone_is_refused_in_python() {
+    let tool = |count: usize| {
+        let property = |n: usize| (format!("p{n}"), json!({"type": "integer"}));
+        let properties: serde_json::Map<String, Value> = (0..count).map(property).collect();
+        Tool {
+            name: "f".into(),
+            parameters: json!({"properties": properties}),
+        }
+    };
+    for (count, is_possible) in [(64, true), (65, false), (3_000, false)] {
+        let wanted = CallsWanted {
+            tools: &[tool(count)],
+            optional: false,
+            parallel: false,
+            after_reasoning: false,
+        };
+        let form = calls_form(ToolParserKind::Pythonic, &wanted, &|_| false);
+        assert_eq!(form.is_ok(), is_possible, "{count}");
+    }
+}
+
+/// Whether a form allows all of this text and an end after it.
+fn allows(form: &TextForm, text: &str) -> bool {
+    let mut matcher = matcher(form.clone());
+    let tokens = MODEL.tokenizer.encode(text).unwrap();
+    let taken = matcher.advance_while_allowed(&tokens).unwrap();
+    taken == tokens.len() && matcher.may_end().unwrap()
+}
+
+#[test]
+fn strings_without_quotes_are_held_to_their_length_and_may_have_any_text() {
+    let tool = |string: Value| Tool {
+        name: "f".into(),
+        parameters: json!({"properties": {"text": string}, "required": ["text"]}),
+    };
+    let written = |text: &str| {
+        format!(
+            "<tool_call>\n<function=f>\n<parameter=text>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        )
+    };
+    let long = [tool(json!({"type": "string", "maxLength": 10_000}))];
+    let long = form(ToolParserKind::Qwen3Coder, &long, false, false);
+    assert!(allows(&long, &written("if a < b { <b>c</b> }")));
+    assert!(!allows(&long, &written("a\n</parameter>\n")));
+    let short = [tool(json!({"type": "string", "maxLength": 3}))];
+    let short = form(ToolParserKind::Qwen3Coder, &short, false, false);
+    assert!(allows(&short, &written("abc")));
+    assert!(allows(&short, &written("a<b")));
+    assert!(!allows(&short, &written("abcd")));
+}
+
+#[test]
+fn answers_beside_unmarked_calls_may_begin_with_white_space() {
+    for (kind, first) in [
+        (ToolParserKind::Llama3Json, "{"),
+        (ToolParserKind::Pythonic, "["),
+    ] {
+        let form = form(kind, &tools(), true, false);
+        for answer in ["", " Hello.", "\n\nHello [1] {2}."] {
+            assert!(allows(&form, answer), "{kind}: {answer:?}");
+        }
+        assert!(!allows(&form, &format!(" {first}\"a\"")), "{kind}");
+    }
+}
+
+#[test]
+fn harmony_binds_an_output_that_does_not_reason() {
+    let forced = form(ToolParserKind::Harmony, &tools(), false, false);
+    let answer = answer_form(ToolParserKind::Harmony, TextForm::JsonObject, false).unwrap();
+    let call = "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}";
+    let object = "<|channel|>final<|message|>{}";
+    let reasoning = "<|channel|>analysis<|message|>I think. < it <|end|><|start|>assistant";
+    for (form, text) in [(&forced, call), (&answer, object)] {
+        assert!(allows(form, text), "{text}");
+        assert!(allows(form, &format!("{reasoning}{text}")), "{text}");
+        for other in [
+            "<|channel|>final<|message|>no json",
+            "<|channel|>analysis<|message|>I think.",
+            "no json",
+        ] {
+            assert!(!allows(form, other), "{other}");
+            assert!(!allows(form, &format!("{reasoning}{other}")), "{other}");
+        }
+    }
+}
+
 #[test]
 fn answers_of_harmony_have_their_head() {
     let text = TextForm::Choice(vec!["yes".into(), "no".into()]);

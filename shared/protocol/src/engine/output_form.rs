@@ -43,6 +43,54 @@ impl OutputForm {
     }
 }
 
+impl TextForm {
+    /// The bytes of its texts, schemas and grammars together.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            TextForm::JsonObject => 0,
+            TextForm::JsonSchema(text)
+            | TextForm::Regex(text)
+            | TextForm::Lark(text)
+            | TextForm::Ebnf(text) => text.len(),
+            TextForm::Choice(texts) => texts.iter().map(String::len).sum(),
+            TextForm::Calls(form) => {
+                let calls: usize = form.calls.iter().map(CallForm::text_bytes).sum();
+                form.begin.len() + form.separator.len() + form.end.len() + calls
+            }
+            TextForm::AnyOf(forms) => forms.iter().map(TextForm::text_bytes).sum(),
+        }
+    }
+}
+
+impl CallForm {
+    /// The bytes of its texts and schemas together.
+    pub fn text_bytes(&self) -> usize {
+        let arguments = match &self.arguments {
+            ArgumentsForm::JsonSchema(text) => text.len(),
+            ArgumentsForm::Parts(parts) => parts.iter().map(FormPart::text_bytes).sum(),
+        };
+        self.begin.len() + arguments + self.end.len()
+    }
+}
+
+impl FormPart {
+    /// The bytes of its texts and schemas together.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            FormPart::Text(text) | FormPart::JsonSchema(text) | FormPart::Regex(text) => text.len(),
+            FormPart::TextWithout(texts) | FormPart::BoundedText { without: texts, .. } => {
+                texts.iter().map(String::len).sum()
+            }
+            FormPart::AnyOf(alternatives) => alternatives
+                .iter()
+                .flatten()
+                .map(FormPart::text_bytes)
+                .sum(),
+            FormPart::Repeated(parts) => parts.iter().map(FormPart::text_bytes).sum(),
+        }
+    }
+}
+
 /// A set of texts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -88,6 +136,38 @@ pub struct CallsForm {
     pub calls: Vec<CallForm>,
 }
 
+impl CallsForm {
+    /// The beginnings of text by which calls are told from free text, without those that begin with another one.
+    /// A beginning without any text is empty.
+    pub fn triggers(&self) -> Vec<&str> {
+        let mut triggers: Vec<&str> = match self.begin.as_str() {
+            "" => self
+                .calls
+                .iter()
+                .map(|call| call_trigger(&call.begin))
+                .collect(),
+            begin => vec![call_trigger(begin)],
+        };
+        triggers.sort_unstable();
+        // A text stands right before those that begin with it.
+        triggers.dedup_by(|next, kept| next.starts_with(*kept));
+        triggers
+    }
+}
+
+/// Characters after which the beginning of a call is told from other text.
+const TRIGGER_ENDS: [char; 7] = ['>', ']', ':', '=', '(', '|', '\n'];
+
+/// The part of a call's beginning that tells it from free text. A model may write the rest in another way, such as
+/// with other white space, so it does not count.
+pub fn call_trigger(begin: &str) -> &str {
+    let end = begin
+        .char_indices()
+        .find(|(_, next)| TRIGGER_ENDS.contains(next));
+    let len = end.map_or(begin.len(), |(at, end)| at + end.len_utf8());
+    &begin[..len]
+}
+
 /// One call: the text before its arguments, the arguments, and the text after them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallForm {
@@ -105,8 +185,6 @@ pub struct CallForm {
 pub enum ArgumentsForm {
     /// A JSON object that is valid by this JSON schema, which is itself JSON.
     JsonSchema(String),
-    /// A rule `start` in llguidance's Lark, for formats that do not write arguments as JSON.
-    Lark(String),
     /// These parts, one after the other, for formats that do not write arguments as JSON.
     Parts(Vec<FormPart>),
 }
@@ -123,6 +201,16 @@ pub enum FormPart {
     Regex(String),
     /// Any text that has none of these texts in it.
     TextWithout(Vec<String>),
+    /// Any text of this length that has none of some texts in it.
+    BoundedText {
+        /// The texts that it does not have.
+        without: Vec<String>,
+        /// Least length, Unicode characters.
+        chars_min: u64,
+        /// Most length, Unicode characters. `None`: any.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        chars_max: Option<u64>,
+    },
     /// One of these sequences of parts. An empty one stands for no text.
     AnyOf(Vec<Vec<FormPart>>),
     /// These parts any number of times, or not at all.
@@ -132,6 +220,66 @@ pub enum FormPart {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bytes_of_all_texts_count() {
+        let parts = vec![
+            FormPart::Text("ab".into()),
+            FormPart::AnyOf(vec![vec![FormPart::Regex("c".into())], Vec::new()]),
+            FormPart::Repeated(vec![FormPart::JsonSchema("{}".into())]),
+            FormPart::TextWithout(vec!["d".into(), "e".into()]),
+        ];
+        let call = |arguments| CallForm {
+            begin: "f(".into(),
+            arguments,
+            end: ")".into(),
+        };
+        let calls = TextForm::Calls(CallsForm {
+            optional: false,
+            parallel: false,
+            begin: "<".into(),
+            separator: ",".into(),
+            end: ">".into(),
+            calls: vec![
+                call(ArgumentsForm::Parts(parts)),
+                call(ArgumentsForm::JsonSchema("true".into())),
+            ],
+        });
+        let choice = TextForm::Choice(vec!["yes".into(), "no".into()]);
+        assert_eq!(choice.text_bytes(), 5);
+        let either = TextForm::AnyOf(vec![calls, choice, TextForm::JsonObject]);
+        assert_eq!(either.text_bytes(), 3 + (3 + 7) + (3 + 4) + 5);
+    }
+
+    #[test]
+    fn triggers_end_where_models_write_differently() {
+        let call = |begin: &str| CallForm {
+            begin: begin.into(),
+            arguments: ArgumentsForm::Parts(Vec::new()),
+            end: String::new(),
+        };
+        let form = |begin: &str, calls: &[&str]| CallsForm {
+            optional: true,
+            parallel: true,
+            begin: begin.into(),
+            separator: String::new(),
+            end: String::new(),
+            calls: calls.iter().map(|begin| call(begin)).collect(),
+        };
+        for (begin, calls, triggers) in [
+            (
+                "",
+                &["<call>\n{\"name\": \"f\"", "<call>\n{\"name\": \"g\""][..],
+                &["<call>"][..],
+            ),
+            ("", &["g(", "f("], &["f(", "g("]),
+            ("", &["<a", "<ab>", "<b>"], &["<a", "<b>"]),
+            ("[CALLS] [", &["f"], &["[CALLS]"]),
+            ("", &["", "f"], &[""]),
+        ] {
+            assert_eq!(form(begin, calls).triggers(), triggers, "{begin} {calls:?}");
+        }
+    }
 
     #[test]
     fn a_form_begins_after_the_reasoning() {

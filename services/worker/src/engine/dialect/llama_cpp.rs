@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::partial::Fragments;
 use super::{Decoder, Dialect, VerifyCall, error_event, no_words};
 use crate::engine::client::{parse, unexpected_response};
-use crate::engine::forms::{FormAbilities, any_object, choice_as_ebnf, schema};
+use crate::engine::forms::{FormAbilities, any_object, checked_schema, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
@@ -161,7 +161,7 @@ impl Dialect for LlamaCpp {
 fn constraint(form: &TextForm) -> Result<(&'static str, Value), ApiError> {
     Ok(match form {
         TextForm::JsonObject => ("json_schema", any_object()),
-        TextForm::JsonSchema(text) => ("json_schema", schema(text)),
+        TextForm::JsonSchema(text) => ("json_schema", checked_schema(text)?),
         TextForm::Choice(texts) => ("grammar", json!(choice_as_ebnf(texts))),
         TextForm::Ebnf(grammar) => ("grammar", json!(grammar)),
         TextForm::Regex(_) | TextForm::Lark(_) | TextForm::Calls(_) | TextForm::AnyOf(_) => {

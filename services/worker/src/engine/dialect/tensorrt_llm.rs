@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::completions::{CompletionsDecoder, extended_body, fan_out_body, fan_out_verdict};
 use super::{Decoder, Dialect, VerifyCall, no_words, tag_of};
-use crate::engine::forms::{FormAbilities, choice_as_ebnf, schema};
+use crate::engine::forms::{FormAbilities, checked_schema, choice_as_ebnf};
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::LoadSeries;
 use crate::engine::streaming::StreamingCapabilities;
@@ -89,7 +89,7 @@ fn token_ids_only(mut body: Map<String, Value>) -> Value {
 fn response_format(form: &TextForm) -> Result<Value, ApiError> {
     Ok(match form {
         TextForm::JsonObject => json!({"type": "json_object"}),
-        TextForm::JsonSchema(text) => json!({"type": "json", "schema": schema(text)}),
+        TextForm::JsonSchema(text) => json!({"type": "json", "schema": checked_schema(text)?}),
         TextForm::Regex(pattern) => json!({"type": "regex", "regex": pattern}),
         TextForm::Choice(texts) => json!({"type": "ebnf", "ebnf": choice_as_ebnf(texts)}),
         TextForm::Ebnf(grammar) => json!({"type": "ebnf", "ebnf": grammar}),

@@ -70,24 +70,27 @@ fn forced_calls_are_tags_with_a_separator() {
 fn optional_calls_have_a_trigger() {
     let two = vec![
         json_call("<call>{\"name\": \"f\"", "}"),
-        json_call("<call>{\"name\": \"get\"", "}"),
+        json_call("<call>{\"name\":\"get\"", "}"),
     ];
     let form = TextForm::Calls(calls(true, true, "", two.clone()));
     let format = &structural_tag(&form).unwrap()["format"];
     assert_eq!(format["type"], "triggered_tags");
-    assert_eq!(format["triggers"], json!(["<call>{\"name\": \""]));
+    // A model that writes other white space writes a call as well.
+    assert_eq!(format["triggers"], json!(["<call>"]));
     assert_eq!(format["stop_after_first"], false);
     // All calls together are one tag where something stands around them.
     let form = TextForm::Calls(calls(true, true, "<calls>", two));
     let format = &structural_tag(&form).unwrap()["format"];
     assert_eq!(format["triggers"], json!(["<calls>"]));
     assert_eq!(format["tags"][0]["content"]["type"], "tags_with_separator");
-    // Calls that begin differently have no trigger.
+    // Calls that begin differently have a trigger each.
     let other = vec![json_call("f(", ")"), json_call("g(", ")")];
-    assert_eq!(
-        structural_tag(&TextForm::Calls(calls(true, true, "", other))),
-        None
-    );
+    let form = TextForm::Calls(calls(true, true, "", other));
+    let format = &structural_tag(&form).unwrap()["format"];
+    assert_eq!(format["triggers"], json!(["f(", "g("]));
+    // Nothing tells calls without a beginning from text.
+    let form = TextForm::Calls(calls(true, true, "", vec![json_call("", "")]));
+    assert_eq!(structural_tag(&form), None);
 }
 
 #[test]
@@ -117,6 +120,32 @@ fn parts_are_elements() {
             {"type": "any_text", "excludes": []},
         ]})
     );
+}
+
+#[test]
+fn a_schema_that_is_not_json_is_not_weakened() {
+    let call = CallForm {
+        arguments: ArgumentsForm::JsonSchema("{".into()),
+        ..json_call("<f>", "</f>")
+    };
+    for form in [
+        TextForm::JsonSchema("{".into()),
+        TextForm::Calls(calls(false, false, "", vec![call])),
+        TextForm::AnyOf(vec![TextForm::JsonSchema("{".into())]),
+    ] {
+        assert_eq!(structural_tag(&form), None, "{form:?}");
+    }
+}
+
+#[test]
+fn an_error_names_the_field_that_was_sent() {
+    let none = FormAbilities::default();
+    let tools = |optional| TextForm::Calls(calls(optional, true, "", vec![json_call("f(", ")")]));
+    let lacks = |form: &TextForm| none.lacks(form).unwrap();
+    // A client with strict tools may have sent no tool_choice.
+    assert_eq!(lacks(&tools(true)).0, "tools");
+    assert!(lacks(&tools(true)).1.contains("strict: false"));
+    assert_eq!(lacks(&tools(false)).0, "tool_choice");
 }
 
 #[test]
