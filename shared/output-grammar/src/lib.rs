@@ -1,6 +1,6 @@
 //! Holds outputs to a form: which tokens may come next, and which must.
 //!
-//! A form ([`refrain_protocol::OutputForm`]) says which texts are allowed. This crate compiles it for one model, by
+//! A form ([`refrain_protocol::engine::OutputForm`]) says which texts are allowed. This crate compiles it for one model, by
 //! the library `llguidance`. It then follows outputs token by token, forwards along a draft and back again.
 //!
 //! It knows nothing of networks, requests, or sampling. Bad input never panics, and its work is bounded by
