@@ -151,7 +151,12 @@ fn check(request: &GenerateRequest) -> Result<FormVerdict, ApiError> {
     let Err(error) = compiles(&request.model, form) else {
         return Ok(FormVerdict::Compiles);
     };
-    let loose = request.loose_form.as_deref();
+    // A form that could not be compiled for another reason may be compiled next time.
+    let is_refused = matches!(
+        error,
+        GrammarError::Invalid { .. } | GrammarError::Refused(_)
+    );
+    let loose = request.loose_form.as_deref().filter(|_| is_refused);
     if loose.is_some_and(|loose| compiles(&request.model, loose).is_ok()) {
         return Ok(FormVerdict::CompilesLoosely);
     }
