@@ -126,8 +126,8 @@ impl Surface {
 }
 
 impl AcceptedRequest {
-    /// Holds the calls of the output to less, as [`GenerateRequest::loose_form`] says. Nobody else may have the request
-    /// yet.
+    /// Holds the calls of the output to less, as [`GenerateRequest::loose_form`] says. Nobody else may have the
+    /// request yet.
     pub(crate) fn loosen_form(&mut self) {
         if let Some(request) = Arc::get_mut(&mut self.request)
             && let Some(loose) = request.loose_form.take()

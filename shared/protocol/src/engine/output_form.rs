@@ -120,8 +120,9 @@ pub enum TextForm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallsForm {
     /// Whether the output may also be free text, up to a call. The form then holds from `begin` on, or from the
-    /// beginning of a call where `begin` is empty. It is found by its first token where that is special, and otherwise
-    /// by its text up to the first of `> ] : = ( |` or a line break. Otherwise the output is calls and nothing else.
+    /// beginning of a call where `begin` is empty. It is found by its first token where that is special, and
+    /// otherwise by its text up to the first of `> ] : = ( |` or a line break. Otherwise the output is calls and
+    /// nothing else.
     pub optional: bool,
     /// Whether more than one call is allowed.
     pub parallel: bool,
