@@ -17,9 +17,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
-use refrain_protocol::engine::Sampling;
+use refrain_protocol::engine::{OutputForm, Sampling};
 use refrain_protocol::openai::Parameters;
-use refrain_protocol::{ApiError, TokenId};
+use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::de::DeserializeOwned;
 
 use crate::STAGE;
@@ -116,6 +116,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) names_call: bool,
     /// The parts that the client wrote of the form in `sampling`.
     pub(crate) form_sources: Vec<FormSource>,
+    /// The form that takes the place of that in `sampling` where a schema that need not hold cannot be compiled.
+    pub(crate) loose_form: Option<Box<OutputForm>>,
     /// Most tokens of a chunk; `None`: one chunk without a limit.
     pub(crate) chunk_tokens: Option<u32>,
     /// Keeps other modules from creating one.
@@ -305,6 +307,7 @@ impl GenerateRequest {
             answers_function_call: false,
             names_call: false,
             form_sources: Vec::new(),
+            loose_form: None,
             chunk_tokens: None,
             model,
             _sealed: (),
@@ -313,9 +316,48 @@ impl GenerateRequest {
 
     /// Binds the output to a form.
     fn bind(&mut self, bound: Option<BoundOutput>) {
-        if let Some(BoundOutput { form, parts }) = bound {
+        if let Some(BoundOutput { form, parts, loose }) = bound {
             self.sampling.form = Some(Box::new(form));
             self.form_sources = parts;
+            self.loose_form = loose.map(Box::new);
+        }
+    }
+
+    /// An error of an engine, with the client's own field where it is about the form of the output.
+    pub(crate) fn form_error(&self, mut error: ApiError, has_output: bool) -> ApiError {
+        if self.sampling.form.is_none() {
+            return error;
+        }
+        let asks = |param: &str| {
+            let fields = ["sampling.form", "response_format", "structured_outputs"];
+            fields.iter().any(|field| param.starts_with(field))
+        };
+        if !error.param.as_deref().is_some_and(asks) {
+            return error;
+        }
+        if has_output && error.kind == ErrorKind::InvalidRequest {
+            // The engine took the form, so the client is not at fault.
+            let message = format!(
+                "the output could not be held to its form: {}",
+                error.message
+            );
+            return ApiError::new(ErrorKind::Upstream, message).with_code("output_form");
+        }
+        let place = FormSource::place_of_all(&self.form_sources).to_owned();
+        let old = error.param.take().unwrap_or_default();
+        let reason = error.message.strip_prefix(&format!("{old}: "));
+        error.message = format!("{place}: {}", reason.unwrap_or(&error.message));
+        error.param = Some(place);
+        error
+    }
+
+    /// Gives the places of a form's parts the names that they have in another API.
+    pub(crate) fn rename_form_places(&mut self, renamed: impl Fn(ApiError) -> ApiError) {
+        for source in &mut self.form_sources {
+            let place = std::mem::take(&mut source.place);
+            source.place = renamed(ApiError::invalid(&*place, ""))
+                .param
+                .unwrap_or(place);
         }
     }
 

@@ -97,15 +97,18 @@ impl Surface {
             ),
             Surface::Messages | Surface::MessagesCount => {
                 let counts_only = self == Surface::MessagesCount;
-                let chat = messages::to_chat(body, counts_only)?;
+                let (chat, format_field) = messages::to_chat(body, counts_only)?;
+                let renamed = |error| messages::renamed(error, format_field);
                 let read = GenerateRequest::chat(chat, tenant, models, tuning);
-                let request = read.map_err(|error| self.renamed(error))?;
+                let mut request = read.map_err(renamed)?;
+                request.rename_form_places(renamed);
                 (request, AnswerShape::Messages)
             }
             Surface::Responses | Surface::ResponsesCount => {
                 let (chat, echo) = responses::to_chat(body, tenant, context.stored)?;
                 let read = GenerateRequest::chat(chat, tenant, models, tuning);
-                let request = read.map_err(|error| self.renamed(error))?;
+                let mut request = read.map_err(responses::renamed)?;
+                request.rename_form_places(responses::renamed);
                 (request, AnswerShape::Responses(Box::new(echo)))
             }
         };
@@ -113,15 +116,6 @@ impl Surface {
             request: Arc::new(request),
             answer,
         })
-    }
-
-    /// An error of a chat with the names that its fields have in this API.
-    pub(crate) fn renamed(self, error: ApiError) -> ApiError {
-        match self {
-            Surface::Chat | Surface::Completion => error,
-            Surface::Messages | Surface::MessagesCount => messages::renamed(error),
-            Surface::Responses | Surface::ResponsesCount => responses::renamed(error),
-        }
     }
 
     /// The body of an error response, where it is not OpenAI's.
@@ -136,6 +130,16 @@ impl Surface {
 }
 
 impl AcceptedRequest {
+    /// Holds the calls of the output to less, as [`GenerateRequest::loose_form`] says. Nobody else may have the
+    /// request yet.
+    pub(crate) fn loosen_form(&mut self) {
+        if let Some(request) = Arc::get_mut(&mut self.request)
+            && let Some(loose) = request.loose_form.take()
+        {
+            request.sampling.form = Some(loose);
+        }
+    }
+
     /// Creates the writer of the answer.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! Where in a form an error is. The library's own messages have text of the form, so they are not passed on.
 
+use std::time::{Duration, Instant};
+
 use llguidance::api::TopLevelGrammar;
 use serde_json::Value;
 
@@ -9,6 +11,8 @@ use crate::source::{Language, Source};
 
 /// Most subschemas that are compiled alone to find the one with the error.
 const TRIES_MAX: usize = 64;
+/// Time after which no further one is compiled.
+const TRIES_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// What a part of a message of the library means.
 const REASONS: [(&str, &str); 22] = [
@@ -104,11 +108,11 @@ fn in_schema(
     error_of: impl Fn(TopLevelGrammar) -> Option<String>,
 ) -> GrammarError {
     let (mut at, mut schema, mut message) = (String::new(), root, message.to_owned());
-    let mut tries = 0;
+    let (mut tries, started) = (0, Instant::now());
     'down: loop {
         for (inner_at, inner) in subschemas(schema, &at) {
             tries += 1;
-            if tries > TRIES_MAX {
+            if tries > TRIES_MAX || started.elapsed() > TRIES_TIME_MAX {
                 break 'down;
             }
             if let Some(error) = error_of(TopLevelGrammar::from_json_schema(alone(inner, root))) {

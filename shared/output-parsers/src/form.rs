@@ -333,8 +333,8 @@ pub(crate) fn bare_string(schema: &Value, ends: &[&str]) -> Result<FormPart, Str
     })
 }
 
-/// A string with the bounds of its schema on pattern and length. Where it has a pattern, it has no `<` beyond those of
-/// the pattern, so that it cannot have an end in it.
+/// A string with the bounds of its schema on pattern and length. Where it has a pattern, it has no `<` beyond those
+/// of the pattern, so that it cannot have an end in it.
 fn constrained_string(schema: &Value, ends: &[&str]) -> Result<FormPart, String> {
     let length = |key: &str| schema.get(key).and_then(Value::as_u64);
     let lengths = (length("minLength"), length("maxLength"));

@@ -11,6 +11,7 @@ use tracing::Instrument;
 
 use crate::http::state::{GatewayState, finish};
 use crate::intake::AdmissionTicket;
+use crate::intake::FormVerdict;
 use crate::relay::RelayEvent;
 use crate::response::EventStreamBody;
 use crate::surfaces::{AcceptedRequest, Surface};
@@ -64,7 +65,7 @@ impl GatewayState {
         let read = move |gateway: &GatewayState, body, tenant: &str| {
             surface.read(body, tenant, &gateway.surface_context())
         };
-        let accepted = self
+        let mut accepted = self
             .parse(&admitted.tenant, admitted.body, received, read)
             .await?;
         self.unknown_fields.met(&accepted.request.unknown_fields)?;
@@ -73,8 +74,19 @@ impl GatewayState {
         });
         // Other engines judge a form by themselves, and may know more than these grammars, or less.
         if self.models.compiles_forms(&accepted.request.model) {
-            let checked = self.forms.check(&accepted.request).await;
-            checked.map_err(|error| surface.renamed(error))?;
+            if self.forms.check(&accepted.request).await? == FormVerdict::CompilesLoosely {
+                accepted.loosen_form();
+            }
+        } else if accepted.request.sampling.form.is_some()
+            && accepted.request.chunk_tokens.is_some()
+            && self.models.worker_count(&accepted.request.model) > 0
+        {
+            let message = format!(
+                "chunk_tokens: the engine behind {} begins a form anew with each call; leave it out",
+                accepted.request.model.id
+            );
+            let error = ApiError::invalid("chunk_tokens", message);
+            return Err(error.with_code("unsupported_by_engine"));
         }
         admitted
             .ticket

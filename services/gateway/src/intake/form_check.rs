@@ -4,23 +4,60 @@
 //! not delay the other requests of an HTTP thread. The number of forms that are compiled at once is limited, and so
 //! is that of those that wait.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use refrain_output_grammar::GrammarError;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::OutputForm;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, TryAcquireError};
 
 use super::rate_limited;
 use crate::metrics::GatewayMetrics;
 use crate::models::Model;
 use crate::request::{FormSource, GenerateRequest};
 
-/// Admits forms to be compiled.
+/// Time after which no further part of a form is compiled alone to find the place of an error.
+const LOCATE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Admits forms to be compiled. No tenant takes all places: it has at most half of each, but one at least.
 pub(crate) struct FormCheck {
+    all: Arc<Places>,
+    tenant_max: PlacesMax,
+    /// The places of the tenants that have some.
+    by_tenant: Mutex<HashMap<String, Weak<Places>>>,
+    metrics: Arc<GatewayMetrics>,
+}
+
+/// Places for forms that are compiled, and for those that wait for it.
+struct Places {
     compiling: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
-    metrics: Arc<GatewayMetrics>,
+}
+
+#[derive(Clone, Copy)]
+struct PlacesMax {
+    compiling: usize,
+    waiting: usize,
+}
+
+/// What is known of a form that was checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FormVerdict {
+    /// There is none, or it can be compiled.
+    Compiles,
+    /// Only [`GenerateRequest::loose_form`] can be compiled.
+    CompilesLoosely,
+}
+
+impl Places {
+    fn new(most: PlacesMax) -> Arc<Self> {
+        Arc::new(Places {
+            compiling: Arc::new(Semaphore::new(most.compiling)),
+            waiting: Arc::new(Semaphore::new(most.waiting)),
+        })
+    }
 }
 
 impl FormCheck {
@@ -31,8 +68,15 @@ impl FormCheck {
         metrics: Arc<GatewayMetrics>,
     ) -> Self {
         FormCheck {
-            compiling: Arc::new(Semaphore::new(compiling_max)),
-            waiting: Arc::new(Semaphore::new(waiting_max)),
+            all: Places::new(PlacesMax {
+                compiling: compiling_max,
+                waiting: waiting_max,
+            }),
+            tenant_max: PlacesMax {
+                compiling: compiling_max.div_ceil(2),
+                waiting: waiting_max.div_ceil(2),
+            },
+            by_tenant: Mutex::default(),
             metrics,
         }
     }
@@ -41,45 +85,88 @@ impl FormCheck {
     ///
     /// # Errors
     /// `InvalidRequest` with the place of the fault, or `Overloaded` if too many forms wait.
-    pub(crate) async fn check(&self, request: &Arc<GenerateRequest>) -> Result<(), ApiError> {
+    pub(crate) async fn check(
+        &self,
+        request: &Arc<GenerateRequest>,
+    ) -> Result<FormVerdict, ApiError> {
         let Some(form) = request.sampling.form.as_deref() else {
-            return Ok(());
+            return Ok(FormVerdict::Compiles);
         };
         if let Some(Ok(())) = request.model.grammars.known(form) {
-            return Ok(());
+            return Ok(FormVerdict::Compiles);
         }
-        let waits = self.waiting.clone().try_acquire_owned().map_err(|_| {
+        let places = self.places(&request.tenant);
+        let refused = |_: TryAcquireError| {
             self.metrics.rejected("forms");
             rate_limited("too many forms of outputs wait to be compiled; try again")
-        })?;
-        let compiling = self.compiling.clone().acquire_owned().await;
-        let permit = compiling.map_err(ApiError::internal)?;
+        };
+        let waits_in_tenant = places.waiting.clone().try_acquire_owned();
+        let waits = (
+            waits_in_tenant.map_err(refused)?,
+            self.all
+                .waiting
+                .clone()
+                .try_acquire_owned()
+                .map_err(refused)?,
+        );
+        // A tenant waits for its own place first, so it has few places in the queue of all.
+        let in_tenant = places.compiling.clone().acquire_owned().await;
+        let in_tenant = in_tenant.map_err(ApiError::internal)?;
+        let permit = self.all.compiling.clone().acquire_owned().await;
+        let permit = permit.map_err(ApiError::internal)?;
         drop(waits);
         let gauge = self.metrics.families.forms_compiling.clone();
         gauge.inc();
         let request = request.clone();
-        // The work goes on if the client leaves meanwhile, so the permit belongs to it.
+        // The work goes on if the client leaves meanwhile, so the permits belong to it.
         tokio::task::spawn_blocking(move || {
             let checked = check(&request);
             gauge.dec();
-            drop(permit);
+            drop((permit, in_tenant, places));
             checked
         })
         .await
         .map_err(ApiError::internal)?
     }
+
+    /// The places of a tenant.
+    fn places(&self, tenant: &str) -> Arc<Places> {
+        let by_tenant = self.by_tenant.lock();
+        let mut by_tenant = by_tenant.unwrap_or_else(PoisonError::into_inner);
+        if let Some(places) = by_tenant.get(tenant).and_then(Weak::upgrade) {
+            return places;
+        }
+        // Only tenants whose forms wait or are compiled stay, so these are few.
+        by_tenant.retain(|_, places| places.strong_count() > 0);
+        let places = Places::new(self.tenant_max);
+        by_tenant.insert(tenant.to_owned(), Arc::downgrade(&places));
+        places
+    }
 }
 
-fn check(request: &GenerateRequest) -> Result<(), ApiError> {
+fn check(request: &GenerateRequest) -> Result<FormVerdict, ApiError> {
     let Some(form) = request.sampling.form.as_deref() else {
-        return Ok(());
+        return Ok(FormVerdict::Compiles);
     };
-    match compiles(&request.model, form) {
-        Ok(()) => Ok(()),
-        Err(error) => Err(located(&request.form_sources, error, |form| {
-            compiles(&request.model, form)
-        })),
+    let Err(error) = compiles(&request.model, form) else {
+        return Ok(FormVerdict::Compiles);
+    };
+    // A form that could not be compiled for another reason may be compiled next time.
+    let is_refused = matches!(
+        error,
+        GrammarError::Invalid { .. } | GrammarError::Refused(_)
+    );
+    let loose = request.loose_form.as_deref().filter(|_| is_refused);
+    if loose.is_some_and(|loose| compiles(&request.model, loose).is_ok()) {
+        return Ok(FormVerdict::CompilesLoosely);
     }
+    let until = Instant::now() + LOCATE_TIME_MAX;
+    Err(located(&request.form_sources, error, |form| {
+        match Instant::now() < until {
+            true => compiles(&request.model, form),
+            false => Ok(()),
+        }
+    }))
 }
 
 fn compiles(model: &Model, form: &OutputForm) -> Result<(), GrammarError> {
@@ -106,10 +193,7 @@ fn located(
             return at(place, &error);
         }
     }
-    match sources {
-        [only] => at(&only.place, &error),
-        _ => at("tools", &error),
-    }
+    at(FormSource::place_of_all(sources), &error)
 }
 
 fn at(place: &str, error: &GrammarError) -> ApiError {
@@ -139,8 +223,32 @@ fn dotted(pointer: &str) -> String {
 #[cfg(test)]
 mod tests {
     use refrain_protocol::engine::TextForm;
+    use refrain_service_kit::telemetry::Metrics;
 
     use super::*;
+
+    fn metrics() -> Arc<GatewayMetrics> {
+        Arc::new(GatewayMetrics::new(&Metrics::new().unwrap()).unwrap())
+    }
+
+    #[test]
+    fn a_tenant_has_half_of_the_places() {
+        let check = FormCheck::new(2, 5, metrics());
+        let first = check.places("a");
+        let counts = |places: &Places| {
+            let (compiling, waiting) = (&places.compiling, &places.waiting);
+            (compiling.available_permits(), waiting.available_permits())
+        };
+        assert_eq!((counts(&first), counts(&check.all)), ((1, 3), (2, 5)));
+        let _compiling = first.compiling.clone().try_acquire_owned().unwrap();
+        assert_eq!(counts(&check.places("a")), (0, 3));
+        assert_eq!(counts(&check.places("b")), (1, 3));
+        // A tenant without forms is forgotten.
+        check.places("c");
+        assert_eq!(check.by_tenant.lock().unwrap().len(), 2);
+        let one = FormCheck::new(1, 1, metrics());
+        assert_eq!(counts(&one.places("a")), (1, 1));
+    }
 
     #[test]
     fn an_error_names_the_part_that_cannot_be_compiled() {

@@ -17,6 +17,10 @@ pub(crate) struct Grammars {
 impl Grammars {
     /// Whether a form that was judged lately can be compiled. `None`: it was not.
     pub(crate) fn known(&self, form: &OutputForm) -> Option<Result<(), GrammarError>> {
+        // The form is written as JSON to be found, which a long one is not worth.
+        if form.text.text_bytes() > GrammarLimits::default().form_bytes_max {
+            return None;
+        }
         match self.compiler.get()? {
             Ok(compiler) => compiler.verdict(form),
             Err(error) => Some(Err(error.clone())),
@@ -42,6 +46,14 @@ impl Grammars {
             };
             GrammarCompiler::new(tokenizer.clone(), size, end_tokens, limits)
         });
+        let (bytes, most) = (
+            form.text.text_bytes(),
+            GrammarLimits::default().form_bytes_max,
+        );
+        if bytes > most {
+            let reason = format!("the form has {bytes} bytes, more than {most}");
+            return Err(GrammarError::Refused(reason));
+        }
         match compiler {
             Ok(compiler) => compiler.compile(form).map(|_| ()),
             Err(error) => Err(error.clone()),

@@ -171,8 +171,10 @@ impl RelayContext {
                 ChunkOutcome::Failed { error, output } => {
                     let detail = error.detail.clone();
                     tracing::warn!(worker = %lease.worker, kind = ?error.kind, detail, "chunk failed");
+                    let has_output = run.choice.output_len() > 0;
                     let (outcome, decision) =
                         attempts.chunk_failed(&lease.worker, error, output, may_retry);
+                    let decision = decision.map_err(|error| request.form_error(error, has_output));
                     if decision.is_ok() {
                         self.metrics.families.continuations.inc();
                     }

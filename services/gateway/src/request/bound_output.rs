@@ -19,6 +19,19 @@ pub(crate) struct BoundOutput {
     pub(crate) form: OutputForm,
     /// The parts that the client wrote, with their places in the body.
     pub(crate) parts: Vec<FormSource>,
+    /// The form where no call but those of strict tools is held to its schema. It is for schemas that cannot be
+    /// compiled; `None` if it is the same.
+    pub(crate) loose: Option<OutputForm>,
+}
+
+impl FormSource {
+    /// The place in the body of a fault that no part of a form has alone.
+    pub(crate) fn place_of_all(sources: &[FormSource]) -> &str {
+        match sources {
+            [only] => &only.place,
+            _ => "tools",
+        }
+    }
 }
 
 /// A part of a form that the client wrote.
@@ -43,6 +56,10 @@ struct ReasoningTokens {
 /// The reasoning would have to be free, and its end is no token.
 fn reasoning_tokens(model: &Model, is_open: Option<bool>) -> Result<ReasoningTokens, ApiError> {
     let kind = &model.formats.reasoning_as;
+    // This model's reasoning is a message like its answer, so it is a part of the form.
+    if *kind == ReasoningParserKind::Harmony && is_open != Some(true) {
+        return Ok(ReasoningTokens::default());
+    }
     let Some(end) = kind.end_marker().filter(|_| is_open != Some(false)) else {
         return Ok(ReasoningTokens::default());
     };
@@ -90,40 +107,39 @@ pub(super) fn bound_chat(
     }
     let reasoning = reasoning_tokens(model, reasoning_is_open)?;
     let mut parts = Vec::new();
-    let calls = match binds_calls {
-        false => None,
-        true => {
-            let bound: Vec<Tool> = tools
-                .callable
-                .iter()
-                .map(|callable| Tool {
-                    name: callable.tool.name.clone(),
-                    parameters: match is_forced || callable.is_strict {
-                        true => callable.tool.parameters.clone(),
-                        false => json!({"type": "object"}),
-                    },
-                })
-                .collect();
-            for (callable, tool) in tools.callable.iter().zip(&bound) {
-                parts.push(FormSource {
-                    place: format!("{}.parameters", callable.place),
-                    text: TextForm::JsonSchema(match &tool.parameters {
-                        Value::Null => "{}".to_owned(),
-                        schema => schema.to_string(),
-                    }),
-                });
-            }
-            let wanted = CallsWanted {
-                tools: &bound,
-                optional: !is_forced && asked.is_none(),
-                parallel: !tools.first_call_only,
-                after_reasoning: reasoning.after.is_some(),
-            };
-            let is_token = |text: &str| model.tokenizer.token_id(text).is_some();
-            let form = calls_form(format, &wanted, &is_token);
-            Some(form.map_err(|error| no_calls(tools, &error))?)
-        }
+    let bound = |is_loose: bool| {
+        let wanted = CallsWanted {
+            tools: &bound_tools(tools, is_forced && !is_loose),
+            optional: !is_forced && asked.is_none(),
+            parallel: !tools.first_call_only,
+            after_reasoning: reasoning.after.is_some(),
+        };
+        let is_token = |text: &str| model.tokenizer.token_id(text).is_some();
+        calls_form(format, &wanted, &is_token).map_err(|error| no_calls(tools, &error))
     };
+    let has_loose = is_forced && tools.callable.iter().any(|tool| !tool.is_strict);
+    let (calls, loose) = match (binds_calls, has_loose) {
+        (false, _) => (None, None),
+        (true, false) => (Some(bound(false)?), None),
+        (true, true) => match (bound(false), bound(true)) {
+            (Ok(calls), loose) => (Some(calls), loose.ok()),
+            // A client that did not say strict can do without its schema.
+            (Err(_), Ok(loose)) => (Some(loose), None),
+            (Err(error), Err(_)) => return Err(error),
+        },
+    };
+    if binds_calls {
+        let bound = bound_tools(tools, is_forced);
+        for (callable, tool) in tools.callable.iter().zip(bound) {
+            parts.push(FormSource {
+                place: format!("{}.parameters", callable.place),
+                text: TextForm::JsonSchema(match &tool.parameters {
+                    Value::Null => "{}".to_owned(),
+                    schema => schema.to_string(),
+                }),
+            });
+        }
+    }
     let answer = match asked.filter(|_| !is_forced) {
         None => None,
         Some(AskedForm { text, place }) => {
@@ -138,14 +154,28 @@ pub(super) fn bound_chat(
         (Some(form), None) | (None, Some(form)) => form,
         (Some(calls), Some(answer)) => TextForm::AnyOf(vec![calls, answer]),
     };
+    let form = |text: TextForm| OutputForm {
+        after: reasoning.after,
+        opened_by: reasoning.opened_by,
+        text,
+    };
     Ok(Some(BoundOutput {
-        form: OutputForm {
-            after: reasoning.after,
-            opened_by: reasoning.opened_by,
-            text,
-        },
+        form: form(text),
         parts,
+        loose: loose.map(form),
     }))
+}
+
+/// The tools that may be called. Without `binds_all`, only the arguments of strict ones are held to their schema.
+fn bound_tools(tools: &Tools, binds_all: bool) -> Vec<Tool> {
+    let bound = tools.callable.iter().map(|callable| Tool {
+        name: callable.tool.name.clone(),
+        parameters: match binds_all || callable.is_strict {
+            true => callable.tool.parameters.clone(),
+            false => json!({"type": "object"}),
+        },
+    });
+    bound.collect()
 }
 
 /// The form that binds a text completion, if the body asks for one.
@@ -153,6 +183,7 @@ pub(super) fn bound_completion(asked: Option<AskedForm>) -> Option<BoundOutput> 
     asked.map(|AskedForm { text, place }| BoundOutput {
         form: OutputForm::new(text.clone()),
         parts: vec![FormSource { place, text }],
+        loose: None,
     })
 }
 
@@ -218,6 +249,8 @@ mod tests {
         assert_eq!(bound(&by_text, None), Ok((None, None)));
         let error = bound(&by_text, Some(true)).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("model"));
+        // This model's reasoning is a part of the form, unless the prompt has begun it.
+        assert_eq!(bound(&model("harmony"), None), Ok((None, None)));
         // Without a form nothing is refused.
         let none = bound_chat(&Tools::default(), None, &by_text, Some(true));
         assert_eq!(none, Ok(None));

@@ -223,6 +223,75 @@ async fn strict_functions_bind_their_arguments_where_the_model_calls_them() {
     assert_eq!((form.optional, arguments(form)), (false, vec![any]));
 }
 
+/// Waits until the gateway knows that all engines compile forms as it does.
+async fn compile_forms(bench: &Bench) {
+    bench.mesh.script().compiles_forms = true;
+    let polls = bench.mesh.log().polls;
+    while bench.mesh.log().polls < polls + 2 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_forced_call_does_without_a_schema_that_is_not_strict_and_cannot_be_compiled() {
+    let bench = Bench::with(with_tools()).await;
+    bench
+        .mesh
+        .reply("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>");
+    compile_forms(&bench).await;
+    let bad = json!({"type": "object", "properties": {"a": {"not": {}}}});
+    let function = json!({"name": "f", "parameters": bad});
+    let tools = json!([
+        {"type": "function", "function": function},
+        tool("look", true),
+        tool("send", false),
+    ]);
+    let any = json!({"type": "object"});
+    let (status, answer) = bench
+        .chat(json!({"tools": tools, "tool_choice": "required"}))
+        .await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(
+        arguments(&calls(asked(&bench))),
+        [any.clone(), schema(), any]
+    );
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_hold_the_form_fails_by_the_clients_own_field() {
+    let bench = Bench::with(with_tools()).await;
+    bench.mesh.reply("{} and more");
+    bench.mesh.script().step_tokens = 1;
+    let format = json!({"type": "json_schema", "schema": schema()});
+    for (number, (path, body, place)) in [
+        (CHAT, chat(json!({"guided_regex": "a+"})), "guided_regex"),
+        (
+            "/v1/messages",
+            chat(json!({"output_format": format, "max_tokens": 20})),
+            "output_format.schema",
+        ),
+        (
+            "/v1/messages",
+            chat(json!({"output_config": {"format": format}, "max_tokens": 20})),
+            "output_config.format.schema",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        bench.mesh.mishap(number, crate::mesh::Mishap::FailForm(0));
+        let (status, error) = bench.json(path, &body).await;
+        let said = error["error"]["message"].as_str().unwrap();
+        assert_eq!((status, said), (400, &*format!("{place}: too complex")));
+    }
+    // In the middle of an output, the client is not at fault.
+    bench.mesh.mishap(3, crate::mesh::Mishap::FailForm(1));
+    let (status, error) = bench.chat(json!({"guided_regex": "a+"})).await;
+    assert_eq!(status, 502, "{error}");
+    assert_eq!(error["error"]["code"], "output_form");
+    assert_eq!(error["error"]["param"], Value::Null);
+}
+
 #[tokio::test]
 async fn a_form_that_cannot_be_compiled_is_refused_with_its_place() {
     let bench = Bench::with(with_tools()).await;
@@ -232,13 +301,21 @@ async fn a_form_that_cannot_be_compiled_is_refused_with_its_place() {
     let body = chat(json!({"response_format": format}));
     // Engines that are not this project's judge forms by themselves.
     assert_eq!(bench.json(CHAT, &body).await.0, 200);
-    bench.mesh.script().compiles_forms = true;
-    let polls = bench.mesh.log().polls;
-    while bench.mesh.log().polls < polls + 2 {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    let chunk_tokens = |tokens: u32| {
+        chat(json!({"response_format": {"type": "json_object"}, "chunk_tokens": tokens}))
+    };
+    // They begin a form anew with each chunk.
+    let (status, error) = bench.json(CHAT, &chunk_tokens(8)).await;
+    assert_eq!(
+        (status, &error["error"]["param"]),
+        (400, &json!("chunk_tokens")),
+        "{error}"
+    );
+    assert_eq!(bench.json(CHAT, &chunk_tokens(0)).await.0, 200);
+    compile_forms(&bench).await;
+    assert_eq!(bench.json(CHAT, &chunk_tokens(8)).await.0, 200);
     let chunks = bench.mesh.log().chunks.len();
-    let function = json!({"name": "f", "parameters": bad});
+    let function = json!({"name": "f", "parameters": bad, "strict": true});
     let tools = json!([{"type": "function", "function": function}]);
     let mut message =
         chat(json!({"output_config": {"format": {"type": "json_schema", "schema": bad}}}));

@@ -37,6 +37,8 @@ pub(crate) enum Mishap {
     Lose(usize),
     /// The stream ends with an error.
     Fail(usize, ErrorKind),
+    /// The engine cannot hold the output to its form.
+    FailForm(usize),
     /// A step is left out.
     Skip(usize),
     /// The worker drains.
@@ -315,6 +317,11 @@ fn events(
             Some(Mishap::Lose(at) | Mishap::Hang(at)) if *at == sequence => return events,
             Some(Mishap::Fail(at, kind)) if *at == sequence => {
                 events.push_back(Err(ApiError::new(*kind, "failed by script")));
+                return events;
+            }
+            Some(Mishap::FailForm(at)) if *at == sequence => {
+                let error = ApiError::invalid("sampling.form", "too complex");
+                events.push_back(Err(error.with_code("output_form")));
                 return events;
             }
             Some(Mishap::Drain(at)) if *at == sequence => {

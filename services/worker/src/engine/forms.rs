@@ -4,6 +4,9 @@ use refrain_protocol::ApiError;
 use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
 use serde_json::{Value, json};
 
+/// Most calls of an output whose calls are one of several forms, or have no text after them.
+const CALLS_MAX: usize = 64;
+
 /// The forms that an engine can hold an output to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FormAbilities {
@@ -117,7 +120,48 @@ pub(crate) fn any_object() -> Value {
 
 /// A form as XGrammar's structural tag. `None`: there is no such tag, or a schema in it is not JSON.
 pub(crate) fn structural_tag(form: &TextForm) -> Option<Value> {
-    Some(json!({"type": "structural_tag", "format": format(form)?}))
+    let format = format(form)?;
+    is_open_ended(&format)?;
+    Some(json!({"type": "structural_tag", "format": format}))
+}
+
+/// Whether XGrammar finds no end of this format by itself. `None`: it refuses the format. Only the last element of a
+/// sequence may be without an end, alternatives must be alike, and a tag needs an end after such a content.
+fn is_open_ended(format: &Value) -> Option<bool> {
+    let elements = || format["elements"].as_array().into_iter().flatten();
+    let content = || is_open_ended(&format["content"]);
+    Some(match format["type"].as_str()? {
+        "any_text" => true,
+        "triggered_tags" | "tags_with_separator" => {
+            let tags = format["tags"].as_array().into_iter().flatten();
+            for tag in tags {
+                is_open_ended(tag)?;
+            }
+            true
+        }
+        "star" => content().map(|_| true)?,
+        "repeat" => content().map(|_| false)?,
+        "optional" => content()?,
+        "tag" if content()? && format["end"] == "" => return None,
+        "tag" => false,
+        "sequence" => {
+            let ends: Vec<bool> = elements().map(is_open_ended).collect::<Option<_>>()?;
+            let (last, others) = ends.split_last()?;
+            if others.contains(&true) {
+                return None;
+            }
+            *last
+        }
+        "or" => {
+            let ends: Vec<bool> = elements().map(is_open_ended).collect::<Option<_>>()?;
+            let first = *ends.first()?;
+            if ends.contains(&!first) {
+                return None;
+            }
+            first
+        }
+        _ => false,
+    })
 }
 
 fn format(form: &TextForm) -> Option<Value> {
@@ -130,7 +174,11 @@ fn format(form: &TextForm) -> Option<Value> {
         TextForm::Lark(_) => return None,
         TextForm::Calls(form) => calls(form)?,
         TextForm::AnyOf(forms) => {
-            let forms: Option<Vec<Value>> = forms.iter().map(format).collect();
+            let with_end = |form: &TextForm| match form {
+                TextForm::Calls(form) if !form.optional => calls_with_end(form),
+                form => format(form),
+            };
+            let forms: Option<Vec<Value>> = forms.iter().map(with_end).collect();
             json!({"type": "or", "elements": forms?})
         }
     })
@@ -140,16 +188,37 @@ fn calls(form: &CallsForm) -> Option<Value> {
     if form.optional {
         return optional_calls(form);
     }
+    if !form.parallel {
+        return calls_with_end(form);
+    }
     let tags: Option<Vec<Value>> = form.calls.iter().map(tag).collect();
     let list = json!({
         "type": "tags_with_separator",
         "tags": tags?,
         "separator": form.separator,
         "at_least_one": true,
-        "stop_after_first": !form.parallel,
+        "stop_after_first": false,
     });
-    let around = [text(&form.begin), Some(list), text(&form.end)];
-    Some(sequence(around.into_iter().flatten().collect()))
+    Some(match form.end.as_str() {
+        "" => sequence(text(&form.begin).into_iter().chain([list]).collect()),
+        end => json!({"type": "tag", "begin": form.begin, "content": list, "end": end}),
+    })
+}
+
+/// Calls whose end XGrammar finds by itself.
+fn calls_with_end(form: &CallsForm) -> Option<Value> {
+    let tags: Option<Vec<Value>> = form.calls.iter().map(tag).collect();
+    let call = one_of(tags?);
+    let mut elements: Vec<Value> = text(&form.begin).into_iter().collect();
+    elements.push(call.clone());
+    if form.parallel {
+        let more = text(&form.separator).into_iter().chain([call]).collect();
+        elements.push(json!({
+            "type": "repeat", "min": 0, "max": CALLS_MAX - 1, "content": sequence(more),
+        }));
+    }
+    elements.extend(text(&form.end));
+    Some(sequence(elements))
 }
 
 /// Calls after free text. They begin with a text that no free text has.
@@ -158,12 +227,16 @@ fn optional_calls(form: &CallsForm) -> Option<Value> {
     let tags = match form.begin.as_str() {
         "" => form.calls.iter().map(tag).collect::<Option<Vec<Value>>>()?,
         begin => {
-            let calls = calls(&CallsForm {
+            let alone = CallsForm {
                 optional: false,
                 begin: String::new(),
                 end: String::new(),
                 ..form.clone()
-            });
+            };
+            let calls = match form.end.as_str() {
+                "" => calls_with_end(&alone),
+                _ => calls(&alone),
+            };
             let tag = json!({"type": "tag", "begin": begin, "content": calls?, "end": form.end});
             vec![tag]
         }
@@ -220,7 +293,23 @@ fn parts(all: &[FormPart]) -> Option<Value> {
                 let most = chars_max.map_or_else(String::new, |most| most.to_string());
                 json!({"type": "regex", "pattern": format!("[^<]{{{chars_min},{most}}}")})
             }
-            FormPart::AnyOf(alternatives) => any_of(alternatives)?,
+            FormPart::AnyOf(alternatives) => {
+                // Text without an end of its own takes the end that follows.
+                let is_text =
+                    |parts: &Vec<FormPart>| matches!(parts.last(), Some(FormPart::TextWithout(_)));
+                let has_text = alternatives.iter().any(is_text);
+                let ends = |next: &&FormPart| has_text && matches!(next, FormPart::Text(_));
+                match rest.next_if(ends) {
+                    Some(end) => {
+                        let mut alternatives = alternatives.clone();
+                        for parts in &mut alternatives {
+                            parts.push(end.clone());
+                        }
+                        any_of(&alternatives)?
+                    }
+                    None => any_of(alternatives)?,
+                }
+            }
             FormPart::Repeated(inner) => json!({"type": "star", "content": parts(inner)?}),
         });
     }
@@ -230,20 +319,34 @@ fn parts(all: &[FormPart]) -> Option<Value> {
 fn any_of(alternatives: &[Vec<FormPart>]) -> Option<Value> {
     let written = alternatives.iter().filter(|parts| !parts.is_empty());
     let elements: Option<Vec<Value>> = written.map(|alternative| parts(alternative)).collect();
-    let mut elements = elements?;
+    let elements = elements?;
+    if elements.is_empty() {
+        return Some(no_text());
+    }
     let has_none = elements.len() < alternatives.len();
-    let some = match elements.len() {
-        1 => elements.remove(0),
-        _ => json!({"type": "or", "elements": elements}),
-    };
+    let some = one_of(elements);
     Some(match has_none {
         true => json!({"type": "optional", "content": some}),
         false => some,
     })
 }
 
+/// No text at all. XGrammar has no empty sequence.
+fn no_text() -> Value {
+    json!({"type": "const_string", "value": ""})
+}
+
+fn one_of(mut elements: Vec<Value>) -> Value {
+    match elements.len() {
+        0 => no_text(),
+        1 => elements.remove(0),
+        _ => json!({"type": "or", "elements": elements}),
+    }
+}
+
 fn sequence(mut elements: Vec<Value>) -> Value {
     match elements.len() {
+        0 => no_text(),
         1 => elements.remove(0),
         _ => json!({"type": "sequence", "elements": elements}),
     }

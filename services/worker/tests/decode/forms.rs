@@ -59,6 +59,7 @@ async fn reasoning_before_a_form_is_a_call_of_its_own() {
             let (engine, bench) = listening(engine(piece), |_| {}).await;
             let mut request = chunk(&bench, &[1, 2, 3], 10);
             request.sampling.form.clone_from(&wanted);
+            request.sampling.min_tokens = 5;
             let received = run(&bench, request).await;
             assert_eq!(received.tokens, (4..14).collect::<Vec<_>>(), "{wanted:?}");
             let asked = engine.asked.lock().unwrap();
@@ -68,6 +69,9 @@ async fn reasoning_before_a_form_is_a_call_of_its_own() {
                 let stops =
                     after.is_some_and(|after| call.sampling.stop_token_ids.contains(&after));
                 assert_eq!(stops, !has_form);
+                // A least length would forbid the end of the reasoning.
+                let min_tokens = if has_form { 5 } else { 0 };
+                assert_eq!(call.sampling.min_tokens, min_tokens);
                 (call.tokens.clone(), has_form)
             });
             assert_eq!(found.collect::<Vec<_>>(), calls, "{wanted:?}");

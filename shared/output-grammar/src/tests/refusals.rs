@@ -56,6 +56,11 @@ fn errors_of_schemas_have_a_pointer() {
 
 #[test]
 fn errors_of_grammars_have_a_place() {
+    // A pointer would name a field of the body, and the grammar is a text.
+    let lark = "start: \"a\" value\nvalue: %json {\"properties\": {\"a\": {\"not\": {}}}}";
+    let message = refusal(TextForm::Lark(lark.into())).to_string();
+    let place = "(at the schema in line 2, /properties/a/not)";
+    assert!(message.ends_with(place), "{message}");
     let message = refusal(TextForm::Lark("start: \"a\"\nother: \"b\" ?? %".into())).to_string();
     assert!(message.ends_with("(at line 2, column 16)"), "{message}");
     let message = refusal(TextForm::Lark("start: [secret".into())).to_string();

@@ -52,7 +52,10 @@ const OTHER_FIELDS: [&str; 22] = [
 ];
 
 /// Writes the body of a chat. With `counts_only`, the prompt alone matters, and an output limit need not be given.
-pub(in crate::surfaces) fn to_chat(body: Bytes, counts_only: bool) -> Result<Bytes, ApiError> {
+pub(in crate::surfaces) fn to_chat(
+    body: Bytes,
+    counts_only: bool,
+) -> Result<(Bytes, &'static str), ApiError> {
     let given: JsonValue = read(&body)?;
     drop(body);
     if !given.is_object() {
@@ -81,7 +84,7 @@ pub(in crate::surfaces) fn to_chat(body: Bytes, counts_only: bool) -> Result<Byt
     tools(&given, &mut chat)?;
     thinking(&given, &mut chat)?;
     chat.take_others(&given, &OTHER_FIELDS)?;
-    Ok(chat.finish())
+    Ok((chat.finish(), format_field(&given)))
 }
 
 fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
@@ -99,15 +102,16 @@ fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The names that fields have here, by their names in a chat.
-const RENAMED: [(&str, &str); 3] = [
-    ("response_format.json_schema", "output_config.format"),
-    ("response_format", "output_config.format"),
-    ("stop", "stop_sequences"),
-];
+/// The field by which this body asks for a form of the answer: the present one, or the earlier one.
+fn format_field(given: &JsonValue) -> &'static str {
+    match given.get("output_format") {
+        None => "output_config.format",
+        Some(_) => "output_format",
+    }
+}
 
-/// An error of the chat with the name that its field has here.
-pub(in crate::surfaces) fn renamed(mut error: ApiError) -> ApiError {
+/// An error of the chat with the name that its field has here. `format_field` is the one of the answer's form.
+pub(in crate::surfaces) fn renamed(mut error: ApiError, format_field: &str) -> ApiError {
     if let Some(param) = &error.param
         && let Some((number, rest)) = param
             .strip_prefix("tools[")
@@ -118,7 +122,12 @@ pub(in crate::surfaces) fn renamed(mut error: ApiError) -> ApiError {
         error.message = error.message.replacen(param.as_str(), &here, 1);
         error.param = Some(here);
     }
-    chat_body::renamed(error, &RENAMED)
+    let names = [
+        ("response_format.json_schema", format_field),
+        ("response_format", format_field),
+        ("stop", "stop_sequences"),
+    ];
+    chat_body::renamed(error, &names)
 }
 
 /// Passes the format of the answer on, by its present name and by its earlier one.

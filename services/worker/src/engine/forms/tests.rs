@@ -61,9 +61,25 @@ fn forced_calls_are_tags_with_a_separator() {
         begin: String::new(),
         ..form
     };
-    let format = &structural_tag(&TextForm::Calls(one)).unwrap()["format"];
-    assert_eq!(format["type"], "tags_with_separator");
-    assert_eq!(format["stop_after_first"], true);
+    let format = &structural_tag(&TextForm::Calls(one.clone())).unwrap()["format"];
+    assert_eq!(
+        *format,
+        json!({"type": "or", "elements": [tag("<f>", "</f>"), tag("<g>", "</g>")]})
+    );
+    // Text after all calls is the end of a tag, as XGrammar demands.
+    let around = CallsForm {
+        parallel: true,
+        begin: "[".into(),
+        end: "]".into(),
+        ..one
+    };
+    let format = &structural_tag(&TextForm::Calls(around)).unwrap()["format"];
+    assert_eq!(format["type"], "tag");
+    assert_eq!(
+        (&format["begin"], &format["end"]),
+        (&json!("["), &json!("]"))
+    );
+    assert_eq!(format["content"]["type"], "tags_with_separator");
 }
 
 #[test]
@@ -82,7 +98,8 @@ fn optional_calls_have_a_trigger() {
     let form = TextForm::Calls(calls(true, true, "<calls>", two));
     let format = &structural_tag(&form).unwrap()["format"];
     assert_eq!(format["triggers"], json!(["<calls>"]));
-    assert_eq!(format["tags"][0]["content"]["type"], "tags_with_separator");
+    let content = &format["tags"][0]["content"];
+    assert_eq!(content["elements"][1]["type"], "repeat");
     // Calls that begin differently have a trigger each.
     let other = vec![json_call("f(", ")"), json_call("g(", ")")];
     let form = TextForm::Calls(calls(true, true, "", other));
@@ -109,9 +126,14 @@ fn parts_are_elements() {
         end: String::new(),
     };
     let form = TextForm::Calls(calls(false, false, "", vec![call]));
-    let format = structural_tag(&form).unwrap()["format"].take();
+    // Nothing may follow what has no end of its own.
+    assert_eq!(structural_tag(&form), None);
+    let TextForm::Calls(form) = form else {
+        panic!("not calls");
+    };
+    let content = tag(&form.calls[0]).unwrap()["content"].take();
     assert_eq!(
-        format["tags"][0]["content"],
+        content,
         json!({"type": "sequence", "elements": [
             {"type": "const_string", "value": "<a>"},
             {"type": "tag", "begin": "", "content": {"type": "any_text", "excludes": ["</"]}, "end": "</a>"},
@@ -120,6 +142,49 @@ fn parts_are_elements() {
             {"type": "any_text", "excludes": []},
         ]})
     );
+}
+
+#[test]
+fn alternatives_have_an_end() {
+    let form = |parallel| {
+        let call = vec![json_call("f(", ")"), json_call("g(", ")")];
+        TextForm::AnyOf(vec![
+            TextForm::Calls(calls(false, parallel, "", call)),
+            TextForm::JsonObject,
+        ])
+    };
+    let one = structural_tag(&form(false)).unwrap();
+    assert_eq!(one["format"]["elements"][0]["type"], "or");
+    let several = structural_tag(&form(true)).unwrap();
+    let more = &several["format"]["elements"][0]["elements"][1];
+    assert_eq!(
+        (&more["type"], &more["max"]),
+        (&json!("repeat"), &json!(63))
+    );
+    assert_eq!(more["content"]["elements"][0]["value"], "\n");
+    // A string that may be null ends with the text after it.
+    let parts = [
+        FormPart::AnyOf(vec![
+            vec![FormPart::TextWithout(vec!["</p>".into()])],
+            vec![FormPart::Text("null".into())],
+        ]),
+        FormPart::Text("</p>".into()),
+    ];
+    let format = parts_of(&parts);
+    assert_eq!(is_open_ended(&format), Some(false));
+    assert_eq!(format["elements"][0]["end"], "</p>");
+    assert_eq!(format["elements"][1]["elements"][1]["value"], "</p>");
+}
+
+#[test]
+fn a_call_without_parameters_has_an_empty_content() {
+    let empty = json!({"type": "const_string", "value": ""});
+    assert_eq!(parts_of(&[]), empty);
+    assert_eq!(parts_of(&[FormPart::AnyOf(vec![Vec::new()])]), empty);
+}
+
+fn parts_of(all: &[FormPart]) -> Value {
+    parts(all).unwrap()
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::*;
 
 fn chat(body: Value) -> Result<Value, ApiError> {
-    let chat = to_chat(Bytes::from(body.to_string()), false)?;
+    let (chat, _) = to_chat(Bytes::from(body.to_string()), false)?;
     Ok(serde_json::from_slice(&chat).unwrap())
 }
 
@@ -184,7 +184,10 @@ fn errors_of_the_chat_name_the_fields_of_this_api() {
         ("stop", "stop_sequences"),
         ("temperature", "temperature"),
     ] {
-        let error = renamed(ApiError::invalid(there, format!("{there}: no")));
+        let error = renamed(
+            ApiError::invalid(there, format!("{there}: no")),
+            "output_config.format",
+        );
         assert_eq!(error.param.as_deref(), Some(here));
         assert_eq!(error.message, format!("{here}: no"));
     }
@@ -194,7 +197,7 @@ fn errors_of_the_chat_name_the_fields_of_this_api() {
 fn to_count_tokens_needs_no_output_limit() {
     let mut given = body("stream", json!(true));
     given["max_tokens"] = Value::Null;
-    let chat = to_chat(Bytes::from(given.to_string()), true).unwrap();
+    let (chat, _) = to_chat(Bytes::from(given.to_string()), true).unwrap();
     let chat: Value = serde_json::from_slice(&chat).unwrap();
     assert_eq!(
         (&chat["max_tokens"], &chat["stream"]),
