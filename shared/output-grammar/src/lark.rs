@@ -284,7 +284,6 @@ impl<'a> LarkWriter<'a> {
                 let schema = schema::of_arguments(schema::read(text, self.context.limits)?);
                 vec![Piece::Rule(format!("%json {schema}"))]
             }
-            ArgumentsForm::Lark(text) => vec![Piece::Rule(format!("%lark {{\n{text}\n}}"))],
             ArgumentsForm::Parts(parts) => self.parts(parts)?,
         })
     }

@@ -166,7 +166,6 @@ fn tag(call: &CallForm) -> Option<Value> {
             json!({"type": "json_schema", "json_schema": schema(text)})
         }
         ArgumentsForm::Parts(all) => parts(all),
-        ArgumentsForm::Lark(_) => return None,
     };
     Some(json!({"type": "tag", "begin": call.begin, "content": content, "end": call.end}))
 }

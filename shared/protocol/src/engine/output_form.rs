@@ -105,8 +105,6 @@ pub struct CallForm {
 pub enum ArgumentsForm {
     /// A JSON object that is valid by this JSON schema, which is itself JSON.
     JsonSchema(String),
-    /// A rule `start` in llguidance's Lark, for formats that do not write arguments as JSON.
-    Lark(String),
     /// These parts, one after the other, for formats that do not write arguments as JSON.
     Parts(Vec<FormPart>),
 }
