@@ -135,9 +135,19 @@ pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiEr
 /// form counts alone, so that the output always has it.
 fn keep_allowed(adjusted: &mut [f32], logits: &[f32], allowed: &TokenMask) {
     let mask = |logits: &mut [f32]| {
-        for (token, logit) in (0..).zip(logits.iter_mut()) {
-            if !allowed.contains(token) {
-                *logit = f32::NEG_INFINITY;
+        // 32 tokens at once: most words of a mask have none of them, or all.
+        let mut words = allowed.words().iter();
+        for logits in logits.chunks_mut(u32::BITS as usize) {
+            match words.next().copied().unwrap_or(0) {
+                0 => logits.fill(f32::NEG_INFINITY),
+                u32::MAX => {}
+                word => {
+                    for (bit, logit) in logits.iter_mut().enumerate() {
+                        if word >> bit & 1 == 0 {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
+                }
             }
         }
     };

@@ -17,6 +17,7 @@
 //! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
 //! | `lark.rs` | Choices, calls of tools and alternatives of forms become Lark. |
 //! | `schema.rs` | JSON schemas before they are compiled: limits, keywords that are refused, the style of the JSON. |
+//! | `weight.rs` | What the merging of a schema's parts costs. |
 //! | `ebnf.rs` | Grammars in EBNF become Lark. |
 //! | `place.rs` | Where in a form an error is. |
 //! | `vocabulary.rs` | The bytes of every token, and how the tokenizer itself writes a text. |
@@ -34,6 +35,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod weight;
 
 pub use compiler::{CompiledGrammar, GrammarCompiler, GrammarLimits, Outcome};
 pub use error::GrammarError;

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::weight::Scale;
 use crate::{GrammarError, GrammarLimits};
 
 /// The key by which llguidance takes its settings inside a schema.
 const SETTINGS: &str = "x-guidance";
 
-/// Keywords that restrict a value and cannot be compiled.
+/// Keywords that restrict a value and cannot be compiled, unless [`restricts_nothing`].
 const REFUSED: [&str; 15] = [
     "not",
     "if",
@@ -79,6 +80,7 @@ pub(crate) fn read(text: &str, limits: &GrammarLimits) -> Result<Value, GrammarE
         GrammarError::at(place, "the schema is not JSON, or nests too deeply")
     })?;
     check_all(&schema, limits)?;
+    drop_idle(&mut schema);
     if schema == Value::Bool(true) {
         schema = Value::Object(Map::new());
     }
@@ -90,6 +92,7 @@ pub(crate) fn read(text: &str, limits: &GrammarLimits) -> Result<Value, GrammarE
 fn check_all(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarError> {
     let mut open = vec![(String::new(), schema, 1)];
     let mut count = 0;
+    let mut scale = Scale::new(schema);
     while let Some((at, schema, depth)) = open.pop() {
         count += 1;
         check(schema, &at)?;
@@ -105,6 +108,9 @@ fn check_all(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarError>
                 "the schema has more than {} subschemas",
                 limits.subschemas_max
             );
+            return Err(GrammarError::at(shown(&at), reason));
+        }
+        if let Some(reason) = scale.fault(schema) {
             return Err(GrammarError::at(shown(&at), reason));
         }
         let inner = subschemas(schema, &at).into_iter().rev();
@@ -159,8 +165,7 @@ fn check(schema: &Value, at: &str) -> Result<(), GrammarError> {
         };
     };
     for (name, value) in fields {
-        let off = name == "uniqueItems" && *value == Value::Bool(false);
-        if REFUSED.contains(&name.as_str()) && !off {
+        if REFUSED.contains(&name.as_str()) && !restricts_nothing(name, value, fields) {
             let reason = format!("the keyword {name} is not supported");
             return Err(GrammarError::at(pointer(at, name), reason));
         }
@@ -181,6 +186,46 @@ fn check(schema: &Value, at: &str) -> Result<(), GrammarError> {
         }
     }
     Ok(())
+}
+
+/// Whether a keyword of [`REFUSED`] has no effect in a schema. Generators of schemas write some of these always.
+fn restricts_nothing(name: &str, value: &Value, fields: &Map<String, Value>) -> bool {
+    let allows_all = *value == Value::Bool(true) || value.as_object().is_some_and(Map::is_empty);
+    let has = |name: &str| fields.contains_key(name);
+    match name {
+        "uniqueItems" => *value == Value::Bool(false),
+        // Every name is a string.
+        "propertyNames" => allows_all || *value == json!({"type": "string"}),
+        "unevaluatedProperties" | "unevaluatedItems" => allows_all,
+        "minContains" | "maxContains" => !has("contains"),
+        "if" => !has("then") && !has("else"),
+        "then" | "else" => !has("if"),
+        "dependentRequired" | "dependentSchemas" | "dependencies" => {
+            value.as_object().is_some_and(Map::is_empty)
+        }
+        _ => false,
+    }
+}
+
+/// Leaves out the keywords that [`restricts_nothing`] names, in a schema that was checked and all that stand in it.
+fn drop_idle(schema: &mut Value) {
+    let Some(fields) = schema.as_object_mut() else {
+        return;
+    };
+    fields.retain(|name, _| !REFUSED.contains(&name.as_str()));
+    for (name, value) in fields {
+        let name = name.as_str();
+        match value {
+            Value::Array(items) if WITH_LIST.contains(&name) => {
+                items.iter_mut().for_each(drop_idle);
+            }
+            Value::Object(fields) if WITH_MAP.contains(&name) => {
+                fields.values_mut().for_each(drop_idle);
+            }
+            value if WITH_SCHEMA.contains(&name) => drop_idle(value),
+            _ => {}
+        }
+    }
 }
 
 /// Puts our settings in the place of a client's. JSON is written as most models were shown it: with one space after

@@ -13,7 +13,7 @@ fn errors_of_schemas_have_a_pointer() {
             r#"{"properties":{"a/b":{"not":{}}}}"#,
             "/properties/a~1b/not",
         ),
-        (r#"{"items":{"if":{}}}"#, "/items/if"),
+        (r#"{"items":{"if":{},"then":{}}}"#, "/items/if"),
         (r#"{"anyOf":[{},{"$ref":"http://x/y"}]}"#, "/anyOf/1/$ref"),
         (
             r#"{"properties":{"s":{"type":"string","pattern":"(?=x)y"}}}"#,
@@ -52,6 +52,63 @@ fn errors_of_schemas_have_a_pointer() {
         r#"{"properties":{"not":{"type":"null"},"if":true},"x-guidance":{"lenient":true,"bad":1}}"#,
     );
     MODEL.compiler.compile(&form(named)).unwrap();
+}
+
+#[test]
+fn parts_that_multiply_are_refused() {
+    let strings = format!(
+        r#"{{"anyOf":[{}]}}"#,
+        vec![r#"{"type":"string"}"#; 150].join(",")
+    );
+    let literal = format!(r#"{{"const":"{}"}}"#, "x".repeat(200_000));
+    for (text, place) in [
+        (format!(r#"{{"allOf":[{strings},{strings},{literal}]}}"#), "the root of the schema"),
+        (format!(r#"{{"items":{{"allOf":[{strings},{literal}]}}}}"#), "/items"),
+        (
+            format!(r##"{{"items":{{"allOf":[{{"$ref":"#/$defs/a"}},{{"$ref":"#/$defs/a"}}]}},"$defs":{{"a":{strings}}}}}"##),
+            "/items",
+        ),
+        (
+            r#"{"allOf":[{"type":"integer","multipleOf":65536},{"multipleOf":65537,"type":"integer"}]}"#.to_owned(),
+            "the root of the schema",
+        ),
+        (
+            r##"{"items":{"$ref":"#/$defs/n","multipleOf":0.5},"$defs":{"n":{"type":"number","multipleOf":0.3}}}"##.to_owned(),
+            "/items",
+        ),
+    ] {
+        let message = refusal(schema(&text)).to_string();
+        assert!(message.ends_with(&format!("(at {place})")), "{message}");
+    }
+    for text in [
+        r#"{"allOf":[{"type":"integer","multipleOf":4},{"multipleOf":6}]}"#.to_owned(),
+        format!(r#"{{"allOf":[{},{{"maxLength":3}}]}}"#, strings),
+        r#"{"anyOf":[{"type":"integer","multipleOf":65536},{"type":"integer","multipleOf":65537}]}"#.to_owned(),
+    ] {
+        let outcome = MODEL.compiler.compile(&form(schema(&text)));
+        assert!(outcome.is_ok(), "{:?} for {text}", outcome.err());
+    }
+}
+
+#[test]
+fn keywords_without_effect_are_allowed() {
+    for text in [
+        r#"{"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"number"}}"#,
+        r#"{"type":"object","propertyNames":{},"unevaluatedProperties":true,"dependentRequired":{}}"#,
+        r#"{"type":"array","items":{"type":"array","minContains":1,"uniqueItems":false,"unevaluatedItems":true}}"#,
+        r#"{"properties":{"a":{"then":{"type":"null"},"type":"string"}},"$defs":{"b":{"if":{}}}}"#,
+    ] {
+        let outcome = MODEL.compiler.compile(&form(schema(text)));
+        assert!(outcome.is_ok(), "{:?} for {text}", outcome.err());
+    }
+    for text in [
+        r#"{"propertyNames":{"type":"string","maxLength":3}}"#,
+        r#"{"contains":{},"minContains":1}"#,
+        r#"{"unevaluatedProperties":false}"#,
+        r#"{"if":{},"then":{"type":"null"}}"#,
+    ] {
+        refusal(schema(text));
+    }
 }
 
 #[test]
