@@ -46,7 +46,7 @@ def create_order(item: str, count: int, customer: str) -> str:
 
 
 url, key, model = mesh()
-spoken = OpenAIModel(model, api_base=f"{url}/v1", api_key=key, temperature=0, max_tokens=64, tool_choice="auto")
+spoken = OpenAIModel(model, api_base=f"{url}/v1", api_key=key, temperature=0, max_tokens=64)
 for stream_outputs in False, True:
     agent = ToolCallingAgent(
         [get_weather, get_stock, create_order], spoken, max_steps=1,

@@ -5,6 +5,8 @@ import { readFileSync } from "node:fs";
 const content = JSON.parse(readFileSync(new URL("tasks.json", import.meta.url)));
 
 export const tasks = content.tasks;
+// A note and a request for its facts, which the model answers with one JSON object.
+export const note = content.note;
 
 // The gateway's address, an API key and the model, which are the arguments of every client.
 export const [url, key, model] = process.argv.slice(2);
