@@ -8,7 +8,7 @@ import asyncio
 import agents
 import openai
 
-from forms import Facts
+from forms import Facts, check_form
 from tasks import FUNCTIONS, NOTE, TASKS, check, check_end, mesh
 
 url, key, model = mesh()
@@ -41,11 +41,11 @@ async def main():
                 history = result.to_input_list()
         clerk = agents.Agent("clerk", model=spoken, model_settings=settings, output_type=Facts)
         result = await agents.Runner.run(clerk, NOTE)
-        check(isinstance(result.final_output, Facts), result.final_output)
+        check_form(result.final_output, Facts)
         said = agents.Runner.run_streamed(clerk, NOTE)
         async for _ in said.stream_events():
             pass
-        check(said.final_output == result.final_output, said.final_output)
+        check_form(said.final_output, result.final_output)
 
 
 asyncio.run(main())
