@@ -59,6 +59,12 @@ for (const spoken of models) {
   }
 }
 
+async function last(stream) {
+  let end;
+  for await (const part of stream) end = part;
+  return end;
+}
+
 const settings = { temperature: 0, maxOutputTokens: 64, maxRetries: 0 };
 const colors = ["red", "green", "blue"];
 for (const spoken of models) {
@@ -66,9 +72,9 @@ for (const spoken of models) {
   const asked = { ...settings, model: spoken, prompt: note };
   const { object } = await generateObject({ ...asked, schema: facts });
   same(facts.parse(object), object);
-  same(await streamObject({ ...asked, schema: facts }).object, object);
+  same(await last(streamObject({ ...asked, schema: facts }).partialObjectStream), object);
   same((await generateText({ ...asked, output: Output.object({ schema: facts }) })).output, object);
-  same(await streamText({ ...asked, output: Output.object({ schema: facts }) }).output, object);
+  same(await last(streamText({ ...asked, output: Output.object({ schema: facts }) }).partialOutputStream), object);
   check(colors.includes((await generateObject({ ...asked, output: "enum", enum: colors })).object), "another colour");
   const untyped = (await generateObject({ ...asked, output: "no-schema" })).object;
   same(facts.parse(untyped), untyped);
