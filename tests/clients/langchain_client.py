@@ -4,6 +4,7 @@
 """
 
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
@@ -71,3 +72,6 @@ for use_responses_api in False, True:
             bound = chat.with_structured_output(type(expected), method="function_calling", strict=strict)
             check_form(bound.invoke(task.ask), expected)
             check_form(list(bound.stream(task.ask))[-1], expected)
+    for strategy in ProviderStrategy, ToolStrategy:
+        agent = create_agent(chat, [], response_format=strategy(Facts))
+        check_form(agent.invoke({"messages": [HumanMessage(NOTE)]})["structured_response"], Facts)
