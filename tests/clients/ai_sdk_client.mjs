@@ -4,7 +4,9 @@
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { dynamicTool, generateObject, generateText, jsonSchema, Output, stepCountIs, streamObject, streamText, tool } from "ai";
+import {
+  dynamicTool, generateObject, generateText, jsonSchema, Output, stepCountIs, streamObject, streamText, tool,
+} from "ai";
 
 import { check, checkEnd, facts, forms, key, model, note, same, tasks, tools, url } from "./tasks.mjs";
 
@@ -81,11 +83,16 @@ for (const spoken of models) {
 
   // Calls that are forced, of any tool and by name, with strict tools
   const strict = Object.fromEntries(
-    Object.entries(forms).map(([name, inputSchema]) => [name, tool({ description: "A tool.", inputSchema, strict: true })]),
+    Object.entries(forms).map(([name, inputSchema]) => [
+      name,
+      tool({ description: "A tool.", inputSchema, strict: true }),
+    ]),
   );
   for (const task of tasks) {
     for (const toolChoice of ["auto", "required", { type: "tool", toolName: task.name }]) {
-      const { toolCalls } = await generateText({ ...settings, model: spoken, prompt: task.ask, tools: strict, toolChoice });
+      const { toolCalls } = await generateText({
+        ...settings, model: spoken, prompt: task.ask, tools: strict, toolChoice,
+      });
       same(toolCalls.map((call) => [call.toolName, call.input]), [[task.name, task.arguments]]);
     }
   }

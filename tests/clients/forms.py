@@ -45,7 +45,7 @@ def call_of(task):
 
 
 def check_form(said, expected):
-    """Checks an answer: a class expects any object of it, which is valid since it exists; an object expects its like."""
+    """Checks an answer. Any object of a class that is expected is right; an object that is expected is equal."""
     if isinstance(expected, type):
         check(isinstance(said, expected), f"{said!r} is no {expected.__name__}")
     else:

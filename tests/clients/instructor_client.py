@@ -2,7 +2,7 @@
 
     instructor_client.py URL KEY MODEL
 
-MD_JSON is left out. It binds nothing, and the shipped model does not end the block of code that this mode asks for.
+MD_JSON is left out. It binds nothing, and the shipped model answers its request with something else than the object.
 """
 
 from typing import Iterable

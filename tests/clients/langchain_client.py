@@ -1,4 +1,4 @@
-"""LangChain: tools bound to a model, its agent, and its three methods of structured output; over chat completions and over `/v1/responses`.
+"""LangChain: tools bound to a model, its agent, and structured output; over chat completions and `/v1/responses`.
 
     langchain_client.py URL KEY MODEL
 """

@@ -165,11 +165,11 @@ answer = client.responses.parse(model=model, input="A trip to Oslo.", text_forma
 check(isinstance(answer.output_parsed, Trip), answer)
 
 # Strict tools, whose arguments the client parses
-strict = greedy | {"tools": [openai.pydantic_function_tool(call) for call in CALLS]}
+strict = greedy | {"tools": [openai.pydantic_function_tool(call) for call in CALLS], "parallel_tool_calls": False}
 for task in TASKS:
     named = {"type": "function", "function": {"name": task.name}}
     for choice in "auto", "required", named:
-        asked = {"messages": [{"role": "user", "content": task.ask}], "tool_choice": choice, "parallel_tool_calls": False}
+        asked = {"messages": [{"role": "user", "content": task.ask}], "tool_choice": choice}
         answer = client.chat.completions.parse(**asked, **strict).choices[0].message
         with client.chat.completions.stream(**asked, **strict) as stream:
             streamed = stream.until_done().get_final_completion().choices[0].message

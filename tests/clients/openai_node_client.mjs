@@ -1,4 +1,4 @@
-// The official Node client of OpenAI: its tool runner, a loop over `/v1/responses`, and parsed answers, whole and streamed.
+// The official Node client of OpenAI: its tool runner, a loop over `/v1/responses`, and parsed answers.
 //
 //     openai_node_client.mjs URL KEY MODEL
 
@@ -71,11 +71,15 @@ for (const say of [whole, helped]) {
 }
 
 // Answers that a schema binds, parsed by the client
-const asked = { ...settings, messages: [{ role: "user", content: note }], response_format: zodResponseFormat(facts, "facts") };
+const asked = {
+  ...settings, messages: [{ role: "user", content: note }], response_format: zodResponseFormat(facts, "facts"),
+};
 const parsed = (await client.chat.completions.parse(asked)).choices[0].message.parsed;
 same(facts.parse(parsed), parsed);
 same((await client.chat.completions.stream(asked).finalChatCompletion()).choices[0].message.parsed, parsed);
-const wanted = { model, input: note, temperature: 0, max_output_tokens: 64, text: { format: zodTextFormat(facts, "facts") } };
+const wanted = {
+  model, input: note, temperature: 0, max_output_tokens: 64, text: { format: zodTextFormat(facts, "facts") },
+};
 const answered = (await client.responses.parse(wanted)).output_parsed;
 same(facts.parse(answered), answered);
 same((await client.responses.stream(wanted).finalResponse()).output_parsed, answered);

@@ -35,7 +35,8 @@ export const forms = {
 };
 
 export function same(said, expected) {
-  check(JSON.stringify(said) === JSON.stringify(expected), `${JSON.stringify(said)} came, and not ${JSON.stringify(expected)}`);
+  const [came, wanted] = [said, expected].map((value) => JSON.stringify(value));
+  check(came === wanted, `${came} came, and not ${wanted}`);
 }
 
 // The calls that reached a tool since they were last taken.
