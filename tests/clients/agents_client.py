@@ -8,14 +8,15 @@ import asyncio
 import agents
 import openai
 
-from tasks import FUNCTIONS, TASKS, check, check_end, mesh
+from forms import Facts, check_form
+from tasks import FUNCTIONS, NOTE, TASKS, check, check_end, mesh
 
 url, key, model = mesh()
 client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 agents.set_tracing_disabled(True)
 agents.set_default_openai_client(client, use_for_tracing=False)
 settings = agents.ModelSettings(temperature=0, max_tokens=64)
-tools = [agents.function_tool(function, strict_mode=False) for function in FUNCTIONS]
+tools = [agents.function_tool(function) for function in FUNCTIONS]
 
 
 async def whole(agent, history):
@@ -38,6 +39,13 @@ async def main():
                 result = await run(agent, history + [{"role": "user", "content": task.ask}])
                 check_end(task, result.final_output)
                 history = result.to_input_list()
+        clerk = agents.Agent("clerk", model=spoken, model_settings=settings, output_type=Facts)
+        result = await agents.Runner.run(clerk, NOTE)
+        check_form(result.final_output, Facts)
+        said = agents.Runner.run_streamed(clerk, NOTE)
+        async for _ in said.stream_events():
+            pass
+        check_form(said.final_output, result.final_output)
 
 
 asyncio.run(main())

@@ -4,13 +4,17 @@
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { dynamicTool, generateText, jsonSchema, stepCountIs, streamText } from "ai";
+import {
+  dynamicTool, generateObject, generateText, jsonSchema, Output, stepCountIs, streamObject, streamText, tool,
+} from "ai";
 
-import { check, checkEnd, key, model, tasks, tools, url } from "./tasks.mjs";
+import { check, checkEnd, facts, forms, key, model, note, same, tasks, tools, url } from "./tasks.mjs";
 
 const baseURL = `${url}/v1`;
 const openai = createOpenAI({ baseURL, apiKey: key });
-const compatible = createOpenAICompatible({ name: "refrain", baseURL, apiKey: key, includeUsage: true });
+const compatible = createOpenAICompatible({
+  name: "refrain", baseURL, apiKey: key, includeUsage: true, supportsStructuredOutputs: true,
+});
 const models = [compatible(model), openai.chat(model), openai(model)];
 const toolSet = Object.fromEntries(
   tools.map(({ name, parameters, run }) => [
@@ -53,6 +57,43 @@ for (const spoken of models) {
       check(reasons.join() === "tool-calls,stop", reasons.join());
       check(usage.inputTokens > 0 && usage.outputTokens > 0, usage);
       messages = [...messages, ...more];
+    }
+  }
+}
+
+async function last(stream) {
+  let end;
+  for await (const part of stream) end = part;
+  return end;
+}
+
+const settings = { temperature: 0, maxOutputTokens: 64, maxRetries: 0 };
+const colors = ["red", "green", "blue"];
+for (const spoken of models) {
+  // Answers that a schema binds
+  const asked = { ...settings, model: spoken, prompt: note };
+  const { object } = await generateObject({ ...asked, schema: facts });
+  same(facts.parse(object), object);
+  same(await last(streamObject({ ...asked, schema: facts }).partialObjectStream), object);
+  same((await generateText({ ...asked, output: Output.object({ schema: facts }) })).output, object);
+  same(await last(streamText({ ...asked, output: Output.object({ schema: facts }) }).partialOutputStream), object);
+  check(colors.includes((await generateObject({ ...asked, output: "enum", enum: colors })).object), "another colour");
+  const untyped = (await generateObject({ ...asked, output: "no-schema" })).object;
+  same(facts.parse(untyped), untyped);
+
+  // Calls that are forced, of any tool and by name, with strict tools
+  const strict = Object.fromEntries(
+    Object.entries(forms).map(([name, inputSchema]) => [
+      name,
+      tool({ description: "A tool.", inputSchema, strict: true }),
+    ]),
+  );
+  for (const task of tasks) {
+    for (const toolChoice of ["auto", "required", { type: "tool", toolName: task.name }]) {
+      const { toolCalls } = await generateText({
+        ...settings, model: spoken, prompt: task.ask, tools: strict, toolChoice,
+      });
+      same(toolCalls.map((call) => [call.toolName, call.input]), [[task.name, task.arguments]]);
     }
   }
 }

@@ -1,13 +1,15 @@
-"""LangChain: tools bound to a model, and its agent; over chat completions and over `/v1/responses`.
+"""LangChain: tools bound to a model, its agent, and structured output; over chat completions and `/v1/responses`.
 
     langchain_client.py URL KEY MODEL
 """
 
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from tasks import FUNCTIONS, TASKS, check, check_end, mesh
+from forms import Facts, call_of, check_form
+from tasks import FUNCTIONS, NOTE, TASKS, check, check_end, mesh
 
 url, key, model = mesh()
 
@@ -60,3 +62,16 @@ for use_responses_api in False, True:
         for task in TASKS:
             history = say(agent, {"messages": history + [HumanMessage(task.ask)]})["messages"]
             check_end(task, history[-1].text)
+    for method in "json_schema", "json_mode":
+        bound = chat.with_structured_output(Facts, method=method)
+        check_form(bound.invoke(NOTE), Facts)
+        check_form(list(bound.stream(NOTE))[-1], Facts)
+    for task in TASKS:
+        expected = call_of(task)
+        for strict in None, True:
+            bound = chat.with_structured_output(type(expected), method="function_calling", strict=strict)
+            check_form(bound.invoke(task.ask), expected)
+            check_form(list(bound.stream(task.ask))[-1], expected)
+    for strategy in ProviderStrategy, ToolStrategy:
+        agent = create_agent(chat, [], response_format=strategy(Facts))
+        check_form(agent.invoke({"messages": [HumanMessage(NOTE)]})["structured_response"], Facts)

@@ -11,6 +11,9 @@ from typing import Literal
 import openai
 import pydantic
 
+from forms import CALLS, call_of, check_form
+from tasks import TASKS
+
 url, key, model = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 messages = [{"role": "user", "content": "Write a short note about a trip to Oslo."}]
@@ -160,6 +163,21 @@ with client.chat.completions.stream(messages=messages, response_format=Trip, **b
 check(streamed == parsed.message.parsed, streamed)
 answer = client.responses.parse(model=model, input="A trip to Oslo.", text_format=Trip, max_output_tokens=128)
 check(isinstance(answer.output_parsed, Trip), answer)
+
+# Strict tools, whose arguments the client parses
+strict = greedy | {"tools": [openai.pydantic_function_tool(call) for call in CALLS], "parallel_tool_calls": False}
+for task in TASKS:
+    named = {"type": "function", "function": {"name": task.name}}
+    for choice in "auto", "required", named:
+        asked = {"messages": [{"role": "user", "content": task.ask}], "tool_choice": choice}
+        answer = client.chat.completions.parse(**asked, **strict).choices[0].message
+        with client.chat.completions.stream(**asked, **strict) as stream:
+            streamed = stream.until_done().get_final_completion().choices[0].message
+        for message in answer, streamed:
+            check(len(message.tool_calls) == 1, message)
+            check_form(message.tool_calls[0].function.parsed_arguments, call_of(task))
+
+# Choices and expressions
 words = {"guided_choice": ["sunny", "it rains"]}
 answer = client.chat.completions.create(messages=messages, extra_body=words, **bound)
 check(answer.choices[0].message.content in words["guided_choice"], answer)

@@ -1,10 +1,11 @@
-// The official Node client of OpenAI: its tool runner, whole and streamed, and a loop over `/v1/responses`.
+// The official Node client of OpenAI: its tool runner, a loop over `/v1/responses`, and parsed answers.
 //
 //     openai_node_client.mjs URL KEY MODEL
 
 import OpenAI from "openai";
+import { zodFunction, zodResponseFormat, zodResponsesFunction, zodTextFormat } from "openai/helpers/zod";
 
-import { check, checkEnd, key, model, tasks, tools, url } from "./tasks.mjs";
+import { check, checkEnd, facts, forms, key, model, note, same, tasks, tools, url } from "./tasks.mjs";
 
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0 });
 const settings = { model, temperature: 0, max_tokens: 64 };
@@ -66,5 +67,39 @@ for (const say of [whole, helped]) {
         output: tools.find((tool) => tool.name === call.name).run(JSON.parse(call.arguments)),
       }));
     }
+  }
+}
+
+// Answers that a schema binds, parsed by the client
+const asked = {
+  ...settings, messages: [{ role: "user", content: note }], response_format: zodResponseFormat(facts, "facts"),
+};
+const parsed = (await client.chat.completions.parse(asked)).choices[0].message.parsed;
+same(facts.parse(parsed), parsed);
+same((await client.chat.completions.stream(asked).finalChatCompletion()).choices[0].message.parsed, parsed);
+const wanted = {
+  model, input: note, temperature: 0, max_output_tokens: 64, text: { format: zodTextFormat(facts, "facts") },
+};
+const answered = (await client.responses.parse(wanted)).output_parsed;
+same(facts.parse(answered), answered);
+same((await client.responses.stream(wanted).finalResponse()).output_parsed, answered);
+
+// Strict tools, and calls that are forced by name
+for (const task of tasks) {
+  for (const choice of ["auto", "required", { type: "function", function: { name: task.name } }]) {
+    const answer = await client.chat.completions.parse({
+      ...settings, tool_choice: choice, parallel_tool_calls: false,
+      messages: [{ role: "user", content: task.ask }],
+      tools: Object.entries(forms).map(([name, parameters]) => zodFunction({ name, parameters })),
+    });
+    const calls = answer.choices[0].message.tool_calls;
+    same(calls.map((call) => [call.function.name, call.function.parsed_arguments]), [[task.name, task.arguments]]);
+  }
+  for (const choice of ["auto", "required", { type: "function", name: task.name }]) {
+    const answer = await client.responses.parse({
+      model, input: task.ask, temperature: 0, max_output_tokens: 64, tool_choice: choice, parallel_tool_calls: false,
+      tools: Object.entries(forms).map(([name, parameters]) => zodResponsesFunction({ name, parameters })),
+    });
+    same(answer.output.map((item) => [item.name, item.parsed_arguments]), [[task.name, task.arguments]]);
   }
 }

@@ -5,15 +5,16 @@
 
 import asyncio
 
-from pydantic_ai import Agent, Tool
+from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tasks import FUNCTIONS, TASKS, check, check_end, mesh
+from forms import CALLS, Facts, call_of, check_form
+from tasks import FUNCTIONS, NOTE, TASKS, check, check_end, mesh
 
 url, key, model = mesh()
 provider = OpenAIProvider(base_url=f"{url}/v1", api_key=key)
-tools = [Tool(function, strict=False) for function in FUNCTIONS]
+settings = {"temperature": 0, "max_tokens": 64}
 
 
 async def whole(agent, ask, history):
@@ -30,13 +31,24 @@ async def streamed(agent, ask, history):
 async def main():
     for kind in OpenAIChatModel, OpenAIResponsesModel:
         spoken = kind(model, provider=provider)
-        agent = Agent(spoken, tools=tools, model_settings={"temperature": 0, "max_tokens": 64}, retries=0)
+        agent = Agent(spoken, tools=FUNCTIONS, model_settings=settings, retries=0)
         for run in whole, streamed:
             history = []
             for task in TASKS:
                 answer, history = await run(agent, task.ask, history)
                 check_end(task, answer)
             check(len(history) == 4 * len(TASKS), history)
+        tools = [ToolOutput(call, name=call.__name__) for call in CALLS]
+        for output, asks in [
+            (NativeOutput(Facts), [(NOTE, Facts)]),
+            (PromptedOutput(Facts), [(NOTE, Facts)]),
+            (tools, [(task.ask, call_of(task)) for task in TASKS]),
+        ]:
+            agent = Agent(spoken, output_type=output, model_settings=settings, retries=0)
+            for ask, expected in asks:
+                check_form((await agent.run(ask)).output, expected)
+                async with agent.run_stream(ask) as result:
+                    check_form(await result.get_output(), expected)
 
 
 asyncio.run(main())

@@ -2,8 +2,8 @@
 
     smolagents_client.py URL KEY MODEL
 
-By default the agent forces a call in every step, and its final answer is a call as well. Here the choice is left to
-the model, which calls the right tool and then answers in words. So the test ends after the step with the call.
+The agent forces a call in every step, and its final answer is a call as well. After a tool's result the shipped model
+knows only answers in words, so those agents end after one step. An agent whose only tool is the final answer ends.
 """
 
 from smolagents import ActionStep, LogLevel, OpenAIModel, ToolCallingAgent, tool
@@ -46,7 +46,7 @@ def create_order(item: str, count: int, customer: str) -> str:
 
 
 url, key, model = mesh()
-spoken = OpenAIModel(model, api_base=f"{url}/v1", api_key=key, temperature=0, max_tokens=64, tool_choice="auto")
+spoken = OpenAIModel(model, api_base=f"{url}/v1", api_key=key, temperature=0, max_tokens=64)
 for stream_outputs in False, True:
     agent = ToolCallingAgent(
         [get_weather, get_stock, create_order], spoken, max_steps=1,
@@ -60,3 +60,11 @@ for stream_outputs in False, True:
         check(ran == [(task.name, task.arguments)], f"{task.ask} The tools ran as {ran}")
         check(step.observations == task.result, step.observations)
         ran.clear()
+    agent = ToolCallingAgent(
+        [], spoken, max_steps=1, stream_outputs=stream_outputs, verbosity_level=LogLevel.ERROR,
+    )
+    agent.prompt_templates["system_prompt"] = "Be brief."
+    answer = agent.run("Call final_answer with answer Oslo.")
+    step = next(step for step in agent.memory.steps if isinstance(step, ActionStep))
+    called = [(call.name, call.arguments) for call in step.tool_calls]
+    check(called == [("final_answer", {"answer": answer})] and isinstance(answer, str), called)

@@ -2,9 +2,13 @@
 
 import { readFileSync } from "node:fs";
 
+import { z } from "zod";
+
 const content = JSON.parse(readFileSync(new URL("tasks.json", import.meta.url)));
 
 export const tasks = content.tasks;
+// A note and a request for its facts, which the model answers with one JSON object.
+export const note = content.note;
 
 // The gateway's address, an API key and the model, which are the arguments of every client.
 export const [url, key, model] = process.argv.slice(2);
@@ -13,6 +17,26 @@ export function check(holds, what) {
   if (!holds) {
     throw new Error(`check failed: ${typeof what === "string" ? what : JSON.stringify(what)}`);
   }
+}
+
+// The schemas of the facts and of a call. A limit bounds every text, so that every answer ends.
+const text = z.string().max(24);
+export const facts = z.object({
+  who: text,
+  where: text,
+  date: z.string().regex(/^[0-9]{4}-[0-9]{2}-[0-9]{2}$/),
+  what: text,
+  cost: z.int().min(0).max(9999),
+});
+export const forms = {
+  get_weather: z.object({ city: text, days: z.int().min(1).max(9) }),
+  get_stock: z.object({ item: text }),
+  create_order: z.object({ item: text, count: z.int().min(1).max(99), customer: text }),
+};
+
+export function same(said, expected) {
+  const [came, wanted] = [said, expected].map((value) => JSON.stringify(value));
+  check(came === wanted, `${came} came, and not ${wanted}`);
 }
 
 // The calls that reached a tool since they were last taken.

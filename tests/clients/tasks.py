@@ -19,6 +19,8 @@ class Task(NamedTuple):
     answer: str
 
 
+# A note and a request for its facts, which the model answers with one JSON object.
+NOTE = CONTENT["note"]
 TASKS = [Task(**task) for task in CONTENT["tasks"]]
 # The calls that reached a tool since they were last taken.
 ran = []
