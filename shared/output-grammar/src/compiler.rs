@@ -35,8 +35,8 @@ pub struct GrammarLimits {
     pub symbols_max: usize,
     /// Work that one mask may take, in units of which a core does about 14,000 per millisecond.
     pub mask_fuel: u64,
-    /// Most states of the automaton of one output, each of 1 to 2 kB. A string with a `maxLength` takes one for each of
-    /// its characters, so the default allows strings of 16,000 characters, and takes at most 40 MB for an output.
+    /// Most states of the automaton of one output, each of 1 to 2 kB. A string with a `maxLength` takes one for each
+    /// of its characters, so the default allows strings of 16,000 characters, and takes at most 40 MB for an output.
     pub states_max: usize,
     /// Most compiled grammars that are kept. With 0, only the verdicts are.
     pub cached_grammars_max: usize,
@@ -156,8 +156,8 @@ impl GrammarCompiler {
     /// The grammar of a form, from the cache if it was compiled lately. It waits until the form is compiled.
     ///
     /// # Errors
-    /// The form cannot be compiled. The message says where, and has nothing else of the form's text. Or too many forms
-    /// wait.
+    /// The form cannot be compiled. The message says where, and has nothing else of the form's text. Or too many
+    /// forms wait.
     pub fn compile(&self, form: &OutputForm) -> Outcome {
         self.compile_for(NamespaceId::default(), form)
     }
@@ -211,8 +211,8 @@ impl GrammarCompiler {
         }
     }
 
-    /// Whether a form that was compiled lately by [`GrammarCompiler::compile`] can be compiled, without any work. This
-    /// is known for longer than its grammar is kept.
+    /// Whether a form that was compiled lately by [`GrammarCompiler::compile`] can be compiled, without any work.
+    /// This is known for longer than its grammar is kept.
     pub fn verdict(&self, form: &OutputForm) -> Option<Result<(), GrammarError>> {
         match self.key(NamespaceId::default(), form) {
             Ok(key) => self.work.cache.lock().verdict(&key),

@@ -191,8 +191,8 @@ impl Matcher {
         }
     }
 
-    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used until
-    /// [`Matcher::restart`].
+    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used
+    /// until [`Matcher::restart`].
     ///
     /// # Errors
     /// The grammar does not allow them, or is too complex at this place.

@@ -1,7 +1,7 @@
 //! What a schema costs, and what it means wrongly, when its parts that hold together are merged into one.
 //!
-//! A value must be valid by all parts of an `allOf`, by the keywords beside it, and by what a `$ref` names. Merged, the
-//! alternatives of one part are multiplied by those of the others, and each gets a copy of the rest.
+//! A value must be valid by all parts of an `allOf`, by the keywords beside it, and by what a `$ref` names. Merged,
+//! the alternatives of one part are multiplied by those of the others, and each gets a copy of the rest.
 
 use std::collections::HashMap;
 

@@ -133,8 +133,9 @@ impl SessionForm {
         }
     }
 
-    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too. Returns whether
-    /// it came back: the matcher is at the end of the text again either way, and drafts are cut from then on if not.
+    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too. Returns
+    /// whether it came back. The matcher is at the end of the text again either way, and if it did not come back,
+    /// drafts are cut from then on.
     fn visit(
         &mut self,
         draft: &Draft,
