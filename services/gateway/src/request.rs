@@ -400,8 +400,8 @@ impl GenerateRequest {
 /// Parses a body. Errors name the field at fault.
 pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let _stage = tracing::trace_span!(target: STAGE, "parse").entered();
-    // The place of a fault is not kept at first, since that takes time and memory for each key. A body with a fault is
-    // read once more for it.
+    // The place of a fault is not kept at first, since that takes time and memory for each key. A faulty body is read
+    // once more for it.
     if let Ok(value) = serde_json::from_slice(body) {
         return Ok(value);
     }

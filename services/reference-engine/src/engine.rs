@@ -110,7 +110,7 @@ impl EngineCore {
             ),
             model,
             grammars: None,
-            // Beside a forward pass on all cores, masks would only wait for it.
+            // If the forward pass takes all cores, masks would only wait for it.
             mask_threads: std::thread::available_parallelism()
                 .map_or(0, |cores| cores.get().saturating_sub(config.threads)),
         }

@@ -11,36 +11,23 @@ mod form_phase;
 mod interrupts;
 mod open;
 mod relay;
+mod running_chunks;
 mod step_gaps;
 mod timeout;
 mod verify_calls;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use refrain_protocol::LeaseId;
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason};
-use refrain_protocol::{DocumentId, LeaseId};
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use self::ending::ChunkControl;
+use self::running_chunks::ChunkHandle;
 use crate::chunk::{ActiveChunk, Command, serve_cuts};
 
 pub(crate) use self::context::StreamContext;
-
-/// The handle of a chunk's task.
-struct ChunkHandle {
-    document: DocumentId,
-    control: mpsc::Sender<ChunkControl>,
-}
-
-/// The tasks of chunks. They are started by the thread of the reader, so that a request wakes no other thread.
-#[derive(Default)]
-pub(crate) struct RunningChunks {
-    handles: Mutex<HashMap<LeaseId, ChunkHandle>>,
-    tasks: TaskTracker,
-}
 
 /// The entry of a chunk, which is removed when this is dropped.
 struct ChunkEntry {
@@ -57,21 +44,6 @@ impl Drop for ChunkEntry {
 /// Capacity of a chunk's control queue: a cut, an evacuation, a take-over, and a request to give way. Further
 /// requests to give way would change nothing.
 const CONTROL_QUEUE: usize = 4;
-
-impl RunningChunks {
-    fn handles(&self) -> MutexGuard<'_, HashMap<LeaseId, ChunkHandle>> {
-        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the chunks with these leases; `None`: all of them.
-    fn end(&self, leases: Option<&[LeaseId]>, reason: ChunkEndReason) {
-        for (lease, chunk) in self.handles().iter() {
-            if leases.is_none_or(|leases| leases.contains(lease)) {
-                let _ = chunk.control.try_send(ChunkControl::End(reason));
-            }
-        }
-    }
-}
 
 impl StreamContext {
     /// The driver: it passes commands on to the tasks of chunks.

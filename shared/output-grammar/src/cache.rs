@@ -8,7 +8,7 @@ use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::OutputForm;
 use sha2::{Digest, Sha256};
 
-use crate::compiler::Outcome;
+use crate::compiled::Outcome;
 use crate::{CompiledGrammar, GrammarError, GrammarLimits};
 
 /// Most outcomes that are kept without their grammar. One takes about 200 bytes.

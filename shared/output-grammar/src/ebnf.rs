@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use crate::lark::literal;
-use crate::{GrammarError, GrammarLimits};
+use crate::GrammarError;
+use crate::limits::GrammarLimits;
+use crate::literal::literal;
 
 /// Deepest nesting of parentheses.
 const DEPTH_MAX: usize = 100;

@@ -10,7 +10,7 @@ use refrain_protocol::engine::OutputForm;
 
 use crate::GrammarError;
 use crate::cache::CacheKey;
-use crate::compiler::Outcome;
+use crate::compiled::Outcome;
 
 /// Stack of a thread that compiles. References nest as deeply as a schema has them, and rules as a grammar has them.
 const STACK_BYTES: usize = 512 << 20;
@@ -38,7 +38,7 @@ pub(crate) struct Jobs {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
-    /// Who waits for a form, from its call until its outcome is known.
+    /// The callers that wait for a form, from their call until its outcome is known.
     callers: HashMap<CacheKey, Vec<Then>>,
     threads: usize,
     idle: usize,

@@ -9,10 +9,11 @@ use llguidance::regex_to_lark;
 use refrain_protocol::engine::{
     ArgumentsForm, CallForm, CallsForm, FormPart, TextForm, call_trigger,
 };
-use serde_json::Value;
+use refrain_tokenization::Tokenizer;
 
+use crate::limits::GrammarLimits;
+use crate::literal::literal;
 use crate::matcher::FreePart;
-use crate::source::{Context, any_object, without_anchors};
 use crate::{GrammarError, TokenId, ebnf, schema};
 
 /// Forms inside forms.
@@ -28,11 +29,6 @@ enum Piece {
     Rule(String),
 }
 
-/// A text as Lark's literal.
-pub(crate) fn literal(text: &str) -> String {
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
-}
-
 /// Any text that has none of these in it.
 fn text_without(texts: &[&str]) -> String {
     match texts {
@@ -41,6 +37,24 @@ fn text_without(texts: &[&str]) -> String {
             let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
             format!("(ALL & ~(ALL ({}) ALL))", texts.join(" | "))
         }
+    }
+}
+
+/// The model and the limits for which a form is written.
+#[derive(Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) eos: &'a [TokenId],
+    pub(crate) limits: &'a GrammarLimits,
+}
+
+/// A pattern as llguidance wants it, which always matches from end to end. So anchors there say what holds anyway.
+pub(crate) fn without_anchors(pattern: &str) -> &str {
+    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
+    let is_escaped = |rest: &str| rest.chars().rev().take_while(|c| *c == '\\').count() % 2 == 1;
+    match pattern.strip_suffix('$') {
+        Some(rest) if !is_escaped(rest) => rest,
+        _ => pattern,
     }
 }
 
@@ -102,7 +116,7 @@ impl<'a> LarkWriter<'a> {
     /// A form inside a grammar, in the syntax of rules.
     fn form(&mut self, form: &TextForm) -> Result<String, GrammarError> {
         Ok(match form {
-            TextForm::JsonObject => format!("%json {}", any_object()),
+            TextForm::JsonObject => format!("%json {}", schema::any_object()),
             TextForm::JsonSchema(text) => {
                 format!("%json {}", schema::read(text, self.context.limits)?)
             }
@@ -323,7 +337,7 @@ impl<'a> LarkWriter<'a> {
         }
     }
 
-    /// What may follow the first call.
+    /// The calls that may follow the first one.
     fn more(&mut self, form: &CallsForm, any_call: &str) -> String {
         let end = self.end(&form.end);
         let end = self.sequence(end);

@@ -1,7 +1,7 @@
 //! Holds outputs to a form: which tokens may come next, and which must.
 //!
-//! A form ([`refrain_protocol::engine::OutputForm`]) says which texts are allowed. This crate compiles it for one model, by
-//! the library `llguidance`. It then follows outputs token by token, forwards along a draft and back again.
+//! A form ([`refrain_protocol::engine::OutputForm`]) says which texts are allowed. This crate compiles it for one
+//! model, by the library `llguidance`. It then follows outputs token by token, forwards along a draft and back again.
 //!
 //! It knows nothing of networks, requests, or sampling. Bad input never panics, and its work is bounded by
 //! [`GrammarLimits`].
@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `compiler.rs` | **Read this first.** [`GrammarCompiler`] compiles forms within limits, and keeps them. |
 //! | `jobs.rs` | The threads that compile: a few at once, each form once. |
+//! | `limits.rs`, `compiled.rs` | What goes in and what comes out, beside the form. |
 //! | `cache.rs` | Grammars and verdicts of lately compiled forms, with a share for each namespace. |
 //! | `matcher.rs` | [`Matcher`]: the state of one output, with masks, forced tokens and rollback. |
 //! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
@@ -23,11 +24,14 @@
 //! | `vocabulary.rs` | The bytes of every token, and how the tokenizer itself writes a text. |
 
 mod cache;
+mod compiled;
 mod compiler;
 mod ebnf;
 mod error;
 mod jobs;
 mod lark;
+mod limits;
+mod literal;
 mod matcher;
 mod place;
 mod schema;
@@ -37,8 +41,10 @@ mod tests;
 mod vocabulary;
 mod weight;
 
-pub use compiler::{CompiledGrammar, GrammarCompiler, GrammarLimits, Outcome};
+pub use compiled::{CompiledGrammar, Outcome};
+pub use compiler::GrammarCompiler;
 pub use error::GrammarError;
+pub use limits::GrammarLimits;
 pub use matcher::{Matcher, TokenMask};
 
 /// A token id, as everywhere in the mesh.

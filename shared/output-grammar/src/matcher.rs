@@ -75,7 +75,7 @@ fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<b
     llguidance_take(grammar, token)
 }
 
-/// What stands around the text of a grammar in an output.
+/// The parts of an output around the text of its grammar.
 #[derive(Debug)]
 pub(crate) struct Layout {
     /// The token that opens the first free part, where the output may also begin without that part.

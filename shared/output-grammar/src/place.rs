@@ -14,7 +14,7 @@ const TRIES_MAX: usize = 64;
 /// Time after which no further one is compiled.
 const TRIES_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// What a part of a message of the library means.
+/// The meanings of parts of the library's messages.
 const REASONS: [(&str, &str); 22] = [
     ("Unsatisfiable", "no value satisfies it"),
     ("no text", "no text satisfies it"),

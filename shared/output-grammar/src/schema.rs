@@ -119,8 +119,15 @@ fn check_all(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarError>
     Ok(())
 }
 
-/// Checks the schemas inside a grammar in Lark, and the size of the grammar. What is no JSON is found when the
-/// grammar is compiled.
+/// Any JSON object.
+pub(crate) fn any_object() -> Value {
+    let mut any = json!({"type": "object"});
+    set_style(&mut any);
+    any
+}
+
+/// Checks the schemas inside a grammar in Lark, and the size of the grammar. Text that is no JSON is found when
+/// the grammar is compiled.
 pub(crate) fn check_in_lark(text: &str, limits: &GrammarLimits) -> Result<(), GrammarError> {
     if text.len() > limits.grammar_bytes_max {
         let reason = format!(

@@ -2,12 +2,11 @@
 
 use llguidance::api::TopLevelGrammar;
 use refrain_protocol::engine::{OutputForm, TextForm};
-use refrain_tokenization::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::lark::LarkWriter;
+use crate::lark::{Context, LarkWriter, without_anchors};
 use crate::matcher::FreePart;
-use crate::{GrammarError, GrammarLimits, TokenId, ebnf, schema};
+use crate::{GrammarError, ebnf, schema};
 
 /// A form, written for llguidance.
 pub(crate) struct Source {
@@ -25,31 +24,6 @@ pub(crate) enum Language {
     Other,
 }
 
-/// What a form is written with.
-#[derive(Clone, Copy)]
-pub(crate) struct Context<'a> {
-    pub(crate) tokenizer: &'a Tokenizer,
-    pub(crate) eos: &'a [TokenId],
-    pub(crate) limits: &'a GrammarLimits,
-}
-
-/// Any JSON object.
-pub(crate) fn any_object() -> Value {
-    let mut any = json!({"type": "object"});
-    schema::set_style(&mut any);
-    any
-}
-
-/// A pattern as llguidance wants it, which always matches from end to end. So anchors there say what holds anyway.
-pub(crate) fn without_anchors(pattern: &str) -> &str {
-    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
-    let is_escaped = |rest: &str| rest.chars().rev().take_while(|c| *c == '\\').count() % 2 == 1;
-    match pattern.strip_suffix('$') {
-        Some(rest) if !is_escaped(rest) => rest,
-        _ => pattern,
-    }
-}
-
 impl Source {
     /// Writes a form.
     pub(crate) fn new(context: Context<'_>, form: &OutputForm) -> Result<Self, GrammarError> {
@@ -63,7 +37,7 @@ impl Source {
             .collect();
         let (grammar, language) = match &form.text {
             TextForm::JsonObject => (
-                TopLevelGrammar::from_json_schema(any_object()),
+                TopLevelGrammar::from_json_schema(schema::any_object()),
                 Language::Other,
             ),
             TextForm::JsonSchema(text) => {

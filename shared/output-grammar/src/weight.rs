@@ -1,4 +1,4 @@
-//! What a schema costs, and what it means wrongly, when its parts that hold together are merged into one.
+//! The cost of merging the parts of a schema that hold together, and the merges that would change its meaning.
 //!
 //! A value must be valid by all parts of an `allOf`, by the keywords beside it, and by what a `$ref` names. Merged,
 //! the alternatives of one part are multiplied by those of the others, and each gets a copy of the rest.
@@ -142,7 +142,7 @@ impl<'a> Scale<'a> {
         if let Some(weight) = self.referred.get(uri) {
             return *weight;
         }
-        // What refers to itself is refused by the library, or has no alternatives by that.
+        // A part that refers to itself is refused by the library, or has no alternatives by that.
         self.referred.insert(uri, Weight::NONE);
         let target = uri.strip_prefix('#').and_then(|at| self.root.pointer(at));
         let weight = target.map_or(Weight::NONE, |target| self.weigh(target));

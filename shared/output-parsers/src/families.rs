@@ -13,7 +13,6 @@ mod qwen3_coder;
 
 use deepseek_kimi::{DEEPSEEK_V3, DEEPSEEK_V31, DeepSeekKimi, KIMI_K2};
 pub(crate) use forced_tool::ForcedTool;
-pub(crate) use harmony::answer_form as harmony_answer;
 
 use refrain_protocol::engine::TextForm;
 
@@ -39,8 +38,11 @@ pub(crate) fn family(kind: ToolParserKind, is_harmony: bool) -> Box<dyn Family> 
     }
 }
 
-/// The form of calls of a kind.
-pub(crate) fn form(
+/// The form of calls in a model's format. `is_token` tells whether the tokenizer has a token for exactly this text.
+///
+/// # Errors
+/// The format cannot express such calls, or there is none.
+pub fn calls_form(
     kind: ToolParserKind,
     wanted: &CallsWanted<'_>,
     is_token: &dyn Fn(&str) -> bool,
@@ -60,5 +62,20 @@ pub(crate) fn form(
         ToolParserKind::Glm45 => glm45::form(wanted),
         ToolParserKind::Harmony => harmony::form(wanted),
         ToolParserKind::Pythonic => pythonic::form(wanted),
+    }
+}
+
+/// The form of an answer in text that a model writes in its format.
+///
+/// # Errors
+/// The format has something around an answer, and this form of a text cannot be put into it.
+pub fn answer_form(
+    kind: ToolParserKind,
+    text: TextForm,
+    after_reasoning: bool,
+) -> Result<TextForm, NoForm> {
+    match kind {
+        ToolParserKind::Harmony => harmony::answer_form(text, after_reasoning),
+        _ => Ok(text),
     }
 }

@@ -5,9 +5,7 @@ use std::collections::HashSet;
 use refrain_protocol::engine::{ArgumentsForm, CallForm, CallsForm, FormPart, TextForm};
 use serde_json::{Map, Value, json};
 
-use crate::families;
 use crate::options::Tool;
-use crate::registry::ToolParserKind;
 use crate::schema::{Shape, shape_of};
 use crate::sink::is_name;
 
@@ -33,7 +31,7 @@ pub struct CallsWanted<'a> {
 pub struct NoForm {
     /// The tool at fault, if it is one.
     pub tool: Option<String>,
-    /// What is wrong, and what to do.
+    /// The fault, and what to do about it.
     pub fault: String,
 }
 
@@ -43,33 +41,6 @@ impl NoForm {
             tool: Some(tool.name.clone()),
             fault: fault.to_string(),
         }
-    }
-}
-
-/// The form of calls in a model's format. `is_token` tells whether the tokenizer has a token for exactly this text.
-///
-/// # Errors
-/// The format cannot express such calls, or there is none.
-pub fn calls_form(
-    kind: ToolParserKind,
-    wanted: &CallsWanted<'_>,
-    is_token: &dyn Fn(&str) -> bool,
-) -> Result<TextForm, NoForm> {
-    families::form(kind, wanted, is_token)
-}
-
-/// The form of an answer in text that a model writes in its format.
-///
-/// # Errors
-/// The format has something around an answer, and this form of a text cannot be put into it.
-pub fn answer_form(
-    kind: ToolParserKind,
-    text: TextForm,
-    after_reasoning: bool,
-) -> Result<TextForm, NoForm> {
-    match kind {
-        ToolParserKind::Harmony => families::harmony_answer(text, after_reasoning),
-        _ => Ok(text),
     }
 }
 

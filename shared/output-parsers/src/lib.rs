@@ -86,7 +86,8 @@ mod think;
 
 pub use detect::{Detected, detect};
 pub use event::{Counts, Event};
-pub use form::{CallsWanted, NoForm, answer_form, calls_form};
+pub use families::{answer_form, calls_form};
+pub use form::{CallsWanted, NoForm};
 pub use options::{Delivery, Limits, ParserOptions, Piece, TokenId, Tool};
 pub use parser::OutputParser;
 pub use registry::{ReasoningParserKind, ToolParserKind, UnknownParser};

@@ -26,8 +26,8 @@ use crate::{clock, random};
 /// Seconds for which the signature of a namespace is valid. Gateways renew it well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 
-/// Most namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond to verify, and
-/// a gateway sends the same one for hours.
+/// Most namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond to verify,
+/// and a gateway sends the same one for hours.
 const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
 /// The keys of a mesh, as hex strings that `refrain keys` makes.

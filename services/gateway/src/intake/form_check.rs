@@ -42,7 +42,7 @@ struct PlacesMax {
     waiting: usize,
 }
 
-/// What is known of a form that was checked.
+/// The result of checking a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FormVerdict {
     /// There is none, or it can be compiled.

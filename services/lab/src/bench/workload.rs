@@ -197,7 +197,7 @@ fn unique(random: &mut SplitMix, tenant: usize, number: usize) -> WorkloadCall {
     }
 }
 
-/// What a note says, as a schema of several fields: names that repeat, choices, numbers and a list.
+/// The content of a note, as a schema of several fields: names that repeat, choices, numbers and a list.
 fn note_schema() -> Value {
     let item = json!({
         "type": "object",

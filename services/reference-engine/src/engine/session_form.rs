@@ -73,7 +73,7 @@ impl SessionForm {
         followed.or_else(|_| self.matcher.restart(output))
     }
 
-    /// Does what a text without drafts would do as well. What drafts cost does not count: if a limit is met after
+    /// Does what a text without drafts would do as well. The cost of drafts does not count: if a limit is met after
     /// they were visited, the work begins anew without them.
     fn without_drafts<T>(
         &mut self,

@@ -69,7 +69,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for StageTimes {
     }
 }
 
-/// Runs the mesh of a configuration file. Each line of the input is answered by the times since the last one, as JSON.
+/// Runs the mesh of a configuration file. Each line of input is answered by the times since the last one, as JSON.
 pub(crate) fn serve(config: &Path) -> anyhow::Result<()> {
     let times = StageTimes::default();
     let subscriber = tracing_subscriber::registry().with(times.clone());

@@ -1,7 +1,7 @@
 //! The body of a call that generates: the fields of a dialect, and the token ids of the text.
 //!
-//! A text may have a hundred thousand tokens. As JSON values they would take eight times their size, and be built only
-//! to be written, so the ids are written from where they are.
+//! A text may have a hundred thousand tokens. As JSON values they would take eight times their size, and be built
+//! only to be written, so the ids are written from where they are.
 
 use refrain_protocol::TokenId;
 use serde::ser::SerializeMap;

@@ -8,9 +8,9 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::token_of;
 
-use super::RunningChunks;
 use super::ending::ChunkEnding;
 use super::form_phase::{FormPhase, in_phase};
+use super::running_chunks::RunningChunks;
 use super::step_gaps::StepGaps;
 use crate::chunk::ActiveChunk;
 use crate::config::EngineConfig;

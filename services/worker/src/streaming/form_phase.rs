@@ -8,7 +8,7 @@ use refrain_protocol::engine::{OutputForm, TokenLogprob};
 
 use crate::engine::GenerateRequest;
 
-/// What a call is to the form of its output.
+/// The place of a call in the form of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FormPhase {
     /// The output has no form, or the form holds from the next token on.
@@ -64,7 +64,7 @@ impl FormPhase {
     }
 }
 
-/// What tokens mean for the phase of their call.
+/// The effect of tokens on the phase of their call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PhaseTokens {
     /// It goes on.

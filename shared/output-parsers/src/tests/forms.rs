@@ -1,4 +1,4 @@
-//! What a family's form allows, the family reads: random outputs of the form become calls with valid arguments.
+//! A family reads all that its form allows: random outputs of the form become calls with valid arguments.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};

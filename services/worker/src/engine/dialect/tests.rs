@@ -510,7 +510,7 @@ fn a_form_is_said_in_the_words_of_the_engine() {
     for (text, expected) in cases {
         let expected = expected.into_iter().chain([nothing()]);
         for (dialect, expected) in dialects.iter().zip(expected) {
-            // What a dialect cannot say is refused before the engine is asked.
+            // A form that a dialect cannot say is refused before the engine is asked.
             let lacks = dialect.capabilities().forms.lacks(&text);
             assert_eq!(lacks.is_some(), expected.is_null(), "{text:?}");
             if !expected.is_null() {

@@ -1,0 +1,50 @@
+//! The limits of compiling and matching.
+
+/// The limits of compiling and matching.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrammarLimits {
+    /// Most bytes of a form's texts.
+    pub form_bytes_max: usize,
+    /// Most bytes of a grammar in Lark or EBNF.
+    pub grammar_bytes_max: usize,
+    /// Deepest nesting of a JSON schema.
+    pub schema_depth_max: usize,
+    /// Most subschemas of a JSON schema.
+    pub subschemas_max: usize,
+    /// Work that building a grammar's automaton may take, in units of which a core does about 50,000 per millisecond.
+    pub compile_fuel: u64,
+    /// Most symbols of a grammar.
+    pub symbols_max: usize,
+    /// Work that one mask may take, in units of which a core does about 14,000 per millisecond.
+    pub mask_fuel: u64,
+    /// Most states of the automaton of one output, each of 1 to 2 kB. A string with a `maxLength` takes one for each
+    /// of its characters, so the default allows strings of 16,000 characters, and takes at most 40 MB for an output.
+    pub states_max: usize,
+    /// Most compiled grammars that are kept. With 0, only the verdicts are.
+    pub cached_grammars_max: usize,
+    /// Most bytes of the forms of those.
+    pub cached_form_bytes_max: usize,
+    /// Most forms that are compiled at once.
+    pub compile_threads_max: usize,
+    /// Most forms that wait to be compiled. A namespace may have a quarter of them.
+    pub waiting_forms_max: usize,
+}
+
+impl Default for GrammarLimits {
+    fn default() -> Self {
+        GrammarLimits {
+            form_bytes_max: 256 << 10,
+            grammar_bytes_max: 64 << 10,
+            schema_depth_max: 64,
+            subschemas_max: 3_000,
+            compile_fuel: 1_000_000,
+            symbols_max: 200_000,
+            mask_fuel: 200_000,
+            states_max: 20_000,
+            cached_grammars_max: 256,
+            cached_form_bytes_max: 4 << 20,
+            compile_threads_max: 2,
+            waiting_forms_max: 64,
+        }
+    }
+}
