@@ -89,6 +89,9 @@ fn read(
         return Ok(None);
     }
     let text = match field {
+        "response_format" | "structured_outputs" if !value.is_object() => {
+            return invalid(field, "must be an object");
+        }
         "response_format" => return response_format(value, unknown),
         "structured_outputs" => return structured_outputs(value, unknown),
         "guided_json" | "json_schema" => TextForm::JsonSchema(schema(value, field)?),
@@ -210,9 +213,6 @@ fn structured_outputs(
     const WITHOUT_EFFECT: [&str; 2] = ["disable_any_whitespace", "disable_fallback"];
 
     let field = "structured_outputs";
-    if !given.is_object() {
-        return invalid(field, "must be an object");
-    }
     let known: Vec<&str> = [&FORMS[..], &UNSUPPORTED, &WITHOUT_EFFECT].concat();
     note_unknown(given, field, &known, unknown);
     let set = |name: &str| given.get(name).filter(|value| !is_nothing(value));
@@ -473,7 +473,8 @@ mod tests {
                 "response_format.type",
                 false,
             ),
-            (format(json!("json")), "response_format.type", false),
+            (format(json!("json")), "response_format", false),
+            (format(json!(["text"])), "response_format", false),
             (
                 format(json!({"type": "structural_tag"})),
                 "response_format",
