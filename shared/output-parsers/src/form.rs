@@ -304,11 +304,18 @@ pub(crate) fn bare_string(schema: &Value, ends: &[&str]) -> Result<FormPart, Str
     })
 }
 
+/// Longest bound that a string without quotes is held to. The automaton has states for every character of the bound,
+/// so longer bounds would be too complex; they are left out.
+const BOUNDED_CHARS_MAX: u64 = 64;
+
 /// A string with the bounds of its schema on pattern and length. Where it has a pattern, it has no `<` beyond those
 /// of the pattern, so that it cannot have an end in it.
 fn constrained_string(schema: &Value, ends: &[&str]) -> Result<FormPart, String> {
     let length = |key: &str| schema.get(key).and_then(Value::as_u64);
-    let lengths = (length("minLength"), length("maxLength"));
+    let lengths = (
+        length("minLength").filter(|chars| *chars <= BOUNDED_CHARS_MAX),
+        length("maxLength").filter(|chars| *chars <= BOUNDED_CHARS_MAX),
+    );
     let pattern = schema.get("pattern").and_then(Value::as_str);
     let ends = || ends.iter().map(|end| (*end).to_owned()).collect();
     match (pattern, lengths) {

@@ -398,6 +398,10 @@ fn strings_without_quotes_are_held_to_their_length_and_may_have_any_text() {
     let long = form(ToolParserKind::Qwen3Coder, &long, false, false);
     assert!(allows(&long, &written("if a < b { <b>c</b> }")));
     assert!(!allows(&long, &written("a\n</parameter>\n")));
+    let bounded = [tool(json!({"type": "string", "maxLength": 64}))];
+    let bounded = form(ToolParserKind::Qwen3Coder, &bounded, false, false);
+    assert!(allows(&bounded, &written("if a < b { <b>c</b> }")));
+    assert!(!allows(&bounded, &written(&"a".repeat(65))));
     let short = [tool(json!({"type": "string", "maxLength": 3}))];
     let short = form(ToolParserKind::Qwen3Coder, &short, false, false);
     assert!(allows(&short, &written("abc")));
