@@ -8,17 +8,14 @@ import sys
 
 import anthropic
 
-url, key, model = sys.argv[1:]
+from tasks import TASKS, check, mesh
+
+url, key, model = mesh()
 client = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
 messages = [{"role": "user", "content": "Write a short note about a trip to Oslo."}]
 # This version of the client has no field for the temperature.
 sampling = {"extra_body": {"temperature": 0}}
 settings = {"model": model, "max_tokens": 24} | sampling
-
-
-def check(holds, what):
-    if not holds:
-        sys.exit(f"check failed: {what}")
 
 
 # Whole and streamed
@@ -92,22 +89,15 @@ def loop(ask, say, result):
         results = []
         for call in calls:
             called.append((call.name, call.input))
-            results.append({"type": "tool_result", "tool_use_id": call.id, "content": json.dumps(result)})
+            results.append({"type": "tool_result", "tool_use_id": call.id, "content": result})
         history.append({"role": "user", "content": results})
 
 
-for ask, name, arguments, result, final in [
-    ("What is the weather in Oslo for 2 days?", "get_weather", {"city": "Oslo", "days": 2},
-     {"city": "Oslo", "temperature": 12, "sky": "rain"}, "The weather in Oslo: 12 degrees with rain."),
-    ("How many lamps are in stock?", "get_stock", {"item": "lamp"},
-     {"item": "lamp", "count": 31}, "There are 31 of lamp in stock."),
-    ("Order 3 lamps for Peter.", "create_order", {"item": "lamp", "count": 3, "customer": "Peter"},
-     {"order_id": 4711, "status": "created"}, "Order 4711 for Peter is created: 3 of lamp."),
-]:
+for task in TASKS:
     for say in whole, helped:
-        called, said = loop(ask, say, result)
-        check(called == [(name, arguments)], called)
-        check(said == final, said)
+        called, said = loop(task.ask, say, task.result)
+        check(called == [(task.name, task.arguments)], called)
+        check(said == task.answer, said)
 
 # Forced calls, and an answer that a schema binds
 lamps = [{"role": "user", "content": "How many lamps are in stock?"}]

@@ -12,17 +12,12 @@ import openai
 import pydantic
 
 from forms import CALLS, call_of, check_form
-from tasks import TASKS
+from tasks import TASKS, check, mesh
 
-url, key, model = sys.argv[1:]
+url, key, model = mesh()
 client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 messages = [{"role": "user", "content": "Write a short note about a trip to Oslo."}]
 settings = {"model": model, "temperature": 0.7, "seed": 11, "max_tokens": 24}
-
-
-def check(holds, what):
-    if not holds:
-        sys.exit(f"check failed: {what}")
 
 
 # Chat
@@ -108,21 +103,14 @@ def loop(ask, say, result):
         for call in calls:
             check(call.id.startswith("call_") and call.type == "function", call)
             called.append((call.function.name, json.loads(call.function.arguments)))
-            history.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
+            history.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-for ask, name, arguments, result, final in [
-    ("What is the weather in Oslo for 2 days?", "get_weather", {"city": "Oslo", "days": 2},
-     {"city": "Oslo", "temperature": 12, "sky": "rain"}, "The weather in Oslo: 12 degrees with rain."),
-    ("How many lamps are in stock?", "get_stock", {"item": "lamp"},
-     {"item": "lamp", "count": 31}, "There are 31 of lamp in stock."),
-    ("Order 3 lamps for Peter.", "create_order", {"item": "lamp", "count": 3, "customer": "Peter"},
-     {"order_id": 4711, "status": "created"}, "Order 4711 for Peter is created: 3 of lamp."),
-]:
+for task in TASKS:
     for say in whole, helped:
-        called, said = loop(ask, say, result)
-        check(called == [(name, arguments)], called)
-        check(said == final, said)
+        called, said = loop(task.ask, say, task.result)
+        check(called == [(task.name, task.arguments)], called)
+        check(said == task.answer, said)
 
 # Forced calls, whole and streamed
 ask = [{"role": "user", "content": "How many lamps are in stock?"}]

@@ -8,15 +8,12 @@ import sys
 
 import openai
 
-url, key, model = sys.argv[1:]
+from tasks import TASKS, check, mesh
+
+url, key, model = mesh()
 client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 ask = "Write a short note about a trip to Oslo."
 settings = {"model": model, "temperature": 0, "max_output_tokens": 24}
-
-
-def check(holds, what):
-    if not holds:
-        sys.exit(f"check failed: {what}")
 
 
 # Whole and streamed
@@ -101,7 +98,7 @@ def results(answer, result):
     calls = [item for item in answer.output if item.type == "function_call"]
     called = [(call.name, json.loads(call.arguments)) for call in calls]
     outputs = [
-        {"type": "function_call_output", "call_id": call.call_id, "output": json.dumps(result)} for call in calls
+        {"type": "function_call_output", "call_id": call.call_id, "output": result} for call in calls
     ]
     return called, outputs
 
@@ -129,19 +126,12 @@ def stored(ask, say, result):
         answer = say(input=outputs, previous_response_id=answer.id)
 
 
-for ask, name, arguments, result, final in [
-    ("What is the weather in Oslo for 2 days?", "get_weather", {"city": "Oslo", "days": 2},
-     {"city": "Oslo", "temperature": 12, "sky": "rain"}, "The weather in Oslo: 12 degrees with rain."),
-    ("How many lamps are in stock?", "get_stock", {"item": "lamp"},
-     {"item": "lamp", "count": 31}, "There are 31 of lamp in stock."),
-    ("Order 3 lamps for Peter.", "create_order", {"item": "lamp", "count": 3, "customer": "Peter"},
-     {"order_id": 4711, "status": "created"}, "Order 4711 for Peter is created: 3 of lamp."),
-]:
+for task in TASKS:
     for say in whole, helped:
         for loop in stateless, stored:
-            called, said = loop(ask, say, result)
-            check(called == [(name, arguments)], called)
-            check(said == final, said)
+            called, said = loop(task.ask, say, task.result)
+            check(called == [(task.name, task.arguments)], called)
+            check(said == task.answer, said)
 
 # Refusals
 caught = refused(openai.BadRequestError, lambda: client.responses.create(input="a", tools=[{"type": "web_search"}], **settings))
