@@ -13,18 +13,8 @@ use crate::{
     Tool, ToolParserKind, answer_form, calls_form,
 };
 
-const KINDS: [ToolParserKind; 10] = [
-    ToolParserKind::Hermes,
-    ToolParserKind::Qwen3Coder,
-    ToolParserKind::Llama3Json,
-    ToolParserKind::Mistral,
-    ToolParserKind::DeepSeekV3,
-    ToolParserKind::DeepSeekV31,
-    ToolParserKind::KimiK2,
-    ToolParserKind::Glm45,
-    ToolParserKind::Harmony,
-    ToolParserKind::Pythonic,
-];
+/// All formats of calls: the first kind is none.
+const KINDS: &[ToolParserKind] = super::chunkings::KINDS.split_at(1).1;
 
 struct Model {
     tokenizer: Arc<Tokenizer>,
@@ -187,7 +177,7 @@ fn assert_valid(tools: &[Tool], calls: &[(String, Value)], output: &str) {
 #[test]
 fn forced_calls_are_read_and_valid() {
     let tools = tools();
-    for kind in KINDS {
+    for &kind in KINDS {
         let mut ended = 0;
         for seed in 0..24 {
             let parallel = seed % 2 == 0;
@@ -211,7 +201,7 @@ fn forced_calls_are_read_and_valid() {
 #[test]
 fn optional_calls_are_valid_where_the_model_makes_them() {
     let tools = tools();
-    for kind in KINDS {
+    for &kind in KINDS {
         let calls = form(kind, &tools, false, false);
         let optional = form(kind, &tools, true, false);
         for seed in 0..6 {
@@ -245,7 +235,8 @@ fn arguments_that_are_not_bound_are_any_object() {
         parameters: json!({"type": "object"}),
     }];
     for kind in KINDS
-        .into_iter()
+        .iter()
+        .copied()
         .filter(|kind| *kind != ToolParserKind::Pythonic)
     {
         for seed in 0..4 {
