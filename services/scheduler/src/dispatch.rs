@@ -221,6 +221,7 @@ impl Dispatch {
             outcome,
             emitted_tokens,
             worker_ended_ms_ago,
+            cached_tokens: _,
         } = finish;
         if let Some(running) = self.end(lease, LeaseEnd::Finished(outcome), true, effects) {
             if let Some(pool) = self.queue.pool_mut(&running.pool) {

@@ -130,6 +130,7 @@ mod tests {
                 compiles_forms: false,
                 eagle3: None,
                 fallback: None,
+                kv: None,
             };
             let registered_ms = number('@').unwrap_or(0);
             let running: u32 = running.parse().unwrap();
@@ -164,6 +165,12 @@ mod tests {
                 signature: String::new(),
             },
             group: None,
+            class: Default::default(),
+            age_ms: 0,
+            ended: None,
+            expected_tokens: None,
+            prefixes: Vec::new(),
+            chunk_tokens: None,
             context_tokens: 100,
             generated_tokens: 0,
             max_new_tokens: 100,

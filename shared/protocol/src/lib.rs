@@ -20,6 +20,7 @@ mod ids;
 pub mod lookup;
 mod namespace;
 pub mod openai;
+pub mod prefix;
 pub mod scheduling;
 pub mod segment;
 

@@ -2,7 +2,31 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::prefix::PrefixHash;
 use crate::{LeaseId, RequestId, SignedNamespace, WorkerId};
+
+/// Whether somebody waits for each token of a request, or only for all of its output.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestClass {
+    /// Somebody waits for each token. Interactive requests go first at the end of each chunk.
+    #[default]
+    Interactive,
+    /// Only the whole output counts, as in the rollouts of a training run. It waits for as long as it takes.
+    Rollout,
+}
+
+impl RequestClass {
+    /// The value of the `class` label of metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RequestClass::Interactive => "interactive",
+            RequestClass::Rollout => "rollout",
+        }
+    }
+}
 
 /// Asks for a worker. The answer comes when it is the request's turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,6 +37,26 @@ pub struct LeaseRequest {
     pub namespace: SignedNamespace,
     /// The group of samples, since the order of requests depends on it.
     pub group: Option<String>,
+    /// Whether somebody waits for each token.
+    #[serde(default)]
+    pub class: RequestClass,
+    /// Milliseconds since the request first asked for a lease. A request that continues keeps its place in line by it,
+    /// also where the scheduler has been restarted.
+    #[serde(default)]
+    pub age_ms: u64,
+    /// The chunk of this request that has just ended, so that one call ends a chunk and asks for the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<LeaseFinish>,
+    /// Output tokens that earlier outputs to the same prompt had, as the draft store remembers them. `None`: no such
+    /// output is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_tokens: Option<u32>,
+    /// Hashes of the context's prefixes, see [`crate::prefix`]. Empty: the context is short, or nobody would use them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<PrefixHash>,
+    /// Most tokens of a chunk that the request asks for. `None`: it has no wish. The lease says how many it gets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_tokens: Option<u32>,
     /// Tokens of prompt and output so far.
     pub context_tokens: u32,
     /// Output tokens so far.
@@ -42,14 +86,21 @@ pub struct Lease {
     pub url: String,
     /// Milliseconds after which the lease ends, unless heartbeats of the worker renew it.
     pub ttl_ms: u64,
+    /// Most tokens of the chunk. `None`: the chunk has no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_tokens: Option<u32>,
 }
 
 /// The end of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseOutcome {
-    /// The request is finished, or given up: its client left, its time was up, or no worker could carry it out.
-    Done,
+    /// The request is finished: its output has the length that estimates learn from.
+    Finished,
+    /// The request is given up: its time was up, or no worker could carry it out.
+    GivenUp,
+    /// The client left, or aborted the request.
+    Aborted,
     /// The chunk ended; the request asks for another lease.
     Continues,
     /// The worker could not be reached, or failed during the chunk.
@@ -69,6 +120,9 @@ pub struct LeaseFinish {
     /// because the request or the worker was given up before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_ended_ms_ago: Option<u64>,
+    /// Tokens of the chunk's context that the engine had in its KV cache. `None`: the chunk did not get that far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u32>,
 }
 
 /// The report of a worker. The first one registers it.
@@ -102,6 +156,27 @@ pub struct Heartbeat {
     /// Its fallback worker, if it has one. The reply has the state of that one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<WorkerId>,
+    /// The state of its engine's KV cache; `None` where the engine does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvReport>,
+}
+
+/// The KV cache of an engine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KvReport {
+    /// Tokens that it holds at most.
+    pub capacity_tokens: u64,
+    /// Tokens of running requests.
+    pub running_tokens: u64,
+    /// Tokens that it keeps for requests that may come back. They yield to running requests.
+    pub kept_tokens: u64,
+    /// Milliseconds to read a thousand tokens of context, measured. `None`: not measured yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_ms_per_1k: Option<f32>,
+    /// The longest prefix of each context that it holds, running or kept. `None`: the engine does not say, so callers
+    /// go by what they sent there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<Vec<PrefixHash>>,
 }
 
 /// The state of the EAGLE-3 head of a worker.

@@ -30,9 +30,10 @@ use refrain_protocol::engine::{
 };
 use refrain_protocol::error::code;
 use refrain_protocol::openai::ErrorBody;
+use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
-    Eagle3Report, Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseOutcome, LeaseRequest,
-    ServedModel,
+    Eagle3Report, Heartbeat, HeartbeatReply, KvReport, Lease, LeaseFinish, LeaseOutcome,
+    LeaseRequest, RequestClass, ServedModel,
 };
 use refrain_protocol::{
     ApiError, EngineSessionId, ErrorKind, LeaseId, Namespace, NamespaceId, RequestId,
@@ -207,6 +208,18 @@ fn formats() -> Vec<Format> {
                 request: RequestId(3),
                 namespace: signed(),
                 group: Some("g".into()),
+                class: RequestClass::Rollout,
+                age_ms: 7,
+                ended: Some(LeaseFinish {
+                    lease: LeaseId(1),
+                    outcome: LeaseOutcome::Continues,
+                    emitted_tokens: 2,
+                    worker_ended_ms_ago: Some(1),
+                    cached_tokens: Some(8),
+                }),
+                expected_tokens: Some(60),
+                prefixes: vec![PrefixHash(u64::MAX)],
+                chunk_tokens: Some(2),
                 context_tokens: 12,
                 generated_tokens: 2,
                 max_new_tokens: 100,
@@ -223,12 +236,15 @@ fn formats() -> Vec<Format> {
                 worker: WorkerId("w0".into()),
                 url: "http://w0:8202".into(),
                 ttl_ms: 10_000,
+                chunk_tokens: Some(2),
             },
         ),
         format(
             "lease_finish",
             [
-                LeaseOutcome::Done,
+                LeaseOutcome::Finished,
+                LeaseOutcome::GivenUp,
+                LeaseOutcome::Aborted,
                 LeaseOutcome::Continues,
                 LeaseOutcome::WorkerFailed,
             ]
@@ -236,7 +252,8 @@ fn formats() -> Vec<Format> {
                 lease: LeaseId(1),
                 outcome,
                 emitted_tokens: 10,
-                worker_ended_ms_ago: (outcome == LeaseOutcome::Done).then_some(5),
+                worker_ended_ms_ago: (outcome == LeaseOutcome::Finished).then_some(5),
+                cached_tokens: (outcome == LeaseOutcome::Finished).then_some(8),
             })
             .to_vec(),
         ),
@@ -258,6 +275,13 @@ fn formats() -> Vec<Format> {
                     speedup: 1.25,
                 }),
                 fallback: Some(WorkerId("w1".into())),
+                kv: Some(KvReport {
+                    capacity_tokens: 4_096,
+                    running_tokens: 96,
+                    kept_tokens: 12,
+                    prefill_ms_per_1k: Some(1.5),
+                    held: Some(vec![PrefixHash(3)]),
+                }),
             },
         ),
         format(

@@ -183,11 +183,11 @@ impl Attempts {
             || code.is_some_and(|code| NO_ENGINE_ASKED.contains(&code));
         let outcome = match error.kind {
             ErrorKind::InvalidRequest | ErrorKind::TooLarge => {
-                return (LeaseOutcome::Done, Err(error));
+                return (LeaseOutcome::GivenUp, Err(error));
             }
             // Nobody waits for the output any more, and no worker is to blame.
             ErrorKind::Timeout if code == Some(code::REQUEST_TIMEOUT) => {
-                return (LeaseOutcome::Done, Err(error));
+                return (LeaseOutcome::GivenUp, Err(error));
             }
             // The client has waited for as long as an engine may take, and another engine may take as long.
             ErrorKind::Timeout

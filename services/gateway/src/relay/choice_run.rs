@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt as _, StreamExt};
 use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::scheduling::{Lease, LeaseRequest};
+use refrain_protocol::scheduling::{Lease, LeaseRequest, RequestClass};
 use refrain_protocol::{ApiError, ErrorKind, RequestId, SignedNamespace};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock::millis;
@@ -79,6 +79,12 @@ impl ChoiceRun<'_> {
             request: self.id,
             namespace: self.namespace(),
             group: self.request.group.clone(),
+            class: RequestClass::Interactive,
+            age_ms: 0,
+            ended: None,
+            expected_tokens: None,
+            prefixes: Vec::new(),
+            chunk_tokens: self.request.chunk_tokens,
             context_tokens: self.choice.prompt_len() + self.choice.output_len(),
             generated_tokens: self.choice.output_len(),
             max_new_tokens: self.choice.max_new_tokens(),
@@ -112,7 +118,7 @@ impl ChoiceRun<'_> {
                 ..self.request.sampling.clone()
             },
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
-            chunk_tokens: self.request.chunk_tokens,
+            chunk_tokens: lease.chunk_tokens,
             speculation: self.request.speculation,
             urgency: self.request.urgency,
             budget: ChunkBudget {

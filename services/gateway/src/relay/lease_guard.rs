@@ -18,8 +18,8 @@ const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause before a lost `finish` is sent once more. After that the heartbeats of the worker end the lease.
 const FINISH_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Holds a lease and gives it back. A guard that is dropped gives it back as done: the request was given up, which
-/// says nothing about the worker.
+/// Holds a lease and gives it back. A guard that is dropped gives it back as aborted: the client left, which says
+/// nothing about the worker or about the length of the output.
 ///
 /// The calls run as separate tasks on the gateway's runtime instead of the HTTP thread's, because the future of the
 /// request may be gone long before they end.
@@ -38,9 +38,10 @@ impl LeaseGuard {
     pub(crate) fn new(scheduler: Arc<dyn Scheduler>, tasks: Handle, lease: &Lease) -> Self {
         let finish = LeaseFinish {
             lease: lease.lease,
-            outcome: LeaseOutcome::Done,
+            outcome: LeaseOutcome::Aborted,
             emitted_tokens: 0,
             worker_ended_ms_ago: None,
+            cached_tokens: None,
         };
         LeaseGuard {
             scheduler,
@@ -78,7 +79,7 @@ impl LeaseGuard {
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
 
-    /// Tells the worker where the output ends, then drops the stream, then gives the lease back.
+    /// Tells the worker where the output of a finished request ends, then drops the stream, then gives the lease back.
     pub(crate) fn end_with_cut(
         mut self,
         worker: Arc<dyn Worker>,
@@ -87,6 +88,10 @@ impl LeaseGuard {
     ) {
         let Some(finish) = self.finish.take() else {
             return;
+        };
+        let finish = LeaseFinish {
+            outcome: LeaseOutcome::Finished,
+            ..finish
         };
         let scheduler = self.scheduler.clone();
         let task = async move {
@@ -108,7 +113,7 @@ impl LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        drop(self.send(LeaseOutcome::Done));
+        drop(self.send(LeaseOutcome::Aborted));
     }
 }
 

@@ -157,7 +157,7 @@ impl RelayContext {
                         Some((worker, stream)) => {
                             guard.end_with_cut(worker, stream, run.choice.output_len());
                         }
-                        None => drop(guard.end(LeaseOutcome::Done)),
+                        None => drop(guard.end(LeaseOutcome::Finished)),
                     }
                     run.observe_time_per_token();
                     let summary = run.choice.summary();

@@ -81,7 +81,7 @@ async fn a_lost_worker_delays_a_stream_and_changes_nothing() {
             (log.finishes[0].outcome, log.finishes[0].emitted_tokens),
             (outcome, generated)
         );
-        assert_eq!(log.finishes[1].outcome, LeaseOutcome::Done);
+        assert_eq!(log.finishes[1].outcome, LeaseOutcome::Finished);
         if failed {
             assert_eq!(log.leases[1].exclude, [WorkerId("w0".into())]);
         }
@@ -278,7 +278,7 @@ async fn only_a_chunk_that_the_worker_finished_counts_as_finished() {
         let finish = &log.finishes[lease];
         assert_eq!(
             (status, finish.outcome, finish.worker_ended_ms_ago.is_some()),
-            (200, LeaseOutcome::Done, is_ended),
+            (200, LeaseOutcome::Finished, is_ended),
             "{mishap:?}, {stop}"
         );
         assert!(finish.emitted_tokens > 0);

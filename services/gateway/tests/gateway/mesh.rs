@@ -180,6 +180,7 @@ impl Scheduler for FakeMesh {
             .or_else(|| free.cloned())
             .ok_or_else(|| ApiError::new(ErrorKind::Unavailable, "no worker serves this model"))?;
         let number = log.workers.len();
+        let chunk_tokens = request.chunk_tokens;
         log.leases.push(request);
         log.workers.push(worker.clone());
         let url = format!("http://{worker}");
@@ -189,6 +190,7 @@ impl Scheduler for FakeMesh {
             worker,
             url,
             ttl_ms: 1000,
+            chunk_tokens,
         })
     }
 

@@ -60,7 +60,7 @@ async fn a_chat_is_answered() {
             log.finishes[0].outcome,
             log.finishes[0].emitted_tokens as usize
         ),
-        (LeaseOutcome::Done, tokens)
+        (LeaseOutcome::Finished, tokens)
     );
     let chunk = &log.chunks[0];
     assert_eq!(

@@ -185,7 +185,7 @@ async fn a_client_that_leaves_stops_the_work() {
             .log()
             .finishes
             .iter()
-            .all(|finish| finish.outcome == LeaseOutcome::Done
+            .all(|finish| finish.outcome == LeaseOutcome::Aborted
                 && finish.worker_ended_ms_ago.is_none())
     );
     assert!(bench.mesh.log().cuts.is_empty());

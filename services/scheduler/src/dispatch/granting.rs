@@ -87,6 +87,7 @@ impl Dispatch {
                 worker,
                 url,
                 ttl_ms: self.config.lease_ttl_ms,
+                chunk_tokens: request.chunk_tokens,
             },
         });
     }

@@ -29,7 +29,9 @@ impl LeaseEnd {
     /// The value of the label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            LeaseEnd::Finished(LeaseOutcome::Done) => "done",
+            LeaseEnd::Finished(LeaseOutcome::Finished) => "finished",
+            LeaseEnd::Finished(LeaseOutcome::GivenUp) => "given_up",
+            LeaseEnd::Finished(LeaseOutcome::Aborted) => "aborted",
             LeaseEnd::Finished(LeaseOutcome::Continues) => "continues",
             LeaseEnd::Finished(LeaseOutcome::WorkerFailed) => "worker_failed",
             LeaseEnd::Expired => "expired",

@@ -50,7 +50,7 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Op> {
     let outcome = prop_oneof![
-        3 => Just(LeaseOutcome::Done),
+        3 => Just(LeaseOutcome::Finished),
         3 => Just(LeaseOutcome::Continues),
         1 => Just(LeaseOutcome::WorkerFailed),
     ];
@@ -103,6 +103,12 @@ fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
             signature: String::new(),
         },
         group: None,
+        class: Default::default(),
+        age_ms: 0,
+        ended: None,
+        expected_tokens: None,
+        prefixes: Vec::new(),
+        chunk_tokens: None,
         context_tokens,
         generated_tokens: 0,
         max_new_tokens: 1_000,
@@ -116,6 +122,7 @@ fn beat(worker: &str, incarnation: u64, max_running: u32, running: Vec<LeaseId>)
     Heartbeat {
         eagle3: None,
         fallback: None,
+        kv: None,
         worker: WorkerId(worker.into()),
         incarnation,
         url: "http://w".into(),
@@ -204,14 +211,16 @@ impl World {
                     outcome,
                     emitted_tokens,
                     worker_ended_ms_ago: (emitted_tokens % 2 == 0).then_some(emitted_tokens.into()),
+                    cached_tokens: None,
                 }),
                 None => return,
             },
             Op::FinishUnknown => DispatchEvent::Finish(LeaseFinish {
                 lease: LeaseId(1),
-                outcome: LeaseOutcome::Done,
+                outcome: LeaseOutcome::Finished,
                 emitted_tokens: u32::MAX,
                 worker_ended_ms_ago: Some(u64::MAX),
+                cached_tokens: None,
             }),
             Op::Undelivered { nth } => match self.nth_lease(nth) {
                 Some(lease) => DispatchEvent::Undelivered { lease },
@@ -385,7 +394,7 @@ proptest! {
             let emitted_tokens = outputs.next().unwrap();
             left[tenant] -= 1;
             served[tenant] += i64::from(context_tokens) + 2 * i64::from(emitted_tokens);
-            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Done, emitted_tokens, worker_ended_ms_ago: None };
+            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Finished, emitted_tokens, worker_ended_ms_ago: None, cached_tokens: None };
             granted.extend(dispatch.apply(DispatchEvent::Finish(finish), START_MS));
             if left.iter().all(|left| *left > 0) {
                 let spread = served.iter().max().unwrap() - served.iter().min().unwrap();
@@ -437,7 +446,7 @@ proptest! {
                             let (_, tenant, request) = running.remove(&lease).unwrap();
                             preempted_late += u32::from(round > 40);
                             asks.push((tenant, request));
-                            let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None };
+                            let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None, cached_tokens: None };
                             effects.extend(dispatch.apply(DispatchEvent::Finish(finish), now_ms));
                         },
                         _ => {}

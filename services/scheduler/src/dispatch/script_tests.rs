@@ -80,6 +80,7 @@ impl Script {
                 fallback: given
                     .get("fallback")
                     .map(|worker| WorkerId((*worker).to_owned())),
+                kv: None,
             }),
             "ask" => {
                 self.calls += 1;
@@ -97,6 +98,12 @@ impl Script {
                             signature: String::new(),
                         },
                         group: None,
+                        class: Default::default(),
+                        age_ms: 0,
+                        ended: None,
+                        expected_tokens: None,
+                        prefixes: Vec::new(),
+                        chunk_tokens: None,
                         context_tokens: number("context", 100),
                         generated_tokens: 0,
                         max_new_tokens: number("max", 1_000),
@@ -124,13 +131,14 @@ impl Script {
             outcome => DispatchEvent::Finish(LeaseFinish {
                 lease: self.lease_of(words[1]),
                 outcome: match outcome {
-                    "done" => LeaseOutcome::Done,
+                    "done" => LeaseOutcome::Finished,
                     "continues" => LeaseOutcome::Continues,
                     "failed" => LeaseOutcome::WorkerFailed,
                     other => panic!("no such event: {other}"),
                 },
                 emitted_tokens: words.get(2).map_or(0, |tokens| tokens.parse().unwrap()),
                 worker_ended_ms_ago: given.get("ended").map(|ms_ago| ms_ago.parse().unwrap()),
+                cached_tokens: None,
             }),
         }
     }

@@ -63,6 +63,12 @@ impl TestScheduler {
                 tokenizer: "t".into(),
             }),
             group: None,
+            class: Default::default(),
+            age_ms: 0,
+            ended: None,
+            expected_tokens: None,
+            prefixes: Vec::new(),
+            chunk_tokens: None,
             context_tokens: 10,
             generated_tokens: 0,
             max_new_tokens: 100,
@@ -106,6 +112,7 @@ fn beat(running: Vec<LeaseId>) -> Heartbeat {
     Heartbeat {
         eagle3: None,
         fallback: None,
+        kv: None,
         worker: WorkerId("w".into()),
         incarnation: 1,
         url: "http://w:1".into(),
@@ -122,9 +129,10 @@ fn beat(running: Vec<LeaseId>) -> Heartbeat {
 fn done(lease: LeaseId) -> LeaseFinish {
     LeaseFinish {
         lease,
-        outcome: LeaseOutcome::Done,
+        outcome: LeaseOutcome::Finished,
         emitted_tokens: 5,
         worker_ended_ms_ago: Some(0),
+        cached_tokens: None,
     }
 }
 
@@ -159,7 +167,7 @@ async fn a_lease_is_granted_and_given_back(mesh: &TestScheduler, scheduler: &dyn
         scheduler.finish(done(lease.lease)).await.unwrap();
     });
     assert!(second.unwrap().epoch > lease.epoch);
-    assert!(mesh.metric("refrain_scheduler_leases_total{outcome=\"done\"} 1"));
+    assert!(mesh.metric("refrain_scheduler_leases_total{outcome=\"finished\"} 1"));
     assert!(mesh.metric("refrain_scheduler_leases_running 1"));
     assert!(mesh.metric("refrain_scheduler_workers 1"));
     assert!(mesh.metric("refrain_scheduler_lease_wait_seconds_count 2"));

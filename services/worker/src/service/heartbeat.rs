@@ -64,6 +64,8 @@ impl Heartbeats {
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
             fallback: fallback_worker(&config.speculation),
+
+            kv: None,
             worker: WorkerId(config.id.clone()),
             incarnation: self.incarnation,
             url: config.advertise_url.clone(),

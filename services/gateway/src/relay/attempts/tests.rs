@@ -151,7 +151,7 @@ fn no_worker_is_to_blame_for_a_request_whose_time_is_up() {
     ] {
         let mut attempts = attempts();
         let ended = attempts.chunk_failed(&worker("a"), timed_out(), output, granted);
-        assert_eq!(ended, (LeaseOutcome::Done, Err(timed_out())));
+        assert_eq!(ended, (LeaseOutcome::GivenUp, Err(timed_out())));
         assert!(attempts.exclude().is_empty(), "{output:?}");
     }
 }
@@ -288,7 +288,7 @@ fn an_invalid_request_is_not_tried_on_another_worker() {
         OutputSoFar::Nothing,
         granted,
     );
-    assert_eq!(outcome, LeaseOutcome::Done);
+    assert_eq!(outcome, LeaseOutcome::GivenUp);
     assert_eq!(decision.unwrap_err().kind, ErrorKind::InvalidRequest);
 }
 

@@ -17,7 +17,7 @@ fn a_freed_slot_goes_to_the_next_in_line() {
         expect![[r#"
             0 a joined
             1 grant #1 on a after 0 ms
-            500 end of 1 on a: done
+            500 end of 1 on a: finished
             500 grant #3 on a after 497 ms
         "#]],
     );
@@ -197,7 +197,7 @@ fn a_worker_that_completes_a_chunk_is_trusted_again() {
             6 end of 2 on a: continues
             6 grant #4 on a after 1 ms
             7 end of 4 on a: worker_failed
-            9 end of 3 on a: done
+            9 end of 3 on a: finished
             9 grant #5 on a after 1 ms
         "#]],
     );
@@ -232,11 +232,11 @@ fn a_worker_is_not_trusted_for_chunks_that_prove_nothing() {
             1 grant #5 on a after 0 ms
             1 grant #6 on a after 0 ms
             4 end of 1 on a: worker_failed
-            6 end of 2 on a: done
-            7 end of 3 on a: done
-            8 end of 4 on a: done
-            9 end of 5 on a: done
-            9 end of 6 on a: done
+            6 end of 2 on a: finished
+            7 end of 3 on a: finished
+            8 end of 4 on a: finished
+            9 end of 5 on a: finished
+            9 end of 6 on a: finished
             900 grant #7 on a after 895 ms
         "#]],
     );
@@ -389,7 +389,7 @@ fn a_worker_gets_its_fallbacks_report_while_a_request_could_go_on_there() {
             4 d joined
             5 f joined
             6 grant #1 on e after 0 ms
-            8 end of 1 on e: done
+            8 end of 1 on e: finished
             9 fallback accepts 3.5
         "#]],
     );
@@ -456,7 +456,7 @@ fn draining_refuses_waiting_and_new_requests() {
             1 grant #1 on a after 0 ms
             3 reject #2: 503 the scheduler is shutting down; try again [retry in 1000 ms]
             4 reject #3: 503 the scheduler is shutting down; try again [retry in 1000 ms]
-            5 end of 1 on a: done
+            5 end of 1 on a: finished
         "#]],
     );
 }
@@ -522,7 +522,7 @@ fn a_newcomer_gets_a_slot_of_a_tenant_above_its_share() {
             400 preempt 2; next heartbeat in 100 ms
             410 end of 2 on a: continues
             410 grant #7 on a after 80 ms
-            700 end of 6 on a: done
+            700 end of 6 on a: finished
             700 grant #5 on a after 697 ms
         "#]],
     );
@@ -570,7 +570,7 @@ fn no_tenant_preempts_itself_or_one_below_its_share() {
             0 a joined
             1 grant #1 on a after 0 ms
             1 grant #2 on a after 0 ms
-            600 end of 1 on a: done
+            600 end of 1 on a: finished
             600 grant #3 on a after 598 ms
             900 preempt 2; next heartbeat in 100 ms
             910 end of 2 on a: continues
