@@ -14,6 +14,7 @@ mod memory;
 mod other_engine;
 mod parameters;
 mod retries;
+mod rollouts;
 mod routes;
 mod sealing;
 mod stopped;

@@ -37,19 +37,34 @@ pub struct GatewayConfig {
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
     pub body_bytes_max: usize,
-    /// Most requests in flight of all tenants together; one of n choices counts n times. Further ones get a 429. As
-    /// many bodies may be arriving besides.
+    /// Most interactive requests in flight of all tenants together; one of n choices counts n times. Further ones get
+    /// a 429. As many bodies may be arriving besides.
     pub requests_in_flight_max: usize,
-    /// Most requests in flight of one tenant, counted the same way. Further ones of that tenant get a 429. A tenant's
-    /// only request may have more choices. As many of its bodies may be arriving besides. One more cuts off the
-    /// oldest of them.
+    /// Most interactive requests in flight of one tenant, counted the same way. Further ones of that tenant get a
+    /// 429. A tenant's only request may have more choices. As many of its bodies may be arriving besides. One more
+    /// cuts off the oldest of them.
     pub tenant_requests_in_flight_max: usize,
-    /// Milliseconds from the head of a request to its last token. A request that takes longer gets a 504. If nobody
-    /// reads the answer, the request ends up to two seconds later.
+    /// Most rollouts in flight of all tenants together, counted by their choices. Further ones get a 429.
+    pub rollouts_in_flight_max: usize,
+    /// Most rollouts in flight of one tenant, counted the same way. Further ones of that tenant get a 429.
+    pub tenant_rollouts_in_flight_max: usize,
+    /// Milliseconds from the head of an interactive request to its last token. A request that takes longer gets a
+    /// 504. If nobody reads the answer, the request ends up to two seconds later.
     pub request_ms_max: u64,
-    /// Milliseconds that a request waits for a scheduler that cannot be reached, such as during its restart. It is
-    /// then refused with 503. A call that is in flight then may take four seconds more.
+    /// The same for rollouts. 0 means no limit.
+    pub rollout_ms_max: u64,
+    /// Milliseconds that an interactive request waits for a scheduler that cannot be reached, such as during its
+    /// restart. It is then refused with 503. A call that is in flight then may take four seconds more.
     pub scheduler_wait_ms: u64,
+    /// Milliseconds that a rollout waits for a scheduler that cannot be reached, or for a worker that can take it. It
+    /// is then refused with 503.
+    pub rollout_scheduler_wait_ms: u64,
+    /// Requests with equal prompts that arrive within this time, milliseconds, are samples of one group: they share
+    /// drafts. It counts from the first of them. 0 turns this off; the choices of one request are a group all the
+    /// same.
+    pub implicit_group_window_ms: u64,
+    /// Most prompts that are remembered for that. The least recently used ones are forgotten.
+    pub implicit_groups_max: usize,
     /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Further
     /// requests fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
@@ -86,11 +101,9 @@ pub struct GatewayTuning {
     pub body_time_max: Duration,
     /// Most choices (prompts times `n`) of one request: OpenAI's limit on `n`.
     pub choices_max: u32,
-    /// Default of `chunk_tokens` of requests with a `group`; 0 means one chunk. After a chunk the scheduler can order
-    /// the samples of a group anew, as in the Seer paper.
+    /// Default of `chunk_tokens` of rollouts; 0 leaves the length of a chunk to the scheduler alone.
     pub rollout_chunk_tokens: u32,
-    /// Default of `chunk_tokens` of other requests; 0 means one chunk, since interactive requests give way without a
-    /// limit.
+    /// The same for interactive requests.
     pub chunk_tokens: u32,
     /// Failures in a row, without a token in between, that end a request. Before its first token, the attempts of its
     /// workers at their engines count as well.
@@ -128,7 +141,7 @@ impl Default for GatewayTuning {
             forms_waiting_max: 256,
             body_time_max: Duration::from_secs(60),
             choices_max: 128,
-            rollout_chunk_tokens: 2_048,
+            rollout_chunk_tokens: 0,
             chunk_tokens: 0,
             failures_max: 5,
             retries_per_s_min: 10.0,
@@ -211,8 +224,14 @@ impl Default for GatewayConfig {
             body_bytes_max: 8 << 20,
             requests_in_flight_max: 4_096,
             tenant_requests_in_flight_max: 512,
+            rollouts_in_flight_max: 65_536,
+            tenant_rollouts_in_flight_max: 32_768,
             request_ms_max: 3_600_000,
+            rollout_ms_max: 7 * 24 * 3_600_000,
             scheduler_wait_ms: 10_000,
+            rollout_scheduler_wait_ms: 600_000,
+            implicit_group_window_ms: 60_000,
+            implicit_groups_max: 16_384,
             retry_share: 0.2,
             responses_stored_bytes_max: 64 << 20,
             strict_fields: false,
@@ -282,6 +301,12 @@ impl Validate for GatewayConfig {
                 "tenant_requests_in_flight_max",
                 self.tenant_requests_in_flight_max,
             ),
+            ("rollouts_in_flight_max", self.rollouts_in_flight_max),
+            (
+                "tenant_rollouts_in_flight_max",
+                self.tenant_rollouts_in_flight_max,
+            ),
+            ("implicit_groups_max", self.implicit_groups_max),
             ("body_bytes_max", self.body_bytes_max),
         ] {
             require(value > 0, &format!("{name}: must be at least 1"));
@@ -289,6 +314,10 @@ impl Validate for GatewayConfig {
         require(
             self.request_ms_max >= 10,
             "request_ms_max: must be at least 10",
+        );
+        require(
+            self.rollout_ms_max == 0 || self.rollout_ms_max >= 10,
+            "rollout_ms_max: must be at least 10, or 0 for no limit",
         );
         require(
             (0.0..=RETRY_SHARE_MAX).contains(&self.retry_share),
@@ -347,6 +376,9 @@ mod tests {
             threads: 0,
             body_bytes_max: 0,
             request_ms_max: 9,
+            rollout_ms_max: 9,
+            rollouts_in_flight_max: 0,
+            implicit_groups_max: 0,
             proxies: vec!["10.0.0.7".into(), "10.1.0.0/16".into(), "nobody".into()],
             cors_origins: vec!["*".into(), "https://a.b:8".into(), "https://a.b/c".into()],
             keys: vec![KeyConfig {
@@ -368,6 +400,9 @@ mod tests {
             "threads",
             "body_bytes_max",
             "request_ms_max",
+            "rollout_ms_max",
+            "rollouts_in_flight_max",
+            "implicit_groups_max",
             "proxies[2]",
             "cors_origins[2]",
             "keys[0].tenant",

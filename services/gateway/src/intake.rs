@@ -10,7 +10,7 @@ mod tokenizing;
 mod tokenizing_threads;
 mod unknown_fields;
 
-pub(crate) use admission::{Admission, AdmissionTicket};
+pub(crate) use admission::{Admission, AdmissionLimits, AdmissionTicket, ClassLimits};
 pub(crate) use api_keys::ApiKeys;
 pub(crate) use bodies::{BodyLimits, BodyReader};
 pub(crate) use form_check::{FormCheck, FormVerdict};

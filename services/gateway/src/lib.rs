@@ -113,8 +113,14 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let waiting_bytes_max = tuning
         .tokenizing_waiting_bytes_max
         .max(config.body_bytes_max);
-    let request_max = Duration::from_millis(config.request_ms_max);
-    let time = Arc::new(relay::RequestTime::new(request_max));
+    let rollout_max = match config.rollout_ms_max {
+        0 => Duration::MAX,
+        most => Duration::from_millis(most),
+    };
+    let time = Arc::new(relay::RequestTime::new(
+        Duration::from_millis(config.request_ms_max),
+        rollout_max,
+    ));
     let relay = relay::RelayContext {
         scheduler: deps.scheduler.clone(),
         workers: deps.workers.clone(),
@@ -128,6 +134,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             metrics.families.rejections.with_label_values(&["retries"]),
         )?,
         scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
+        rollout_scheduler_wait: Duration::from_millis(config.rollout_scheduler_wait_ms),
+        groups: relay::ImplicitGroups::new(
+            Duration::from_millis(config.implicit_group_window_ms),
+            config.implicit_groups_max,
+            metrics.families.implicit_groups.clone(),
+        ),
         time: time.clone(),
         tuning: tuning.clone(),
     };
@@ -145,8 +157,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         keys: intake::ApiKeys::new(&config.keys, config.anonymous_tenant.clone()),
         models: models.clone(),
         admission: intake::Admission::new(
-            config.requests_in_flight_max,
-            config.tenant_requests_in_flight_max,
+            admission_limits(&config),
             drain.clone(),
             metrics.clone(),
         ),
@@ -211,6 +222,19 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         end_overdue: tokio::spawn(time.clone().end_overdue_requests()),
         time,
     })
+}
+
+fn admission_limits(config: &GatewayConfig) -> intake::AdmissionLimits {
+    intake::AdmissionLimits {
+        interactive: intake::ClassLimits {
+            requests_max: config.requests_in_flight_max,
+            tenant_requests_max: config.tenant_requests_in_flight_max,
+        },
+        rollouts: intake::ClassLimits {
+            requests_max: config.rollouts_in_flight_max,
+            tenant_requests_max: config.tenant_rollouts_in_flight_max,
+        },
+    }
 }
 
 impl GatewayServer {

@@ -29,9 +29,11 @@ const TOKEN_BUCKETS: &[f64] = &[
 ];
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 12] = [
+const LIMITS: [&str; 14] = [
     "requests",
     "tenant_requests",
+    "rollouts",
+    "tenant_rollouts",
     "bodies",
     "tenant_bodies",
     "bodies_bytes",
@@ -62,8 +64,12 @@ refrain_service_kit::metric_families! {
         /// Seconds per token after the first one, mean over a choice.
         pub(crate) per_token_seconds: HistogramVec =
             "gen_ai_server_time_per_output_token_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
-        /// Requests in flight. One with n choices counts as n.
+        /// Interactive requests in flight. One with n choices counts as n.
         pub(crate) in_flight: IntGauge = "refrain_gateway_requests_in_flight",
+        /// Rollouts in flight. One with n choices counts as n.
+        pub(crate) rollouts: IntGauge = "refrain_gateway_rollouts_in_flight",
+        /// Prompts by which equal ones are found, so that their outputs share drafts.
+        pub(crate) implicit_groups: IntGauge = "refrain_gateway_implicit_groups",
         /// Request bodies that are arriving.
         pub(crate) bodies: IntGauge = "refrain_gateway_bodies_arriving",
         /// Bytes of large bodies that are being parsed and tokenized.

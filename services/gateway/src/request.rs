@@ -19,6 +19,7 @@ use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::{OutputForm, Sampling};
 use refrain_protocol::openai::Parameters;
+use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::de::DeserializeOwned;
 
@@ -104,6 +105,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) include_usage: bool,
     pub(crate) session: Option<String>,
     pub(crate) group: Option<String>,
+    /// Whether somebody waits for each token.
+    pub(crate) class: RequestClass,
     pub(crate) speculation: Speculation,
     pub(crate) urgency: Urgency,
     /// The output that the client predicts.
@@ -118,7 +121,7 @@ pub(crate) struct GenerateRequest {
     pub(crate) form_sources: Vec<FormSource>,
     /// The form that takes the place of that in `sampling` where a schema that need not hold cannot be compiled.
     pub(crate) loose_form: Option<Box<OutputForm>>,
-    /// Most tokens of a chunk; `None`: one chunk without a limit.
+    /// Most tokens of a chunk that the request asks for; `None`: it has no wish.
     pub(crate) chunk_tokens: Option<u32>,
     /// Keeps other modules from creating one.
     _sealed: (),
@@ -300,6 +303,7 @@ impl GenerateRequest {
             include_usage: fields::include_usage(parameters)?,
             session: parameters.session.clone(),
             group: parameters.group.clone(),
+            class: fields::class(parameters),
             speculation: parameters.speculation.unwrap_or_default(),
             urgency: fields::urgency(parameters)?,
             prediction: None,

@@ -31,25 +31,75 @@ pub fn marks() -> impl Iterator<Item = u32> {
 
 /// Hashes the prefixes of `context` at all [`marks`] that it reaches.
 pub fn prefix_hashes(namespace: &NamespaceId, context: &[TokenId]) -> Vec<PrefixHash> {
-    let mut hasher = Xxh3::new();
-    hasher.update(&namespace.0.to_le_bytes());
-    let mut hashed = 0;
-    let mut bytes = Vec::new();
-    marks()
-        .take_while(|mark| *mark as usize <= context.len())
-        .map(|mark| {
-            let mark = mark as usize;
-            bytes.clear();
-            bytes.extend(
-                context[hashed..mark]
-                    .iter()
-                    .flat_map(|token| token.to_le_bytes()),
-            );
-            hasher.update(&bytes);
-            hashed = mark;
-            PrefixHash(hasher.digest())
-        })
-        .collect()
+    let mut hasher = PrefixHasher::new(namespace);
+    hasher.extend(context);
+    hasher.hashes
+}
+
+/// Tokens that are turned into bytes at once.
+const BLOCK_TOKENS: usize = 512;
+
+/// Hashes the prefixes of a context that grows. Each token is read once, however often the hashes are wanted.
+#[derive(Clone)]
+pub struct PrefixHasher {
+    hasher: Xxh3,
+    len: usize,
+    hashes: Vec<PrefixHash>,
+}
+
+impl PrefixHasher {
+    /// Begins an empty context.
+    pub fn new(namespace: &NamespaceId) -> Self {
+        let mut hasher = Xxh3::new();
+        hasher.update(&namespace.0.to_le_bytes());
+        PrefixHasher {
+            hasher,
+            len: 0,
+            hashes: Vec::new(),
+        }
+    }
+
+    /// Adds the tokens that come next.
+    pub fn extend(&mut self, mut tokens: &[TokenId]) {
+        let mut bytes = [0_u8; BLOCK_TOKENS * size_of::<TokenId>()];
+        while !tokens.is_empty() {
+            let mark = next_mark(self.len);
+            let up_to_mark = mark.map_or(BLOCK_TOKENS, |mark| mark - self.len);
+            let (block, rest) = tokens.split_at(up_to_mark.min(BLOCK_TOKENS).min(tokens.len()));
+            let (places, _) = bytes.as_chunks_mut::<{ size_of::<TokenId>() }>();
+            for (place, token) in places.iter_mut().zip(block) {
+                *place = token.to_le_bytes();
+            }
+            self.hasher.update(&bytes[..size_of_val(block)]);
+            self.len += block.len();
+            if mark == Some(self.len) {
+                self.hashes.push(PrefixHash(self.hasher.digest()));
+            }
+            tokens = rest;
+        }
+    }
+
+    /// Length of the context, tokens.
+    pub fn context_len(&self) -> usize {
+        self.len
+    }
+
+    /// The hashes at all [`marks`] that the context reaches.
+    pub fn hashes(&self) -> &[PrefixHash] {
+        &self.hashes
+    }
+
+    /// The hash of the whole context.
+    pub fn whole(&self) -> PrefixHash {
+        PrefixHash(self.hasher.digest())
+    }
+}
+
+/// The first mark behind `len` tokens; `None` behind the last one.
+fn next_mark(len: usize) -> Option<usize> {
+    let spacing = SPACING.map(|(step, end)| (step as usize, end as usize));
+    let (step, _) = spacing.into_iter().find(|(_, end)| len < *end)?;
+    Some((len / step + 1) * step)
 }
 
 #[cfg(test)]
@@ -86,5 +136,55 @@ mod tests {
         assert!(of_one[3..].iter().zip(&of_other[3..]).all(|(a, b)| a != b));
         assert_ne!(prefix_hashes(&NamespaceId(2), &one)[0], of_one[0]);
         assert_eq!(prefix_hashes(&namespace, &one[..63]), []);
+    }
+
+    #[test]
+    fn a_context_that_grows_has_the_hashes_of_the_whole_one() {
+        let namespace = NamespaceId(7);
+        let context: Vec<TokenId> = (0..(1 << 20) + 5_000).map(|token| token * 31).collect();
+        // The simplest way: each prefix by itself.
+        let expected: Vec<PrefixHash> = marks()
+            .take(70)
+            .map(|mark| {
+                let mut hasher = Xxh3::new();
+                hasher.update(&namespace.0.to_le_bytes());
+                for token in &context[..mark as usize] {
+                    hasher.update(&token.to_le_bytes());
+                }
+                PrefixHash(hasher.digest())
+            })
+            .collect();
+        for piece in [1, 63, 64, 65, 4_097, context.len()] {
+            let mut hasher = PrefixHasher::new(&namespace);
+            for (number, tokens) in context.chunks(piece).enumerate() {
+                hasher.extend(tokens);
+                if number % 1_000 == 0 {
+                    assert_eq!(
+                        hasher.hashes().len(),
+                        marks()
+                            .take_while(|mark| *mark as usize <= hasher.context_len())
+                            .count()
+                    );
+                }
+            }
+            assert_eq!(hasher.context_len(), context.len());
+            assert_eq!(hasher.hashes()[..70], expected, "pieces of {piece}");
+            assert_eq!(hasher.hashes(), prefix_hashes(&namespace, &context));
+            assert_eq!(hasher.hashes().len(), marks().count());
+        }
+    }
+
+    #[test]
+    fn the_whole_context_has_a_hash_at_any_length() {
+        let hash = |tokens: &[TokenId]| {
+            let mut hasher = PrefixHasher::new(&NamespaceId(1));
+            hasher.extend(tokens);
+            hasher.whole()
+        };
+        assert_eq!(hash(&[1, 2, 3]), hash(&[1, 2, 3]));
+        assert_ne!(hash(&[1, 2, 3]), hash(&[1, 2]));
+        let mut hasher = PrefixHasher::new(&NamespaceId(2));
+        hasher.extend(&[1, 2, 3]);
+        assert_ne!(hasher.whole(), hash(&[1, 2, 3]));
     }
 }

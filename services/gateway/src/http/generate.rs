@@ -88,9 +88,8 @@ impl GatewayState {
             let error = ApiError::invalid("chunk_tokens", message);
             return Err(error.with_code("unsupported_by_engine"));
         }
-        admitted
-            .ticket
-            .count_choices(accepted.request.choice_count())?;
+        let (class, choices) = (accepted.request.class, accepted.request.choice_count());
+        admitted.ticket.decide(class, choices)?;
         Ok((accepted, admitted.ticket))
     }
 

@@ -9,6 +9,7 @@ use actix_web::http::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderV
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
 use bytes::Bytes;
 use refrain_protocol::error::code;
+use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock::millis;
 use refrain_service_kit::http::{AccessNote, HttpError, Readiness};
@@ -162,8 +163,10 @@ impl GatewayState {
             return read(self, body, tenant);
         }
         let turn = self.tokenizing.enter(tenant, body.len());
-        let entered = tokio::time::timeout(time.left(received), turn).await;
-        let permit = entered.map_err(|_| time.error())??;
+        // Its class is not known yet.
+        let class = RequestClass::Interactive;
+        let entered = tokio::time::timeout(time.left(class, received), turn).await;
+        let permit = entered.map_err(|_| time.error(class))??;
         let (gateway, tenant) = (self.clone(), tenant.to_owned());
         // The work goes on if the client leaves meanwhile, so the permit belongs to it.
         let parsed = self.tokenizing_threads.run(move || {

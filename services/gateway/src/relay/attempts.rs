@@ -1,9 +1,10 @@
 //! The decision after a lease was refused or a chunk failed: a plain policy, without clock or I/O. It is the pause
 //! before the next attempt, or the error that ends the request.
 //!
-//! A scheduler that cannot be reached is waited for (`scheduler_absence.rs`). Before the first token of a request,
-//! the answer that no worker is there is asked for once more, and failures of workers and engines are retried up to
-//! `failures_max` times. After the first token the client has seen output, so all failures that may pass are retried.
+//! A scheduler that cannot be reached is waited for (`scheduler_absence.rs`). A rollout waits for a worker as well.
+//! Before the first token of another request, the answer that no worker is there is asked for once more. Failures of
+//! workers and engines are retried up to `failures_max` times. After the first token the client has seen output, so
+//! all failures that may pass are retried.
 //!
 //! Failures are counted in a row: a token in between shows that the request makes progress. Before the first token,
 //! the failures that a worker saw of its engine count as well.
@@ -65,6 +66,8 @@ pub(crate) struct Attempts {
     /// Whether the last chunk failed.
     after_failure: bool,
     absence: SchedulerAbsence,
+    /// Whether a worker, and room for an output that has begun, are waited for as the scheduler is.
+    is_patient: bool,
 }
 
 /// The worker for the next chunk.
@@ -103,7 +106,14 @@ impl Attempts {
             transfers: 0,
             after_failure: false,
             absence: SchedulerAbsence::new(scheduler_wait, first_pause),
+            is_patient: false,
         }
+    }
+
+    /// Makes a rollout wait for a worker for as long as for a scheduler, and for room once it has output.
+    pub(crate) fn patient(mut self, is_patient: bool) -> Self {
+        self.is_patient = is_patient;
+        self
     }
 
     /// Workers that the next lease should not name.
@@ -138,6 +148,16 @@ impl Attempts {
         has_output: bool,
         now: Instant,
     ) -> Result<Duration, ApiError> {
+        let is_waited_for = match error.kind {
+            ErrorKind::Unavailable => true,
+            ErrorKind::Overloaded => has_output,
+            _ => false,
+        };
+        if self.is_patient && is_waited_for {
+            // A worker that failed is better than none.
+            self.exclude.clear();
+            return self.absence.call_failed(error, now);
+        }
         if SchedulerAbsence::is_shown_by(&error) {
             return self.absence.call_failed(error, now);
         }
@@ -214,7 +234,10 @@ impl Attempts {
             Ok(_) if !is_free && !may_retry() => Err(error),
             decision => decision,
         };
-        (outcome, decision)
+        match (outcome, &decision) {
+            (LeaseOutcome::Continues, Err(_)) => (LeaseOutcome::GivenUp, decision),
+            _ => (outcome, decision),
+        }
     }
 
     /// Whether the preferred worker is the target of a transfer.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt as _, StreamExt};
 use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::scheduling::{Lease, LeaseRequest, RequestClass};
+use refrain_protocol::prefix::{PrefixHash, PrefixHasher};
+use refrain_protocol::scheduling::{Lease, LeaseRequest};
 use refrain_protocol::{ApiError, ErrorKind, RequestId, SignedNamespace};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock::millis;
@@ -17,6 +18,7 @@ use crate::relay::attempts::{Attempts, NextChunk, OutputSoFar};
 use crate::relay::choice::{ChoiceProgress, ChoiceState};
 use crate::relay::context::RelayContext;
 use crate::relay::events::RelayEvent;
+use crate::relay::implicit_groups::PromptGroup;
 use crate::relay::lease_guard::LeaseGuard;
 use crate::request::GenerateRequest;
 
@@ -50,6 +52,12 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) index: u32,
     pub(super) id: RequestId,
     pub(super) choice: ChoiceState,
+    /// The prompt, and as much of the output as the last lease was asked for with.
+    pub(super) prefixes: PrefixHasher,
+    /// The samples of the same prompt, where the client names no group.
+    pub(super) prompt_group: Option<Arc<PromptGroup>>,
+    /// When a lease was first asked for.
+    pub(super) asked: Option<Instant>,
     pub(super) events: &'a mpsc::Sender<RelayEvent>,
     pub(super) received: Instant,
     pub(super) first_token: Option<Instant>,
@@ -67,7 +75,20 @@ impl ChoiceRun<'_> {
         models.namespace(&self.request.tenant, &self.request.model)
     }
 
-    pub(super) fn lease_request(&self, attempts: &Attempts) -> LeaseRequest {
+    /// The group of samples: the client's, or that of the prompt.
+    fn group(&self) -> Option<String> {
+        let of_prompt = self.prompt_group.as_ref().and_then(|group| group.name());
+        let named = self.request.group.as_deref();
+        named.or(of_prompt).map(str::to_owned)
+    }
+
+    /// The call for the next lease. If `ended` holds the lease of a chunk that has ended, the call gives it back.
+    pub(super) fn lease_request(
+        &mut self,
+        attempts: &Attempts,
+        ended: Option<&LeaseGuard>,
+    ) -> LeaseRequest {
+        let asked = *self.asked.get_or_insert_with(Instant::now);
         // A worker that failed is better than none. A scheduler that has to exclude all workers would wait for a new
         // one first.
         let workers = self.context.models.worker_count(&self.request.model);
@@ -75,15 +96,20 @@ impl ChoiceRun<'_> {
             excluded if excluded.len() < workers => excluded.to_vec(),
             _ => Vec::new(),
         };
+        // One worker needs no choice.
+        let prefixes = match workers > 1 {
+            true => self.prefix_hashes(),
+            false => Vec::new(),
+        };
         LeaseRequest {
             request: self.id,
             namespace: self.namespace(),
-            group: self.request.group.clone(),
-            class: RequestClass::Interactive,
-            age_ms: 0,
-            ended: None,
+            group: self.group(),
+            class: self.request.class,
+            age_ms: millis(asked.elapsed()),
+            ended: ended.and_then(LeaseGuard::continues),
             expected_tokens: None,
-            prefixes: Vec::new(),
+            prefixes,
             chunk_tokens: self.request.chunk_tokens,
             context_tokens: self.choice.prompt_len() + self.choice.output_len(),
             generated_tokens: self.choice.output_len(),
@@ -94,9 +120,33 @@ impl ChoiceRun<'_> {
         }
     }
 
+    /// The hashes of the context, of which only the output since the last call is read.
+    fn prefix_hashes(&mut self) -> Vec<PrefixHash> {
+        let known = self.prefixes.context_len() - self.choice.prompt_len() as usize;
+        let fresh = self.choice.output().get(known..).unwrap_or_default();
+        self.prefixes.extend(fresh);
+        self.prefixes.hashes().to_vec()
+    }
+
+    /// Most tokens of a chunk: the fewer of what the lease allows and what the request asks for. An output that an
+    /// engine may not be able to continue is not cut, unless its client asks for it.
+    fn chunk_tokens(&self, lease: &Lease) -> Option<u32> {
+        let wish = self.request.chunk_tokens;
+        let may_be_cut = wish.is_some()
+            || !self.request.sampling.depends_on_output()
+            || self.context.models.compiles_forms(&self.request.model);
+        let allowed = lease.chunk_tokens.filter(|_| may_be_cut);
+        let least = match (allowed, wish) {
+            (Some(allowed), Some(wish)) => Some(allowed.min(wish)),
+            (allowed, wish) => allowed.or(wish),
+        };
+        // A chunk without a token would make no progress.
+        least.map(|tokens| tokens.max(1))
+    }
+
     fn chunk_request(&self, lease: &Lease, attempts: &Attempts) -> ChunkRequest {
         let retries_left = self.context.retries.left();
-        let time_left = self.context.time.left(self.received);
+        let time_left = self.context.time.left(self.request.class, self.received);
         let forced = self.choice.forced();
         // Forced tokens are certain, so they are the best draft of themselves.
         let prediction = match forced.is_empty() {
@@ -109,7 +159,7 @@ impl ChoiceRun<'_> {
             request: self.id,
             namespace: self.namespace(),
             session: self.request.session.clone(),
-            group: self.request.group.clone(),
+            group: self.group(),
             tokens: self.choice.context(),
             prompt_len: self.choice.prompt_len(),
             sampling: Sampling {
@@ -118,7 +168,7 @@ impl ChoiceRun<'_> {
                 ..self.request.sampling.clone()
             },
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
-            chunk_tokens: lease.chunk_tokens,
+            chunk_tokens: self.chunk_tokens(lease),
             speculation: self.request.speculation,
             urgency: self.request.urgency,
             budget: ChunkBudget {
@@ -220,6 +270,10 @@ impl ChoiceRun<'_> {
                     | ChunkEndReason::ChunkLimit = end.reason
                     {
                         guard.worker_ended();
+                    }
+                    // A chunk that ended before its context was read does not know the number.
+                    if self.choice.chunk_output_len() > 0 {
+                        guard.set_cached(end.cached_tokens);
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();

@@ -8,6 +8,7 @@ use refrain_rpc::{Scheduler, Workers};
 use crate::config::GatewayTuning;
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
+use crate::relay::implicit_groups::ImplicitGroups;
 use crate::relay::request_time::RequestTime;
 use crate::relay::retry_budget::RetryBudget;
 
@@ -20,7 +21,11 @@ pub(crate) struct RelayContext {
     /// The runtime on which leases are given back.
     pub(crate) tasks: tokio::runtime::Handle,
     pub(crate) retries: RetryBudget,
+    /// How long an interactive request waits for a scheduler.
     pub(crate) scheduler_wait: Duration,
+    /// How long a rollout waits for a scheduler, or for a worker.
+    pub(crate) rollout_scheduler_wait: Duration,
+    pub(crate) groups: ImplicitGroups,
     pub(crate) time: Arc<RequestTime>,
     pub(crate) tuning: GatewayTuning,
 }

@@ -1,15 +1,18 @@
 //! The guard of a lease, which gives it back exactly once, whatever happens to the request.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::ChunkCut;
-use refrain_protocol::scheduling::{Lease, LeaseFinish, LeaseOutcome};
+use refrain_protocol::scheduling::{Lease, LeaseFinish, LeaseOutcome, RequestClass};
 use refrain_rpc::{ChunkStream, Scheduler, Worker};
 use refrain_service_kit::clock::millis;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
+
+use crate::relay::request_time::RequestTime;
 
 /// How long the call that cuts an output may take. It is only advice: a worker that misses it keeps a document that
 /// is some tokens too long.
@@ -18,8 +21,42 @@ const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause before a lost `finish` is sent once more. After that the heartbeats of the worker end the lease.
 const FINISH_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Holds a lease and gives it back. A guard that is dropped gives it back as aborted: the client left, which says
-/// nothing about the worker or about the length of the output.
+/// Why the leases of a request are dropped that are not given back otherwise.
+pub(crate) struct DropReason {
+    time: Arc<RequestTime>,
+    class: RequestClass,
+    received: Instant,
+    /// Whether a choice of the request has failed, with which all others end.
+    has_failed: AtomicBool,
+}
+
+impl DropReason {
+    /// Of a request whose choices have not failed.
+    pub(crate) fn new(time: Arc<RequestTime>, class: RequestClass, received: Instant) -> Self {
+        DropReason {
+            time,
+            class,
+            received,
+            has_failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes that a choice has failed.
+    pub(crate) fn choice_failed(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// The client has left, unless the gateway ended the request.
+    fn outcome(&self) -> LeaseOutcome {
+        let ended = || self.time.ended_by(self.class, self.received).is_some();
+        match self.has_failed.load(Ordering::Relaxed) || ended() {
+            true => LeaseOutcome::GivenUp,
+            false => LeaseOutcome::Aborted,
+        }
+    }
+}
+
+/// Holds a lease and gives it back. A guard that is dropped gives it back as [`DropReason`] says.
 ///
 /// The calls run as separate tasks on the gateway's runtime instead of the HTTP thread's, because the future of the
 /// request may be gone long before they end.
@@ -27,6 +64,7 @@ pub(crate) struct LeaseGuard {
     scheduler: Arc<dyn Scheduler>,
     tasks: Handle,
     span: Span,
+    dropped: Arc<DropReason>,
     /// When the worker finished the chunk, if it did.
     worker_ended: Option<Instant>,
     /// The message, until it is sent.
@@ -35,7 +73,12 @@ pub(crate) struct LeaseGuard {
 
 impl LeaseGuard {
     /// Creates the guard of a lease that was just granted.
-    pub(crate) fn new(scheduler: Arc<dyn Scheduler>, tasks: Handle, lease: &Lease) -> Self {
+    pub(crate) fn new(
+        scheduler: Arc<dyn Scheduler>,
+        tasks: Handle,
+        dropped: Arc<DropReason>,
+        lease: &Lease,
+    ) -> Self {
         let finish = LeaseFinish {
             lease: lease.lease,
             outcome: LeaseOutcome::Aborted,
@@ -47,6 +90,7 @@ impl LeaseGuard {
             scheduler,
             tasks,
             span: Span::current(),
+            dropped,
             worker_ended: None,
             finish: Some(finish),
         }
@@ -59,23 +103,43 @@ impl LeaseGuard {
         }
     }
 
+    /// Sets the number of tokens of the context that the engine had in its KV cache.
+    pub(crate) fn set_cached(&mut self, tokens: u32) {
+        if let Some(finish) = &mut self.finish {
+            finish.cached_tokens = Some(tokens);
+        }
+    }
+
     /// Notes that the worker has finished the chunk by itself.
     pub(crate) fn worker_ended(&mut self) {
         self.worker_ended = Some(Instant::now());
     }
 
-    /// Gives the lease back. A request that continues awaits the task before it asks for its next lease, so that the
+    /// The message for a call that asks for the next lease as well. Once the scheduler has answered such a call,
+    /// [`LeaseGuard::given_back`] has to be called, or [`LeaseGuard::end`] if the call failed: it may be lost.
+    pub(crate) fn continues(&self) -> Option<LeaseFinish> {
+        let finish = self.finish.clone()?;
+        Some(finish_now(
+            finish,
+            LeaseOutcome::Continues,
+            self.worker_ended,
+        ))
+    }
+
+    /// Notes that the scheduler has the lease back.
+    pub(crate) fn given_back(mut self) {
+        self.finish = None;
+    }
+
+    /// Gives the lease back. A request that goes on awaits the task before it asks for its next lease, so that the
     /// slot is free. If the handle is dropped, the task runs on.
     pub(crate) fn end(mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
         self.send(outcome)
     }
 
     fn send(&mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
-        let finish = LeaseFinish {
-            outcome,
-            ..self.finish.take()?
-        };
-        let task = send_finish(self.scheduler.clone(), finish, self.worker_ended);
+        let finish = self.finish.take()?;
+        let task = send_finish(self.scheduler.clone(), finish, outcome, self.worker_ended);
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
 
@@ -89,10 +153,6 @@ impl LeaseGuard {
         let Some(finish) = self.finish.take() else {
             return;
         };
-        let finish = LeaseFinish {
-            outcome: LeaseOutcome::Finished,
-            ..finish
-        };
         let scheduler = self.scheduler.clone();
         let task = async move {
             let cut = ChunkCut {
@@ -105,7 +165,7 @@ impl LeaseGuard {
                 tracing::debug!(?cut, "the worker was not told where the output ends");
             }
             drop(stream);
-            send_finish(scheduler, finish, worker_ended).await;
+            send_finish(scheduler, finish, LeaseOutcome::Finished, worker_ended).await;
         };
         self.tasks.spawn(task.instrument(self.span.clone()));
     }
@@ -113,19 +173,32 @@ impl LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        drop(self.send(LeaseOutcome::Aborted));
+        if self.finish.is_some() {
+            drop(self.send(self.dropped.outcome()));
+        }
+    }
+}
+
+/// The message as it is sent now.
+fn finish_now(
+    finish: LeaseFinish,
+    outcome: LeaseOutcome,
+    worker_ended: Option<Instant>,
+) -> LeaseFinish {
+    LeaseFinish {
+        outcome,
+        worker_ended_ms_ago: worker_ended.map(|at| millis(at.elapsed())),
+        ..finish
     }
 }
 
 async fn send_finish(
     scheduler: Arc<dyn Scheduler>,
     finish: LeaseFinish,
+    outcome: LeaseOutcome,
     worker_ended: Option<Instant>,
 ) {
-    let finish = || LeaseFinish {
-        worker_ended_ms_ago: worker_ended.map(|at| millis(at.elapsed())),
-        ..finish.clone()
-    };
+    let finish = || finish_now(finish.clone(), outcome, worker_ended);
     if scheduler.finish(finish()).await.is_err() {
         tokio::time::sleep(FINISH_RETRY_PAUSE).await;
         if let Err(error) = scheduler.finish(finish()).await {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use refrain_protocol::scheduling::RequestClass;
 use refrain_service_kit::http::AccessNote;
 use tokio::sync::mpsc;
 
@@ -46,8 +47,13 @@ impl RequestEvents {
     }
 
     /// Makes the request end when its time is up, also if nobody polls it.
-    pub(super) fn within(mut self, time: &Arc<RequestTime>, received: Instant) -> Self {
-        self._entry = Some(time.watch(received, &self.work));
+    pub(super) fn within(
+        mut self,
+        time: &Arc<RequestTime>,
+        class: RequestClass,
+        received: Instant,
+    ) -> Self {
+        self._entry = Some(time.watch(class, received, &self.work));
         self
     }
 

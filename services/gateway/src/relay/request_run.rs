@@ -1,8 +1,9 @@
 //! The run of one request: all its choices at once, and for each the loop over leases and chunks.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use futures_util::TryFutureExt as _;
 use futures_util::future::try_join_all;
 use refrain_output_parsers::{OutputParser, ToolParserKind};
 use refrain_protocol::chunk::DraftSource;
@@ -10,10 +11,12 @@ use refrain_protocol::error::code;
 use refrain_protocol::openai::{
     CompletionTokensDetails, FinishReason, PromptTokensDetails, ResponseMetrics, Usage,
 };
-use refrain_protocol::scheduling::LeaseOutcome;
-use refrain_protocol::{ApiError, RequestId};
+use refrain_protocol::prefix::PrefixHasher;
+use refrain_protocol::scheduling::{LeaseOutcome, RequestClass};
+use refrain_protocol::{ApiError, ErrorKind, RequestId};
 use refrain_service_kit::random;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
 
 use crate::STAGE;
@@ -23,7 +26,8 @@ use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummar
 use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
 use crate::relay::context::RelayContext;
 use crate::relay::events::{RelayEvent, RequestSummary};
-use crate::relay::lease_guard::LeaseGuard;
+use crate::relay::implicit_groups::PromptGroup;
+use crate::relay::lease_guard::{DropReason, LeaseGuard};
 use crate::relay::output_text::OutputText;
 use crate::relay::parsing::{CallIds, Parsing};
 use crate::relay::request_events::RequestEvents;
@@ -37,7 +41,7 @@ impl RelayContext {
         ticket: AdmissionTicket,
         received: Instant,
     ) -> RequestEvents {
-        let context = self.clone();
+        let (context, class) = (self.clone(), request.class);
         let events = RequestEvents::new(self.tuning.stream_events_max, move |events| {
             let work = async move {
                 let mut record = OutcomeRecord {
@@ -59,7 +63,7 @@ impl RelayContext {
             };
             work.instrument(Span::current())
         });
-        events.within(&self.time, received)
+        events.within(&self.time, class, received)
     }
 
     async fn run(
@@ -68,24 +72,65 @@ impl RelayContext {
         events: &mpsc::Sender<RelayEvent>,
         received: Instant,
     ) -> Result<RequestSummary, ApiError> {
+        let class = request.class;
+        let dropped = Arc::new(DropReason::new(self.time.clone(), class, received));
+        let prompts = self.prompts(request)?;
         let per_prompt = request.choices_per_prompt as usize;
         let choices = (0..request.choice_count()).map(|index| {
-            let prompt = &request.prompts[index / per_prompt];
-            self.run_choice(request, prompt, index as u32, events, received)
+            let prompt = &prompts[index / per_prompt];
+            let run = self.run_choice(request, prompt, index as u32, events, received, &dropped);
+            // All other choices are dropped then.
+            run.inspect_err(|_| dropped.choice_failed())
         });
-        let summaries = tokio::time::timeout(self.time.left(received), try_join_all(choices))
+        let left = self.time.left(class, received);
+        let summaries = tokio::time::timeout(left, try_join_all(choices))
             .await
-            .map_err(|_| self.time.error())??;
+            .map_err(|_| self.time.error(class))??;
         Ok(summarize(request, &summaries))
+    }
+
+    /// Hashes the prompts of a request, once for all their choices.
+    fn prompts<'a>(&self, request: &'a GenerateRequest) -> Result<Vec<HashedPrompt<'a>>, ApiError> {
+        let namespace = self.models.namespace(&request.tenant, &request.model);
+        let namespace = namespace.namespace.id();
+        let hashed = request.prompts.iter().map(|prompt| {
+            let mut prefixes = PrefixHasher::new(&namespace);
+            prefixes.extend(&prompt.tokens);
+            let group = match request.group {
+                Some(_) => None,
+                None => Some(self.groups.join(
+                    namespace,
+                    prefixes.whole(),
+                    request.choices_per_prompt,
+                    Instant::now(),
+                )?),
+            };
+            if request.output.scores_prompt() {
+                // All but the first token are output.
+                prefixes = PrefixHasher::new(&namespace);
+                prefixes.extend(&prompt.tokens[..1]);
+            }
+            Ok(HashedPrompt {
+                prompt,
+                prefixes,
+                group,
+            })
+        });
+        hashed.collect()
     }
 
     async fn run_choice(
         &self,
         request: &GenerateRequest,
-        prompt: &PreparedPrompt,
+        HashedPrompt {
+            prompt,
+            prefixes,
+            group,
+        }: &HashedPrompt<'_>,
         index: u32,
         events: &mpsc::Sender<RelayEvent>,
         received: Instant,
+        dropped: &Arc<DropReason>,
     ) -> Result<ChoiceSummary, ApiError> {
         // A worker scores only tokens that it emits. So all but the first token of such a prompt are forced output.
         let (first, forced) = match request.output.scores_prompt() {
@@ -116,24 +161,45 @@ impl RelayContext {
             index,
             id: RequestId(random::u128()?),
             choice: ChoiceState::new(plan, text),
+            prefixes: prefixes.clone(),
+            prompt_group: group.clone(),
+            asked: None,
             events,
             received,
             first_token: None,
             unsent: ChoiceProgress::default(),
         };
         let (failures_max, first_pause) = (self.tuning.failures_max, self.tuning.retry_backoff);
-        let mut attempts = Attempts::new(failures_max, first_pause, self.scheduler_wait);
+        let is_rollout = request.class == RequestClass::Rollout;
+        let scheduler_wait = match is_rollout {
+            true => self.rollout_scheduler_wait,
+            false => self.scheduler_wait,
+        };
+        let mut attempts =
+            Attempts::new(failures_max, first_pause, scheduler_wait).patient(is_rollout);
         let may_retry = || self.retries.take();
+        // The lease of a chunk after which the choice continues, until the scheduler has it back.
+        let mut ended: Option<LeaseGuard> = None;
         loop {
-            let lease = self.scheduler.lease(run.lease_request(&attempts));
+            let lease_request = run.lease_request(&attempts, ended.as_ref());
+            let lease = self.scheduler.lease(lease_request);
             let stage = tracing::trace_span!(target: STAGE, "lease");
-            let lease = match lease.instrument(stage).await {
+            let lease = lease.instrument(stage).await;
+            if let Some(ended) = ended.take() {
+                match lease {
+                    Ok(_) => ended.given_back(),
+                    // Whether the scheduler learnt of the end is not known, and a repeat is harmless.
+                    Err(_) => until_given_back(ended.end(LeaseOutcome::Continues)).await,
+                }
+            }
+            let lease = match lease {
                 Ok(lease) => lease,
                 Err(error) => {
                     let has_output = run.choice.output_len() > 0;
                     let decision = attempts.lease_refused(error, has_output, Instant::now());
                     let pause = decision.inspect_err(|error| {
-                        if error.has_code(code::SCHEDULER_UNAVAILABLE) {
+                        let was_patient = is_rollout && error.kind == ErrorKind::Unavailable;
+                        if was_patient || error.has_code(code::SCHEDULER_UNAVAILABLE) {
                             self.metrics.rejected("scheduler_wait");
                         }
                     })?;
@@ -145,13 +211,18 @@ impl RelayContext {
             if !attempts.is_after_failure() {
                 self.retries.chunk_begins();
             }
-            let mut guard = LeaseGuard::new(self.scheduler.clone(), self.tasks.clone(), &lease);
+            let mut guard = LeaseGuard::new(
+                self.scheduler.clone(),
+                self.tasks.clone(),
+                dropped.clone(),
+                &lease,
+            );
             let mut open = None;
             let outcome = run
                 .chunk(&lease, &mut attempts, &mut guard, &mut open)
                 .instrument(tracing::trace_span!(target: STAGE, "chunk"))
                 .await?;
-            let (given_back, decision) = match outcome {
+            match outcome {
                 ChunkOutcome::Finished => {
                     match open {
                         Some((worker, stream)) => {
@@ -166,7 +237,7 @@ impl RelayContext {
                 }
                 ChunkOutcome::Continues(next) => {
                     attempts.chunk_ended(&lease.worker, next);
-                    (guard.end(LeaseOutcome::Continues), Ok(Duration::ZERO))
+                    ended = Some(guard);
                 }
                 ChunkOutcome::Failed { error, output } => {
                     let detail = error.detail.clone();
@@ -178,16 +249,26 @@ impl RelayContext {
                     if decision.is_ok() {
                         self.metrics.families.continuations.inc();
                     }
-                    (guard.end(outcome), decision)
+                    until_given_back(guard.end(outcome)).await;
+                    tokio::time::sleep(decision?).await;
                 }
-            };
-            if let Some(task) = given_back {
-                // The result does not matter: if the task panicked, the lease ends by its time to live.
-                let _ = task.await;
             }
-            tokio::time::sleep(decision?).await;
         }
     }
+}
+
+/// Waits until the scheduler has a lease back. If the task panicked, the lease ends by its time to live.
+async fn until_given_back(task: Option<JoinHandle<()>>) {
+    if let Some(task) = task {
+        let _ = task.await;
+    }
+}
+
+/// A prompt, and what all its choices begin with.
+struct HashedPrompt<'a> {
+    prompt: &'a PreparedPrompt,
+    prefixes: PrefixHasher,
+    group: Option<Arc<PromptGroup>>,
 }
 
 /// Counts the outcome of a request when it is dropped, also if the client went away before there was one.
@@ -204,7 +285,8 @@ impl Drop for OutcomeRecord<'_> {
         let families = &metrics.families;
         // The gateway may have ended the request while the client still waits.
         let outcome = self.outcome.take();
-        let outcome = outcome.or_else(|| time.ended_by(self.received).map(Err));
+        let ended_by = || time.ended_by(self.request.class, self.received);
+        let outcome = outcome.or_else(|| ended_by().map(Err));
         let status = match &outcome {
             None => "499".to_owned(),
             Some(Ok(_)) => "200".to_owned(),

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::relay::driven_work::DrivenWork;
@@ -20,9 +21,10 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The longest time that is computed with, since the end has to fit an instant: a year.
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-/// The time limit of all requests, and the requests in flight.
+/// The time limits of requests, and the requests in flight.
 pub(crate) struct RequestTime {
-    request_max: Duration,
+    interactive_max: Duration,
+    rollout_max: Duration,
     watched: Mutex<WatchedRequests>,
 }
 
@@ -30,12 +32,18 @@ pub(crate) struct RequestTime {
 #[derive(Default)]
 struct WatchedRequests {
     numbers: u64,
-    by_end: BTreeMap<EntryKey, Weak<DrivenWork>>,
+    by_end: BTreeMap<EntryKey, WatchedRequest>,
     /// Once all requests are cut off: the error that they end with, those that begin later included.
     cut: Option<ApiError>,
 }
 
 type EntryKey = (Instant, u64);
+
+#[derive(Clone)]
+struct WatchedRequest {
+    work: Weak<DrivenWork>,
+    class: RequestClass,
+}
 
 /// The entry of a request, which is removed when this is dropped.
 pub(super) struct TimeEntry {
@@ -44,28 +52,37 @@ pub(super) struct TimeEntry {
 }
 
 impl RequestTime {
-    /// Creates the limit `request_max` of each request.
-    pub(crate) fn new(request_max: Duration) -> Self {
+    /// Creates the limits of each interactive request and each rollout.
+    pub(crate) fn new(interactive_max: Duration, rollout_max: Duration) -> Self {
         RequestTime {
-            request_max,
+            interactive_max: interactive_max.min(TIME_MAX),
+            rollout_max: rollout_max.min(TIME_MAX),
             watched: Mutex::default(),
         }
     }
 
+    fn most(&self, class: RequestClass) -> Duration {
+        match class {
+            RequestClass::Interactive => self.interactive_max,
+            RequestClass::Rollout => self.rollout_max,
+        }
+    }
+
     /// The time that is left of a request.
-    pub(crate) fn left(&self, received: Instant) -> Duration {
-        self.request_max.saturating_sub(received.elapsed())
+    pub(crate) fn left(&self, class: RequestClass, received: Instant) -> Duration {
+        self.most(class).saturating_sub(received.elapsed())
     }
 
     /// The error by which this limit, or a cut, ended a request; `None` if neither did.
-    pub(super) fn ended_by(&self, received: Instant) -> Option<ApiError> {
+    pub(super) fn ended_by(&self, class: RequestClass, received: Instant) -> Option<ApiError> {
         let cut = self.watched().cut.clone();
-        cut.or_else(|| self.left(received).is_zero().then(|| self.error()))
+        let is_over = self.left(class, received).is_zero();
+        cut.or_else(|| is_over.then(|| self.error(class)))
     }
 
     /// The error of a request that took too long.
-    pub(crate) fn error(&self) -> ApiError {
-        let most = self.request_max.as_secs();
+    pub(crate) fn error(&self, class: RequestClass) -> ApiError {
+        let most = self.most(class).as_secs();
         ApiError::new(
             ErrorKind::Timeout,
             format!("the request took longer than {most} s"),
@@ -75,15 +92,16 @@ impl RequestTime {
     /// Makes sure that a request ends although nobody polls it.
     pub(super) fn watch(
         self: &Arc<Self>,
+        class: RequestClass,
         received: Instant,
         driven: &Arc<DrivenWork>,
     ) -> TimeEntry {
-        let life = self.request_max.min(TIME_MAX);
-        let end = received + life + CHECK_EVERY;
+        let end = received + self.most(class) + CHECK_EVERY;
         let mut watched = self.watched();
         watched.numbers += 1;
         let key = (end, watched.numbers);
-        watched.by_end.insert(key, Arc::downgrade(driven));
+        let work = Arc::downgrade(driven);
+        watched.by_end.insert(key, WatchedRequest { work, class });
         let cut = watched.cut.clone();
         drop(watched);
         if let Some(error) = cut {
@@ -103,9 +121,9 @@ impl RequestTime {
             let mut watched = self.watched();
             watched.cut = Some(error.clone());
             let all = watched.by_end.iter();
-            all.map(|(key, driven)| (*key, driven.clone())).collect()
+            all.map(|(key, request)| (*key, request.clone())).collect()
         };
-        self.end(all, error);
+        self.end(all, |_| error.clone());
     }
 
     /// Ends overdue requests for as long as it is polled.
@@ -122,17 +140,21 @@ impl RequestTime {
             .watched()
             .by_end
             .range(..=(now, u64::MAX))
-            .map(|(key, driven)| (*key, driven.clone()))
+            .map(|(key, request)| (*key, request.clone()))
             .collect();
-        self.end(overdue, &self.error());
+        self.end(overdue, |class| self.error(class));
     }
 
     /// Ends requests. The lock is not held meanwhile, because a request drops all that it holds.
-    fn end(&self, requests: Vec<(EntryKey, Weak<DrivenWork>)>, error: &ApiError) {
-        for (key, driven) in requests {
-            let is_over = driven
+    fn end(
+        &self,
+        requests: Vec<(EntryKey, WatchedRequest)>,
+        error: impl Fn(RequestClass) -> ApiError,
+    ) {
+        for (key, WatchedRequest { work, class }) in requests {
+            let is_over = work
                 .upgrade()
-                .is_none_or(|driven| driven.end_unpolled(error.clone()));
+                .is_none_or(|work| work.end_unpolled(error(class)));
             if is_over {
                 self.watched().by_end.remove(&key);
             }
@@ -163,6 +185,11 @@ mod tests {
     use crate::relay::request_events::RequestEvents;
 
     const REQUEST_MAX: Duration = Duration::from_secs(3_600);
+    const INTERACTIVE: RequestClass = RequestClass::Interactive;
+
+    fn limited(request_max: Duration) -> Arc<RequestTime> {
+        Arc::new(RequestTime::new(request_max, request_max))
+    }
 
     fn failed() -> RelayEvent {
         RelayEvent::Failed(ApiError::internal("planned"))
@@ -183,12 +210,12 @@ mod tests {
             }
             pending::<()>().await;
         });
-        (request.within(time, received), is_held)
+        (request.within(time, INTERACTIVE, received), is_held)
     }
 
     #[tokio::test]
     async fn a_request_that_nobody_polls_ends_when_its_time_is_up_and_not_before() {
-        let time = Arc::new(RequestTime::new(REQUEST_MAX));
+        let time = limited(REQUEST_MAX);
         let received = Instant::now();
         // One request is never polled, one has a full channel, and one began later.
         let (mut unread, mut unread_held) = endless(&time, received, 0);
@@ -230,7 +257,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_is_woken_by_the_end_and_by_no_check_before() {
-        let time = Arc::new(RequestTime::new(REQUEST_MAX));
+        let time = limited(REQUEST_MAX);
         let received = Instant::now();
         let (mut events, _is_held) = endless(&time, received, 0);
         let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
@@ -248,14 +275,14 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_was_finished_in_time_may_be_read_later() {
-        let time = Arc::new(RequestTime::new(Duration::ZERO));
+        let time = limited(Duration::ZERO);
         let received = Instant::now();
         let mut events = RequestEvents::new(3, |sender| async move {
             for _ in 0..3 {
                 sender.send(failed()).await.unwrap();
             }
         })
-        .within(&time, received);
+        .within(&time, INTERACTIVE, received);
         assert!(events.next().await.is_some());
         time.end_overdue(received + CHECK_EVERY);
         for _ in 0..2 {
@@ -269,14 +296,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_is_over_is_forgotten() {
-        let time = Arc::new(RequestTime::new(REQUEST_MAX));
+        let time = limited(REQUEST_MAX);
         let (events, is_held) = endless(&time, Instant::now(), 0);
         assert_eq!(time.watched().by_end.len(), 1);
         drop(events);
         assert!(is_held.await.is_err());
         assert!(time.watched().by_end.is_empty());
         // So is one without a time limit.
-        let forever = Arc::new(RequestTime::new(Duration::MAX));
+        let forever = limited(Duration::MAX);
         let (events, _is_held) = endless(&forever, Instant::now(), 0);
         assert_eq!(forever.watched().by_end.len(), 1);
         drop(events);
@@ -284,8 +311,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_rollout_has_a_limit_of_its_own() {
+        let time = Arc::new(RequestTime::new(REQUEST_MAX, 2 * REQUEST_MAX));
+        let received = Instant::now();
+        let (_interactive, mut interactive_held) = endless(&time, received, 0);
+        let (held, mut rollout_held) = oneshot::channel::<()>();
+        let rollout = RequestEvents::new(2, move |_| async move {
+            let _held = held;
+            pending::<()>().await;
+        });
+        let mut rollout = rollout.within(&time, RequestClass::Rollout, received);
+        let is_held = |held: &mut oneshot::Receiver<()>| {
+            held.try_recv() == Err(oneshot::error::TryRecvError::Empty)
+        };
+        time.end_overdue(received + REQUEST_MAX + CHECK_EVERY);
+        assert!(!is_held(&mut interactive_held) && is_held(&mut rollout_held));
+        time.end_overdue(received + 2 * REQUEST_MAX + CHECK_EVERY);
+        assert!(!is_held(&mut rollout_held));
+        match rollout.next().await {
+            Some(RelayEvent::Failed(error)) => assert!(error.message.contains("7200 s")),
+            other => panic!("{other:?}"),
+        }
+        // Without a limit it has a year.
+        let forever = RequestTime::new(REQUEST_MAX, Duration::MAX);
+        assert!(forever.left(RequestClass::Rollout, received) > 300 * 24 * REQUEST_MAX);
+    }
+
+    #[tokio::test]
     async fn a_cut_ends_requests_that_run_and_requests_that_begin_later() {
-        let time = Arc::new(RequestTime::new(Duration::MAX));
+        let time = limited(Duration::MAX);
         let (running, running_held) = endless(&time, Instant::now(), 5);
         let cut = ApiError::new(ErrorKind::Unavailable, "cut");
         time.cut_all(&cut);

@@ -42,7 +42,7 @@ impl SchedulerAbsence {
             || error.has_code(code::SERVICE_UNREACHABLE)
     }
 
-    /// Returns the pause after a call that failed with such an error.
+    /// Returns the pause after a call that failed with such an error, or with another one that is waited for as long.
     ///
     /// # Errors
     /// The error that ends the request, which has waited long enough.
@@ -56,7 +56,10 @@ impl SchedulerAbsence {
             .wait
             .saturating_sub(now.saturating_duration_since(since));
         if left.is_zero() {
-            return Err(unreachable(error));
+            return Err(match Self::is_shown_by(&error) {
+                true => unreachable(error),
+                false => error,
+            });
         }
         let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
         // The last call is made when the wait ends.

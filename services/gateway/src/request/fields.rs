@@ -3,6 +3,7 @@
 use refrain_protocol::chunk::{Priority, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::openai::{JsonObject, LogitBias, Parameters};
+use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
 use refrain_tokenization::JsonValue;
@@ -85,18 +86,27 @@ pub(super) fn check_min_tokens(sampling: &Sampling, max_new_tokens: u32) -> Resu
     }
 }
 
-/// Most tokens of a chunk. `None`: there is one chunk.
+/// Reads `class`. The samples of a group are rollouts, unless the request says otherwise.
+pub(super) fn class(parameters: &Parameters) -> RequestClass {
+    let by_group = match &parameters.group {
+        Some(_) => RequestClass::Rollout,
+        None => RequestClass::Interactive,
+    };
+    parameters.class.map_or(by_group, RequestClass::from)
+}
+
+/// Most tokens of a chunk that the request asks for. `None`: it has no wish.
 pub(super) fn chunk_tokens(
     parameters: &Parameters,
     sampling: &Sampling,
     limits: &GatewayTuning,
 ) -> Option<u32> {
-    let tokens = match (parameters.chunk_tokens, &parameters.group) {
+    let tokens = match (parameters.chunk_tokens, class(parameters)) {
         (Some(tokens), _) => tokens,
         // Not every engine can continue such an output.
         (None, _) if sampling.depends_on_output() => 0,
-        (None, Some(_)) => limits.rollout_chunk_tokens,
-        (None, None) => limits.chunk_tokens,
+        (None, RequestClass::Rollout) => limits.rollout_chunk_tokens,
+        (None, RequestClass::Interactive) => limits.chunk_tokens,
     };
     (tokens > 0).then_some(tokens)
 }

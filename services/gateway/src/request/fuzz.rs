@@ -15,7 +15,7 @@ use crate::models::Models;
 const CHATS: [&str; 3] = [
     r#"{"model":"m","messages":[{"role":"assistant","function_call":{"name":"f","arguments":"{}"}}],"functions":[{"name":"f"}],"function_call":"auto","n":2,"stream":true,"stream_options":{"include_usage":true}}"#,
     r#"{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"a"}]},{"role":"assistant","tool_calls":[]},{"role":"tool","content":"b"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto","parallel_tool_calls":false,"logprobs":true,"top_logprobs":3,"response_format":{"type":"text"},"prediction":{"type":"content","content":"x"},"chat_template_kwargs":{"a":1}}"#,
-    r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":5,"max_completion_tokens":6,"temperature":0.5,"top_p":0.9,"top_k":-1,"min_p":0.1,"stop":["a","b"],"stop_token_ids":[1],"seed":-7,"logit_bias":{"5":-1.5},"presence_penalty":0,"frequency_penalty":0,"repetition_penalty":1,"session":"s","group":"g","speculation":"auto","priority":"high","tpot_ms":20,"chunk_tokens":9,"min_tokens":2,"bad_words":["a"],"add_generation_prompt":false,"continue_final_message":true,"user":"u"}"#,
+    r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":5,"max_completion_tokens":6,"temperature":0.5,"top_p":0.9,"top_k":-1,"min_p":0.1,"stop":["a","b"],"stop_token_ids":[1],"seed":-7,"logit_bias":{"5":-1.5},"presence_penalty":0,"frequency_penalty":0,"repetition_penalty":1,"session":"s","group":"g","class":"interactive","speculation":"auto","priority":"high","tpot_ms":20,"chunk_tokens":9,"min_tokens":2,"bad_words":["a"],"add_generation_prompt":false,"continue_final_message":true,"user":"u"}"#,
 ];
 
 const COMPLETIONS: [&str; 3] = [

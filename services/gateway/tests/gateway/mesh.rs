@@ -65,8 +65,12 @@ pub(crate) struct Script {
     pub(crate) mishaps: HashMap<usize, Mishap>,
     /// Errors of calls for a lease, in order, before any is granted.
     pub(crate) lease_errors: VecDeque<ApiError>,
-    /// No lease is granted at all.
-    pub(crate) never_lease: bool,
+    /// Errors of calls for a lease by the number of the call, from 0.
+    pub(crate) refused_calls: HashMap<usize, ApiError>,
+    /// No call for a lease from this number on is answered.
+    pub(crate) silent_from_call: usize,
+    /// Most tokens of a chunk by the scheduler. `None`: what the request asks for.
+    pub(crate) lease_chunk_tokens: Option<u32>,
     /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
     /// Whether the engines of the workers compile forms by the grammars of this project.
@@ -76,7 +80,11 @@ pub(crate) struct Script {
 /// The calls to the scheduler and the workers.
 #[derive(Default)]
 pub(crate) struct Log {
+    /// Number of calls for a lease.
+    pub(crate) lease_calls: usize,
+    /// The calls that were granted.
     pub(crate) leases: Vec<LeaseRequest>,
+    /// The ends of leases, by calls of their own and by calls for the next lease.
     pub(crate) finishes: Vec<LeaseFinish>,
     pub(crate) chunks: Vec<ChunkRequest>,
     pub(crate) cuts: Vec<ChunkCut>,
@@ -161,9 +169,16 @@ impl FakeMesh {
 impl Scheduler for FakeMesh {
     async fn lease(&self, request: LeaseRequest) -> Result<Lease, ApiError> {
         self.auth.verify(&request.namespace)?;
+        let call = {
+            let mut log = self.log();
+            log.lease_calls += 1;
+            log.lease_calls - 1
+        };
         let (never, error) = {
             let mut script = self.script();
-            (script.never_lease, script.lease_errors.pop_front())
+            let error = script.refused_calls.remove(&call);
+            let error = error.or_else(|| script.lease_errors.pop_front());
+            (call >= script.silent_from_call, error)
         };
         if never {
             std::future::pending::<()>().await;
@@ -180,7 +195,8 @@ impl Scheduler for FakeMesh {
             .or_else(|| free.cloned())
             .ok_or_else(|| ApiError::new(ErrorKind::Unavailable, "no worker serves this model"))?;
         let number = log.workers.len();
-        let chunk_tokens = request.chunk_tokens;
+        let chunk_tokens = self.script().lease_chunk_tokens.or(request.chunk_tokens);
+        log.finishes.extend(request.ended.clone());
         log.leases.push(request);
         log.workers.push(worker.clone());
         let url = format!("http://{worker}");
@@ -463,7 +479,9 @@ impl Bench {
             step_pause: Duration::ZERO,
             mishaps: HashMap::new(),
             lease_errors: VecDeque::new(),
-            never_lease: false,
+            refused_calls: HashMap::new(),
+            silent_from_call: usize::MAX,
+            lease_chunk_tokens: None,
             workers: 3,
             compiles_forms: false,
         };

@@ -229,7 +229,7 @@ async fn an_idle_stream_is_kept_alive() {
         tuning.stream_keep_alive = Duration::from_millis(20);
     });
     let bench = Bench::with(config).await;
-    bench.mesh.script().never_lease = true;
+    bench.mesh.script().silent_from_call = 0;
     let response = bench
         .post(CHAT, &chat(json!({"stream": true})))
         .send()

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use super::field_shapes::{BadWords, JsonObject, LogitBias, Stop};
 use crate::TokenId;
 use crate::chunk::{Priority, Speculation};
+use crate::scheduling::RequestClass;
 
 /// The fields that chat and text completions have in common.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -65,6 +66,8 @@ pub struct Parameters {
     pub session: Option<String>,
     /// The group of samples that share drafts and are scheduled together. An extension of Refrain.
     pub group: Option<String>,
+    /// Whether somebody waits for each token, or only for the whole output. An extension of Refrain.
+    pub class: Option<ClassName>,
     /// The drafts that may be used. An extension of Refrain.
     pub speculation: Option<Speculation>,
     /// Weight of the drafts when not all can be verified. The names are an extension of Refrain.
@@ -73,6 +76,20 @@ pub struct Parameters {
     pub tpot_ms: Option<u64>,
     /// Most tokens of a chunk. An extension of Refrain.
     pub chunk_tokens: Option<u32>,
+}
+
+/// `class`: a name. JSON of another type is a fault of the field, and not of the whole body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "must be interactive or rollout")]
+pub enum ClassName {
+    /// The class.
+    Name(RequestClass),
+}
+
+impl From<ClassName> for RequestClass {
+    fn from(ClassName::Name(class): ClassName) -> Self {
+        class
+    }
 }
 
 /// `priority`: a name, or a number as clients of vLLM send it.

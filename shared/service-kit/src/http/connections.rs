@@ -31,6 +31,18 @@ const REFUSED_LINGER: Duration = Duration::from_millis(500);
 /// How long a caller has to read the answer if its body was not read to the end.
 const UNREAD_LINGER: Duration = Duration::from_secs(2);
 
+/// Idle time of a connection before the system probes the caller, and time between two probes. It is shorter than the
+/// idle time after which firewalls and load balancers forget a connection, most of which wait for minutes.
+const PROBE_EVERY: Duration = Duration::from_secs(30);
+
+/// Lets the system probe the caller while there is nothing to send. A caller may wait for hours for a whole answer,
+/// and HTTP has no message for that time which all clients understand.
+fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
+    rustix::net::sockopt::set_tcp_keepidle(stream, PROBE_EVERY)?;
+    rustix::net::sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
+    rustix::net::sockopt::set_socket_keepalive(stream, true)
+}
+
 /// All connections of one listener.
 pub(super) struct Connections {
     open: Mutex<OpenConnections>,
@@ -105,6 +117,9 @@ impl Connections {
         stream: TcpStream,
     ) -> io::Result<(AdmittedStream, Option<SocketAddr>)> {
         let peer = stream.peer_addr().ok();
+        if let Err(error) = keep_alive(&stream) {
+            tracing::debug!(%error, "a connection is not kept alive");
+        }
         match self.enter(peer) {
             Ok(guard) => {
                 let guard = Arc::new(guard);
@@ -369,4 +384,25 @@ fn refusal_answer(refusal: Refusal) -> Vec<u8> {
         "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nretry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n\r\n{body}"
     )
     .into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepidle, tcp_keepintvl};
+
+    #[tokio::test]
+    async fn the_system_probes_the_caller_of_an_idle_connection() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let _caller = TcpStream::connect(addr).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let connections =
+            Connections::new("test", 1, AddressLimit::default(), &Metrics::new().unwrap());
+        let (admitted, _) = connections.admit(stream).await.unwrap();
+        let stream = &admitted.stream;
+        assert!(socket_keepalive(stream).unwrap());
+        assert_eq!(tcp_keepidle(stream).unwrap(), PROBE_EVERY);
+        assert_eq!(tcp_keepintvl(stream).unwrap(), PROBE_EVERY);
+    }
 }
