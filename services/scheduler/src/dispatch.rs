@@ -35,10 +35,12 @@ use refrain_protocol::scheduling::{
 };
 use refrain_protocol::{ApiError, LeaseId, RequestId};
 
-pub(crate) use self::events::{DispatchEffect, DispatchEvent, DispatchState};
-pub(crate) use self::fair_queue::LeaseCallId;
-pub(crate) use self::lease_table::LeaseEnd;
-pub(crate) use self::refusal::{LeaseRefusal, scheduler_unavailable};
+pub use self::events::{DispatchEffect, DispatchEvent, DispatchState};
+pub use self::fair_queue::{LeaseCallId, PoolState};
+pub use self::lease_table::LeaseEnd;
+pub use self::refusal::LeaseRefusal;
+pub(crate) use self::refusal::scheduler_unavailable;
+pub use self::worker_table::WorkerState;
 
 use self::fair_queue::{FairQueue, WaitingRequest};
 use self::lease_table::{LeaseTable, RunningLease};
@@ -52,7 +54,7 @@ const TICK_MS: u64 = 100;
 
 /// Queue, leases and worker table.
 #[derive(Debug)]
-pub(crate) struct Dispatch {
+pub struct Dispatch {
     config: SchedulerConfig,
     queue: FairQueue,
     leases: LeaseTable,
@@ -72,7 +74,7 @@ impl Dispatch {
     /// All times are milliseconds since 1970. `epoch_last` is the newest epoch that a predecessor in this process
     /// granted: a rebuild can take less than a millisecond of the clock. A new process passes 0, since no process
     /// restarts that fast.
-    pub(crate) fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
+    pub fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
         Dispatch {
             queue: FairQueue::new(config.tenants_tracked_max),
             leases: LeaseTable::new(config.ended_leases_max),
@@ -86,7 +88,7 @@ impl Dispatch {
     }
 
     /// Applies an event. Returns the effects to carry out, in order.
-    pub(crate) fn apply(&mut self, event: DispatchEvent, now_ms: u64) -> Vec<DispatchEffect> {
+    pub fn apply(&mut self, event: DispatchEvent, now_ms: u64) -> Vec<DispatchEffect> {
         self.now_ms = self.now_ms.max(now_ms);
         let mut effects = Vec::new();
         match event {
@@ -116,7 +118,7 @@ impl Dispatch {
     /// When the next [`DispatchEvent::Tick`] is due if no other event comes first. While requests wait it is due
     /// soon. Otherwise it is due when the first worker or lease may have been silent for too long. `None` means that
     /// nothing can time out.
-    pub(crate) fn due_ms(&self) -> Option<u64> {
+    pub fn due_ms(&self) -> Option<u64> {
         if self.queue.len() > 0 {
             return Some(self.now_ms.saturating_add(TICK_MS));
         }
@@ -129,7 +131,7 @@ impl Dispatch {
 
     /// A lower bound of any deadline that the last event added. If a tick is due by then, there is no need to call
     /// [`Dispatch::due_ms`], which looks at every worker and lease.
-    pub(crate) fn due_ms_min(&self) -> u64 {
+    pub fn due_ms_min(&self) -> u64 {
         let config = &self.config;
         let soonest_ms = match self.queue.len() {
             0 => config.worker_ttl_ms.min(config.lease_ttl_ms),
@@ -139,27 +141,27 @@ impl Dispatch {
     }
 
     /// Requests that wait.
-    pub(crate) fn queue_length(&self) -> usize {
+    pub fn queue_length(&self) -> usize {
         self.queue.len()
     }
 
     /// Leases that are held.
-    pub(crate) fn leases_running(&self) -> usize {
+    pub fn leases_running(&self) -> usize {
         self.leases.len()
     }
 
     /// Live workers.
-    pub(crate) fn workers(&self) -> usize {
+    pub fn workers(&self) -> usize {
         self.workers.len()
     }
 
     /// The models that live workers serve.
-    pub(crate) fn models(&self) -> Vec<ServedModel> {
+    pub fn models(&self) -> Vec<ServedModel> {
         self.workers.models()
     }
 
     /// A snapshot of the state at `now_ms`.
-    pub(crate) fn observe(&self, now_ms: u64) -> DispatchState {
+    pub fn observe(&self, now_ms: u64) -> DispatchState {
         DispatchState {
             draining: self.draining,
             queue_length: self.queue.len(),

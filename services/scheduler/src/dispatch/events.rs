@@ -11,16 +11,24 @@ use super::worker_table::WorkerState;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum DispatchEvent {
+pub enum DispatchEvent {
     /// A request asks for a lease. Its namespace has been verified.
     Submit {
+        /// The new call.
         call: LeaseCallId,
+        /// What it asks for.
         request: LeaseRequest,
     },
     /// The caller went away while its call waited.
-    Withdraw { call: LeaseCallId },
+    Withdraw {
+        /// The call that waits.
+        call: LeaseCallId,
+    },
     /// The caller was gone when its grant arrived.
-    Undelivered { lease: LeaseId },
+    Undelivered {
+        /// The lease that was granted.
+        lease: LeaseId,
+    },
     /// A lease is given back.
     Finish(LeaseFinish),
     /// A worker reports.
@@ -33,25 +41,34 @@ pub(crate) enum DispatchEvent {
 
 /// Something that the shell has to do or to count.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum DispatchEffect {
+pub enum DispatchEffect {
     /// Answer a call with a lease.
     Grant {
+        /// The call.
         call: LeaseCallId,
+        /// The lease.
         lease: Lease,
+        /// Milliseconds from the call to the grant.
         waited_ms: u64,
     },
     /// Answer a call with an error.
     Reject {
+        /// The call.
         call: LeaseCallId,
+        /// The error for the caller.
         error: ApiError,
+        /// The limit that the request reached.
         refusal: LeaseRefusal,
     },
     /// Answer a heartbeat. Each heartbeat gets exactly one answer.
     HeartbeatAnswer(Result<HeartbeatReply, ApiError>),
     /// A lease is over.
     LeaseEnded {
+        /// The lease.
         lease: LeaseId,
+        /// The worker that it was granted on.
         worker: WorkerId,
+        /// Why it ended.
         end: LeaseEnd,
     },
     /// An unknown worker reported.
@@ -64,17 +81,17 @@ pub(crate) enum DispatchEffect {
 
 /// The dispatcher's state, as `/debug/state` shows it. It names no request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct DispatchState {
+pub struct DispatchState {
     /// The scheduler grants no more leases.
-    pub(crate) draining: bool,
+    pub draining: bool,
     /// Requests that wait.
-    pub(crate) queue_length: usize,
+    pub queue_length: usize,
     /// Leases that are held.
-    pub(crate) leases_running: usize,
+    pub leases_running: usize,
     /// Ended leases that are still remembered.
-    pub(crate) leases_ended_remembered: usize,
+    pub leases_ended_remembered: usize,
     /// Live workers.
-    pub(crate) workers: Vec<WorkerState>,
+    pub workers: Vec<WorkerState>,
     /// Queues, by model and tokenizer.
-    pub(crate) pools: Vec<PoolState>,
+    pub pools: Vec<PoolState>,
 }

@@ -24,8 +24,8 @@ use refrain_protocol::scheduling::LeaseRequest;
 
 pub(super) use self::pool_queue::Charge;
 pub(super) use self::slot_claims::{PreemptibleLeases, SlotDemand};
-pub(super) use self::snapshot::PoolState;
-pub(crate) use self::waiting_request::LeaseCallId;
+pub use self::snapshot::PoolState;
+pub use self::waiting_request::LeaseCallId;
 pub(super) use self::waiting_request::WaitingRequest;
 
 use self::pool_queue::{PoolQueue, SERVICE_MS_FIRST_GUESS, TenantQueue};

@@ -10,7 +10,7 @@ use super::pool_key::PoolKey;
 
 /// The reason why a lease ended: the `outcome` label of `refrain_scheduler_leases_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LeaseEnd {
+pub enum LeaseEnd {
     /// Its holder gave it back.
     Finished(LeaseOutcome),
     /// No heartbeat named it for `lease_ttl_ms`.
@@ -27,7 +27,7 @@ pub(crate) enum LeaseEnd {
 
 impl LeaseEnd {
     /// The value of the label.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             LeaseEnd::Finished(LeaseOutcome::Finished) => "finished",
             LeaseEnd::Finished(LeaseOutcome::GivenUp) => "given_up",

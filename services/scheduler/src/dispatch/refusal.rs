@@ -15,7 +15,7 @@ const UNAVAILABLE_RETRY_AFTER_MS: u64 = 1_000;
 
 refrain_service_kit::label_values! {
     /// The limit that a request reached: the `limit` label of `refrain_scheduler_rejections_total`.
-    pub(crate) enum LeaseRefusal {
+    pub enum LeaseRefusal {
         /// `queue_max` requests wait already.
         QueueFull = "queue_max",
         /// `tenant_queue_max` requests of the tenant wait already.

@@ -309,15 +309,15 @@ fn check(heartbeat: &Heartbeat) -> Result<(), ApiError> {
 
 /// A worker in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct WorkerState {
+pub struct WorkerState {
     worker: WorkerId,
     url: String,
     model: String,
     tokenizer: String,
     /// Leases that are held on it.
-    pub(crate) leases: usize,
+    pub leases: usize,
     /// Leases that it named and that this scheduler does not hold.
-    pub(crate) foreign: usize,
+    pub foreign: usize,
     /// Most chunks at once.
     max_running: u32,
     /// It takes no new chunks.
@@ -325,5 +325,5 @@ pub(crate) struct WorkerState {
     /// A chunk failed there, and it has neither reported nor completed a chunk since.
     suspect: bool,
     /// Time since its last heartbeat.
-    pub(crate) silent_ms: u64,
+    pub silent_ms: u64,
 }

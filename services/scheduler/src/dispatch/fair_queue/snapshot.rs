@@ -12,7 +12,7 @@ const TENANTS_SHOWN_MAX: usize = 100;
 
 /// The queue of one pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct PoolState {
+pub struct PoolState {
     model: String,
     tokenizer: String,
     /// Requests that wait.

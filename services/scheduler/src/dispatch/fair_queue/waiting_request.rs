@@ -4,7 +4,7 @@ use refrain_protocol::scheduling::LeaseRequest;
 
 /// Names one call for a lease. The caller chooses it: ids grow, and none is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct LeaseCallId(pub(crate) u64);
+pub struct LeaseCallId(pub u64);
 
 /// A request in the queue.
 #[derive(Debug)]
