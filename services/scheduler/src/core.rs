@@ -15,5 +15,5 @@
 pub use crate::config::{OrderPolicy, PlacementPolicy, SchedulerConfig};
 pub use crate::dispatch::{
     Dispatch, DispatchEffect, DispatchEvent, DispatchState, LeaseCallId, LeaseEnd, LeaseRefusal,
-    PoolState, WorkerState,
+    Placed, PoolState, WorkerState,
 };

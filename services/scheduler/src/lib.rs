@@ -41,6 +41,7 @@ mod dispatch;
 mod handle;
 mod http;
 mod metrics;
+mod order;
 mod placement;
 mod server;
 

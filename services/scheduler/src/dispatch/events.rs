@@ -1,6 +1,8 @@
 //! The events that the core takes, the effects it asks for, and the state it shows.
 
-use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest};
+use refrain_protocol::scheduling::{
+    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, RequestClass,
+};
 use refrain_protocol::{ApiError, LeaseId, WorkerId};
 use serde::Serialize;
 
@@ -50,6 +52,8 @@ pub enum DispatchEffect {
         lease: Lease,
         /// Milliseconds from the call to the grant.
         waited_ms: u64,
+        /// How it was placed.
+        placed: Placed,
     },
     /// Answer a call with an error.
     Reject {
@@ -71,6 +75,13 @@ pub enum DispatchEffect {
         /// Why it ended.
         end: LeaseEnd,
     },
+    /// A rollout has finished for which a length was expected when it started.
+    LengthLearned {
+        /// The expected length, tokens.
+        estimated_tokens: u32,
+        /// The true length.
+        tokens: u32,
+    },
     /// An unknown worker reported.
     WorkerJoined(WorkerId),
     /// A known worker reported as a new process.
@@ -79,8 +90,21 @@ pub enum DispatchEffect {
     WorkerLost(WorkerId),
 }
 
+/// How a request was placed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// Its class.
+    pub class: RequestClass,
+    /// It goes on, and on another worker than its last chunk.
+    pub moved: bool,
+    /// Tokens of its context that the worker is taken to hold.
+    pub held_tokens: u32,
+    /// Tokens of its context that the worker has to read.
+    pub missing_tokens: u32,
+}
+
 /// The dispatcher's state, as `/debug/state` shows it. It names no request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DispatchState {
     /// The scheduler grants no more leases.
     pub draining: bool,
@@ -90,6 +114,10 @@ pub struct DispatchState {
     pub leases_running: usize,
     /// Ended leases that are still remembered.
     pub leases_ended_remembered: usize,
+    /// Groups whose lengths are remembered.
+    pub groups_tracked: usize,
+    /// Prefixes that are known to lie on some worker.
+    pub prefixes_tracked: usize,
     /// Live workers.
     pub workers: Vec<WorkerState>,
     /// Queues, by model and tokenizer.

@@ -327,7 +327,8 @@ impl World {
                     assert!((1..=1_000).contains(&reply.next_in_ms));
                 }
                 DispatchEffect::HeartbeatAnswer(Err(error)) => panic!("{error}"),
-                DispatchEffect::WorkerJoined(_)
+                DispatchEffect::LengthLearned { .. }
+                | DispatchEffect::WorkerJoined(_)
                 | DispatchEffect::WorkerRestarted(_)
                 | DispatchEffect::WorkerLost(_) => {}
             }
