@@ -30,6 +30,8 @@ mod worker_table;
 mod property_tests;
 #[cfg(test)]
 mod script_tests;
+#[cfg(test)]
+mod simulation_tests;
 
 use std::collections::{BTreeSet, HashMap};
 
