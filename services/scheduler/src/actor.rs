@@ -147,9 +147,10 @@ impl DispatchActor {
                 call,
                 lease,
                 waited_ms,
+                placed,
             } => {
                 self.epoch_last.store(lease.epoch, Ordering::Relaxed);
-                self.metrics.granted(waited_ms);
+                self.metrics.granted(waited_ms, &lease.worker, &placed);
                 let id = lease.lease;
                 let delivered = self
                     .waiting
@@ -186,7 +187,14 @@ impl DispatchActor {
             }
             DispatchEffect::WorkerJoined(worker) => tracing::info!(%worker, "worker joined"),
             DispatchEffect::WorkerRestarted(worker) => tracing::warn!(%worker, "worker restarted"),
-            DispatchEffect::WorkerLost(worker) => tracing::warn!(%worker, "worker lost"),
+            DispatchEffect::WorkerLost(worker) => {
+                self.metrics.worker_lost(&worker);
+                tracing::warn!(%worker, "worker lost");
+            }
+            DispatchEffect::LengthLearned {
+                estimated_tokens,
+                tokens,
+            } => self.metrics.length_learned(estimated_tokens, tokens),
         }
     }
 

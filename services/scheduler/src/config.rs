@@ -16,6 +16,45 @@ const ENDED_LEASES_MAX: usize = 16_384;
 /// Idle tenants whose served tokens are remembered, per model.
 const TENANTS_TRACKED_MAX: usize = 1_000;
 
+/// The order in which the waiting rollouts of a tenant get slots. Interactive requests are served in order of arrival.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderPolicy {
+    /// First come, first served, chunk by chunk.
+    Arrival,
+    /// Seer's Algorithm 2. One probe of each group goes first, and probes by the fewest tokens so far. The others go
+    /// by the longest estimate, which is the longest finished output of their group, or the limit until there is one.
+    Context,
+    /// As `context`, and `expected_tokens` of a request is an estimate from the start.
+    History,
+    /// As `history` where the estimates have proved right, and arrival where they have not. No started request waits
+    /// behind one that has not started.
+    #[default]
+    Auto,
+    /// The longest first, by true lengths. A simulator passes them as `expected_tokens`. No file can choose it.
+    #[serde(skip)]
+    Oracle,
+}
+
+/// How the worker for a chunk is chosen among those with a free slot.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum PlacementPolicy {
+    /// The lowest cost: the time to read what its KV cache lacks, plus its load.
+    #[default]
+    Kv,
+    /// The lowest busy share of slots.
+    LeastLoaded,
+    /// Each in turn.
+    RoundRobin,
+    /// The rule of SGLang's gateway, for comparison: the longest known prefix while loads are even.
+    CacheAware,
+}
+
 /// The scheduler's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -26,7 +65,29 @@ pub struct SchedulerConfig {
     pub queue_max: usize,
     /// Most requests of one tenant that wait for a lease. Further ones of that tenant are refused with 429.
     pub tenant_queue_max: usize,
-    /// Longest time that a request waits for a free worker, milliseconds. It is then refused with 429.
+    /// Most rollouts that wait for a lease, of all tenants together. Further ones are refused with 429.
+    pub rollout_queue_max: usize,
+    /// Most rollouts of one tenant that wait for a lease. Further ones of that tenant are refused with 429.
+    pub tenant_rollout_queue_max: usize,
+    /// Share of the slots that rollouts keep while interactive requests wait, from 0 to 1.
+    pub rollout_share: f64,
+    /// Most tokens of a chunk of a rollout. After a chunk the slot goes to whoever is next. 0 means no limit.
+    pub chunk_tokens: u32,
+    /// The order of a tenant's waiting rollouts.
+    pub order: OrderPolicy,
+    /// A rollout is overtaken only by rollouts that arrived at most this long after it, milliseconds.
+    pub overtake_ms_max: u64,
+    /// Groups whose lengths are remembered. The least recently used ones are forgotten.
+    pub groups_tracked_max: usize,
+    /// The choice of a worker for a chunk.
+    pub placement: PlacementPolicy,
+    /// Prefixes that are remembered for each worker. The least recently used ones are forgotten.
+    pub prefixes_tracked_max: usize,
+    /// Milliseconds to read a thousand tokens of context, for workers that have not measured it.
+    pub prefill_ms_per_1k: f32,
+    /// A worker whose load would be above this multiple of the mean load gets no request for its KV cache's sake.
+    pub load_imbalance_max: f64,
+    /// Longest time that an interactive request waits for a free worker, milliseconds. It is then refused with 429.
     pub queue_wait_ms_max: u64,
     /// Longest time that a request waits for a worker of its model to appear, milliseconds, for instance during a
     /// rolling update. It is then refused with 503.
@@ -72,12 +133,23 @@ impl Default for SchedulerConfig {
             listen: None,
             queue_max: 10_000,
             tenant_queue_max: 2_000,
+            rollout_queue_max: 20_000,
+            tenant_rollout_queue_max: 10_000,
+            rollout_share: 0.25,
+            chunk_tokens: 2_048,
+            order: OrderPolicy::default(),
+            overtake_ms_max: 600_000,
+            groups_tracked_max: 16_384,
+            placement: PlacementPolicy::default(),
+            prefixes_tracked_max: 65_536,
+            prefill_ms_per_1k: 100.0,
+            load_imbalance_max: 1.3,
             queue_wait_ms_max: 120_000,
             worker_wait_ms: 10_000,
             workers_max: 1_024,
             worker_ttl_ms: 5_000,
             lease_ttl_ms: 10_000,
-            connections_max: 16_384,
+            connections_max: 32_768,
             heartbeat_interval_ms_max: HEARTBEAT_INTERVAL_MS_MAX,
             ended_leases_max: ENDED_LEASES_MAX,
             tenants_tracked_max: TENANTS_TRACKED_MAX,
@@ -88,9 +160,16 @@ impl Default for SchedulerConfig {
 impl Validate for SchedulerConfig {
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
-        let positive: [(&str, u64); 5] = [
+        let positive: [(&str, u64); 9] = [
             ("queue_max", self.queue_max as u64),
             ("tenant_queue_max", self.tenant_queue_max as u64),
+            ("rollout_queue_max", self.rollout_queue_max as u64),
+            (
+                "tenant_rollout_queue_max",
+                self.tenant_rollout_queue_max as u64,
+            ),
+            ("groups_tracked_max", self.groups_tracked_max as u64),
+            ("overtake_ms_max", self.overtake_ms_max),
             ("queue_wait_ms_max", self.queue_wait_ms_max),
             ("workers_max", self.workers_max as u64),
             ("worker_ttl_ms", self.worker_ttl_ms),
@@ -107,10 +186,29 @@ impl Validate for SchedulerConfig {
                 self.lease_ttl_ms
             ));
         }
-        if self.connections_max <= self.queue_max {
+        let waiting_max = self.queue_max.saturating_add(self.rollout_queue_max);
+        if self.listen.is_some() && self.connections_max <= waiting_max {
             faults.push(format!(
-                "connections_max is {}; it must be above queue_max ({}), since each waiting call holds a connection",
-                self.connections_max, self.queue_max
+                "connections_max is {}; it must be above queue_max + rollout_queue_max ({waiting_max}), since each waiting call holds a connection",
+                self.connections_max
+            ));
+        }
+        if !(0.0..=1.0).contains(&self.rollout_share) {
+            faults.push(format!(
+                "rollout_share is {}; it must be from 0 to 1",
+                self.rollout_share
+            ));
+        }
+        if !(self.prefill_ms_per_1k.is_finite() && self.prefill_ms_per_1k > 0.0) {
+            faults.push(format!(
+                "prefill_ms_per_1k is {}; it must be above 0",
+                self.prefill_ms_per_1k
+            ));
+        }
+        if !(self.load_imbalance_max.is_finite() && self.load_imbalance_max >= 1.0) {
+            faults.push(format!(
+                "load_imbalance_max is {}; it must be at least 1",
+                self.load_imbalance_max
             ));
         }
         faults
@@ -125,15 +223,22 @@ mod tests {
     fn defaults_are_sound_and_faults_name_their_keys() {
         assert_eq!(SchedulerConfig::default().faults(), Vec::<String>::new());
         let config = SchedulerConfig {
+            listen: Some("127.0.0.1:0".parse().unwrap()),
             queue_max: 0,
             lease_ttl_ms: 1_000,
             connections_max: 0,
+            rollout_share: 1.5,
+            prefill_ms_per_1k: f32::NAN,
+            load_imbalance_max: 0.9,
             ..SchedulerConfig::default()
         };
         expect_test::expect![[r#"
             queue_max is 0; it must be at least 1
             lease_ttl_ms is 1000; it must be at least 3000, the time of 3 heartbeats
-            connections_max is 0; it must be above queue_max (0), since each waiting call holds a connection"#]]
+            connections_max is 0; it must be above queue_max + rollout_queue_max (20000), since each waiting call holds a connection
+            rollout_share is 1.5; it must be from 0 to 1
+            prefill_ms_per_1k is NaN; it must be above 0
+            load_imbalance_max is 0.9; it must be at least 1"#]]
         .assert_eq(&config.faults().join("\n"));
     }
 

@@ -16,7 +16,10 @@
 mod events;
 mod fair_queue;
 mod granting;
+mod group_key;
+mod groups;
 mod lease_table;
+mod ordering;
 mod pool_key;
 mod preemption;
 mod refusal;
@@ -27,36 +30,46 @@ mod worker_table;
 mod property_tests;
 #[cfg(test)]
 mod script_tests;
+#[cfg(test)]
+mod simulation_tests;
 
 use std::collections::{BTreeSet, HashMap};
 
 use refrain_protocol::scheduling::{
-    Heartbeat, HeartbeatReply, LeaseFinish, LeaseOutcome, LeaseRequest, ServedModel,
+    Heartbeat, HeartbeatReply, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass, ServedModel,
 };
-use refrain_protocol::{ApiError, LeaseId, RequestId};
+use refrain_protocol::{ApiError, LeaseId, RequestId, WorkerId};
 
-pub(crate) use self::events::{DispatchEffect, DispatchEvent, DispatchState};
-pub(crate) use self::fair_queue::LeaseCallId;
-pub(crate) use self::lease_table::LeaseEnd;
-pub(crate) use self::refusal::{LeaseRefusal, scheduler_unavailable};
+pub use self::events::{DispatchEffect, DispatchEvent, DispatchState, Placed};
+pub use self::fair_queue::{LeaseCallId, PoolState};
+pub use self::lease_table::LeaseEnd;
+pub use self::refusal::LeaseRefusal;
+pub(crate) use self::refusal::scheduler_unavailable;
+pub use self::worker_table::WorkerState;
 
-use self::fair_queue::{FairQueue, WaitingRequest};
+use self::fair_queue::{FairQueue, Place, Spent, WaitingRequest};
+use self::groups::GroupTable;
 use self::lease_table::{LeaseTable, RunningLease};
 use self::pool_key::PoolKey;
 use self::refusal::EXCLUDE_MAX;
 use self::worker_table::{Registration, WorkerTable};
 use crate::config::SchedulerConfig;
+use crate::order::Windows;
+use crate::placement::PrefixTable;
 
 /// How often deadlines are checked while requests wait. A deadline is late by at most this time.
 const TICK_MS: u64 = 100;
 
 /// Queue, leases and worker table.
 #[derive(Debug)]
-pub(crate) struct Dispatch {
+pub struct Dispatch {
     config: SchedulerConfig,
     queue: FairQueue,
     leases: LeaseTable,
     workers: WorkerTable,
+    groups: GroupTable,
+    windows: Windows,
+    prefixes: PrefixTable,
     /// The call with which each request waits.
     waiting_by_request: HashMap<RequestId, LeaseCallId>,
     /// The epoch of the newest lease.
@@ -72,9 +85,12 @@ impl Dispatch {
     /// All times are milliseconds since 1970. `epoch_last` is the newest epoch that a predecessor in this process
     /// granted: a rebuild can take less than a millisecond of the clock. A new process passes 0, since no process
     /// restarts that fast.
-    pub(crate) fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
+    pub fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
         Dispatch {
-            queue: FairQueue::new(config.tenants_tracked_max),
+            queue: FairQueue::new(config.tenants_tracked_max, config.rollout_share),
+            groups: GroupTable::new(config.groups_tracked_max),
+            windows: Windows::new(config.overtake_ms_max),
+            prefixes: PrefixTable::new(config.prefixes_tracked_max),
             leases: LeaseTable::new(config.ended_leases_max),
             workers: WorkerTable::default(),
             waiting_by_request: HashMap::new(),
@@ -86,7 +102,7 @@ impl Dispatch {
     }
 
     /// Applies an event. Returns the effects to carry out, in order.
-    pub(crate) fn apply(&mut self, event: DispatchEvent, now_ms: u64) -> Vec<DispatchEffect> {
+    pub fn apply(&mut self, event: DispatchEvent, now_ms: u64) -> Vec<DispatchEffect> {
         self.now_ms = self.now_ms.max(now_ms);
         let mut effects = Vec::new();
         match event {
@@ -106,6 +122,7 @@ impl Dispatch {
                 let answer = self.heartbeat(heartbeat, &mut effects);
                 effects.push(DispatchEffect::HeartbeatAnswer(answer));
                 self.grant_all(&mut effects);
+                self.mark_all_stranded();
             }
             DispatchEvent::Tick => self.tick(&mut effects),
             DispatchEvent::Drain => self.drain(&mut effects),
@@ -116,7 +133,7 @@ impl Dispatch {
     /// When the next [`DispatchEvent::Tick`] is due if no other event comes first. While requests wait it is due
     /// soon. Otherwise it is due when the first worker or lease may have been silent for too long. `None` means that
     /// nothing can time out.
-    pub(crate) fn due_ms(&self) -> Option<u64> {
+    pub fn due_ms(&self) -> Option<u64> {
         if self.queue.len() > 0 {
             return Some(self.now_ms.saturating_add(TICK_MS));
         }
@@ -129,7 +146,7 @@ impl Dispatch {
 
     /// A lower bound of any deadline that the last event added. If a tick is due by then, there is no need to call
     /// [`Dispatch::due_ms`], which looks at every worker and lease.
-    pub(crate) fn due_ms_min(&self) -> u64 {
+    pub fn due_ms_min(&self) -> u64 {
         let config = &self.config;
         let soonest_ms = match self.queue.len() {
             0 => config.worker_ttl_ms.min(config.lease_ttl_ms),
@@ -139,32 +156,49 @@ impl Dispatch {
     }
 
     /// Requests that wait.
-    pub(crate) fn queue_length(&self) -> usize {
+    pub fn queue_length(&self) -> usize {
         self.queue.len()
     }
 
+    /// Requests of a class that wait.
+    pub fn waiting(&self, class: RequestClass) -> usize {
+        self.queue.waiting_of_class(class)
+    }
+
+    /// Groups whose lengths are remembered.
+    pub fn groups_tracked(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Prefixes that are known to lie on some worker.
+    pub fn prefixes_tracked(&self) -> usize {
+        self.prefixes.len()
+    }
+
     /// Leases that are held.
-    pub(crate) fn leases_running(&self) -> usize {
+    pub fn leases_running(&self) -> usize {
         self.leases.len()
     }
 
     /// Live workers.
-    pub(crate) fn workers(&self) -> usize {
+    pub fn workers(&self) -> usize {
         self.workers.len()
     }
 
     /// The models that live workers serve.
-    pub(crate) fn models(&self) -> Vec<ServedModel> {
+    pub fn models(&self) -> Vec<ServedModel> {
         self.workers.models()
     }
 
     /// A snapshot of the state at `now_ms`.
-    pub(crate) fn observe(&self, now_ms: u64) -> DispatchState {
+    pub fn observe(&self, now_ms: u64) -> DispatchState {
         DispatchState {
             draining: self.draining,
             queue_length: self.queue.len(),
             leases_running: self.leases.len(),
             leases_ended_remembered: self.leases.ended_len(),
+            groups_tracked: self.groups.len(),
+            prefixes_tracked: self.prefixes.len(),
             workers: self.workers.observe(self.now_ms.max(now_ms)),
             pools: self.queue.observe(),
         }
@@ -173,14 +207,28 @@ impl Dispatch {
     fn submit(
         &mut self,
         call: LeaseCallId,
-        request: LeaseRequest,
+        mut request: LeaseRequest,
         effects: &mut Vec<DispatchEffect>,
     ) {
-        if self.draining {
-            return effects.push(self.refuse(call, &request, LeaseRefusal::Draining));
+        // One call ends a chunk and asks for the next. Nobody gets the slot in between: the request may be the next in
+        // line itself.
+        if let Some(ended) = request.ended.take() {
+            let held_by = self.leases.get(ended.lease);
+            if request.prefer.is_none() && ended.outcome == LeaseOutcome::Continues {
+                request.prefer = held_by.map(|running| running.worker.clone());
+            }
+            self.finish(ended, effects);
         }
-        if request.exclude.len() > EXCLUDE_MAX {
-            return effects.push(self.refuse(call, &request, LeaseRefusal::ExcludeLimit));
+        let refusal = if self.draining {
+            Some(LeaseRefusal::Draining)
+        } else if request.exclude.len() > EXCLUDE_MAX {
+            Some(LeaseRefusal::ExcludeLimit)
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            effects.push(self.refuse(call, &request, refusal));
+            return self.grant_all(effects);
         }
         // A request is in one place at a time. If it asks again, its earlier caller or holder is gone: either the
         // answer was lost, or the `finish` is still on its way.
@@ -193,26 +241,71 @@ impl Dispatch {
             self.end(lease, LeaseEnd::Superseded, false, effects);
         }
 
-        let pool = PoolKey::of_request(&request);
-        let tenant = request.namespace.namespace.tenant.clone();
-        self.waiting_by_request.insert(request.request, call);
-        self.queue.push(call, request, self.now_ms);
+        let (tenant, class) = (request.namespace.namespace.tenant.clone(), request.class);
+        // A request that has begun is let in again: it was let in before, and giving it up would waste its output.
+        let is_admitted = class == RequestClass::Rollout && request.generated_tokens > 0;
+        self.waits(call, request);
         self.grant_all(effects);
         if !self.queue.contains(call) {
             return;
         }
-        let headroom = self.workers.headroom(&pool);
-        self.mark_stranded(call, headroom);
+        self.mark_stranded(call);
         // The limits are checked last: a full queue of one model must not refuse a request that an idle worker of
         // another model can take.
-        let refusal = if self.queue.len() > self.config.queue_max {
-            LeaseRefusal::QueueFull
-        } else if self.queue.waiting_of_tenant(&tenant) > self.config.tenant_queue_max {
-            LeaseRefusal::TenantQueueFull
+        let config = &self.config;
+        let (queue_max, tenant_queue_max, refusals) = match class {
+            RequestClass::Interactive => (
+                config.queue_max,
+                config.tenant_queue_max,
+                [LeaseRefusal::QueueFull, LeaseRefusal::TenantQueueFull],
+            ),
+            RequestClass::Rollout => (
+                config.rollout_queue_max,
+                config.tenant_rollout_queue_max,
+                [
+                    LeaseRefusal::RolloutQueueFull,
+                    LeaseRefusal::TenantRolloutQueueFull,
+                ],
+            ),
+        };
+        let refusal = if is_admitted {
+            return;
+        } else if self.queue.waiting_of_class(class) > queue_max {
+            refusals[0]
+        } else if self.queue.waiting_of_tenant(&tenant, class) > tenant_queue_max {
+            refusals[1]
         } else {
             return;
         };
         self.refuse_waiting(call, refusal, effects);
+    }
+
+    /// Puts a request into the queue.
+    fn waits(&mut self, call: LeaseCallId, request: LeaseRequest) {
+        let place = Place {
+            arrived_ms: self.now_ms.saturating_sub(request.age_ms),
+            call,
+        };
+        let (group, rank) = self.enters_line(&request, place);
+        let chunk_tokens = self.chunk_tokens(request.class, request.chunk_tokens);
+        let left = request
+            .max_new_tokens
+            .saturating_sub(request.generated_tokens);
+        let pool = PoolKey::of_request(&request);
+        let usual_tokens = self.queue.usual_output_tokens(&pool);
+        let writes = chunk_tokens.unwrap_or(usual_tokens).min(left);
+        self.waiting_by_request.insert(request.request, call);
+        self.queue.push(WaitingRequest {
+            place,
+            rank,
+            group,
+            chunk_tokens,
+            kv_tokens: u64::from(request.context_tokens) + u64::from(writes),
+            submitted_ms: self.now_ms,
+            stranded_since_ms: None,
+            deadline_ms: self.waits_until_ms(request.class, self.now_ms),
+            request,
+        });
     }
 
     fn finish(&mut self, finish: LeaseFinish, effects: &mut Vec<DispatchEffect>) {
@@ -221,34 +314,40 @@ impl Dispatch {
             outcome,
             emitted_tokens,
             worker_ended_ms_ago,
-            cached_tokens: _,
+            cached_tokens,
         } = finish;
+        let spent = |running: &RunningLease| Spent {
+            emitted_tokens,
+            read_tokens: cached_tokens.map(|cached| running.context_tokens.saturating_sub(cached)),
+        };
         if let Some(running) = self.end(lease, LeaseEnd::Finished(outcome), true, effects) {
             if let Some(pool) = self.queue.pool_mut(&running.pool) {
-                pool.settle(&running.tenant, running.charge, emitted_tokens);
+                pool.settle(&running.tenant, running.charge, spent(&running));
                 if outcome != LeaseOutcome::WorkerFailed {
                     pool.note_service(self.now_ms.saturating_sub(running.granted_ms));
                 }
             }
-            let Some(worker) = self.workers.get_mut(&running.worker) else {
-                return;
-            };
-            if outcome == LeaseOutcome::WorkerFailed {
-                // The worker's slot is free on paper. Without this mark, the next request would be sent there to fail
-                // as well, since an idle worker is preferred to busy ones. Requests wait for it even if there is no
-                // other worker: a dead worker comes back later than a request's attempts last. Its next heartbeat
-                // clears the mark, and so does a chunk that it completes from now on. So a request on which the
-                // engine always fails delays the other requests by one heartbeat at most.
-                worker.suspect(self.now_ms);
-            } else if let Some(ended_ms_ago) = worker_ended_ms_ago
-                && emitted_tokens > 0
-            {
-                worker.trust(self.now_ms.saturating_sub(ended_ms_ago));
+            self.learn(&running, outcome, emitted_tokens, effects);
+            let now_ms = self.now_ms;
+            self.workers.change(&running.worker, |worker| {
+                if outcome == LeaseOutcome::WorkerFailed {
+                    // The worker's slot is free on paper. Without this mark, the next request would be sent there to
+                    // fail as well, since an idle worker is preferred to busy ones. Requests wait for it even if there
+                    // is no other worker: a dead worker comes back later than a request's attempts last. Its next
+                    // heartbeat clears the mark, and so does a chunk that it completes from now on. So a request on
+                    // which the engine always fails delays the other requests by one heartbeat at most.
+                    worker.suspect(now_ms);
+                } else if let Some(ended_ms_ago) = worker_ended_ms_ago
+                    && emitted_tokens > 0
+                {
+                    worker.trust(now_ms.saturating_sub(ended_ms_ago));
+                }
+            });
+        } else if let Some(running) = self.leases.settle_ended(lease) {
+            if let Some(pool) = self.queue.pool_mut(&running.pool) {
+                pool.settle(&running.tenant, running.charge, spent(&running));
             }
-        } else if let Some((pool, tenant, charge)) = self.leases.settle_ended(lease) {
-            if let Some(pool) = self.queue.pool_mut(&pool) {
-                pool.settle(&tenant, charge, emitted_tokens);
-            }
+            self.learn(&running, outcome, emitted_tokens, effects);
         } else if self.workers.end_foreign(lease) {
             self.leases.remember_ended(lease, self.now_ms, None);
         }
@@ -256,17 +355,21 @@ impl Dispatch {
 
     fn heartbeat(
         &mut self,
-        heartbeat: Heartbeat,
+        mut heartbeat: Heartbeat,
         effects: &mut Vec<DispatchEffect>,
     ) -> Result<HeartbeatReply, ApiError> {
         let worker = heartbeat.worker.clone();
+        // The worker table keeps neither list.
+        let running = std::mem::take(&mut heartbeat.running);
+        let held = heartbeat.kv.as_mut().and_then(|kv| kv.held.take());
         match self
             .workers
-            .register(&heartbeat, &self.config, self.now_ms)?
+            .register(heartbeat, &self.config, self.now_ms)?
         {
             Registration::Renewed => {}
             Registration::Joined => effects.push(DispatchEffect::WorkerJoined(worker.clone())),
             Registration::Restarted(lost) => {
+                self.forget_prefixes(&worker);
                 effects.push(DispatchEffect::WorkerRestarted(worker.clone()));
                 for lease in lost {
                     self.end(lease, LeaseEnd::WorkerLost, false, effects);
@@ -276,7 +379,7 @@ impl Dispatch {
         let grace_ms = self.config.lease_grace_ms();
         let mut foreign = BTreeSet::new();
         let mut reported = BTreeSet::new();
-        for lease in heartbeat.running {
+        for lease in running {
             if self.leases.renew(lease, &worker, self.now_ms) {
                 reported.insert(lease);
             // A lease that ended a moment ago was still running when the worker wrote the heartbeat.
@@ -292,13 +395,15 @@ impl Dispatch {
                 was_preempted || self.now_ms >= running.last_seen_ms.saturating_add(grace_ms)
             })
         };
-        let mut ended: Vec<LeaseId> = Vec::new();
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.foreign = foreign;
-            ended.extend(worker.leases.iter().copied().filter(has_ended));
-        }
+        let live = self.workers.get(&worker).into_iter();
+        let leases = live.flat_map(|worker| worker.leases());
+        let ended: Vec<LeaseId> = leases.filter(has_ended).collect();
         for lease in ended {
             self.end(lease, LeaseEnd::Healed, false, effects);
+        }
+        self.workers.set_foreign(&worker, foreign);
+        if let (Some(held), Some(index)) = (held, self.workers.index(&worker)) {
+            self.prefixes.reported(index, held);
         }
         let give_way = self.preempt(&worker, &reported);
         Ok(HeartbeatReply {
@@ -309,10 +414,9 @@ impl Dispatch {
     }
 
     fn tick(&mut self, effects: &mut Vec<DispatchEffect>) {
-        for (worker, lost) in self
-            .workers
-            .remove_silent(self.now_ms, self.config.worker_ttl_ms)
-        {
+        let (now_ms, ttl_ms) = (self.now_ms, self.config.worker_ttl_ms);
+        for (worker, index, lost) in self.workers.remove_silent(now_ms, ttl_ms) {
+            self.prefixes.forget(index);
             effects.push(DispatchEffect::WorkerLost(worker));
             for lease in lost {
                 self.end(lease, LeaseEnd::WorkerLost, false, effects);
@@ -325,6 +429,7 @@ impl Dispatch {
             self.end(lease, LeaseEnd::Expired, false, effects);
         }
         self.grant_all(effects);
+        self.mark_all_stranded();
         self.refuse_expired(effects);
         self.queue.forget_pools(|pool| self.workers.serves(pool));
     }
@@ -345,11 +450,13 @@ impl Dispatch {
         effects: &mut Vec<DispatchEffect>,
     ) -> Option<RunningLease> {
         let running = self.leases.end(lease, self.now_ms, settled)?;
-        if let Some(worker) = self.workers.get_mut(&running.worker) {
-            worker.leases.remove(&lease);
-        }
+        self.workers
+            .end_lease(&running.worker, lease, running.kv_tokens);
         if let Some(pool) = self.queue.pool_mut(&running.pool) {
-            pool.chunk_ended(&running.tenant);
+            pool.chunk_ended(&running.tenant, running.class, running.preempted);
+        }
+        if let Some(group) = &running.group {
+            self.groups.stops(group);
         }
         effects.push(DispatchEffect::LeaseEnded {
             lease,
@@ -362,6 +469,13 @@ impl Dispatch {
     fn take_out(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {
         let waiting = self.queue.remove(call)?;
         self.waiting_by_request.remove(&waiting.request.request);
+        self.leaves_line(&waiting);
         Some(waiting)
+    }
+
+    fn forget_prefixes(&mut self, worker: &WorkerId) {
+        if let Some(index) = self.workers.index(worker) {
+            self.prefixes.forget(index);
+        }
     }
 }

@@ -14,6 +14,7 @@
 //! | `dispatch/granting.rs`, `refusing.rs` | How waiting requests get a lease or an error. |
 //! | `dispatch/preemption.rs` | How waiting requests get another tenant's slot. |
 //! | `dispatch/lease_table.rs`, `worker_table.rs` | The state behind these decisions. |
+//! | `core.rs` | The core as callers outside this crate see it, such as a simulator. |
 //! | `actor.rs` | The actix actor around the core: clock, replies, recovery from panics. |
 //! | `handle.rs`, `http.rs` | The ways in: for callers in this process, and for all others. |
 //! | `server.rs` | Start and drain. |
@@ -35,10 +36,12 @@
 
 mod actor;
 mod config;
+pub mod core;
 mod dispatch;
 mod handle;
 mod http;
 mod metrics;
+mod order;
 mod placement;
 mod server;
 

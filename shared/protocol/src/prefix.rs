@@ -29,6 +29,21 @@ pub fn marks() -> impl Iterator<Item = u32> {
     })
 }
 
+/// The length of the prefix of hash number `nth` of a context, counted from 0.
+pub fn mark(nth: usize) -> u32 {
+    let mut start = 0;
+    let mut left = u32::try_from(nth).unwrap_or(u32::MAX).saturating_add(1);
+    for (step, end) in SPACING {
+        let marks = (end - start) / step;
+        if left <= marks {
+            return start + left * step;
+        }
+        left -= marks;
+        start = end;
+    }
+    start
+}
+
 /// Hashes the prefixes of `context` at all [`marks`] that it reaches.
 pub fn prefix_hashes(namespace: &NamespaceId, context: &[TokenId]) -> Vec<PrefixHash> {
     let mut hasher = PrefixHasher::new(namespace);
@@ -114,6 +129,10 @@ mod tests {
         assert!(marks.windows(2).all(|pair| pair[0] < pair[1]));
         assert_eq!(marks.last(), Some(&(1 << 20)));
         assert_eq!(marks.iter().filter(|mark| **mark <= 100_000).count(), 192);
+        for (nth, length) in marks.iter().enumerate() {
+            assert_eq!(mark(nth), *length);
+        }
+        assert_eq!(mark(usize::MAX), 1 << 20);
     }
 
     #[test]

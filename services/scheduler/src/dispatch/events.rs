@@ -1,6 +1,8 @@
 //! The events that the core takes, the effects it asks for, and the state it shows.
 
-use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest};
+use refrain_protocol::scheduling::{
+    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, RequestClass,
+};
 use refrain_protocol::{ApiError, LeaseId, WorkerId};
 use serde::Serialize;
 
@@ -11,16 +13,24 @@ use super::worker_table::WorkerState;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum DispatchEvent {
+pub enum DispatchEvent {
     /// A request asks for a lease. Its namespace has been verified.
     Submit {
+        /// The new call.
         call: LeaseCallId,
+        /// What it asks for.
         request: LeaseRequest,
     },
     /// The caller went away while its call waited.
-    Withdraw { call: LeaseCallId },
+    Withdraw {
+        /// The call that waits.
+        call: LeaseCallId,
+    },
     /// The caller was gone when its grant arrived.
-    Undelivered { lease: LeaseId },
+    Undelivered {
+        /// The lease that was granted.
+        lease: LeaseId,
+    },
     /// A lease is given back.
     Finish(LeaseFinish),
     /// A worker reports.
@@ -33,26 +43,44 @@ pub(crate) enum DispatchEvent {
 
 /// Something that the shell has to do or to count.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum DispatchEffect {
+pub enum DispatchEffect {
     /// Answer a call with a lease.
     Grant {
+        /// The call.
         call: LeaseCallId,
+        /// The lease.
         lease: Lease,
+        /// Milliseconds from the call to the grant.
         waited_ms: u64,
+        /// How it was placed.
+        placed: Placed,
     },
     /// Answer a call with an error.
     Reject {
+        /// The call.
         call: LeaseCallId,
+        /// The error for the caller.
         error: ApiError,
+        /// The limit that the request reached.
         refusal: LeaseRefusal,
     },
     /// Answer a heartbeat. Each heartbeat gets exactly one answer.
     HeartbeatAnswer(Result<HeartbeatReply, ApiError>),
     /// A lease is over.
     LeaseEnded {
+        /// The lease.
         lease: LeaseId,
+        /// The worker that it was granted on.
         worker: WorkerId,
+        /// Why it ended.
         end: LeaseEnd,
+    },
+    /// A rollout has finished for which a length was expected when it started.
+    LengthLearned {
+        /// The expected length, tokens.
+        estimated_tokens: u32,
+        /// The true length.
+        tokens: u32,
     },
     /// An unknown worker reported.
     WorkerJoined(WorkerId),
@@ -62,19 +90,36 @@ pub(crate) enum DispatchEffect {
     WorkerLost(WorkerId),
 }
 
+/// How a request was placed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// Its class.
+    pub class: RequestClass,
+    /// It goes on, and on another worker than its last chunk.
+    pub moved: bool,
+    /// Tokens of its context that the worker is taken to hold.
+    pub held_tokens: u32,
+    /// Tokens of its context that the worker has to read.
+    pub missing_tokens: u32,
+}
+
 /// The dispatcher's state, as `/debug/state` shows it. It names no request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct DispatchState {
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DispatchState {
     /// The scheduler grants no more leases.
-    pub(crate) draining: bool,
+    pub draining: bool,
     /// Requests that wait.
-    pub(crate) queue_length: usize,
+    pub queue_length: usize,
     /// Leases that are held.
-    pub(crate) leases_running: usize,
+    pub leases_running: usize,
     /// Ended leases that are still remembered.
-    pub(crate) leases_ended_remembered: usize,
+    pub leases_ended_remembered: usize,
+    /// Groups whose lengths are remembered.
+    pub groups_tracked: usize,
+    /// Prefixes that are known to lie on some worker.
+    pub prefixes_tracked: usize,
     /// Live workers.
-    pub(crate) workers: Vec<WorkerState>,
+    pub workers: Vec<WorkerState>,
     /// Queues, by model and tokenizer.
-    pub(crate) pools: Vec<PoolState>,
+    pub pools: Vec<PoolState>,
 }

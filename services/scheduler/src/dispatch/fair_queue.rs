@@ -1,4 +1,4 @@
-//! The order of waiting requests: first come, first served within a tenant, and fair between tenants.
+//! The order of waiting requests: fair between tenants, and by class and rank within one.
 //!
 //! The naive queue is one list in order of arrival. A tenant with a thousand requests then makes everybody else wait
 //! for all of them. This queue is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language
@@ -7,60 +7,79 @@
 //! count is raised to the smallest one among the waiting tenants, so that nobody saves up claims. Counts are kept per
 //! pool, because a token of one model says nothing about the cost of another model's.
 //!
-//! The output of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots.
-//! So a grant charges the expected output, a moving average over the pool, and the end of the chunk corrects the
-//! charge.
+//! The cost of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots.
+//! So a grant charges the expected output, a moving average over the pool, and the context that the worker is taken to
+//! lack. The end of the chunk corrects the charge to what was written and read.
 //!
-//! This order decides about free slots only. `slot_claims` decides which tenant has to give one up.
+//! `classes` puts interactive requests before rollouts, and [`crate::order`] ranks the rollouts of a tenant. This
+//! order decides about free slots only. `slot_claims` decides which tenant has to give one up.
 
+mod classes;
+mod line;
 mod pool_queue;
 mod slot_claims;
 mod snapshot;
 mod waiting_request;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use refrain_protocol::scheduling::LeaseRequest;
+use refrain_protocol::LeaseId;
+use refrain_protocol::scheduling::RequestClass;
 
-pub(super) use self::pool_queue::Charge;
-pub(super) use self::slot_claims::{PreemptibleLeases, SlotDemand};
-pub(super) use self::snapshot::PoolState;
-pub(crate) use self::waiting_request::LeaseCallId;
-pub(super) use self::waiting_request::WaitingRequest;
+pub(super) use self::pool_queue::{Charge, PoolQueue, Spent};
+pub(super) use self::slot_claims::{PreemptibleLease, SlotDemand};
+pub use self::snapshot::PoolState;
+pub use self::waiting_request::LeaseCallId;
+pub(super) use self::waiting_request::{Place, WaitingRequest};
 
-use self::pool_queue::{PoolQueue, SERVICE_MS_FIRST_GUESS, TenantQueue};
+use self::classes::index;
+use self::pool_queue::{OUTPUT_TOKENS_FIRST_GUESS, SERVICE_MS_FIRST_GUESS};
 use super::pool_key::PoolKey;
+use crate::order::Rank;
 
 /// All waiting requests, by pool and tenant.
 #[derive(Debug)]
 pub(super) struct FairQueue {
     pools: BTreeMap<PoolKey, PoolQueue>,
-    /// The pool and the tenant of each waiting call.
-    owners: HashMap<LeaseCallId, (PoolKey, String)>,
+    waiting: HashMap<LeaseCallId, WaitingRequest>,
+    /// When waiting requests have waited for too long.
+    deadlines: BTreeSet<(u64, LeaseCallId)>,
+    /// Requests that wait in each class.
+    by_class: [usize; 2],
+    /// The same by tenant. Tenants without any are left out.
+    by_tenant: HashMap<String, [usize; 2]>,
     tenants_tracked_max: usize,
+    rollout_share: f64,
 }
 
 impl FairQueue {
-    pub(super) fn new(tenants_tracked_max: usize) -> Self {
+    pub(super) fn new(tenants_tracked_max: usize, rollout_share: f64) -> Self {
         FairQueue {
             pools: BTreeMap::new(),
-            owners: HashMap::new(),
+            waiting: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            by_class: [0; 2],
+            by_tenant: HashMap::new(),
             tenants_tracked_max,
+            rollout_share,
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.owners.len()
+        self.waiting.len()
     }
 
     pub(super) fn contains(&self, call: LeaseCallId) -> bool {
-        self.owners.contains_key(&call)
+        self.waiting.contains_key(&call)
     }
 
-    pub(super) fn waiting_of_tenant(&self, tenant: &str) -> usize {
-        let queues = self.pools.values();
-        let queues = queues.filter_map(|pool| pool.tenants.get(tenant));
-        queues.map(|queue| queue.waiting.len()).sum()
+    pub(super) fn waiting_of_class(&self, class: RequestClass) -> usize {
+        self.by_class[index(class)]
+    }
+
+    pub(super) fn waiting_of_tenant(&self, tenant: &str, class: RequestClass) -> usize {
+        let by_class = self.by_tenant.get(tenant);
+        by_class.map_or(0, |by_class| by_class[index(class)])
     }
 
     pub(super) fn waiting_in_pool(&self, key: &PoolKey) -> usize {
@@ -78,59 +97,143 @@ impl FairQueue {
 
     /// All waiting calls, oldest first.
     pub(super) fn calls(&self) -> Vec<LeaseCallId> {
-        let mut calls: Vec<LeaseCallId> = self.owners.keys().copied().collect();
+        let mut calls: Vec<LeaseCallId> = self.waiting.keys().copied().collect();
         calls.sort_unstable();
         calls
     }
 
-    pub(super) fn push(&mut self, call: LeaseCallId, request: LeaseRequest, now_ms: u64) {
-        let key = PoolKey::of_request(&request);
-        let tenant = request.namespace.namespace.tenant.clone();
-        let pool = self.pools.entry(key.clone()).or_default();
-        let waiting = WaitingRequest {
-            request,
-            submitted_ms: now_ms,
-            stranded_since_ms: None,
-        };
-        pool.push(call, &tenant, waiting);
+    /// The waiting calls of a pool, in no order.
+    pub(super) fn calls_in(&self, key: &PoolKey) -> Vec<LeaseCallId> {
+        let waiting = self.waiting.iter();
+        waiting
+            .filter(|(_, waiting)| PoolKey::is_of_request(key, &waiting.request))
+            .map(|(call, _)| *call)
+            .collect()
+    }
+
+    pub(super) fn push(&mut self, waiting: WaitingRequest) {
+        let request = &waiting.request;
+        let (class, place) = (request.class, waiting.place);
+        let tenant = &request.namespace.namespace.tenant;
+        let pool = self.pools.entry(PoolKey::of_request(request)).or_default();
+        pool.push(tenant, class, waiting.rank, place);
         pool.forget_idle_past(self.tenants_tracked_max);
-        self.owners.insert(call, (key, tenant));
+        self.by_class[index(class)] += 1;
+        match self.by_tenant.get_mut(tenant) {
+            Some(by_class) => by_class[index(class)] += 1,
+            None => {
+                let mut by_class = [0; 2];
+                by_class[index(class)] = 1;
+                self.by_tenant.insert(tenant.clone(), by_class);
+            }
+        }
+        self.deadlines.insert((waiting.deadline_ms, place.call));
+        self.waiting.insert(place.call, waiting);
     }
 
     pub(super) fn get(&self, call: LeaseCallId) -> Option<&WaitingRequest> {
-        let (key, tenant) = self.owners.get(&call)?;
-        let queue = self.pools.get(key)?.tenants.get(tenant)?;
-        queue.waiting.get(&call)
-    }
-
-    pub(super) fn get_mut(&mut self, call: LeaseCallId) -> Option<&mut WaitingRequest> {
-        let (key, tenant) = self.owners.get(&call)?;
-        let queue = self.pools.get_mut(key)?.tenants.get_mut(tenant)?;
-        queue.waiting.get_mut(&call)
+        self.waiting.get(&call)
     }
 
     /// Takes a request out without a grant.
     pub(super) fn remove(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {
-        let (key, tenant) = self.owners.remove(&call)?;
-        self.pools.get_mut(&key)?.remove(call, &tenant)
+        let waiting = self.waiting.remove(&call)?;
+        let request = &waiting.request;
+        let tenant = request.namespace.namespace.tenant.as_str();
+        let index = index(request.class);
+        self.deadlines.remove(&(waiting.deadline_ms, call));
+        self.by_class[index] -= 1;
+        if let Some(by_class) = self.by_tenant.get_mut(tenant) {
+            by_class[index] -= 1;
+            if *by_class == [0; 2] {
+                self.by_tenant.remove(tenant);
+            }
+        }
+        if let Some(pool) = self.pools.get_mut(&PoolKey::of_request(request)) {
+            pool.remove(tenant, request.class, waiting.rank, waiting.place);
+        }
+        Some(waiting)
     }
 
-    /// Takes a request out for a grant, and charges its tenant. `reads_context` says that the worker has no KV cache
-    /// of it.
+    /// Takes a request out for a grant, and charges its tenant. `read_tokens` are the context tokens that the worker is
+    /// taken to lack.
     pub(super) fn take(
         &mut self,
         call: LeaseCallId,
-        reads_context: bool,
+        read_tokens: u32,
     ) -> Option<(WaitingRequest, Charge)> {
         let waiting = self.remove(call)?;
         let pool = self.pools.get_mut(&PoolKey::of_request(&waiting.request))?;
-        let tenant = &waiting.request.namespace.namespace.tenant;
-        let charge = pool.charge(tenant, &waiting, reads_context)?;
+        let charge = pool.charge(&waiting, read_tokens);
         Some((waiting, charge))
+    }
+
+    /// Gives a waiting request another rank.
+    pub(super) fn rerank(&mut self, call: LeaseCallId, rank: Rank) {
+        let Some(waiting) = self.waiting.get_mut(&call) else {
+            return;
+        };
+        if waiting.rank == rank {
+            return;
+        }
+        let ranks = (std::mem::replace(&mut waiting.rank, rank), rank);
+        let request = &waiting.request;
+        if let Some(pool) = self.pools.get_mut(&PoolKey::of_request(request)) {
+            let tenant = &request.namespace.namespace.tenant;
+            pool.rerank(tenant, request.class, waiting.place, ranks);
+        }
+    }
+
+    /// Notes since when no worker can serve a request, and when it has waited for too long.
+    pub(super) fn set_deadline(
+        &mut self,
+        call: LeaseCallId,
+        stranded_since_ms: Option<u64>,
+        deadline_ms: u64,
+    ) {
+        if let Some(waiting) = self.waiting.get_mut(&call) {
+            waiting.stranded_since_ms = stranded_since_ms;
+            self.deadlines.remove(&(waiting.deadline_ms, call));
+            waiting.deadline_ms = deadline_ms;
+            self.deadlines.insert((deadline_ms, call));
+        }
+    }
+
+    /// The calls whose deadline has come.
+    pub(super) fn overdue(&self, now_ms: u64) -> Vec<LeaseCallId> {
+        let overdue = self.deadlines.iter();
+        overdue
+            .take_while(|(deadline_ms, _)| *deadline_ms <= now_ms)
+            .map(|(_, call)| *call)
+            .collect()
+    }
+
+    pub(super) fn pool(&self, key: &PoolKey) -> Option<&PoolQueue> {
+        self.pools.get(key)
     }
 
     pub(super) fn pool_mut(&mut self, key: &PoolKey) -> Option<&mut PoolQueue> {
         self.pools.get_mut(key)
+    }
+
+    /// The leases of a pool to end, so that waiting requests get their slots.
+    pub(super) fn claim_slots(
+        &mut self,
+        key: &PoolKey,
+        demand: &SlotDemand<'_>,
+        preemptible: Vec<PreemptibleLease>,
+    ) -> Vec<LeaseId> {
+        let Some(pool) = self.pools.get_mut(key) else {
+            return Vec::new();
+        };
+        pool.claim_slots(&self.waiting, demand, self.rollout_share, preemptible)
+    }
+
+    /// Tokens that a chunk without a limit is expected to write.
+    pub(super) fn usual_output_tokens(&self, key: &PoolKey) -> u32 {
+        let pool = self.pools.get(key);
+        pool.map_or(OUTPUT_TOKENS_FIRST_GUESS, |pool| pool.output_tokens)
+            .round() as u32
     }
 
     /// How long a chunk of the pool holds its slot, by recent chunks.
@@ -140,27 +243,15 @@ impl FairQueue {
             .map_or(SERVICE_MS_FIRST_GUESS, |pool| pool.service_ms)
     }
 
-    /// The waiting calls of a pool, in the order in which they should be placed. Calls that have claimed a slot come
-    /// first. Then come the tenants by tokens served (on a tie, the longest wait), each in order of arrival.
+    /// The waiting requests of a pool with `slots` slots, in the order in which they should be placed.
     pub(super) fn in_order(
         &self,
         key: &PoolKey,
-    ) -> impl Iterator<Item = (LeaseCallId, &WaitingRequest)> {
+        slots: u64,
+    ) -> impl Iterator<Item = &WaitingRequest> {
         let pool = self.pools.get(key).into_iter();
-        let claimed = pool.clone().flat_map(|pool| &pool.claimed);
-        let claimed = claimed.filter_map(|call| Some((*call, self.get(*call)?)));
-        let mut tenants: Vec<&TenantQueue> = pool
-            .clone()
-            .flat_map(|pool| pool.tenants.values())
-            .filter(|queue| !queue.waiting.is_empty())
-            .collect();
-        tenants.sort_by_key(|queue| (queue.served, queue.waiting.keys().next().copied()));
-        let others = tenants
-            .into_iter()
-            .flat_map(|queue| queue.waiting.iter().map(|(call, waiting)| (*call, waiting)));
-        let is_claimed =
-            move |call: &LeaseCallId| pool.clone().any(|pool| pool.claimed.contains(call));
-        claimed.chain(others.filter(move |(call, _)| !is_claimed(call)))
+        pool.flat_map(move |pool| pool.in_order(self.rollout_share, slots))
+            .filter_map(|call| self.get(call))
     }
 
     /// Forgets the pools in which nothing waits or runs and for which `is_served` finds no worker.

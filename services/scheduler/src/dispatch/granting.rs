@@ -1,67 +1,122 @@
 //! Grants leases for as long as some waiting request can be placed.
 
-use refrain_protocol::scheduling::Lease;
-use refrain_protocol::{LeaseId, WorkerId};
+use refrain_protocol::LeaseId;
+use refrain_protocol::scheduling::{Lease, RequestClass};
 
 use super::Dispatch;
-use super::events::DispatchEffect;
+use super::events::{DispatchEffect, Placed};
 use super::fair_queue::{LeaseCallId, WaitingRequest};
 use super::lease_table::RunningLease;
 use super::pool_key::PoolKey;
-use crate::placement::{Placement, place};
+use crate::config::PlacementPolicy;
+use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
+/// Most waiting requests of a pool that are looked at for one slot. Those that no free worker can take are passed over.
+const LOOKED_AT_MAX: usize = 1_024;
+/// How long the first request in line waits for room in a KV cache, until a worker is kept free for it.
+const ROOM_PATIENCE_MS: u64 = 1_000;
 
 impl Dispatch {
     /// Grants leases until no waiting request can be placed.
     pub(super) fn grant_all(&mut self, effects: &mut Vec<DispatchEffect>) {
         for pool in self.queue.pools_waiting() {
-            while let Some((call, worker)) = self.next_grant(&pool) {
-                self.grant(call, worker, effects);
+            self.check_reservation(&pool);
+            while let Some((call, choice)) = self.next_grant(&pool) {
+                self.grant(call, choice, effects);
             }
+            self.reserve(&pool);
         }
     }
 
-    /// The first request of a pool, in the order of the queue, for which a worker has a free slot.
-    pub(super) fn next_grant(&self, pool: &PoolKey) -> Option<(LeaseCallId, WorkerId)> {
-        let free_context_max = self.workers.headroom(pool).free_context_max;
-        if free_context_max == 0 {
-            return None;
-        }
-        self.queue
-            .in_order(pool)
-            // This cheap filter spares most requests of a long queue the look at every worker.
-            .filter(|(_, waiting)| waiting.request.context_tokens < free_context_max)
-            .find_map(|(call, waiting)| match self.place(waiting) {
-                Placement::On(worker) => Some((call, worker.clone())),
-                Placement::Full | Placement::NoWorker => None,
-            })
+    /// The first request of a pool, in the order of the queue, that a free worker can take.
+    pub(super) fn next_grant(&self, pool: &PoolKey) -> Option<(LeaseCallId, Choice)> {
+        let (context_max, room_tokens) = self.workers.free_limits(pool)?;
+        let slots = self.workers.headroom(pool).slots;
+        let waiting = self.queue.in_order(pool, slots).take(LOOKED_AT_MAX);
+        waiting
+            // This cheap filter spares most requests of a long queue the look at every free worker.
+            .filter(|waiting| waiting.request.context_tokens < context_max)
+            .filter(|waiting| waiting.kv_tokens <= room_tokens)
+            .find_map(|waiting| Some((waiting.place.call, self.place(pool, waiting)?)))
     }
 
-    pub(super) fn place(&self, waiting: &WaitingRequest) -> Placement<'_> {
-        let candidates = self.workers.candidates();
-        place(candidates, &waiting.request, waiting.submitted_ms)
+    /// The best of the free workers that can take a request.
+    fn place(&self, pool: &PoolKey, waiting: &WaitingRequest) -> Option<Choice> {
+        let queue = self.queue.pool(pool)?;
+        let request = &waiting.request;
+        let policy = self.config.placement;
+        let held = match policy {
+            PlacementPolicy::Kv | PlacementPolicy::CacheAware => {
+                self.prefixes.held_tokens(&request.prefixes)
+            }
+            PlacementPolicy::LeastLoaded | PlacementPolicy::RoundRobin => Default::default(),
+        };
+        let (call, price) = (waiting.place.call, self.config.prefill_ms_per_1k);
+        let kept = queue.reserved.filter(|(owner, _)| *owner != call);
+        let candidates = self
+            .workers
+            .free(pool)
+            .filter(|(index, _)| kept.is_none_or(|(_, kept)| *index != kept))
+            .filter(|(_, worker)| worker.suits(request, waiting.submitted_ms))
+            .filter(|(_, worker)| worker.has_room(waiting.kv_tokens))
+            .map(|(index, worker)| {
+                worker.candidate(index, held.get(&index).copied().unwrap_or(0), price)
+            });
+        let demand = Demand {
+            context_tokens: request.context_tokens,
+            prefer: request.prefer.as_ref(),
+            transferred: request.transferred,
+        };
+        let load = self.workers.load(
+            pool,
+            self.queue.service_ms(pool),
+            queue.last_worker,
+            policy == PlacementPolicy::CacheAware,
+        );
+        choose(
+            policy,
+            self.config.load_imbalance_max,
+            &demand,
+            &load,
+            candidates,
+        )
     }
 
-    fn grant(&mut self, call: LeaseCallId, worker: WorkerId, effects: &mut Vec<DispatchEffect>) {
+    fn grant(&mut self, call: LeaseCallId, choice: Choice, effects: &mut Vec<DispatchEffect>) {
         let epoch = self.next_epoch();
-        let Some(live) = self.workers.get_mut(&worker) else {
+        let Some(live) = self.workers.at(choice.index) else {
             return;
         };
-        let url = live.heartbeat.url.clone();
-        let reads_context = self.queue.get(call).is_none_or(|waiting| {
-            let request = &waiting.request;
-            request.transferred || request.prefer.as_ref() != Some(&worker)
-        });
-        let Some((waiting, charge)) = self.queue.take(call, reads_context) else {
+        let (worker, url) = (live.heartbeat.worker.clone(), live.heartbeat.url.clone());
+        let capacity_tokens = live.capacity_tokens();
+        let context_tokens = self
+            .queue
+            .get(call)
+            .map_or(0, |waiting| waiting.request.context_tokens);
+        let missing_tokens = context_tokens.saturating_sub(choice.held_tokens);
+        let Some((waiting, charge)) = self.queue.take(call, missing_tokens) else {
             return;
         };
+        self.starts(&waiting);
         let request = waiting.request;
         self.waiting_by_request.remove(&request.request);
         // The id is unique because epochs are. Its low half tells a reader of logs which request it belongs to.
         let lease = LeaseId((u128::from(epoch) << 64) | (request.request.0 & u128::from(u64::MAX)));
         let pool = PoolKey::of_request(&request);
+        if let Some(queue) = self.queue.pool_mut(&pool) {
+            queue.last_worker = Some(choice.index);
+            queue.reserved = queue.reserved.filter(|(owner, _)| *owner != call);
+        }
+        self.prefixes
+            .sent(choice.index, &request.prefixes, capacity_tokens);
+        self.workers.add_lease(&worker, lease, waiting.kv_tokens);
+        let moved = request.generated_tokens > 0
+            && request
+                .prefer
+                .as_ref()
+                .is_some_and(|prefer| *prefer != worker);
         self.leases.insert(
             lease,
             RunningLease {
@@ -69,27 +124,96 @@ impl Dispatch {
                 worker: worker.clone(),
                 pool,
                 tenant: request.namespace.namespace.tenant,
+                class: request.class,
+                group: waiting.group,
                 charge,
+                context_tokens,
+                generated_tokens: request.generated_tokens,
+                expected_tokens: request.expected_tokens,
+                kv_tokens: waiting.kv_tokens,
+                bounded: waiting.chunk_tokens.is_some(),
                 granted_ms: self.now_ms,
                 last_seen_ms: self.now_ms,
                 preempted: false,
             },
         );
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.leases.insert(lease);
-        }
         effects.push(DispatchEffect::Grant {
             call,
             waited_ms: self.now_ms.saturating_sub(waiting.submitted_ms),
+            placed: Placed {
+                class: request.class,
+                moved,
+                held_tokens: choice.held_tokens,
+                missing_tokens,
+            },
             lease: Lease {
                 lease,
                 epoch,
                 worker,
                 url,
                 ttl_ms: self.config.lease_ttl_ms,
-                chunk_tokens: request.chunk_tokens,
+                chunk_tokens: waiting.chunk_tokens,
             },
         });
+    }
+
+    /// Most tokens of the chunk that a request will get.
+    pub(super) fn chunk_tokens(&self, class: RequestClass, wish: Option<u32>) -> Option<u32> {
+        let own = match class {
+            RequestClass::Interactive => None,
+            RequestClass::Rollout => Some(self.config.chunk_tokens),
+        };
+        own.into_iter()
+            .chain(wish)
+            .filter(|tokens| *tokens > 0)
+            .min()
+    }
+
+    /// Keeps a worker free for the first request in line, if room in a KV cache is all that it lacks. Otherwise smaller
+    /// requests would take all room that becomes free, again and again.
+    fn reserve(&mut self, pool: &PoolKey) {
+        let slots = self.workers.headroom(pool).slots;
+        let is_reserved = |queue: &super::fair_queue::PoolQueue| queue.reserved.is_some();
+        if self.queue.pool(pool).is_none_or(is_reserved) {
+            return;
+        }
+        let Some(first) = self.queue.in_order(pool, slots).next() else {
+            return;
+        };
+        if self.now_ms < first.submitted_ms.saturating_add(ROOM_PATIENCE_MS) {
+            return;
+        }
+        let suitable = self
+            .workers
+            .members(pool)
+            .filter(|(_, worker)| worker.suits(&first.request, first.submitted_ms));
+        let lacks_room = suitable
+            .clone()
+            .any(|(_, worker)| worker.has_slot() && !worker.has_room(first.kv_tokens));
+        if !lacks_room {
+            return;
+        }
+        let roomiest = suitable.max_by_key(|(_, worker)| worker.room_tokens());
+        let reserved = roomiest.map(|(index, _)| (first.place.call, index));
+        if let Some(queue) = self.queue.pool_mut(pool) {
+            queue.reserved = reserved;
+        }
+    }
+
+    /// Gives up a reservation whose request or worker is gone.
+    fn check_reservation(&mut self, pool: &PoolKey) {
+        let Some((call, index)) = self.queue.pool(pool).and_then(|queue| queue.reserved) else {
+            return;
+        };
+        let holds = self.queue.get(call).is_some_and(|waiting| {
+            let mut members = self.workers.members(pool);
+            members.any(|(member, worker)| {
+                member == index && worker.suits(&waiting.request, waiting.submitted_ms)
+            })
+        });
+        if !holds && let Some(queue) = self.queue.pool_mut(pool) {
+            queue.reserved = None;
+        }
     }
 
     /// The next fencing epoch.

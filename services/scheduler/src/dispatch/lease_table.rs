@@ -2,15 +2,16 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use refrain_protocol::scheduling::LeaseOutcome;
+use refrain_protocol::scheduling::{LeaseOutcome, RequestClass};
 use refrain_protocol::{LeaseId, RequestId, WorkerId};
 
 use super::fair_queue::Charge;
+use super::group_key::GroupKey;
 use super::pool_key::PoolKey;
 
 /// The reason why a lease ended: the `outcome` label of `refrain_scheduler_leases_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LeaseEnd {
+pub enum LeaseEnd {
     /// Its holder gave it back.
     Finished(LeaseOutcome),
     /// No heartbeat named it for `lease_ttl_ms`.
@@ -27,7 +28,7 @@ pub(crate) enum LeaseEnd {
 
 impl LeaseEnd {
     /// The value of the label.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             LeaseEnd::Finished(LeaseOutcome::Finished) => "finished",
             LeaseEnd::Finished(LeaseOutcome::GivenUp) => "given_up",
@@ -50,7 +51,20 @@ pub(super) struct RunningLease {
     pub(super) worker: WorkerId,
     pub(super) pool: PoolKey,
     pub(super) tenant: String,
+    pub(super) class: RequestClass,
+    /// The group of a rollout.
+    pub(super) group: Option<GroupKey>,
     pub(super) charge: Charge,
+    /// Tokens of prompt and output when it was granted.
+    pub(super) context_tokens: u32,
+    /// Output tokens when it was granted.
+    pub(super) generated_tokens: u32,
+    /// The length that earlier outputs to the prompt had.
+    pub(super) expected_tokens: Option<u32>,
+    /// KV tokens that are planned for it.
+    pub(super) kv_tokens: u64,
+    /// Its chunk has a limit.
+    pub(super) bounded: bool,
     pub(super) granted_ms: u64,
     /// When it was granted, or last named by a heartbeat.
     pub(super) last_seen_ms: u64,
@@ -62,12 +76,10 @@ pub(super) struct RunningLease {
 #[derive(Debug)]
 struct EndedLease {
     ended_ms: u64,
-    /// `None` if a late `finish` has corrected it, or if this table did not grant the lease.
-    unsettled: Option<Unsettled>,
+    /// The lease, for a late `finish` to correct its charge and to tell its length. `None` if that is done, or if this
+    /// table did not grant the lease.
+    unsettled: Option<Box<RunningLease>>,
 }
-
-/// The pool, tenant and charge that a late `finish` corrects.
-type Unsettled = (PoolKey, String, Charge);
 
 /// Running leases by id and by request, and a bounded number of ended ones.
 #[derive(Debug)]
@@ -107,17 +119,6 @@ impl LeaseTable {
         self.running.get_mut(&lease)
     }
 
-    pub(super) fn running_in(
-        &self,
-        pool: &PoolKey,
-    ) -> impl Iterator<Item = (LeaseId, &RunningLease)> {
-        let running = self
-            .running
-            .iter()
-            .map(|(lease, running)| (*lease, running));
-        running.filter(move |(_, running)| running.pool == *pool)
-    }
-
     pub(super) fn of_request(&self, request: RequestId) -> Option<LeaseId> {
         self.by_request.get(&request).copied()
     }
@@ -138,19 +139,17 @@ impl LeaseTable {
         if self.by_request.get(&running.request) == Some(&lease) {
             self.by_request.remove(&running.request);
         }
-        let unsettled =
-            (!settled).then(|| (running.pool.clone(), running.tenant.clone(), running.charge));
+        let unsettled = (!settled).then(|| Box::new(running.clone()));
         self.remember_ended(lease, now_ms, unsettled);
         Some(running)
     }
 
-    /// Remembers a lease as ended, also one that this table did not grant. `unsettled` is what a late `finish` of it
-    /// corrects.
+    /// Remembers a lease as ended, also one that this table did not grant. A late `finish` settles `unsettled`.
     pub(super) fn remember_ended(
         &mut self,
         lease: LeaseId,
         ended_ms: u64,
-        unsettled: Option<Unsettled>,
+        unsettled: Option<Box<RunningLease>>,
     ) {
         let ended = EndedLease {
             ended_ms,
@@ -166,8 +165,8 @@ impl LeaseTable {
         }
     }
 
-    /// The values that a late `finish` of this lease corrects. Only the first call returns them.
-    pub(super) fn settle_ended(&mut self, lease: LeaseId) -> Option<Unsettled> {
+    /// The lease that a late `finish` settles. Only the first call returns it.
+    pub(super) fn settle_ended(&mut self, lease: LeaseId) -> Option<Box<RunningLease>> {
         self.ended.get_mut(&lease)?.unsettled.take()
     }
 

@@ -18,9 +18,10 @@ impl PoolKey {
         }
     }
 
-    /// Whether a worker belongs to the pool.
-    pub(super) fn has_worker(&self, heartbeat: &Heartbeat) -> bool {
-        heartbeat.model == self.model && heartbeat.tokenizer == self.tokenizer
+    /// Whether a request belongs to the pool.
+    pub(super) fn is_of_request(&self, request: &LeaseRequest) -> bool {
+        let namespace = &request.namespace.namespace;
+        namespace.model == self.model && namespace.tokenizer == self.tokenizer
     }
 
     pub(super) fn of_worker(heartbeat: &Heartbeat) -> Self {

@@ -7,16 +7,21 @@
 //! gets the slot. A tenant that is alone keeps all slots, and where outputs are short the order of the queue is
 //! enough.
 //!
+//! Interactive requests claim slots of rollouts in the same way, whatever the tenants, while rollouts have more slots
+//! than they keep (`rollout_share`). Only chunks without a limit give way to them: a chunk with a limit ends soon
+//! enough, and the interactive request is first in line then. A rollout claims no slot of an interactive request beyond
+//! those that rollouts keep.
+//!
 //! A tenant's share is the number of slots in the pool divided by the number of tenants that run or wait there, and
 //! at least one. Two alternatives were rejected. Small chunks for all requests would send each context again and
 //! again even if nobody waits. Slots reserved for newcomers would be of no use to anybody else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use refrain_protocol::{LeaseId, WorkerId};
 
 use super::Dispatch;
-use super::fair_queue::{PreemptibleLeases, SlotDemand};
+use super::fair_queue::{PreemptibleLease, SlotDemand};
 use super::pool_key::PoolKey;
 use super::worker_table::LiveWorker;
 
@@ -60,16 +65,13 @@ impl Dispatch {
         if self.queue.waiting_in_pool(&pool) == 0 {
             return preempted;
         }
-        let preemptible = self.preemptible_leases(&pool, reported);
         let demand = SlotDemand {
             slots: self.workers.headroom(&pool).slots,
             submitted_ms_max: self.now_ms.saturating_sub(PATIENCE_MS),
             fits: &|request| worker.fits(request),
         };
-        let Some(pool) = self.queue.pool_mut(&pool) else {
-            return preempted;
-        };
-        for lease in pool.claim_slots(demand, preemptible) {
+        let preemptible = self.preemptible_leases(reported);
+        for lease in self.queue.claim_slots(&pool, &demand, preemptible) {
             if let Some(running) = self.leases.get_mut(lease) {
                 running.preempted = true;
             }
@@ -78,26 +80,20 @@ impl Dispatch {
         preempted
     }
 
-    /// The leases among `reported` that may be preempted, by tenant. The longest-running ones are last.
-    fn preemptible_leases(
-        &self,
-        pool: &PoolKey,
-        reported: &BTreeSet<LeaseId>,
-    ) -> BTreeMap<String, PreemptibleLeases> {
-        let mut by_tenant: BTreeMap<String, PreemptibleLeases> = BTreeMap::new();
-        for (lease, running) in self.leases.running_in(pool) {
-            let of_tenant = by_tenant.entry(running.tenant.clone()).or_default();
-            if running.preempted {
-                of_tenant.preempted += 1;
-            } else if reported.contains(&lease)
-                && self.now_ms >= running.granted_ms.saturating_add(RUN_MS_MIN)
-            {
-                of_tenant.leases.push((running.granted_ms, lease));
-            }
-        }
-        for of_tenant in by_tenant.values_mut() {
-            of_tenant.leases.sort_unstable_by(|a, b| b.cmp(a));
-        }
-        by_tenant
+    /// The leases among `reported` that may be preempted.
+    fn preemptible_leases(&self, reported: &BTreeSet<LeaseId>) -> Vec<PreemptibleLease> {
+        let leases = reported.iter().filter_map(|lease| {
+            let running = self.leases.get(*lease)?;
+            let may_end =
+                !running.preempted && self.now_ms >= running.granted_ms.saturating_add(RUN_MS_MIN);
+            may_end.then(|| PreemptibleLease {
+                lease: *lease,
+                tenant: running.tenant.clone(),
+                class: running.class,
+                granted_ms: running.granted_ms,
+                bounded: running.bounded,
+            })
+        });
+        leases.collect()
     }
 }

@@ -15,11 +15,15 @@ const UNAVAILABLE_RETRY_AFTER_MS: u64 = 1_000;
 
 refrain_service_kit::label_values! {
     /// The limit that a request reached: the `limit` label of `refrain_scheduler_rejections_total`.
-    pub(crate) enum LeaseRefusal {
+    pub enum LeaseRefusal {
         /// `queue_max` requests wait already.
         QueueFull = "queue_max",
         /// `tenant_queue_max` requests of the tenant wait already.
         TenantQueueFull = "tenant_queue_max",
+        /// `rollout_queue_max` rollouts wait already.
+        RolloutQueueFull = "rollout_queue_max",
+        /// `tenant_rollout_queue_max` rollouts of the tenant wait already.
+        TenantRolloutQueueFull = "tenant_rollout_queue_max",
         /// The request waited for `queue_wait_ms_max`.
         QueueWait = "queue_wait_ms_max",
         /// No suitable worker appeared within `worker_wait_ms`.
@@ -57,6 +61,22 @@ impl LeaseRefusal {
                 format!(
                     "{} of your requests are already waiting; send fewer at once or try again later",
                     config.tenant_queue_max
+                ),
+            ),
+            LeaseRefusal::RolloutQueueFull => (
+                ErrorKind::Overloaded,
+                "queue_full",
+                format!(
+                    "{} rollouts are already waiting; try again later",
+                    config.rollout_queue_max
+                ),
+            ),
+            LeaseRefusal::TenantRolloutQueueFull => (
+                ErrorKind::Overloaded,
+                "tenant_queue_full",
+                format!(
+                    "{} of your rollouts are already waiting; send fewer at once or try again later",
+                    config.tenant_rollout_queue_max
                 ),
             ),
             LeaseRefusal::QueueWait => (

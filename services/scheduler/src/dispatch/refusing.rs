@@ -1,50 +1,83 @@
 //! Refuses requests: those beyond a limit, and those that have waited for too long.
 
-use refrain_protocol::scheduling::LeaseRequest;
+use refrain_protocol::scheduling::{LeaseRequest, RequestClass};
 
 use super::Dispatch;
 use super::events::DispatchEffect;
 use super::fair_queue::LeaseCallId;
 use super::pool_key::PoolKey;
 use super::refusal::{LeaseRefusal, RETRY_AFTER_MS_MAX};
-use super::worker_table::Headroom;
-use crate::placement::Placement;
 
 impl Dispatch {
     /// Refuses the requests that have waited for too long.
     pub(super) fn refuse_expired(&mut self, effects: &mut Vec<DispatchEffect>) {
-        for pool in self.queue.pools_waiting() {
-            let headroom = self.workers.headroom(&pool);
-            let calls: Vec<LeaseCallId> =
-                self.queue.in_order(&pool).map(|(call, _)| call).collect();
-            for call in calls {
-                let stranded_since_ms = self.mark_stranded(call, headroom);
-                let Some(waiting) = self.queue.get(call) else {
-                    continue;
-                };
-                let waited_ms = self.now_ms.saturating_sub(waiting.submitted_ms);
-                let stranded_ms = stranded_since_ms.map(|since| self.now_ms.saturating_sub(since));
-                if stranded_ms.is_some_and(|stranded| stranded >= self.config.worker_wait_ms) {
-                    self.refuse_waiting(call, LeaseRefusal::NoWorker, effects);
-                } else if waited_ms >= self.config.queue_wait_ms_max {
-                    self.refuse_waiting(call, LeaseRefusal::QueueWait, effects);
+        for call in self.queue.overdue(self.now_ms) {
+            self.mark_stranded(call);
+            let Some(waiting) = self.queue.get(call) else {
+                continue;
+            };
+            if waiting.deadline_ms > self.now_ms {
+                continue;
+            }
+            let refusal = match waiting.stranded_since_ms {
+                Some(since_ms) if self.stranded_until_ms(since_ms) <= self.now_ms => {
+                    LeaseRefusal::NoWorker
                 }
+                _ => LeaseRefusal::QueueWait,
+            };
+            self.refuse_waiting(call, refusal, effects);
+        }
+    }
+
+    /// Notes which waiting requests no worker can serve, in the pools whose workers have changed.
+    pub(super) fn mark_all_stranded(&mut self) {
+        for pool in self.queue.pools_waiting() {
+            let version = self.workers.version(&pool);
+            let Some(queue) = self.queue.pool_mut(&pool) else {
+                continue;
+            };
+            if std::mem::replace(&mut queue.workers_version, version) == version {
+                continue;
+            }
+            for call in self.queue.calls_in(&pool) {
+                self.mark_stranded(call);
             }
         }
     }
 
-    /// Notes whether any live worker, full or not, could serve a waiting request. Returns since when none can.
-    pub(super) fn mark_stranded(&mut self, call: LeaseCallId, headroom: Headroom) -> Option<u64> {
-        let waiting = self.queue.get(call)?;
-        let stranded = if waiting.request.exclude.is_empty() {
-            waiting.request.context_tokens >= headroom.open_context_max
-        } else {
-            self.place(waiting) == Placement::NoWorker
+    /// Notes whether any live worker, full or not, could serve a waiting request.
+    pub(super) fn mark_stranded(&mut self, call: LeaseCallId) {
+        let Some(waiting) = self.queue.get(call) else {
+            return;
         };
-        let now_ms = self.now_ms;
-        let waiting = self.queue.get_mut(call)?;
-        waiting.stranded_since_ms = stranded.then(|| waiting.stranded_since_ms.unwrap_or(now_ms));
-        waiting.stranded_since_ms
+        let request = &waiting.request;
+        let pool = PoolKey::of_request(request);
+        let is_stranded = if request.exclude.is_empty() {
+            request.context_tokens >= self.workers.headroom(&pool).open_context_max
+        } else {
+            let mut workers = self.workers.members(&pool);
+            !workers.any(|(_, worker)| worker.suits(request, waiting.submitted_ms))
+        };
+        let since_ms = is_stranded.then(|| waiting.stranded_since_ms.unwrap_or(self.now_ms));
+        let deadline_ms = self
+            .waits_until_ms(request.class, waiting.submitted_ms)
+            .min(since_ms.map_or(u64::MAX, |since_ms| self.stranded_until_ms(since_ms)));
+        if (since_ms, deadline_ms) != (waiting.stranded_since_ms, waiting.deadline_ms) {
+            self.queue.set_deadline(call, since_ms, deadline_ms);
+        }
+    }
+
+    /// Until when a request waits for a free slot.
+    pub(super) fn waits_until_ms(&self, class: RequestClass, submitted_ms: u64) -> u64 {
+        match class {
+            RequestClass::Interactive => submitted_ms.saturating_add(self.config.queue_wait_ms_max),
+            RequestClass::Rollout => u64::MAX,
+        }
+    }
+
+    /// Until when a request waits for a worker that can serve it.
+    fn stranded_until_ms(&self, since_ms: u64) -> u64 {
+        since_ms.saturating_add(self.config.worker_wait_ms)
     }
 
     pub(super) fn refuse_waiting(

@@ -1,23 +1,32 @@
 //! Tests of the core by scripts of events. Each line is an instant in milliseconds and an event:
 //!
 //! * `beat <worker> [slots=n] [inc=n] [context=n] [model=m] [runs=1,2] [drains] [eagle3=accepted length]
-//!   [fallback=worker]` is a heartbeat. `runs` names requests and means their newest leases.
-//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m]` asks for a lease. The nth
-//!   `ask` is call n.
-//! * `done|continues|failed <request> [tokens] [ended=ms ago]` gives back the request's newest lease.
+//!   [fallback=worker] [kv=capacity] [used=tokens] [held=1,2]` is a heartbeat. `runs` names requests and means their
+//!   newest leases; `held` are hashes of prefixes.
+//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m] [group=g] [rollout] [age=ms]
+//!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,5-7] [after=tokens]` asks for a lease. The nth `ask` is call n.
+//!   `after` ends the request's newest lease in the same call.
+//! * `done|continues|failed|aborted <request> [tokens] [ended=ms ago] [cached=n]` gives back the request's newest
+//!   lease.
 //! * `withdraw <call>`, `undelivered <request>`, `tick` and `drain` are the other events.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use expect_test::Expect;
-use refrain_protocol::scheduling::Eagle3Report;
+use refrain_protocol::prefix::PrefixHash;
+use refrain_protocol::scheduling::{Eagle3Report, KvReport};
 use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 use refrain_service_kit::config::Validate as _;
+
+use crate::config::{OrderPolicy, PlacementPolicy};
 
 use super::*;
 
 mod cases;
+mod kv_placement;
+mod lengths;
+mod rollouts;
 
 /// Scripts count from this time, so that instants are short and epochs are those of a real clock.
 const START_MS: u64 = 1_700_000_000_000;
@@ -27,6 +36,16 @@ struct Script {
     newest_lease: HashMap<u128, LeaseId>,
     calls: u64,
     log: String,
+}
+
+fn hashes(list: &str) -> Vec<PrefixHash> {
+    let number = |text: &str| text.parse::<u64>().unwrap();
+    let range = |text: &str| match text.split_once('-') {
+        Some((first, last)) => number(first)..=number(last),
+        None => number(text)..=number(text),
+    };
+    let hashes = list.split(',').flat_map(range);
+    hashes.map(PrefixHash).collect()
 }
 
 fn options<'a>(words: &[&'a str]) -> HashMap<&'a str, &'a str> {
@@ -80,7 +99,12 @@ impl Script {
                 fallback: given
                     .get("fallback")
                     .map(|worker| WorkerId((*worker).to_owned())),
-                kv: None,
+                kv: given.get("kv").map(|capacity| KvReport {
+                    capacity_tokens: capacity.parse().unwrap(),
+                    running_tokens: number("used", 0).into(),
+                    held: given.get("held").map(|held| hashes(held)),
+                    ..KvReport::default()
+                }),
             }),
             "ask" => {
                 self.calls += 1;
@@ -97,15 +121,27 @@ impl Script {
                             issued_at_s: 0,
                             signature: String::new(),
                         },
-                        group: None,
-                        class: Default::default(),
-                        age_ms: 0,
-                        ended: None,
-                        expected_tokens: None,
-                        prefixes: Vec::new(),
-                        chunk_tokens: None,
+                        group: given.get("group").map(|group| (*group).to_owned()),
+                        class: if given.contains_key("group") || given.contains_key("rollout") {
+                            RequestClass::Rollout
+                        } else {
+                            RequestClass::Interactive
+                        },
+                        age_ms: number("age", 0).into(),
+                        ended: given.get("after").map(|tokens| LeaseFinish {
+                            lease: self.lease_of(words[1]),
+                            outcome: LeaseOutcome::Continues,
+                            emitted_tokens: tokens.parse().unwrap(),
+                            worker_ended_ms_ago: Some(0),
+                            cached_tokens: None,
+                        }),
+                        expected_tokens: given.get("expects").map(|n| n.parse().unwrap()),
+                        prefixes: given
+                            .get("prefixes")
+                            .map_or(Vec::new(), |list| hashes(list)),
+                        chunk_tokens: given.get("chunk").map(|n| n.parse().unwrap()),
                         context_tokens: number("context", 100),
-                        generated_tokens: 0,
+                        generated_tokens: number("so-far", 0),
                         max_new_tokens: number("max", 1_000),
                         transferred: given.contains_key("over"),
                         prefer: given
@@ -134,11 +170,12 @@ impl Script {
                     "done" => LeaseOutcome::Finished,
                     "continues" => LeaseOutcome::Continues,
                     "failed" => LeaseOutcome::WorkerFailed,
+                    "aborted" => LeaseOutcome::Aborted,
                     other => panic!("no such event: {other}"),
                 },
                 emitted_tokens: words.get(2).map_or(0, |tokens| tokens.parse().unwrap()),
                 worker_ended_ms_ago: given.get("ended").map(|ms_ago| ms_ago.parse().unwrap()),
-                cached_tokens: None,
+                cached_tokens: given.get("cached").map(|n| n.parse().unwrap()),
             }),
         }
     }
@@ -165,10 +202,19 @@ impl Script {
                     call,
                     lease,
                     waited_ms,
+                    placed,
                 } => {
                     let request = lease.lease.0 & u128::from(u64::MAX);
                     self.newest_lease.insert(request, lease.lease);
-                    format!("grant #{} on {} after {waited_ms} ms", call.0, lease.worker)
+                    let mut text =
+                        format!("grant #{} on {} after {waited_ms} ms", call.0, lease.worker);
+                    if let Some(tokens) = lease.chunk_tokens {
+                        write!(text, ", {tokens} tokens").unwrap();
+                    }
+                    if placed.moved {
+                        text.push_str(", moved");
+                    }
+                    text
                 }
                 DispatchEffect::Reject {
                     call,
@@ -210,6 +256,10 @@ impl Script {
                         end.as_str()
                     )
                 }
+                DispatchEffect::LengthLearned {
+                    estimated_tokens,
+                    tokens,
+                } => format!("{tokens} tokens where {estimated_tokens} were expected"),
                 DispatchEffect::WorkerJoined(worker) => format!("{worker} joined"),
                 DispatchEffect::WorkerRestarted(worker) => format!("{worker} restarted"),
                 DispatchEffect::WorkerLost(worker) => format!("{worker} lost"),
@@ -229,4 +279,8 @@ fn small() -> SchedulerConfig {
 
 fn check(script: &str, expected: Expect) {
     expected.assert_eq(&Script::new(small()).run(script).log);
+}
+
+fn check_with(config: SchedulerConfig, script: &str, expected: Expect) {
+    expected.assert_eq(&Script::new(config).run(script).log);
 }

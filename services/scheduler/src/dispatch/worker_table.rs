@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::pool_key::PoolKey;
 use crate::config::SchedulerConfig;
-use crate::placement::Candidate;
+use crate::placement::{Candidate, PoolLoad};
 
 /// Longest name of a worker, a model or a tokenizer, bytes.
 const NAME_BYTES_MAX: usize = 512;
@@ -17,20 +17,29 @@ const URL_BYTES_MAX: usize = 2_048;
 /// Most chunks that a worker may run at once. It bounds the leases of one heartbeat; engines run far fewer.
 const WORKER_RUNNING_MAX: u32 = 4_096;
 
+/// Most prefixes that a worker may report. It reports one for each context that it holds.
+const HELD_MAX: usize = 16_384;
+
 /// A live worker.
 #[derive(Debug)]
 pub(super) struct LiveWorker {
     pub(super) heartbeat: Heartbeat,
+    pool: PoolKey,
     /// The incarnation of the process before this one. Its late heartbeats are refused.
     previous_incarnation: Option<u64>,
     registered_ms: u64,
     /// Time of the last heartbeat.
     reported_ms: u64,
     /// Leases that were granted on it. A heartbeat may not have named them yet.
-    pub(super) leases: BTreeSet<LeaseId>,
+    leases: BTreeSet<LeaseId>,
     /// Leases that it named and that the lease table does not hold: grants of an earlier process of the scheduler, or
     /// chunks that it has not ended yet. They take slots like all others.
-    pub(super) foreign: BTreeSet<LeaseId>,
+    foreign: BTreeSet<LeaseId>,
+    /// KV tokens that are planned for `leases`.
+    planned_tokens: u64,
+    /// KV tokens that run there beyond the plan, by the last heartbeat: those of foreign leases, and of outputs that
+    /// are longer than expected.
+    unplanned_tokens: u64,
     /// When a chunk last failed there, if the worker has neither reported nor completed a chunk since.
     suspect_since_ms: Option<u64>,
 }
@@ -47,10 +56,60 @@ impl LiveWorker {
         self.suspect_since_ms = self.suspect_since_ms.filter(|since| *since >= ended_ms);
     }
 
+    /// Chunks that it runs or is about to run.
+    pub(super) fn running(&self) -> u32 {
+        u32::try_from(self.leases.len() + self.foreign.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Leases that it has, with or without a report.
+    pub(super) fn leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.leases.iter().copied()
+    }
+
+    pub(super) fn has_slot(&self) -> bool {
+        self.suspect_since_ms.is_none() && self.running() < self.heartbeat.max_running
+    }
+
     /// Whether it would take chunks but has no free slot.
     pub(super) fn is_full(&self) -> bool {
-        let candidate = self.candidate();
-        !self.heartbeat.draining && !candidate.suspect && !candidate.has_slot()
+        !self.heartbeat.draining && self.suspect_since_ms.is_none() && !self.has_slot()
+    }
+
+    /// Whether it takes chunks, at once or when a slot is free.
+    fn is_open(&self) -> bool {
+        !self.heartbeat.draining
+    }
+
+    /// Most tokens of its KV cache, if it says.
+    pub(super) fn capacity_tokens(&self) -> Option<u64> {
+        let capacity = self.heartbeat.kv.as_ref().map(|kv| kv.capacity_tokens);
+        capacity.filter(|capacity| *capacity > 0)
+    }
+
+    /// Whether the KV cache has room for `kv_tokens`. A request that needs more than all of it gets it alone.
+    pub(super) fn has_room(&self, kv_tokens: u64) -> bool {
+        self.capacity_tokens().is_none_or(|capacity| {
+            let used = self.planned_tokens.saturating_add(self.unplanned_tokens);
+            used.saturating_add(kv_tokens.min(capacity)) <= capacity
+        })
+    }
+
+    /// Most `kv_tokens` for which there is room.
+    pub(super) fn room_tokens(&self) -> u64 {
+        match self.capacity_tokens() {
+            None => u64::MAX,
+            Some(_) if self.planned_tokens + self.unplanned_tokens == 0 => u64::MAX,
+            Some(capacity) => {
+                capacity.saturating_sub(self.planned_tokens.saturating_add(self.unplanned_tokens))
+            }
+        }
+    }
+
+    /// The part of the KV cache that is planned.
+    fn kv_load(&self) -> f64 {
+        let used = self.planned_tokens.saturating_add(self.unplanned_tokens);
+        let capacity = self.capacity_tokens();
+        capacity.map_or(0.0, |capacity| used as f64 / capacity as f64)
     }
 
     /// Whether a request of its pool could be placed on it if it had a free slot.
@@ -59,12 +118,35 @@ impl LiveWorker {
         own.max_context > request.context_tokens && !request.exclude.contains(&own.worker)
     }
 
-    fn candidate(&self) -> Candidate<'_> {
+    /// Whether it could serve a request of its pool that was submitted at `submitted_ms`, now or when a slot is free. A
+    /// worker that started after that is not the process on which the request failed.
+    pub(super) fn suits(&self, request: &LeaseRequest, submitted_ms: u64) -> bool {
+        self.is_open()
+            && self.heartbeat.max_context > request.context_tokens
+            && (self.registered_ms > submitted_ms
+                || !request.exclude.contains(&self.heartbeat.worker))
+    }
+
+    pub(super) fn candidate(
+        &self,
+        index: usize,
+        held_tokens: u32,
+        prefill_ms_per_1k: f32,
+    ) -> Candidate<'_> {
+        let measured = self
+            .heartbeat
+            .kv
+            .as_ref()
+            .and_then(|kv| kv.prefill_ms_per_1k);
+        let measured = measured.filter(|ms| ms.is_finite() && *ms > 0.0);
         Candidate {
-            heartbeat: &self.heartbeat,
-            running: u32::try_from(self.leases.len() + self.foreign.len()).unwrap_or(u32::MAX),
-            suspect: self.suspect_since_ms.is_some(),
-            registered_ms: self.registered_ms,
+            index,
+            worker: &self.heartbeat.worker,
+            running: self.running(),
+            slots: self.heartbeat.max_running,
+            kv_load: self.kv_load(),
+            held_tokens,
+            prefill_ms_per_1k: measured.unwrap_or(prefill_ms_per_1k),
         }
     }
 }
@@ -85,160 +167,383 @@ pub(super) enum Registration {
 pub(super) struct Headroom {
     /// Longest context among the workers that take new chunks, full or not. 0 if there is no such worker.
     pub(super) open_context_max: u32,
-    /// Longest context among those of them that have a free slot. 0 if there is no such worker.
-    pub(super) free_context_max: u32,
     /// Slots of all workers that take new chunks.
     pub(super) slots: u64,
 }
 
-/// All live workers, by name.
+/// The workers of a pool, by their places in the table.
+#[derive(Debug, Default)]
+struct PoolWorkers {
+    members: BTreeSet<usize>,
+    /// Those that take new chunks and have a free slot.
+    free: BTreeSet<usize>,
+    slots: u64,
+    running: u64,
+    open_context_max: u32,
+    /// The table's version when a worker last came, went, or changed what it takes.
+    version: u64,
+}
+
+/// What a worker adds to its pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Part {
+    is_free: bool,
+    is_open: bool,
+    slots: u64,
+    running: u64,
+    max_context: u32,
+    registered_ms: u64,
+}
+
+impl Part {
+    fn of(worker: &LiveWorker) -> Self {
+        let is_open = worker.is_open();
+        Part {
+            is_free: is_open && worker.has_slot(),
+            is_open,
+            slots: if is_open {
+                u64::from(worker.heartbeat.max_running)
+            } else {
+                0
+            },
+            running: if is_open {
+                u64::from(worker.running())
+            } else {
+                0
+            },
+            max_context: if is_open {
+                worker.heartbeat.max_context
+            } else {
+                0
+            },
+            registered_ms: worker.registered_ms,
+        }
+    }
+}
+
+/// All live workers. Each has a place in the table for as long as it lives, by which other tables name it.
 #[derive(Debug, Default)]
 pub(super) struct WorkerTable {
-    workers: BTreeMap<WorkerId, LiveWorker>,
+    places: Vec<Option<LiveWorker>>,
+    vacant: Vec<usize>,
+    names: BTreeMap<WorkerId, usize>,
+    pools: BTreeMap<PoolKey, PoolWorkers>,
+    /// Counts the changes of what workers take.
+    version: u64,
 }
 
 impl WorkerTable {
     pub(super) fn len(&self) -> usize {
-        self.workers.len()
+        self.names.len()
+    }
+
+    pub(super) fn index(&self, worker: &WorkerId) -> Option<usize> {
+        self.names.get(worker).copied()
     }
 
     pub(super) fn get(&self, worker: &WorkerId) -> Option<&LiveWorker> {
-        self.workers.get(worker)
+        self.at(self.index(worker)?)
     }
 
-    pub(super) fn get_mut(&mut self, worker: &WorkerId) -> Option<&mut LiveWorker> {
-        self.workers.get_mut(worker)
+    pub(super) fn at(&self, index: usize) -> Option<&LiveWorker> {
+        self.places.get(index)?.as_ref()
     }
 
-    /// Stores a heartbeat, except for its list of leases.
+    fn all(&self) -> impl Iterator<Item = &LiveWorker> {
+        self.names.values().filter_map(|index| self.at(*index))
+    }
+
+    /// Changes a worker, and keeps its pool in step.
+    pub(super) fn change<R>(
+        &mut self,
+        worker: &WorkerId,
+        change: impl FnOnce(&mut LiveWorker) -> R,
+    ) -> Option<R> {
+        let index = self.index(worker)?;
+        let worker = self.places.get_mut(index)?.as_mut()?;
+        let (pool, before) = (worker.pool.clone(), Part::of(worker));
+        let result = change(worker);
+        let after = Part::of(worker);
+        if worker.pool == pool {
+            self.move_part(&pool, index, before, after);
+        } else {
+            let pool_after = worker.pool.clone();
+            self.leave_pool(&pool, index, before);
+            self.join_pool(&pool_after, index, after);
+        }
+        Some(result)
+    }
+
+    fn join_pool(&mut self, pool: &PoolKey, index: usize, part: Part) {
+        let workers = self.pools.entry(pool.clone()).or_default();
+        workers.members.insert(index);
+        self.move_part(pool, index, Part::default(), part);
+    }
+
+    fn leave_pool(&mut self, pool: &PoolKey, index: usize, part: Part) {
+        if let Some(workers) = self.pools.get_mut(pool) {
+            workers.members.remove(&index);
+            self.move_part(pool, index, part, Part::default());
+        }
+        self.pools.retain(|_, workers| !workers.members.is_empty());
+    }
+
+    fn move_part(&mut self, pool: &PoolKey, index: usize, before: Part, after: Part) {
+        let Some(workers) = self.pools.get_mut(pool) else {
+            return;
+        };
+        if before == after {
+            return;
+        }
+        if after.is_free {
+            workers.free.insert(index);
+        } else {
+            workers.free.remove(&index);
+        }
+        workers.slots = workers.slots - before.slots + after.slots;
+        workers.running = workers.running - before.running + after.running;
+        let takes = |part: Part| (part.is_open, part.max_context, part.registered_ms);
+        if takes(before) == takes(after) {
+            return;
+        }
+        self.version += 1;
+        workers.version = self.version;
+        let members = workers.members.iter();
+        let open = members
+            .filter_map(|member| self.places.get(*member)?.as_ref())
+            .filter(|worker| worker.is_open());
+        let context_max = open.map(|worker| worker.heartbeat.max_context).max();
+        workers.open_context_max = context_max.unwrap_or(0);
+    }
+
+    /// Stores a heartbeat, except for its list of leases and of prefixes.
     pub(super) fn register(
         &mut self,
-        heartbeat: &Heartbeat,
+        heartbeat: Heartbeat,
         config: &SchedulerConfig,
         now_ms: u64,
     ) -> Result<Registration, ApiError> {
-        check(heartbeat)?;
-        // `leases` and `foreign` hold the list.
-        let heartbeat = Heartbeat {
-            running: Vec::new(),
-            ..heartbeat.clone()
-        };
-        let Some(known) = self.workers.get_mut(&heartbeat.worker) else {
-            if self.workers.len() >= config.workers_max {
+        check(&heartbeat)?;
+        let name = heartbeat.worker.clone();
+        let Some(known) = self.get(&name) else {
+            if self.len() >= config.workers_max {
                 let message = format!(
                     "the scheduler has {} workers, its limit; raise scheduler.workers_max or stop some workers",
-                    self.workers.len()
+                    self.len()
                 );
                 return Err(ApiError::new(ErrorKind::Overloaded, message)
                     .with_code("workers_limit")
                     .with_retry_after_ms(config.worker_ttl_ms));
             }
             let worker = LiveWorker {
+                pool: PoolKey::of_worker(&heartbeat),
                 previous_incarnation: None,
                 registered_ms: now_ms,
                 reported_ms: now_ms,
                 leases: BTreeSet::new(),
                 foreign: BTreeSet::new(),
+                planned_tokens: 0,
+                unplanned_tokens: 0,
                 suspect_since_ms: None,
                 heartbeat,
             };
-            self.workers.insert(worker.heartbeat.worker.clone(), worker);
+            self.add(worker);
             return Ok(Registration::Joined);
         };
         if known.previous_incarnation == Some(heartbeat.incarnation) {
             let message = format!(
-                "a newer process reports as worker {}; stop this process or give it another id",
-                heartbeat.worker
+                "a newer process reports as worker {name}; stop this process or give it another id"
             );
             return Err(ApiError::new(ErrorKind::Conflict, message).with_code("worker_name_taken"));
         }
-        known.reported_ms = now_ms;
-        known.suspect_since_ms = None;
-        let before = std::mem::replace(&mut known.heartbeat, heartbeat);
-        if before.incarnation == known.heartbeat.incarnation {
-            return Ok(Registration::Renewed);
+        let registration = self.change(&name, |known| {
+            known.reported_ms = now_ms;
+            known.suspect_since_ms = None;
+            known.pool = PoolKey::of_worker(&heartbeat);
+            let before = std::mem::replace(&mut known.heartbeat, heartbeat);
+            if before.incarnation == known.heartbeat.incarnation {
+                return Registration::Renewed;
+            }
+            known.previous_incarnation = Some(before.incarnation);
+            known.registered_ms = now_ms;
+            known.foreign.clear();
+            known.unplanned_tokens = 0;
+            Registration::Restarted(known.leases().collect())
+        });
+        Ok(registration.unwrap_or(Registration::Renewed))
+    }
+
+    fn add(&mut self, worker: LiveWorker) {
+        let index = self.vacant.pop().unwrap_or(self.places.len());
+        let (pool, part) = (worker.pool.clone(), Part::of(&worker));
+        self.names.insert(worker.heartbeat.worker.clone(), index);
+        if index == self.places.len() {
+            self.places.push(Some(worker));
+        } else {
+            self.places[index] = Some(worker);
         }
-        known.previous_incarnation = Some(before.incarnation);
-        known.registered_ms = now_ms;
-        known.foreign.clear();
-        Ok(Registration::Restarted(
-            known.leases.iter().copied().collect(),
-        ))
+        self.join_pool(&pool, index, part);
+    }
+
+    fn remove(&mut self, name: &WorkerId) -> Option<(usize, LiveWorker)> {
+        let index = self.names.remove(name)?;
+        let worker = self.places.get_mut(index)?.take()?;
+        self.vacant.push(index);
+        self.leave_pool(&worker.pool, index, Part::of(&worker));
+        Some((index, worker))
+    }
+
+    /// Notes a lease that was granted on a worker, with the KV tokens that are planned for it.
+    pub(super) fn add_lease(&mut self, worker: &WorkerId, lease: LeaseId, kv_tokens: u64) {
+        self.change(worker, |worker| {
+            worker.leases.insert(lease);
+            worker.planned_tokens = worker.planned_tokens.saturating_add(kv_tokens);
+        });
+    }
+
+    /// Notes that a lease of a worker has ended.
+    pub(super) fn end_lease(&mut self, worker: &WorkerId, lease: LeaseId, kv_tokens: u64) {
+        self.change(worker, |worker| {
+            if worker.leases.remove(&lease) {
+                worker.planned_tokens = worker.planned_tokens.saturating_sub(kv_tokens);
+            }
+        });
+    }
+
+    /// Notes the leases that a worker named and that the lease table does not hold.
+    pub(super) fn set_foreign(&mut self, worker: &WorkerId, foreign: BTreeSet<LeaseId>) {
+        self.change(worker, |worker| {
+            worker.foreign = foreign;
+            let kv = worker.heartbeat.kv.as_ref();
+            let running_tokens = kv.map_or(0, |kv| kv.running_tokens);
+            worker.unplanned_tokens = running_tokens.saturating_sub(worker.planned_tokens);
+        });
     }
 
     /// Removes a foreign lease from the worker that named it. Returns `false` if no worker did.
     pub(super) fn end_foreign(&mut self, lease: LeaseId) -> bool {
-        self.workers
-            .values_mut()
-            .any(|worker| worker.foreign.remove(&lease))
+        let named = self.all().find(|worker| worker.foreign.contains(&lease));
+        let named = named.map(|worker| worker.heartbeat.worker.clone());
+        let removed =
+            named.and_then(|name| self.change(&name, |worker| worker.foreign.remove(&lease)));
+        removed.unwrap_or(false)
     }
 
     /// The oldest of all workers' last heartbeats.
     pub(super) fn oldest_heartbeat_ms(&self) -> Option<u64> {
-        self.workers.values().map(|worker| worker.reported_ms).min()
+        self.all().map(|worker| worker.reported_ms).min()
     }
 
-    /// Removes the workers that have been silent for `ttl_ms`. Returns them with the leases that are lost.
+    /// Removes the workers that have been silent for `ttl_ms`. Returns them, with their places and the leases that are
+    /// lost.
     pub(super) fn remove_silent(
         &mut self,
         now_ms: u64,
         ttl_ms: u64,
-    ) -> Vec<(WorkerId, Vec<LeaseId>)> {
-        let mut silent = Vec::new();
-        self.workers.retain(|name, worker| {
-            let live = now_ms < worker.reported_ms.saturating_add(ttl_ms);
-            if !live {
-                silent.push((name.clone(), worker.leases.iter().copied().collect()));
+    ) -> Vec<(WorkerId, usize, Vec<LeaseId>)> {
+        let silent = self
+            .all()
+            .filter(|worker| now_ms >= worker.reported_ms.saturating_add(ttl_ms));
+        let silent: Vec<WorkerId> = silent
+            .map(|worker| worker.heartbeat.worker.clone())
+            .collect();
+        let mut removed = Vec::new();
+        for name in silent {
+            if let Some((index, worker)) = self.remove(&name) {
+                removed.push((name, index, worker.leases().collect()));
             }
-            live
-        });
-        silent
+        }
+        removed
     }
 
-    pub(super) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
-        self.workers.values().map(LiveWorker::candidate)
+    /// The workers of a pool that take chunks and have a free slot, with their places.
+    pub(super) fn free(
+        &self,
+        pool: &PoolKey,
+    ) -> impl Iterator<Item = (usize, &LiveWorker)> + Clone {
+        let free = self.pools.get(pool).into_iter().flat_map(|pool| &pool.free);
+        free.filter_map(|index| Some((*index, self.at(*index)?)))
+    }
+
+    /// All workers of a pool, with their places.
+    pub(super) fn members(
+        &self,
+        pool: &PoolKey,
+    ) -> impl Iterator<Item = (usize, &LiveWorker)> + Clone {
+        let members = self.pools.get(pool).into_iter();
+        let members = members.flat_map(|pool| &pool.members);
+        members.filter_map(|index| Some((*index, self.at(*index)?)))
+    }
+
+    /// Longest context that a free worker of the pool takes, and most KV tokens for which one has room. `None` if no
+    /// worker is free.
+    pub(super) fn free_limits(&self, pool: &PoolKey) -> Option<(u32, u64)> {
+        let limits = self
+            .free(pool)
+            .map(|(_, worker)| (worker.heartbeat.max_context, worker.room_tokens()));
+        limits.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)))
+    }
+
+    /// The load of a pool, for the choice of a worker.
+    pub(super) fn load(
+        &self,
+        pool: &PoolKey,
+        service_ms: f64,
+        last: Option<usize>,
+        needs_range: bool,
+    ) -> PoolLoad {
+        let workers = self.pools.get(pool);
+        let range = needs_range.then(|| {
+            let running = self.members(pool).map(|(_, worker)| worker.running());
+            running.fold((u32::MAX, 0), |(fewest, most), running| {
+                (fewest.min(running), most.max(running))
+            })
+        });
+        PoolLoad {
+            running: workers.map_or(0, |workers| workers.running),
+            slots: workers.map_or(0, |workers| workers.slots),
+            running_range: range.unwrap_or((0, 0)),
+            service_ms,
+            last,
+        }
     }
 
     pub(super) fn headroom(&self, pool: &PoolKey) -> Headroom {
-        let mut headroom = Headroom::default();
-        for candidate in self.candidates() {
-            let worker = candidate.heartbeat;
-            if worker.draining || !pool.has_worker(worker) {
-                continue;
-            }
-            headroom.slots += u64::from(worker.max_running);
-            headroom.open_context_max = headroom.open_context_max.max(worker.max_context);
-            if candidate.has_slot() {
-                headroom.free_context_max = headroom.free_context_max.max(worker.max_context);
-            }
-        }
-        headroom
+        let workers = self.pools.get(pool);
+        workers.map_or(Headroom::default(), |workers| Headroom {
+            open_context_max: workers.open_context_max,
+            slots: workers.slots,
+        })
+    }
+
+    /// A number that grows when workers of the pool come, go, or change what they take. 0 without workers.
+    pub(super) fn version(&self, pool: &PoolKey) -> u64 {
+        self.pools.get(pool).map_or(0, |workers| workers.version)
     }
 
     /// The report on the EAGLE-3 head of a worker's fallback, if a request of the worker could go on there.
     pub(super) fn fallback(&self, worker: &WorkerId) -> Option<Eagle3Report> {
-        let own = &self.workers.get(worker)?.heartbeat;
+        let own = &self.get(worker)?.heartbeat;
         let named = own.fallback.as_ref().filter(|name| *name != worker)?;
-        let candidate = self.workers.get(named)?.candidate();
-        let fallback = candidate.heartbeat;
+        let named = self.get(named)?;
+        let fallback = &named.heartbeat;
         let same_text = fallback.model == own.model
             && fallback.tokenizer == own.tokenizer
             && fallback.max_context >= own.max_context;
         // A full worker would send the request back here, after a wasted prefill.
-        let is_open = !fallback.draining && candidate.has_slot();
+        let is_open = !fallback.draining && named.has_slot();
         fallback.eagle3.filter(|_| same_text && is_open)
     }
 
     pub(super) fn serves(&self, pool: &PoolKey) -> bool {
-        let mut workers = self.workers.values();
-        workers.any(|worker| pool.has_worker(&worker.heartbeat))
+        self.pools.contains_key(pool)
     }
 
     /// The models that are served now. A draining worker still counts, because its successor will start soon. A model
     /// that left the list during a restart would turn a short wait into a "no such model" error.
     pub(super) fn models(&self) -> Vec<ServedModel> {
         let mut models: BTreeMap<(&str, &str), ServedModel> = BTreeMap::new();
-        for worker in self.workers.values() {
+        for worker in self.all() {
             let heartbeat = &worker.heartbeat;
             let served = models
                 .entry((&heartbeat.model, &heartbeat.tokenizer))
@@ -257,19 +562,20 @@ impl WorkerTable {
     }
 
     pub(super) fn observe(&self, now_ms: u64) -> Vec<WorkerState> {
-        let state = |(name, worker): (&WorkerId, &LiveWorker)| WorkerState {
-            worker: name.clone(),
+        let state = |worker: &LiveWorker| WorkerState {
+            worker: worker.heartbeat.worker.clone(),
             url: worker.heartbeat.url.clone(),
             model: worker.heartbeat.model.clone(),
             tokenizer: worker.heartbeat.tokenizer.clone(),
             leases: worker.leases.len(),
             foreign: worker.foreign.len(),
+            kv_planned_tokens: worker.planned_tokens,
             max_running: worker.heartbeat.max_running,
             draining: worker.heartbeat.draining,
             suspect: worker.suspect_since_ms.is_some(),
             silent_ms: now_ms.saturating_sub(worker.reported_ms),
         };
-        self.workers.iter().map(state).collect()
+        self.all().map(state).collect()
     }
 }
 
@@ -293,6 +599,12 @@ fn check(heartbeat: &Heartbeat) -> Result<(), ApiError> {
         let fault = format!("fallback has {fallback_bytes} bytes; send at most {NAME_BYTES_MAX}");
         return refused("fallback", fault);
     }
+    let held = heartbeat.kv.as_ref().and_then(|kv| kv.held.as_ref());
+    let held = held.map_or(0, Vec::len);
+    if held > HELD_MAX {
+        let fault = format!("kv.held has {held} prefixes; send at most {HELD_MAX}");
+        return refused("kv.held", fault);
+    }
     let slots = heartbeat.max_running;
     if !(1..=WORKER_RUNNING_MAX).contains(&slots) {
         let fault = format!("max_running is {slots}; send 1 to {WORKER_RUNNING_MAX}");
@@ -309,15 +621,17 @@ fn check(heartbeat: &Heartbeat) -> Result<(), ApiError> {
 
 /// A worker in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct WorkerState {
+pub struct WorkerState {
     worker: WorkerId,
     url: String,
     model: String,
     tokenizer: String,
     /// Leases that are held on it.
-    pub(crate) leases: usize,
+    pub leases: usize,
     /// Leases that it named and that this scheduler does not hold.
-    pub(crate) foreign: usize,
+    pub foreign: usize,
+    /// KV tokens that are planned for them.
+    kv_planned_tokens: u64,
     /// Most chunks at once.
     max_running: u32,
     /// It takes no new chunks.
@@ -325,5 +639,5 @@ pub(crate) struct WorkerState {
     /// A chunk failed there, and it has neither reported nor completed a chunk since.
     suspect: bool,
     /// Time since its last heartbeat.
-    pub(crate) silent_ms: u64,
+    pub silent_ms: u64,
 }

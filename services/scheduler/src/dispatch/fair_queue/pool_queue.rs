@@ -1,62 +1,121 @@
-//! The waiting requests of one pool, by tenant, with the tokens that each tenant was served.
+//! The waiting requests of one pool, by tenant and class, with the tokens that each tenant was served.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::waiting_request::{LeaseCallId, WaitingRequest};
+use refrain_protocol::scheduling::RequestClass;
+
+use super::classes::{Turns, index};
+use super::line::Line;
+use super::waiting_request::{LeaseCallId, Place, WaitingRequest};
+use crate::order::{Correlation, Rank};
 
 /// Cost of a context token that a worker has to read.
 const INPUT_WEIGHT: u64 = 1;
 /// Cost of an output token. Each one takes a step, while a few steps read a whole context.
 const OUTPUT_WEIGHT: u64 = 2;
 /// Expected output of a chunk before any chunk of the pool has ended, tokens.
-const OUTPUT_TOKENS_FIRST_GUESS: f64 = 256.0;
+pub(super) const OUTPUT_TOKENS_FIRST_GUESS: f64 = 256.0;
 /// Expected time of a chunk before any chunk of the pool has ended.
 pub(super) const SERVICE_MS_FIRST_GUESS: f64 = 1_000.0;
 /// Weight of the newest chunk in the moving averages.
 const AVERAGE_STEP: f64 = 0.1;
+/// Most requests of one line that are looked at for one slot. Those that no free worker can take are passed over.
+const LINE_LOOKED_AT_MAX: usize = 256;
 
-/// The charge of a grant for its expected output, to be corrected when the chunk ends.
+/// The charge of a grant for its expected cost, to be corrected when the chunk ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Charge {
+pub(in crate::dispatch) struct Charge {
     output: u64,
+    input: u64,
 }
 
-/// The waiting requests of one tenant.
+/// What a chunk really cost.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::dispatch) struct Spent {
+    pub(in crate::dispatch) emitted_tokens: u32,
+    /// Context tokens that the worker read. `None`: unknown, so the estimate stays.
+    pub(in crate::dispatch) read_tokens: Option<u32>,
+}
+
+/// The requests of one tenant.
 #[derive(Debug, Default)]
 pub(super) struct TenantQueue {
     /// Weighted tokens served, in the virtual time of the pool.
     pub(super) served: u64,
-    pub(super) waiting: BTreeMap<LeaseCallId, WaitingRequest>,
+    /// The waiting requests of each class.
+    pub(super) lines: [Line; 2],
     pub(super) running: u32,
+    /// Running chunks that are being preempted.
+    pub(super) preempted: u32,
+    /// Waiting requests that have claimed a slot.
+    pub(super) claimed: u32,
 }
 
 impl TenantQueue {
-    pub(super) fn is_active(&self) -> bool {
-        self.running > 0 || !self.waiting.is_empty()
+    pub(super) fn waiting(&self) -> usize {
+        self.lines.iter().map(Line::len).sum()
+    }
+
+    fn is_active(&self) -> bool {
+        self.running > 0 || self.waiting() > 0
     }
 }
+
+/// A tenant's turn in a class: tokens served, then the longest wait.
+type Turn = (u64, Place, String);
 
 #[derive(Debug)]
 pub(in crate::dispatch) struct PoolQueue {
     pub(super) tenants: BTreeMap<String, TenantQueue>,
+    /// The tenants that wait in each class, in the order of their turns.
+    pub(super) turns: [BTreeSet<Turn>; 2],
+    /// The tenants that neither wait nor run, the least served first.
+    idle: BTreeSet<(u64, String)>,
     /// Waiting requests for which a chunk is being preempted. They get the slot that becomes free.
     pub(super) claimed: BTreeSet<LeaseCallId>,
+    /// Those of them that are rollouts.
+    pub(super) claimed_rollouts: u64,
+    /// Requests that wait in each class.
+    pub(super) waiting: [usize; 2],
+    /// Chunks that run in each class, and those of them that are being preempted.
+    pub(super) running: [u64; 2],
+    pub(super) preempted: [u64; 2],
+    class_turns: Turns,
     /// The virtual time when the queue was last empty.
     served_at_empty: u64,
     /// How long a chunk holds its slot, a moving average.
     pub(super) service_ms: f64,
     /// Tokens that a chunk writes, a moving average.
     pub(super) output_tokens: f64,
+    /// Whether estimates of lengths tell anything.
+    pub(in crate::dispatch) estimates: Correlation,
+    /// The version of the pool's workers for which stranded requests were last looked for.
+    pub(in crate::dispatch) workers_version: u64,
+    /// The worker that the last request got.
+    pub(in crate::dispatch) last_worker: Option<usize>,
+    /// A request that waits for room in a KV cache, and the worker that takes no others until it has some.
+    pub(in crate::dispatch) reserved: Option<(LeaseCallId, usize)>,
 }
 
 impl Default for PoolQueue {
     fn default() -> Self {
         PoolQueue {
             tenants: BTreeMap::new(),
+            turns: Default::default(),
+            idle: BTreeSet::new(),
             claimed: BTreeSet::new(),
+            claimed_rollouts: 0,
+            waiting: [0; 2],
+            running: [0; 2],
+            preempted: [0; 2],
+            class_turns: Turns::default(),
             served_at_empty: 0,
             service_ms: SERVICE_MS_FIRST_GUESS,
             output_tokens: OUTPUT_TOKENS_FIRST_GUESS,
+            estimates: Correlation::default(),
+            workers_version: 0,
+            last_worker: None,
+            reserved: None,
         }
     }
 }
@@ -64,82 +123,152 @@ impl Default for PoolQueue {
 impl PoolQueue {
     /// Requests that wait.
     pub(super) fn waiting(&self) -> usize {
-        self.tenants
-            .values()
-            .map(|tenant| tenant.waiting.len())
-            .sum()
+        self.waiting.iter().sum()
+    }
+
+    /// Tenants that wait or run.
+    pub(super) fn active_tenants(&self) -> usize {
+        self.tenants.len() - self.idle.len()
     }
 
     /// Whether any tenant waits or runs.
     pub(super) fn is_active(&self) -> bool {
-        self.tenants.values().any(TenantQueue::is_active)
+        self.active_tenants() > 0
     }
 
-    pub(super) fn push(&mut self, call: LeaseCallId, tenant: &str, waiting: WaitingRequest) {
-        let served_min = self.virtual_time().unwrap_or(self.served_at_empty);
-        let queue = self.tenants.entry(tenant.to_owned()).or_default();
-        if queue.waiting.is_empty() {
-            queue.served = queue.served.max(served_min);
-        }
-        queue.waiting.insert(call, waiting);
-    }
-
-    pub(super) fn remove(&mut self, call: LeaseCallId, tenant: &str) -> Option<WaitingRequest> {
-        let queue = self.tenants.get_mut(tenant)?;
-        let waiting = queue.waiting.remove(&call)?;
-        self.claimed.remove(&call);
-        let served = queue.served;
-        if self.virtual_time().is_none() {
-            self.served_at_empty = self.served_at_empty.max(served);
-        }
-        Some(waiting)
-    }
-
-    /// Charges a tenant for a granted request. `reads_context` says that the worker has no KV cache of it.
-    pub(super) fn charge(
+    /// Changes a tenant, and keeps the turns and the idle tenants in step.
+    pub(super) fn change<R>(
         &mut self,
         tenant: &str,
-        waiting: &WaitingRequest,
-        reads_context: bool,
-    ) -> Option<Charge> {
+        change: impl FnOnce(&mut TenantQueue) -> R,
+    ) -> Option<R> {
+        let queue = self.tenants.get_mut(tenant)?;
+        let turn = |queue: &TenantQueue, class: usize| {
+            let oldest = queue.lines[class].oldest()?;
+            Some((queue.served, oldest, tenant.to_owned()))
+        };
+        let before = [turn(queue, 0), turn(queue, 1)];
+        let idle_before = (!queue.is_active()).then_some(queue.served);
+        let result = change(queue);
+        let idle_after = (!queue.is_active()).then_some(queue.served);
+        for (class, before) in before.into_iter().enumerate() {
+            let after = turn(queue, class);
+            if before == after {
+                continue;
+            }
+            if let Some(before) = before {
+                self.turns[class].remove(&before);
+            }
+            self.turns[class].extend(after);
+        }
+        if idle_before != idle_after {
+            if let Some(served) = idle_before {
+                self.idle.remove(&(served, tenant.to_owned()));
+            }
+            if let Some(served) = idle_after {
+                self.idle.insert((served, tenant.to_owned()));
+            }
+        }
+        Some(result)
+    }
+
+    pub(super) fn push(&mut self, tenant: &str, class: RequestClass, rank: Rank, place: Place) {
+        let served_min = self.virtual_time().unwrap_or(self.served_at_empty);
+        if !self.tenants.contains_key(tenant) {
+            self.tenants
+                .insert(tenant.to_owned(), TenantQueue::default());
+            self.idle.insert((0, tenant.to_owned()));
+        }
+        self.change(tenant, |queue| {
+            if queue.waiting() == 0 {
+                queue.served = queue.served.max(served_min);
+            }
+            queue.lines[index(class)].insert(rank, place);
+        });
+        self.waiting[index(class)] += 1;
+    }
+
+    pub(super) fn remove(&mut self, tenant: &str, class: RequestClass, rank: Rank, place: Place) {
+        let was_claimed = self.claimed.remove(&place.call);
+        if was_claimed && class == RequestClass::Rollout {
+            self.claimed_rollouts = self.claimed_rollouts.saturating_sub(1);
+        }
+        let served = self.change(tenant, |queue| {
+            queue.lines[index(class)].remove(rank, place);
+            queue.claimed -= u32::from(was_claimed);
+            queue.served
+        });
+        self.waiting[index(class)] = self.waiting[index(class)].saturating_sub(1);
+        if let (None, Some(served)) = (self.virtual_time(), served) {
+            self.served_at_empty = self.served_at_empty.max(served);
+        }
+    }
+
+    /// Gives a waiting request another rank.
+    pub(super) fn rerank(
+        &mut self,
+        tenant: &str,
+        class: RequestClass,
+        place: Place,
+        (before, after): (Rank, Rank),
+    ) {
+        self.change(tenant, |queue| {
+            let line = &mut queue.lines[index(class)];
+            line.remove(before, place);
+            line.insert(after, place);
+        });
+    }
+
+    /// Charges a tenant for a granted request. `read_tokens` are those that the worker is taken to lack.
+    pub(super) fn charge(&mut self, waiting: &WaitingRequest, read_tokens: u32) -> Charge {
         let request = &waiting.request;
         let left = request
             .max_new_tokens
             .saturating_sub(request.generated_tokens);
-        let output = (self.output_tokens.round() as u64).min(u64::from(left)) * OUTPUT_WEIGHT;
-        let input = if reads_context {
-            u64::from(request.context_tokens) * INPUT_WEIGHT
-        } else {
-            0
+        let most = waiting.chunk_tokens.unwrap_or(left).min(left);
+        let charge = Charge {
+            output: (self.output_tokens.round() as u64).min(u64::from(most)) * OUTPUT_WEIGHT,
+            input: u64::from(read_tokens) * INPUT_WEIGHT,
         };
-        let queue = self.tenants.get_mut(tenant)?;
-        queue.served = queue.served.saturating_add(input + output);
-        queue.running += 1;
-        Some(Charge { output })
+        let other = 1 - index(request.class);
+        self.class_turns
+            .note(request.class, self.waiting[other] > 0);
+        self.running[index(request.class)] += 1;
+        self.change(&request.namespace.namespace.tenant, |queue| {
+            queue.served = queue.served.saturating_add(charge.input + charge.output);
+            queue.running += 1;
+        });
+        charge
     }
 
     /// Notes that a chunk of the tenant has ended.
-    pub(in crate::dispatch) fn chunk_ended(&mut self, tenant: &str) {
-        if let Some(queue) = self.tenants.get_mut(tenant) {
-            queue.running = queue.running.saturating_sub(1);
-        }
-    }
-
-    /// Corrects the charge of a chunk to its real output.
-    pub(in crate::dispatch) fn settle(
+    pub(in crate::dispatch) fn chunk_ended(
         &mut self,
         tenant: &str,
-        charge: Charge,
-        emitted_tokens: u32,
+        class: RequestClass,
+        was_preempted: bool,
     ) {
-        self.output_tokens += AVERAGE_STEP * (f64::from(emitted_tokens) - self.output_tokens);
-        if let Some(queue) = self.tenants.get_mut(tenant) {
-            let spent = u64::from(emitted_tokens) * OUTPUT_WEIGHT;
+        let index = index(class);
+        self.running[index] = self.running[index].saturating_sub(1);
+        self.preempted[index] = self.preempted[index].saturating_sub(u64::from(was_preempted));
+        self.change(tenant, |queue| {
+            queue.running = queue.running.saturating_sub(1);
+            queue.preempted = queue.preempted.saturating_sub(u32::from(was_preempted));
+        });
+    }
+
+    /// Corrects the charge of a chunk to its real cost.
+    pub(in crate::dispatch) fn settle(&mut self, tenant: &str, charge: Charge, spent: Spent) {
+        let emitted_tokens = f64::from(spent.emitted_tokens);
+        self.output_tokens += AVERAGE_STEP * (emitted_tokens - self.output_tokens);
+        let read = spent.read_tokens.map(|read| u64::from(read) * INPUT_WEIGHT);
+        let real = read.unwrap_or(charge.input) + u64::from(spent.emitted_tokens) * OUTPUT_WEIGHT;
+        self.change(tenant, |queue| {
             queue.served = queue
                 .served
-                .saturating_sub(charge.output)
-                .saturating_add(spent);
-        }
+                .saturating_sub(charge.output + charge.input)
+                .saturating_add(real);
+        });
     }
 
     /// Notes how long a chunk held its slot.
@@ -151,14 +280,8 @@ impl PoolQueue {
     /// on their return anyway.
     pub(super) fn forget_idle_past(&mut self, tenants_max: usize) {
         while self.tenants.len() > tenants_max {
-            let idle = self
-                .tenants
-                .iter()
-                .filter(|(_, queue)| !queue.is_active())
-                .min_by_key(|(_, queue)| queue.served)
-                .map(|(tenant, _)| tenant.clone());
-            match idle {
-                Some(tenant) => self.tenants.remove(&tenant),
+            match self.idle.pop_first() {
+                Some((_, tenant)) => self.tenants.remove(&tenant),
                 None => return,
             };
         }
@@ -166,10 +289,33 @@ impl PoolQueue {
 
     /// The smallest count of served tokens among the tenants that wait.
     fn virtual_time(&self) -> Option<u64> {
-        self.tenants
-            .values()
-            .filter(|queue| !queue.waiting.is_empty())
-            .map(|queue| queue.served)
-            .min()
+        let first = self.turns.iter().filter_map(BTreeSet::first);
+        first.map(|(served, ..)| *served).min()
+    }
+
+    /// The waiting calls, in the order in which they should be placed. Calls that have claimed a slot come first. Then
+    /// come the classes, in each the tenants by tokens served, and of each tenant the first few of its line.
+    pub(super) fn in_order(
+        &self,
+        rollout_share: f64,
+        slots: u64,
+    ) -> impl Iterator<Item = LeaseCallId> {
+        let rollouts_running = self.running[index(RequestClass::Rollout)];
+        let classes = self
+            .class_turns
+            .order(rollout_share, slots, rollouts_running);
+        let trusts_ranks = self.estimates.is_trusted();
+        let others = classes.into_iter().flat_map(move |class| {
+            let turns = self.turns[index(class)].iter();
+            turns
+                .filter_map(|(_, _, tenant)| self.tenants.get(tenant))
+                .flat_map(move |queue| {
+                    let line = queue.lines[index(class)].in_order(trusts_ranks);
+                    line.take(LINE_LOOKED_AT_MAX)
+                })
+        });
+        let others = others.map(|place| place.call);
+        let unclaimed = others.filter(|call| !self.claimed.contains(call));
+        self.claimed.iter().copied().chain(unclaimed)
     }
 }

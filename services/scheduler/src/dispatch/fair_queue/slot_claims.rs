@@ -1,94 +1,187 @@
 //! The choice of the leases to preempt, see `dispatch/preemption.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use refrain_protocol::LeaseId;
-use refrain_protocol::scheduling::LeaseRequest;
+use refrain_protocol::scheduling::{LeaseRequest, RequestClass};
 
+use super::classes::{CLASSES, index, kept_slots};
 use super::pool_queue::PoolQueue;
-use super::waiting_request::LeaseCallId;
+use super::waiting_request::{LeaseCallId, WaitingRequest};
+
+const ROLLOUTS: usize = 1;
+/// Most requests of one line that are looked at for a claim.
+const LINE_LOOKED_AT_MAX: usize = 256;
 
 /// The conditions under which waiting requests may claim a slot of a full worker.
-pub(crate) struct SlotDemand<'a> {
+pub(in crate::dispatch) struct SlotDemand<'a> {
     /// Slots of the pool.
-    pub(crate) slots: u64,
+    pub(in crate::dispatch) slots: u64,
     /// Requests that were submitted later have to wait.
-    pub(crate) submitted_ms_max: u64,
+    pub(in crate::dispatch) submitted_ms_max: u64,
     /// Whether the worker could take the request.
-    pub(crate) fits: &'a dyn Fn(&LeaseRequest) -> bool,
+    pub(in crate::dispatch) fits: &'a dyn Fn(&LeaseRequest) -> bool,
 }
 
-/// The leases of a tenant that can be preempted.
-#[derive(Debug, Default)]
-pub(crate) struct PreemptibleLeases {
-    /// Number of leases that are being preempted already, on any worker.
-    pub(crate) preempted: u32,
-    /// Grant times and ids of those that could be preempted. The last one is preempted first.
-    pub(crate) leases: Vec<(u64, LeaseId)>,
+/// A lease that may be preempted.
+#[derive(Clone, Debug)]
+pub(in crate::dispatch) struct PreemptibleLease {
+    pub(in crate::dispatch) lease: LeaseId,
+    pub(in crate::dispatch) tenant: String,
+    pub(in crate::dispatch) class: RequestClass,
+    pub(in crate::dispatch) granted_ms: u64,
+    /// Its chunk ends by itself soon, because its length is limited.
+    pub(in crate::dispatch) bounded: bool,
+}
+
+/// Whether a lease gives way to interactive requests.
+fn yields(one: &PreemptibleLease) -> bool {
+    one.class == RequestClass::Rollout && !one.bounded
+}
+
+/// How many slots may be claimed.
+struct Quotas {
+    /// All that could be preempted.
+    slots: usize,
+    /// Most slots of a tenant that claims from other tenants.
+    share: u32,
+    /// Rollouts give way to interactive requests, whatever their tenants.
+    rollouts_yield: bool,
+}
+
+/// A waiting request that may claim a slot.
+#[derive(Clone, Copy, Debug)]
+struct Claimant<'a> {
+    tenant: &'a str,
+    class: RequestClass,
+    call: LeaseCallId,
 }
 
 impl PoolQueue {
-    /// Claims slots of tenants above their share for requests of tenants below theirs. Returns the leases to end.
-    /// Each is for one request, which is first in the queue from now on.
-    pub(in crate::dispatch) fn claim_slots(
+    /// Claims slots for waiting requests. Returns the leases to end. Each is for one request, which is first in the
+    /// queue from now on.
+    ///
+    /// A tenant below its share claims from tenants above theirs. Interactive requests also claim from rollouts
+    /// whose chunks have no limit, while rollouts have more than they keep.
+    pub(super) fn claim_slots(
         &mut self,
-        demand: SlotDemand<'_>,
-        mut preemptible: BTreeMap<String, PreemptibleLeases>,
+        waiting: &HashMap<LeaseCallId, WaitingRequest>,
+        demand: &SlotDemand<'_>,
+        rollout_share: f64,
+        mut preemptible: Vec<PreemptibleLease>,
     ) -> Vec<LeaseId> {
-        let active = self
-            .tenants
-            .values()
-            .filter(|queue| queue.is_active())
-            .count();
-        let share = demand.slots / active.max(1) as u64;
+        let share = demand.slots / self.active_tenants().max(1) as u64;
         let share = u32::try_from(share.max(1)).unwrap_or(u32::MAX);
+        let kept = kept_slots(rollout_share, demand.slots);
+        let rollouts_yield = preemptible.iter().any(yields) && self.rollouts_that_stay() > kept;
+        let quotas = Quotas {
+            slots: preemptible.len(),
+            share,
+            rollouts_yield,
+        };
+        let claimants: Vec<(String, RequestClass, LeaseCallId)> = self
+            .claimants(waiting, demand, &quotas)
+            .into_iter()
+            .map(|claimant| (claimant.tenant.to_owned(), claimant.class, claimant.call))
+            .collect();
+        // The last one goes first: rollouts before interactive ones, and the longest-running before the others.
+        preemptible.sort_by_key(|one| {
+            let interactive = one.class == RequestClass::Interactive;
+            std::cmp::Reverse((interactive, one.granted_ms, one.lease))
+        });
         let mut preempted = Vec::new();
-        for (_, calls) in self.claimants(&demand, share) {
-            for call in calls {
-                let most_over = preemptible
-                    .iter_mut()
-                    .filter(|(_, of_tenant)| !of_tenant.leases.is_empty())
-                    .filter_map(|(tenant, of_tenant)| {
-                        let queue = self.tenants.get(tenant)?;
-                        let keeps = queue.running.saturating_sub(of_tenant.preempted);
-                        (keeps > share).then_some((keeps, of_tenant))
-                    })
-                    .max_by_key(|(keeps, _)| *keeps);
-                let Some((_, of_tenant)) = most_over else {
-                    break;
-                };
-                if let Some((_, lease)) = of_tenant.leases.pop() {
-                    of_tenant.preempted += 1;
-                    self.claimed.insert(call);
-                    preempted.push(lease);
-                }
-            }
+        for (tenant, class, call) in claimants {
+            let below_share = self
+                .tenants
+                .get(&tenant)
+                .is_some_and(|queue| queue.running + queue.claimed < share);
+            let by_share = below_share.then(|| self.most_over(share, kept, class, &preemptible));
+            let victim = by_share.flatten().or_else(|| {
+                let may = class == RequestClass::Interactive && self.rollouts_that_stay() > kept;
+                preemptible.iter().rposition(|one| may && yields(one))
+            });
+            let Some(victim) = victim else {
+                continue;
+            };
+            let victim = preemptible.remove(victim);
+            self.preempted[index(victim.class)] += 1;
+            self.change(&victim.tenant, |queue| queue.preempted += 1);
+            self.change(&tenant, |queue| queue.claimed += 1);
+            self.claimed.insert(call);
+            self.claimed_rollouts += u64::from(class == RequestClass::Rollout);
+            preempted.push(victim.lease);
         }
         preempted
     }
 
-    /// The requests that may claim a slot, by tenant: tokens served and calls. The least served tenant comes first.
-    fn claimants(&self, demand: &SlotDemand<'_>, share: u32) -> Vec<(u64, Vec<LeaseCallId>)> {
-        let mut claimants: Vec<(u64, Vec<LeaseCallId>)> = Vec::new();
-        for queue in self.tenants.values() {
-            let waiting = queue.waiting.iter();
-            let claimed = waiting
-                .clone()
-                .filter(|(call, _)| self.claimed.contains(call));
-            let has = queue.running + u32::try_from(claimed.count()).unwrap_or(u32::MAX);
-            let calls = waiting
-                .filter(|(call, waiting)| {
-                    !self.claimed.contains(call)
-                        && waiting.submitted_ms <= demand.submitted_ms_max
-                        && (demand.fits)(&waiting.request)
-                })
-                .map(|(call, _)| *call);
-            let calls: Vec<LeaseCallId> = calls.take(share.saturating_sub(has) as usize).collect();
-            if !calls.is_empty() {
-                claimants.push((queue.served, calls));
+    /// Running rollouts that are not being preempted.
+    fn rollouts_that_stay(&self) -> u64 {
+        self.running[ROLLOUTS].saturating_sub(self.preempted[ROLLOUTS])
+    }
+
+    /// The place in the list of a lease of the tenant that is most above its share.
+    fn most_over(
+        &self,
+        share: u32,
+        kept: u64,
+        class: RequestClass,
+        preemptible: &[PreemptibleLease],
+    ) -> Option<usize> {
+        let rollouts = self.rollouts_that_stay() + self.claimed_rollouts;
+        // A rollout takes no slot of an interactive request beyond those that rollouts keep.
+        let takes_any = class == RequestClass::Interactive || rollouts < kept;
+        let mut last_of_tenant: BTreeMap<&str, usize> = BTreeMap::new();
+        for (place, one) in preemptible.iter().enumerate() {
+            if takes_any || one.class == RequestClass::Rollout {
+                last_of_tenant.insert(&one.tenant, place);
             }
         }
-        claimants.sort_by_key(|(served, calls)| (*served, calls[0]));
+        let over = last_of_tenant.into_iter().filter_map(|(tenant, place)| {
+            let queue = self.tenants.get(tenant)?;
+            let keeps = queue.running.saturating_sub(queue.preempted);
+            (keeps > share).then_some((keeps, place))
+        });
+        over.max_by_key(|(keeps, _)| *keeps).map(|(_, place)| place)
+    }
+
+    /// The requests that may claim a slot, in the order of the queue: interactive ones, then rollouts, and in each class
+    /// the least served tenant first.
+    fn claimants<'a>(
+        &'a self,
+        waiting: &HashMap<LeaseCallId, WaitingRequest>,
+        demand: &SlotDemand<'_>,
+        quotas: &Quotas,
+    ) -> Vec<Claimant<'a>> {
+        let may_claim = |call: &LeaseCallId| {
+            !self.claimed.contains(call)
+                && waiting.get(call).is_some_and(|waiting| {
+                    waiting.submitted_ms <= demand.submitted_ms_max
+                        && (demand.fits)(&waiting.request)
+                })
+        };
+        let mut claimants = Vec::new();
+        for class in CLASSES {
+            for (_, _, tenant) in &self.turns[index(class)] {
+                if claimants.len() >= 2 * quotas.slots {
+                    return claimants;
+                }
+                let Some(queue) = self.tenants.get(tenant) else {
+                    continue;
+                };
+                let quota = match class {
+                    RequestClass::Interactive if quotas.rollouts_yield => quotas.slots,
+                    _ => quotas.share.saturating_sub(queue.running + queue.claimed) as usize,
+                };
+                let line = queue.lines[index(class)].by_arrival();
+                let calls = line.take(LINE_LOOKED_AT_MAX).map(|place| place.call);
+                let calls = calls.filter(may_claim).take(quota.min(quotas.slots));
+                claimants.extend(calls.map(|call| Claimant {
+                    tenant,
+                    class,
+                    call,
+                }));
+            }
+        }
         claimants
     }
 }

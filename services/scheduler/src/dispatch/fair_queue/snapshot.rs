@@ -11,16 +11,21 @@ use crate::dispatch::pool_key::PoolKey;
 const TENANTS_SHOWN_MAX: usize = 100;
 
 /// The queue of one pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct PoolState {
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PoolState {
     model: String,
     tokenizer: String,
-    /// Requests that wait.
+    /// Requests that wait, and those of them that are rollouts.
     waiting: usize,
+    rollouts_waiting: usize,
+    /// Leases of rollouts that are held.
+    rollouts_running: u64,
     /// How long recent chunks held their slots.
     service_ms: u64,
     /// Tokens that recent chunks wrote.
     output_tokens: u64,
+    /// The correlation of estimated and true lengths of recent rollouts, in hundredths.
+    estimate_correlation_percent: i64,
     /// Tenants whose served tokens are remembered.
     tenants_tracked: usize,
     /// The busiest of them.
@@ -46,7 +51,7 @@ impl PoolState {
             .iter()
             .map(|(tenant, queue)| TenantState {
                 tenant: tenant.clone(),
-                waiting: queue.waiting.len(),
+                waiting: queue.waiting(),
                 running: queue.running,
                 served: queue.served,
             })
@@ -58,8 +63,11 @@ impl PoolState {
             model: key.model.clone(),
             tokenizer: key.tokenizer.clone(),
             waiting: pool.waiting(),
+            rollouts_waiting: pool.waiting[1],
+            rollouts_running: pool.running[1],
             service_ms: pool.service_ms.round() as u64,
             output_tokens: pool.output_tokens.round() as u64,
+            estimate_correlation_percent: (pool.estimates.value() * 100.0).round() as i64,
             tenants_tracked,
             tenants,
         }

@@ -1,16 +1,37 @@
-//! A request in the queue.
+//! A request in the queue, and its place in line.
 
 use refrain_protocol::scheduling::LeaseRequest;
 
+use crate::dispatch::group_key::GroupKey;
+use crate::order::Rank;
+
 /// Names one call for a lease. The caller chooses it: ids grow, and none is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct LeaseCallId(pub(crate) u64);
+pub struct LeaseCallId(pub u64);
+
+/// A place in line: when the request first asked, and by which call it asks now. A request that continues comes with
+/// its age, so it keeps its place, also where the scheduler has been restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::dispatch) struct Place {
+    pub(in crate::dispatch) arrived_ms: u64,
+    pub(in crate::dispatch) call: LeaseCallId,
+}
 
 /// A request in the queue.
 #[derive(Debug)]
-pub(crate) struct WaitingRequest {
-    pub(crate) request: LeaseRequest,
-    pub(crate) submitted_ms: u64,
+pub(in crate::dispatch) struct WaitingRequest {
+    pub(in crate::dispatch) request: LeaseRequest,
+    pub(in crate::dispatch) place: Place,
+    pub(in crate::dispatch) rank: Rank,
+    /// The group of a rollout.
+    pub(in crate::dispatch) group: Option<GroupKey>,
+    /// Most tokens of the chunk that it will get.
+    pub(in crate::dispatch) chunk_tokens: Option<u32>,
+    /// KV tokens to plan for the chunk: the context and what the chunk is expected to write.
+    pub(in crate::dispatch) kv_tokens: u64,
+    pub(in crate::dispatch) submitted_ms: u64,
     /// Since when no live worker can serve it.
-    pub(crate) stranded_since_ms: Option<u64>,
+    pub(in crate::dispatch) stranded_since_ms: Option<u64>,
+    /// When it has waited for too long. `u64::MAX` means never.
+    pub(in crate::dispatch) deadline_ms: u64,
 }

@@ -590,6 +590,8 @@ fn the_state_is_readable() {
           "queue_length": 1,
           "leases_running": 1,
           "leases_ended_remembered": 0,
+          "groups_tracked": 0,
+          "prefixes_tracked": 0,
           "workers": [
             {
               "worker": "a",
@@ -598,6 +600,7 @@ fn the_state_is_readable() {
               "tokenizer": "t",
               "leases": 1,
               "foreign": 0,
+              "kv_planned_tokens": 356,
               "max_running": 1,
               "draining": false,
               "suspect": false,
@@ -609,8 +612,11 @@ fn the_state_is_readable() {
               "model": "m",
               "tokenizer": "t",
               "waiting": 1,
+              "rollouts_waiting": 0,
+              "rollouts_running": 0,
               "service_ms": 1000,
               "output_tokens": 256,
+              "estimate_correlation_percent": 0,
               "tenants_tracked": 2,
               "tenants": [
                 {

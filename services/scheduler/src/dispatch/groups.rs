@@ -1,0 +1,252 @@
+//! The groups of rollouts: what is known about their lengths, and which request of each is the probe.
+//!
+//! The table is bounded. Groups with members that wait or run are kept, since their number is bounded by the queue and
+//! the slots; of the others the least recently used ones are forgotten. A group that comes back after that, or after a
+//! restart of the scheduler, starts anew: its next request is a probe.
+
+use std::collections::{BTreeMap, HashMap};
+
+use lru::LruCache;
+use refrain_protocol::RequestId;
+
+use super::fair_queue::Place;
+use super::group_key::GroupKey;
+use crate::order::GroupLengths;
+
+/// Members of a group whose estimates are remembered. The others do not count for the trust in estimates.
+const MEMBERS_TRACKED_MAX: usize = 1_024;
+
+#[derive(Debug, Default)]
+struct Group {
+    lengths: GroupLengths,
+    probe: Option<RequestId>,
+    waiting: BTreeMap<Place, RequestId>,
+    running: usize,
+    /// The estimate by which each member was ordered when it started; `None` where there was none.
+    started: HashMap<RequestId, Option<u32>>,
+}
+
+impl Group {
+    fn is_active(&self) -> bool {
+        self.running > 0 || !self.waiting.is_empty()
+    }
+
+    /// Whether estimates of its members may have changed from `before`.
+    fn differs(&self, before: (GroupLengths, Option<RequestId>)) -> bool {
+        let (lengths, probe) = before;
+        let longest = |lengths: GroupLengths| {
+            let finished = lengths.finished_max;
+            finished.map(|finished| finished.max(lengths.running_max))
+        };
+        longest(lengths) != longest(self.lengths) || probe != self.probe
+    }
+
+    /// Makes another waiting member the probe, if the group still needs one.
+    fn replace_probe(&mut self, left: RequestId) {
+        if self.probe == Some(left) {
+            self.probe = match self.lengths.finished_max {
+                None => self.waiting.values().find(|id| **id != left).copied(),
+                Some(_) => None,
+            };
+        }
+    }
+}
+
+/// All groups, by key.
+#[derive(Debug)]
+pub(super) struct GroupTable {
+    groups: LruCache<GroupKey, Group>,
+    groups_max: usize,
+}
+
+impl GroupTable {
+    pub(super) fn new(groups_max: usize) -> Self {
+        GroupTable {
+            groups: LruCache::unbounded(),
+            groups_max,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// What is known about a group, and whether the request is its probe.
+    pub(super) fn look_up(&self, key: &GroupKey, request: RequestId) -> (GroupLengths, bool) {
+        let group = self.groups.peek(key);
+        group.map_or((GroupLengths::default(), false), |group| {
+            (group.lengths, group.probe == Some(request))
+        })
+    }
+
+    /// The places of the members that wait.
+    pub(super) fn waiting(&self, key: &GroupKey) -> impl Iterator<Item = Place> {
+        let group = self.groups.peek(key);
+        group
+            .into_iter()
+            .flat_map(|group| group.waiting.keys().copied())
+    }
+
+    /// A member waits. Returns whether estimates of others have changed.
+    pub(super) fn waits(
+        &mut self,
+        key: &GroupKey,
+        request: RequestId,
+        place: Place,
+        generated_tokens: u32,
+    ) -> bool {
+        let group = self.groups.get_or_insert_mut(key.clone(), Group::default);
+        let before = (group.lengths, group.probe);
+        group.waiting.insert(place, request);
+        group.lengths.running_max = group.lengths.running_max.max(generated_tokens);
+        if group.probe.is_none() && group.lengths.finished_max.is_none() {
+            group.probe = Some(request);
+        }
+        let differs = group.differs(before);
+        self.forget_idle();
+        differs
+    }
+
+    /// A member starts to run. `estimate` is the one by which it was ordered.
+    pub(super) fn starts(
+        &mut self,
+        key: &GroupKey,
+        request: RequestId,
+        place: Place,
+        estimate: Option<u32>,
+    ) {
+        if let Some(group) = self.groups.get_mut(key) {
+            group.waiting.remove(&place);
+            group.running += 1;
+            if group.started.len() < MEMBERS_TRACKED_MAX {
+                group.started.entry(request).or_insert(estimate);
+            }
+        }
+    }
+
+    /// A waiting member is taken out of the queue. Returns whether estimates of others have changed.
+    pub(super) fn withdraws(&mut self, key: &GroupKey, request: RequestId, place: Place) -> bool {
+        self.change(key, |group| {
+            group.waiting.remove(&place);
+            group.replace_probe(request);
+        })
+    }
+
+    /// A member's chunk is over, whatever comes next.
+    pub(super) fn stops(&mut self, key: &GroupKey) {
+        if let Some(group) = self.groups.get_mut(key) {
+            group.running = group.running.saturating_sub(1);
+        }
+    }
+
+    /// A member goes on beyond `tokens`. Returns whether estimates of others have changed.
+    pub(super) fn grows(&mut self, key: &GroupKey, tokens: u32) -> bool {
+        self.change(key, |group| {
+            group.lengths.running_max = group.lengths.running_max.max(tokens);
+        })
+    }
+
+    /// A member is given up or aborted. Its length says nothing. Returns whether estimates of others have changed.
+    pub(super) fn leaves(&mut self, key: &GroupKey, request: RequestId) -> bool {
+        self.change(key, |group| {
+            group.started.remove(&request);
+            group.replace_probe(request);
+        })
+    }
+
+    /// A member has finished with `tokens`. Returns the estimate by which it was ordered when it started, and whether
+    /// estimates of others have changed.
+    pub(super) fn finishes(
+        &mut self,
+        key: &GroupKey,
+        request: RequestId,
+        tokens: u32,
+    ) -> (Option<u32>, bool) {
+        let mut estimate = None;
+        let changed = self.change(key, |group| {
+            estimate = group.started.remove(&request).flatten();
+            group.lengths.finished_max = group.lengths.finished_max.max(Some(tokens));
+            group.probe = None;
+        });
+        (estimate, changed)
+    }
+
+    fn change(&mut self, key: &GroupKey, change: impl FnOnce(&mut Group)) -> bool {
+        let Some(group) = self.groups.get_mut(key) else {
+            return false;
+        };
+        let before = (group.lengths, group.probe);
+        change(group);
+        group.differs(before)
+    }
+
+    fn forget_idle(&mut self) {
+        let mut kept = 0;
+        while self.groups.len() > self.groups_max && kept < 8 {
+            let Some((key, group)) = self.groups.peek_lru() else {
+                return;
+            };
+            let (key, is_active) = (key.clone(), group.is_active());
+            if is_active {
+                self.groups.promote(&key);
+                kept += 1;
+            } else {
+                self.groups.pop(&key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fair_queue::LeaseCallId;
+    use super::*;
+
+    fn key(group: &str) -> GroupKey {
+        GroupKey::new("m", "t", "acme", group)
+    }
+
+    fn place(nth: u64) -> Place {
+        Place {
+            arrived_ms: nth,
+            call: LeaseCallId(nth),
+        }
+    }
+
+    #[test]
+    fn the_first_member_is_the_probe_until_one_has_finished() {
+        let (mut table, key) = (GroupTable::new(10), key("g"));
+        assert!(table.waits(&key, RequestId(1), place(1), 0));
+        assert!(!table.waits(&key, RequestId(2), place(2), 0));
+        assert!(table.look_up(&key, RequestId(1)).1 && !table.look_up(&key, RequestId(2)).1);
+        table.starts(&key, RequestId(1), place(1), None);
+        // The probe is aborted, so the next member is the probe.
+        table.stops(&key);
+        assert!(table.leaves(&key, RequestId(1)));
+        assert!(table.look_up(&key, RequestId(2)).1);
+        table.starts(&key, RequestId(2), place(2), None);
+        table.stops(&key);
+        assert_eq!(table.finishes(&key, RequestId(2), 70), (None, true));
+        assert!(!table.waits(&key, RequestId(3), place(3), 0));
+        let (lengths, is_probe) = table.look_up(&key, RequestId(3));
+        assert_eq!((lengths.finished_max, is_probe), (Some(70), false));
+        // The estimate that counts is the one of the start, not of the end.
+        table.starts(&key, RequestId(3), place(3), Some(70));
+        assert!(table.grows(&key, 90));
+        assert_eq!(table.finishes(&key, RequestId(3), 95), (Some(70), true));
+        assert!(!table.grows(&key, 80));
+    }
+
+    #[test]
+    fn idle_groups_are_forgotten_and_active_ones_are_not() {
+        let mut table = GroupTable::new(2);
+        table.waits(&key("waits"), RequestId(1), place(1), 0);
+        for nth in 2..9 {
+            let key = key(&format!("g{nth}"));
+            table.waits(&key, RequestId(u128::from(nth)), place(nth), 0);
+            table.withdraws(&key, RequestId(u128::from(nth)), place(nth));
+        }
+        assert!(table.len() <= 3, "{}", table.len());
+        assert_eq!(table.waiting(&key("waits")).count(), 1);
+    }
+}

@@ -1,0 +1,211 @@
+//! What lies in the KV cache of each worker, by hashes of prefixes.
+//!
+//! A worker's report names the longest prefix of each context that it holds, which is exact. It cannot name all shorter
+//! ones, and other engines name none. So the table also remembers the prefixes of what was sent to a worker. Those are
+//! a guess: the least recently sent ones are forgotten as an engine would evict them, by its capacity, and all of
+//! them when the process is another one.
+//!
+//! Only contexts of one namespace match, since the hash covers it.
+
+use std::collections::{HashMap, HashSet};
+
+use lru::LruCache;
+use refrain_protocol::prefix::{PrefixHash, mark};
+
+/// The prefixes on all workers. Workers are named by their places in the worker table.
+#[derive(Debug)]
+pub(crate) struct PrefixTable {
+    workers: HashMap<usize, WorkerPrefixes>,
+    /// The workers that hold a prefix.
+    holders: HashMap<PrefixHash, Vec<usize>>,
+    prefixes_max: usize,
+}
+
+#[derive(Debug)]
+struct WorkerPrefixes {
+    /// Prefixes that were sent, with the tokens that each adds to the next shorter one.
+    sent: LruCache<PrefixHash, u32>,
+    sent_tokens: u64,
+    /// Prefixes that the worker reported.
+    reported: HashSet<PrefixHash>,
+}
+
+impl WorkerPrefixes {
+    fn new() -> Self {
+        WorkerPrefixes {
+            sent: LruCache::unbounded(),
+            sent_tokens: 0,
+            reported: HashSet::new(),
+        }
+    }
+}
+
+impl PrefixTable {
+    /// `prefixes_max` bounds the sent prefixes of each worker, and the reported ones.
+    pub(crate) fn new(prefixes_max: usize) -> Self {
+        PrefixTable {
+            workers: HashMap::new(),
+            holders: HashMap::new(),
+            prefixes_max,
+        }
+    }
+
+    /// Notes that a context was sent to a worker whose KV cache holds at most `capacity_tokens`.
+    pub(crate) fn sent(
+        &mut self,
+        worker: usize,
+        prefixes: &[PrefixHash],
+        capacity_tokens: Option<u64>,
+    ) {
+        if prefixes.is_empty() {
+            return;
+        }
+        let of_worker = self
+            .workers
+            .entry(worker)
+            .or_insert_with(WorkerPrefixes::new);
+        // The longest one first, so that it is also forgotten first.
+        for (nth, prefix) in prefixes.iter().enumerate().rev() {
+            if of_worker.sent.get(prefix).is_some() {
+                continue;
+            }
+            let shorter = nth.checked_sub(1).map_or(0, mark);
+            let tokens = mark(nth) - shorter;
+            of_worker.sent.put(*prefix, tokens);
+            of_worker.sent_tokens += u64::from(tokens);
+            if !of_worker.reported.contains(prefix) {
+                self.holders.entry(*prefix).or_default().push(worker);
+            }
+        }
+        let tokens_max = capacity_tokens.unwrap_or(u64::MAX);
+        while of_worker.sent.len() > self.prefixes_max || of_worker.sent_tokens > tokens_max {
+            let Some((prefix, tokens)) = of_worker.sent.pop_lru() else {
+                break;
+            };
+            of_worker.sent_tokens -= u64::from(tokens);
+            if !of_worker.reported.contains(&prefix) {
+                remove_holder(&mut self.holders, prefix, worker);
+            }
+        }
+    }
+
+    /// Replaces the prefixes that a worker reported.
+    pub(crate) fn reported(&mut self, worker: usize, prefixes: Vec<PrefixHash>) {
+        let of_worker = self
+            .workers
+            .entry(worker)
+            .or_insert_with(WorkerPrefixes::new);
+        let reported: HashSet<PrefixHash> = prefixes.into_iter().take(self.prefixes_max).collect();
+        for prefix in of_worker.reported.difference(&reported) {
+            if !of_worker.sent.contains(prefix) {
+                remove_holder(&mut self.holders, *prefix, worker);
+            }
+        }
+        for prefix in reported.difference(&of_worker.reported) {
+            if !of_worker.sent.contains(prefix) {
+                self.holders.entry(*prefix).or_default().push(worker);
+            }
+        }
+        of_worker.reported = reported;
+    }
+
+    /// Forgets a worker, because it is gone or another process.
+    pub(crate) fn forget(&mut self, worker: usize) {
+        let Some(of_worker) = self.workers.remove(&worker) else {
+            return;
+        };
+        let sent = of_worker.sent.iter().map(|(prefix, _)| *prefix);
+        let prefixes: HashSet<PrefixHash> = sent.chain(of_worker.reported).collect();
+        for prefix in prefixes {
+            remove_holder(&mut self.holders, prefix, worker);
+        }
+    }
+
+    /// The workers that hold a prefix of the context, with the tokens of the longest one.
+    pub(crate) fn held_tokens(&self, prefixes: &[PrefixHash]) -> HashMap<usize, u32> {
+        let mut held = HashMap::new();
+        for (nth, prefix) in prefixes.iter().enumerate().rev() {
+            let Some(holders) = self.holders.get(prefix) else {
+                continue;
+            };
+            for worker in holders {
+                held.entry(*worker).or_insert_with(|| mark(nth));
+            }
+            if held.len() == self.workers.len() {
+                break;
+            }
+        }
+        held
+    }
+
+    /// Prefixes that are remembered, of all workers.
+    pub(crate) fn len(&self) -> usize {
+        self.holders.len()
+    }
+}
+
+fn remove_holder(holders: &mut HashMap<PrefixHash, Vec<usize>>, prefix: PrefixHash, worker: usize) {
+    if let Some(of_prefix) = holders.get_mut(&prefix) {
+        of_prefix.retain(|holder| *holder != worker);
+        if of_prefix.is_empty() {
+            holders.remove(&prefix);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(numbers: impl IntoIterator<Item = u64>) -> Vec<PrefixHash> {
+        numbers.into_iter().map(PrefixHash).collect()
+    }
+
+    fn held(table: &PrefixTable, prefixes: &[PrefixHash]) -> Vec<(usize, u32)> {
+        let mut held: Vec<_> = table.held_tokens(prefixes).into_iter().collect();
+        held.sort_unstable();
+        held
+    }
+
+    #[test]
+    fn the_longest_shared_prefix_counts() {
+        let mut table = PrefixTable::new(100);
+        table.sent(1, &context([1, 2, 3, 4]), None);
+        table.sent(2, &context([1, 2, 9]), None);
+        assert_eq!(held(&table, &context([1, 2, 3, 7])), [(1, 192), (2, 128)]);
+        assert_eq!(held(&table, &context([8, 2])), [(1, 128), (2, 128)]);
+        assert_eq!(held(&table, &context([8])), []);
+        table.forget(1);
+        assert_eq!(held(&table, &context([1, 2, 3])), [(2, 128)]);
+        table.forget(2);
+        assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn the_least_recent_context_goes_first_and_its_longest_prefix_before_all() {
+        let mut table = PrefixTable::new(4);
+        table.sent(1, &context([1, 2]), None);
+        table.sent(1, &context([5, 6]), None);
+        table.sent(1, &context([1]), None);
+        table.sent(1, &context([9]), None);
+        assert_eq!(held(&table, &context([1, 2])), [(1, 64)]);
+        assert_eq!(held(&table, &context([5, 6])), [(1, 128)]);
+        // By tokens of the KV cache: two prefixes of 64 tokens fit.
+        table.sent(1, &context([9]), Some(128));
+        assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn a_report_is_replaced_by_the_next_one() {
+        let mut table = PrefixTable::new(100);
+        table.reported(1, context([7]));
+        table.sent(1, &context([1]), None);
+        assert_eq!(held(&table, &context([1, 7])), [(1, 128)]);
+        table.reported(1, context([1]));
+        assert_eq!(held(&table, &context([1, 7])), [(1, 64)]);
+        table.reported(1, Vec::new());
+        assert_eq!(held(&table, &context([1, 7])), [(1, 64)]);
+        table.forget(1);
+        assert_eq!(table.len(), 0);
+    }
+}
