@@ -49,6 +49,8 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) request: &'a GenerateRequest,
     pub(super) index: u32,
     pub(super) id: RequestId,
+    /// The length to expect of the output, where earlier ones to the same prompt are known.
+    pub(super) expected_tokens: Option<u32>,
     pub(super) choice: ChoiceState,
     pub(super) events: &'a mpsc::Sender<RelayEvent>,
     pub(super) received: Instant,
@@ -75,14 +77,19 @@ impl ChoiceRun<'_> {
             excluded if excluded.len() < workers => excluded.to_vec(),
             _ => Vec::new(),
         };
+        let namespace = self.namespace();
+        let group = self.request.group.clone();
+        if let Some(group) = &group {
+            self.context.memory.group_runs(&namespace, group);
+        }
         LeaseRequest {
             request: self.id,
-            namespace: self.namespace(),
-            group: self.request.group.clone(),
+            namespace,
+            group,
             class: RequestClass::Interactive,
             age_ms: 0,
             ended: None,
-            expected_tokens: None,
+            expected_tokens: self.expected_tokens,
             prefixes: Vec::new(),
             chunk_tokens: self.request.chunk_tokens,
             context_tokens: self.choice.prompt_len() + self.choice.output_len(),

@@ -7,6 +7,7 @@ use futures_util::future::try_join_all;
 use refrain_output_parsers::{OutputParser, ToolParserKind};
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::error::code;
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::openai::{
     CompletionTokensDetails, FinishReason, PromptTokensDetails, ResponseMetrics, Usage,
 };
@@ -110,11 +111,22 @@ impl RelayContext {
             return Ok(ChoiceSummary::default());
         }
         let text = output_text(request)?;
+        // Somebody who waits for each token does not wait for an estimate as well.
+        let is_rollout = request.group.is_some() && !request.output.scores_prompt();
+        let expected_tokens = match is_rollout {
+            true => {
+                let namespace = self.models.namespace(&request.tenant, &request.model);
+                let prompt = PromptHash::of(&prompt.tokens);
+                self.memory.expected_tokens(&namespace, prompt).await
+            }
+            false => None,
+        };
         let mut run = ChoiceRun {
             context: self,
             request,
             index,
             id: RequestId(random::u128()?),
+            expected_tokens,
             choice: ChoiceState::new(plan, text),
             events,
             received,
