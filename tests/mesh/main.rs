@@ -8,6 +8,7 @@ mod engine_contract;
 mod fairness;
 mod fallback;
 mod grammar_drafts;
+mod groups;
 mod limits;
 mod lossless;
 mod memory;

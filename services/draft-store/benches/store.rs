@@ -87,6 +87,7 @@ impl Store {
                     let request = AppendRequest {
                         namespace: signed.clone(),
                         updates: call.map(document).collect(),
+                        waited_ms: 0,
                     };
                     let started = Instant::now();
                     client.append(request).await?;

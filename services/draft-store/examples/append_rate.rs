@@ -96,6 +96,7 @@ async fn main() -> anyhow::Result<()> {
                         let request = AppendRequest {
                             namespace: namespace.clone(),
                             updates,
+                            waited_ms: 0,
                         };
                         match handle.append(request).await {
                             Ok(_) => {

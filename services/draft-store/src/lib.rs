@@ -55,17 +55,22 @@
 //! * An export shows one moment while the store goes on (`catalog/exports.rs`, `reading/export.rs`).
 //! * A worker that starts takes over segments as they are and the other documents one by one. It follows the feed
 //!   from there (`reading/segments.rs`).
+//! * A registered group of samples has a log of its own: the same updates, read by another cursor
+//!   (`catalog/groups.rs`). The group ends with its time to live; documents of older weights leave it, and stay in
+//!   their namespace.
+//! * The lengths of complete outputs are known by the hashes of their prompts (`catalog/history.rs`).
 //!
 //! # Costs
 //!
-//! A document takes about 370 bytes of memory. A token takes two to three bytes of records in the log. A freshly
-//! written log takes 2.5 to 5 times its records on disk; an empty one takes half a megabyte. The journal grows with
-//! every update, by some fourteen bytes per token for outputs that arrive 32 tokens at a time.
+//! A document takes about 410 bytes of memory, of which about 38 are for the lengths of outputs by prompt. A token
+//! takes two to three bytes of records in the log. A freshly written log takes 2.5 to 5 times its records on disk; an
+//! empty one takes half a megabyte. The journal grows with every update, by some fourteen bytes per token for outputs
+//! that arrive 32 tokens at a time.
 //!
 //! The log is rewritten when it has grown to twice its fresh size, or when it wastes an eighth of all that the store
 //! holds. A rewrite needs the fresh size once more on disk.
 //!
-//! In a segment a token takes nine bytes, and more than twelve in documents of less than thirty tokens
+//! In a segment a token takes nine bytes, and more than twelve in documents of less than 33 tokens
 //! (`segments/file.rs`). That is more than in a fresh log, but the index needs no building. A segment goes with its
 //! last document, and is rewritten when a quarter of it is gone.
 //!

@@ -94,6 +94,14 @@ refrain_service_kit::metric_families! {
         pub(crate) damaged_records: IntCounter = "refrain_draft_store_damaged_records_total",
         /// Calls of follow that wait for a change.
         pub(crate) feed_waiters: IntGauge = "refrain_draft_store_feed_waiters",
+        /// Groups of samples that are registered.
+        pub(crate) groups: IntGauge = "refrain_draft_store_groups",
+        /// Documents of these groups.
+        pub(crate) group_documents: IntGauge = "refrain_draft_store_group_documents",
+        /// Logs of groups that were asked for. One call asks for several.
+        pub(crate) group_logs: IntCounter = "refrain_draft_store_group_logs_total",
+        /// Tokens sent to workers in logs of groups.
+        pub(crate) group_tokens: IntCounter = "refrain_draft_store_group_tokens_total",
         /// Erasures remembered.
         pub(crate) erasures: IntGauge = "refrain_draft_store_erasures",
         /// Erased documents remembered.

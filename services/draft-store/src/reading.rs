@@ -6,7 +6,8 @@
 //!
 //! Read `document_text.rs` first: text and head of one document, from the log or from a segment. Then:
 //!
-//! * `feed.rs`: changes of a namespace after a cursor
+//! * `feed.rs`: changes of a namespace or a group after a cursor
+//! * `groups.rs`: the logs of several groups
 //! * `segments.rs`: segments as files, and documents in no segment, for workers that take a namespace over
 //! * `lookup.rs`: drafts from sealed documents, for workers that do not hold a namespace
 //! * `selection.rs`: documents by state or head
@@ -16,6 +17,7 @@
 pub(crate) mod document_text;
 pub(crate) mod export;
 pub(crate) mod feed;
+pub(crate) mod groups;
 pub(crate) mod lookup;
 pub(crate) mod segments;
 pub(crate) mod selection;

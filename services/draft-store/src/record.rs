@@ -4,8 +4,13 @@
 //! transaction, which costs a third of the rate. The first byte of a key is the kind. Integers in keys are
 //! big-endian, so that a scan meets the pieces of a document in order of position.
 
+use bincode::de::Decoder;
+use bincode::de::read::Reader as _;
+use bincode::enc::Encoder;
+use bincode::error::{DecodeError, EncodeError};
 use bincode::{Decode, Encode};
 use refrain_protocol::document::{DocumentHead, FinishReason};
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 /// A document of a namespace.
@@ -127,8 +132,52 @@ pub(crate) struct StateRecord {
 }
 
 /// The part of a document that is known when it starts. It is written once.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
-pub(crate) struct HeadRecord(#[bincode(with_serde)] pub(crate) DocumentHead);
+///
+/// The hash of the prompt is the last field, and is left out where it is not known. So records from before there were
+/// such hashes are read, and a head without one has the same bytes as then.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct HeadRecord(pub(crate) DocumentHead);
+
+impl Encode for HeadRecord {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        let DocumentHead {
+            session,
+            group,
+            choice,
+            weight_version,
+            created_ms,
+            left_context,
+            prompt_hash,
+        } = &self.0;
+        session.encode(encoder)?;
+        group.encode(encoder)?;
+        choice.encode(encoder)?;
+        weight_version.encode(encoder)?;
+        created_ms.encode(encoder)?;
+        left_context.encode(encoder)?;
+        match prompt_hash {
+            Some(PromptHash(hash)) => hash.encode(encoder),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<C> Decode<C> for HeadRecord {
+    fn decode<D: Decoder<Context = C>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        Ok(HeadRecord(DocumentHead {
+            session: Decode::decode(decoder)?,
+            group: Decode::decode(decoder)?,
+            choice: Decode::decode(decoder)?,
+            weight_version: Decode::decode(decoder)?,
+            created_ms: Decode::decode(decoder)?,
+            left_context: Decode::decode(decoder)?,
+            prompt_hash: match decoder.reader().peek_read(1) {
+                Some(_) => Some(PromptHash(Decode::decode(decoder)?)),
+                None => None,
+            },
+        }))
+    }
+}
 
 /// A document was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]

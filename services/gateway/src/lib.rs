@@ -9,7 +9,7 @@
 //! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
 //!
 //! The gateway deliberately does not know which worker is best (the scheduler does), what a draft is (the worker
-//! does), and what was generated before. It stores only the responses that clients may continue, in memory.
+//! does), and what was generated before: it asks the draft store for lengths only. It stores only the responses that clients may continue, in memory.
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{Scheduler, Workers};
+use refrain_rpc::{DraftStore, Scheduler, Workers};
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
@@ -53,6 +53,8 @@ pub struct GatewayDeps {
     pub scheduler: Arc<dyn Scheduler>,
     /// Finds the workers that leases name.
     pub workers: Arc<dyn Workers>,
+    /// Keeps the logs of groups, and knows the lengths of earlier outputs.
+    pub store: Arc<dyn DraftStore>,
     /// Signs namespaces, which only the gateway does.
     pub signer: NamespaceSigner,
     /// Reads the files of models.
@@ -124,6 +126,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let relay = relay::RelayContext {
         scheduler: deps.scheduler.clone(),
         workers: deps.workers.clone(),
+        memory: relay::DraftMemory::new(
+            deps.store.clone(),
+            metrics.clone(),
+            tokio::runtime::Handle::current(),
+        ),
         models: models.clone(),
         metrics: metrics.clone(),
         tasks: tokio::runtime::Handle::current(),

@@ -29,7 +29,7 @@ const TOKEN_BUCKETS: &[f64] = &[
 ];
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 14] = [
+const LIMITS: [&str; 15] = [
     "requests",
     "tenant_requests",
     "rollouts",
@@ -44,6 +44,7 @@ const LIMITS: [&str; 14] = [
     "tokenizing",
     "forms",
     "scheduler_wait",
+    "group_registrations",
 ];
 
 /// Values of the label `outcome` of tool calls.
@@ -89,6 +90,12 @@ refrain_service_kit::metric_families! {
         /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was
         /// left out, because the client wants one call at a time.
         pub(crate) tool_calls: IntCounterVec = "refrain_gateway_tool_calls_total" ["model", "outcome"],
+        /// Registrations of groups in the draft store, by outcome.
+        pub(crate) group_registrations: IntCounterVec =
+            "refrain_gateway_group_registrations_total" ["outcome"] with ["done", "failed"],
+        /// Questions to the draft store for the lengths of earlier outputs to a prompt, by what it knew.
+        pub(crate) length_estimates: IntCounterVec =
+            "refrain_gateway_length_estimates_total" ["outcome"] with ["known", "unknown", "failed"],
         /// Requests by their final status; 499 means that the client went away.
         pub(crate) requests: IntCounterVec = "refrain_gateway_requests_total" ["status"],
     }

@@ -11,6 +11,7 @@ mod attempts;
 mod choice;
 mod choice_run;
 mod context;
+mod draft_memory;
 mod driven_work;
 mod events;
 mod implicit_groups;
@@ -25,6 +26,7 @@ mod scheduler_absence;
 
 pub(crate) use choice::{ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;
+pub(crate) use draft_memory::DraftMemory;
 pub(crate) use events::{RelayEvent, RequestSummary};
 pub(crate) use implicit_groups::ImplicitGroups;
 pub(crate) use request_events::RequestEvents;

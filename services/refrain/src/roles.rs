@@ -57,6 +57,7 @@ impl Process {
                 let client = client()?;
                 let deps = GatewayDeps {
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
+                    store: Arc::new(HttpDraftStore::new(client.at(&file.urls.draft_store))),
                     workers: Arc::new(HttpWorkers::new(client)),
                     signer: NamespaceSigner::new(&file.mesh)?,
                     model_files: Arc::new(model_files),
@@ -138,6 +139,7 @@ impl Process {
         let deps = GatewayDeps {
             scheduler: Arc::new(scheduler.handle()),
             workers: Arc::new(LocalWorkers::new(worker.handle())),
+            store: Arc::new(store.handle()),
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),
             metrics,

@@ -16,10 +16,11 @@ use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{DrafterKind, SessionSpec, StepItem};
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
 use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
 
-use self::sources::{OWN, prompt_end};
+use self::sources::{OWN, prompt, prompt_end};
 use crate::engine::EngineLimits;
 use crate::routing::{DraftSettings, asked};
 
@@ -110,6 +111,7 @@ impl ActiveRequest {
             weight_version: 0,
             created_ms,
             left_context: prompt_end(&request).to_vec(),
+            prompt_hash: Some(PromptHash::of(prompt(&request))),
         };
         let text = std::mem::take(&mut request.tokens);
         let running = ActiveRequest {

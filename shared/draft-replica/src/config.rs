@@ -24,6 +24,15 @@ pub struct ReplicaConfig {
     /// Most groups of samples with a tree of their own; the least recently used idle one is evicted first. While
     /// requests of all groups run, a request of a further group drafts without one. 0: no group has a tree.
     pub groups_max: usize,
+    /// Most tokens of one group's tree; the oldest outputs that do not run here are evicted first. A token takes about
+    /// 85 bytes. The default has room for 16 samples of 65,536 tokens.
+    pub group_tokens_max: u64,
+    /// Most tokens of all groups' trees together; the least recently used idle group is evicted first. While all groups
+    /// run, further tokens are in their namespaces alone.
+    pub groups_tokens_max: u64,
+    /// Pause between two calls for the logs of the groups that run here, milliseconds. The logs bring what other workers
+    /// emit.
+    pub group_fetch_ms: u64,
 
     /// Tokens of ended outputs in the live part of a namespace that are worth a segment. Fewer would make many small
     /// segments, which have to be merged again and again.
@@ -40,9 +49,6 @@ pub struct ReplicaConfig {
     /// Pause between two looks for something to evict, seal, merge or rebuild, milliseconds.
     #[serde(skip)]
     pub upkeep_ms: u64,
-    /// Most tokens of one group's tree; the oldest outputs that ended are evicted first.
-    #[serde(skip)]
-    pub group_tokens_max: u64,
     /// Time that a group's tree is kept after its last request, milliseconds.
     #[serde(skip)]
     pub group_ttl_ms: u64,
@@ -77,6 +83,9 @@ pub struct RemoteLookupConfig {
 pub struct UploaderConfig {
     /// Pause between two uploads, milliseconds.
     pub interval_ms: u64,
+    /// Pause between two uploads while outputs of groups grow, milliseconds, if it is the shorter one. Samples of a group
+    /// draft from each other wherever they run.
+    pub group_interval_ms: u64,
     /// Most tokens held while the store cannot be reached. For further ones the oldest finished outputs are dropped.
     pub pending_tokens_max: usize,
 
@@ -98,11 +107,13 @@ impl Default for ReplicaConfig {
             namespace_tokens_max: 4_000_000,
             bytes_max: 2 << 30,
             groups_max: 256,
+            group_tokens_max: 1 << 20,
+            groups_tokens_max: 1 << 22,
+            group_fetch_ms: 100,
             seal_tokens: 262_144,
             live_tokens_max: 1_048_576,
             seal_after_ms: 10_000,
             upkeep_ms: 100,
-            group_tokens_max: 65_536,
             group_ttl_ms: 600_000,
             follow_wait_ms: 10_000,
             follow_tokens: 65_536,
@@ -124,6 +135,7 @@ impl Default for UploaderConfig {
     fn default() -> Self {
         UploaderConfig {
             interval_ms: 250,
+            group_interval_ms: 100,
             pending_tokens_max: 4_000_000,
             growing_every: 2,
         }
@@ -136,6 +148,14 @@ impl ReplicaConfig {
         check(
             self.namespaces_max >= 1,
             "replica.namespaces_max: must be at least 1",
+        );
+        check(
+            self.group_fetch_ms >= 1,
+            "replica.group_fetch_ms: must be at least 1",
+        );
+        check(
+            self.groups_tokens_max >= self.group_tokens_max,
+            "replica.groups_tokens_max: must be at least replica.group_tokens_max",
         );
         let bytes_min = self.live_tokens_max.saturating_mul(LIVE_TOKEN_BYTES);
         check(
@@ -153,6 +173,10 @@ impl UploaderConfig {
         check(
             self.interval_ms >= 1,
             "uploader.interval_ms: must be at least 1",
+        );
+        check(
+            self.group_interval_ms >= 1,
+            "uploader.group_interval_ms: must be at least 1",
         );
     }
 }

@@ -10,6 +10,14 @@ pub(crate) const DOCUMENT: &str = "document";
 /// Values of the label `limit` of what is left out of groups.
 pub(crate) const GROUPS_MAX: &str = "groups_max";
 pub(crate) const GROUP_TOKENS_MAX: &str = "group_tokens_max";
+pub(crate) const GROUPS_TOKENS_MAX: &str = "groups_tokens_max";
+
+/// Values of the label `outcome` of calls for the logs of groups.
+pub(crate) const DONE: &str = "done";
+pub(crate) const FAILED: &str = "failed";
+
+/// Buckets of the lag of groups, from 10 milliseconds to 10 seconds.
+const LAG_BUCKETS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0];
 
 /// Buckets of the times for which an index is locked, from 10 microseconds to a tenth of a second.
 const LOCK_BUCKETS: &[f64] = &[
@@ -66,7 +74,17 @@ refrain_service_kit::metric_families! {
             "refrain_replica_group_evictions_total" ["unit"] with [GROUP, DOCUMENT],
         /// Requests that drafted without their group, and updates of outputs that were left out of it.
         pub(crate) group_rejections: IntCounterVec =
-            "refrain_replica_group_rejections_total" ["limit"] with [GROUPS_MAX, GROUP_TOKENS_MAX],
+            "refrain_replica_group_rejections_total" ["limit"] with [GROUPS_MAX, GROUP_TOKENS_MAX, GROUPS_TOKENS_MAX],
+        /// Groups whose logs are read, since requests of them run here.
+        pub(crate) groups_followed: IntGauge = "refrain_replica_groups_followed",
+        /// Calls for the logs of groups, each for several of one namespace.
+        pub(crate) group_calls: IntCounterVec =
+            "refrain_replica_group_calls_total" ["outcome"] with [DONE, FAILED],
+        /// Tokens of samples on other workers that the logs of groups brought.
+        pub(crate) group_tokens_received: IntCounter = "refrain_replica_group_tokens_received_total",
+        /// Time from when another worker emitted the oldest token of a log's newest ones until requests here could
+        /// draft from it.
+        pub(crate) group_lag_seconds: Histogram = "refrain_replica_group_lag_seconds" in LAG_BUCKETS,
     }
 }
 

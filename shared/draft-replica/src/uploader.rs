@@ -15,6 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::document::AppendRequest;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
+use refrain_service_kit::clock::millis;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -45,6 +46,7 @@ struct Inner {
     metrics: UploaderMetrics,
     /// Signals the end of each upload.
     flushed: Notify,
+    began: std::time::Instant,
 }
 
 impl Uploader {
@@ -76,8 +78,10 @@ impl Uploader {
                     schedule.includes_growing(began) || inner.drains.load(Ordering::Relaxed) > 0;
                 let outcome = inner.flush(&*store, growing).await;
                 schedule.record(began, growing, outcome);
+                let has_groups = inner.pending.lock().has_groups();
+                let pause = schedule.pause(has_groups);
                 drop(inner);
-                tokio::time::sleep(schedule.pause()).await;
+                tokio::time::sleep(pause).await;
             }
         });
         uploader
@@ -165,11 +169,18 @@ impl Inner {
             config,
             metrics,
             flushed: Notify::new(),
+            began: now(),
         }
+    }
+
+    /// Milliseconds since the uploader began.
+    fn now_ms(&self) -> u64 {
+        millis(now().saturating_duration_since(self.began))
     }
 
     fn change(&self, change: impl FnOnce(&mut PendingOutputs)) {
         let mut pending = self.pending.lock();
+        pending.set_time(self.now_ms());
         change(&mut pending);
         self.wake(&pending);
         let lost = pending.shed(self.config.pending_tokens_max);
@@ -202,6 +213,7 @@ impl Inner {
     async fn flush(&self, store: &dyn DraftStore, growing: bool) -> FlushOutcome {
         let (batch, touched) = {
             let mut pending = self.pending.lock();
+            pending.set_time(self.now_ms());
             (pending.batch(BATCH_TOKENS, growing), pending.take_touched())
         };
         let UploadBatch {
@@ -253,6 +265,7 @@ impl Inner {
                     let single = AppendRequest {
                         namespace: request.namespace.clone(),
                         updates: vec![update],
+                        waited_ms: request.waited_ms,
                     };
                     if !Box::pin(self.send(store, namespace_id, single)).await {
                         // The updates that were not sent are still pending.
@@ -274,12 +287,13 @@ impl Inner {
         namespace_id: NamespaceId,
         request: &AppendRequest,
     ) -> Result<(), ApiError> {
+        let sent_ms = self.now_ms();
         let reply = store
             .append(request.clone())
             .await
             .inspect_err(|_| self.metrics.failures.inc())?;
         let mut pending = self.pending.lock();
-        let lost = pending.acknowledge(namespace_id, request, &reply);
+        let lost = pending.acknowledge(namespace_id, request, &reply, sent_ms);
         self.observe(pending, lost);
         if lost > 0 {
             tracing::warn!(

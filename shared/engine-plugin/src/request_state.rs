@@ -3,6 +3,7 @@
 use refrain_draft_replica::DocumentUpdateRef;
 use refrain_protocol::NamespaceId;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::history::PromptHash;
 
 use crate::background::UnmergedUpdate;
 use crate::metrics::PluginMetrics;
@@ -46,6 +47,7 @@ impl RequestState {
         let prompt_len = text.len().saturating_sub(written);
         let from = prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS);
         update.head.left_context = text[from..prompt_len].to_vec();
+        update.head.prompt_hash = Some(PromptHash::of(&text[..prompt_len]));
         RequestState {
             namespace,
             prompt_len,

@@ -14,9 +14,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use refrain_draft_replica::{DraftIndex, GroupMembership, NamespaceReplica, UploaderConfig};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentUpdate, FeedEvent, FinishReason, FollowReply,
-    FollowRequest, LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
+    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
+    FollowReply, FollowRequest, LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
 };
+use refrain_protocol::group::{
+    FetchGroupsReply, FetchGroupsRequest, GroupLog, RegisterGroupRequest,
+};
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{ApiError, DocumentId, Namespace, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner, token_of};
@@ -35,6 +39,8 @@ struct RecordingStore {
     updates: Mutex<Vec<DocumentUpdate>>,
     /// Documents that were erased, and that no follower was told of yet.
     erased: Mutex<Vec<DocumentId>>,
+    /// Samples in other engines, which the log of every group has.
+    samples: Mutex<Vec<DocumentUpdate>>,
 }
 
 impl RecordingStore {
@@ -80,6 +86,35 @@ impl DraftStore for RecordingStore {
             cursor: request.after,
             caught_up: true,
         })
+    }
+
+    async fn register_group(&self, _: RegisterGroupRequest) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    async fn fetch_groups(
+        &self,
+        request: FetchGroupsRequest,
+    ) -> Result<FetchGroupsReply, ApiError> {
+        let samples = self.samples.lock().unwrap();
+        let groups = request.groups.into_iter().map(|wanted| {
+            let others = samples.iter().skip(wanted.after.sequence as usize);
+            GroupLog {
+                is_registered: true,
+                log: FollowReply {
+                    reset: false,
+                    events: others.cloned().map(FeedEvent::Update).collect(),
+                    cursor: FeedCursor {
+                        generation: 1,
+                        sequence: samples.len() as u64,
+                    },
+                    caught_up: true,
+                },
+                age_ms: None,
+            }
+        });
+        let groups = groups.collect();
+        Ok(FetchGroupsReply { groups })
     }
 
     async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
@@ -208,6 +243,38 @@ fn on_another_thread<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'stati
 
 fn text(from: u32, len: u32) -> Vec<u32> {
     (from..from + len).collect()
+}
+
+#[test]
+fn a_sample_in_another_engine_is_drafted_from_while_it_runs() {
+    let rig = Rig::new(|_| {});
+    let prompt: Vec<u32> = (0..40).collect();
+    rig.begin("here", &prompt, Some("g"));
+    rig.begin("alone", &prompt, None);
+    let elsewhere = DocumentUpdate {
+        document: DocumentId(77),
+        epoch: 1,
+        prev_len: 0,
+        tokens: vec![900, 901, 902, 903, 904],
+        head: DocumentHead {
+            left_context: prompt[prompt.len() - LEFT_CONTEXT_TOKENS..].to_vec(),
+            ..DocumentHead::default()
+        },
+        finish: None,
+    };
+    rig.store.samples.lock().unwrap().push(elsewhere);
+    rig.await_draft("here", &[900, 901, 902]);
+    rig.proposer.extend("here", &[900, 901]);
+    rig.await_draft("here", &[902, 903, 904]);
+    // The log is that of the group; nothing of it is in the namespace.
+    rig.proposer.extend("alone", &[]);
+    assert_eq!(rig.draft("alone", 3), [0u32; 0]);
+    // What is uploaded says which prompt it belongs to.
+    rig.proposer.finish("here".into(), Some("stop"));
+    rig.drain();
+    let updates = rig.store.updates.lock().unwrap();
+    let head = &updates.last().unwrap().head;
+    assert_eq!(head.prompt_hash, Some(PromptHash::of(&prompt)));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::history::PromptHash;
 use crate::{DocumentId, SignedNamespace, TokenId};
 
 /// Most prompt tokens that are kept before an output. They are matched, but never drafted.
@@ -24,6 +25,8 @@ pub struct DocumentHead {
     pub created_ms: u64,
     /// The last prompt tokens, at most [`LEFT_CONTEXT_TOKENS`].
     pub left_context: Vec<TokenId>,
+    /// The hash of the whole prompt; `None` where the writer did not know it.
+    pub prompt_hash: Option<PromptHash>,
 }
 
 /// The reason why a document ended.
@@ -65,6 +68,9 @@ pub struct AppendRequest {
     pub namespace: SignedNamespace,
     /// The updates, in order.
     pub updates: Vec<DocumentUpdate>,
+    /// Milliseconds since the oldest token of a group's document in it was emitted; 0 without such tokens. From it
+    /// readers of groups know how far they are behind.
+    pub waited_ms: u32,
 }
 
 /// The answer to [`AppendRequest`]. The updates are durable now.

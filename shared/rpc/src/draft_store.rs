@@ -5,6 +5,8 @@ use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest}
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
+use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
@@ -38,6 +40,34 @@ pub trait DraftStore: Send + Sync {
 
     /// Reads the size of the store in numbers.
     async fn stats(&self) -> Result<StoreStats, ApiError>;
+
+    /// Registers a group of samples, or renews its registration (`register_group` of the Seer paper).
+    ///
+    /// # Errors
+    /// `Overloaded` when the store has as many groups as it may.
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
+        drop(request);
+        Err(not_offered("groups of samples"))
+    }
+
+    /// Reads the changes of some groups, each since a cursor (`fetch_cst` of the Seer paper). The reply says of each
+    /// group whether it is registered. A document is written to a group by [`append`](Self::append).
+    async fn fetch_groups(
+        &self,
+        request: FetchGroupsRequest,
+    ) -> Result<FetchGroupsReply, ApiError> {
+        drop(request);
+        Err(not_offered("groups of samples"))
+    }
+
+    /// Reads the lengths of the newest complete outputs to a prompt.
+    async fn output_lengths(
+        &self,
+        request: OutputLengthsRequest,
+    ) -> Result<OutputLengths, ApiError> {
+        drop(request);
+        Err(not_offered("lengths of outputs"))
+    }
 
     /// Lists the sealed segments of a namespace, and its documents that are in no segment.
     async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
@@ -88,8 +118,8 @@ fn not_offered(feature: &str) -> ApiError {
     ApiError::new(ErrorKind::NotFound, message)
 }
 
-/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,segments,
-/// segments/piece,documents,lookup,acceptance-stats}` in bincode, `GET /internal/v1/stats` in JSON.
+/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
+/// segments,segments/piece,documents,lookup,acceptance-stats}` in bincode, `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -124,6 +154,24 @@ impl DraftStore for HttpDraftStore {
 
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
         self.call("touch", &request).await
+    }
+
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
+        self.call("groups/register", &request).await
+    }
+
+    async fn fetch_groups(
+        &self,
+        request: FetchGroupsRequest,
+    ) -> Result<FetchGroupsReply, ApiError> {
+        self.call("groups/fetch", &request).await
+    }
+
+    async fn output_lengths(
+        &self,
+        request: OutputLengthsRequest,
+    ) -> Result<OutputLengths, ApiError> {
+        self.call("output-lengths", &request).await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {

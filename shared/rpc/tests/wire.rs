@@ -26,6 +26,10 @@ use refrain_protocol::document::{
     FollowReply, FollowRequest, TouchRequest,
 };
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::group::{
+    FetchGroupsReply, FetchGroupsRequest, GroupCursor, GroupLog, RegisterGroupRequest,
+};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
 use refrain_protocol::lookup::{
     FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
 };
@@ -157,6 +161,7 @@ fn update(finish: Option<FinishReason>) -> DocumentUpdate {
             weight_version: 2,
             created_ms: 1_700_000_000_000,
             left_context: vec![8, 9],
+            prompt_hash: Some(PromptHash(1 << 90)),
         },
         finish,
     }
@@ -194,6 +199,7 @@ fn formats() -> Vec<Format> {
             AppendRequest {
                 namespace: signed(),
                 updates: finishes.map(|finish| update(Some(finish))).to_vec(),
+                waited_ms: 40,
             },
         ),
         format(
@@ -212,6 +218,51 @@ fn formats() -> Vec<Format> {
             },
         ),
         format("follow_reply", feed()),
+        format(
+            "register_group_request",
+            RegisterGroupRequest {
+                namespace: signed(),
+                group: "g".into(),
+                ttl_ms: 60_000,
+            },
+        ),
+        format(
+            "fetch_groups_request",
+            FetchGroupsRequest {
+                namespace: signed(),
+                groups: vec![GroupCursor {
+                    group: "g".into(),
+                    after: cursor(),
+                    own: vec![DocumentId(7)],
+                }],
+                max_tokens: 1_000,
+            },
+        ),
+        format(
+            "fetch_groups_reply",
+            FetchGroupsReply {
+                groups: vec![GroupLog {
+                    is_registered: true,
+                    log: feed(),
+                    age_ms: Some(120),
+                }],
+            },
+        ),
+        format(
+            "output_lengths_request",
+            OutputLengthsRequest {
+                namespace: signed(),
+                prompt: PromptHash(1 << 90),
+            },
+        ),
+        format(
+            "output_lengths",
+            OutputLengths {
+                count: 2,
+                median: 30,
+                longest: 40,
+            },
+        ),
         format(
             "touch_request",
             TouchRequest {

@@ -16,6 +16,8 @@ pub(crate) struct Document {
     pub(crate) state: StateRecord,
     /// The stored value of `used_ms`, which is written only now and then.
     pub(crate) used_ms_stored: u64,
+    /// The part of its prompt's hash that is kept in memory; 0 where the hash is not known. See `history.rs`.
+    pub(super) prompt: u64,
     /// Its position in a segment. `None` while it is in the log.
     pub(crate) slot: Option<SegmentSlot>,
     /// Feed entries, oldest first: (sequence, start). An entry reaches to the start of the next one, the last one to
@@ -29,6 +31,7 @@ impl Document {
         Document {
             used_ms_stored: state.used_ms,
             state,
+            prompt: 0,
             slot: None,
             boundaries: Vec::new(),
         }
@@ -59,6 +62,14 @@ impl Document {
             end,
             last,
         }
+    }
+
+    /// The first feed entry after a sequence, with its start.
+    pub(super) fn boundary_after(&self, after: u64) -> Option<(u64, u32)> {
+        let at = self
+            .boundaries
+            .partition_point(|(sequence, _)| *sequence <= after);
+        self.boundaries.get(at).copied()
     }
 
     /// Whether it has more than one feed entry.

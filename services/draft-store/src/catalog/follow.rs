@@ -1,9 +1,10 @@
-//! Reading the changes of a namespace in order, for its followers.
+//! Reading changes in order, for followers of a namespace or a group.
 
 use refrain_protocol::NamespaceId;
 use refrain_protocol::document::FeedCursor;
 
 use crate::catalog::feed::{self, FeedChange};
+use crate::catalog::groups::{GroupKey, GroupReader};
 use crate::catalog::state::Catalog;
 use crate::record::FeedRecord;
 
@@ -21,6 +22,52 @@ impl Catalog {
         };
         let known = entry.documents.get(&document)?;
         Some((sequence, known.range(document, sequence, start)))
+    }
+
+    /// The first change of a group's documents after `sequence`, without those that the reader writes itself. The cost
+    /// is a look at each document of the group.
+    pub(crate) fn next_group_change(
+        &self,
+        reader: &GroupReader<'_>,
+        after: u64,
+    ) -> Option<(u64, FeedChange)> {
+        let documents = &self.namespaces.get(&reader.group.0)?.documents;
+        let others = self.groups.members(reader.group);
+        let changed = others
+            .filter(|document| !reader.own.contains(document))
+            .filter_map(|document| {
+                let known = documents.get(&document)?;
+                let (sequence, start) = known.boundary_after(after)?;
+                Some((sequence, known.range(document, sequence, start)))
+            });
+        let departed = self.groups.next_departure(reader, after);
+        let departed =
+            departed.map(|(sequence, document)| (sequence, FeedChange::Removed(document)));
+        changed
+            .chain(departed)
+            .min_by_key(|(sequence, _)| *sequence)
+    }
+
+    /// Sequence of the last change of a group's documents, or 0 before the first. A reader that is past it does not get
+    /// its own documents once they are others'.
+    pub(crate) fn group_end(&self, group: &GroupKey) -> u64 {
+        let Some(entry) = self.namespaces.get(&group.0) else {
+            return 0;
+        };
+        let members = self.groups.members(group);
+        let known = members.filter_map(|document| entry.documents.get(&document));
+        known.map(|known| known.state.sequence).max().unwrap_or(0)
+    }
+
+    /// The cursor of a position in a group's log.
+    pub(crate) fn group_cursor(&self, group: &GroupKey, sequence: u64) -> FeedCursor {
+        self.groups.cursor(self.generation, group, sequence)
+    }
+
+    /// The position of a cursor in a group's log. `None` if the cursor is not valid here.
+    pub(crate) fn group_position(&self, group: &GroupKey, cursor: FeedCursor) -> Option<u64> {
+        self.groups
+            .position(self.generation, self.head, group, cursor)
     }
 
     /// Sequence of the last change of a namespace, or 0 before the first. It does not depend on other namespaces.

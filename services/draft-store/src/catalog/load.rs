@@ -8,8 +8,8 @@ use crate::catalog::state::Catalog;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
-    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, MarksRecord, NamespaceRecord,
-    RecordKind, SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
+    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, MarksRecord,
+    NamespaceRecord, RecordKind, SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
 };
 use crate::segments::{FoundSegments, Marks};
 
@@ -276,7 +276,41 @@ fn load_documents(
             entry.feed.put(state.sequence, key.document, 0);
         }
     }
-    Ok(())
+    load_prompts(log, &found, loaded)
+}
+
+/// Reads the prompts of all documents, from their heads in the log and from segments.
+fn load_prompts(
+    log: &dyn RecordLog,
+    found: &FoundSegments,
+    loaded: &mut LoadedCatalog,
+) -> Result<(), LogError> {
+    for sealed in &found.in_use {
+        for (number, document, prompt) in sealed.prompts() {
+            let key = DocumentKey::new(sealed.namespace, document);
+            let slot = SegmentSlot {
+                segment: sealed.id,
+                number,
+            };
+            let known = loaded.catalog.document(key);
+            if known.is_some_and(|known| known.slot == Some(slot)) {
+                loaded.catalog.set_prompt(key, prompt);
+            }
+        }
+    }
+    let (from, to) = RecordKind::Head.range();
+    // A damaged head is found when it is read; its document has no known prompt until then.
+    log.scan(&from, &to, &mut |key, value| {
+        let head = codec::open::<HeadRecord>(key, value).ok();
+        let prompt = head.and_then(|HeadRecord(head)| head.prompt_hash);
+        if let (Some(key), Some(prompt)) = (record::document_of(key), prompt) {
+            let known = loaded.catalog.document(key);
+            if known.is_some_and(|known| known.slot.is_none()) {
+                loaded.catalog.set_prompt(key, prompt);
+            }
+        }
+        true
+    })
 }
 
 fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {

@@ -10,6 +10,8 @@ use crate::catalog::document::{BOUNDARIES_MAX, Document, join};
 use crate::catalog::erasures::Erasures;
 use crate::catalog::exports::Exports;
 use crate::catalog::feed::Feed;
+use crate::catalog::groups::Groups;
+use crate::catalog::history::{PromptLengths, entry_of};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
@@ -28,6 +30,7 @@ pub(super) struct NamespaceEntry {
     pub(super) tenant: Arc<str>,
     pub(super) documents: HashMap<DocumentId, Document>,
     pub(super) feed: Feed,
+    pub(super) lengths: PromptLengths,
 }
 
 impl NamespaceEntry {
@@ -42,6 +45,7 @@ impl NamespaceEntry {
             tenant: tenant.clone(),
             documents: HashMap::new(),
             feed: Feed::default(),
+            lengths: PromptLengths::default(),
         })
     }
 }
@@ -75,6 +79,8 @@ pub(crate) struct Catalog {
     pub(super) namespaces: HashMap<NamespaceId, NamespaceEntry>,
     /// Erased documents and scopes.
     pub(crate) erasures: Erasures,
+    /// Groups of samples. They are not on disk.
+    pub(crate) groups: Groups,
     pub(super) segments: Segments,
     /// Exports in progress. They end when the catalog is read again.
     pub(crate) exports: Exports,
@@ -93,6 +99,7 @@ impl Catalog {
             filled_namespaces: 0,
             namespaces: HashMap::new(),
             erasures: Erasures::default(),
+            groups: Groups::default(),
             segments: Segments::default(),
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
@@ -220,7 +227,9 @@ impl Catalog {
             .documents
             .entry(key.document)
             .or_insert_with(|| Document::new(state));
+        let listed = entry_of(document);
         document.state = state;
+        entry.lengths.change(listed, entry_of(document));
         if let Some(start) = changed_from {
             let kept = document.boundaries.partition_point(|(_, at)| *at < start);
             for (sequence, _) in document.boundaries.drain(kept..) {
@@ -247,6 +256,7 @@ impl Catalog {
         for (sequence, _) in &document.boundaries {
             entry.feed.withdraw(*sequence);
         }
+        entry.lengths.change(entry_of(&document), None);
         self.filled_namespaces -= u64::from(entry.documents.is_empty());
         self.recount(Some(document.counted(key)), None);
         let tenant = self.tenant_of(key.namespace);
@@ -276,6 +286,8 @@ impl Catalog {
         self.introduce_nameless(key.namespace)
             .feed
             .add_tombstone(sequence, key.document);
+        let is_gone = self.document(key).is_none();
+        self.groups.depart(key, sequence, is_gone);
     }
 
     /// The feed of a namespace, to be changed.

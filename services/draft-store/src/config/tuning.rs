@@ -7,12 +7,16 @@
 pub struct StoreTuning {
     /// How long appends are gathered for one commit, in milliseconds. One `fdatasync` serves all of them.
     pub commit_interval_ms: u64,
-    /// Most updates or documents in one call. Beyond it the call gets 413.
+    /// Most updates, documents or groups in one call. Beyond it the call gets 413.
     pub updates_max: usize,
     /// Most documents that one commit removes, so that no commit takes long.
     pub eviction_step: usize,
     /// Removals remembered per namespace. A follower that is further behind starts over.
     pub tombstones_max: usize,
+    /// Groups of samples registered at once. Beyond it further ones get 429.
+    pub groups_max: usize,
+    /// Tokens in the log of one group. Beyond it, further text of its documents is in the namespace alone.
+    pub group_tokens_max: u64,
     /// Exports in progress at once. Beyond it further ones get 429.
     pub exports_max: usize,
     /// An export that nobody asks for during this time is dropped, in seconds.
@@ -41,6 +45,8 @@ impl Default for StoreTuning {
             updates_max: 4_096,
             eviction_step: 256,
             tombstones_max: 65_536,
+            groups_max: 65_536,
+            group_tokens_max: 4 << 20,
             exports_max: 4,
             export_idle_s: 300,
             use_interval_s: 300,

@@ -1,11 +1,11 @@
-//! Reading the changes of a namespace.
+//! Reading the changes of a namespace or a group.
 
 use std::collections::HashSet;
 
 use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply};
 use refrain_protocol::{ApiError, NamespaceId};
 
-use crate::catalog::{Catalog, FeedChange};
+use crate::catalog::{Catalog, FeedChange, GroupReader};
 use crate::log::RecordLog;
 use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, finish_of};
@@ -20,6 +20,51 @@ pub(crate) struct FeedRead {
     pub(crate) damaged: HashSet<DocumentKey>,
 }
 
+/// The feed that is read.
+#[derive(Clone, Copy)]
+enum FeedSource<'a> {
+    Namespace(NamespaceId),
+    Group(&'a GroupReader<'a>),
+}
+
+impl FeedSource<'_> {
+    fn namespace(self) -> NamespaceId {
+        match self {
+            FeedSource::Namespace(namespace) => namespace,
+            FeedSource::Group(reader) => reader.group.0,
+        }
+    }
+
+    fn position(self, catalog: &Catalog, cursor: FeedCursor) -> Option<u64> {
+        match self {
+            FeedSource::Namespace(namespace) => catalog.position(namespace, cursor),
+            FeedSource::Group(reader) => catalog.group_position(reader.group, cursor),
+        }
+    }
+
+    fn next_change(self, catalog: &Catalog, after: u64) -> Option<(u64, FeedChange)> {
+        match self {
+            FeedSource::Namespace(namespace) => catalog.next_change(namespace, after),
+            FeedSource::Group(reader) => catalog.next_group_change(reader, after),
+        }
+    }
+
+    /// The position at the end, for a reader that has everything up to `position`.
+    fn end(self, catalog: &Catalog, position: u64) -> u64 {
+        match self {
+            FeedSource::Namespace(_) => position,
+            FeedSource::Group(reader) => catalog.group_end(reader.group).max(position),
+        }
+    }
+
+    fn cursor(self, catalog: &Catalog, sequence: u64) -> FeedCursor {
+        match self {
+            FeedSource::Namespace(namespace) => catalog.cursor(namespace, sequence),
+            FeedSource::Group(reader) => catalog.group_cursor(reader.group, sequence),
+        }
+    }
+}
+
 /// Reads the changes of a namespace after a cursor. It returns at least one if there is one, and at most
 /// `tokens_max` tokens unless the first change has more.
 ///
@@ -30,6 +75,35 @@ pub(crate) fn read_feed(
     after: FeedCursor,
     tokens_max: usize,
 ) -> Result<FeedRead, ApiError> {
+    read(
+        shared,
+        FeedSource::Namespace(namespace),
+        after,
+        tokens_max,
+        |_, _| {},
+    )
+}
+
+/// [`read_feed`] of a group's log. `seen` gets each change that is read, with the catalog at that moment.
+pub(crate) fn read_group(
+    shared: &SharedStore,
+    reader: &GroupReader<'_>,
+    after: FeedCursor,
+    tokens_max: usize,
+    seen: impl FnMut(&Catalog, u64),
+) -> Result<FeedRead, ApiError> {
+    let source = FeedSource::Group(reader);
+    read(shared, source, after, tokens_max, seen)
+}
+
+fn read(
+    shared: &SharedStore,
+    source: FeedSource<'_>,
+    after: FeedCursor,
+    tokens_max: usize,
+    mut seen: impl FnMut(&Catalog, u64),
+) -> Result<FeedRead, ApiError> {
+    let namespace = source.namespace();
     let mut reset = false;
     let mut cursor = after;
     let mut events = Vec::new();
@@ -38,7 +112,7 @@ pub(crate) fn read_feed(
     let caught_up = loop {
         let open = shared.read()?;
         let OpenStore { catalog, log } = &*open;
-        let position = match catalog.position(namespace, cursor) {
+        let position = match source.position(catalog, cursor) {
             Some(position) => position,
             None if events.is_empty() => {
                 reset = true;
@@ -47,9 +121,9 @@ pub(crate) fn read_feed(
             // The feed was reset during the read. The next call handles it.
             None => break false,
         };
-        let Some((sequence, change)) = catalog.next_change(namespace, position) else {
+        let Some((sequence, change)) = source.next_change(catalog, position) else {
             // The end of this feed. The store's last change would reveal activity in other namespaces.
-            cursor = catalog.cursor(namespace, position);
+            cursor = source.cursor(catalog, source.end(catalog, position));
             break true;
         };
         let size = match &change {
@@ -72,7 +146,8 @@ pub(crate) fn read_feed(
             }
             Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
         }
-        cursor = catalog.cursor(namespace, sequence);
+        seen(catalog, sequence);
+        cursor = source.cursor(catalog, sequence);
     };
     Ok(FeedRead {
         reply: FollowReply {

@@ -1,21 +1,27 @@
 //! The packed records of a segment: everything known about its documents besides their text.
 //!
-//! Each document has eleven numbers, and each number has a column over all documents. Names are numbers of a table. A
+//! Each document has thirteen numbers, and each number has a column over all documents. Names are numbers of a table. A
 //! column is as wide as its widest number, so a value that all documents share costs nothing, and a time costs its
-//! difference from the others. The index holds lengths and left contexts.
+//! difference from the others. The last two are the halves of the hash of its prompt, 0 where that is not known; files of
+//! version 2 do not have them. The index holds lengths and left contexts.
 
 use std::collections::BTreeSet;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::document::DocumentHead;
+use refrain_protocol::history::PromptHash;
 
 use crate::codec::Damage;
 use crate::record::StateRecord;
 use crate::segments::entry::SegmentEntry;
+use crate::segments::layout::FileVersion;
 use crate::segments::name_table::{self, NameTable};
 use crate::segments::packed_columns::{self, PackedColumn};
 
-const COLUMNS: usize = 11;
+const COLUMNS: usize = 13;
+
+/// Columns of files of version 2, which know no prompts.
+const COLUMNS_V2: usize = 11;
 
 /// The difference of `time` from `from`, encoded so that it is small if the two are close.
 fn apart(time: u64, from: u64) -> u64 {
@@ -32,6 +38,7 @@ fn beside(apart: u64, from: u64) -> u64 {
 /// The numbers of a document. `number` maps a name to its number in the table.
 fn numbers(entry: &SegmentEntry, number: impl Fn(&str) -> u64) -> [u64; COLUMNS] {
     let SegmentEntry { state, head, .. } = entry;
+    let prompt = head.prompt_hash.map_or(0, |PromptHash(hash)| hash);
     let name = |name: &Option<String>| name.as_deref().map_or(0, |name| 1 + number(name));
     [
         state.epoch,
@@ -45,6 +52,8 @@ fn numbers(entry: &SegmentEntry, number: impl Fn(&str) -> u64) -> [u64; COLUMNS]
         u64::from(head.choice),
         head.weight_version,
         apart(head.created_ms, state.stored_ms),
+        prompt as u64,
+        (prompt >> 64) as u64,
     ]
 }
 
@@ -73,25 +82,39 @@ pub(super) fn pack(entries: &[SegmentEntry]) -> Result<Vec<u8>, Damage> {
 /// The positions of packed records in a byte slice.
 pub(super) struct DocumentRecords {
     columns: [PackedColumn; COLUMNS],
+    /// How many of the columns the file has. A document has 0 in the others.
+    present: usize,
     names: NameTable,
 }
 
 impl DocumentRecords {
-    /// Opens the records of `documents` documents, and checks all of them.
-    pub(super) fn open(bytes: &[u8], documents: usize) -> Result<DocumentRecords, Damage> {
+    /// Opens the records of `documents` documents of a file, and checks all of them.
+    pub(super) fn open(
+        bytes: &[u8],
+        documents: usize,
+        version: FileVersion,
+    ) -> Result<DocumentRecords, Damage> {
+        let present = match version {
+            FileVersion::V2 => COLUMNS_V2,
+            FileVersion::V3 => COLUMNS,
+        };
         let mut columns = [PackedColumn::open(bytes, 0, documents)?; COLUMNS];
-        for at in 1..COLUMNS {
+        for at in 1..present {
             columns[at] = PackedColumn::open(bytes, columns[at - 1].end(), documents)?;
         }
-        let names = NameTable::open(bytes, columns[COLUMNS - 1].end())?;
+        let names = NameTable::open(bytes, columns[present - 1].end())?;
         if names.end() != bytes.len() {
             return Err(Damage::Length);
         }
-        let records = DocumentRecords { columns, names };
+        let records = DocumentRecords {
+            columns,
+            present,
+            names,
+        };
         for number in 0..documents {
             let row = records.row(bytes, number)?;
             state(row, 0)?;
-            let [.., session, group, choice, _, _] = row;
+            let [.., session, group, choice, _, _, _, _] = row;
             let is_known = |name: u64| name <= records.names.len() as u64;
             if !is_known(session) || !is_known(group) || u32::try_from(choice).is_err() {
                 return Err(Damage::Payload);
@@ -102,7 +125,7 @@ impl DocumentRecords {
 
     fn row(&self, bytes: &[u8], number: usize) -> Result<[u64; COLUMNS], Damage> {
         let mut row = [0; COLUMNS];
-        for (value, column) in row.iter_mut().zip(&self.columns) {
+        for (value, column) in row.iter_mut().zip(&self.columns[..self.present]) {
             *value = column.get(bytes, number)?;
         }
         Ok(row)
@@ -116,6 +139,12 @@ impl DocumentRecords {
         len: u32,
     ) -> Result<StateRecord, Damage> {
         state(self.row(bytes, number)?, len)
+    }
+
+    /// The prompt of a document, if it is known.
+    pub(super) fn prompt(&self, bytes: &[u8], number: usize) -> Result<Option<PromptHash>, Damage> {
+        let [.., low, high] = self.row(bytes, number)?;
+        Ok(prompt_of(low, high))
     }
 
     /// The head of a document.
@@ -134,6 +163,8 @@ impl DocumentRecords {
             choice,
             weight_version,
             created,
+            low,
+            high,
         ] = self.row(bytes, number)?;
         let name = |name: u64| match name.checked_sub(1) {
             Some(name) => self.names.get(bytes, name as usize).map(Some),
@@ -146,8 +177,15 @@ impl DocumentRecords {
             weight_version,
             created_ms: beside(created, stored_ms),
             left_context: left_context.to_vec(),
+            prompt_hash: prompt_of(low, high),
         })
     }
+}
+
+/// The prompt whose hash has these halves.
+fn prompt_of(low: u64, high: u64) -> Option<PromptHash> {
+    let hash = u128::from(high) << 64 | u128::from(low);
+    (hash != 0).then_some(PromptHash(hash))
 }
 
 fn state(row: [u64; COLUMNS], len: u32) -> Result<StateRecord, Damage> {

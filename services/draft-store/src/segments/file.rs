@@ -12,15 +12,15 @@
 //! little-endian.
 //!
 //! Besides its tokens a document takes 28 bytes in the index, 4 for each token of its left context, and about 8 to 20
-//! bytes of records. With a left context of 16 tokens, documents of 30 tokens and more take less than 12 bytes per
-//! token (`examples/at_rest.rs` measures it for any length).
+//! bytes of records, and 16 more where the hash of its prompt is known. With a left context of 16 tokens, documents of
+//! 33 tokens and more take less than 12 bytes per token (`examples/at_rest.rs` measures it for any length).
 //!
 //! Each document has its own complete left context. Cutting it to 8 tokens was rejected. It would save 1.5 bytes per
 //! token for documents of 21 tokens. But `refrain replay --warm` of recorded calls of that length found 2 % fewer
 //! tokens per step with such contexts, and 4 % fewer if only half the output's length was kept.
 //!
 //! A file of another version is not damaged (version 1 had a record of a hundred bytes per document): the store
-//! refuses to start and leaves everything in place. Every program must be able to tell such a file from a damaged
+//! refuses to start and leaves everything in place. Only version 2 is still read, which lacks the hashes of prompts. Every program must be able to tell such a file from a damaged
 //! one. So magic, version, length of the index and checksum have the same positions in the footer in all versions. A
 //! new version of the index is a new version of the file.
 
@@ -29,6 +29,7 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 use refrain_protocol::document::DocumentHead;
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use refrain_suffix_index::{DocumentKey as IndexKey, SealedDocument, Segment};
 
@@ -106,9 +107,9 @@ impl SegmentFile {
                 "records and index have different numbers of documents",
             ));
         }
-        let records =
-            DocumentRecords::open(&map[layout.index..layout.names_at()], layout.documents)
-                .map_err(|damage| corrupt(&format!("records: {damage}")))?;
+        let record_bytes = &map[layout.index..layout.names_at()];
+        let records = DocumentRecords::open(record_bytes, layout.documents, layout.version)
+            .map_err(|damage| corrupt(&format!("records: {damage}")))?;
         let tokens = segment.iter().map(|document| document.output.len() as u64);
         Ok(SegmentFile {
             id,
@@ -209,6 +210,14 @@ impl SegmentFile {
         documents.filter_map(|(number, document)| {
             let state = self.state_of(number, &document).ok()?;
             Some((number, DocumentId(document.key.0), state))
+        })
+    }
+
+    /// The documents whose prompts are known, by number.
+    pub(crate) fn prompts(&self) -> impl Iterator<Item = (u32, DocumentId, PromptHash)> {
+        (0u32..).zip(self.ids()).filter_map(|(number, document)| {
+            let prompt = self.records.prompt(self.record_bytes(), number as usize);
+            Some((number, document, prompt.ok()??))
         })
     }
 

@@ -10,7 +10,27 @@ use crate::record::SegmentId;
 
 const MAGIC: [u8; 4] = *b"RFSD";
 
-const VERSION: u32 = 2;
+/// The version of files that are written.
+const VERSION: u32 = 3;
+
+/// A format version that this program reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileVersion {
+    /// Without the hashes of prompts.
+    V2,
+    /// With them.
+    V3,
+}
+
+impl FileVersion {
+    fn of(footer: &[u8]) -> Option<Self> {
+        match version_of(footer) {
+            2 => Some(FileVersion::V2),
+            VERSION => Some(FileVersion::V3),
+            _ => None,
+        }
+    }
+}
 
 pub(super) const FOOTER_BYTES: usize = 72;
 
@@ -61,7 +81,7 @@ pub(super) fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
         return Ok(());
     };
     let version = version_of(footer);
-    if footer[..4] != MAGIC || version == VERSION {
+    if footer[..4] != MAGIC || FileVersion::of(footer).is_some() {
         return Ok(());
     }
     let index = usize::try_from(u64_at(footer, 32)).unwrap_or(usize::MAX);
@@ -70,7 +90,7 @@ pub(super) fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
         return Ok(());
     }
     Err(LogError::Refused(format!(
-        "{} is a segment of format version {version}, and this program reads {VERSION}: nothing was changed; run the \
+        "{} is a segment of format version {version}, and this program reads 2 and {VERSION}: nothing was changed; run the \
          binary that wrote it and `refrain store export`, then import into an empty directory with this one",
         path.display()
     )))
@@ -79,6 +99,7 @@ pub(super) fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
 /// Lengths of the parts of a file, in bytes, its number of documents, and its checksum.
 #[derive(Clone, Copy)]
 pub(super) struct FileLayout {
+    pub(super) version: FileVersion,
     pub(super) index: usize,
     pub(super) records: usize,
     pub(super) names: usize,
@@ -98,11 +119,10 @@ impl FileLayout {
         if footer[..4] != MAGIC {
             return Err("it is not a segment file".into());
         }
-        if version_of(footer) != VERSION {
-            return Err("the format version is damaged".into());
-        }
+        let version = FileVersion::of(footer).ok_or("the format version is damaged")?;
         let len_at = |at: usize| usize::try_from(u64_at(footer, at)).map_err(|_| "lengths");
         let parts = FileLayout {
+            version,
             index: len_at(32)?,
             records: len_at(40)?,
             names: len_at(48)?,

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentHead;
+use refrain_protocol::history::PromptHash;
 
 use crate::record::StateRecord;
 use crate::tests::test_store::{names, text};
@@ -37,6 +38,7 @@ prop_compose! {
         [session, group] in [a_name(), a_name()],
         (choice, weight_version) in (any::<u32>(), any::<u64>()),
         left_context in proptest::collection::vec(any::<u32>(), 0..17),
+        prompt_hash in proptest::option::of((1..=u128::MAX).prop_map(PromptHash)),
         tokens in proptest::collection::vec(any::<u32>(), 0..30),
     ) -> SegmentEntry {
         let len = tokens.len() as u32;
@@ -44,7 +46,7 @@ prop_compose! {
             epoch, epoch_start, len, finish, sequence, stored_ms, used_ms,
             tail_start: len, tail_pieces: 0, bytes: 0,
         };
-        let head = DocumentHead { session, group, choice, weight_version, created_ms, left_context };
+        let head = DocumentHead { session, group, choice, weight_version, created_ms, left_context, prompt_hash };
         SegmentEntry { document: DocumentId(document), state, head, tokens }
     }
 }
@@ -101,6 +103,7 @@ fn bytes_per_token(document_tokens: u32, left: usize) -> f64 {
             weight_version: 7,
             created_ms: stored_ms - number % 5_000,
             left_context: vec![1; left],
+            prompt_hash: Some(PromptHash::of(&[number as u32 / 8])),
         };
         SegmentEntry {
             document: DocumentId(id),
@@ -123,7 +126,7 @@ fn bytes_per_token(document_tokens: u32, left: usize) -> f64 {
 #[test]
 fn short_documents_take_little_besides_their_tokens() {
     for (document_tokens, left, most) in [
-        (30, 16, 12.0),
+        (33, 16, 12.0),
         (67, 16, 10.0),
         (300, 16, 8.65),
         (21, 0, 10.5),

@@ -25,6 +25,9 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/append", append))
             .service(post("/follow", follow))
             .service(post("/touch", touch))
+            .service(post("/groups/register", register_group))
+            .service(post("/groups/fetch", fetch_groups))
+            .service(post("/output-lengths", output_lengths))
             .service(post("/segments", segments))
             .service(post("/segments/piece", segment_piece))
             .service(post("/documents", documents))
@@ -70,7 +73,7 @@ macro_rules! bincode_calls {
 }
 
 bincode_calls! {
-    append follow touch segments segment_piece documents lookup acceptance_stats import export
+    append follow touch register_group fetch_groups output_lengths segments segment_piece documents lookup acceptance_stats import export
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

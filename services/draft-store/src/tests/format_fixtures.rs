@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use bincode::{Decode, Encode};
 use refrain_protocol::document::{DocumentHead, FinishReason};
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{DocumentId, Namespace};
 
 use crate::catalog::Catalog;
@@ -55,6 +56,15 @@ fn head() -> DocumentHead {
         weight_version: 9,
         created_ms: 1_700_000_000_123,
         left_context: vec![1, 70_000, 3],
+        prompt_hash: None,
+    }
+}
+
+/// A head as today's writers send it, with the hash of its prompt.
+fn head_with_prompt() -> DocumentHead {
+    DocumentHead {
+        prompt_hash: Some(PromptHash(0x0123_4567_89ab_cdef_0011_2233_4455_6677)),
+        ..head()
     }
 }
 
@@ -98,8 +108,8 @@ impl Records {
         }
     }
 
-    /// One record of each kind.
-    fn all(&mut self) {
+    /// One record of each kind, with this head.
+    fn all(&mut self, head: DocumentHead) {
         let namespace = names().id();
         let key = DocumentKey::new(namespace, DocumentId(5));
         let store = StoreRecord {
@@ -116,7 +126,7 @@ impl Records {
         };
         self.each(namespace_key(RecordKind::Feed, namespace), feed);
         self.each(document_key(RecordKind::State, key), state(600));
-        self.each(document_key(RecordKind::Head, key), HeadRecord(head()));
+        self.each(document_key(RecordKind::Head, key), HeadRecord(head));
         self.each(piece_key(key, 0), PieceRecord::new(&tokens()));
         self.each(
             tombstone_key(namespace, 12),
@@ -154,12 +164,21 @@ fn statistics() -> Vec<u8> {
 }
 
 #[test]
-fn records_of_version_1_are_read() {
+fn records_without_prompts_are_read() {
+    records_are_read("records_v1.journal", head(), false);
+}
+
+#[test]
+fn records_with_prompts_are_read() {
+    records_are_read("records_v2.journal", head_with_prompt(), true);
+}
+
+fn records_are_read(name: &str, head: DocumentHead, is_written: bool) {
     let dir = tempfile::tempdir().unwrap();
-    let (path, fixture) = (journal::path_in(dir.path()), fixture("records_v1.journal"));
-    if is_writing() {
+    let (path, fixture) = (journal::path_in(dir.path()), fixture(name));
+    if is_writing() && is_written {
         let mut records = Records::Written(Batch::default());
-        records.all();
+        records.all(head.clone());
         let Records::Written(batch) = records else {
             unreachable!();
         };
@@ -183,7 +202,7 @@ fn records_of_version_1_are_read() {
     let value = &values[&statistics_key];
     let AcceptanceStatisticsRecord(bytes) = codec::open(&statistics_key, value).unwrap();
     assert_eq!(bytes, statistics());
-    Records::Read(values).all();
+    Records::Read(values).all(head);
 }
 
 #[test]
@@ -197,14 +216,14 @@ fn the_position_in_a_journal_keeps_its_encoding() {
     assert_eq!(JournalPosition::from_bytes(&bytes), Some(position));
 }
 
-fn entries() -> Vec<SegmentEntry> {
+fn entries(head: DocumentHead) -> Vec<SegmentEntry> {
     let nameless = DocumentHead {
         session: None,
         group: None,
         left_context: Vec::new(),
-        ..head()
+        ..head.clone()
     };
-    [(4, tokens(), nameless), (5, vec![1, 2, 3, 2, 3], head())]
+    [(4, tokens(), nameless), (5, vec![1, 2, 3, 2, 3], head)]
         .into_iter()
         .map(|(document, tokens, head)| SegmentEntry {
             document: DocumentId(document),
@@ -216,21 +235,23 @@ fn entries() -> Vec<SegmentEntry> {
 }
 
 #[test]
-fn a_segment_file_of_version_2_is_read() {
+fn segment_files_of_all_versions_are_read() {
+    segment_is_read("segment_v2.segment", head(), false);
+    segment_is_read("segment_v3.segment", head_with_prompt(), true);
+}
+
+fn segment_is_read(name: &str, head: DocumentHead, is_written: bool) {
     let dir = tempfile::tempdir().unwrap();
-    let (path, fixture) = (
-        segments::path(dir.path(), SEGMENT),
-        fixture("segment_v2.segment"),
-    );
+    let (path, fixture) = (segments::path(dir.path(), SEGMENT), fixture(name));
     fs::create_dir(segments::directory(dir.path())).unwrap();
-    if is_writing() {
+    if is_writing() && is_written {
         let namespace = names().id();
         let written = segments::write(
             dir.path(),
             SEGMENT,
             namespace,
             Some(&names()),
-            entries(),
+            entries(head.clone()),
             &mut || Ok(()),
         );
         drop(written.unwrap());
@@ -244,7 +265,7 @@ fn a_segment_file_of_version_2_is_read() {
         (names().id(), Some(&names()))
     );
     assert_eq!((file.documents(), file.tokens), (2, 605));
-    for (number, expected) in (0..).zip(entries()) {
+    for (number, expected) in (0..).zip(entries(head)) {
         let read = file.entry(number).unwrap();
         let state = StateRecord {
             bytes: 0,

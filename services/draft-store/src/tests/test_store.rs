@@ -112,6 +112,7 @@ impl TestStore {
             namespace: names(tenant).id(),
             names: names(tenant),
             updates: vec![update],
+            waited_ms: 0,
             author: UpdateAuthor::Worker,
         };
         let mut core = self.core.lock().unwrap();

@@ -263,6 +263,9 @@ impl WriterActor {
                 .with_label_values(&[removal.as_str()])
                 .inc();
         }
+        for limit in &outcome.group_rejections {
+            self.metrics.reject(*limit);
+        }
         self.evicted_documents += outcome.removed.len() as u64;
         self.delete_emptied(&outcome.emptied);
         if outcome.reserved {

@@ -18,7 +18,7 @@ use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
 use crate::writer::edit::Edit;
 use crate::writer::edit::acceptance_statistics::read;
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::requests::{Append, StatisticsUpdate};
+use crate::writer::requests::{Append, GroupRegistration, StatisticsUpdate};
 
 /// Erasures remembered at once. Further ones get 429.
 const ERASURES_MAX: usize = 1_024;
@@ -125,6 +125,28 @@ impl WriterCore {
         self.commit(edit, now_ms)
     }
 
+    /// Registers a group, or renews it. `false` if no more groups can be registered.
+    pub(crate) fn register_group(
+        &mut self,
+        catalog: &mut Catalog,
+        registration: GroupRegistration,
+        now_ms: u64,
+    ) -> bool {
+        let GroupRegistration { group, ttl_ms } = registration;
+        let groups = &mut catalog.groups;
+        if groups.len() >= self.config.tuning.groups_max && !groups.contains(&group) {
+            groups.expire(now_ms);
+            if groups.len() >= self.config.tuning.groups_max {
+                return false;
+            }
+        }
+        let head = catalog.head();
+        catalog
+            .groups
+            .register(group, head, now_ms.saturating_add(ttl_ms));
+        true
+    }
+
     /// Removes the given documents, as far as they exist.
     pub(crate) fn remove(
         &mut self,
@@ -186,6 +208,7 @@ impl WriterCore {
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
         self.settle(catalog, now_ms);
+        catalog.groups.expire(now_ms);
         let repairs = std::mem::take(&mut self.repairs);
         let damaged = std::mem::take(&mut self.damaged);
         let uses = std::mem::take(&mut self.uses);
@@ -231,6 +254,7 @@ impl WriterCore {
             self.store,
             self.rebuilt_for.clone(),
             self.config.tuning.tombstones_max,
+            self.config.tuning.group_tokens_max,
             now_ms,
         )
     }

@@ -1,10 +1,11 @@
 //! One commit in the making. It changes the catalog, and gathers the log writes that make the change durable.
 //!
 //! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `text_pieces.rs`
-//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments.
-//! `acceptance_statistics.rs` is a concern of its own.
+//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments. `groups.rs`
+//! and `acceptance_statistics.rs` are one concern each.
 
 pub(super) mod acceptance_statistics;
+mod groups;
 mod removal;
 mod sealed_documents;
 mod text_pieces;
@@ -35,6 +36,7 @@ pub(super) struct Edit<'a> {
     /// Documents for which the log's index was rebuilt.
     rebuilt_for: Arc<HashSet<DocumentKey>>,
     tombstones_max: usize,
+    group_tokens_max: u64,
     now_ms: u64,
     pub(super) batch: Batch,
     /// Documents whose state is to be written, once each.
@@ -43,6 +45,8 @@ pub(super) struct Edit<'a> {
     marks: Marks,
     /// A bit that the current append adds to the finish code: `STATIC` or nothing.
     static_code: u8,
+    /// Milliseconds that the current append had waited for its call.
+    waited_ms: u32,
 }
 
 impl<'a> Edit<'a> {
@@ -52,6 +56,7 @@ impl<'a> Edit<'a> {
         store: StoreRecord,
         rebuilt_for: Arc<HashSet<DocumentKey>>,
         tombstones_max: usize,
+        group_tokens_max: u64,
         now_ms: u64,
     ) -> Self {
         Edit {
@@ -61,11 +66,13 @@ impl<'a> Edit<'a> {
             store,
             rebuilt_for,
             tombstones_max,
+            group_tokens_max,
             now_ms,
             batch: Batch::default(),
             states: BTreeSet::new(),
             marks: Marks::default(),
             static_code: 0,
+            waited_ms: 0,
         }
     }
 

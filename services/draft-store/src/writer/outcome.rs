@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use refrain_protocol::NamespaceId;
 
-use crate::metrics::RemovalReason;
+use crate::metrics::{Limit, RemovalReason};
 use crate::record::{DocumentKey, SegmentId};
 
 /// The outcome of a commit.
@@ -19,6 +19,8 @@ pub(crate) struct CommitOutcome {
     pub(crate) changed: BTreeSet<NamespaceId>,
     pub(crate) appended_tokens: u64,
     pub(crate) removed: Vec<(DocumentKey, RemovalReason)>,
+    /// The limits for which groups had no room for updates.
+    pub(crate) group_rejections: Vec<Limit>,
     /// More documents exceed a budget or the retention than one step may remove.
     pub(crate) more: bool,
     /// The sequence reservation moved, so the manifest must be written again.

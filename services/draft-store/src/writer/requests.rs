@@ -7,6 +7,8 @@ use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{ApiError, Namespace, NamespaceId};
 use tokio::sync::oneshot;
 
+use crate::catalog::GroupKey;
+
 /// The sender of an answer. A caller that is gone needs none.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
@@ -16,7 +18,16 @@ pub(crate) struct Append {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Namespace,
     pub(crate) updates: Vec<DocumentUpdate>,
+    /// Milliseconds that the oldest token of a group's document had waited when the call came.
+    pub(crate) waited_ms: u32,
     pub(crate) author: UpdateAuthor,
+}
+
+/// The registration of a group.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupRegistration {
+    pub(crate) group: GroupKey,
+    pub(crate) ttl_ms: u64,
 }
 
 /// The author of updates.

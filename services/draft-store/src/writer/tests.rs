@@ -180,6 +180,7 @@ impl Store {
             namespace: names(tenant).id(),
             names: names(tenant),
             updates: updates.to_vec(),
+            waited_ms: 0,
             author: UpdateAuthor::Worker,
         };
         let now_ms = self.now_ms;

@@ -2,6 +2,8 @@
 
 use actix_web::http::Method;
 use refrain_protocol::document::FollowReply;
+use refrain_protocol::group::{FetchGroupsRequest, GroupCursor, RegisterGroupRequest};
+use refrain_protocol::history::{OutputLengthsRequest, PromptHash};
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
@@ -53,6 +55,7 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
             body(&AppendRequest {
                 namespace: namespace.clone(),
                 updates: vec![grouped],
+                waited_ms: 0,
             }),
         ),
         (
@@ -94,8 +97,35 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
         (
             "/internal/v1/touch",
             body(&TouchRequest {
-                namespace,
+                namespace: namespace.clone(),
                 documents: vec![DocumentId(1)],
+            }),
+        ),
+        (
+            "/internal/v1/groups/register",
+            body(&RegisterGroupRequest {
+                namespace: namespace.clone(),
+                group: "g".into(),
+                ttl_ms: 1_000,
+            }),
+        ),
+        (
+            "/internal/v1/groups/fetch",
+            body(&FetchGroupsRequest {
+                namespace: namespace.clone(),
+                groups: vec![GroupCursor {
+                    group: "g".into(),
+                    after: FeedCursor::default(),
+                    own: Vec::new(),
+                }],
+                max_tokens: 1_000,
+            }),
+        ),
+        (
+            "/internal/v1/output-lengths",
+            body(&OutputLengthsRequest {
+                namespace,
+                prompt: PromptHash(7),
             }),
         ),
     ]
@@ -123,6 +153,12 @@ async fn listening(dir: &Path) -> Store {
 
 /// Gives tenant a something to hide, some of it in a segment. Returns the segment.
 async fn filled(store: &Store) -> u64 {
+    let register = RegisterGroupRequest {
+        namespace: store.sign("a"),
+        group: "g".into(),
+        ttl_ms: 60_000,
+    };
+    store.handle().register_group(register).await.unwrap();
     for document in 1..30 {
         let mut secret = update(document, 0, &[4_242; 50]);
         secret.head.group = Some("g".into());
@@ -244,13 +280,14 @@ async fn another_tenant_sees_an_empty_store() {
         answers.push(of_store);
     }
     assert_eq!(answers[0], answers[1]);
-    // Uses and evictions of b leave those of a unchanged.
+    // Uses, evictions and groups of b with the same names leave those of a unchanged.
     let secret = &full.mesh.secret;
     let url = format!("http://{}", full.server.addr().unwrap());
     let http = HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap());
     let theirs = AppendRequest {
         namespace: full.sign("b"),
         updates: vec![update(1, 10, &[1]), update(2, 0, &[1])],
+        waited_ms: 0,
     };
     assert_eq!(http.append(theirs).await.unwrap().lengths, [0, 1]);
     let mut follower = Follower::default();

@@ -15,6 +15,8 @@ mod export;
 #[path = "../support/files.rs"]
 mod files;
 mod full_disk;
+mod groups;
+mod history;
 mod isolation;
 mod random_damage;
 mod rewrite;
@@ -142,6 +144,7 @@ impl Store {
         let request = AppendRequest {
             namespace: self.sign(tenant),
             updates,
+            waited_ms: 0,
         };
         Ok(self.handle().append(request).await?.lengths)
     }

@@ -35,6 +35,7 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
     let request = AppendRequest {
         namespace: store.sign("a"),
         updates: vec![finished(update(1, 0, &tokens))],
+        waited_ms: 0,
     };
     assert_eq!(http.append(request.clone()).await.unwrap().lengths, [3000]);
     let reply = http
@@ -139,6 +140,7 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
     let request = AppendRequest {
         namespace: store.sign("a"),
         updates: vec![update(1, 0, &[1])],
+        waited_ms: 0,
     };
     let appending = tokio::spawn(async move { handle.append(request).await });
     eventually(async || {
@@ -157,6 +159,7 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
         .append(AppendRequest {
             namespace: late,
             updates: vec![],
+            waited_ms: 0,
         })
         .await;
     assert_eq!(refused.unwrap_err().kind, ErrorKind::Unavailable);
@@ -238,7 +241,12 @@ async fn limits_refuse_calls_and_count_them() {
         let (handle, namespace) = (store.handle(), namespace.clone());
         let updates = vec![update(document, 0, &[1; 10])];
         calls.push(tokio::spawn(async move {
-            handle.append(AppendRequest { namespace, updates }).await
+            let request = AppendRequest {
+                namespace,
+                updates,
+                waited_ms: 0,
+            };
+            handle.append(request).await
         }));
     }
     let mut refused = 0;

@@ -51,6 +51,8 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) request: &'a GenerateRequest,
     pub(super) index: u32,
     pub(super) id: RequestId,
+    /// The length to expect of the output, where earlier ones to the same prompt are known.
+    pub(super) expected_tokens: Option<u32>,
     pub(super) choice: ChoiceState,
     /// The prompt, and as much of the output as the last lease was asked for with.
     pub(super) prefixes: PrefixHasher,
@@ -101,14 +103,18 @@ impl ChoiceRun<'_> {
             true => self.prefix_hashes(),
             false => Vec::new(),
         };
+        let (namespace, group) = (self.namespace(), self.group());
+        if let Some(group) = &group {
+            self.context.memory.group_runs(&namespace, group);
+        }
         LeaseRequest {
             request: self.id,
-            namespace: self.namespace(),
-            group: self.group(),
+            namespace,
+            group,
             class: self.request.class,
             age_ms: millis(asked.elapsed()),
             ended: ended.and_then(LeaseGuard::continues),
-            expected_tokens: None,
+            expected_tokens: self.expected_tokens,
             prefixes,
             chunk_tokens: self.request.chunk_tokens,
             context_tokens: self.choice.prompt_len() + self.choice.output_len(),

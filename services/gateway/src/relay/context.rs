@@ -8,6 +8,7 @@ use refrain_rpc::{Scheduler, Workers};
 use crate::config::GatewayTuning;
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
+use crate::relay::draft_memory::DraftMemory;
 use crate::relay::implicit_groups::ImplicitGroups;
 use crate::relay::request_time::RequestTime;
 use crate::relay::retry_budget::RetryBudget;
@@ -16,6 +17,7 @@ use crate::relay::retry_budget::RetryBudget;
 pub(crate) struct RelayContext {
     pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) workers: Arc<dyn Workers>,
+    pub(crate) memory: DraftMemory,
     pub(crate) models: Arc<Models>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     /// The runtime on which leases are given back.

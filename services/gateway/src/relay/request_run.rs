@@ -8,6 +8,7 @@ use futures_util::future::try_join_all;
 use refrain_output_parsers::{OutputParser, ToolParserKind};
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::error::code;
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::openai::{
     CompletionTokensDetails, FinishReason, PromptTokensDetails, ResponseMetrics, Usage,
 };
@@ -155,11 +156,22 @@ impl RelayContext {
             return Ok(ChoiceSummary::default());
         }
         let text = output_text(request)?;
+        let is_rollout = request.class == RequestClass::Rollout;
+        // Somebody who waits for each token does not wait for an estimate as well.
+        let expected_tokens = match is_rollout && !request.output.scores_prompt() {
+            true => {
+                let namespace = self.models.namespace(&request.tenant, &request.model);
+                let prompt = PromptHash::of(&prompt.tokens);
+                self.memory.expected_tokens(&namespace, prompt).await
+            }
+            false => None,
+        };
         let mut run = ChoiceRun {
             context: self,
             request,
             index,
             id: RequestId(random::u128()?),
+            expected_tokens,
             choice: ChoiceState::new(plan, text),
             prefixes: prefixes.clone(),
             prompt_group: group.clone(),
@@ -170,7 +182,6 @@ impl RelayContext {
             unsent: ChoiceProgress::default(),
         };
         let (failures_max, first_pause) = (self.tuning.failures_max, self.tuning.retry_backoff);
-        let is_rollout = request.class == RequestClass::Rollout;
         let scheduler_wait = match is_rollout {
             true => self.rollout_scheduler_wait,
             false => self.scheduler_wait,

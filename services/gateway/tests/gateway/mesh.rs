@@ -15,12 +15,17 @@ use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
     StepMessage,
 };
+use refrain_protocol::document::{
+    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
+};
 use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::group::RegisterGroupRequest;
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId, WorkerId};
-use refrain_rpc::{ChunkStream, Scheduler, Worker, Workers};
+use refrain_rpc::{ChunkStream, DraftStore, Scheduler, Worker, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
@@ -53,7 +58,7 @@ pub(crate) enum Mishap {
     RefuseCut,
 }
 
-/// The behaviour of the scheduler and the workers.
+/// The behaviour of the scheduler, the workers and the draft store.
 pub(crate) struct Script {
     /// The output of every choice.
     pub(crate) reply: Vec<TokenId>,
@@ -73,11 +78,13 @@ pub(crate) struct Script {
     pub(crate) lease_chunk_tokens: Option<u32>,
     /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
+    /// The lengths of earlier outputs to every prompt.
+    pub(crate) lengths: Vec<u32>,
     /// Whether the engines of the workers compile forms by the grammars of this project.
     pub(crate) compiles_forms: bool,
 }
 
-/// The calls to the scheduler and the workers.
+/// The calls to the scheduler, the workers and the draft store.
 #[derive(Default)]
 pub(crate) struct Log {
     /// Number of calls for a lease.
@@ -88,6 +95,10 @@ pub(crate) struct Log {
     pub(crate) finishes: Vec<LeaseFinish>,
     pub(crate) chunks: Vec<ChunkRequest>,
     pub(crate) cuts: Vec<ChunkCut>,
+    /// Groups that were registered in the draft store.
+    pub(crate) groups: Vec<String>,
+    /// Prompts for which the draft store was asked.
+    pub(crate) prompts: Vec<PromptHash>,
     /// Number of questions for the models.
     pub(crate) polls: usize,
     workers: Vec<WorkerId>,
@@ -162,6 +173,45 @@ impl FakeMesh {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         panic!("there never were {count} open streams");
+    }
+}
+
+/// A gateway neither writes outputs nor reads them.
+fn not_called() -> ApiError {
+    ApiError::new(ErrorKind::NotFound, "a gateway makes no such call")
+}
+
+#[async_trait]
+impl DraftStore for FakeMesh {
+    async fn append(&self, _: AppendRequest) -> Result<AppendReply, ApiError> {
+        Err(not_called())
+    }
+
+    async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
+        Err(not_called())
+    }
+
+    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
+        Err(not_called())
+    }
+
+    async fn stats(&self) -> Result<StoreStats, ApiError> {
+        Err(not_called())
+    }
+
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
+        self.auth.verify(&request.namespace)?;
+        self.log().groups.push(request.group);
+        Ok(())
+    }
+
+    async fn output_lengths(
+        &self,
+        request: OutputLengthsRequest,
+    ) -> Result<OutputLengths, ApiError> {
+        self.auth.verify(&request.namespace)?;
+        self.log().prompts.push(request.prompt);
+        Ok(OutputLengths::of(self.script().lengths.clone()))
     }
 }
 
@@ -484,6 +534,7 @@ impl Bench {
             lease_chunk_tokens: None,
             workers: 3,
             compiles_forms: false,
+            lengths: Vec::new(),
         };
         let mesh = Arc::new(FakeMesh {
             script: Mutex::new(script),
@@ -497,6 +548,7 @@ impl Bench {
         let deps = GatewayDeps {
             scheduler: mesh.clone(),
             workers: Arc::new(FakeWorkers(mesh.clone())),
+            store: mesh.clone(),
             signer: NamespaceSigner::new(&keys).unwrap(),
             model_files: Arc::new(|name| Ok(files(name))),
             metrics: metrics.clone(),

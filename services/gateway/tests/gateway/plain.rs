@@ -1,6 +1,7 @@
 //! Whole answers.
 
 use refrain_protocol::chunk::{Priority, Speculation, Urgency};
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END};
 use serde_json::json;
@@ -108,6 +109,34 @@ async fn sampling_and_extensions_reach_the_worker() {
         (Speculation::Off, Some(64))
     );
     assert_eq!(log.leases[0].group.as_deref(), Some("g"));
+}
+
+#[tokio::test]
+async fn a_group_is_registered_and_its_length_estimated_from_earlier_outputs() {
+    let bench = Bench::new().await;
+    bench.mesh.script().lengths = vec![700, 500, 900];
+    for fields in [
+        json!({"group": "g", "n": 3}),
+        json!({"group": "g"}),
+        json!({}),
+    ] {
+        let (status, _) = bench.chat(fields).await;
+        assert_eq!(status, 200);
+    }
+    let log = bench.mesh.log();
+    let expected: Vec<_> = log
+        .leases
+        .iter()
+        .map(|lease| lease.expected_tokens)
+        .collect();
+    let of_group = Some(700);
+    // Nobody waits for an estimate where each token counts.
+    assert_eq!(expected, [of_group, of_group, of_group, of_group, None]);
+    assert_eq!(log.groups, ["g"]);
+    // All samples of the prompt ask once, by the hash that their worker stores with the output.
+    let chunk = &log.chunks[0];
+    let prompt = &chunk.tokens[..chunk.prompt_len as usize];
+    assert_eq!(log.prompts, [PromptHash::of(prompt)]);
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use clap::Args;
 use refrain_lab::progress::ProgressLine;
 use refrain_protocol::admin::{ExportCursor, ExportRequest, ExportedDocument};
 use refrain_protocol::document::DocumentHead;
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{DocumentId, TokenId};
 use serde::Serialize;
 
@@ -48,6 +49,9 @@ struct ExportedLine<'a> {
     model: &'a str,
     tokenizer: &'a str,
     prompt_token_ids: &'a [TokenId],
+    /// The hash of the whole prompt, of which the line has only the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_hash: Option<String>,
     output_token_ids: &'a [TokenId],
     document: DocumentId,
     choice: u32,
@@ -127,6 +131,7 @@ fn line(document: &ExportedDocument, turn: u32) -> ExportedLine<'_> {
         weight_version,
         created_ms,
         left_context,
+        prompt_hash,
     } = &update.head;
     ExportedLine {
         workload: &namespace.tenant,
@@ -137,6 +142,7 @@ fn line(document: &ExportedDocument, turn: u32) -> ExportedLine<'_> {
         model: &namespace.model,
         tokenizer: &namespace.tokenizer,
         prompt_token_ids: left_context,
+        prompt_hash: prompt_hash.map(|PromptHash(hash)| format!("{hash:032x}")),
         output_token_ids: &update.tokens,
         document: update.document,
         choice: *choice,

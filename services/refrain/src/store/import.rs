@@ -12,6 +12,7 @@ use refrain_lab::json_lines::{JsonLines, ReadProgress, line_error};
 use refrain_lab::progress::ProgressLine;
 use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, Namespace, TokenId};
 use refrain_service_kit::clock;
 use refrain_tokenization::Tokenizer;
@@ -76,6 +77,7 @@ struct TraceLine {
     prompt: Option<String>,
     output: Option<String>,
     document: Option<DocumentId>,
+    prompt_hash: Option<String>,
     #[serde(default)]
     choice: u32,
     #[serde(default)]
@@ -161,6 +163,12 @@ impl LineParser {
             hash.update(&count.to_le_bytes());
             DocumentId(hash.digest128())
         });
+        let prompt_hash = match (&line.prompt_hash, line.document) {
+            (Some(hash), _) => Some(prompt_hash_of(hash)?),
+            // An export has only the end of a prompt, so its hash would be that of another prompt.
+            (None, Some(_)) => None,
+            (None, None) => (!prompt.is_empty()).then(|| PromptHash::of(&prompt)),
+        };
         let left_context = prompt[prompt.len().saturating_sub(LEFT_CONTEXT_TOKENS)..].to_vec();
         let head = DocumentHead {
             session: line.session,
@@ -169,6 +177,7 @@ impl LineParser {
             weight_version: line.weight_version,
             created_ms: line.created_ms.unwrap_or(self.now_ms),
             left_context,
+            prompt_hash,
         };
         let update = DocumentUpdate {
             document,
@@ -192,6 +201,12 @@ impl LineParser {
         }
         named.unwrap_or_else(|| UNKNOWN_TOKENIZER.to_owned())
     }
+}
+
+fn prompt_hash_of(hex: &str) -> anyhow::Result<PromptHash> {
+    let hash = u128::from_str_radix(hex, 16);
+    let hash = hash.context("prompt_hash must be up to 32 hex digits")?;
+    Ok(PromptHash(hash.max(1)))
 }
 
 fn tokenizer(path: &Path) -> anyhow::Result<Tokenizer> {

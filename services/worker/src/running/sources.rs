@@ -14,7 +14,7 @@ pub(super) const OWN: DocumentKey = DocumentKey(0);
 /// The texts that a request may draft from.
 pub(crate) struct Sources {
     pub(crate) replica: Arc<NamespaceReplica>,
-    /// The outputs of its group of samples on this worker, if it belongs to a group.
+    /// The outputs of its group of samples, on this worker and on others, if it belongs to a group.
     pub(crate) group: Option<GroupMembership>,
     /// The request's own tree: prompt and output.
     pub(super) own: Index,
@@ -56,8 +56,13 @@ impl Sources {
     }
 }
 
+/// The prompt of a request whose text is complete.
+pub(super) fn prompt(request: &ChunkRequest) -> &[u32] {
+    &request.tokens[..request.prompt_len as usize]
+}
+
 /// The end of the prompt, which stands before an output wherever that is kept.
 pub(super) fn prompt_end(request: &ChunkRequest) -> &[u32] {
-    let prompt_len = request.prompt_len as usize;
-    &request.tokens[prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS)..prompt_len]
+    let prompt = prompt(request);
+    &prompt[prompt.len().saturating_sub(LEFT_CONTEXT_TOKENS)..]
 }

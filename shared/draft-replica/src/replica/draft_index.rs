@@ -247,6 +247,22 @@ impl DraftIndex {
         }
     }
 
+    /// The documents of requests that run here.
+    pub(super) fn pinned(&self) -> Vec<DocumentId> {
+        self.pinned.keys().copied().collect()
+    }
+
+    pub(super) fn is_pinned(&self, document: DocumentId) -> bool {
+        self.pinned.contains_key(&document)
+    }
+
+    /// Removes a document that no request here emits.
+    pub(super) fn remove_unless_pinned(&mut self, document: DocumentId) {
+        if !self.is_pinned(document) {
+            self.remove(&[document]);
+        }
+    }
+
     /// Whether a request of this namespace or group runs here.
     pub(super) fn is_in_use(&self) -> bool {
         !self.pinned.is_empty()
@@ -269,12 +285,6 @@ impl DraftIndex {
         let mut others: Vec<DocumentId> = self.by_age.values().copied().collect();
         others.retain(|document| !self.pinned.contains_key(document));
         self.remove(&others);
-    }
-
-    /// Removes all documents. Requests that run here begin anew.
-    pub(super) fn clear(&mut self) {
-        let all: Vec<DocumentId> = self.by_age.values().copied().collect();
-        self.remove(&all);
     }
 
     /// The size that limits are compared with.

@@ -22,11 +22,14 @@ pub struct DraftReplica {
     /// The runtime of the followers. A namespace may first be met on a thread of a listener that stops earlier.
     runtime: Handle,
     maintenance: JoinHandle<()>,
+    /// Reads the logs of groups.
+    group_logs: JoinHandle<()>,
 }
 
 impl Drop for DraftReplica {
     fn drop(&mut self) {
         self.maintenance.abort();
+        self.group_logs.abort();
     }
 }
 
@@ -46,6 +49,7 @@ impl DraftReplica {
         let runtime = Handle::current();
         DraftReplica {
             maintenance: runtime.spawn(registry.clone().maintain()),
+            group_logs: runtime.spawn(registry.clone().follow_groups()),
             registry,
             index,
             runtime,
@@ -119,6 +123,7 @@ impl DraftReplica {
     /// Stops following the store, and all maintenance.
     pub fn stop(&self) {
         self.maintenance.abort();
+        self.group_logs.abort();
         self.registry.namespaces.lock().clear();
     }
 

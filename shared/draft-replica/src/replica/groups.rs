@@ -1,7 +1,8 @@
 //! Trees of groups of samples: the other samples of a prompt are the best guess at the next one.
 //!
-//! A group's tree holds outputs that ran here. It is always live, and is dropped soon after the group: its documents
-//! are those of the namespace, which keeps them.
+//! A group's tree holds outputs that ran here, and those that run elsewhere, as the log of the group brings them
+//! (`group_logs.rs`). It is always live, and is dropped soon after the group: its documents are those of the namespace,
+//! which keeps them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,23 +10,41 @@ use std::time::{Duration, Instant};
 
 use lru::LruCache;
 use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
+use refrain_protocol::document::FeedCursor;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_suffix_index::IndexConfig;
+use tokio::sync::Notify;
 
 use super::draft_index::DraftIndex;
 use super::locked_index::LockedIndex;
 use crate::config::ReplicaConfig;
-use crate::metrics::{DOCUMENT, GROUP, GROUP_TOKENS_MAX, GROUPS_MAX, ReplicaMetrics};
+use crate::metrics::{
+    DOCUMENT, GROUP, GROUP_TOKENS_MAX, GROUPS_MAX, GROUPS_TOKENS_MAX, ReplicaMetrics,
+};
 use crate::update::DocumentUpdateRef;
 
 /// The drafts of one group of samples.
 pub struct GroupReplica {
     pub(super) index: Arc<LockedIndex>,
     tokens_max: u64,
+    /// The tokens of all groups together, and the most that there may be.
+    all_tokens: Arc<AtomicU64>,
+    all_tokens_max: u64,
+    log: Mutex<LogState>,
     /// The weight version of the newest output; 0 while none is known.
     weight_version: AtomicU64,
     last_used: Mutex<Instant>,
     metrics: ReplicaMetrics,
+}
+
+/// Shortest time between two registrations of a group that the store does not keep.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+
+/// How far the group's log in the store was read.
+#[derive(Clone, Copy, Default)]
+struct LogState {
+    position: FeedCursor,
+    registered: Option<tokio::time::Instant>,
 }
 
 /// A request's membership in its group. It ends when this is dropped.
@@ -86,8 +105,8 @@ impl GroupReplica {
         self.index.drafts.write()
     }
 
-    /// Applies an update of a running output. An output of newer weights drives out those of older ones: these are no
-    /// guide to it.
+    /// Applies an update of a running output. An output of newer weights drives out those of older ones, since these
+    /// are no guide to it. Outputs of requests that run here stay: they go on with the newer weights.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
         self.merge_emitted(update, true);
     }
@@ -118,11 +137,12 @@ impl GroupReplica {
     ) -> bool {
         let version = update.head.weight_version;
         let newest = self.weight_version.fetch_max(version, Ordering::Relaxed);
-        if version != 0 && version < newest {
+        // Requests that run here meet newer weights at the same step, but their updates come one after the other.
+        if version != 0 && version < newest && !index.is_pinned(update.document) {
             return is_sole_source;
         }
         if newest != 0 && version > newest {
-            index.clear();
+            index.reset();
         }
         // Tokens that the tree has already need no capacity.
         let here = index.len_of(update.document).unwrap_or(0);
@@ -135,6 +155,12 @@ impl GroupReplica {
             let evictions = self.metrics.group_evictions.with_label_values(&[DOCUMENT]);
             evictions.inc_by(evicted as u64);
         }
+        let all_tokens = self.all_tokens.load(Ordering::Relaxed);
+        if new > 0 && all_tokens + new > self.all_tokens_max {
+            let rejections = &self.metrics.group_rejections;
+            rejections.with_label_values(&[GROUPS_TOKENS_MAX]).inc();
+            return is_sole_source;
+        }
         // Where all of the tree runs, this output is left out from here on: its next update comes after a gap.
         let is_full = exceeds(&index) && new > 0;
         let merged = (!is_full).then(|| index.merge(update, is_sole_source, Instant::now()));
@@ -144,7 +170,39 @@ impl GroupReplica {
             rejections.with_label_values(&[GROUP_TOKENS_MAX]).inc();
             return is_sole_source;
         };
+        // Until the next count, which finds out what has been removed.
+        self.all_tokens.fetch_add(new, Ordering::Relaxed);
         is_sole_source
+    }
+
+    /// The position up to which the group's log was read.
+    pub(super) fn log_position(&self) -> FeedCursor {
+        self.log.lock().position
+    }
+
+    pub(super) fn set_log_position(&self, position: FeedCursor) {
+        self.log.lock().position = position;
+    }
+
+    /// Whether the group has not been registered in the store for so long.
+    pub(super) fn needs_registration(&self, after: Duration) -> bool {
+        let registered = self.log.lock().registered;
+        registered.is_none_or(|registered| registered.elapsed() >= after)
+    }
+
+    pub(super) fn note_registered(&self) {
+        self.log.lock().registered = Some(tokio::time::Instant::now());
+    }
+
+    /// Notes that the store does not know the group, or no longer. Its log begins anew. A store that has just refused
+    /// the group for want of capacity is not asked again at once.
+    pub(super) fn note_unregistered(&self) {
+        let mut log = self.log.lock();
+        let is_refused = log.registered.is_some_and(|at| at.elapsed() < REFUSED_FOR);
+        *log = LogState {
+            registered: log.registered.filter(|_| is_refused),
+            ..LogState::default()
+        };
     }
 
     fn touch(&self) {
@@ -165,6 +223,9 @@ pub(super) struct Groups {
     metrics: ReplicaMetrics,
     /// Unbounded, because eviction passes over groups in use.
     groups: Mutex<LruCache<GroupKey, Arc<GroupReplica>>>,
+    all_tokens: Arc<AtomicU64>,
+    /// Signals that a request has joined its group.
+    has_joined: Notify,
 }
 
 impl Groups {
@@ -174,6 +235,8 @@ impl Groups {
             config,
             metrics,
             groups: Mutex::new(LruCache::unbounded()),
+            all_tokens: Arc::default(),
+            has_joined: Notify::new(),
         }
     }
 
@@ -198,7 +261,9 @@ impl Groups {
             evictions.with_label_values(&[GROUP]).inc();
         }
         let group = groups.get_or_insert(key, || self.create());
-        Some(GroupMembership::new(group, document))
+        let membership = GroupMembership::new(group, document);
+        self.has_joined.notify_one();
+        Some(membership)
     }
 
     /// [`join`](Self::join) without waiting: `None` also where another group would have to be evicted, or another
@@ -215,13 +280,18 @@ impl Groups {
             return None;
         }
         let group = groups.get_or_insert(key, || self.create());
-        GroupMembership::try_new(group, document)
+        let membership = GroupMembership::try_new(group, document)?;
+        self.has_joined.notify_one();
+        Some(membership)
     }
 
     fn create(&self) -> Arc<GroupReplica> {
         Arc::new(GroupReplica {
             index: Arc::new(LockedIndex::new(self.index.clone())),
             tokens_max: self.config.group_tokens_max,
+            all_tokens: self.all_tokens.clone(),
+            all_tokens_max: self.config.groups_tokens_max,
+            log: Mutex::default(),
             weight_version: AtomicU64::new(0),
             last_used: Mutex::new(Instant::now()),
             metrics: self.metrics.clone(),
@@ -260,6 +330,40 @@ impl Groups {
         groups.iter().map(|(_, group)| group.clone()).collect()
     }
 
+    /// All groups with their names.
+    pub(super) fn entries(&self) -> Vec<(GroupKey, Arc<GroupReplica>)> {
+        let groups = self.groups.lock();
+        let entries = groups
+            .iter()
+            .map(|(key, group)| (key.clone(), group.clone()));
+        entries.collect()
+    }
+
+    /// Waits until a request joins its group.
+    pub(super) async fn joined(&self) {
+        self.has_joined.notified().await;
+    }
+
+    /// Counts the tokens of all groups, and drops idle groups, the least recently used first, while these are too many
+    /// for further ones. Returns the count.
+    pub(super) fn recount(&self) -> u64 {
+        let mut groups = self.groups.lock();
+        let tokens_of = |group: &GroupReplica| group.read().index.tokens();
+        let mut tokens: u64 = groups.iter().map(|(_, group)| tokens_of(group)).sum();
+        while tokens > self.config.groups_tokens_max / 8 * 7 {
+            let idle = groups.iter().rev().find(|(_, group)| !group.is_in_use());
+            let Some((key, group)) = idle.map(|(key, group)| (key.clone(), group.clone())) else {
+                break;
+            };
+            tokens -= tokens_of(&group);
+            groups.pop(&key);
+            let evictions = &self.metrics.group_evictions;
+            evictions.with_label_values(&[GROUP]).inc();
+        }
+        self.all_tokens.store(tokens, Ordering::Relaxed);
+        tokens
+    }
+
     fn of(&self, namespace: NamespaceId) -> Vec<Arc<GroupReplica>> {
         let groups = self.groups.lock();
         let of = groups.iter().filter(|(key, _)| key.0 == namespace);
@@ -268,4 +372,4 @@ impl Groups {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

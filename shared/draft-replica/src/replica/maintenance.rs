@@ -42,6 +42,7 @@ impl Registry {
             ..
         } = &*self.shared;
         groups.expire(Instant::now());
+        groups.recount();
         let mut evicted = 0;
         let namespaces = self.namespaces();
         for namespace in &namespaces {

@@ -28,6 +28,8 @@ pub(crate) struct PendingOutputs {
     next_order: u64,
     /// Length of all texts together.
     tokens: usize,
+    /// The caller's time, in milliseconds from any moment.
+    now_ms: u64,
 }
 
 /// Messages to the store.
@@ -55,6 +57,8 @@ struct PendingOutput {
     /// Its position among the outputs that the store lacks something of. It got it when the store first lacked
     /// something.
     waits_since: u64,
+    /// When the first token that the store lacks came, or a moment before that, by the caller's time.
+    lacks_since_ms: u64,
     /// No more updates come, because the request goes on elsewhere or its chunk ended.
     is_released: bool,
 }
@@ -81,6 +85,7 @@ impl PendingOutput {
             finish: None,
             is_end_known: true,
             waits_since: 0,
+            lacks_since_ms: 0,
             is_released: false,
         }
     }
@@ -128,6 +133,17 @@ impl PendingOutput {
 }
 
 impl PendingOutputs {
+    /// Notes the time, for [`AppendRequest::waited_ms`].
+    pub(crate) fn set_time(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+    }
+
+    /// Whether outputs of groups grow here.
+    pub(crate) fn has_groups(&self) -> bool {
+        let mut pending = self.documents.values();
+        pending.any(|pending| pending.head.group.is_some() && !pending.is_released)
+    }
+
     /// Takes an update. Updates of one document come in order.
     pub(crate) fn push(
         &mut self,
@@ -197,6 +213,7 @@ impl PendingOutputs {
         if pending.is_acknowledged() {
             self.next_order += 1;
             pending.waits_since = self.next_order;
+            pending.lacks_since_ms = self.now_ms;
         }
         pending.epoch = update.epoch;
         pending.finish = update.finish;
@@ -247,6 +264,7 @@ impl PendingOutputs {
                     let request = AppendRequest {
                         namespace: pending.namespace.clone(),
                         updates: Vec::new(),
+                        waited_ms: 0,
                     };
                     requests.push((namespace_id, request));
                     positions.insert(namespace_id, requests.len() - 1);
@@ -255,7 +273,13 @@ impl PendingOutputs {
             };
             let update = pending.next_update();
             weight += update.tokens.len() + UPDATE_WEIGHT_TOKENS;
-            requests[position].1.updates.push(update);
+            let request = &mut requests[position].1;
+            if update.head.group.is_some() && !update.tokens.is_empty() {
+                let waited_ms = self.now_ms.saturating_sub(pending.lacks_since_ms);
+                let waited_ms = u32::try_from(waited_ms).unwrap_or(u32::MAX);
+                request.waited_ms = request.waited_ms.max(waited_ms);
+            }
+            request.updates.push(update);
         }
         UploadBatch {
             requests,
@@ -263,12 +287,13 @@ impl PendingOutputs {
         }
     }
 
-    /// Takes the store's answer to a message. Returns the number of tokens lost.
+    /// Takes the store's answer to a message that was sent at `sent_ms`. Returns the number of tokens lost.
     pub(crate) fn acknowledge(
         &mut self,
         namespace_id: NamespaceId,
         request: &AppendRequest,
         reply: &AppendReply,
+        sent_ms: u64,
     ) -> usize {
         let mut lost = 0;
         for (update, &length) in request.updates.iter().zip(&reply.lengths) {
@@ -285,6 +310,7 @@ impl PendingOutputs {
             pending.acknowledged = length.min(sent_len).clamp(pending.base, pending.len());
             pending.is_end_known = pending.finish == update.finish && length >= sent_len;
             pending.waits_since = waits_since;
+            pending.lacks_since_ms = sent_ms;
             let is_done =
                 pending.is_acknowledged() && (pending.finish.is_some() || pending.is_released);
             // A store that takes nothing of an update that fits knows a newer attempt.

@@ -12,6 +12,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct UploadSchedule {
     interval: Duration,
+    group_interval: Duration,
     growing_every: Duration,
     /// When an upload last began that sent all outputs that grow.
     grown_at: Instant,
@@ -37,6 +38,7 @@ impl UploadSchedule {
         let interval = Duration::from_millis(config.interval_ms);
         UploadSchedule {
             interval,
+            group_interval: Duration::from_millis(config.group_interval_ms).min(interval),
             growing_every: interval.saturating_mul(config.growing_every),
             grown_at: now,
             is_overdue: false,
@@ -80,9 +82,13 @@ impl UploadSchedule {
         self.is_overdue = false;
     }
 
-    /// The pause until the next upload.
-    pub(super) fn pause(&self) -> Duration {
-        self.pause
+    /// The pause until the next upload, which may be for outputs of groups that grow.
+    pub(super) fn pause(&self, has_groups: bool) -> Duration {
+        // A longer pause than the interval is for a store that refuses.
+        match has_groups && self.pause == self.interval {
+            true => self.group_interval,
+            false => self.pause,
+        }
     }
 }
 
@@ -115,7 +121,7 @@ mod tests {
                     grown_ms.push((now - began).as_millis());
                 }
                 schedule.record(now, growing, ACCEPTED);
-                now += Duration::from_millis(store_ms) + schedule.pause();
+                now += Duration::from_millis(store_ms) + schedule.pause(false);
             }
             assert_eq!(grown_ms, expected, "the store takes {store_ms} ms");
         }
@@ -151,12 +157,32 @@ mod tests {
     }
 
     #[test]
+    fn outputs_of_groups_are_sent_sooner_unless_the_store_refuses() {
+        let began = Instant::now();
+        let config = UploaderConfig {
+            interval_ms: 200,
+            group_interval_ms: 50,
+            ..UploaderConfig::default()
+        };
+        let mut schedule = UploadSchedule::new(&config, began);
+        let pauses = |schedule: &UploadSchedule| {
+            [false, true].map(|has_groups| schedule.pause(has_groups).as_millis())
+        };
+        assert_eq!(pauses(&schedule), [200, 50]);
+        schedule.record(began, false, FlushOutcome::Refused);
+        let [alone, with_groups] = pauses(&schedule);
+        assert!(alone >= 400 && with_groups == alone);
+        schedule.record(began, false, ACCEPTED);
+        assert_eq!(pauses(&schedule), [200, 50]);
+    }
+
+    #[test]
     fn pauses_grow_until_the_store_accepts_something() {
         let began = Instant::now();
         let mut schedule = schedule(2, began);
         let mut pause_after = |outcome| {
             schedule.record(began, true, outcome);
-            schedule.pause().as_millis()
+            schedule.pause(false).as_millis()
         };
         let first = pause_after(FlushOutcome::Refused);
         assert!((200..400).contains(&first), "{first}");

@@ -66,6 +66,7 @@ impl StoreAdmin for DraftStoreHandle {
             namespace: request.namespace.id(),
             names: request.namespace,
             updates: request.updates,
+            waited_ms: 0,
             author: UpdateAuthor::Operator {
                 is_static: request.is_static,
             },

@@ -9,6 +9,8 @@ use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::error::code;
+use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
@@ -21,14 +23,20 @@ use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX
 use crate::log::random;
 use crate::metrics::Limit;
 use crate::reading::feed::{FeedRead, read_feed};
+use crate::reading::groups::read_groups;
 use crate::reading::segments;
 use crate::record::DocumentKey;
 use crate::service::handle::counted_call::CountedCall;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
-use crate::writer::requests::{Append, SavedStatistics, StatisticsUpdate, UpdateAuthor};
+use crate::writer::requests::{
+    Append, GroupRegistration, SavedStatistics, StatisticsUpdate, UpdateAuthor,
+};
 
 /// Longest wait of `follow`, whatever the caller asks for.
 const FOLLOW_WAIT_MS_MAX: u32 = 30_000;
+
+/// Longest that a group lives without being registered again, whatever the caller asks for: one day.
+const GROUP_TTL_MS_MAX: u64 = 24 * 3_600 * 1_000;
 
 /// Most contexts of one look-up. Workers ask for 256 at most.
 const LOOKUP_CONTEXTS_MAX: usize = 256;
@@ -46,6 +54,7 @@ impl DraftStore for DraftStoreHandle {
             namespace,
             names: request.namespace.namespace,
             updates: request.updates,
+            waited_ms: request.waited_ms,
             author: UpdateAuthor::Worker,
         })
         .await
@@ -100,6 +109,53 @@ impl DraftStore for DraftStoreHandle {
             .collect();
         let keys: Vec<DocumentKey> = unique.into_iter().collect();
         self.send(move |writer, _| writer.touch(&keys))
+    }
+
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        self.check_name("group", &request.group)?;
+        let registration = GroupRegistration {
+            group: (namespace, request.group),
+            ttl_ms: request.ttl_ms.min(GROUP_TTL_MS_MAX),
+        };
+        self.ask(move |writer| writer.register_group(registration))
+            .await
+    }
+
+    async fn fetch_groups(
+        &self,
+        request: FetchGroupsRequest,
+    ) -> Result<FetchGroupsReply, ApiError> {
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let most = self.inner.config.tuning.updates_max;
+        let own = request.groups.iter().map(|wanted| wanted.own.len());
+        let items = request.groups.len() + own.sum::<usize>();
+        self.check_count(items, most, "groups with own documents", Limit::Updates)?;
+        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
+        let read = move |shared: &_| read_groups(shared, namespace, request.groups, tokens_max);
+        let (groups, damaged) = self.read_blocking(read).await?;
+        self.report(damaged);
+        let metrics = &self.inner.metrics;
+        metrics.group_logs.inc_by(groups.len() as u64);
+        let tokens = groups.iter().map(|group| u64::from(group.log.tokens()));
+        metrics.group_tokens.inc_by(tokens.sum());
+        Ok(FetchGroupsReply { groups })
+    }
+
+    async fn output_lengths(
+        &self,
+        request: OutputLengthsRequest,
+    ) -> Result<OutputLengths, ApiError> {
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        // The catalog's lock is held during commits, so the wait for it is left to a blocking thread.
+        self.read_blocking(move |shared| {
+            let open = shared.read()?;
+            Ok(open.catalog.output_lengths(namespace, request.prompt))
+        })
+        .await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {

@@ -22,6 +22,9 @@ impl WriterActor {
         metrics.unsealed_tokens.set(unsealed_tokens as i64);
         metrics.erasures.set(erasures.marks() as i64);
         metrics.erased_documents.set(erasures.documents() as i64);
+        metrics.groups.set(open.catalog.groups.len() as i64);
+        let group_documents = open.catalog.groups.documents();
+        metrics.group_documents.set(group_documents as i64);
         metrics.documents.set(totals.documents as i64);
         metrics.tokens.set(totals.tokens as i64);
         metrics.logical_bytes.set(totals.bytes as i64);

@@ -13,6 +13,7 @@ use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::disk_refused;
 use crate::writer::core::WriterCore;
 use crate::writer::outcome::CommitOutcome;
+use crate::writer::requests::GroupRegistration;
 
 impl WriterActor {
     /// The error for appends if there is no space for them.
@@ -42,6 +43,24 @@ impl WriterActor {
     fn log_bytes(&self) -> u64 {
         let open = self.shared.read();
         open.map_or(0, |open| open.log.disk_bytes())
+    }
+
+    /// Registers a group, or renews it.
+    pub(crate) fn register_group(
+        &mut self,
+        registration: GroupRegistration,
+    ) -> Result<(), ApiError> {
+        let mut is_registered = false;
+        self.run(|core, catalog, now_ms| {
+            is_registered = core.register_group(catalog, registration, now_ms);
+            Ok(CommitOutcome::default())
+        })?;
+        if is_registered {
+            return Ok(());
+        }
+        self.metrics.reject(Limit::Groups);
+        let message = "too many groups are registered (groups_max); retry when some have expired";
+        Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
     }
 
     /// The error for a caller that would add one namespace too many.

@@ -26,6 +26,7 @@ fn append(document: u128) -> Append {
         namespace: names.id(),
         names,
         updates: vec![update],
+        waited_ms: 0,
         author: UpdateAuthor::Worker,
     }
 }

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use refrain_protocol::TokenId;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 
+use crate::catalog::GroupUpdate;
 use crate::codec::Damage;
 use crate::log::LogError;
 use crate::metrics::RemovalReason;
@@ -26,6 +27,7 @@ impl Edit<'_> {
         update: &DocumentUpdate,
     ) -> Result<u32, LogError> {
         let key = DocumentKey::new(append.namespace, update.document);
+        self.waited_ms = append.waited_ms;
         let known = self.catalog.document(key).is_some();
         let erasures = &self.catalog.erasures;
         self.static_code = match append.author {
@@ -40,7 +42,11 @@ impl Edit<'_> {
             return Ok(update.prev_len.saturating_add(added));
         }
         match self.try_apply(key, update) {
-            Ok(()) => {}
+            Ok(()) => {
+                if let Some(prompt) = update.head.prompt_hash.filter(|_| !known) {
+                    self.catalog.set_prompt(key, prompt);
+                }
+            }
             Err(TextError::Log(error)) => return Err(error),
             Err(TextError::Damaged(_)) => self.remove_damaged(key)?,
         }
@@ -210,6 +216,15 @@ impl Edit<'_> {
         self.outcome.changed.insert(key.namespace);
         self.catalog.put(key, state, Some(to));
         self.states.insert(key);
+        if let Some(group) = &update.head.group {
+            let group_update = GroupUpdate {
+                weight_version: update.head.weight_version,
+                len: state.len,
+                sequence: state.sequence,
+                emitted_ms: self.now_ms.saturating_sub(u64::from(self.waited_ms)),
+            };
+            self.enrol(key, group, group_update);
+        }
         Ok(())
     }
 }

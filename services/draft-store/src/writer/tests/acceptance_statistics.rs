@@ -32,6 +32,7 @@ fn one_commit_holds_appends_and_statistics_of_many_callers() {
         namespace: names("a").id(),
         names: names("a"),
         updates: vec![update(1, 1, 0, &[1, 2, 3])],
+        waited_ms: 0,
         author: UpdateAuthor::Worker,
     };
     let all = [

@@ -221,6 +221,7 @@ fn static_documents_are_never_evicted_but_count_towards_the_budget() {
             namespace: names("a").id(),
             names: names("a"),
             updates: vec![finished(update(document, 1, 0, &[1; 10]))],
+            waited_ms: 0,
             author: UpdateAuthor::Operator { is_static },
         };
         let now_ms = store.now_ms;
@@ -423,6 +424,7 @@ fn a_refusing_disk_acknowledges_nothing() {
         namespace: names("a").id(),
         names: names("a"),
         updates: vec![update(1, 1, 1, &[2])],
+        waited_ms: 0,
         author: UpdateAuthor::Worker,
     };
     let mut open = store.shared.write();
@@ -468,6 +470,7 @@ fn one_namespace_too_many_is_refused() {
         namespace: names("b").id(),
         names: names("b"),
         updates: vec![update(1, 1, 0, &[2])],
+        waited_ms: 0,
         author: UpdateAuthor::Worker,
     };
     let mut open = store.shared.write();

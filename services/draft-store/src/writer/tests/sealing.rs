@@ -119,6 +119,7 @@ fn a_document_that_changes_while_it_is_sealed_stays_in_the_log() {
             namespace: names("a").id(),
             names: names("a"),
             updates: vec![update(1, 1, 50, &[9])],
+            waited_ms: 0,
             author: UpdateAuthor::Worker,
         };
         core.append(catalog, &[append], &[], 1_000_000_000_500)

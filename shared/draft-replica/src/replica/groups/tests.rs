@@ -13,6 +13,11 @@ fn groups(change: impl FnOnce(&mut ReplicaConfig)) -> Groups {
     Groups::new(config, IndexConfig::default(), metrics)
 }
 
+/// A group without members.
+pub(crate) fn group() -> Arc<GroupReplica> {
+    groups(|_| {}).create()
+}
+
 fn update(document: u128, prev_len: u32, tokens: &[u32], weight_version: u64) -> DocumentUpdate {
     DocumentUpdate {
         document: DocumentId(document),
@@ -99,8 +104,12 @@ fn outputs_of_newer_weights_drive_out_those_of_older_ones() {
     group.merge((&update(3, 0, &[5], 4)).into());
     group.merge((&update(2, 2, &[6], 3)).into());
     group.merge((&update(4, 0, &[7], 3)).into());
-    assert_eq!(lengths(group, [1, 2, 3, 4]), [None, None, Some(1), None]);
-    assert_eq!(group.read().index.tokens(), 1);
+    // Output 1 runs here, so it stays, and goes on with whichever weights.
+    assert_eq!(lengths(group, [1, 2, 3, 4]), [Some(2), None, Some(1), None]);
+    group.merge((&update(1, 2, &[8], 3)).into());
+    group.merge((&update(1, 3, &[9], 4)).into());
+    assert_eq!(lengths(group, [1]), [Some(4)]);
+    assert_eq!(group.read().index.tokens(), 5);
 }
 
 #[test]
@@ -117,6 +126,24 @@ fn a_full_group_evicts_ended_outputs_and_takes_no_more_of_running_ones() {
     group.merge((&update(2, 10, &[4], 1)).into());
     group.merge((&update(2, 11, &[], 1)).into());
     assert_eq!(lengths(group, [2]), [Some(10)]);
+}
+
+#[test]
+fn all_groups_together_are_bounded_and_idle_ones_make_room() {
+    let groups = groups(|config| config.groups_tokens_max = 16);
+    let idle = join(&groups, ONE, "idle", 1);
+    idle.group().merge((&update(1, 0, &[1; 6], 0)).into());
+    let running = join(&groups, ONE, "running", 2);
+    running.group().merge((&update(2, 0, &[2; 9], 0)).into());
+    // Two more would be too many.
+    running.group().merge((&update(2, 9, &[3; 2], 0)).into());
+    assert_eq!(lengths(running.group(), [2]), [Some(9)]);
+    assert_eq!(groups.recount(), 15, "both run");
+    drop(idle);
+    assert_eq!(groups.recount(), 9);
+    assert_eq!(groups.all().len(), 1);
+    running.group().merge((&update(2, 9, &[3; 2], 0)).into());
+    assert_eq!(lengths(running.group(), [2]), [Some(11)]);
 }
 
 #[test]
@@ -205,5 +232,5 @@ fn calls_that_must_not_wait_return_while_another_thread_holds_a_lock() {
             .try_merge_emitted((&update(2, 0, &[5], 3)).into(), true)
             .is_some()
     );
-    assert_eq!(lengths(member.group(), [1, 2]), [None, Some(1)]);
+    assert_eq!(lengths(member.group(), [1, 2]), [Some(2), Some(2)]);
 }

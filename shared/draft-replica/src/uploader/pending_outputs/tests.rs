@@ -42,6 +42,7 @@ fn exchange(pending: &mut PendingOutputs, length: u32) -> Option<(u32, Vec<u32>)
         &AppendReply {
             lengths: vec![length],
         },
+        0,
     );
     Some(sent)
 }
@@ -107,7 +108,7 @@ fn tokens_that_come_while_a_message_is_in_flight_are_not_forgotten() {
         &signed(),
         (&update(1, &[2], Some(FinishReason::Stop))).into(),
     );
-    pending.acknowledge(id, &request, &AppendReply { lengths: vec![1] });
+    pending.acknowledge(id, &request, &AppendReply { lengths: vec![1] }, 0);
     assert_eq!(exchange(&mut pending, 2), Some((1, vec![2])));
     assert_eq!(pending.documents.len(), 0);
 }
@@ -205,7 +206,7 @@ fn an_output_without_its_beginning_is_counted_as_lost() {
     let mut pending = PendingOutputs::default();
     pending.push(ID, &signed(), (&update(3, &[4, 5], None)).into());
     let (id, request) = pending.batch(1000, true).requests.remove(0);
-    let lost = pending.acknowledge(id, &request, &AppendReply { lengths: vec![1] });
+    let lost = pending.acknowledge(id, &request, &AppendReply { lengths: vec![1] }, 0);
     assert_eq!((lost, pending.documents.len()), (2, 0));
 }
 
@@ -302,7 +303,7 @@ fn nothing_starves_however_much_grows() {
                 assert!((1..=4).contains(&update.tokens.len()), "turn {turn}");
                 sent[document] += update.tokens.len() as u32;
             }
-            pending.acknowledge(id, &request, &reply);
+            pending.acknowledge(id, &request, &reply, 0);
         }
     }
     let waits = |sent: &u32| 30 - sent;

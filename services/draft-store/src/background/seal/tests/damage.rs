@@ -98,7 +98,7 @@ fn directory_content(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
 #[test]
 fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
     // Also if the log, which would name it, is gone, and if the segment is an orphan.
-    for (version, lost) in [(1u32, "nothing"), (3, "log"), (3, "name")] {
+    for (version, lost) in [(1u32, "nothing"), (4, "log"), (4, "name")] {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, ..]) = sealed(dir.path());
         let open = store.shared.read().unwrap().log.clone();

@@ -1,0 +1,88 @@
+//! The lengths of finished outputs by prompt.
+//!
+//! A document keeps 64 of the 128 bits of its prompt's hash here, and a finished one has an entry of 20 bytes. Two
+//! prompts that share these bits make an estimate worse, and do no other harm. A list per prompt was rejected: most
+//! prompts have one output, and a list would take three times the memory for it.
+
+use std::collections::BTreeMap;
+
+use refrain_protocol::NamespaceId;
+use refrain_protocol::document::FinishReason;
+use refrain_protocol::history::{OutputLengths, PromptHash};
+
+use crate::catalog::document::Document;
+use crate::catalog::state::Catalog;
+use crate::record::{DocumentKey, finish_of};
+
+/// Most outputs of a prompt that an answer is made from: the newest.
+const LENGTHS_MAX: usize = 64;
+
+/// The part of a prompt's hash that is kept in memory; 0 stands for no hash.
+fn short(prompt: PromptHash) -> u64 {
+    (prompt.0 as u64).max(1)
+}
+
+/// The lengths of the finished outputs of one namespace, by the prompt and the sequence of the last change.
+#[derive(Default)]
+pub(super) struct PromptLengths(BTreeMap<(u64, u64), u32>);
+
+impl PromptLengths {
+    /// Brings the entry of a document up to date. `before` is [`entry_of`] it before the change.
+    pub(super) fn change(
+        &mut self,
+        before: Option<((u64, u64), u32)>,
+        after: Option<((u64, u64), u32)>,
+    ) {
+        if before == after {
+            return;
+        }
+        if let Some((key, _)) = before {
+            self.0.remove(&key);
+        }
+        if let Some((key, len)) = after {
+            self.0.insert(key, len);
+        }
+    }
+
+    fn newest(&self, prompt: PromptHash) -> OutputLengths {
+        let prompt = short(prompt);
+        let all = self.0.range((prompt, 0)..=(prompt, u64::MAX));
+        let newest = all.rev().take(LENGTHS_MAX);
+        OutputLengths::of(newest.map(|(_, len)| *len).collect())
+    }
+}
+
+/// The entry that a document has among the lengths: none while it runs, and none where it is partial.
+pub(super) fn entry_of(document: &Document) -> Option<((u64, u64), u32)> {
+    let state = &document.state;
+    let is_complete = matches!(
+        finish_of(state.finish),
+        Some(FinishReason::Stop | FinishReason::Length)
+    );
+    let is_listed = is_complete && document.prompt != 0;
+    is_listed.then_some(((document.prompt, state.sequence), state.len))
+}
+
+impl Catalog {
+    /// Records the prompt of a document.
+    pub(crate) fn set_prompt(&mut self, key: DocumentKey, prompt: PromptHash) {
+        let Some(entry) = self.namespaces.get_mut(&key.namespace) else {
+            return;
+        };
+        if let Some(document) = entry.documents.get_mut(&key.document) {
+            let before = entry_of(document);
+            document.prompt = short(prompt);
+            entry.lengths.change(before, entry_of(document));
+        }
+    }
+
+    /// The lengths of the newest complete outputs to a prompt.
+    pub(crate) fn output_lengths(
+        &self,
+        namespace: NamespaceId,
+        prompt: PromptHash,
+    ) -> OutputLengths {
+        let entry = self.namespaces.get(&namespace);
+        entry.map_or_else(OutputLengths::default, |entry| entry.lengths.newest(prompt))
+    }
+}

@@ -1,0 +1,180 @@
+//! What the gateway tells the draft store of groups, and what it asks the store about prompts.
+//!
+//! Neither ever fails a request. A store that is away costs drafts of other workers' samples, and the estimate of a
+//! length. The workers register their groups as well; the gateway does it because it knows a group whose samples all
+//! wait.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use refrain_protocol::group::RegisterGroupRequest;
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
+use refrain_protocol::{ApiError, NamespaceId, SignedNamespace};
+use refrain_rpc::DraftStore;
+use refrain_service_kit::clock::millis;
+use tokio::runtime::Handle;
+use tokio::sync::{OnceCell, Semaphore};
+
+use crate::metrics::GatewayMetrics;
+
+/// Time that a group lives in the store after it was registered last: longer than its samples wait for a worker.
+const GROUP_TTL: Duration = Duration::from_secs(3_600);
+
+/// Age of a registration at which the next lease of the group renews it.
+const RENEWED_AFTER: Duration = Duration::from_secs(1_200);
+
+/// Registrations in flight. Further ones are left to the next lease of their group, or to the workers.
+const REGISTRATIONS_MAX: usize = 64;
+
+/// Groups and prompts that are remembered. A forgotten one costs a call.
+const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(16_384).unwrap();
+
+/// Longest wait for the lengths of earlier outputs. The request has not asked for a lease yet.
+const LENGTHS_WAIT: Duration = Duration::from_millis(200);
+
+/// Time for which an answer about a prompt serves all of its samples.
+const LENGTHS_FRESH: Duration = Duration::from_secs(60);
+
+/// Time for which the store is not asked after it did not answer.
+const ABSENCE: Duration = Duration::from_secs(5);
+
+type GroupKey = (NamespaceId, String);
+
+/// The lengths of the outputs to one prompt, which one of its samples asks for.
+struct KnownLengths {
+    since: Instant,
+    lengths: Arc<OnceCell<OutputLengths>>,
+}
+
+/// The gateway's side of the draft store.
+pub(crate) struct DraftMemory {
+    store: Arc<dyn DraftStore>,
+    metrics: Arc<GatewayMetrics>,
+    tasks: Handle,
+    /// When groups were registered last.
+    registered: Arc<Mutex<LruCache<GroupKey, Instant>>>,
+    registrations: Arc<Semaphore>,
+    lengths: Mutex<LruCache<(NamespaceId, PromptHash), KnownLengths>>,
+    away_until: Mutex<Option<Instant>>,
+}
+
+impl DraftMemory {
+    /// Registrations are made on the runtime of `tasks`.
+    pub(crate) fn new(
+        store: Arc<dyn DraftStore>,
+        metrics: Arc<GatewayMetrics>,
+        tasks: Handle,
+    ) -> Self {
+        DraftMemory {
+            store,
+            metrics,
+            tasks,
+            registered: Arc::new(Mutex::new(LruCache::new(REMEMBERED_MAX))),
+            registrations: Arc::new(Semaphore::new(REGISTRATIONS_MAX)),
+            lengths: Mutex::new(LruCache::new(REMEMBERED_MAX)),
+            away_until: Mutex::default(),
+        }
+    }
+
+    /// Notes that a request of a group asks for a lease. The group is registered unless that was done not long ago.
+    /// This does not wait.
+    pub(crate) fn group_runs(&self, namespace: &SignedNamespace, group: &str) {
+        let key: GroupKey = (namespace.namespace.id(), group.to_owned());
+        let now = Instant::now();
+        let is_fresh = |since: &Instant| now.saturating_duration_since(*since) < RENEWED_AFTER;
+        if locked(&self.registered).get(&key).is_some_and(is_fresh) {
+            return;
+        }
+        let Ok(permit) = self.registrations.clone().try_acquire_owned() else {
+            self.metrics.rejected("group_registrations");
+            return;
+        };
+        locked(&self.registered).put(key.clone(), now);
+        let (store, registered) = (self.store.clone(), self.registered.clone());
+        let request = RegisterGroupRequest {
+            namespace: namespace.clone(),
+            group: key.1.clone(),
+            ttl_ms: millis(GROUP_TTL),
+        };
+        let registrations = self.metrics.families.group_registrations.clone();
+        self.tasks.spawn(async move {
+            let outcome = store.register_group(request).await;
+            drop(permit);
+            let label = if outcome.is_ok() { "done" } else { "failed" };
+            registrations.with_label_values(&[label]).inc();
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "a group could not be registered in the draft store");
+                // The next lease tries again.
+                locked(&registered).pop(&key);
+            }
+        });
+    }
+
+    /// The length to expect of an output, from earlier outputs to the same prompt. `None`: there are none, or the
+    /// store does not answer at once. All samples of a prompt ask once.
+    pub(crate) async fn expected_tokens(
+        &self,
+        namespace: &SignedNamespace,
+        prompt: PromptHash,
+    ) -> Option<u32> {
+        let known = self.known_lengths((namespace.namespace.id(), prompt));
+        let ask = async || self.ask(namespace, prompt).await;
+        let lengths = known.get_or_try_init(ask).await.ok()?;
+        (lengths.count > 0).then_some(lengths.median)
+    }
+
+    fn known_lengths(&self, key: (NamespaceId, PromptHash)) -> Arc<OnceCell<OutputLengths>> {
+        let now = Instant::now();
+        let mut all = locked(&self.lengths);
+        let is_fresh =
+            |known: &&KnownLengths| now.saturating_duration_since(known.since) < LENGTHS_FRESH;
+        if let Some(known) = all.get(&key).filter(is_fresh) {
+            return known.lengths.clone();
+        }
+        let lengths = Arc::new(OnceCell::new());
+        let known = KnownLengths {
+            since: now,
+            lengths: lengths.clone(),
+        };
+        all.put(key, known);
+        lengths
+    }
+
+    async fn ask(
+        &self,
+        namespace: &SignedNamespace,
+        prompt: PromptHash,
+    ) -> Result<OutputLengths, ApiError> {
+        let is_away = locked(&self.away_until).is_some_and(|until| Instant::now() < until);
+        if is_away {
+            return Err(ApiError::internal("the draft store did not answer"));
+        }
+        let request = OutputLengthsRequest {
+            namespace: namespace.clone(),
+            prompt,
+        };
+        let asked = tokio::time::timeout(LENGTHS_WAIT, self.store.output_lengths(request)).await;
+        let late = |_| Err(ApiError::internal("the draft store did not answer in time"));
+        let lengths = asked.unwrap_or_else(late);
+        let label = match &lengths {
+            Ok(lengths) if lengths.count > 0 => "known",
+            Ok(_) => "unknown",
+            Err(_) => "failed",
+        };
+        let families = &self.metrics.families;
+        families.length_estimates.with_label_values(&[label]).inc();
+        if lengths.is_err() {
+            *locked(&self.away_until) = Some(Instant::now() + ABSENCE);
+        }
+        lengths
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
