@@ -63,8 +63,9 @@ impl LeaseGuard {
         self.worker_ended = Some(Instant::now());
     }
 
-    /// Gives the lease back. A request that continues awaits the task before it asks for its next lease, so that the
-    /// slot is free. If the handle is dropped, the task runs on.
+    /// Gives the lease back, at once where the scheduler is in this process. Otherwise a task does so: a request that
+    /// continues awaits it before it asks for its next lease, so that the slot is free. If the handle is dropped, the
+    /// task runs on.
     pub(crate) fn end(mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
         self.send(outcome)
     }
@@ -72,8 +73,12 @@ impl LeaseGuard {
     fn send(&mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
         let finish = LeaseFinish {
             outcome,
+            worker_ended_ms_ago: self.worker_ended.map(|at| millis(at.elapsed())),
             ..self.finish.take()?
         };
+        if self.scheduler.finish_now(&finish) {
+            return None;
+        }
         let task = send_finish(self.scheduler.clone(), finish, self.worker_ended);
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
