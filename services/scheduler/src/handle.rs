@@ -14,14 +14,15 @@ use refrain_service_kit::mesh::MeshAuth;
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
-use crate::actor::{DispatchMessage, QUEUE_LOST};
+use crate::actor::DispatchMessage;
 use crate::dispatch::{DispatchEvent, DispatchState, LeaseCallId, scheduler_unavailable};
+use crate::dispatcher::{Dispatcher, QUEUE_LOST, SharedDispatcher};
 use crate::metrics::SchedulerMetrics;
 
 /// A handle on the running scheduler. It is cheap to clone.
 #[derive(Clone)]
 pub struct SchedulerHandle {
-    dispatch: Recipient<DispatchMessage>,
+    dispatcher: DirectDispatcher,
     mesh: MeshAuth,
     metrics: SchedulerMetrics,
     /// The id of the next call for a lease.
@@ -31,12 +32,13 @@ pub struct SchedulerHandle {
 
 impl SchedulerHandle {
     pub(crate) fn new(
-        dispatch: Recipient<DispatchMessage>,
+        shared: SharedDispatcher,
+        actor: Recipient<DispatchMessage>,
         mesh: MeshAuth,
         metrics: SchedulerMetrics,
     ) -> Self {
         SchedulerHandle {
-            dispatch,
+            dispatcher: DirectDispatcher { shared, actor },
             mesh,
             metrics,
             next_call: Arc::default(),
@@ -53,7 +55,7 @@ impl SchedulerHandle {
     pub(crate) fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Ordering::Relaxed) {
             Err("draining".to_owned())
-        } else if !self.dispatch.connected() {
+        } else if !self.dispatcher.is_running() {
             Err("the dispatcher has stopped".to_owned())
         } else {
             self.mesh.clocks().readiness()
@@ -65,19 +67,19 @@ impl SchedulerHandle {
         self.draining.store(true, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         // `do_send` ignores the mailbox's limit: a drain must not fail because the mailbox is full.
-        self.dispatch.do_send(DispatchMessage::Drain { reply });
+        self.dispatcher.actor.do_send(DispatchMessage::Drain { reply });
         // An error means that the dispatcher has already stopped.
         let _ = answer.await;
     }
 
     #[cfg(test)]
     pub(crate) fn panic(&self) {
-        self.dispatch.do_send(DispatchMessage::Panic);
+        self.dispatcher.actor.do_send(DispatchMessage::Panic);
     }
 
     /// Puts a message into the mailbox, if there is room.
     fn send(&self, message: DispatchMessage) -> Result<(), ApiError> {
-        self.dispatch.try_send(message).map_err(|error| {
+        self.dispatcher.actor.try_send(message).map_err(|error| {
             self.metrics.rejected("mailbox_max");
             scheduler_unavailable("the scheduler is too busy; try again").with_detail(error)
         })
@@ -93,9 +95,36 @@ impl SchedulerHandle {
     }
 }
 
-/// A call that waits for its lease. If it is dropped early, the dispatcher withdraws the request.
+/// The dispatcher as its callers reach it: events of requests are applied on the caller's thread, and the actor sets
+/// the timer.
+#[derive(Clone)]
+struct DirectDispatcher {
+    shared: SharedDispatcher,
+    actor: Recipient<DispatchMessage>,
+}
+
+impl DirectDispatcher {
+    fn is_running(&self) -> bool {
+        self.actor.connected()
+    }
+
+    fn apply(&self, change: impl FnOnce(&mut Dispatcher)) {
+        let wanted_ms = {
+            let mut dispatcher = self.shared.lock();
+            change(&mut dispatcher);
+            dispatcher.wanted_tick_ms()
+        };
+        if let Some(due_ms) = wanted_ms {
+            // `do_send` ignores the mailbox's limit: without its timer the dispatcher would miss deadlines. There is
+            // at most one such message per deadline that comes before all others.
+            self.actor.do_send(DispatchMessage::TickAt { due_ms });
+        }
+    }
+}
+
+/// A call that waits for its lease. If it is dropped early, its request is withdrawn.
 struct PendingLease {
-    dispatch: Recipient<DispatchMessage>,
+    dispatcher: DirectDispatcher,
     call: LeaseCallId,
     answer: Option<oneshot::Receiver<Result<Lease, ApiError>>>,
 }
@@ -119,12 +148,13 @@ impl Drop for PendingLease {
         // Once the channel is closed, the dispatcher takes back any grant by itself. A grant that has already arrived
         // is returned here.
         answer.close();
-        let event = match answer.try_recv() {
-            Ok(Ok(Lease { lease, .. })) => DispatchEvent::Undelivered { lease },
-            _ => DispatchEvent::Withdraw { call: self.call },
-        };
-        self.dispatch
-            .do_send(DispatchMessage::Event(Box::new(event)));
+        self.dispatcher
+            .apply(|dispatcher| match answer.try_recv() {
+                Ok(Ok(Lease { lease, .. })) => {
+                    dispatcher.apply(DispatchEvent::Undelivered { lease });
+                }
+                _ => dispatcher.withdraw(self.call),
+            });
     }
 }
 
@@ -135,14 +165,14 @@ impl Scheduler for SchedulerHandle {
             self.metrics.rejected("signature");
         })?;
         let call = LeaseCallId(self.next_call.fetch_add(1, Ordering::Relaxed));
+        if !self.dispatcher.is_running() {
+            return Err(scheduler_unavailable("the scheduler has stopped"));
+        }
         let (reply, answer) = oneshot::channel();
-        self.send(DispatchMessage::Submit {
-            call,
-            request: Box::new(request),
-            reply,
-        })?;
+        self.dispatcher
+            .apply(|dispatcher| dispatcher.submit(call, request, reply));
         let pending = PendingLease {
-            dispatch: self.dispatch.clone(),
+            dispatcher: self.dispatcher.clone(),
             call,
             answer: Some(answer),
         };
@@ -154,10 +184,14 @@ impl Scheduler for SchedulerHandle {
     }
 
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {
-        // `do_send` ignores the mailbox's limit: returned leases are what empties the queue.
-        let event = Box::new(DispatchEvent::Finish(finish));
-        self.dispatch.do_send(DispatchMessage::Event(event));
+        self.finish_now(&finish);
         Ok(())
+    }
+
+    fn finish_now(&self, finish: &LeaseFinish) -> bool {
+        let event = DispatchEvent::Finish(finish.clone());
+        self.dispatcher.apply(|dispatcher| dispatcher.apply(event));
+        true
     }
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {

@@ -15,7 +15,8 @@
 //! | `dispatch/preemption.rs` | How waiting requests get another tenant's slot. |
 //! | `dispatch/lease_table.rs`, `worker_table.rs` | The state behind these decisions. |
 //! | `core.rs` | The core as callers outside this crate see it, such as a simulator. |
-//! | `actor.rs` | The actix actor around the core: clock, replies, recovery from panics. |
+//! | `dispatcher.rs` | The core with its surroundings: clock, replies, recovery from panics. |
+//! | `actor.rs` | The actix actor beside it: the timer, heartbeats and questions. |
 //! | `handle.rs`, `http.rs` | The ways in: for callers in this process, and for all others. |
 //! | `server.rs` | Start and drain. |
 //!
@@ -38,6 +39,7 @@ mod actor;
 mod config;
 pub mod core;
 mod dispatch;
+mod dispatcher;
 mod handle;
 mod http;
 mod metrics;

@@ -13,6 +13,7 @@ use refrain_service_kit::telemetry::Metrics;
 
 use crate::actor::DispatchActor;
 use crate::config::SchedulerConfig;
+use crate::dispatcher::SharedDispatcher;
 use crate::handle::SchedulerHandle;
 use crate::http;
 use crate::metrics::SchedulerMetrics;
@@ -48,13 +49,11 @@ pub async fn start(
         faults.join("; ")
     );
     let scheduler_metrics = SchedulerMetrics::register(metrics.registry())?;
-    let (core_config, core_metrics) = (config.clone(), scheduler_metrics.clone());
-    let start_actor = move || {
-        let actor = DispatchActor::new(core_config, core_metrics);
-        Ok(actor.start().recipient())
-    };
+    let dispatcher = SharedDispatcher::new(config.clone(), scheduler_metrics.clone());
+    let for_actor = dispatcher.clone();
+    let start_actor = move || Ok(DispatchActor::new(for_actor).start().recipient());
     let (dispatch, recipient) = ActorThread::start("scheduler-dispatch", start_actor).await?;
-    let handle = SchedulerHandle::new(recipient, mesh.clone(), scheduler_metrics);
+    let handle = SchedulerHandle::new(dispatcher, recipient, mesh.clone(), scheduler_metrics);
     let listen = |listen| {
         let options = ServeOptions {
             service: "scheduler",

@@ -6,8 +6,10 @@
 
 mod breaker;
 mod call_body;
+mod call_error;
 mod client;
 mod dialect;
+mod event_calls;
 mod forms;
 mod generate;
 mod http_engine;

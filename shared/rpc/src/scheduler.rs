@@ -25,6 +25,13 @@ pub trait Scheduler: Send + Sync {
     /// Gives a lease back. Repeats are harmless.
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError>;
 
+    /// Gives a lease back on the thread of the caller, which a scheduler in the same process can do without waiting.
+    /// Returns whether it did; otherwise the caller has to call [`finish`](Scheduler::finish).
+    fn finish_now(&self, finish: &LeaseFinish) -> bool {
+        let _ = finish;
+        false
+    }
+
     /// Registers a worker, or renews it and its leases.
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError>;
 

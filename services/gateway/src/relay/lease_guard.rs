@@ -119,7 +119,7 @@ impl LeaseGuard {
     /// [`LeaseGuard::given_back`] has to be called, or [`LeaseGuard::end`] if the call failed: it may be lost.
     pub(crate) fn continues(&self) -> Option<LeaseFinish> {
         let finish = self.finish.clone()?;
-        Some(finish_now(
+        Some(with_outcome(
             finish,
             LeaseOutcome::Continues,
             self.worker_ended,
@@ -131,14 +131,19 @@ impl LeaseGuard {
         self.finish = None;
     }
 
-    /// Gives the lease back. A request that goes on awaits the task before it asks for its next lease, so that the
-    /// slot is free. If the handle is dropped, the task runs on.
+    /// Gives the lease back, at once where the scheduler is in this process. Otherwise a task does so: a request that
+    /// continues awaits it before it asks for its next lease, so that the slot is free. If the handle is dropped, the
+    /// task runs on.
     pub(crate) fn end(mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
         self.send(outcome)
     }
 
     fn send(&mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
         let finish = self.finish.take()?;
+        let now = with_outcome(finish.clone(), outcome, self.worker_ended);
+        if self.scheduler.finish_now(&now) {
+            return None;
+        }
         let task = send_finish(self.scheduler.clone(), finish, outcome, self.worker_ended);
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
@@ -180,7 +185,7 @@ impl Drop for LeaseGuard {
 }
 
 /// The message as it is sent now.
-fn finish_now(
+fn with_outcome(
     finish: LeaseFinish,
     outcome: LeaseOutcome,
     worker_ended: Option<Instant>,
@@ -198,7 +203,7 @@ async fn send_finish(
     outcome: LeaseOutcome,
     worker_ended: Option<Instant>,
 ) {
-    let finish = || finish_now(finish.clone(), outcome, worker_ended);
+    let finish = || with_outcome(finish.clone(), outcome, worker_ended);
     if scheduler.finish(finish()).await.is_err() {
         tokio::time::sleep(FINISH_RETRY_PAUSE).await;
         if let Err(error) = scheduler.finish(finish()).await {

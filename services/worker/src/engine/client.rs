@@ -1,5 +1,9 @@
 //! HTTP calls to a third-party engine. It receives its own key, and never the secret of the mesh.
+//!
+//! Calls with a whole response are reqwest's; those that stream events have connections of their own
+//! (`event_calls.rs`).
 
+use std::future::poll_fn;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,13 +13,14 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use lru::LruCache;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::descriptors;
 use refrain_service_kit::http::failed_call_kind;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime;
 
+use super::call_error::failed_call;
+use super::event_calls::{EventCalls, EventResponse};
 use crate::config::ApiKey;
 
 /// Timeout of opening a connection.
@@ -32,6 +37,7 @@ const MESSAGE_CHARS_MAX: usize = 500;
 #[derive(Clone)]
 pub(super) struct EngineClient {
     pools: Arc<Pools>,
+    events: EventCalls,
     base_url: String,
     api_key: Option<ApiKey>,
     call_timeout: Duration,
@@ -45,9 +51,14 @@ impl EngineClient {
     ) -> anyhow::Result<Self> {
         refrain_service_kit::telemetry::install_crypto_provider();
         // Unusable settings are an error here, and not in the first call.
-        new_pool()?;
+        let mut request = new_pool()?.request(Method::POST, base_url);
+        if let Some(key) = &api_key {
+            request = request.bearer_auth(key.as_str());
+        }
+        let events = EventCalls::new(&request.build()?, CONNECT_TIMEOUT, POOL_IDLE_TIMEOUT)?;
         Ok(EngineClient {
             pools: Arc::default(),
+            events,
             base_url: base_url.trim_end_matches('/').to_owned(),
             api_key,
             call_timeout,
@@ -81,12 +92,18 @@ impl EngineClient {
         &self,
         path: &str,
         body: &B,
-    ) -> Result<Response, ApiError> {
-        let response = self
-            .send(self.request(Method::POST, path)?.json(body))
-            .await?;
-        let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
-        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("none");
+    ) -> Result<EventResponse, ApiError> {
+        let json = serde_json::to_vec(body).map_err(ApiError::internal)?;
+        let mut response = self.events.post(path, json).await?;
+        let status = response.status();
+        if status >= 400 {
+            let retry_after_ms = retry_after_ms(response.header("retry-after"));
+            let body = read_events_whole(&mut response).await;
+            let mut error = status_error(status, &body);
+            error.retry_after_ms = retry_after_ms;
+            return Err(error);
+        }
+        let kind = response.header("content-type").unwrap_or("none");
         if kind.starts_with("text/event-stream") {
             return Ok(response);
         }
@@ -112,15 +129,32 @@ impl EngineClient {
         if status < 400 {
             return Ok(response);
         }
-        let retry_after_ms = response
-            .headers()
-            .get("retry-after")
-            .and_then(|value| value.to_str().ok()?.parse::<u64>().ok())
-            .map(|seconds| seconds.saturating_mul(1000));
+        let header = response.headers().get("retry-after");
+        let retry_after_ms = retry_after_ms(header.and_then(|value| value.to_str().ok()));
         let body = read_whole(response).await.unwrap_or_default();
         let mut error = status_error(status, &body);
         error.retry_after_ms = retry_after_ms;
         Err(error)
+    }
+}
+
+/// The pause that an engine asks for.
+fn retry_after_ms(header: Option<&str>) -> Option<u64> {
+    let seconds: u64 = header?.parse().ok()?;
+    Some(seconds.saturating_mul(1_000))
+}
+
+/// Reads the body of an error. One that is longer than [`RESPONSE_BYTES_MAX`], or that breaks off, counts as empty.
+async fn read_events_whole(response: &mut EventResponse) -> Vec<u8> {
+    let mut body = Vec::new();
+    loop {
+        match poll_fn(|context| response.poll_bytes(context)).await {
+            None => return body,
+            Some(Ok(bytes)) if body.len() + bytes.len() <= RESPONSE_BYTES_MAX => {
+                body.extend_from_slice(&bytes);
+            }
+            Some(Ok(_) | Err(_)) => return Vec::new(),
+        }
     }
 }
 
@@ -187,23 +221,8 @@ fn new_pool() -> reqwest::Result<reqwest::Client> {
         .build()
 }
 
-/// The error of a connection that was refused, timed out or broke. A process without free file descriptors cannot
-/// open one, which is not the engine's failure and has a code of its own.
-pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
-    if let Some(error) = descriptors::exhausted(error) {
-        return error;
-    }
-    let kind = failed_call_kind(error);
-    let message = match kind {
-        ErrorKind::Unavailable => "the engine cannot be reached",
-        ErrorKind::Timeout => "the engine did not answer in time",
-        _ => "the connection to the engine broke off",
-    };
-    let error = ApiError::new(kind, message).with_detail(format!("{error:?}"));
-    match kind {
-        ErrorKind::Unavailable => error.with_code("engine_unreachable"),
-        _ => error,
-    }
+fn connection_error(error: &reqwest::Error) -> ApiError {
+    failed_call(failed_call_kind(error), error)
 }
 
 /// The error of a response that does not fit the kind of engine; `what` says how, for the log.

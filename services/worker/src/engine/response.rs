@@ -4,16 +4,14 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
-use futures_util::StreamExt;
-use futures_util::stream::{BoxStream, Stream};
+use futures_util::stream::Stream;
 use refrain_protocol::{ApiError, ErrorKind};
-use reqwest::Response;
 use serde_json::Value;
 use tokio::runtime::Handle;
 
-use super::client::{EngineClient, connection_error, unexpected_response};
+use super::client::{EngineClient, unexpected_response};
 use super::dialect::{Decoder, Dialect};
+use super::event_calls::EventResponse;
 use super::generate::{GenerateRequest, Generated};
 use super::sse::SseParser;
 
@@ -63,7 +61,7 @@ impl Drop for AbortOnDrop {
 
 /// The pieces of a streamed response. Pieces that arrived together are handed out before more bytes are read.
 pub(super) struct ResponseStream {
-    body: BoxStream<'static, reqwest::Result<Bytes>>,
+    response: EventResponse,
     parser: SseParser,
     decoder: Box<dyn Decoder>,
     pieces: VecDeque<Generated>,
@@ -73,12 +71,12 @@ pub(super) struct ResponseStream {
 
 impl ResponseStream {
     pub(super) fn new(
-        response: Response,
+        response: EventResponse,
         decoder: Box<dyn Decoder>,
         abort: Option<AbortOnDrop>,
     ) -> Self {
         ResponseStream {
-            body: response.bytes_stream().boxed(),
+            response,
             parser: SseParser::default(),
             decoder,
             pieces: VecDeque::new(),
@@ -116,13 +114,13 @@ impl Stream for ResponseStream {
                 }
                 return Poll::Ready(Some(Ok(piece)));
             }
-            let bytes = ready!(this.body.poll_next_unpin(context));
+            let bytes = ready!(this.response.poll_bytes(context));
             let decoded = match bytes {
                 // Read to the end, so that the connection can be used again.
                 Some(Ok(_)) if this.is_over => continue,
                 Some(Err(_)) | None if this.is_over => return Poll::Ready(None),
                 Some(Ok(bytes)) => this.decode(&bytes),
-                Some(Err(error)) => Err(connection_error(&error)),
+                Some(Err(error)) => Err(error),
                 None => Err(ApiError::new(
                     ErrorKind::Upstream,
                     "the engine ended its response without an end event",

@@ -270,17 +270,17 @@ impl StreamContext {
     }
 }
 
-/// Reads the engine's last event in the background, if nothing but that is left.
+/// Reads the engine's last event if nothing but that is left, in the background unless it has arrived.
 fn read_last_event(mut stream: GeneratedStream) {
-    tokio::spawn(async move {
-        let last_event = async {
-            while let Some(Ok(piece)) = stream.next().await {
-                if matches!(piece, Generated::Tokens { .. }) {
-                    // The engine goes on: dropping the stream stops it.
-                    return;
-                }
+    let mut last_event = Box::pin(async move {
+        while let Some(Ok(piece)) = stream.next().await {
+            if matches!(piece, Generated::Tokens { .. }) {
+                // The engine goes on: dropping the stream stops it.
+                return;
             }
-        };
-        let _ = tokio::time::timeout(LAST_EVENT_TIMEOUT, last_event).await;
+        }
     });
+    if last_event.as_mut().now_or_never().is_none() {
+        tokio::spawn(tokio::time::timeout(LAST_EVENT_TIMEOUT, last_event));
+    }
 }

@@ -1,0 +1,84 @@
+//! One connection, which makes progress only while somebody polls it.
+
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Waker};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::EngineRequest;
+
+/// A stream of bytes to an engine and back, plain or with TLS.
+pub(super) trait EngineStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> EngineStream for S {}
+
+type Driver = http1::Connection<TokioIo<Box<dyn EngineStream>>, Full<Bytes>>;
+
+/// A failed call, with its request if nothing of it was sent.
+pub(super) struct FailedCall(TrySendError<EngineRequest>);
+
+impl FailedCall {
+    pub(super) fn into_parts(mut self) -> (hyper::Error, Option<EngineRequest>) {
+        let unsent = self.0.take_message();
+        (self.0.into_error(), unsent)
+    }
+}
+
+/// A connection over which one call is made at a time.
+pub(super) struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    /// Reads and writes; `None` once the connection is closed.
+    driver: Option<Pin<Box<Driver>>>,
+}
+
+impl Connection {
+    pub(super) async fn new(stream: Box<dyn EngineStream>) -> hyper::Result<Self> {
+        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await?;
+        Ok(Connection {
+            sender,
+            driver: Some(Box::pin(driver)),
+        })
+    }
+
+    /// Reads and writes what is possible now.
+    pub(super) fn drive(&mut self, context: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && driver.as_mut().poll(context).is_ready()
+        {
+            // Its error, if there is one, reaches the call.
+            self.driver = None;
+        }
+    }
+
+    /// Whether another call can be made. A connection that the engine has closed meanwhile is not usable.
+    pub(super) fn is_usable(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.driver.is_some() && self.sender.is_ready()
+    }
+
+    /// Sends a request, and waits for the head of its response.
+    pub(super) async fn send(
+        &mut self,
+        request: EngineRequest,
+    ) -> Result<Response<Incoming>, FailedCall> {
+        let mut response = pin!(self.sender.try_send_request(request));
+        let driver = &mut self.driver;
+        let sent = poll_fn(|context| {
+            if let Some(running) = driver
+                && running.as_mut().poll(context).is_ready()
+            {
+                *driver = None;
+            }
+            response.as_mut().poll(context)
+        });
+        sent.await.map_err(FailedCall)
+    }
+}
