@@ -421,6 +421,11 @@ impl Matcher {
         }
     }
 
+    /// Whether the output has an end token after its text, so that it is over.
+    pub fn is_over(&self) -> bool {
+        self.len_after_end > 0
+    }
+
     /// Whether the output must end here: nothing but an end token is allowed.
     pub fn must_end(&self) -> bool {
         let stopped = self.grammar.is_stopped() && !self.grammar.is_error();
