@@ -16,6 +16,7 @@ import attach
 import attached
 import drive
 import faulty
+import schemas
 import tools
 from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
 from mesh import TOKENS, Mesh, Stream, Table, check_disconnects, clear, compare, free_port, prompts
@@ -275,6 +276,7 @@ def check(table, engine, options):
         asked = prompts(engine)
         seeds(table, engine, mesh, asked[3])
         tools.check(table, engine, mesh)
+        schemas.check(table, engine, mesh)
         with apart(engine, mesh):
             streaming(table, engine, mesh, asked[0])
             added_time(table, engine, mesh, asked)
@@ -289,12 +291,16 @@ def check(table, engine, options):
         engine.process.stop(signal.SIGKILL)
 
 
-def check_tools(table, engine, options):
-    """The check of tools alone."""
+# Checks that can run alone.
+ALONE = {"tools": tools, "schemas": schemas}
+
+
+def check_alone(table, engine, options):
+    """One check alone."""
     engine.start()
     try:
-        mesh = Mesh(options, engine.kind, engine.url, f"{engine.kind}-tools").ready()
-        tools.check(table, engine, mesh)
+        mesh = Mesh(options, engine.kind, engine.url, f"{engine.kind}-{options.only}").ready()
+        ALONE[options.only].check(table, engine, mesh)
         mesh.stop()
     finally:
         engine.process.stop(signal.SIGKILL)
@@ -305,7 +311,7 @@ def main():
     parser.add_argument("--refrain", type=pathlib.Path, required=True)
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, required=True)
-    parser.add_argument("--only", choices=["tools"], help="one check of llama-cpp and vllm instead of all")
+    parser.add_argument("--only", choices=list(ALONE), help="one check of llama-cpp and vllm instead of all")
     parser.add_argument("engines", nargs="+")
     options = parser.parse_args()
     clear(options.work, "-data")
@@ -322,7 +328,7 @@ def main():
             engine = LlamaCpp(options.work, port, options.model)
         else:
             engine = Vllm(options.work, port, options.model, tools.VLLM_OPTIONS)
-        (check_tools if options.only == "tools" else check)(table, engine, options)
+        (check_alone if options.only else check)(table, engine, options)
     sys.exit(1 if table.failed else 0)
 
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use refrain_output_grammar::GrammarLimits;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::AddressLimit;
 use serde::Deserialize;
@@ -68,6 +69,14 @@ pub struct GatewayConfig {
     /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Further
     /// requests fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
+    /// Forms of outputs that are compiled at once, to be refused before a worker is asked. Each takes a core for some
+    /// milliseconds, and at worst for seconds. A tenant may have half of them.
+    pub forms_compiling_max: usize,
+    /// Forms that wait to be compiled. Further ones get a 429. A tenant may have half of them.
+    pub forms_waiting_max: usize,
+    /// Largest form of an output, bytes of its schemas and texts. A larger one gets a 400. The project's own engine
+    /// takes at most 262,144, which is the default.
+    pub form_bytes_max: usize,
     /// Bytes of responses that `/v1/responses` keeps in memory, with their conversations, so that requests can
     /// continue them by `previous_response_id`. A tenant may have half, and at most 1,000 responses; each lives for
     /// an hour. 0 stores nothing. Gateways do not share them, so with several ones clients have to come back to the
@@ -93,10 +102,6 @@ pub struct GatewayTuning {
     /// Bytes of bodies that wait to be tokenized, and bytes of bodies that are arriving. A tenant may have half of
     /// either. At least one body of the largest size always fits.
     pub tokenizing_waiting_bytes_max: usize,
-    /// Forms of outputs that are compiled at once. Each may take a core for some milliseconds.
-    pub forms_compiling_max: usize,
-    /// Forms that wait to be compiled. Past it: 429.
-    pub forms_waiting_max: usize,
     /// How long a body may take to arrive: long enough for the largest body over a slow line.
     pub body_time_max: Duration,
     /// Most choices (prompts times `n`) of one request: OpenAI's limit on `n`.
@@ -137,8 +142,6 @@ impl Default for GatewayTuning {
         GatewayTuning {
             tokenizing_bytes_max: 8 << 20,
             tokenizing_waiting_bytes_max: 64 << 20,
-            forms_compiling_max: 2,
-            forms_waiting_max: 256,
             body_time_max: Duration::from_secs(60),
             choices_max: 128,
             rollout_chunk_tokens: 0,
@@ -233,6 +236,9 @@ impl Default for GatewayConfig {
             implicit_group_window_ms: 60_000,
             implicit_groups_max: 16_384,
             retry_share: 0.2,
+            forms_compiling_max: 2,
+            forms_waiting_max: 256,
+            form_bytes_max: GrammarLimits::default().form_bytes_max,
             responses_stored_bytes_max: 64 << 20,
             strict_fields: false,
             tuning: GatewayTuning::default(),
@@ -308,9 +314,19 @@ impl Validate for GatewayConfig {
             ),
             ("implicit_groups_max", self.implicit_groups_max),
             ("body_bytes_max", self.body_bytes_max),
+            ("forms_compiling_max", self.forms_compiling_max),
+            ("forms_waiting_max", self.forms_waiting_max),
+            ("form_bytes_max", self.form_bytes_max),
         ] {
             require(value > 0, &format!("{name}: must be at least 1"));
         }
+        let form_bytes_most = GrammarLimits::default().form_bytes_max;
+        require(
+            self.form_bytes_max <= form_bytes_most,
+            &format!(
+                "form_bytes_max: must be at most {form_bytes_most}, which is the engine's limit"
+            ),
+        );
         require(
             self.request_ms_max >= 10,
             "request_ms_max: must be at least 10",
@@ -375,6 +391,8 @@ mod tests {
             listen: "nowhere".into(),
             threads: 0,
             body_bytes_max: 0,
+            forms_waiting_max: 0,
+            form_bytes_max: 1 << 30,
             request_ms_max: 9,
             rollout_ms_max: 9,
             rollouts_in_flight_max: 0,
@@ -399,6 +417,8 @@ mod tests {
             "listen",
             "threads",
             "body_bytes_max",
+            "forms_waiting_max",
+            "form_bytes_max",
             "request_ms_max",
             "rollout_ms_max",
             "rollouts_in_flight_max",

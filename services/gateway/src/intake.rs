@@ -13,7 +13,7 @@ mod unknown_fields;
 pub(crate) use admission::{Admission, AdmissionLimits, AdmissionTicket, ClassLimits};
 pub(crate) use api_keys::ApiKeys;
 pub(crate) use bodies::{BodyLimits, BodyReader};
-pub(crate) use form_check::{FormCheck, FormVerdict};
+pub(crate) use form_check::{FormCheck, FormLimits, FormVerdict};
 pub(crate) use tokenizing::TokenizingLimiter;
 pub(crate) use tokenizing_threads::TokenizingThreads;
 pub(crate) use unknown_fields::UnknownFields;

@@ -174,8 +174,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             metrics.clone(),
         ),
         forms: intake::FormCheck::new(
-            tuning.forms_compiling_max,
-            tuning.forms_waiting_max,
+            intake::FormLimits {
+                compiling_max: config.forms_compiling_max,
+                waiting_max: config.forms_waiting_max,
+                bytes_max: config.form_bytes_max,
+            },
             metrics.clone(),
         ),
         tokenizing_threads: intake::TokenizingThreads::start(config.threads)?,

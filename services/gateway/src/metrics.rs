@@ -29,7 +29,7 @@ const TOKEN_BUCKETS: &[f64] = &[
 ];
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 15] = [
+const LIMITS: [&str; 16] = [
     "requests",
     "tenant_requests",
     "rollouts",
@@ -43,6 +43,7 @@ const LIMITS: [&str; 15] = [
     "retries",
     "tokenizing",
     "forms",
+    "form_bytes",
     "scheduler_wait",
     "group_registrations",
 ];
@@ -79,6 +80,10 @@ refrain_service_kit::metric_families! {
         pub(crate) tokenizing_waiting: IntGauge = "refrain_gateway_tokenizing_waiting_bytes",
         /// Forms of outputs that are being compiled.
         pub(crate) forms_compiling: IntGauge = "refrain_gateway_forms_compiling",
+        /// Forms of outputs that wait to be compiled.
+        pub(crate) forms_waiting: IntGauge = "refrain_gateway_forms_waiting",
+        /// Forms of a model whose verdict is kept.
+        pub(crate) form_verdicts: IntGaugeVec = "refrain_gateway_form_verdicts" ["model"],
         /// Responses that are stored, to be continued or read again.
         pub(crate) responses: IntGauge = "refrain_gateway_responses_stored",
         /// Bytes of these responses with their conversations.

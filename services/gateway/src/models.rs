@@ -18,6 +18,7 @@ use refrain_tokenization::{
     ChatInput, ChatTemplate, JsonList, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer,
 };
 
+pub(crate) use self::grammars::FormModel;
 use self::grammars::Grammars;
 use self::template::usable_template;
 use crate::config::ModelConfig;
@@ -104,6 +105,15 @@ impl Model {
             tenants: config.tenants.clone(),
             tokenizer: Arc::new(tokenizer),
         })
+    }
+
+    /// The namespace of a tenant's requests to it.
+    pub(crate) fn namespace(&self, tenant: &str) -> Namespace {
+        Namespace {
+            tenant: tenant.to_owned(),
+            model: self.id.clone(),
+            tokenizer: self.tokenizer_identity.clone(),
+        }
     }
 
     /// The error of a chat request to a model whose chats cannot be rendered.
@@ -327,11 +337,7 @@ impl Models {
         if let Some(known) = signed.get(&key).filter(is_fresh) {
             return known.clone();
         }
-        let fresh = self.signer.sign(Namespace {
-            tenant: tenant.to_owned(),
-            model: model.id.clone(),
-            tokenizer: model.tokenizer_identity.clone(),
-        });
+        let fresh = self.signer.sign(model.namespace(tenant));
         signed.insert(key, fresh.clone());
         fresh
     }

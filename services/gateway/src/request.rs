@@ -2,6 +2,7 @@
 
 mod body;
 mod bound_output;
+mod closed_schema;
 mod faults;
 mod fields;
 mod messages;
@@ -172,8 +173,12 @@ impl GenerateRequest {
         request.names_call = tools.demand == CallDemand::Named;
         let is_open = parsing::reasoning_is_open(&request.model, &tokens);
         let bound = bound_output::bound_chat(&tools, asked_form, &request.model, is_open)?;
+        let calls_are_bound = bound.as_ref().is_some_and(|bound| bound.binds_calls);
         request.bind(bound);
         request.parsing = parsing::options(tools, &request.model, is_open, request.is_stream);
+        if let Some(parsing) = &mut request.parsing {
+            parsing.calls_are_bound = calls_are_bound;
+        }
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
         let max_new_tokens =
@@ -320,7 +325,10 @@ impl GenerateRequest {
 
     /// Binds the output to a form.
     fn bind(&mut self, bound: Option<BoundOutput>) {
-        if let Some(BoundOutput { form, parts, loose }) = bound {
+        if let Some(BoundOutput {
+            form, parts, loose, ..
+        }) = bound
+        {
             self.sampling.form = Some(Box::new(form));
             self.form_sources = parts;
             self.loose_form = loose.map(Box::new);

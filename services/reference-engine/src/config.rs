@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use refrain_output_grammar::GrammarLimits;
 use refrain_service_kit::config::Validate;
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,18 @@ pub struct EngineConfig {
     /// Most KV tokens, kept sessions included. They are counted in blocks of 32. Shared blocks count once, and the
     /// drafter's blocks count by their size.
     pub kv_tokens_max: u64,
+    /// Forms of outputs that are compiled at once, on threads of their own beside those of the model.
+    pub form_threads: usize,
+    /// Most forms that wait to be compiled. A namespace may have a quarter of them. The session of a further one is
+    /// not opened until there is room.
+    pub forms_waiting_max: usize,
+    /// Most bytes of compiled forms that are kept, so that a form that comes again is not compiled again. The bytes
+    /// are estimated. At the limit, the namespace that has most gives way.
+    pub form_cache_bytes_max: usize,
+    /// Most states of the automaton that holds one output to its form, each of 1 to 2 kB. It bounds the memory of a
+    /// session with a form. An output that needs more ends with an error. A text with a `maxLength` takes a state for
+    /// each of its characters.
+    pub form_states_max: usize,
 
     /// Number of threads that serve HTTP. One suffices, because handlers only pass requests on to the model's thread.
     #[serde(skip)]
@@ -78,6 +91,7 @@ pub struct EngineConfig {
 
 impl Default for EngineConfig {
     fn default() -> Self {
+        let forms = GrammarLimits::default();
         EngineConfig {
             model: SHIPPED_MODEL.into(),
             eagle3: HEAD_AUTO.into(),
@@ -90,6 +104,10 @@ impl Default for EngineConfig {
             max_batch: 32,
             max_sessions: 256,
             kv_tokens_max: 65_536,
+            form_threads: forms.compile_threads_max,
+            forms_waiting_max: forms.waiting_forms_max,
+            form_cache_bytes_max: forms.cached_bytes_max,
+            form_states_max: forms.states_max,
             http_threads: 1,
             max_step_tokens: 1024,
             max_draft_tokens: 64,
@@ -104,6 +122,19 @@ impl Default for EngineConfig {
     }
 }
 
+impl EngineConfig {
+    /// The limits of the forms of outputs.
+    pub(crate) fn form_limits(&self) -> GrammarLimits {
+        GrammarLimits {
+            compile_threads_max: self.form_threads,
+            waiting_forms_max: self.forms_waiting_max,
+            cached_bytes_max: self.form_cache_bytes_max,
+            states_max: self.form_states_max,
+            ..GrammarLimits::default()
+        }
+    }
+}
+
 impl Validate for EngineConfig {
     fn faults(&self) -> Vec<String> {
         let counts = [
@@ -111,14 +142,22 @@ impl Validate for EngineConfig {
             ("max_batch", self.max_batch.into()),
             ("max_sessions", self.max_sessions.into()),
             ("kv_tokens_max", self.kv_tokens_max),
+            ("form_threads", self.form_threads as u64),
+            ("forms_waiting_max", self.forms_waiting_max as u64),
+            ("form_states_max", self.form_states_max as u64),
         ];
         let mut faults: Vec<String> = counts
             .iter()
             .filter(|(_, count)| *count == 0)
             .map(|(key, _)| format!("{key}: must be at least 1"))
             .collect();
-        if self.threads > THREADS_MAX {
-            faults.push(format!("threads: must be at most {THREADS_MAX}"));
+        for (key, threads) in [
+            ("threads", self.threads),
+            ("form_threads", self.form_threads),
+        ] {
+            if threads > THREADS_MAX {
+                faults.push(format!("{key}: must be at most {THREADS_MAX}"));
+            }
         }
         if self.model.is_empty() {
             faults.push(format!("model: must be a folder or {SHIPPED_MODEL:?}"));
@@ -150,11 +189,14 @@ mod tests {
         let config = EngineConfig {
             max_batch: 0,
             threads: 1000,
+            form_states_max: 0,
             ..EngineConfig::default()
         };
         let faults = config.faults().join("\n");
         assert!(
-            faults.contains("max_batch: ") && faults.contains("threads: "),
+            ["max_batch: ", "threads: ", "form_states_max: "]
+                .iter()
+                .all(|key| faults.contains(key)),
             "{faults}"
         );
     }

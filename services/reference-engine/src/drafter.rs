@@ -4,6 +4,7 @@
 //! draft trees grow level by level, with one pass per level. A session keeps its [`DrafterState`] between steps.
 
 mod captured_states;
+mod draft_form;
 pub(crate) mod draft_model;
 mod draft_network;
 mod draft_tree;
@@ -24,6 +25,7 @@ use crate::model::{HeadFiles, Model, ModelError};
 use crate::network::{Branch, DraftKv};
 use crate::sampler::{Guess, Sampler};
 
+pub(crate) use draft_form::{AllowedTokens, DraftForm};
 pub(crate) use draft_network::{DraftNetwork, RowStates};
 pub(crate) use session_state::{DrafterState, DrafterStateShape};
 
@@ -47,6 +49,8 @@ pub(crate) struct DraftRequest<'a> {
     pub(crate) options: SelfDraft,
     /// How tokens are drawn, if the draft is drawn at random.
     pub(crate) sampling: &'a Sampling,
+    /// The form that the output must have after the text, if it must have one.
+    pub(crate) form: Option<&'a mut dyn DraftForm>,
 }
 
 /// A finished draft.
@@ -55,32 +59,6 @@ pub(crate) struct CompletedDraft {
     pub(crate) draft: Draft,
     /// The distribution that each token was drawn from. Empty if the tokens were not drawn at random.
     pub(crate) drawn_from: Vec<Vec<Weight>>,
-}
-
-impl CompletedDraft {
-    /// Leaves out the nodes that are not allowed, whose descendants are not allowed either. A token that was drawn at
-    /// random stays as a last node, because that it was drawn decides how the target draws instead of it.
-    pub(crate) fn keep(&mut self, allowed: &[bool]) {
-        if !self.drawn_from.is_empty() {
-            let len = allowed.iter().take_while(|allowed| **allowed).count() + 1;
-            self.draft.tokens.truncate(len);
-            self.draft.parents.truncate(len);
-            self.drawn_from.truncate(len);
-            return;
-        }
-        let mut kept = Draft::default();
-        let mut places = Vec::with_capacity(allowed.len());
-        for (node, allowed) in allowed.iter().enumerate() {
-            places.push(kept.tokens.len() as u32);
-            if *allowed {
-                kept.tokens.push(self.draft.tokens[node]);
-                let parent = self.draft.parents[node];
-                kept.parents
-                    .push(parent.map(|parent| places[parent as usize]));
-            }
-        }
-        self.draft = kept;
-    }
 }
 
 /// Numbers of rows that a drafter computed.
@@ -100,6 +78,8 @@ pub(crate) struct Drafter {
     /// Most rows of texts in one step. A session that needs more gets its draft in a later step.
     text_rows_max: usize,
     weights: Vec<f32>,
+    /// Logits of the tokens that a form allows.
+    masked: Vec<f32>,
     sampler: Sampler,
 }
 
@@ -110,6 +90,7 @@ struct GrowingTree<'a> {
     state: &'a mut DrafterState,
     tree: DraftTree,
     guesser: Guesser<'a>,
+    form: Option<&'a mut dyn DraftForm>,
     /// Hidden states of the text's last row, then of each expanded node.
     hidden: Vec<f32>,
 }
@@ -164,6 +145,7 @@ impl Drafter {
             network,
             text_rows_max,
             weights: Vec::new(),
+            masked: Vec::new(),
             sampler: Sampler::default(),
         }
     }
@@ -269,16 +251,17 @@ impl Drafter {
         for (branch, (index, request, _, complete)) in reading.into_iter().enumerate() {
             request.state.release_read_states();
             if complete {
-                let mut tree = DraftTree::new(request.options);
-                let mut guesser = Guesser::new(&request);
-                tree.grow(&[self.guesses(outputs.logits(branch, 0), &mut guesser)]);
-                trees.push(GrowingTree {
+                let mut tree = GrowingTree {
                     request: index,
-                    tree,
-                    guesser,
+                    tree: DraftTree::new(request.options),
+                    guesser: Guesser::new(&request),
+                    form: request.form,
                     hidden: outputs.hidden(branch, 0).to_vec(),
                     state: request.state,
-                });
+                };
+                let guesses = self.guesses(outputs.logits(branch, 0), &mut tree, None);
+                tree.tree.grow(&[guesses]);
+                trees.push(tree);
             }
         }
         trees
@@ -327,9 +310,11 @@ impl Drafter {
             if *count == 0 {
                 continue;
             }
+            let first = tree.tree.computed();
             let mut guesses = Vec::with_capacity(*count);
             for row in 0..*count {
-                guesses.push(self.guesses(outputs.logits(branch, row), &mut tree.guesser));
+                let logits = outputs.logits(branch, row);
+                guesses.push(self.guesses(logits, tree, Some(first + row)));
                 tree.hidden.extend_from_slice(outputs.hidden(branch, row));
             }
             tree.tree.grow(&guesses);
@@ -337,7 +322,38 @@ impl Drafter {
         rows
     }
 
-    fn guesses(&mut self, logits: &[f32], guesser: &mut Guesser<'_>) -> Vec<Guess> {
+    /// Guesses the token after an expanded node, or after the text. Where the output must have a form, only tokens that
+    /// it allows are guessed, with the probabilities that they have among each other: so will the target choose.
+    fn guesses(
+        &mut self,
+        logits: &[f32],
+        tree: &mut GrowingTree<'_>,
+        node: Option<usize>,
+    ) -> Vec<Guess> {
+        let allowed = tree.allowed_after(node);
+        let mut masked = std::mem::take(&mut self.masked);
+        let guesses = match &allowed {
+            AllowedTokens::All => self.guess(logits, &mut tree.guesser),
+            AllowedTokens::None => Vec::new(),
+            AllowedTokens::These(mask) => match mask.only() {
+                // It is certain, even if the drafter's own vocabulary lacks it.
+                Some(token) => tree.guesser.certain(token),
+                None => {
+                    masked.clear();
+                    let tokens = self.profile.tokens.iter().zip(logits);
+                    masked.extend(tokens.map(|(token, logit)| match mask.contains(*token) {
+                        true => *logit,
+                        false => f32::NEG_INFINITY,
+                    }));
+                    self.guess(&masked, &mut tree.guesser)
+                }
+            },
+        };
+        self.masked = masked;
+        guesses
+    }
+
+    fn guess(&mut self, logits: &[f32], guesser: &mut Guesser<'_>) -> Vec<Guess> {
         match guesser {
             Guesser::Likeliest(count) => self.likeliest(logits, *count),
             Guesser::Drawn {
@@ -389,6 +405,24 @@ impl Drafter {
     }
 }
 
+impl GrowingTree<'_> {
+    /// The tokens that may follow an expanded node, or the text.
+    fn allowed_after(&mut self, node: Option<usize>) -> AllowedTokens {
+        let Some(form) = &mut self.form else {
+            return AllowedTokens::All;
+        };
+        let expanded = self.tree.expanded();
+        let mut path = Vec::new();
+        let mut at = node;
+        while let Some(node) = at {
+            path.push(expanded.tokens[node]);
+            at = expanded.parents[node].map(|parent| parent as usize);
+        }
+        path.reverse();
+        form.allowed_after(&path)
+    }
+}
+
 impl<'a> Guesser<'a> {
     fn new(request: &DraftRequest<'a>) -> Self {
         match request.options.sampled {
@@ -399,5 +433,14 @@ impl<'a> Guesser<'a> {
                 from: Vec::new(),
             },
         }
+    }
+
+    /// Guesses the only token that is possible.
+    fn certain(&mut self, token: TokenId) -> Vec<Guess> {
+        if let Guesser::Drawn { position, from, .. } = self {
+            *position += 1;
+            from.push(vec![(token, 1.0)]);
+        }
+        vec![Guess { token, prob: 1.0 }]
     }
 }

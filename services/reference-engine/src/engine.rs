@@ -20,7 +20,7 @@ use refrain_protocol::engine::{
 };
 
 use crate::config::EngineConfig;
-use crate::drafter::{DraftNetwork, DraftRequest, DraftRows, Drafter};
+use crate::drafter::{DraftForm, DraftNetwork, DraftRequest, DraftRows, Drafter};
 use crate::model::Model;
 use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
 use crate::sampler::Sampler;
@@ -131,6 +131,11 @@ impl EngineCore {
         self.limits
     }
 
+    /// Compiles the forms of outputs, if the model has a tokenizer.
+    pub(crate) fn grammars(&self) -> Option<&GrammarCompiler> {
+        self.grammars.as_deref()
+    }
+
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.sessions
     }
@@ -201,11 +206,14 @@ impl EngineCore {
         let mut requests = Vec::new();
         for (item, session) in &mut batch.work {
             if let (Some(options), Some(state)) = (item.self_draft, &mut session.drafter_state) {
+                let form = session.form.as_mut();
+                let form = form.filter(|form| form.binds(session.text.len()));
                 requests.push(DraftRequest {
                     text: &session.text,
                     state,
                     options,
                     sampling: &session.sampling,
+                    form: form.map(|form| -> &mut dyn DraftForm { form }),
                 });
             }
         }
@@ -217,12 +225,7 @@ impl EngineCore {
         let mut drafts = drafts.into_iter();
         for (item, session) in &mut batch.work {
             if item.self_draft.is_some() && session.drafter_state.is_some() {
-                let mut draft = drafts.next().unwrap_or_default();
-                if let Some(form) = &mut session.form {
-                    let allowed = form.allowed_nodes(&draft.draft, session.text.len());
-                    draft.keep(&allowed);
-                }
-                item.merge(draft);
+                item.merge(drafts.next().unwrap_or_default());
             }
         }
         true

@@ -1,25 +1,33 @@
 //! Keeps what was compiled, and what was refused.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lru::LruCache;
 use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::OutputForm;
 use sha2::{Digest, Sha256};
 
 use crate::compiled::Outcome;
+use crate::shares::Shares;
 use crate::{CompiledGrammar, GrammarError, GrammarLimits};
 
-/// Most outcomes that are kept without their grammar. One takes about 200 bytes.
-const VERDICTS_MAX: usize = 4_096;
+/// What a compiler keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheSize {
+    /// Compiled grammars.
+    pub grammars: usize,
+    /// About the bytes of these.
+    pub grammar_bytes: usize,
+    /// Verdicts, of forms that were compiled or refused.
+    pub verdicts: usize,
+    /// Grammars that were pushed out so far, because the budget was used up.
+    pub pushed_out: u64,
+}
 
 /// A form of a namespace. Others do not learn from the time of a call that the form was compiled before.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
     pub(crate) namespace: NamespaceId,
     digest: [u8; 32],
-    form_bytes: usize,
 }
 
 /// Digests a form, up to a length.
@@ -63,28 +71,24 @@ impl CacheKey {
         Ok(CacheKey {
             namespace,
             digest: digester.hash.finalize().into(),
-            form_bytes: digester.bytes,
         })
     }
 }
 
-/// Grammars, and in a map of their own the verdicts, so that bad forms push no grammar out.
+/// Grammars, and in a map of their own the verdicts, so that bad forms push no grammar out. In both, each namespace has
+/// a share.
 pub(crate) struct Cache {
-    grammars: LruCache<CacheKey, Arc<CompiledGrammar>>,
-    grammars_max: usize,
-    bytes: usize,
-    bytes_max: usize,
-    verdicts: LruCache<CacheKey, Result<(), GrammarError>>,
+    grammars: Shares<Arc<CompiledGrammar>>,
+    verdicts: Shares<Result<(), GrammarError>>,
+    pushed_out: u64,
 }
 
 impl Cache {
     pub(crate) fn new(limits: &GrammarLimits) -> Self {
         Cache {
-            grammars: LruCache::unbounded(),
-            grammars_max: limits.cached_grammars_max,
-            bytes: 0,
-            bytes_max: limits.cached_form_bytes_max,
-            verdicts: LruCache::new(const { NonZeroUsize::new(VERDICTS_MAX).unwrap() }),
+            grammars: Shares::new(limits.cached_bytes_max),
+            verdicts: Shares::new(limits.verdicts_max),
+            pushed_out: 0,
         }
     }
 
@@ -99,51 +103,21 @@ impl Cache {
         self.verdicts.get(key).cloned()
     }
 
-    /// Numbers of kept grammars, and of bytes of their forms.
-    pub(crate) fn size(&self) -> (usize, usize) {
-        (self.grammars.len(), self.bytes)
+    pub(crate) fn size(&self) -> CacheSize {
+        CacheSize {
+            grammars: self.grammars.len(),
+            grammar_bytes: self.grammars.weight(),
+            verdicts: self.verdicts.len(),
+            pushed_out: self.pushed_out,
+        }
     }
 
     pub(crate) fn insert(&mut self, key: CacheKey, outcome: &Outcome) {
-        self.verdicts
-            .put(key, outcome.as_ref().map(|_| ()).map_err(Clone::clone));
-        let Ok(grammar) = outcome else {
-            return;
-        };
-        if self.grammars.put(key, grammar.clone()).is_none() {
-            self.bytes += key.form_bytes;
+        let verdict = outcome.as_ref().map(|_| ()).map_err(Clone::clone);
+        self.verdicts.insert(key, verdict, 1);
+        if let Ok(grammar) = outcome {
+            let bytes = grammar.bytes();
+            self.pushed_out += self.grammars.insert(key, grammar.clone(), bytes) as u64;
         }
-        while self.grammars.len() > self.grammars_max || self.bytes > self.bytes_max {
-            let Some(victim) = self.victim() else {
-                break;
-            };
-            if self.grammars.pop(&victim).is_some() {
-                self.bytes -= victim.form_bytes;
-            }
-        }
-    }
-
-    /// The grammar that was not used for longest, of the namespace that has most. So none can push out those of
-    /// others by asking for many.
-    fn victim(&self) -> Option<CacheKey> {
-        let owned = |namespace| {
-            let keys = self.grammars.iter().map(|(key, _)| key);
-            let own = keys.filter(|key| key.namespace == namespace);
-            own.map(|key| key.form_bytes + self.bytes_max / self.grammars_max.max(1))
-                .sum::<usize>()
-        };
-        // From the oldest on; of equals, the last is found.
-        let mut seen: Vec<NamespaceId> = Vec::new();
-        let mut most = (0, None);
-        for (key, _) in self.grammars.iter().rev() {
-            if !seen.contains(&key.namespace) {
-                seen.push(key.namespace);
-                let bytes = owned(key.namespace);
-                if bytes > most.0 {
-                    most = (bytes, Some(*key));
-                }
-            }
-        }
-        most.1
     }
 }

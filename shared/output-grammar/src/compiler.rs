@@ -11,12 +11,13 @@ use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::OutputForm;
 use refrain_tokenization::Tokenizer;
 
-use crate::cache::{Cache, CacheKey};
+use crate::cache::{Cache, CacheKey, CacheSize};
 use crate::compiled::{CompiledGrammar, Outcome};
 use crate::jobs::{Job, Jobs};
 use crate::lark::Context;
 use crate::limits::GrammarLimits;
 use crate::matcher::Layout;
+use crate::size::parser_bytes;
 use crate::source::Source;
 use crate::vocabulary::Vocabulary;
 use crate::{GrammarError, TokenId, place};
@@ -148,10 +149,14 @@ impl GrammarCompiler {
         }
     }
 
-    /// Whether a form that was compiled lately by [`GrammarCompiler::compile`] can be compiled, without any work.
-    /// This is known for longer than its grammar is kept.
-    pub fn verdict(&self, form: &OutputForm) -> Option<Result<(), GrammarError>> {
-        match self.key(NamespaceId::default(), form) {
+    /// Whether a form of a namespace that was compiled lately can be compiled, without any work. This is known for
+    /// longer than its grammar is kept.
+    pub fn verdict(
+        &self,
+        namespace: NamespaceId,
+        form: &OutputForm,
+    ) -> Option<Result<(), GrammarError>> {
+        match self.key(namespace, form) {
             Ok(key) => self.work.cache.lock().verdict(&key),
             Err(error) => Some(Err(error)),
         }
@@ -162,14 +167,25 @@ impl GrammarCompiler {
         self.jobs.waiting()
     }
 
-    /// Numbers of grammars in the cache, and of bytes of their forms.
-    pub fn cached(&self) -> (usize, usize) {
+    /// Number of calls so far that were refused because too many forms waited.
+    pub fn forms_refused(&self) -> u64 {
+        self.jobs.refused()
+    }
+
+    /// What is kept now.
+    pub fn cached(&self) -> CacheSize {
         self.work.cache.lock().size()
     }
 
     fn key(&self, namespace: NamespaceId, form: &OutputForm) -> Result<CacheKey, GrammarError> {
         CacheKey::new(namespace, form, self.work.limits.form_bytes_max)
     }
+}
+
+/// A grammar at its beginning, and about its bytes.
+struct Start {
+    matcher: llguidance::Matcher,
+    bytes: usize,
 }
 
 impl CompileWork {
@@ -188,7 +204,8 @@ impl CompileWork {
             .parse(source.grammar.clone())
             .map_err(|message| place::locate(&message, source, |part| self.parse(part).err()))?;
         Ok(CompiledGrammar {
-            start: Arc::new(Mutex::new(start)),
+            bytes: start.bytes + form.text.text_bytes(),
+            start: Arc::new(Mutex::new(start.matcher)),
             layout: Arc::new(Layout {
                 opened_by: form.opened_by.filter(|_| form.after.is_some()),
                 free_parts: source.free_parts.clone(),
@@ -197,7 +214,7 @@ impl CompileWork {
         })
     }
 
-    fn parse(&self, grammar: TopLevelGrammar) -> Result<llguidance::Matcher, String> {
+    fn parse(&self, grammar: TopLevelGrammar) -> Result<Start, String> {
         let parser = self
             .factory
             .create_parser(grammar)
@@ -205,6 +222,7 @@ impl CompileWork {
         if !parser.parser.grammar().lexer_spec().can_rollback() {
             return Err("cannot go back".to_owned());
         }
+        let bytes = parser_bytes(&parser);
         let mut matcher = llguidance::Matcher::new(Ok(parser));
         // A grammar without any text is found out by its first mask alone.
         matcher
@@ -215,7 +233,7 @@ impl CompileWork {
             Some(error) => Err(error),
             None => {
                 matcher.invalidate_bias_cache();
-                Ok(matcher)
+                Ok(Start { matcher, bytes })
             }
         }
     }

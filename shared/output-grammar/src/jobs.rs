@@ -42,6 +42,8 @@ struct State {
     callers: HashMap<CacheKey, Vec<Then>>,
     threads: usize,
     idle: usize,
+    /// Callers that found the queue full.
+    refused: u64,
 }
 
 impl Jobs {
@@ -57,6 +59,11 @@ impl Jobs {
     /// Number of forms whose outcome somebody waits for.
     pub(crate) fn waiting(&self) -> usize {
         self.state.lock().callers.len()
+    }
+
+    /// Number of callers so far that were refused because the queue was full.
+    pub(crate) fn refused(&self) -> u64 {
+        self.state.lock().refused
     }
 
     /// Compiles a form, and calls `then` with the outcome. `known` is asked once more, because the form may just have
@@ -78,6 +85,7 @@ impl Jobs {
             return then(outcome);
         }
         if state.queue.len() >= self.share(&state, job.key.namespace) {
+            state.refused += 1;
             drop(state);
             return then(Err(GrammarError::NotNow(
                 "too many forms wait to be compiled",

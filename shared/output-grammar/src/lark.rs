@@ -48,6 +48,32 @@ pub(crate) struct Context<'a> {
     pub(crate) limits: &'a GrammarLimits,
 }
 
+/// The parts of a text that begins JSON, as llguidance's grammars of JSON part it. `None`: it is no such text.
+///
+/// An answer in JSON and a call that is JSON may stand beside each other. Their terminals must then be the same as far
+/// as their texts are, since the lexer follows the longest one, and does not come back for the other.
+fn json_parts(mut text: &str) -> Option<Vec<&str>> {
+    if !text.starts_with('{') {
+        return None;
+    }
+    let mut parts = Vec::new();
+    while let Some(first) = text.chars().next() {
+        let len = match first {
+            '{' | '}' | '[' | ']' => 1,
+            ':' | ',' if text[1..].starts_with(' ') => 2,
+            '"' => {
+                let mut values = serde_json::Deserializer::from_str(text).into_iter::<String>();
+                values.next()?.ok()?;
+                values.byte_offset()
+            }
+            _ => return None,
+        };
+        parts.push(&text[..len]);
+        text = &text[len..];
+    }
+    Some(parts)
+}
+
 /// A pattern as llguidance wants it, which always matches from end to end. So anchors there say what holds anyway.
 pub(crate) fn without_anchors(pattern: &str) -> &str {
     let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
@@ -318,7 +344,11 @@ impl<'a> LarkWriter<'a> {
 
     /// A call without the first `skipped` bytes of its beginning.
     fn call(&mut self, call: &CallForm, skipped: usize) -> Result<String, GrammarError> {
-        let mut pieces = self.text(call.begin.get(skipped..).unwrap_or_default());
+        let begin = call.begin.get(skipped..).unwrap_or_default();
+        let mut pieces = match json_parts(begin) {
+            Some(parts) => parts.into_iter().map(literal).map(Piece::Rule).collect(),
+            None => self.text(begin),
+        };
         pieces.extend(self.arguments(&call.arguments)?);
         pieces.extend(self.end(&call.end));
         Ok(self.sequence(pieces))

@@ -13,8 +13,9 @@
 //! | `compiler.rs` | **Read this first.** [`GrammarCompiler`] compiles forms within limits, and keeps them. |
 //! | `jobs.rs` | The threads that compile: a few at once, each form once. |
 //! | `limits.rs`, `compiled.rs` | What goes in and what comes out, beside the form. |
-//! | `cache.rs` | Grammars and verdicts of lately compiled forms, with a share for each namespace. |
+//! | `cache.rs`, `shares.rs` | Grammars and verdicts of lately compiled forms, with a share for each namespace. |
 //! | `matcher.rs` | [`Matcher`]: the state of one output, with masks, forced tokens and rollback. |
+//! | `size.rs` | The memory of a compiled grammar. |
 //! | `source.rs` | A form becomes a JSON schema or a grammar in Lark. |
 //! | `lark.rs` | Choices, calls of tools and alternatives of forms become Lark. |
 //! | `schema.rs` | JSON schemas before they are compiled: limits, keywords that are refused, the style of the JSON. |
@@ -35,12 +36,15 @@ mod literal;
 mod matcher;
 mod place;
 mod schema;
+mod shares;
+mod size;
 mod source;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
 mod weight;
 
+pub use cache::CacheSize;
 pub use compiled::{CompiledGrammar, Outcome};
 pub use compiler::GrammarCompiler;
 pub use error::GrammarError;

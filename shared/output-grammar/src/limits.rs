@@ -20,10 +20,10 @@ pub struct GrammarLimits {
     /// Most states of the automaton of one output, each of 1 to 2 kB. A string with a `maxLength` takes one for each
     /// of its characters, so the default allows strings of 16,000 characters, and takes at most 40 MB for an output.
     pub states_max: usize,
-    /// Most compiled grammars that are kept. With 0, only the verdicts are.
-    pub cached_grammars_max: usize,
-    /// Most bytes of the forms of those.
-    pub cached_form_bytes_max: usize,
+    /// Most bytes of compiled grammars that are kept. With 0, only the verdicts are.
+    pub cached_bytes_max: usize,
+    /// Most verdicts that are kept. One takes about 200 bytes.
+    pub verdicts_max: usize,
     /// Most forms that are compiled at once.
     pub compile_threads_max: usize,
     /// Most forms that wait to be compiled. A namespace may have a quarter of them.
@@ -41,8 +41,8 @@ impl Default for GrammarLimits {
             symbols_max: 200_000,
             mask_fuel: 200_000,
             states_max: 20_000,
-            cached_grammars_max: 256,
-            cached_form_bytes_max: 4 << 20,
+            cached_bytes_max: 64 << 20,
+            verdicts_max: 4_096,
             compile_threads_max: 2,
             waiting_forms_max: 64,
         }

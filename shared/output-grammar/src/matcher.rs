@@ -345,7 +345,7 @@ impl Matcher {
                 (_, true) => env.map(|env| env.tok_trie().eos_token_set()),
                 (_, false) => env.map(|env| env.tok_trie().alloc_token_set()),
             };
-            let Ok(mut mask) = mask else {
+            let Some(mut mask) = mask.ok().and_then(|mask| self.confirmed(mask)) else {
                 return self.fail("the grammar is too complex here");
             };
             if !self.stops.is_empty() && self.may_end()? {
@@ -357,6 +357,21 @@ impl Matcher {
             self.allowed = Some(TokenMask(mask));
         }
         Ok(self.allowed.as_ref())
+    }
+
+    /// A mask of the library, of which one that forces a token is confirmed. Where a limit cuts off the search for the
+    /// forced text, the library tokenizes what it has found, and says nothing of the limit until the next token.
+    fn confirmed(&mut self, mask: SimpleVob) -> Option<SimpleVob> {
+        let mut tokens = mask.iter();
+        let only = tokens.next().filter(|_| tokens.next().is_none());
+        if let Some(token) = only
+            && !self.grammar.is_stopped()
+            && !self.layout.eos.contains(&token)
+        {
+            self.grammar.consume_token(token).ok()?;
+            self.grammar.rollback(1).ok()?;
+        }
+        Some(mask)
     }
 
     /// Whether `token` may come next.
@@ -419,6 +434,11 @@ impl Matcher {
             Ok(accepting) => Ok(accepting),
             Err(_) => self.fail("the grammar is too complex here"),
         }
+    }
+
+    /// Whether the output has an end token after its text, so that it is over.
+    pub fn is_over(&self) -> bool {
+        self.len_after_end > 0
     }
 
     /// Whether the output must end here: nothing but an end token is allowed.

@@ -6,7 +6,7 @@ use crate::family::{Family, read_marker, read_text};
 use crate::options::{ParserOptions, Piece, TokenId};
 use crate::registry::ReasoningParserKind;
 use crate::scanner::{Scanner, Symbol};
-use crate::sink::Sink;
+use crate::sink::{Sink, SinkOptions};
 use crate::think::Think;
 
 /// Parses one output. Its events are the same for every way in which the output is cut into pieces.
@@ -42,12 +42,13 @@ impl OutputParser {
         let markers = family.markers().iter().map(|marker| (*marker).to_owned());
         let mut markers: Vec<String> = markers.collect();
         markers.extend(think.iter().flat_map(Think::markers));
-        let sink = Sink::new(
-            options.tools,
-            options.delivery,
-            options.first_call_only,
-            options.limits,
-        );
+        let sink = Sink::new(SinkOptions {
+            tools: options.tools,
+            delivery: options.delivery,
+            first_call_only: options.first_call_only,
+            calls_are_bound: options.calls_are_bound,
+            limits: options.limits,
+        });
         OutputParser {
             scanner: Scanner::new(markers, token_of),
             reader: Reader {
@@ -73,7 +74,13 @@ impl OutputParser {
     pub fn finish(mut self, events: &mut Vec<Event>) -> Counts {
         std::mem::swap(&mut self.reader.sink.events, events);
         let reader = &mut self.reader;
-        self.scanner.finish(&mut |symbol| reader.read(symbol));
+        reader.sink.end_output();
+        // Only the beginning of a marker is held here.
+        let is_syntax = reader.sink.half_marker_is_syntax();
+        self.scanner.finish(&mut |symbol| match symbol {
+            Symbol::Text(_) if is_syntax => {}
+            symbol => reader.read(symbol),
+        });
         reader.finish();
         std::mem::swap(&mut self.reader.sink.events, events);
         self.reader.sink.counts

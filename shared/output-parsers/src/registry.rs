@@ -219,6 +219,13 @@ fn find<K: Clone>(
     })
 }
 
+impl ToolParserKind {
+    /// Whether a marker begins a call, so that no other text looks like one.
+    pub fn marks_calls(self) -> bool {
+        !matches!(self, ToolParserKind::Llama3Json | ToolParserKind::Pythonic)
+    }
+}
+
 impl FromStr for ToolParserKind {
     type Err = UnknownParser;
 

@@ -26,6 +26,15 @@ struct WaitingCall {
     arguments: String,
 }
 
+/// What [`crate::ParserOptions`] says about the events.
+pub(crate) struct SinkOptions {
+    pub(crate) tools: Vec<Tool>,
+    pub(crate) delivery: Delivery,
+    pub(crate) first_call_only: bool,
+    pub(crate) calls_are_bound: bool,
+    pub(crate) limits: Limits,
+}
+
 /// Collects events. A family opens an attempt, records its text, starts the call, and ends it or fails.
 pub(crate) struct Sink {
     pub(crate) events: Vec<Event>,
@@ -34,6 +43,12 @@ pub(crate) struct Sink {
     pub(crate) limits: Limits,
     delivery: Delivery,
     first_call_only: bool,
+    /// Whether every attempt becomes a call, unless the output ends before.
+    calls_are_bound: bool,
+    /// Whether the output ends now.
+    is_ending: bool,
+    /// Whether its end cut off a call that was bound to come. What is left of its text is syntax.
+    is_cut_off: bool,
     attempt: Attempt,
     /// The attempt's text exactly as emitted. It is kept while the attempt may come out as text.
     raw: String,
@@ -47,19 +62,17 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    pub(crate) fn new(
-        tools: Vec<Tool>,
-        delivery: Delivery,
-        first_call_only: bool,
-        limits: Limits,
-    ) -> Self {
+    pub(crate) fn new(options: SinkOptions) -> Self {
         Sink {
             events: Vec::new(),
             counts: Counts::default(),
-            tools,
-            limits,
-            delivery,
-            first_call_only,
+            tools: options.tools,
+            limits: options.limits,
+            delivery: options.delivery,
+            first_call_only: options.first_call_only,
+            calls_are_bound: options.calls_are_bound,
+            is_ending: false,
+            is_cut_off: false,
             attempt: Attempt::None,
             raw: String::new(),
             waiting: WaitingCall::default(),
@@ -72,6 +85,9 @@ impl Sink {
     /// Text outside of calls.
     pub(crate) fn plain(&mut self, text: &str) {
         let mut text = text;
+        if self.is_cut_off {
+            return;
+        }
         if self.at_edge {
             let blank = text.len() - text.trim_start().len();
             let fitting = blank.min(WHITESPACE_BYTES_MAX - self.whitespace.len());
@@ -194,9 +210,12 @@ impl Sink {
         }
     }
 
-    /// Text of a broken call that waited to be turned into JSON. It goes out as it is, so that it is not lost.
+    /// Text of a broken call that waited to be turned into JSON. It goes out as it is, so that it is not lost. Where the
+    /// end of the output cut off a call that was bound to come, nothing is broken, and the arguments stay the beginning
+    /// of JSON.
     pub(crate) fn unwritten(&mut self, text: &str) {
-        if self.attempt == Attempt::Started {
+        let is_cut_off = self.calls_are_bound && self.is_ending;
+        if self.attempt == Attempt::Started && !is_cut_off {
             self.arguments(text);
         }
     }
@@ -241,6 +260,9 @@ impl Sink {
             Attempt::None => return false,
             _ => self.counts.failures += 1,
         }
+        if self.cut_off() {
+            return false;
+        }
         if is_recording {
             let raw = std::mem::take(&mut self.raw);
             self.waiting = WaitingCall::default();
@@ -252,7 +274,66 @@ impl Sink {
         is_recording
     }
 
-    /// The output ends.
+    /// The output ends, so a call that is bound to come was cut off.
+    pub(crate) fn end_output(&mut self) {
+        self.is_ending = true;
+    }
+
+    /// Whether the beginning of a marker at the end of the output is syntax: within a call that was bound to come, or
+    /// behind it.
+    pub(crate) fn half_marker_is_syntax(&self) -> bool {
+        let is_after = self.at_edge && self.counts.calls > 0;
+        self.calls_are_bound && (self.attempt != Attempt::None || is_after)
+    }
+
+    /// If the end of the output cut off a call that was bound to come, and its name is known, the call comes out with
+    /// what there is of its arguments. Returns whether it does.
+    fn cut_off(&mut self) -> bool {
+        if !(self.calls_are_bound && self.is_ending) {
+            return false;
+        }
+        let call = match self.attempt {
+            Attempt::Started => std::mem::take(&mut self.waiting),
+            _ => match self.name_in_attempt() {
+                Some(name) => WaitingCall {
+                    name: name.to_owned(),
+                    ..WaitingCall::default()
+                },
+                None => return false,
+            },
+        };
+        if self.delivery == Delivery::Whole || self.attempt == Attempt::Open {
+            self.announce(call.id, call.name);
+        }
+        if !call.arguments.is_empty() {
+            self.send_arguments(call.arguments);
+        }
+        self.send_end(false);
+        self.is_cut_off = true;
+        true
+    }
+
+    /// The tool that the attempt calls, as far as its text tells before the arguments.
+    fn name_in_attempt(&self) -> Option<&str> {
+        if let [only] = &self.tools[..] {
+            return Some(&only.name);
+        }
+        let is_part = |c: char| is_name(c.encode_utf8(&mut [0; 4]));
+        let is_whole = |at: usize, name: &str| {
+            let before = self.raw[..at].chars().next_back();
+            let after = self.raw[at + name.len()..].chars().next();
+            !before.is_some_and(is_part) && after.is_some_and(|c| !is_part(c))
+        };
+        let names = self.tools.iter().map(|tool| tool.name.as_str());
+        let mut known = names.filter(|name| {
+            let mut places = self.raw.match_indices(name);
+            places.any(|(at, name)| is_whole(at, name))
+        });
+        // A name may also be a word of the format, so only one that stands alone counts.
+        known.next().filter(|_| known.next().is_none())
+    }
+
+    /// The output has ended.
     pub(crate) fn finish(&mut self) {
         self.fail();
         let whitespace = std::mem::take(&mut self.whitespace);

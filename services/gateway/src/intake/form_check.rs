@@ -8,14 +8,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use prometheus::IntGauge;
 use refrain_output_grammar::GrammarError;
-use refrain_protocol::ApiError;
 use refrain_protocol::engine::OutputForm;
+use refrain_protocol::{ApiError, NamespaceId};
 use tokio::sync::{Semaphore, TryAcquireError};
 
 use super::rate_limited;
 use crate::metrics::GatewayMetrics;
-use crate::models::Model;
+use crate::models::FormModel;
 use crate::request::{FormSource, GenerateRequest};
 
 /// Time after which no further part of a form is compiled alone to find the place of an error.
@@ -23,11 +24,23 @@ const LOCATE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Admits forms to be compiled. No tenant takes all places: it has at most half of each, but one at least.
 pub(crate) struct FormCheck {
+    bytes_max: usize,
     all: Arc<Places>,
     tenant_max: PlacesMax,
     /// The places of the tenants that have some.
     by_tenant: Mutex<HashMap<String, Weak<Places>>>,
     metrics: Arc<GatewayMetrics>,
+}
+
+/// The limits of forms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FormLimits {
+    /// Forms that are compiled at once.
+    pub(crate) compiling_max: usize,
+    /// Forms that wait for it.
+    pub(crate) waiting_max: usize,
+    /// Bytes of the texts of one form.
+    pub(crate) bytes_max: usize,
 }
 
 /// Places for forms that are compiled, and for those that wait for it.
@@ -61,20 +74,16 @@ impl Places {
 }
 
 impl FormCheck {
-    /// Creates the limits: forms that are compiled at once, and that wait for it.
-    pub(crate) fn new(
-        compiling_max: usize,
-        waiting_max: usize,
-        metrics: Arc<GatewayMetrics>,
-    ) -> Self {
+    pub(crate) fn new(limits: FormLimits, metrics: Arc<GatewayMetrics>) -> Self {
         FormCheck {
+            bytes_max: limits.bytes_max,
             all: Places::new(PlacesMax {
-                compiling: compiling_max,
-                waiting: waiting_max,
+                compiling: limits.compiling_max,
+                waiting: limits.waiting_max,
             }),
             tenant_max: PlacesMax {
-                compiling: compiling_max.div_ceil(2),
-                waiting: waiting_max.div_ceil(2),
+                compiling: limits.compiling_max.div_ceil(2),
+                waiting: limits.waiting_max.div_ceil(2),
             },
             by_tenant: Mutex::default(),
             metrics,
@@ -92,7 +101,17 @@ impl FormCheck {
         let Some(form) = request.sampling.form.as_deref() else {
             return Ok(FormVerdict::Compiles);
         };
-        if let Some(Ok(())) = request.model.grammars.known(form) {
+        // The form is written as JSON to be found, which a long one is not worth.
+        let bytes = form.text.text_bytes();
+        if bytes > self.bytes_max {
+            self.metrics.rejected("form_bytes");
+            let reason = format!("the form has {bytes} bytes, more than {}", self.bytes_max);
+            let place = FormSource::place_of_all(&request.form_sources);
+            return Err(at(place, &GrammarError::Refused(reason)));
+        }
+        // Another tenant must not learn from the time of a call that this one used the form before.
+        let namespace = request.model.namespace(&request.tenant).id();
+        if let Some(Ok(())) = request.model.grammars.known(namespace, form) {
             return Ok(FormVerdict::Compiles);
         }
         let places = self.places(&request.tenant);
@@ -109,19 +128,28 @@ impl FormCheck {
                 .try_acquire_owned()
                 .map_err(refused)?,
         );
+        let waiting_gauge = self.metrics.families.forms_waiting.clone();
+        let waiting = WaitingForm::new(waiting_gauge);
         // A tenant waits for its own place first, so it has few places in the queue of all.
         let in_tenant = places.compiling.clone().acquire_owned().await;
         let in_tenant = in_tenant.map_err(ApiError::internal)?;
         let permit = self.all.compiling.clone().acquire_owned().await;
         let permit = permit.map_err(ApiError::internal)?;
-        drop(waits);
+        drop((waits, waiting));
         let gauge = self.metrics.families.forms_compiling.clone();
         gauge.inc();
         let request = request.clone();
+        let model = request.model.id.as_str();
+        let verdicts = self
+            .metrics
+            .families
+            .form_verdicts
+            .with_label_values(&[model]);
         // The work goes on if the client leaves meanwhile, so the permits belong to it.
         tokio::task::spawn_blocking(move || {
-            let checked = check(&request);
+            let checked = check(namespace, &request);
             gauge.dec();
+            verdicts.set(request.model.grammars.verdicts().cast_signed() as i64);
             drop((permit, in_tenant, places));
             checked
         })
@@ -144,11 +172,35 @@ impl FormCheck {
     }
 }
 
-fn check(request: &GenerateRequest) -> Result<FormVerdict, ApiError> {
+/// A form that waits, in the gauge of those.
+struct WaitingForm(IntGauge);
+
+impl WaitingForm {
+    fn new(gauge: IntGauge) -> Self {
+        gauge.inc();
+        WaitingForm(gauge)
+    }
+}
+
+impl Drop for WaitingForm {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+fn check(namespace: NamespaceId, request: &GenerateRequest) -> Result<FormVerdict, ApiError> {
+    let compiles = |form: &OutputForm| {
+        let model = &request.model;
+        let files = FormModel {
+            tokenizer: &model.tokenizer,
+            end_tokens: &model.stop_token_ids,
+        };
+        model.grammars.check(namespace, form, &files)
+    };
     let Some(form) = request.sampling.form.as_deref() else {
         return Ok(FormVerdict::Compiles);
     };
-    let Err(error) = compiles(&request.model, form) else {
+    let Err(error) = compiles(form) else {
         return Ok(FormVerdict::Compiles);
     };
     // A form that could not be compiled for another reason may be compiled next time.
@@ -157,22 +209,16 @@ fn check(request: &GenerateRequest) -> Result<FormVerdict, ApiError> {
         GrammarError::Invalid { .. } | GrammarError::Refused(_)
     );
     let loose = request.loose_form.as_deref().filter(|_| is_refused);
-    if loose.is_some_and(|loose| compiles(&request.model, loose).is_ok()) {
+    if loose.is_some_and(|loose| compiles(loose).is_ok()) {
         return Ok(FormVerdict::CompilesLoosely);
     }
     let until = Instant::now() + LOCATE_TIME_MAX;
     Err(located(&request.form_sources, error, |form| {
         match Instant::now() < until {
-            true => compiles(&request.model, form),
+            true => compiles(form),
             false => Ok(()),
         }
     }))
-}
-
-fn compiles(model: &Model, form: &OutputForm) -> Result<(), GrammarError> {
-    model
-        .grammars
-        .check(form, &model.tokenizer, &model.stop_token_ids)
 }
 
 /// The error of a form, at the part of the body that cannot be compiled alone.
@@ -233,7 +279,12 @@ mod tests {
 
     #[test]
     fn a_tenant_has_half_of_the_places() {
-        let check = FormCheck::new(2, 5, metrics());
+        let limits = |compiling_max, waiting_max| FormLimits {
+            compiling_max,
+            waiting_max,
+            bytes_max: 1,
+        };
+        let check = FormCheck::new(limits(2, 5), metrics());
         let first = check.places("a");
         let counts = |places: &Places| {
             let (compiling, waiting) = (&places.compiling, &places.waiting);
@@ -246,7 +297,7 @@ mod tests {
         // A tenant without forms is forgotten.
         check.places("c");
         assert_eq!(check.by_tenant.lock().unwrap().len(), 2);
-        let one = FormCheck::new(1, 1, metrics());
+        let one = FormCheck::new(limits(1, 1), metrics());
         assert_eq!(counts(&one.places("a")), (1, 1));
     }
 

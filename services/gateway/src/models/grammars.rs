@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use refrain_output_grammar::{GrammarCompiler, GrammarError, GrammarLimits};
-use refrain_protocol::TokenId;
 use refrain_protocol::engine::OutputForm;
+use refrain_protocol::{NamespaceId, TokenId};
 use refrain_tokenization::Tokenizer;
 
 /// Compiles the forms of a model, to learn whether its engine can.
@@ -14,50 +14,57 @@ pub(crate) struct Grammars {
     compiler: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
+/// The model whose forms are compiled.
+pub(crate) struct FormModel<'a> {
+    pub(crate) tokenizer: &'a Arc<Tokenizer>,
+    pub(crate) end_tokens: &'a [TokenId],
+}
+
 impl Grammars {
-    /// Whether a form that was judged lately can be compiled. `None`: it was not.
-    pub(crate) fn known(&self, form: &OutputForm) -> Option<Result<(), GrammarError>> {
-        // The form is written as JSON to be found, which a long one is not worth.
-        if form.text.text_bytes() > GrammarLimits::default().form_bytes_max {
-            return None;
-        }
+    /// Whether a form of a namespace that was judged lately can be compiled. `None`: it was not.
+    pub(crate) fn known(
+        &self,
+        namespace: NamespaceId,
+        form: &OutputForm,
+    ) -> Option<Result<(), GrammarError>> {
         match self.compiler.get()? {
-            Ok(compiler) => compiler.verdict(form),
+            Ok(compiler) => compiler.verdict(namespace, form),
             Err(error) => Some(Err(error.clone())),
         }
     }
 
-    /// Whether a form can be compiled. It takes milliseconds, and the first call up to half a second.
+    /// Whether a form of a namespace can be compiled. It takes milliseconds, and the first call up to half a second.
     ///
     /// # Errors
     /// It cannot, or the model cannot hold its output to any form.
     pub(crate) fn check(
         &self,
+        namespace: NamespaceId,
         form: &OutputForm,
-        tokenizer: &Arc<Tokenizer>,
-        end_tokens: &[TokenId],
+        model: &FormModel<'_>,
     ) -> Result<(), GrammarError> {
         let compiler = self.compiler.get_or_init(|| {
-            let size = tokenizer.vocab_size();
             // Only the verdicts are needed.
             let limits = GrammarLimits {
-                cached_grammars_max: 0,
+                cached_bytes_max: 0,
                 ..GrammarLimits::default()
             };
-            GrammarCompiler::new(tokenizer.clone(), size, end_tokens, limits)
+            let size = model.tokenizer.vocab_size();
+            GrammarCompiler::new(model.tokenizer.clone(), size, model.end_tokens, limits)
         });
-        let (bytes, most) = (
-            form.text.text_bytes(),
-            GrammarLimits::default().form_bytes_max,
-        );
-        if bytes > most {
-            let reason = format!("the form has {bytes} bytes, more than {most}");
-            return Err(GrammarError::Refused(reason));
-        }
         match compiler {
-            Ok(compiler) => compiler.compile(form).map(|_| ()),
+            Ok(compiler) => compiler.compile_for(namespace, form).map(|_| ()),
             Err(error) => Err(error.clone()),
         }
+    }
+
+    /// Number of verdicts that are kept.
+    pub(crate) fn verdicts(&self) -> usize {
+        let compiler = self
+            .compiler
+            .get()
+            .and_then(|compiler| compiler.as_ref().ok());
+        compiler.map_or(0, |compiler| compiler.cached().verdicts)
     }
 }
 

@@ -7,6 +7,7 @@ use refrain_protocol::engine::{OutputForm, TextForm};
 use refrain_protocol::{ApiError, TokenId};
 use serde_json::{Value, json};
 
+use super::closed_schema::close_objects;
 use super::output_form::AskedForm;
 use super::refusal::unsupported;
 use super::tools::{CallDemand, Tools};
@@ -22,6 +23,8 @@ pub(crate) struct BoundOutput {
     /// The form where no call but those of strict tools is held to its schema. It is for schemas that cannot be
     /// compiled; `None` if it is the same.
     pub(crate) loose: Option<OutputForm>,
+    /// Whether all that begins as a call becomes one, unless the output ends before.
+    pub(crate) binds_calls: bool,
 }
 
 impl FormSource {
@@ -140,6 +143,8 @@ pub(super) fn bound_chat(
             });
         }
     }
+    // Where nothing but its first character marks a call, the beginning of an answer may look the same.
+    let is_certain = is_forced || asked.is_none() || format.marks_calls();
     let answer = match asked.filter(|_| !is_forced) {
         None => None,
         Some(AskedForm { text, place }) => {
@@ -163,6 +168,7 @@ pub(super) fn bound_chat(
         form: form(text),
         parts,
         loose: loose.map(form),
+        binds_calls: binds_calls && is_certain,
     }))
 }
 
@@ -171,7 +177,11 @@ fn bound_tools(tools: &Tools, binds_all: bool) -> Vec<Tool> {
     let bound = tools.callable.iter().map(|callable| Tool {
         name: callable.tool.name.clone(),
         parameters: match binds_all || callable.is_strict {
-            true => callable.tool.parameters.clone(),
+            true => {
+                let mut parameters = callable.tool.parameters.clone();
+                close_objects(&mut parameters);
+                parameters
+            }
             false => json!({"type": "object"}),
         },
     });
@@ -184,6 +194,7 @@ pub(super) fn bound_completion(asked: Option<AskedForm>) -> Option<BoundOutput> 
         form: OutputForm::new(text.clone()),
         parts: vec![FormSource { place, text }],
         loose: None,
+        binds_calls: false,
     })
 }
 

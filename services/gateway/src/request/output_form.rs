@@ -10,7 +10,9 @@
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::TextForm;
 use refrain_tokenization::JsonValue;
+use serde_json::Value;
 
+use super::closed_schema::close_objects;
 use super::refusal::{invalid, unsupported};
 
 /// The fields that ask for a form.
@@ -204,13 +206,13 @@ fn structured_outputs(
     /// Fields that ask for a form.
     const FORMS: [&str; 5] = ["json", "regex", "choice", "grammar", "json_object"];
     /// Fields that would change the form, and cannot be carried out.
-    const UNSUPPORTED: [&str; 3] = [
-        "structural_tag",
-        "whitespace_pattern",
+    const UNSUPPORTED: [&str; 2] = ["structural_tag", "whitespace_pattern"];
+    /// Outputs have no optional white space anyway, there is one compiler, and objects are closed in any case.
+    const WITHOUT_EFFECT: [&str; 3] = [
+        "disable_any_whitespace",
+        "disable_fallback",
         "disable_additional_properties",
     ];
-    /// Outputs have no optional white space anyway, and there is one compiler.
-    const WITHOUT_EFFECT: [&str; 2] = ["disable_any_whitespace", "disable_fallback"];
 
     let field = "structured_outputs";
     let known: Vec<&str> = [&FORMS[..], &UNSUPPORTED, &WITHOUT_EFFECT].concat();
@@ -242,16 +244,18 @@ fn structured_outputs(
     Ok(Some(AskedForm { text, place }))
 }
 
-/// A JSON schema as text: an object, or one written as text, as some clients send it.
+/// A JSON schema as text, with closed objects: an object, or one written as text, as some clients send it.
 fn schema(value: &JsonValue, place: &str) -> Result<String, ApiError> {
-    let fault = "must be a JSON schema";
-    match value.as_str() {
-        Some(text) => match serde_json::from_str::<JsonValue>(text) {
-            Ok(schema) if schema.is_object() => Ok(text.to_owned()),
-            _ => invalid(place, fault),
-        },
-        None if value.is_object() => serde_json::to_string(value).map_err(ApiError::internal),
-        None => invalid(place, fault),
+    let schema = match value.as_str() {
+        Some(text) => serde_json::from_str(text).ok(),
+        None => Some(value.to_json()),
+    };
+    match schema {
+        Some(mut schema @ Value::Object(_)) => {
+            close_objects(&mut schema);
+            Ok(schema.to_string())
+        }
+        _ => invalid(place, "must be a JSON schema"),
     }
 }
 
@@ -308,7 +312,7 @@ fn note_unknown(object: &JsonValue, place: &str, known: &[&str], unknown: &mut V
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -328,7 +332,9 @@ mod tests {
 
     #[test]
     fn all_spellings_are_read_into_one_form() {
-        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let mut schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let open = schema.clone();
+        schema["additionalProperties"] = json!(false);
         let json_schema = TextForm::JsonSchema(schema.to_string());
         let regex = TextForm::Regex("a+".into());
         let choice = TextForm::Choice(vec!["a".into(), "b".into()]);
@@ -354,7 +360,7 @@ mod tests {
                 "response_format.json_schema.schema",
             ),
             (
-                vllm(json!({"json": schema})),
+                vllm(json!({"json": open, "disable_additional_properties": true})),
                 json_schema.clone(),
                 "structured_outputs.json",
             ),
@@ -389,7 +395,7 @@ mod tests {
                 "structured_outputs.grammar",
             ),
             (
-                json!({"guided_json": schema}),
+                json!({"guided_json": open}),
                 json_schema.clone(),
                 "guided_json",
             ),
@@ -456,10 +462,12 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_keeps_its_bytes_where_it_is_a_text() {
-        let text = r#"{"properties": {"z": {}, "a": {}}}"#;
-        let form = asked(&json!({"guided_json": text})).unwrap().unwrap();
-        assert_eq!(form.text, TextForm::JsonSchema(text.into()));
+    fn the_properties_of_a_schema_keep_their_order() {
+        let text = r#"{"properties":{"z":{},"a":{}},"additionalProperties":true}"#;
+        for given in [json!(text), serde_json::from_str(text).unwrap()] {
+            let form = asked(&json!({"guided_json": given})).unwrap().unwrap();
+            assert_eq!(form.text, TextForm::JsonSchema(text.into()));
+        }
     }
 
     #[test]

@@ -24,6 +24,13 @@ fn schema() -> Value {
     json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
 }
 
+/// The schema with closed objects, as a worker is asked for it.
+fn closed() -> Value {
+    let mut schema = schema();
+    schema["additionalProperties"] = json!(false);
+    schema
+}
+
 fn tool(name: &str, strict: bool) -> Value {
     json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": schema()}})
 }
@@ -55,7 +62,7 @@ fn arguments(form: &CallsForm) -> Vec<Value> {
 async fn every_api_asks_the_worker_for_the_form() {
     let bench = Bench::with(with_tools()).await;
     bench.mesh.reply("{}");
-    let json_schema = TextForm::JsonSchema(schema().to_string());
+    let json_schema = TextForm::JsonSchema(closed().to_string());
     let message = |fields: Value| {
         let mut body = chat(fields);
         body["max_tokens"] = json!(20);
@@ -139,7 +146,7 @@ async fn forced_calls_are_a_form_and_end_as_with_openai() {
             "{choice}"
         );
         // A client that forces a call can use no other arguments, whether it says strict or not.
-        assert_eq!(arguments(&form), vec![schema(); callable]);
+        assert_eq!(arguments(&form), vec![closed(); callable]);
         let first = &answer["choices"][0];
         assert_eq!(first["finish_reason"], finish, "{choice}");
         assert_eq!(first["message"]["content"], Value::Null);
@@ -192,7 +199,7 @@ async fn the_other_apis_force_calls_as_well() {
         (200, &json!("function_call")),
         "{answer}"
     );
-    assert_eq!(arguments(&calls(asked(&bench))), [schema()]);
+    assert_eq!(arguments(&calls(asked(&bench))), [closed()]);
 }
 
 #[tokio::test]
@@ -204,7 +211,7 @@ async fn strict_functions_bind_their_arguments_where_the_model_calls_them() {
     let (status, _) = bench.chat(json!({"tools": tools})).await;
     let form = calls(asked(&bench));
     assert_eq!((status, form.optional, form.parallel), (200, true, true));
-    assert_eq!(arguments(&form), [schema(), any.clone()]);
+    assert_eq!(arguments(&form), [closed(), any.clone()]);
     // Without a strict one nothing is bound.
     let loose = json!([tool("look", false)]);
     bench.chat(json!({"tools": loose})).await;
@@ -253,7 +260,7 @@ async fn a_forced_call_does_without_a_schema_that_is_not_strict_and_cannot_be_co
     assert_eq!(status, 200, "{answer}");
     assert_eq!(
         arguments(&calls(asked(&bench))),
-        [any.clone(), schema(), any]
+        [any.clone(), closed(), any]
     );
 }
 
@@ -359,4 +366,153 @@ async fn a_form_that_cannot_be_compiled_is_refused_with_its_place() {
     assert_eq!(status, 200);
     // No worker was asked for the others.
     assert_eq!(bench.mesh.log().chunks.len(), chunks + 1);
+}
+
+/// What a client reads of a choice, whole or out of the parts of a stream: content, name, arguments and finish.
+fn seen<'a>(choices: impl Iterator<Item = &'a Value>) -> [String; 4] {
+    let mut seen = <[String; 4]>::default();
+    for choice in choices {
+        let message = choice.get("message").unwrap_or(&choice["delta"]);
+        let function = &message["tool_calls"][0]["function"];
+        let fields = [
+            &message["content"],
+            &function["name"],
+            &function["arguments"],
+            &choice["finish_reason"],
+        ];
+        for (all, field) in seen.iter_mut().zip(fields) {
+            all.push_str(field.as_str().unwrap_or_default());
+        }
+    }
+    seen
+}
+
+#[tokio::test]
+async fn a_forced_call_that_the_limit_cuts_off_is_a_call() {
+    let bench = Bench::with(with_tools()).await;
+    let reply = "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Os";
+    bench.mesh.reply(&format!("{reply}lo\"}}}}\n</tool_call>"));
+    let tools = json!([tool("look", false), tool("send", false)]);
+    let tokenizer = bench.mesh.tokenizer();
+    let head = &reply[..14];
+    let limits = [reply, head].map(|text| tokenizer.encode(text).unwrap().len());
+    let [length, head_length] = limits;
+    let named = json!({"type": "function", "function": {"name": "look"}});
+    let begun = "{\"city\": \"Os";
+    // The limits end within the head and within the arguments.
+    for (choice, limit, expected) in [
+        (json!("required"), length, ["", "look", begun, "length"]),
+        (named.clone(), length, ["", "look", begun, "length"]),
+        (named, head_length, ["", "look", "", "length"]),
+        // The name is not known yet.
+        (json!("required"), head_length, [head, "", "", "length"]),
+        // Without a form a call that is not whole is text.
+        (json!("auto"), length, [reply, "", "", "length"]),
+    ] {
+        let mut body = chat(json!({"tools": tools, "tool_choice": choice, "max_tokens": limit}));
+        let (status, answer) = bench.json(CHAT, &body).await;
+        assert_eq!(status, 200, "{answer}");
+        let whole = &answer["choices"][0];
+        assert_eq!(seen([whole].into_iter()), expected, "{choice}");
+        assert_eq!(
+            whole["message"]["content"].is_null(),
+            expected[0].is_empty()
+        );
+        body["stream"] = json!(true);
+        let (events, done) = bench.stream(CHAT, &body).await;
+        let streamed = seen(events.iter().map(|event| &event["choices"][0]));
+        match choice == "auto" {
+            // The head of a call that may still fail is held back, and its arguments flow.
+            true => assert_eq!(streamed[3], "length"),
+            false => assert_eq!(streamed, expected, "{choice}"),
+        }
+        assert!(done);
+    }
+    // The other APIs say the same in their words.
+    let message = chat(json!({
+        "tools": [{"name": "look", "input_schema": schema()}],
+        "tool_choice": {"type": "tool", "name": "look"}, "max_tokens": length,
+    }));
+    let (_, answer) = bench.json("/v1/messages", &message).await;
+    assert_eq!(answer["stop_reason"], "max_tokens", "{answer}");
+    assert_eq!(answer["content"][0]["name"], "look", "{answer}");
+    let body = json!({"model": "tiny", "input": "a", "tool_choice": "required", "max_output_tokens": length,
+        "tools": [{"type": "function", "name": "look", "parameters": schema()}]});
+    let (_, answer) = bench.json("/v1/responses", &body).await;
+    assert_eq!(answer["status"], "incomplete", "{answer}");
+    let call = &answer["output"][0];
+    assert_eq!(
+        (&call["name"], &call["arguments"]),
+        (&json!("look"), &json!(begun)),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
+async fn an_output_may_end_within_the_reasoning_before_its_form() {
+    let mut config = with_tools();
+    config.models[0].reasoning_parser = Some("qwen3".into());
+    let bench = Bench::with(config).await;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema()}});
+    let reply = "<think>so it is <stop> and on";
+    bench.mesh.reply(reply);
+    // The limit, a stop text, and the model itself end the output there. None of them makes an answer.
+    for (fields, reasoning, finish) in [
+        (json!({"max_tokens": 12}), "so it", "length"),
+        (json!({"stop": "<stop>"}), "so it is ", "stop"),
+        (json!({}), "so it is <stop> and on", "stop"),
+    ] {
+        let mut body = chat(json!({"response_format": format}));
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let (status, answer) = bench.json(CHAT, &body).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(
+            (status, &choice["finish_reason"]),
+            (200, &json!(finish)),
+            "{answer}"
+        );
+        assert_eq!(
+            choice["message"]["reasoning_content"], reasoning,
+            "{answer}"
+        );
+        assert_eq!(choice["message"]["content"], Value::Null, "{answer}");
+        body["stream"] = json!(true);
+        let (events, done) = bench.stream(CHAT, &body).await;
+        let deltas = || events.iter().map(|event| &event["choices"][0]["delta"]);
+        let streamed: String = deltas()
+            .filter_map(|delta| delta["reasoning_content"].as_str())
+            .collect();
+        assert_eq!((streamed.as_str(), done), (reasoning, true));
+        assert!(deltas().all(|delta| delta["content"].as_str().unwrap_or_default().is_empty()));
+    }
+}
+
+#[tokio::test]
+async fn limits_of_forms_are_counted() {
+    let mut config = with_tools();
+    config.form_bytes_max = 40;
+    let bench = Bench::with(config).await;
+    bench.mesh.reply("aa");
+    compile_forms(&bench).await;
+    let (status, error) = bench.chat(json!({"guided_regex": "a".repeat(41)})).await;
+    assert_eq!(
+        (status, &error["error"]["param"]),
+        (400, &json!("guided_regex")),
+        "{error}"
+    );
+    assert_eq!(bench.chat(json!({"guided_regex": "a+"})).await.0, 200);
+    assert_eq!(bench.chat(json!({"guided_regex": "(a"})).await.0, 400);
+    for (line, value) in [
+        (
+            "refrain_gateway_rejections_total{limit=\"form_bytes\"}",
+            1.0,
+        ),
+        ("refrain_gateway_forms_compiling", 0.0),
+        ("refrain_gateway_forms_waiting", 0.0),
+        ("refrain_gateway_form_verdicts{model=\"tiny\"}", 2.0),
+    ] {
+        assert_eq!(bench.metric(line), value, "{line}");
+    }
 }

@@ -1,10 +1,13 @@
-//! The form that a session's output must have: follows the text, cuts drafts, and masks logits.
+//! The form that a session's output must have: follows the text, cuts and guides drafts, and masks logits.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use refrain_output_grammar::{GrammarError, Matcher, TokenMask};
 use refrain_protocol::engine::Draft;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
+
+use crate::drafter::{AllowedTokens, DraftForm};
 
 /// Delay after which a session may be opened whose form was not compiled yet. Most forms take 1 to 10 ms.
 const COMPILING_RETRY_AFTER_MS: u64 = 5;
@@ -18,9 +21,11 @@ pub(crate) struct SessionForm {
     matcher: Matcher,
     /// Position of the first token that the form is about.
     start: usize,
-    /// Masks that were made during the forward pass: after the text, and then after each node of the draft. `None`
-    /// inside stands for all tokens, and `None` outside for a mask that is still to be made.
-    ahead: Vec<Option<Option<TokenMask>>>,
+    /// Number of tokens of the text that the form is about. In a step the matcher goes on from there.
+    at_text: usize,
+    /// Masks that were made before the target's logits were there, by the tokens between the text and the place.
+    /// `None` stands for all tokens.
+    ahead: HashMap<Vec<TokenId>, Option<TokenMask>>,
     /// Whether drafts were visited since the matcher began.
     has_visited: bool,
     /// Whether a limit was met after drafts were visited. All drafts are cut from then on, so that the limits count
@@ -53,7 +58,8 @@ impl SessionForm {
         SessionForm {
             matcher,
             start,
-            ahead: Vec::new(),
+            at_text: 0,
+            ahead: HashMap::new(),
             has_visited: false,
             cuts_all: false,
         }
@@ -70,7 +76,19 @@ impl SessionForm {
         let followed = self.matcher.rollback(seen - kept);
         let followed = followed.and_then(|()| self.matcher.advance(&output[kept..]));
         // Masks on the way take work on themselves, so a text can be followed step by step if at all.
-        followed.or_else(|_| self.matcher.restart(output))
+        let followed = followed.or_else(|_| self.matcher.restart(output));
+        self.at_text = self.matcher.len();
+        followed
+    }
+
+    /// Whether the form is about the token after a text of this length. Otherwise that token is forced.
+    pub(super) fn binds(&self, text_len: usize) -> bool {
+        text_len >= self.start
+    }
+
+    /// The tokens between the text and the place of the matcher.
+    fn path(&self) -> &[TokenId] {
+        &self.matcher.output()[self.at_text..]
     }
 
     /// Does what a text without drafts would do as well. The cost of drafts does not count: if a limit is met after
@@ -99,7 +117,7 @@ impl SessionForm {
     /// Which nodes of a draft after the text the form allows. It keeps the node of a token that it does not judge.
     pub(super) fn allowed_nodes(&mut self, draft: &Draft, text_len: usize) -> Vec<bool> {
         let mut allowed = vec![false; draft.tokens.len()];
-        if text_len < self.start {
+        if !self.binds(text_len) {
             allowed.fill(true);
             return allowed;
         }
@@ -113,19 +131,22 @@ impl SessionForm {
         allowed
     }
 
-    /// Makes the masks after the text and after the nodes of the draft that are `computed`.
+    /// Makes the masks after the text and after the nodes of the draft that are `computed`, if they are not there.
     pub(super) fn make_masks(
         &mut self,
         draft: &Draft,
         computed: &[Option<usize>],
         text_len: usize,
     ) {
-        if text_len < self.start || self.cuts_all {
+        if !self.binds(text_len) || self.cuts_all {
             return;
         }
-        let mut ahead = vec![None; draft.tokens.len() + 1];
-        let make = |node: Option<usize>, matcher: &mut Matcher| {
-            ahead[node.map_or(0, |node| node + 1)] = Some(matcher.allowed()?.cloned());
+        let (mut ahead, at_text) = (std::mem::take(&mut self.ahead), self.at_text);
+        let make = |_: Option<usize>, matcher: &mut Matcher| {
+            if !ahead.contains_key(&matcher.output()[at_text..]) {
+                let mask = matcher.allowed()?.cloned();
+                ahead.insert(matcher.output()[at_text..].to_vec(), mask);
+            }
             Ok(())
         };
         if self.visit(draft, &|node| computed[node].is_some(), make) {
@@ -180,22 +201,17 @@ impl SessionForm {
         matcher.rollback(matcher.len() - root)
     }
 
-    /// The tokens that may stand at `position`, after `node` of the draft or after the text. `None`: all.
-    pub(super) fn mask(
-        &mut self,
-        position: usize,
-        node: Option<u32>,
-    ) -> Result<Option<&TokenMask>, GrammarError> {
-        if position < self.start {
+    /// The tokens that may stand at `position`, which is the next one. `None`: all.
+    pub(super) fn mask(&mut self, position: usize) -> Result<Option<&TokenMask>, GrammarError> {
+        if !self.binds(position) {
             return Ok(None);
         }
-        let place = node.map_or(0, |node| node as usize + 1);
-        if !matches!(self.ahead.get(place), Some(Some(_))) {
+        if !self.ahead.contains_key(self.path()) {
             self.without_drafts(|matcher| matcher.allowed().map(|_| ()))?;
         }
-        match self.ahead.get(place) {
-            Some(Some(mask)) => Ok(mask.as_ref()),
-            _ => self.matcher.allowed(),
+        match self.ahead.get(&self.matcher.output()[self.at_text..]) {
+            Some(mask) => Ok(mask.as_ref()),
+            None => self.matcher.allowed(),
         }
     }
 
@@ -207,9 +223,41 @@ impl SessionForm {
         }
     }
 
-    /// Forgets the masks of a draft.
+    /// Forgets the masks of a draft. The text has what was emitted.
     pub(super) fn end_step(&mut self) {
         self.ahead.clear();
+        self.at_text = self.matcher.len();
+    }
+
+    /// As [`DraftForm::allowed_after`], with an error if the form is too complex there.
+    fn mask_after(&mut self, path: &[TokenId]) -> Result<AllowedTokens, GrammarError> {
+        let matcher = &mut self.matcher;
+        let taken = matcher.advance_while_allowed(path)?;
+        let allowed = match taken == path.len() && !matcher.is_over() {
+            false => AllowedTokens::None,
+            true => {
+                let mask = matcher.allowed()?.cloned();
+                self.ahead.insert(path.to_vec(), mask.clone());
+                mask.map_or(AllowedTokens::All, AllowedTokens::These)
+            }
+        };
+        matcher.rollback(taken)?;
+        Ok(allowed)
+    }
+}
+
+impl DraftForm for SessionForm {
+    fn allowed_after(&mut self, path: &[TokenId]) -> AllowedTokens {
+        if self.cuts_all {
+            return AllowedTokens::None;
+        }
+        self.has_visited = true;
+        let len = self.matcher.len();
+        self.mask_after(path).unwrap_or_else(|_| {
+            // An error of the text itself comes up again at its next token.
+            let _ = self.begin_anew(len);
+            AllowedTokens::None
+        })
     }
 }
 

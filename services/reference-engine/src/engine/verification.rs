@@ -97,7 +97,7 @@ fn walk(
         let is_forced = history.forced(sampling).is_some();
         let (logits, drafted) = (pass.logits(branch, node), item.drafted_after(at));
         let allowed = match form.as_deref_mut() {
-            Some(form) => form.mask(position, at)?,
+            Some(form) => form.mask(position)?,
             None => None,
         };
         let sampled = sampler.sample(

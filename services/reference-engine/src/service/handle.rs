@@ -67,7 +67,8 @@ impl EngineHandle {
         name: String,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> anyhow::Result<Self> {
-        let grammars = grammar_compiler(&model, tokenizer.as_ref());
+        let limits = config.form_limits();
+        let grammars = grammar_compiler(&model, tokenizer.as_ref(), limits);
         let core = EngineCore::new(model.clone(), network, config).with_grammars(grammars.clone());
         let limits = core.limits();
         let capabilities = EngineCapabilities {
@@ -263,12 +264,12 @@ impl Drop for SharedEngine {
 fn grammar_compiler(
     model: &Model,
     tokenizer: Option<&Arc<Tokenizer>>,
+    limits: GrammarLimits,
 ) -> Option<Arc<GrammarCompiler>> {
     let (vocab_size, eos) = (
         model.architecture.vocab_size as u32,
         &model.architecture.eos_token_ids,
     );
-    let limits = GrammarLimits::default();
     match GrammarCompiler::new(tokenizer?.clone(), vocab_size, eos, limits) {
         Ok(compiler) => Some(Arc::new(compiler)),
         Err(error) => {

@@ -1,5 +1,6 @@
 //! The engine's metrics.
 
+use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::{DrafterKind, EngineLoad};
 use refrain_service_kit::telemetry::Metrics;
@@ -11,6 +12,9 @@ const STEP_SECONDS_BUCKETS: &[f64] = &[
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
     30.0,
 ];
+
+/// Value of the label `limit` of forms that found the queue of the compiler full.
+const FORMS_WAITING: &str = "engine_forms_waiting";
 
 refrain_service_kit::metric_families! {
     /// The families of an engine.
@@ -49,6 +53,14 @@ refrain_service_kit::metric_families! {
         kv_tokens: IntGauge = "refrain_engine_kv_tokens",
         /// Steps waiting for the one in progress.
         steps_waiting: IntGauge = "refrain_engine_steps_waiting",
+        /// Forms of outputs that are compiled or wait for it.
+        forms_waiting: IntGauge = "refrain_engine_forms_waiting",
+        /// Compiled forms that are kept.
+        forms_kept: IntGauge = "refrain_engine_forms_kept",
+        /// About the bytes of the compiled forms that are kept.
+        form_bytes: IntGauge = "refrain_engine_forms_kept_bytes",
+        /// Compiled forms that were pushed out of the cache by others.
+        forms_pushed_out: IntCounter = "refrain_engine_forms_pushed_out_total",
     }
 }
 
@@ -110,6 +122,24 @@ impl EngineMetrics {
     pub(super) fn rejected(&self, error: &ApiError) {
         let limit = error.code.as_deref().unwrap_or(error.kind.openai_type());
         self.families.rejections.with_label_values(&[limit]).inc();
+    }
+
+    /// Publishes what the compiler of forms does. A form that found the queue full is a rejection, although its
+    /// session asks again.
+    pub(super) fn forms(&self, grammars: &GrammarCompiler) {
+        let families = &self.families;
+        let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        // Both counters only grow, and nothing else adds to them.
+        let grow = |counter: &prometheus::IntCounter, count: u64| {
+            counter.inc_by(count.saturating_sub(counter.get()));
+        };
+        let kept = grammars.cached();
+        families.forms_waiting.set(gauge(grammars.forms_waiting()));
+        families.forms_kept.set(gauge(kept.grammars));
+        families.form_bytes.set(gauge(kept.grammar_bytes));
+        grow(&families.forms_pushed_out, kept.pushed_out);
+        let refused = families.rejections.with_label_values(&[FORMS_WAITING]);
+        grow(&refused, grammars.forms_refused());
     }
 
     pub(super) fn load(&self, load: &EngineLoad, state_tokens: u64) {

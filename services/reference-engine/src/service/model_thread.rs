@@ -258,6 +258,9 @@ impl ModelThread {
             steps_waiting: lock(&self.queue).steps as u32,
         };
         self.metrics.load(&load, core.sessions().state_tokens());
+        if let Some(grammars) = core.grammars() {
+            self.metrics.forms(grammars);
+        }
         self.load.send_replace(load);
     }
 }

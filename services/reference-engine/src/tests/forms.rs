@@ -1,6 +1,7 @@
 //! Tests that outputs have their form, and are the same with any drafts as without.
 
 mod drawn;
+mod guided;
 mod kinds;
 mod limits;
 mod schemas;
@@ -29,7 +30,7 @@ use crate::model::Model;
 use kinds::Kind;
 
 /// Longest output. Few are cut by it.
-const OUTPUT_MAX: usize = 160;
+const OUTPUT_MAX: usize = 320;
 
 /// A random model whose tokens are bytes and a few words.
 struct ByteModel {
@@ -97,12 +98,12 @@ struct Answer {
     open: bool,
     /// The tokens that the engine has, which are a prefix of `text`.
     sent: usize,
+    /// Length of the output after which the engine is restarted, until it was.
+    restart_at: Option<usize>,
 }
 
 impl Answer {
-    fn new(random: &mut Random, temperature: f32, session: u128) -> Self {
-        let kind = Kind::random(random);
-        compiled(&byte_model().grammars, &kind.form);
+    fn new(kind: Kind, random: &mut Random, temperature: f32, session: u128) -> Self {
         let prompt: Vec<TokenId> = (0..1 + random.below(20))
             .map(|_| random.below(200) as TokenId)
             .collect();
@@ -124,8 +125,11 @@ impl Answer {
             session,
             open: false,
             sent: 0,
+            restart_at: None,
         };
         answer.decode_plainly();
+        let inner = answer.truth.len() - 1;
+        answer.restart_at = (inner > 0).then(|| 1 + random.below(inner));
         answer
     }
 
@@ -213,6 +217,9 @@ impl Answer {
         self.open = true;
         item.sample = !is_piece;
         item.max_emit = 1 + random.below(12) as u32;
+        if let Some(at) = self.restart_at {
+            item.max_emit = item.max_emit.min((at - self.done()) as u32);
+        }
         if !is_piece {
             item.draft = (random.below(3) > 0).then(|| self.draft(random));
             if random.below(3) == 0 {
@@ -232,23 +239,41 @@ impl Answer {
 /// Counts of work that the test needs to be meaningful.
 #[derive(Debug, Default)]
 struct Work {
+    schemas: usize,
+    answers: usize,
     ended: usize,
+    /// Answers by schemas that did not end in time.
+    endless: usize,
     accepted: usize,
     self_drafted: u32,
+    /// Answers that went on in a new session.
+    chunks: usize,
+    /// Answers in the middle of which the engine was restarted.
     restarts: usize,
 }
 
-/// Decodes answers in one batch with all kinds of drafts, in chunks, and with restarts of the engine.
-fn check(seed: u64, temperature: f32, batch: usize) -> Work {
+/// Decodes two answers for each of some forms in one batch, at temperature 0 and at 1: with all kinds of drafts, in
+/// chunks, and with a restart of the engine in the middle of each.
+fn check(seed: u64, forms: usize) -> Work {
     let mut random = Random(seed);
     let mut work = Work::default();
-    let mut answers: Vec<Answer> = (0..batch)
-        .map(|at| Answer::new(&mut random, temperature, at as u128))
-        .collect();
+    let mut answers: Vec<Answer> = Vec::new();
+    for _ in 0..forms {
+        let kind = Kind::random(&mut random);
+        work.schemas += usize::from(kind.is_schema());
+        compiled(&byte_model().grammars, &kind.form);
+        for temperature in [0.0, 1.0] {
+            let session = answers.len() as u128;
+            answers.push(Answer::new(kind.clone(), &mut random, temperature, session));
+        }
+    }
+    work.answers = answers.len();
     for answer in answers.iter().filter(|answer| answer.ended) {
         answer.validate();
         work.ended += 1;
     }
+    let endless = |answer: &&Answer| answer.kind.is_schema() && !answer.ended;
+    work.endless = answers.iter().filter(endless).count();
     let mut sessions = 1000;
     let start = |random: &mut Random| {
         let mut engine = engine(Some([3, 4][random.below(2)]));
@@ -260,11 +285,15 @@ fn check(seed: u64, temperature: f32, batch: usize) -> Work {
     while answers.iter().any(|answer| !answer.is_done()) {
         steps += 1;
         assert!(steps < 3000, "seed {seed}: no end");
-        if random.below(25) == 0 {
+        let is_due = |answer: &Answer| answer.restart_at == Some(answer.done());
+        if answers.iter().any(is_due) {
             engine = start(&mut random);
-            work.restarts += 1;
             for answer in &mut answers {
                 (answer.open, answer.sent) = (false, 0);
+                if is_due(answer) {
+                    answer.restart_at = None;
+                    work.restarts += 1;
+                }
             }
         }
         let mut items = Vec::new();
@@ -280,6 +309,7 @@ fn check(seed: u64, temperature: f32, batch: usize) -> Work {
                 });
                 sessions += 1;
                 (answer.session, answer.open, answer.sent) = (sessions, false, 0);
+                work.chunks += 1;
             }
             let item = answer.item(&mut random);
             asked.insert(items.len(), (at, item.sample));
@@ -320,22 +350,28 @@ fn check(seed: u64, temperature: f32, batch: usize) -> Work {
     work
 }
 
+/// It takes 8 s of a core.
 #[test]
 fn outputs_have_their_form_and_are_those_without_drafts() {
     let mut work = Work::default();
-    // Five of eight forms are schemas, so there are about 200 of them.
-    let (groups, batch) = (80, 4);
-    for seed in 0..groups {
-        let own = check(seed, [0.0, 1.0][seed as usize % 2], batch);
+    for seed in 0..80 {
+        let own = check(seed, 4);
+        work.schemas += own.schemas;
+        work.answers += own.answers;
         work.ended += own.ended;
+        work.endless += own.endless;
         work.accepted += own.accepted;
         work.self_drafted += own.self_drafted;
+        work.chunks += own.chunks;
         work.restarts += own.restarts;
     }
-    let forms = groups as usize * batch;
-    assert!(work.ended * 10 > forms * 8, "{work:?} of {forms}");
+    // Every answer by a schema was judged by the validator, at both temperatures.
+    assert!(work.schemas >= 200 && work.endless == 0, "{work:?}");
+    assert!(work.ended * 50 > work.answers * 49, "{work:?}");
+    // No answer here is a single token, so there was a restart in the middle of each.
+    assert_eq!(work.restarts, work.answers, "{work:?}");
     assert!(
-        work.accepted > 4_000 && work.self_drafted > 50 && work.restarts > 50,
+        work.accepted > 12_000 && work.self_drafted > 8_000 && work.chunks > 400,
         "{work:?}"
     );
 }

@@ -8,8 +8,9 @@ use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::TextForm;
 
 use super::{MODEL, form, schema};
-use crate::cache::{Cache, CacheKey};
+use crate::cache::{Cache, CacheKey, CacheSize};
 use crate::jobs::{Job, Jobs};
+use crate::shares::Shares;
 use crate::{GrammarCompiler, GrammarError, GrammarLimits, Outcome};
 
 fn compiler(limits: GrammarLimits) -> GrammarCompiler {
@@ -151,16 +152,17 @@ fn a_fault_in_passing_is_not_kept() {
         );
     }
     assert!(!refused.is_empty());
+    assert_eq!(compiler.forms_refused(), refused.len() as u64);
 }
 
 #[test]
 fn namespaces_have_shares_and_refusals_push_nothing_out() {
+    let grammar = MODEL.compiler.compile(&form(TextForm::JsonObject)).unwrap();
     let limits = GrammarLimits {
-        cached_grammars_max: 10,
+        cached_bytes_max: 10 * grammar.bytes(),
         ..GrammarLimits::default()
     };
     let mut cache = Cache::new(&limits);
-    let grammar = MODEL.compiler.compile(&form(TextForm::JsonObject)).unwrap();
     let key = |namespace, number| job(namespace, number).key;
     (0..3).for_each(|number| cache.insert(key(1, number), &Ok(grammar.clone())));
     for number in 0..100 {
@@ -183,33 +185,78 @@ fn namespaces_have_shares_and_refusals_push_nothing_out() {
             .is_some_and(|verdict| verdict.is_ok())
     );
     assert!(cache.verdict(&key(3, 0)).is_none());
-    assert_eq!(cache.size().0, 10);
+    let size = CacheSize {
+        grammars: 10,
+        grammar_bytes: 10 * grammar.bytes(),
+        verdicts: 203,
+        pushed_out: 93,
+    };
+    assert_eq!(cache.size(), size);
+    // To replace one grammar by itself takes no room.
+    cache.insert(key(1, 0), &Ok(grammar.clone()));
+    assert_eq!(cache.size(), size);
+}
+
+#[test]
+fn verdicts_have_shares_as_well() {
+    let limits = GrammarLimits {
+        verdicts_max: 10,
+        ..GrammarLimits::default()
+    };
+    let mut cache = Cache::new(&limits);
+    let key = |namespace, number| job(namespace, number).key;
+    (0..2).for_each(|number| cache.insert(key(1, number), &refused()));
+    (0..50).for_each(|number| cache.insert(key(2, number), &refused()));
+    (0..3).for_each(|namespace| cache.insert(key(10 + namespace, 0), &refused()));
+    assert!((0..2).all(|number| cache.verdict(&key(1, number)).is_some()));
+    let own = (0..50).filter(|number| cache.verdict(&key(2, *number)).is_some());
+    assert_eq!(own.collect::<Vec<_>>(), (45..50).collect::<Vec<_>>());
+    assert_eq!(cache.size().verdicts, 10);
+}
+
+#[test]
+fn of_equal_shares_the_one_that_was_not_used_for_longest_gives_way() {
+    let mut shares = Shares::new(4);
+    let key = |namespace| job(namespace, 0).key;
+    (1..=4).for_each(|namespace| {
+        shares.insert(key(namespace), namespace, 1);
+    });
+    assert_eq!(shares.get(&key(1)), Some(&1));
+    assert_eq!(shares.insert(key(5), 5, 1), 1);
+    assert_eq!(shares.get(&key(2)), None);
+    // One that is heavier than all room is not kept, and the others give way to nothing.
+    assert_eq!(shares.insert(key(6), 6, 9), 1);
+    assert_eq!((shares.len(), shares.weight()), (4, 4));
 }
 
 #[test]
 fn verdicts_are_kept_without_grammars() {
     let limits = GrammarLimits {
-        cached_grammars_max: 0,
+        cached_bytes_max: 0,
         form_bytes_max: 1_000,
         ..GrammarLimits::default()
     };
     let compiler = compiler(limits);
     let good = form(TextForm::JsonObject);
     let bad = form(schema(r#"{"not":{}}"#));
-    assert!(compiler.verdict(&good).is_none());
-    assert!(compiler.compile(&good).is_ok() && compiler.compile(&bad).is_err());
-    assert_eq!(compiler.cached(), (0, 0));
-    assert_eq!(compiler.verdict(&good), Some(Ok(())));
+    let (own, other) = (NamespaceId(1), NamespaceId(2));
+    assert!(compiler.verdict(own, &good).is_none());
+    assert!(compiler.compile_for(own, &good).is_ok());
+    assert!(compiler.compile_for(own, &bad).is_err());
+    assert_eq!(compiler.cached().grammars, 0);
+    assert_eq!(compiler.verdict(own, &good), Some(Ok(())));
     assert!(
         compiler
-            .verdict(&bad)
+            .verdict(own, &bad)
             .is_some_and(|verdict| verdict.is_err())
     );
-    assert!(compiler.known(NamespaceId::default(), &good).is_none());
+    // No other namespace learns of them.
+    assert!(compiler.verdict(other, &good).is_none() && compiler.verdict(other, &bad).is_none());
+    assert!(compiler.known(own, &good).is_none());
     let long = form(TextForm::Regex("x".repeat(1_000)));
     assert!(
         compiler
-            .verdict(&long)
+            .verdict(own, &long)
             .is_some_and(|verdict| verdict.is_err())
     );
 }

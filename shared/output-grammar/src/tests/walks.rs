@@ -225,3 +225,46 @@ fn only_the_tokens_of_masks_are_entered() {
         assert_eq!(at.advance_while_allowed(&[expected]).unwrap(), 1);
     }
 }
+
+/// A limit may end the matching, but never gives another mask: drafts are visited up to a limit as well.
+#[test]
+fn near_a_limit_a_mask_is_right_or_an_error() {
+    let forced = schema(
+        r#"{"type":"object","properties":{"address":{"const":"of the sender"},"is active":{"enum":["red","reddish"]}},
+            "required":["address","is active"],"additionalProperties":false}"#,
+    );
+    let text = encode(r#"{"address": "of the sender", "is active": "reddish"}"#);
+    let masks = |states_max| -> Vec<Option<crate::TokenMask>> {
+        let limits = GrammarLimits {
+            states_max,
+            ..GrammarLimits::default()
+        };
+        let size = MODEL.tokenizer.vocab_size();
+        let compiler =
+            GrammarCompiler::new(MODEL.tokenizer.clone(), size, &[MODEL.eos], limits).unwrap();
+        let Ok(grammar) = compiler.compile(&form(forced.clone())) else {
+            return Vec::new();
+        };
+        let mut matcher = grammar.matcher();
+        let mut masks = Vec::new();
+        for token in &text {
+            let Ok(mask) = matcher.allowed() else {
+                break;
+            };
+            masks.push(mask.cloned());
+            if matcher.advance(&[*token]).is_err() {
+                break;
+            }
+        }
+        masks
+    };
+    let truth = masks(GrammarLimits::default().states_max);
+    assert_eq!(truth.len(), text.len());
+    let mut cut = 0;
+    for states_max in 1..150 {
+        let masks = masks(states_max);
+        assert_eq!(masks[..], truth[..masks.len()], "{states_max} states");
+        cut += usize::from((1..truth.len()).contains(&masks.len()));
+    }
+    assert!(cut > 10, "{cut}");
+}

@@ -228,6 +228,169 @@ fn optional_calls_are_valid_where_the_model_makes_them() {
     }
 }
 
+/// Calls with the text of their arguments, and the text of an output that ends here.
+fn cut_off(
+    kind: ToolParserKind,
+    tools: &[Tool],
+    output: &str,
+    delivery: Delivery,
+) -> (Vec<(String, String)>, String) {
+    let options = ParserOptions {
+        tools_as: kind,
+        tools: tools.to_vec(),
+        delivery,
+        calls_are_bound: true,
+        ..ParserOptions::default()
+    };
+    let mut parser = OutputParser::new(options, |_| None);
+    let mut events = Vec::new();
+    parser.push(&[Piece::text(output)], &mut events);
+    let counts = parser.finish(&mut events);
+    let (mut calls, mut text, mut ended) = (Vec::new(), String::new(), 0);
+    for event in events {
+        match event {
+            Event::CallStart { name, .. } => calls.push((name, String::new())),
+            Event::CallArguments { delta, .. } => calls.last_mut().unwrap().1.push_str(&delta),
+            Event::CallEnd { .. } => ended += 1,
+            Event::Text(part) => text.push_str(&part),
+            Event::Reasoning(_) => {}
+        }
+    }
+    assert_eq!(
+        (calls.len(), counts.calls as usize),
+        (ended, ended),
+        "{output}"
+    );
+    (calls, text)
+}
+
+#[test]
+fn a_bound_call_that_is_cut_off_comes_with_what_there_is_of_it() {
+    let all = tools();
+    for &kind in KINDS {
+        for (seed, tools) in [(3, &all[..]), (4, &all[..1]), (5, &all[1..2])] {
+            let calls = form(kind, tools, false, false);
+            let walked = |seed| walk(&mut matcher(calls.clone()), &mut Dice(seed));
+            let output = (seed..).find_map(walked).unwrap();
+            let (whole, _) = cut_off(kind, tools, &output, Delivery::Whole);
+            let [(name, arguments)] = &whole[..] else {
+                panic!("{kind}: {output}");
+            };
+            let mut known = 0;
+            for end in (0..output.len()).filter(|end| output.is_char_boundary(*end)) {
+                let cut = &output[..end];
+                let (calls, text) = cut_off(kind, tools, cut, Delivery::Whole);
+                // The same comes in a stream.
+                let streamed = cut_off(kind, tools, cut, Delivery::Streamed);
+                assert_eq!((&calls, &text), (&streamed.0, &streamed.1), "{kind}: {cut}");
+                let Some((cut_name, cut_arguments)) = calls.first() else {
+                    assert_eq!(known, 0, "{kind}: {cut}");
+                    continue;
+                };
+                known += 1;
+                assert_eq!(
+                    (cut_name, &*text, calls.len()),
+                    (name, "", 1),
+                    "{kind}: {cut}"
+                );
+                assert!(
+                    arguments.starts_with(cut_arguments.as_str()),
+                    "{kind}: {cut_arguments} of {arguments}"
+                );
+            }
+            // From the arguments on at the latest.
+            assert!(
+                known + 1 >= arguments.len().min(9),
+                "{kind}: {known} of {output}"
+            );
+        }
+    }
+}
+
+#[test]
+fn without_a_form_a_call_that_is_cut_off_is_text() {
+    let output = "<tool_call>\n{\"name\": \"find\", \"arguments\": {\"text\": \"a";
+    let (calls, text) = parsed(ToolParserKind::Hermes, &tools(), output);
+    assert_eq!((calls.len(), &*text), (0, output));
+    let (calls, text) = cut_off(ToolParserKind::Hermes, &tools(), output, Delivery::Whole);
+    let arguments = "{\"text\": \"a".to_owned();
+    assert_eq!((calls, &*text), (vec![("find".to_owned(), arguments)], ""));
+    // The name of one tool is the beginning of another's, so it is not known yet.
+    let two: Vec<Tool> = ["find", "find_all"]
+        .map(|name| Tool {
+            name: name.into(),
+            parameters: Value::Null,
+        })
+        .into();
+    let begun = "<tool_call>\n{\"name\": \"find";
+    assert_eq!(
+        cut_off(ToolParserKind::Hermes, &two, begun, Delivery::Whole),
+        (Vec::new(), begun.to_owned())
+    );
+    let named = format!("{begun}_all\", \"argum");
+    let (calls, text) = cut_off(ToolParserKind::Hermes, &two, &named, Delivery::Whole);
+    assert_eq!(
+        (calls, &*text),
+        (vec![("find_all".to_owned(), String::new())], "")
+    );
+}
+
+/// Agents send tools and a form of the answer in one request.
+#[test]
+fn an_output_is_calls_or_an_answer_of_the_form() {
+    let tools = tools();
+    let answer = TextForm::JsonSchema(
+        json!({"type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "name": {"type": "string", "maxLength": 9}, "find": {"const": "find"}},
+            "required": ["days"], "additionalProperties": false})
+        .to_string(),
+    );
+    for &kind in KINDS {
+        let calls = form(kind, &tools, false, true);
+        let answer = answer_form(kind, answer.clone(), false).unwrap();
+        let either = TextForm::AnyOf(vec![calls.clone(), answer.clone()]);
+        let head = match kind {
+            ToolParserKind::Harmony => "<|channel|>final<|message|>",
+            _ => "",
+        };
+        for good in [
+            "{\"days\": 7}",
+            "{\"days\": 7, \"name\": \"find\"}",
+            "{\"days\": 7, \"find\": \"find\"}",
+        ] {
+            assert!(allows(&either, &format!("{head}{good}")), "{kind}: {good}");
+        }
+        for other in ["It is 7.", "{\"days\": 10}", "{\"days\": 7} and", "{}"] {
+            assert!(
+                !allows(&either, &format!("{head}{other}")),
+                "{kind}: {other}"
+            );
+        }
+        let (mut read, mut answers) = (0, 0);
+        for seed in 0..12 {
+            if let Some(output) = walk(&mut matcher(calls.clone()), &mut Dice(seed)) {
+                assert!(allows(&either, &output), "{kind}: {output}");
+                let (calls, text) = parsed(kind, &tools, &output);
+                assert_valid(&tools, &calls, &output);
+                assert!(
+                    !calls.is_empty() && text.trim().is_empty(),
+                    "{kind}: {output}"
+                );
+                read += 1;
+            }
+            // An answer never looks like a call, although both may begin with the same character.
+            if let Some(output) = walk(&mut matcher(answer.clone()), &mut Dice(seed)) {
+                let (calls, text) = parsed(kind, &tools, &output);
+                assert!(calls.is_empty(), "{kind}: {output}");
+                let value: Value = serde_json::from_str(&text).unwrap();
+                assert!(value["days"].is_u64(), "{kind}: {output}");
+                answers += 1;
+            }
+        }
+        assert!(read > 5 && answers > 5, "{kind}: {read}, {answers}");
+    }
+}
+
 #[test]
 fn arguments_that_are_not_bound_are_any_object() {
     let tools = [Tool {

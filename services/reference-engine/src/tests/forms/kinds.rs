@@ -23,6 +23,8 @@ enum Judge {
     Lists,
     /// Calls with arguments by a schema.
     Calls(Value),
+    /// This text.
+    Fixed(String),
 }
 
 fn valid(value: &str, schema: &Value) -> bool {
@@ -98,10 +100,24 @@ impl Kind {
         Kind { form, judge }
     }
 
+    /// A form with one text.
+    pub(super) fn fixed(text: &str) -> Self {
+        Kind {
+            form: OutputForm::new(TextForm::Choice(vec![text.to_owned()])),
+            judge: Judge::Fixed(text.to_owned()),
+        }
+    }
+
+    /// Whether the whole output is JSON by a schema.
+    pub(super) fn is_schema(&self) -> bool {
+        matches!(self.judge, Judge::Schema(_))
+    }
+
     /// Biases under which free text ends soon.
     pub(super) fn biases(&self) -> Vec<(TokenId, f32)> {
-        let tokens = self.form.after.into_iter().chain(self.form.opened_by);
-        tokens.map(|token| (token, 4.0)).collect()
+        let open = self.form.opened_by.map(|token| (token, 4.0));
+        let close = self.form.after.map(|token| (token, 6.0));
+        open.into_iter().chain(close).collect()
     }
 
     /// Checks an output that ended by itself.
@@ -133,6 +149,7 @@ impl Kind {
                         .all(|number| number.parse::<u16>().is_ok_and(|n| n < 1_000))
             }
             Judge::Lists => is_list(&text),
+            Judge::Fixed(fixed) => text == *fixed,
             Judge::Calls(schema) => text.split("</call>").all(|call| {
                 let call = call.trim_start_matches('\n');
                 let arguments = call.strip_prefix("<call>add(");
