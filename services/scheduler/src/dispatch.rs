@@ -39,6 +39,7 @@ mod simulation_tests;
 
 use std::collections::{BTreeSet, HashMap};
 
+use refrain_protocol::prefix::PREFIXES_MAX;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass, ServedModel,
 };
@@ -227,6 +228,8 @@ impl Dispatch {
             Some(LeaseRefusal::Draining)
         } else if request.exclude.len() > EXCLUDE_MAX {
             Some(LeaseRefusal::ExcludeLimit)
+        } else if request.prefixes.len() > PREFIXES_MAX {
+            Some(LeaseRefusal::PrefixLimit)
         } else {
             None
         };
