@@ -15,6 +15,9 @@ use crate::{NamespaceId, TokenId};
 /// Tokens between two marks, up to the given length of a prefix. Beyond the last length there are no marks.
 const SPACING: [(u32, u32); 3] = [(64, 4_096), (512, 65_536), (4_096, 1 << 20)];
 
+/// Most hashes of one context.
+pub const PREFIXES_MAX: usize = 64 + 120 + 240;
+
 /// The hash of a prefix of a context, in a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PrefixHash(pub u64);
@@ -133,6 +136,7 @@ mod tests {
             assert_eq!(mark(nth), *length);
         }
         assert_eq!(mark(usize::MAX), 1 << 20);
+        assert_eq!(marks.len(), PREFIXES_MAX);
     }
 
     #[test]

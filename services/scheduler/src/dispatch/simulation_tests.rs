@@ -4,7 +4,7 @@
 //! enough to compare orders; `refrain simulate` has the whole model.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
@@ -39,6 +39,9 @@ struct Rollout {
     ends: BinaryHeap<Reverse<(u64, usize, LeaseId, u32)>>,
     finished: usize,
     most_running: usize,
+    /// Samples that come later, in order of time. All others are there from the start.
+    later: VecDeque<(u64, usize)>,
+    interactive_waited_ms: u64,
 }
 
 impl Rollout {
@@ -63,6 +66,8 @@ impl Rollout {
             ends: BinaryHeap::new(),
             finished: 0,
             most_running: 0,
+            later: VecDeque::new(),
+            interactive_waited_ms: 0,
         }
     }
 
@@ -109,8 +114,11 @@ impl Rollout {
                     call,
                     lease,
                     placed,
-                    ..
+                    waited_ms,
                 } => {
+                    if placed.class == RequestClass::Interactive {
+                        self.interactive_waited_ms = self.interactive_waited_ms.max(waited_ms);
+                    }
                     let nth = self.asked.remove(&call).unwrap();
                     let left = self.samples[nth].tokens - self.generated[nth];
                     let tokens = lease.chunk_tokens.unwrap().min(left);
@@ -148,10 +156,14 @@ impl Rollout {
             };
             self.dispatch.apply(DispatchEvent::Heartbeat(heartbeat), 0);
         }
-        for nth in 0..self.samples.len() {
+        for nth in 0..self.samples.len() - self.later.len() {
             self.ask(nth, None);
         }
         while let Some(Reverse((at_ms, nth, lease, tokens))) = self.ends.pop() {
+            while let Some((asks_ms, later)) = self.later.pop_front_if(|(ms, _)| *ms <= at_ms) {
+                self.now_ms = asks_ms;
+                self.ask(later, None);
+            }
             self.now_ms = at_ms;
             self.generated[nth] += tokens;
             let is_finished = self.generated[nth] == self.samples[nth].tokens;
@@ -256,6 +268,32 @@ fn auto_gains_where_groups_are_alike_and_loses_nowhere() {
     check("not alike, little KV", 0.0, 1.0, Some(9_000), 0.985);
     assert!(!report.contains("gains"), "{report}");
     println!("{report}");
+}
+
+#[test]
+fn an_interactive_request_waits_for_one_chunk_while_rollouts_take_all_slots() {
+    let mut samples = workload(3, 30, 0.5, 0.5);
+    let rollouts = samples.len();
+    let (slots, every_ms) = (4, 40);
+    for _ in 0..100 {
+        samples.push(Sample {
+            group: usize::MAX,
+            tokens: 30,
+            class: RequestClass::Interactive,
+        });
+    }
+    let mut rollout = Rollout::new(SchedulerConfig::default(), samples, 2, slots);
+    rollout.later = (0..100)
+        .map(|nth| (500 + nth as u64 * every_ms, rollouts + nth))
+        .collect();
+    rollout.run();
+    // Eight chunks of at most 200 tokens run, and reading a context of 4,000 tokens takes 400 ms.
+    assert!(rollout.interactive_waited_ms > 0);
+    assert!(
+        rollout.interactive_waited_ms <= 600,
+        "{}",
+        rollout.interactive_waited_ms
+    );
 }
 
 proptest! {

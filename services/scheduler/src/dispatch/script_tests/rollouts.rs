@@ -170,7 +170,7 @@ fn rollouts_wait_as_long_as_it_takes() {
         expect![[r#"
             0 a joined
             1 grant #1 on a after 0 ms
-            500000 reject #2: 429 no worker of model m had a free slot for 120000 ms; try again later [retry in 2000 ms]
+            500000 reject #2: 429 no worker of model m had a free slot for 120000 ms; try again later [retry in 1000 ms]
             500001 end of 1 on a: finished
             500001 grant #3 on a after 499999 ms, 2048 tokens
         "#]],
