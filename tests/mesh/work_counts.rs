@@ -46,7 +46,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
 
     let scheduler = mesh.scrape(Service::Scheduler).await?;
     ensure!(
-        scheduler.sum("refrain_scheduler_leases_total", &[("outcome", "done")]) == 1.0,
+        scheduler.sum("refrain_scheduler_leases_total", &[("outcome", "finished")]) == 1.0,
         "the answer did not take exactly one lease"
     );
     ensure!(
@@ -109,7 +109,9 @@ async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
     mesh.client().chat(&chat).await?;
     let leases = wait_until("all leases are given back", async || {
         let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
-        (scrape.sum("refrain_scheduler_leases_running", &[]) == 0.0).then_some(scrape)
+        let is_over = scrape.sum("refrain_scheduler_leases_running", &[]) == 0.0;
+        let is_counted = scrape.requests_to("/internal/v1/finish") > 0.0;
+        (is_over && is_counted).then_some(scrape)
     })
     .await;
     let continued = leases.sum(
@@ -117,6 +119,15 @@ async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
         &[("outcome", "continues")],
     );
     ensure!(continued == 3.0, "{continued} of 4 chunks continued");
+    // One call ends a chunk and asks for the next.
+    let calls = ["lease", "finish"].map(|call| {
+        let route = format!("/internal/v1/{call}");
+        leases.requests_to(&route)
+    });
+    ensure!(
+        calls == [4.0, 1.0],
+        "{calls:?} calls for leases, and to end them"
+    );
     let chunks = mesh
         .scrape(Service::Worker(0))
         .await?

@@ -14,7 +14,7 @@ mod response;
 
 pub use error::{ErrorBody, ErrorFields};
 pub use field_shapes::{BadWords, JsonObject, LogitBias, Prompt, Stop};
-pub use request::{Parameters, RequestPriority, StreamOptions};
+pub use request::{ClassName, Parameters, RequestPriority, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,
     CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason,

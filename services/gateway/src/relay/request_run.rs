@@ -195,29 +195,32 @@ impl RelayContext {
             let lease_request = run.lease_request(&attempts, ended.as_ref());
             let lease = self.scheduler.lease(lease_request);
             let stage = tracing::trace_span!(target: STAGE, "lease");
-            let lease = lease.instrument(stage).await;
-            if let Some(ended) = ended.take() {
-                match lease {
-                    Ok(_) => ended.given_back(),
-                    // Whether the scheduler learnt of the end is not known, and a repeat is harmless.
-                    Err(_) => until_given_back(ended.end(LeaseOutcome::Continues)).await,
-                }
-            }
-            let lease = match lease {
+            let lease = match lease.instrument(stage).await {
                 Ok(lease) => lease,
                 Err(error) => {
                     let has_output = run.choice.output_len() > 0;
                     let decision = attempts.lease_refused(error, has_output, Instant::now());
-                    let pause = decision.inspect_err(|error| {
+                    if let Err(error) = &decision {
                         let was_patient = is_rollout && error.kind == ErrorKind::Unavailable;
                         if was_patient || error.has_code(code::SCHEDULER_UNAVAILABLE) {
                             self.metrics.rejected("scheduler_wait");
                         }
-                    })?;
-                    tokio::time::sleep(pause).await;
+                    }
+                    if let Some(ended) = ended.take() {
+                        // Whether the scheduler learnt of the end is not known, and a repeat is harmless.
+                        let outcome = match decision {
+                            Ok(_) => LeaseOutcome::Continues,
+                            Err(_) => LeaseOutcome::GivenUp,
+                        };
+                        until_given_back(ended.end(outcome)).await;
+                    }
+                    tokio::time::sleep(decision?).await;
                     continue;
                 }
             };
+            if let Some(ended) = ended.take() {
+                ended.given_back();
+            }
             attempts.leased(&lease.worker);
             if !attempts.is_after_failure() {
                 self.retries.chunk_begins();

@@ -351,3 +351,46 @@ fn a_worker_that_cannot_be_reached_has_failed() {
     assert!(decision.is_ok());
     assert_eq!(attempts.exclude(), [worker("a")]);
 }
+
+#[test]
+fn a_rollout_waits_for_a_worker_and_once_it_has_output_for_room() {
+    let start = Instant::now();
+    let late = start + Duration::from_secs(10);
+    let no_worker = || error(ErrorKind::Unavailable).with_code("no_worker");
+    let full = || error(ErrorKind::Overloaded).with_code("queue_full");
+    for (refused, has_output) in [(no_worker(), false), (no_worker(), true), (full(), true)] {
+        let mut attempts = attempts().patient(true);
+        let failed = error(ErrorKind::Upstream);
+        let ended =
+            attempts.chunk_failed(&worker("a"), failed, OutputSoFar::EarlierChunks, granted);
+        assert!(ended.1.is_ok() && !attempts.exclude().is_empty());
+        let left = attempts.left();
+        for second in 0..10 {
+            let now = start + Duration::from_secs(second);
+            let decision = attempts.lease_refused(refused.clone(), has_output, now);
+            assert!(decision.is_ok(), "after {second} s");
+        }
+        // Waiting costs no attempt, and a worker that failed is better than none.
+        assert_eq!(attempts.left(), left);
+        assert!(attempts.exclude().is_empty());
+        let decision = attempts.lease_refused(refused.clone(), has_output, late);
+        assert_eq!(decision.unwrap_err(), refused);
+    }
+    let mut attempts = attempts().patient(true);
+    let decision = attempts.lease_refused(full(), false, start);
+    assert_eq!(decision.unwrap_err(), full());
+}
+
+#[test]
+fn the_last_attempt_gives_a_request_up_that_no_worker_has_failed() {
+    let mut attempts = attempts();
+    let mut outcomes = Vec::new();
+    for _ in 0..4 {
+        let full = error(ErrorKind::Overloaded).with_code(code::WORKER_FULL);
+        let ended = attempts.chunk_failed(&worker("a"), full, OutputSoFar::Nothing, granted);
+        outcomes.push((ended.0, ended.1.is_ok()));
+    }
+    let goes_on = (LeaseOutcome::Continues, true);
+    let last = (LeaseOutcome::GivenUp, false);
+    assert_eq!(outcomes, [goes_on, goes_on, goes_on, last]);
+}
