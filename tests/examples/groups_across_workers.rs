@@ -1,14 +1,14 @@
 //! Measures what a group of samples loses by running on several workers, and how late a token of one worker can be
 //! drafted on another.
 //!
-//! The first part runs the same groups of 8 samples on one, two and four workers, with all samples at once in each
-//! layout, and compares tokens per step. The seeds are the same, and so are the outputs. Workers with `groups_max = 0`
+//! The first part runs the same groups of 8 samples on one, two and four workers, four samples at once in each layout,
+//! and compares tokens per step. The seeds are the same, and so are the outputs. Workers with `groups_max = 0`
 //! show what the namespace's feed brings without the logs of groups.
 //!
 //! The second part writes samples at a steady rate through an uploader, and watches the group's tree of a replica that
 //! follows the same store, token by token.
 //!
-//! Usage: `cargo run -p e2e --example groups_across_workers -- [groups] [tokens]`
+//! Usage: `cargo run -p e2e --example groups_across_workers -- [groups] [tokens] [temperature]`
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,12 +30,20 @@ use refrain_service_kit::telemetry::Metrics;
 /// Samples of a group.
 const SAMPLES: usize = 8;
 
-/// Temperature of the samples.
-const TEMPERATURE: f64 = 0.8;
+/// Samples that run at once, on all workers together. The others follow, as in a rollout with few slots.
+const AT_ONCE: usize = 4;
 
 /// Tokens of each sample of the second part, and the time between two of them: that of a large model.
 const LAG_TOKENS: u32 = 1_000;
 const LAG_STEP: Duration = Duration::from_millis(20);
+
+/// The groups that each layout runs.
+#[derive(Clone, Copy)]
+struct Work {
+    groups: usize,
+    tokens: u32,
+    temperature: f64,
+}
 
 /// What a layout yields.
 struct Yield {
@@ -45,20 +53,20 @@ struct Yield {
     texts: Vec<String>,
 }
 
-async fn run_layout(workers: usize, groups: usize, tokens: u32, logs: bool) -> anyhow::Result<Yield> {
+async fn run_layout(workers: usize, work: Work, logs: bool) -> anyhow::Result<Yield> {
     let settings = format!(
         "[worker]\nrunning_max = {}\n[worker.replica]\ngroups_max = {}\n",
-        SAMPLES / workers,
+        AT_ONCE / workers,
         if logs { 256 } else { 0 }
     );
     let mesh = HttpMesh::start_here(workers, &settings).await?;
     let (mut steps, mut emitted, mut texts) = (0, 0, Vec::new());
-    for group in 0..groups {
+    for group in 0..work.groups {
         let samples = (0..SAMPLES).map(|sample| {
             let seed = (group * SAMPLES + sample) as u64;
             let chat = Chat::random(group)
-                .sampled(TEMPERATURE, seed)
-                .max_tokens(tokens)
+                .sampled(work.temperature, seed)
+                .max_tokens(work.tokens)
                 .speculation("suffix")
                 .set("group", format!("group {group}"))
                 .set("chunk_tokens", 4_000);
@@ -165,15 +173,31 @@ async fn lags_ms() -> anyhow::Result<Vec<f64>> {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let groups = arguments.next().map_or(Ok(4), |text| text.parse())?;
-    let tokens = arguments.next().map_or(Ok(400), |text| text.parse())?;
-    println!("{groups} groups of {SAMPLES} samples, {tokens} tokens each, temperature {TEMPERATURE}");
+    let work = Work {
+        groups: arguments.next().map_or(Ok(4), |text| text.parse())?,
+        tokens: arguments.next().map_or(Ok(400), |text| text.parse())?,
+        temperature: arguments.next().map_or(Ok(0.8), |text| text.parse())?,
+    };
+    println!(
+        "{} groups of {SAMPLES} samples, {AT_ONCE} at once, {} tokens each, temperature {}",
+        work.groups, work.tokens, work.temperature
+    );
     println!("workers  logs  tokens per step  of one worker  accepted from group  received");
     let mut one: Option<Yield> = None;
-    for (workers, logs) in [(1, true), (2, true), (4, true), (1, false), (2, false), (4, false)] {
-        let found = run_layout(workers, groups, tokens, logs).await?;
+    for (workers, logs) in [
+        (1, true),
+        (2, true),
+        (4, true),
+        (1, false),
+        (2, false),
+        (4, false),
+    ] {
+        let found = run_layout(workers, work, logs).await?;
         let first = one.as_ref().unwrap_or(&found);
-        anyhow::ensure!(first.texts == found.texts, "an output depends on the layout");
+        anyhow::ensure!(
+            first.texts == found.texts,
+            "an output depends on the layout"
+        );
         println!(
             "{workers:>7}  {:>4}  {:>15.3}  {:>13.3}  {:>19}  {:>8}",
             if logs { "yes" } else { "no" },

@@ -10,7 +10,9 @@ const ONE_EACH: &str = "
 ";
 
 fn sample(group: &str) -> Chat {
-    Chat::random(1).set("group", group).set("chunk_tokens", 4_000)
+    Chat::random(1)
+        .set("group", group)
+        .set("chunk_tokens", 4_000)
 }
 
 async fn scrapes(mesh: &HttpMesh) -> anyhow::Result<[Scrape; 2]> {
@@ -21,7 +23,9 @@ async fn scrapes(mesh: &HttpMesh) -> anyhow::Result<[Scrape; 2]> {
 /// Whether a stream has more to come: its next event is not the last one.
 async fn goes_on(stream: &mut EventStream) -> anyhow::Result<bool> {
     match stream.next().await? {
-        Some(Event::Data(data)) => Ok(data.pointer("/choices/0/finish_reason").is_none_or(serde_json::Value::is_null)),
+        Some(Event::Data(data)) => Ok(data
+            .pointer("/choices/0/finish_reason")
+            .is_none_or(serde_json::Value::is_null)),
         Some(Event::Done) => Ok(false),
         None => bail!("the stream broke off"),
     }
@@ -37,20 +41,37 @@ async fn tokens_of_a_running_sample_are_drafted_on_another_worker() -> anyhow::R
     let short = sample("g").max_tokens(60).speculation("suffix");
     let alone = Chat::random(1).max_tokens(60).speculation("off");
     let second = mesh.client().chat(&short).await?;
-    ensure!(goes_on(&mut first).await?, "the first sample has ended before the second");
+    ensure!(
+        goes_on(&mut first).await?,
+        "the first sample has ended before the second"
+    );
     let workers = scrapes(&mesh).await?;
-    let sum = |name: &str| workers.iter().map(|worker| worker.sum(name, &[])).sum::<f64>();
+    let sum = |name: &str| {
+        workers
+            .iter()
+            .map(|worker| worker.sum(name, &[]))
+            .sum::<f64>()
+    };
     let accepted = workers.iter().map(|worker| worker.accepted_from("group"));
     let accepted: f64 = accepted.sum();
-    ensure!(accepted >= 20.0, "{accepted} tokens were accepted from the group");
+    ensure!(
+        accepted >= 20.0,
+        "{accepted} tokens were accepted from the group"
+    );
     ensure!(sum("refrain_replica_group_tokens_received_total") >= 60.0);
     ensure!(sum("refrain_replica_group_lag_seconds_count") >= 1.0);
     // Each worker took over only what the other one emitted: the store has sent no token to its own author.
     let store = mesh.scrape(Service::DraftStore).await?;
     ensure!(store.sum("refrain_draft_store_groups", &[]) == 1.0);
     let gateway = mesh.scrape(Service::Gateway).await?;
-    let registered = gateway.sum("refrain_gateway_group_registrations_total", &[("outcome", "done")]);
-    ensure!(registered == 1.0, "the gateway registered {registered} groups");
+    let registered = gateway.sum(
+        "refrain_gateway_group_registrations_total",
+        &[("outcome", "done")],
+    );
+    ensure!(
+        registered == 1.0,
+        "the gateway registered {registered} groups"
+    );
     drop(first);
     // With drafts or without, the output is the same.
     wait_until("both workers are free", async || {
@@ -60,16 +81,25 @@ async fn tokens_of_a_running_sample_are_drafted_on_another_worker() -> anyhow::R
     })
     .await;
     let plain = mesh.client().chat(&alone).await?;
-    ensure!(plain.text == second.text, "{:?} is not {:?}", second.text, plain.text);
+    ensure!(
+        plain.text == second.text,
+        "{:?} is not {:?}",
+        second.text,
+        plain.text
+    );
     mesh.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_length_of_an_earlier_output_is_what_a_rollout_is_expected_to_take() -> anyhow::Result<()> {
+async fn the_length_of_an_earlier_output_is_what_a_rollout_is_expected_to_take()
+-> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(1, "").await?;
     let of = async |outcome: &str| -> anyhow::Result<f64> {
         let gateway = mesh.scrape(Service::Gateway).await?;
-        Ok(gateway.sum("refrain_gateway_length_estimates_total", &[("outcome", outcome)]))
+        Ok(gateway.sum(
+            "refrain_gateway_length_estimates_total",
+            &[("outcome", outcome)],
+        ))
     };
     mesh.client().chat(&Chat::random(1).max_tokens(50)).await?;
     ensure!(of("known").await? + of("unknown").await? == 0.0);

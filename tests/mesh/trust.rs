@@ -174,6 +174,7 @@ async fn calls(
     let append = AppendRequest {
         namespace: namespace.clone(),
         updates: Vec::new(),
+        waited_ms: 0,
     };
     let follow = FollowRequest {
         namespace: namespace.clone(),

@@ -264,11 +264,11 @@ fn a_sample_in_another_engine_is_drafted_from_while_it_runs() {
     };
     rig.store.samples.lock().unwrap().push(elsewhere);
     rig.await_draft("here", &[900, 901, 902]);
-    rig.proposer.extend("here", &[900, 901]);
-    rig.await_draft("here", &[902, 903, 904]);
     // The log is that of the group; nothing of it is in the namespace.
     rig.proposer.extend("alone", &[]);
     assert_eq!(rig.draft("alone", 3), [0u32; 0]);
+    rig.proposer.extend("here", &[900, 901]);
+    rig.await_draft("here", &[902, 903, 904]);
     // What is uploaded says which prompt it belongs to.
     rig.proposer.finish("here".into(), Some("stop"));
     rig.drain();

@@ -1,6 +1,6 @@
 //! Groups of samples in the draft store: their registration, and the logs that their workers read.
 //!
-//! These are the calls of the Seer paper's grouped draft server (section 2.5 of it): `register_group` and `fetch_cst`. Its
+//! These are the calls of the distributed grouped draft server of the Seer paper: `register_group` and `fetch_cst`. Its
 //! `update_cst` is [`append`](crate::document::AppendRequest), whose documents name their group.
 //!
 //! These types travel in bincode, so no field may be skipped in serialisation.
