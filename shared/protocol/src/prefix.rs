@@ -31,25 +31,130 @@ pub fn marks() -> impl Iterator<Item = u32> {
 
 /// Hashes the prefixes of `context` at all [`marks`] that it reaches.
 pub fn prefix_hashes(namespace: &NamespaceId, context: &[TokenId]) -> Vec<PrefixHash> {
-    let mut hasher = Xxh3::new();
-    hasher.update(&namespace.0.to_le_bytes());
-    let mut hashed = 0;
-    let mut bytes = Vec::new();
-    marks()
-        .take_while(|mark| *mark as usize <= context.len())
-        .map(|mark| {
-            let mark = mark as usize;
-            bytes.clear();
-            bytes.extend(
-                context[hashed..mark]
-                    .iter()
-                    .flat_map(|token| token.to_le_bytes()),
-            );
-            hasher.update(&bytes);
-            hashed = mark;
-            PrefixHash(hasher.digest())
-        })
-        .collect()
+    let mut hasher = PrefixHasher::new(namespace);
+    hasher.append(context);
+    hasher.hashes
+}
+
+/// The hashes of the prefixes of a context that grows.
+#[derive(Clone)]
+pub struct PrefixHasher {
+    hasher: Xxh3,
+    len: usize,
+    /// The next mark; `None` beyond the last one.
+    next: Option<u32>,
+    hashes: Vec<PrefixHash>,
+}
+
+impl PrefixHasher {
+    /// Begins with no tokens.
+    pub fn new(namespace: &NamespaceId) -> Self {
+        let mut hasher = Xxh3::new();
+        hasher.update(&namespace.0.to_le_bytes());
+        PrefixHasher {
+            hasher,
+            len: 0,
+            next: marks().next(),
+            hashes: Vec::new(),
+        }
+    }
+
+    /// Number of tokens so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no tokens yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends tokens to the context.
+    pub fn append(&mut self, mut tokens: &[TokenId]) {
+        while let Some(mark) = self.next {
+            let missing = mark as usize - self.len;
+            if missing > tokens.len() {
+                break;
+            }
+            let (to_mark, rest) = tokens.split_at(missing);
+            update(&mut self.hasher, to_mark);
+            self.len = mark as usize;
+            self.hashes.push(PrefixHash(self.hasher.digest()));
+            self.next = marks().nth(self.hashes.len());
+            tokens = rest;
+        }
+        update(&mut self.hasher, tokens);
+        self.len += tokens.len();
+    }
+
+    /// The hash of the longest hashed prefix of at most `len` tokens.
+    pub fn longest(&self, len: usize) -> Option<PrefixHash> {
+        let reached = marks()
+            .take(self.hashes.len())
+            .take_while(|mark| *mark as usize <= len)
+            .count();
+        self.hashes[..reached].last().copied()
+    }
+}
+
+impl std::fmt::Debug for PrefixHasher {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = formatter.debug_struct("PrefixHasher");
+        shown.field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// The hash of all tokens of a context, by which two services check that they mean the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ContextHash(pub u64);
+
+/// Hashes a context as it grows, so that a check at its end costs nothing for what came before.
+#[derive(Clone, Default)]
+pub struct ContextHasher {
+    hasher: Xxh3,
+    len: usize,
+}
+
+impl ContextHasher {
+    /// Number of tokens so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no tokens yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends tokens to the context.
+    pub fn append(&mut self, tokens: &[TokenId]) {
+        update(&mut self.hasher, tokens);
+        self.len += tokens.len();
+    }
+
+    /// The hash of the context so far.
+    pub fn hash(&self) -> ContextHash {
+        ContextHash(self.hasher.digest())
+    }
+}
+
+impl std::fmt::Debug for ContextHasher {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = formatter.debug_struct("ContextHasher");
+        shown.field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Adds the little-endian bytes of tokens to a hash.
+fn update(hasher: &mut Xxh3, tokens: &[TokenId]) {
+    let mut bytes = [0; 256];
+    for piece in tokens.chunks(bytes.len() / size_of::<TokenId>()) {
+        let bytes = &mut bytes[..size_of_val(piece)];
+        for (place, token) in bytes.chunks_exact_mut(size_of::<TokenId>()).zip(piece) {
+            place.copy_from_slice(&token.to_le_bytes());
+        }
+        hasher.update(bytes);
+    }
 }
 
 #[cfg(test)]
@@ -86,5 +191,31 @@ mod tests {
         assert!(of_one[3..].iter().zip(&of_other[3..]).all(|(a, b)| a != b));
         assert_ne!(prefix_hashes(&NamespaceId(2), &one)[0], of_one[0]);
         assert_eq!(prefix_hashes(&namespace, &one[..63]), []);
+    }
+
+    #[test]
+    fn a_context_that_grows_has_the_hashes_of_the_whole() {
+        let namespace = NamespaceId(3);
+        let context: Vec<TokenId> = (0..5_000).collect();
+        let whole = prefix_hashes(&namespace, &context);
+        let mut all = ContextHasher::default();
+        all.append(&context);
+        for step in [1, 63, 64, 65, 700, 4_999] {
+            let mut grown = PrefixHasher::new(&namespace);
+            let mut hash = ContextHasher::default();
+            for piece in context.chunks(step) {
+                grown.append(piece);
+                hash.append(piece);
+            }
+            assert_eq!((grown.len(), &grown.hashes), (5_000, &whole));
+            assert_eq!((hash.len(), hash.hash()), (5_000, all.hash()));
+            assert_eq!(grown.longest(63), None);
+            assert_eq!(grown.longest(130), Some(whole[1]));
+            assert_eq!(grown.longest(5_000), whole.last().copied());
+        }
+        all.append(&[1]);
+        let mut shorter = ContextHasher::default();
+        shorter.append(&context[1..]);
+        assert_ne!(all.hash(), shorter.hash());
     }
 }
