@@ -113,6 +113,7 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
         .close(CloseRequest {
             sessions: both[..1].to_vec(),
             keep_kv: true,
+            parks: false,
         })
         .await?;
     engine.abort(both[1..].to_vec()).await?;

@@ -153,6 +153,7 @@ async fn calls(
         exclude: Vec::new(),
     };
     let chunk = ChunkRequest {
+        resumes: None,
         alive_within_ms: None,
         transferred: false,
         lease: LeaseId(1),

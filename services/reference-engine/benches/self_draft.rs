@@ -183,6 +183,7 @@ async fn answer(
         .close(CloseRequest {
             sessions: vec![session],
             keep_kv: false,
+            parks: false,
         })
         .await?;
     Ok(())

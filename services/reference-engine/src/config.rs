@@ -75,6 +75,9 @@ pub struct EngineConfig {
     /// room. Workers close their sessions, so this applies to sessions of workers that were lost.
     #[serde(skip)]
     pub session_idle_ms: u64,
+    /// Time after which a parked session is closed, in milliseconds. Its KV is kept while there is room.
+    #[serde(skip)]
+    pub session_parked_ms: u64,
     /// Most steps that wait for the one in progress. Further ones are refused with 429.
     #[serde(skip)]
     pub queue_steps: usize,
@@ -114,6 +117,7 @@ impl Default for EngineConfig {
             max_context: None,
             eagle3_window_tokens: 2048,
             session_idle_ms: 600_000,
+            session_parked_ms: 120_000,
             queue_steps: 64,
             text_max: 1 << 20,
             body_bytes_max: 8 << 20,

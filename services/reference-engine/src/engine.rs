@@ -14,10 +14,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_output_grammar::GrammarCompiler;
-use refrain_protocol::ApiError;
 use refrain_protocol::engine::{
     CloseRequest, SelfDraft, SessionSpec, StepItem, StepRequest, StepResult,
 };
+use refrain_protocol::scheduling::KvReport;
+use refrain_protocol::{ApiError, EngineSessionId};
 
 use crate::config::EngineConfig;
 use crate::drafter::{DraftForm, DraftNetwork, DraftRequest, DraftRows, Drafter};
@@ -29,7 +30,7 @@ use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
 use session::Session;
 use session_form::{MaskTask, SessionForm, beside, compiling, form_error};
-use sessions::Sessions;
+use sessions::{SessionTimes, Sessions};
 
 /// The results of a step, and the work that it took.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub(crate) struct StepReport {
     pub(crate) results: Vec<StepResult>,
     /// Number of rows that were computed.
     pub(crate) computed_tokens: usize,
+    /// Number of them that read a context, beyond the one row of each session that decodes.
+    pub(crate) prefilled_tokens: usize,
     /// Numbers of rows that the drafter computed.
     pub(crate) draft_rows: DraftRows,
     /// Number of tokens whose captured states were dropped before the head had read them.
@@ -106,7 +109,10 @@ impl EngineCore {
                 drafter_shape,
                 config.max_sessions as usize,
                 config.kv_tokens_max,
-                Duration::from_millis(config.session_idle_ms),
+                SessionTimes {
+                    idle: Duration::from_millis(config.session_idle_ms),
+                    parked: Duration::from_millis(config.session_parked_ms),
+                },
             ),
             model,
             grammars: None,
@@ -147,6 +153,23 @@ impl EngineCore {
         }
     }
 
+    /// Parks sessions, whose requests go on soon. Unknown ones are ignored.
+    pub(crate) fn park(&mut self, sessions: &[EngineSessionId], now: Instant) {
+        for id in sessions {
+            self.sessions.park(*id, now);
+        }
+    }
+
+    /// Reports the KV cache, without the price of reading.
+    pub(crate) fn kv_report(&mut self) -> KvReport {
+        self.sessions.kv_report()
+    }
+
+    /// Takes the number of parked sessions that made room for others since the last call.
+    pub(crate) fn take_parked_evicted(&mut self) -> u64 {
+        self.sessions.take_parked_evicted()
+    }
+
     /// Closes idle sessions, and returns their number.
     pub(crate) fn expire(&mut self, now: Instant) -> usize {
         self.sessions.expire(now)
@@ -166,6 +189,10 @@ impl EngineCore {
         let mut results: Vec<Option<StepResult>> = Vec::new();
         let mut items = Vec::new();
         let mut blocks = 0;
+        // No item may take the room of a session that a later item goes on with.
+        for item in &request.items {
+            self.sessions.resume(item.session);
+        }
         for (index, item) in request.items.into_iter().enumerate() {
             match self.plan(index, item, &mut blocks, now) {
                 Ok(item) => {
@@ -264,11 +291,13 @@ impl EngineCore {
         let mut report = StepReport {
             results: Vec::new(),
             computed_tokens: 0,
+            prefilled_tokens: 0,
             draft_rows,
             states_dropped: 0,
         };
         for (branch, (item, mut session)) in work.into_iter().enumerate() {
             report.computed_tokens += item.chain.len() + item.nodes.len();
+            report.prefilled_tokens += item.chain.len().saturating_sub(1);
             let output = verification::emit(&mut self.sampler, &pass, branch, &item, &mut session);
             let output = match output {
                 Ok(output) => output,

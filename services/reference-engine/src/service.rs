@@ -4,6 +4,7 @@ mod handle;
 mod http;
 mod metrics;
 mod model_thread;
+mod prefill_price;
 
 use std::net::SocketAddr;
 

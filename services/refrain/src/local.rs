@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
+use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_rpc::{Worker, Workers};
 use refrain_worker::{VerifyingEngine, WorkerHandle};
@@ -41,6 +42,10 @@ impl VerifyingEngine for LocalEngine {
         self.handle
             .ready()
             .map_err(|reason| ApiError::new(ErrorKind::Unavailable, reason))
+    }
+
+    async fn kv_report(&self) -> Option<KvReport> {
+        self.handle.kv_report().await.ok()
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {

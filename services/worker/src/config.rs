@@ -32,6 +32,12 @@ pub struct WorkerConfig {
     pub step_tokens_max: u32,
     /// Maximum number of prompt tokens of one request in one step, so that prefill does not stall decoding.
     pub prefill_chunk_tokens: u32,
+    /// Maximum number of requests between two chunks whose text, own index and engine session stay here. 0: none.
+    pub parked_requests_max: u32,
+    /// Maximum number of tokens of their texts together. The oldest requests make room for newer ones.
+    pub parked_tokens_max: u64,
+    /// How long a request stays parked, milliseconds. After that, its next chunk is sent its whole context.
+    pub parked_ms_max: u64,
     /// How long a drain lets chunks finish before it evacuates them, milliseconds. Other workers then continue them.
     pub evacuate_after_ms: u64,
     /// The engine.
@@ -74,6 +80,9 @@ impl Default for WorkerConfig {
             running_max: 16,
             step_tokens_max: 256,
             prefill_chunk_tokens: 128,
+            parked_requests_max: 256,
+            parked_tokens_max: 1 << 20,
+            parked_ms_max: 60_000,
             evacuate_after_ms: 20_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),

@@ -123,7 +123,7 @@ impl DecodeLoop {
                 }
             }
         }
-        serve_cuts(commands, &self.shared.sink, self.routing.finish()).await;
+        serve_cuts(commands, &self.shared, self.routing.finish()).await;
     }
 
     /// Waits while no request can move: for a command, for a reader that catches up or leaves, or for the end of a
@@ -202,7 +202,7 @@ impl DecodeLoop {
         let place = batch.iter().position(|chunk| chunk.lease == cut.lease);
         match place {
             Some(place) => self.end(place, batch, |sink, chunk| sink.cut(chunk, cut.output_len)),
-            None => self.shared.sink.cut_ended(cut),
+            None => self.shared.cut_ended(cut),
         }
     }
 
@@ -344,13 +344,16 @@ impl DecodeLoop {
         self.close(chunk, outcome, false);
     }
 
-    /// Counts a chunk that has ended, and closes its session in the engine.
+    /// Closes a chunk that has ended, and its session in the engine unless that is parked.
     fn close(&mut self, chunk: ActiveChunk, outcome: ChunkOutcome, keep_kv: bool) {
         self.routing.request_ended(&chunk.running);
-        self.shared.sink.count_chunk(&chunk.running, outcome);
+        let Some(running) = self.shared.close(chunk, outcome) else {
+            return;
+        };
         let close = CloseRequest {
-            sessions: vec![chunk.running.session],
+            sessions: vec![running.session],
             keep_kv,
+            parks: false,
         };
         let engine = self.engine.clone();
         // Not awaited, so that the batch goes on meanwhile.

@@ -9,6 +9,7 @@
 //! * `decode`: the driver for engines that verify drafts. It composes the batch of each step.
 //! * `streaming`: the driver for engines that generate by themselves. It relays one stream per chunk.
 //! * `drive`: drive mode, where a streaming engine is made to verify drafts.
+//! * `parking`: requests between two chunks, whose state stays here.
 //! * `running`: the state of a request while its chunk is decoded, with its draft.
 //! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its
 //!   metrics and the statistics that the draft store keeps.
@@ -23,6 +24,7 @@ mod decode;
 mod drive;
 mod engine;
 mod metrics;
+mod parking;
 mod routing;
 mod running;
 mod service;
@@ -48,6 +50,7 @@ use crate::chunk::{Admission, Command, OutputSink};
 use crate::decode::DecodeLoop;
 use crate::drive::SharedDrive;
 use crate::metrics::WorkerMetrics;
+use crate::parking::Parking;
 use crate::routing::{DraftSettings, HeadReports, Proposers, Routing, profile};
 use crate::service::{Heartbeats, WorkerParts};
 use crate::shared::Shared;
@@ -100,7 +103,9 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
         with.store.clone(),
         metrics.uploader.clone(),
     );
+    let parking = Parking::new(&config, &with.engine, uploader.clone(), metrics.clone());
     let shared = Arc::new(Shared {
+        parking: Arc::new(parking),
         sink: OutputSink::new(uploader.clone(), metrics.clone()),
         engine_ready: AtomicBool::new(true),
         metrics,
@@ -230,6 +235,7 @@ impl WorkerServer {
         } = self;
         let parts = &handle.parts;
         end_chunks(parts).await;
+        parts.shared.parking.close();
         let store_grace = Duration::from_millis(parts.shared.config.store_grace_ms);
         let began = Instant::now();
         // The driver still runs: readers may still shorten the outputs that they received last.

@@ -15,7 +15,7 @@ use refrain_service_kit::telemetry::Metrics;
 use self::families::WorkerFamilies;
 use crate::engine::{IntroductionCounts, StreamingLoad, VerifyMethod};
 
-pub(crate) use self::labels::{ChunkOutcome, RejectionLimit};
+pub(crate) use self::labels::{ChunkOutcome, ContextOrigin, ParkingOutcome, RejectionLimit};
 
 /// The worker's metrics.
 pub(crate) struct WorkerMetrics {
@@ -63,6 +63,19 @@ impl WorkerMetrics {
     pub(crate) fn reject(&self, limit: RejectionLimit) {
         let rejections = &self.families.rejections;
         rejections.with_label_values(&[limit.as_str()]).inc();
+    }
+
+    /// Counts what became of a parked request.
+    pub(crate) fn parked(&self, outcome: ParkingOutcome) {
+        let parking = &self.families.parking;
+        parking.with_label_values(&[outcome.as_str()]).inc();
+    }
+
+    /// Counts the context of a chunk that begins.
+    pub(crate) fn context(&self, origin: ContextOrigin, tokens: usize) {
+        let context = &self.families.context_tokens;
+        let context = context.with_label_values(&[origin.as_str()]);
+        context.inc_by(tokens as u64);
     }
 
     /// Counts a chunk that has ended.

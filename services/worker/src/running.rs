@@ -6,6 +6,7 @@ mod absorb;
 mod draft;
 mod form;
 mod generated;
+mod resume;
 mod sent_draft;
 mod sources;
 mod step_record;
@@ -17,6 +18,7 @@ use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculatio
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{DrafterKind, SessionSpec, StepItem};
 use refrain_protocol::history::PromptHash;
+use refrain_protocol::prefix::ContextHasher;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
 use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
 
@@ -41,6 +43,10 @@ pub(crate) struct ActiveRequest {
     pub(crate) session: EngineSessionId,
     /// Prompt and output.
     text: Vec<u32>,
+    /// The hash of `text`, as far as it has been asked for.
+    hasher: ContextHasher,
+    /// Whether the chunk goes on with a request that was parked here.
+    was_parked: bool,
     /// Length of the part of `text` that the engine's session holds; 0 before the session is opened.
     engine_len: u32,
     /// Length of `text` when the chunk began.
@@ -118,6 +124,8 @@ impl ActiveRequest {
             start_len: text.len() as u32,
             engine_len: 0,
             text,
+            hasher: ContextHasher::default(),
+            was_parked: false,
             head,
             self_drafts: settings.is_some_and(|settings| settings.self_drafts(request.speculation)),
             head_len: 0,

@@ -70,7 +70,7 @@ impl StreamContext {
                 () = self.chunks.tasks.wait() => break,
             }
         }
-        serve_cuts(commands, &self.shared.sink, std::future::ready(())).await;
+        serve_cuts(commands, &self.shared, std::future::ready(())).await;
     }
 
     /// Starts the task of a chunk, on the runtime of its reader.
@@ -114,7 +114,7 @@ impl StreamContext {
             None => command,
         };
         if let ChunkControl::Cut(cut, done) = unsent {
-            self.shared.sink.cut_ended(cut);
+            self.shared.cut_ended(cut);
             let _ = done.send(());
         }
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{DrafterKind, Sampling, TokenLogprob};
+use crate::prefix::ContextHash;
 use crate::{LeaseId, RequestId, SignedNamespace, TokenId, WorkerId};
 
 /// The drafts that a request may use.
@@ -161,6 +162,17 @@ impl StepCounts {
 /// Counts by the source of drafts.
 pub type SourceCounts = BTreeMap<DraftSource, StepCounts>;
 
+/// A context that a worker has parked at the end of a chunk, named in the place of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedContext {
+    /// Epoch of the chunk after which it was parked.
+    pub epoch: u64,
+    /// Its length in tokens, prompt and output.
+    pub tokens: u32,
+    /// The hash of all its tokens.
+    pub hash: ContextHash,
+}
+
 /// Asks a worker to decode on from `tokens` until a stop id, a limit, or the end of the chunk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChunkRequest {
@@ -176,6 +188,11 @@ pub struct ChunkRequest {
     pub session: Option<String>,
     /// The group of samples that the request belongs to.
     pub group: Option<String>,
+    /// The context that the worker has parked, from which it decodes on. `tokens`, `prediction` and `sampling` are
+    /// then those that it parked, and the request leaves them empty. A worker that no longer has it answers
+    /// [`crate::error::code::CONTEXT_GONE`], and wants the whole context under the same lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumes: Option<ParkedContext>,
     /// The prompt, followed by the output so far.
     pub tokens: Vec<TokenId>,
     /// Length of the prompt in `tokens`.
@@ -204,6 +221,14 @@ pub struct ChunkRequest {
     /// sends empty lines several times within it. `None`: silence has no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive_within_ms: Option<u64>,
+}
+
+impl ChunkRequest {
+    /// Length of the text that the chunk decodes on from.
+    pub fn context_len(&self) -> usize {
+        self.resumes
+            .map_or(self.tokens.len(), |parked| parked.tokens as usize)
+    }
 }
 
 /// An event of a chunk, which the worker streams back.

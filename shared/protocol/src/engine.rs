@@ -269,6 +269,11 @@ pub struct CloseRequest {
     pub sessions: Vec<EngineSessionId>,
     /// Whether a later session with the same beginning may reuse the KV caches.
     pub keep_kv: bool,
+    /// The requests of these sessions go on soon: the sessions stay open and as they are, and the next step of each
+    /// needs only what is new. They yield to other requests when the engine needs room, and after some time; a step
+    /// then finds them closed. An engine that does not know of this closes them at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub parks: bool,
 }
 
 /// Drops sessions and stops the work for them.
@@ -283,6 +288,9 @@ pub struct AbortRequest {
 pub struct EngineLoad {
     /// Open sessions.
     pub sessions_open: u32,
+    /// Open sessions that are parked.
+    #[serde(default)]
+    pub sessions_parked: u32,
     /// Closed sessions whose KV caches are kept.
     pub sessions_kept: u32,
     /// Tokens in KV caches, kept ones included.

@@ -122,6 +122,7 @@ fn chunk() -> ChunkRequest {
         namespace: signed(),
         session: Some("s".into()),
         group: Some("g".into()),
+        resumes: None,
         tokens: vec![1, 2, 3],
         prompt_len: 2,
         sampling: Sampling {
@@ -396,6 +397,7 @@ fn formats() -> Vec<Format> {
             CloseRequest {
                 sessions: vec![EngineSessionId(5)],
                 keep_kv: true,
+                parks: true,
             },
         ),
         format(
@@ -408,6 +410,7 @@ fn formats() -> Vec<Format> {
             "engine_load",
             EngineLoad {
                 sessions_open: 1,
+                sessions_parked: 6,
                 sessions_kept: 2,
                 kv_tokens: 3,
                 kv_tokens_max: 4,

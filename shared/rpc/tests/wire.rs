@@ -84,6 +84,7 @@ fn chunk_format() -> Format {
         namespace: signed(),
         session: Some("s".into()),
         group: None,
+        resumes: None,
         tokens: vec![10, 1 << 20, 4],
         prompt_len: 2,
         sampling: Sampling {

@@ -19,6 +19,11 @@ impl PrefixCache {
         self.kept.iter()
     }
 
+    /// Returns the sessions for modification, in order of last use.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.kept.iter_mut()
+    }
+
     /// Makes the session at `place` the most recently used one.
     pub(super) fn touch(&mut self, place: usize) {
         self.kept[place..].rotate_left(1);

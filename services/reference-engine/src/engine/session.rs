@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::prefix::{PrefixHash, PrefixHasher};
 use refrain_protocol::{NamespaceId, TokenId};
 
 use super::session_form::SessionForm;
@@ -24,8 +25,12 @@ pub(crate) struct Session {
     pub(crate) drafter_state: Option<DrafterState>,
     /// The state of the output in its form, if it must have one.
     pub(crate) form: Option<SessionForm>,
+    /// Hashes of the prefixes of `text`, as far as they have been asked for.
+    pub(super) prefixes: PrefixHasher,
     /// Time of the last step.
     pub(super) used: Instant,
+    /// The time since when the session is parked: its request goes on soon.
+    pub(super) parked: Option<Instant>,
 }
 
 impl Session {
@@ -40,6 +45,7 @@ impl Session {
         tokens: &[TokenId],
     ) -> Result<(), GrammarError> {
         self.text.truncate(keep);
+        self.forget_prefixes();
         self.text.extend_from_slice(tokens);
         let computed = keep.min(self.text.len().saturating_sub(1));
         self.kv.truncate(computed);
@@ -56,9 +62,27 @@ impl Session {
     pub(super) fn cut_to_kv(&mut self) {
         let len = self.kv.len();
         self.text.truncate(len);
+        self.forget_prefixes();
         if let Some(state) = &mut self.drafter_state {
             state.truncate(len, len);
         }
+    }
+
+    /// Forgets the hashes if the text has become shorter than what they cover, which decoding never does.
+    fn forget_prefixes(&mut self) {
+        if self.prefixes.context_len() > self.text.len() {
+            self.prefixes = PrefixHasher::new(&self.namespace);
+        }
+    }
+
+    /// Returns the hashes of the longest prefix whose KV is there, and of the longest such prefix of the prompt.
+    pub(super) fn held(&mut self) -> [Option<PrefixHash>; 2] {
+        let len = self.kv.len().min(self.text.len());
+        let from = self.prefixes.context_len();
+        if let Some(new) = self.text.get(from..len) {
+            self.prefixes.extend(new);
+        }
+        [len, len.min(self.prompt_len)].map(|len| self.prefixes.longest(len))
     }
 
     /// Returns the length of the prefix of `wanted` whose KV a session of `namespace` can share.

@@ -1,13 +1,16 @@
 //! The table of sessions: open ones, and finished ones whose KV is kept for reuse.
 //!
 //! It enforces two limits: the number of sessions and the number of KV blocks. Kept sessions are evicted first, least
-//! recently used first. Callers are refused only when none is left.
+//! recently used first. Parked sessions are next, the oldest first: their requests come back, but those of other
+//! sessions are here. Callers are refused only when none is left.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{Sampling, SessionSpec};
+use refrain_protocol::prefix::PrefixHasher;
+use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
 use super::prefix_cache::PrefixCache;
@@ -27,10 +30,19 @@ pub(crate) struct Sessions {
     drafter_shape: Option<DrafterStateShape>,
     sessions_max: usize,
     blocks_max: u64,
-    idle: Duration,
+    limits: SessionTimes,
     blocks: BlockCount,
     open: HashMap<EngineSessionId, Session>,
     kept: PrefixCache,
+    /// Number of parked sessions that made room for others so far.
+    parked_evicted: u64,
+}
+
+/// How long sessions stay open without a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionTimes {
+    pub(crate) idle: Duration,
+    pub(crate) parked: Duration,
 }
 
 impl Sessions {
@@ -39,17 +51,18 @@ impl Sessions {
         drafter_shape: Option<DrafterStateShape>,
         sessions_max: usize,
         kv_tokens_max: u64,
-        idle: Duration,
+        limits: SessionTimes,
     ) -> Self {
         Sessions {
             shape,
             drafter_shape,
             sessions_max,
             blocks_max: kv_tokens_max.div_ceil(BLOCK_TOKENS as u64),
-            idle,
+            limits,
             blocks: BlockCount::default(),
             open: HashMap::new(),
             kept: PrefixCache::default(),
+            parked_evicted: 0,
         }
     }
 
@@ -72,6 +85,12 @@ impl Sessions {
             )
             .with_code("session_open"));
         }
+        if self.open.len() >= self.sessions_max
+            && let Some(oldest) = self.oldest_parked()
+        {
+            self.parked_evicted += 1;
+            self.close(oldest, true);
+        }
         if self.open.len() >= self.sessions_max {
             return Err(overloaded(
                 "sessions",
@@ -90,10 +109,32 @@ impl Sessions {
                 .filter(|_| spec.self_drafts)
                 .map(DrafterState::new),
             form,
+            prefixes: PrefixHasher::new(&spec.namespace),
             used: now,
+            parked: None,
         };
         self.open.insert(id, session);
         Ok(())
+    }
+
+    /// Parks an open session: it stays as it is for as long as there is room.
+    pub(crate) fn park(&mut self, id: EngineSessionId, now: Instant) {
+        if let Some(session) = self.open.get_mut(&id) {
+            session.parked = Some(now);
+        }
+    }
+
+    /// Ends the parking of a session whose request goes on, so that it makes room for nobody.
+    pub(crate) fn resume(&mut self, id: EngineSessionId) {
+        if let Some(session) = self.open.get_mut(&id) {
+            session.parked = None;
+        }
+    }
+
+    fn oldest_parked(&self) -> Option<EngineSessionId> {
+        let parked = self.open.iter();
+        let parked = parked.filter_map(|(id, session)| Some((session.parked?, *id)));
+        parked.min().map(|(_, id)| id)
     }
 
     /// Returns an open session.
@@ -176,6 +217,11 @@ impl Sessions {
             if self.kept.evict(1) {
                 continue;
             }
+            if let Some(oldest) = self.oldest_parked() {
+                self.parked_evicted += 1;
+                self.close(oldest, false);
+                continue;
+            }
             let full = blocks + self.blocks.load(Ordering::Relaxed) > self.blocks_max;
             if full || draft_blocks > 0 {
                 let tokens = self.blocks_max * BLOCK_TOKENS as u64;
@@ -212,16 +258,23 @@ impl Sessions {
             // A kept session never samples again.
             session.sampling = Sampling::default();
             session.form = None;
+            session.parked = None;
             self.kept.insert(session);
         }
     }
 
-    /// Closes sessions that no step has used for the idle time, and returns their number.
+    /// Closes sessions that no step has used for the idle time or that have been parked for too long, and returns
+    /// their number.
     pub(crate) fn expire(&mut self, now: Instant) -> usize {
+        let SessionTimes { idle, parked } = self.limits;
+        let is_over = |session: &Session| {
+            let since = |time| now.saturating_duration_since(time);
+            since(session.used) >= idle || session.parked.is_some_and(|at| since(at) >= parked)
+        };
         let idle: Vec<EngineSessionId> = self
             .open
             .iter()
-            .filter(|(_, session)| now.saturating_duration_since(session.used) >= self.idle)
+            .filter(|(_, session)| is_over(session))
             .map(|(id, _)| *id)
             .collect();
         for id in &idle {
@@ -230,9 +283,44 @@ impl Sessions {
         idle.len()
     }
 
-    /// Returns the numbers of open and of kept sessions.
+    /// Returns the numbers of open sessions, parked ones included, and of kept sessions.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.open.len(), self.kept.len())
+    }
+
+    /// Returns the number of parked sessions.
+    pub(crate) fn parked(&self) -> usize {
+        let parked = self.open.values().filter(|open| open.parked.is_some());
+        parked.count()
+    }
+
+    /// Takes the number of parked sessions that made room for others since the last call.
+    pub(crate) fn take_parked_evicted(&mut self) -> u64 {
+        std::mem::take(&mut self.parked_evicted)
+    }
+
+    /// Reports the KV cache. A block that a running session shares with a kept one counts as running, and drafters'
+    /// caches count as running as well. The price of reading is the caller's to fill in.
+    pub(crate) fn kv_report(&mut self) -> KvReport {
+        let running = self.open.values().filter(|open| open.parked.is_none());
+        let running: HashSet<usize> = running
+            .flat_map(|session| session.kv.block_addresses())
+            .collect();
+        let blocks = self.blocks.load(Ordering::Relaxed);
+        let kept = blocks.saturating_sub(running.len() as u64);
+        let (used, capacity_tokens) = self.kv_tokens();
+        let kept_tokens = kept * BLOCK_TOKENS as u64;
+        let sessions = self.open.values_mut().chain(self.kept.iter_mut());
+        let mut held: Vec<_> = sessions.flat_map(Session::held).flatten().collect();
+        held.sort_unstable();
+        held.dedup();
+        KvReport {
+            capacity_tokens,
+            running_tokens: used - kept_tokens,
+            kept_tokens,
+            prefill_ms_per_1k: None,
+            held: Some(held),
+        }
     }
 
     /// Returns the number of tokens whose captured states are held. A shared one counts once.
@@ -279,7 +367,10 @@ mod tests {
                 None,
                 sessions_max,
                 kv_tokens_max,
-                Duration::from_millis(100),
+                SessionTimes {
+                    idle: Duration::from_millis(100),
+                    parked: Duration::from_millis(40),
+                },
             );
             Table {
                 sessions,
@@ -308,6 +399,15 @@ mod tests {
             self.sessions.reserve(blocks, 0)?;
             self.sessions.get_mut(id).unwrap().kv.grow(len - 1);
             Ok(gained)
+        }
+
+        fn park(&mut self, id: u128) {
+            self.now += Duration::from_millis(1);
+            self.sessions.park(EngineSessionId(id), self.now);
+        }
+
+        fn is_open(&self, id: u128) -> bool {
+            self.sessions.get(EngineSessionId(id)).is_some()
         }
 
         fn close(&mut self, id: u128) {
@@ -395,5 +495,71 @@ mod tests {
         );
         assert_eq!(table.sessions.counts(), (0, 1));
         table.open(2, 1, 0..4).unwrap();
+    }
+
+    #[test]
+    fn parked_sessions_yield_after_kept_ones_and_the_oldest_first() {
+        let mut table = Table::new(10, 160);
+        for id in 1..=3 {
+            table.open(id, id, 0..33).unwrap();
+        }
+        table.open(4, 4, 0..33).unwrap();
+        table.close(4);
+        table.park(2);
+        table.park(1);
+        assert_eq!(table.sessions.parked(), 2);
+        // One block is free, and the kept session makes room for another.
+        table.open(5, 5, 0..65).unwrap();
+        assert_eq!(table.sessions.counts(), (4, 0));
+        table.open(6, 6, 0..33).unwrap();
+        assert!(!table.is_open(2) && table.is_open(1));
+        table.sessions.resume(EngineSessionId(1));
+        table.park(3);
+        table.open(7, 7, 0..33).unwrap();
+        assert!(table.is_open(1) && !table.is_open(3));
+        assert_eq!(table.sessions.take_parked_evicted(), 2);
+        let error = table.open(8, 8, 0..33).unwrap_err();
+        assert_eq!(error.code.as_deref(), Some("engine_kv_full"));
+    }
+
+    #[test]
+    fn parked_sessions_yield_their_places_and_expire() {
+        let mut table = Table::new(2, 10_000);
+        table.open(1, 1, 0..40).unwrap();
+        table.open(2, 2, 0..40).unwrap();
+        table.park(2);
+        table.open(3, 3, 0..40).unwrap();
+        assert!(table.is_open(1) && !table.is_open(2));
+        table.park(3);
+        let after = |ms| table.now + Duration::from_millis(ms);
+        let (before, at) = (after(39), after(40));
+        assert_eq!(table.sessions.expire(before), 0);
+        assert_eq!(table.sessions.expire(at), 1);
+        // What has expired is kept while there is room.
+        assert_eq!(table.open(4, 3, 0..40).unwrap(), 39);
+    }
+
+    #[test]
+    fn the_report_tells_running_from_kept_and_what_is_held() {
+        use refrain_protocol::prefix::prefix_hashes;
+
+        let mut table = Table::new(10, 10_016);
+        let text = |len: u32| (0..len).collect::<Vec<_>>();
+        let hashes = |namespace, len| prefix_hashes(&NamespaceId(namespace), &text(len));
+        table.open(1, 1, 0..201).unwrap();
+        table.close(1);
+        // It shares two of seven blocks.
+        table.open(2, 1, 0..65).unwrap();
+        table.open(3, 2, 0..129).unwrap();
+        table.park(3);
+        table.open(4, 3, 0..30).unwrap();
+        let report = table.sessions.kv_report();
+        assert_eq!(report.capacity_tokens, 10_016);
+        assert_eq!(report.running_tokens, 3 * 32);
+        assert_eq!(report.kept_tokens, 9 * 32);
+        let mut held = vec![hashes(1, 200)[2], hashes(1, 64)[0], hashes(2, 128)[1]];
+        held.sort_unstable();
+        assert_eq!(report.held, Some(held));
+        assert_eq!(table.sessions.kv_tokens().0, 12 * 32);
     }
 }

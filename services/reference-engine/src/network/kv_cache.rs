@@ -119,6 +119,11 @@ impl KvCache {
         self.len
     }
 
+    /// Returns an address for each block, which is the same for a block that several caches share.
+    pub(crate) fn block_addresses(&self) -> impl Iterator<Item = usize> {
+        self.blocks.iter().map(|block| Arc::as_ptr(block) as usize)
+    }
+
     /// Drops all positions from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);

@@ -9,6 +9,7 @@ use refrain_protocol::engine::{
     CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
     TokenizeRequest, TokensBody,
 };
+use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
@@ -93,7 +94,8 @@ impl EngineHandle {
             EngineMetrics::new(metrics, limits.drafter.map(|drafter| drafter.kind))?,
         ));
         model_thread.publish_load(&core);
-        let idle_check = Duration::from_millis(config.session_idle_ms.div_ceil(4).max(10));
+        let expiry_ms = config.session_idle_ms.min(config.session_parked_ms);
+        let idle_check = Duration::from_millis(expiry_ms.div_ceil(4).max(10));
         let join_handle = {
             let model_thread = model_thread.clone();
             std::thread::Builder::new()
@@ -123,7 +125,16 @@ impl EngineHandle {
         self.shared.model_thread.step(request).await
     }
 
-    /// Closes sessions after all steps that were requested before.
+    /// Reports the KV cache after all steps that were requested before: its use, what it holds, and the measured price
+    /// of reading a context.
+    ///
+    /// # Errors
+    /// `Unavailable` after shutdown.
+    pub async fn kv_report(&self) -> Result<KvReport, ApiError> {
+        self.shared.model_thread.kv_report().await
+    }
+
+    /// Closes or parks sessions after all steps that were requested before.
     ///
     /// # Errors
     /// `Unavailable` after shutdown.

@@ -7,6 +7,7 @@ use refrain_protocol::engine::{
     AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
     StepResponse, TokenizeRequest, TokensBody,
 };
+use refrain_protocol::scheduling::KvReport;
 use refrain_service_kit::http::{HttpResult, ServeOptions, Server, get, mesh_only, post, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
@@ -37,6 +38,7 @@ pub(super) fn listen(
                 .wrap(mesh_only(mesh.clone()))
                 .service(get("/capabilities", capabilities))
                 .service(get("/load", load))
+                .service(get("/kv", kv))
                 .service(post("/step", step))
                 .service(post("/close", close))
                 .service(post("/abort", abort))
@@ -52,6 +54,10 @@ async fn capabilities(engine: Data<EngineHandle>) -> Json<EngineCapabilities> {
 
 async fn load(engine: Data<EngineHandle>) -> Json<EngineLoad> {
     Json(engine.load())
+}
+
+async fn kv(engine: Data<EngineHandle>) -> HttpResult<Json<KvReport>> {
+    Ok(Json(engine.kv_report().await?))
 }
 
 async fn step(

@@ -43,10 +43,14 @@ refrain_service_kit::metric_families! {
         rejections: IntCounterVec = "refrain_engine_rejections_total" ["limit"],
         /// Sessions closed because they were idle.
         pub(super) expired: IntCounter = "refrain_engine_expired_sessions_total",
+        /// Parked sessions closed because running requests needed their room.
+        pub(super) parked_evicted: IntCounter = "refrain_engine_parked_evicted_total",
         /// Steps that panicked.
         pub(super) panics: IntCounter = "refrain_engine_panics_total",
-        /// Open sessions.
+        /// Open sessions, parked ones included.
         sessions_open: IntGauge = "refrain_engine_sessions_open",
+        /// Parked sessions, whose requests are between two chunks.
+        sessions_parked: IntGauge = "refrain_engine_sessions_parked",
         /// Finished sessions whose KV is kept.
         sessions_kept: IntGauge = "refrain_engine_sessions_kept",
         /// KV tokens in use, kept sessions included.
@@ -146,6 +150,7 @@ impl EngineMetrics {
         let families = &self.families;
         families.states_held.set(state_tokens.cast_signed());
         families.sessions_open.set(load.sessions_open.into());
+        families.sessions_parked.set(load.sessions_parked.into());
         families.sessions_kept.set(load.sessions_kept.into());
         families.kv_tokens.set(load.kv_tokens.cast_signed());
         families.steps_waiting.set(load.steps_waiting.into());

@@ -9,10 +9,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{CloseRequest, EngineLoad, StepRequest, StepResponse};
+use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use tokio::sync::{oneshot, watch};
 
 use super::metrics::EngineMetrics;
+use super::prefill_price::PrefillPrice;
 use crate::engine::EngineCore;
 
 /// Delay after which a caller that the full queue refused may try again. It is the time of a few steps.
@@ -31,7 +33,7 @@ pub(super) struct ModelThread {
 #[derive(Default)]
 struct CommandQueue {
     commands: VecDeque<EngineCommand>,
-    /// Number of steps among the commands. Close commands are never refused: each has a waiting caller, and the
+    /// Number of steps among the commands. Other commands are never refused: each has a waiting caller, and the
     /// number of callers is limited by the connections.
     steps: usize,
     closed: bool,
@@ -40,6 +42,7 @@ struct CommandQueue {
 enum EngineCommand {
     Step(StepRequest, oneshot::Sender<Result<StepResponse, ApiError>>),
     Close(CloseRequest, oneshot::Sender<()>),
+    Report(oneshot::Sender<KvReport>),
 }
 
 impl ModelThread {
@@ -92,6 +95,18 @@ impl ModelThread {
         receiver.await.map_err(|_| thread_ended())
     }
 
+    /// Reports the KV cache after the waiting commands.
+    ///
+    /// # Errors
+    /// `Unavailable` after [`ModelThread::end`].
+    pub(super) async fn kv_report(&self) -> Result<KvReport, ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        let report = EngineCommand::Report(sender);
+        self.open_queue()?.commands.push_back(report);
+        self.wake.notify_one();
+        receiver.await.map_err(|_| thread_ended())
+    }
+
     /// Closes sessions before all waiting commands, and prevents waiting steps from opening them.
     ///
     /// # Errors
@@ -111,6 +126,7 @@ impl ModelThread {
             let request = CloseRequest {
                 sessions,
                 keep_kv: false,
+                parks: false,
             };
             let close = EngineCommand::Close(request, sender);
             queue.commands.push_front(close);
@@ -151,20 +167,31 @@ impl ModelThread {
     /// Executes commands until [`ModelThread::end`]. This is the body of the thread.
     pub(super) fn run(&self, mut core: EngineCore, idle_check: Duration) {
         let mut checked = Instant::now();
+        let mut price = PrefillPrice::default();
         while let Some(command) = self.next(idle_check) {
             match command {
                 // The caller has gone, so nobody relies on the effect of this step.
                 Some(EngineCommand::Step(_, reply)) if reply.is_closed() => {}
                 Some(EngineCommand::Step(request, reply)) => {
-                    let answer = self.execute(&mut core, request);
+                    let answer = self.execute(&mut core, &mut price, request);
                     self.publish_load(&core);
                     // If the caller has gone by now, its sessions expire.
                     let _ = reply.send(answer);
                 }
                 Some(EngineCommand::Close(request, reply)) => {
-                    core.close(&request);
+                    match request.parks {
+                        true => core.park(&request.sessions, Instant::now()),
+                        false => core.close(&request),
+                    }
                     self.publish_load(&core);
                     let _ = reply.send(());
+                }
+                Some(EngineCommand::Report(reply)) => {
+                    let report = KvReport {
+                        prefill_ms_per_1k: price.ms_per_1k(),
+                        ..core.kv_report()
+                    };
+                    let _ = reply.send(report);
                 }
                 None => {}
             }
@@ -201,6 +228,7 @@ impl ModelThread {
     fn execute(
         &self,
         core: &mut EngineCore,
+        price: &mut PrefillPrice,
         request: StepRequest,
     ) -> Result<StepResponse, ApiError> {
         let started = Instant::now();
@@ -220,6 +248,9 @@ impl ModelThread {
         match outcome {
             Ok(Ok((stepped, draft_s))) => {
                 self.metrics.stepped(&stepped, seconds);
+                let evicted = core.take_parked_evicted();
+                self.metrics.families.parked_evicted.inc_by(evicted);
+                price.learn(&stepped, seconds - draft_s);
                 Ok(StepResponse {
                     results: stepped.results,
                     step_s: seconds,
@@ -240,6 +271,7 @@ impl ModelThread {
                 core.close(&CloseRequest {
                     sessions: ids,
                     keep_kv: false,
+                    parks: false,
                 });
                 Err(ApiError::internal("the engine step panicked"))
             }
@@ -252,6 +284,7 @@ impl ModelThread {
         let (kv_tokens, kv_tokens_max) = core.sessions().kv_tokens();
         let load = EngineLoad {
             sessions_open: open as u32,
+            sessions_parked: core.sessions().parked() as u32,
             sessions_kept: kept as u32,
             kv_tokens,
             kv_tokens_max,

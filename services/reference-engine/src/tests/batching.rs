@@ -60,6 +60,7 @@ async fn callers_share_one_engine() {
         .close(CloseRequest {
             sessions,
             keep_kv: true,
+            parks: false,
         })
         .await
         .unwrap();

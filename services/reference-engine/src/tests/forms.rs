@@ -306,6 +306,7 @@ fn check(seed: u64, forms: usize) -> Work {
                 engine.core.close(&CloseRequest {
                     sessions: vec![EngineSessionId(answer.session)],
                     keep_kv: random.below(2) > 0,
+                    parks: false,
                 });
                 sessions += 1;
                 (answer.session, answer.open, answer.sent) = (sessions, false, 0);

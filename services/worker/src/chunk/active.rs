@@ -23,8 +23,7 @@ pub(crate) struct ActiveChunk {
     pub(crate) unsettled: Option<StepRecord>,
     pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
     pub(crate) lease: LeaseId,
-    /// Dropped before the last event is sent: a reader that has seen the end may rely on the slot.
-    permit: Option<AdmissionPermit>,
+    permit: AdmissionPermit,
     pub(crate) span: tracing::Span,
     /// The runtime of the reader. A streamed chunk runs there too, so that a token goes from the engine's connection
     /// to the client's on one thread.
@@ -33,6 +32,8 @@ pub(crate) struct ActiveChunk {
     deadline: Option<Instant>,
     /// An event that did not fit into the queue when the chunk ended.
     pub(crate) unsent: Option<ChunkEvent>,
+    /// The last event, once the chunk has ended.
+    last: Option<Result<ChunkEvent, ApiError>>,
     /// The time since when the queue has been full.
     pub(crate) stalled_since: Option<Instant>,
     /// The time until which the request pauses, because the engine had no room for it.
@@ -55,11 +56,12 @@ impl ActiveChunk {
             unsettled: None,
             events,
             lease: permit.lease(),
-            permit: Some(permit),
+            permit,
             span,
             runtime: tokio::runtime::Handle::current(),
             deadline,
             unsent: None,
+            last: None,
             stalled_since: None,
             wait_until: None,
             waits_since: None,
@@ -107,22 +109,56 @@ impl ActiveChunk {
         }
     }
 
-    /// Frees the slot and sends the last event. It must arrive even if the reader lags: in that case a task of its
-    /// own waits for room in the queue.
-    pub(crate) fn send_last(&mut self, event: Result<ChunkEvent, ApiError>) {
-        self.permit = None;
-        let mut last: VecDeque<_> = self.unsent.take().map(Ok).into_iter().collect();
-        last.push_back(event);
-        while let Some(event) = last.pop_front() {
-            if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
-                last.push_front(event);
+    /// Sets the last event, which is sent when the chunk is closed.
+    pub(crate) fn set_last(&mut self, event: Result<ChunkEvent, ApiError>) {
+        self.last = Some(event);
+    }
+
+    /// Separates the request from its reader, who waits for the last event.
+    pub(crate) fn into_parts(self) -> (ActiveRequest, LastEvent) {
+        let last = LastEvent {
+            permit: self.permit,
+            events: self.events,
+            unsent: self.unsent,
+            last: self.last,
+        };
+        (self.running, last)
+    }
+}
+
+/// The end of a chunk for its reader. A chunk that ends without an event only frees its slot.
+pub(crate) struct LastEvent {
+    permit: AdmissionPermit,
+    events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
+    unsent: Option<ChunkEvent>,
+    last: Option<Result<ChunkEvent, ApiError>>,
+}
+
+impl LastEvent {
+    /// Frees the slot and sends the event: a reader that has seen the end may rely on the slot. The event must arrive
+    /// even if the reader lags. In that case a task of its own waits for room in the queue.
+    pub(crate) fn send(self) {
+        let LastEvent {
+            permit,
+            events,
+            unsent,
+            last,
+        } = self;
+        drop(permit);
+        let Some(last) = last else {
+            return;
+        };
+        let mut left: VecDeque<_> = unsent.map(Ok).into_iter().collect();
+        left.push_back(last);
+        while let Some(event) = left.pop_front() {
+            if let Err(mpsc::error::TrySendError::Full(event)) = events.try_send(event) {
+                left.push_front(event);
                 break;
             }
         }
-        if !last.is_empty() {
-            let events = self.events.clone();
+        if !left.is_empty() {
             tokio::spawn(async move {
-                for event in last {
+                for event in left {
                     // An error means that the reader has left.
                     let _ = events.send(event).await;
                 }

@@ -5,7 +5,7 @@ use refrain_protocol::chunk::ChunkCut;
 use tokio::sync::{mpsc, oneshot};
 
 use super::active::ActiveChunk;
-use super::sink::OutputSink;
+use crate::shared::Shared;
 
 /// A command to the driver that decodes.
 pub(crate) enum Command {
@@ -25,12 +25,12 @@ pub(crate) enum Command {
 /// the outputs that they received last.
 pub(crate) async fn serve_cuts(
     mut commands: mpsc::Receiver<Command>,
-    sink: &OutputSink,
+    shared: &Shared,
     last: impl Future<Output = ()>,
 ) {
     let serve = |command| {
         if let Command::Cut(cut, done) = command {
-            sink.cut_ended(cut);
+            shared.cut_ended(cut);
             let _ = done.send(());
         }
     };

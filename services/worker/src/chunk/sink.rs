@@ -62,9 +62,9 @@ impl OutputSink {
         }
     }
 
-    /// Takes over the earlier output of a continued request.
+    /// Takes over the earlier output of a continued request. That of a parked one is here already.
     pub(crate) fn adopt(&self, running: &ActiveRequest) {
-        if running.is_remembered() && !running.output().is_empty() {
+        if !running.was_parked() && running.is_remembered() && !running.output().is_empty() {
             let earlier = running.piece(0, running.output(), None);
             self.uploader
                 .adopt(running.namespace, &running.request.namespace, earlier);
@@ -109,47 +109,46 @@ impl OutputSink {
         ChunkOutcome::Cancelled
     }
 
-    /// Sends the last event of a chunk that did not fail.
+    /// Notes that no more output of a request comes from here.
+    pub(crate) fn release(&self, running: &ActiveRequest) {
+        self.uploader.release(running.namespace, running.document());
+    }
+
+    /// Sets the last event of a chunk that did not fail.
     pub(crate) fn end(&self, chunk: &mut ActiveChunk, end: ChunkEnd) -> ChunkOutcome {
-        let (outcome, goes_on) = match end.reason {
-            ChunkEndReason::Stop => (ChunkOutcome::Stop, false),
-            ChunkEndReason::Length => (ChunkOutcome::Length, false),
-            ChunkEndReason::ChunkLimit => (ChunkOutcome::ChunkLimit, true),
-            ChunkEndReason::GaveWay => (ChunkOutcome::GaveWay, true),
-            ChunkEndReason::Draining => (ChunkOutcome::Evacuated, true),
-            ChunkEndReason::Transfer => (ChunkOutcome::Transferred, true),
+        let outcome = match end.reason {
+            ChunkEndReason::Stop => ChunkOutcome::Stop,
+            ChunkEndReason::Length => ChunkOutcome::Length,
+            ChunkEndReason::ChunkLimit => ChunkOutcome::ChunkLimit,
+            ChunkEndReason::GaveWay => ChunkOutcome::GaveWay,
+            ChunkEndReason::Draining => ChunkOutcome::Evacuated,
+            ChunkEndReason::Transfer => ChunkOutcome::Transferred,
         };
-        if goes_on {
-            let running = &chunk.running;
-            self.uploader.release(running.namespace, running.document());
-        }
         if chunk.running.is_remembered() {
             let cut = OutputCut::new(chunk, u32::MAX);
             self.ended().put(chunk.lease, cut);
         }
-        chunk.send_last(Ok(ChunkEvent::End(end)));
+        chunk.set_last(Ok(ChunkEvent::End(end)));
         outcome
     }
 
-    /// Sends an error to the reader. The output so far remains an unfinished document, for the request's next chunk.
+    /// Fails a chunk. The output so far remains an unfinished document, for the request's next chunk.
     pub(crate) fn fail(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
-        self.uploader
-            .release(chunk.running.namespace, chunk.running.document());
-        chunk.send_last(Err(error));
+        chunk.set_last(Err(error));
         ChunkOutcome::Failed
     }
 
-    /// Sends the timeout error to the reader, and ends the output.
+    /// Fails a chunk whose time is up, and ends the output.
     pub(crate) fn time_out(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
         self.cancel(&chunk.running);
-        chunk.send_last(Err(error));
+        chunk.set_last(Err(error));
         ChunkOutcome::Overdue
     }
 
     /// Tells the reader that a newer lease continues the request elsewhere.
     pub(crate) fn take_over(&self, chunk: &mut ActiveChunk) -> ChunkOutcome {
         let message = "a newer lease has taken this request over";
-        chunk.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
+        chunk.set_last(Err(ApiError::new(ErrorKind::Conflict, message)));
         ChunkOutcome::TakenOver
     }
 

@@ -192,6 +192,7 @@ fn asks() -> ChunkRequest {
         .unwrap()
         .sign(namespace);
     ChunkRequest {
+        resumes: None,
         alive_within_ms: None,
         prediction: Vec::new(),
         transferred: false,

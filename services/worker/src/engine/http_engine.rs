@@ -7,6 +7,7 @@ use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, EngineCapabilities, StepRequest, StepResponse,
 };
+use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use refrain_tokenization::Tokenizer;
@@ -69,6 +70,11 @@ impl VerifyingEngine for HttpEngine {
             now.model, self.capabilities.model
         );
         Err(ApiError::new(ErrorKind::Unavailable, message))
+    }
+
+    async fn kv_report(&self) -> Option<KvReport> {
+        // An engine of an earlier version has no such page.
+        self.client.get_json("/engine/v1/kv").await.ok()
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {

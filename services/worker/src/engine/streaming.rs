@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::scheduling::KvReport;
 
 use super::forms::FormAbilities;
 use super::generate::{GenerateRequest, GeneratedStream};
@@ -141,6 +142,28 @@ pub struct StreamingLoad {
     pub waiting: Option<f64>,
     /// Share of its KV cache in use.
     pub kv_usage: Option<f64>,
+    /// Tokens that its KV cache holds at most.
+    pub kv_capacity: Option<f64>,
+    /// Milliseconds to read a thousand tokens of a prompt.
+    pub prefill_ms_per_1k: Option<f64>,
+}
+
+impl StreamingLoad {
+    /// The state of the KV cache, if the engine tells its size and its use. These engines do not count what they
+    /// merely keep as used, and do not say what they hold.
+    pub(crate) fn kv_report(&self) -> Option<KvReport> {
+        let (capacity, share) = (self.kv_capacity?, self.kv_usage?);
+        if !(capacity.is_finite() && capacity >= 1.0 && share.is_finite()) {
+            return None;
+        }
+        Some(KvReport {
+            capacity_tokens: capacity as u64,
+            running_tokens: (capacity * share.clamp(0.0, 1.0)).round() as u64,
+            kept_tokens: 0,
+            prefill_ms_per_1k: self.prefill_ms_per_1k.map(|price| price as f32),
+            held: None,
+        })
+    }
 }
 
 /// Outcomes of introducing namespaces to a restarted engine.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
+use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId};
 
 /// An engine that verifies drafts: the worker composes its batches and drives it step by step.
@@ -26,13 +27,18 @@ pub trait VerifyingEngine: Send + Sync {
     /// the old model's name.
     async fn confirm(&self) -> Result<(), ApiError>;
 
+    /// The state of its KV cache. `None`: it does not say.
+    async fn kv_report(&self) -> Option<KvReport> {
+        None
+    }
+
     /// Computes one forward pass over a batch.
     ///
     /// # Errors
     /// The step failed as a whole. The response carries the errors of single items.
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError>;
 
-    /// Ends sessions, and keeps their KV cache for reuse if the request says so.
+    /// Ends or parks sessions, and keeps their KV cache for reuse if the request says so.
     async fn close(&self, request: CloseRequest) -> Result<(), ApiError>;
 
     /// Ends sessions and whatever the engine is computing for them.

@@ -1,6 +1,6 @@
 //! The families of the worker's metrics.
 
-use super::labels::RejectionLimit;
+use super::labels::{ContextOrigin, ParkingOutcome, RejectionLimit};
 
 /// Buckets of the time to propose a draft, seconds.
 const PROPOSE_BUCKETS: &[f64] = &[
@@ -35,6 +35,16 @@ refrain_service_kit::metric_families! {
         /// Refused or ended chunks, by the limit that was reached.
         pub(super) rejections: IntCounterVec =
             "refrain_worker_rejections_total" ["limit"] with RejectionLimit::LABELS,
+        /// Requests that are parked between two chunks.
+        pub(crate) parked_requests: IntGauge = "refrain_worker_parked_requests",
+        /// Tokens of their texts.
+        pub(crate) parked_tokens: IntGauge = "refrain_worker_parked_tokens",
+        /// What became of parked requests.
+        pub(super) parking: IntCounterVec =
+            "refrain_worker_parking_total" ["outcome"] with ParkingOutcome::LABELS,
+        /// Context tokens of chunks that began, by their origin: sent by the gateway, or parked here.
+        pub(super) context_tokens: IntCounterVec =
+            "refrain_worker_context_tokens_total" ["origin"] with ContextOrigin::LABELS,
         /// Engine steps, or responses of a streaming engine, that failed as a whole.
         pub(crate) engine_failures: IntCounter = "refrain_worker_engine_failures_total",
         /// Repeated attempts to open a stream of a streaming engine.

@@ -45,3 +45,48 @@ refrain_service_kit::label_values! {
         Failed = "failed",
     }
 }
+
+refrain_service_kit::label_values! {
+    /// What becomes of requests that are, or might be, parked between two chunks.
+    pub(crate) enum ParkingOutcome {
+        /// A chunk went on with the request.
+        Resumed = "resumed",
+        /// A chunk was to go on with a request that was not here any more.
+        Gone = "gone",
+        /// Its time was up.
+        Expired = "expired",
+        /// It made room for a newer one.
+        Evicted = "evicted",
+        /// Nobody needs it any more: its output has ended, it began anew, or the worker stops.
+        Dropped = "dropped",
+    }
+}
+
+refrain_service_kit::label_values! {
+    /// The origins of the context of a chunk.
+    pub(crate) enum ContextOrigin {
+        /// The gateway sent it, and it was read and indexed.
+        Sent = "sent",
+        /// It was parked here.
+        Parked = "parked",
+    }
+}
+
+impl ChunkOutcome {
+    /// Whether the request goes on under another lease.
+    pub(crate) fn goes_on(self) -> bool {
+        match self {
+            ChunkOutcome::ChunkLimit
+            | ChunkOutcome::GaveWay
+            | ChunkOutcome::Evacuated
+            | ChunkOutcome::Transferred
+            | ChunkOutcome::Failed => true,
+            ChunkOutcome::Stop
+            | ChunkOutcome::Length
+            | ChunkOutcome::Cut
+            | ChunkOutcome::Cancelled
+            | ChunkOutcome::Overdue
+            | ChunkOutcome::TakenOver => false,
+        }
+    }
+}

@@ -21,7 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::chunk::{ActiveChunk, Admission, Command};
 use crate::engine::WorkerEngine;
-use crate::metrics::RejectionLimit;
+use crate::metrics::{ContextOrigin, RejectionLimit};
 use crate::routing::{DraftSettings, HeadReports, drafts_from_indexes};
 use crate::running::{ActiveRequest, RunningForm, Sources};
 use crate::shared::Shared;
@@ -81,10 +81,17 @@ impl WorkerHandle {
             )
             .with_code(code::MODEL_NOT_FOUND));
         }
-        if request.tokens.is_empty() {
+        let context_len = request.context_len();
+        if context_len == 0 {
             return Err(ApiError::invalid("tokens", "must hold at least one token"));
         }
-        if request.prompt_len as usize > request.tokens.len() {
+        if request.resumes.is_some() && !request.tokens.is_empty() {
+            return Err(ApiError::invalid(
+                "tokens",
+                "must be empty where a parked context is named",
+            ));
+        }
+        if request.prompt_len as usize > context_len {
             return Err(ApiError::invalid(
                 "prompt_len",
                 "must not exceed the number of tokens",
@@ -99,12 +106,11 @@ impl WorkerHandle {
         if request.max_new_tokens == 0 {
             return Err(ApiError::invalid("max_new_tokens", "must be at least 1"));
         }
-        if request.tokens.len() as u64 >= u64::from(served.limits.max_context) {
+        if context_len as u64 >= u64::from(served.limits.max_context) {
             return Err(ApiError::invalid(
                 "tokens",
                 format!(
-                    "{} context tokens leave no room in the model's context of {}",
-                    request.tokens.len(),
+                    "{context_len} context tokens leave no room in the model's context of {}",
                     served.limits.max_context
                 ),
             )
@@ -119,6 +125,37 @@ impl WorkerHandle {
 }
 
 impl WorkerParts {
+    /// Begins a chunk with the context that its request brings.
+    async fn begin(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        request: ChunkRequest,
+    ) -> Result<ActiveRequest, ApiError> {
+        let metrics = &self.shared.metrics;
+        metrics.context(ContextOrigin::Sent, request.tokens.len());
+        // Indexing takes up to a microsecond per token, so it is done here and not in the loop that all requests
+        // share. This thread relays the tokens of all running chunks, so a long text has a thread of its own.
+        let (request, sources) = if request.tokens.len() > INDEXED_HERE_TOKENS_MAX {
+            let parts = self.clone();
+            tokio::task::spawn_blocking(move || parts.with_sources(namespace, request))
+                .await
+                .map_err(ApiError::internal)??
+        } else {
+            self.with_sources(namespace, request)?
+        };
+        let form = self.form_of(namespace, &request).await;
+        let running = ActiveRequest::new(
+            request,
+            namespace,
+            sources,
+            self.engine.served().limits,
+            self.draft_settings.as_deref(),
+            clock::unix_ms(),
+            Instant::now(),
+        )?;
+        Ok(running.with_form(form))
+    }
+
     /// Collects the sources that a new request may draft from, and indexes its text. There are none where the worker
     /// does not draft.
     fn with_sources(
@@ -180,6 +217,13 @@ impl Worker for WorkerHandle {
             ApiError::new(ErrorKind::Unavailable, "this worker is draining")
                 .with_code(code::DRAINING)
         })?;
+        // Taken before the epoch is noted: a gateway that has to send everything does so under the same lease.
+        let parking = &parts.shared.parking;
+        let taken = request
+            .resumes
+            .as_ref()
+            .map(|parked| parking.take(request.request, namespace_id, parked))
+            .transpose()?;
         let slot_wait = Duration::from_millis(config.slot_wait_ms);
         let permit = parts
             .admission
@@ -197,34 +241,24 @@ impl Worker for WorkerHandle {
                     _ => RejectionLimit::Epoch,
                 });
             })?;
+        if taken.is_none() {
+            parking.forget(request.request);
+        }
         let (events, receiver) = mpsc::channel(config.event_queue);
         let span = tracing::info_span!(
             "chunk",
             worker = config.id,
-            context_tokens = request.tokens.len(),
+            context_tokens = request.context_len(),
             speculation = ?request.speculation,
         );
-        // Indexing takes up to a microsecond per token, so it is done here and not in the loop that all requests
-        // share. This thread relays the tokens of all running chunks, so a long text has a thread of its own.
-        let (request, sources) = if request.tokens.len() > INDEXED_HERE_TOKENS_MAX {
-            let parts = parts.clone();
-            tokio::task::spawn_blocking(move || parts.with_sources(namespace_id, request))
-                .await
-                .map_err(ApiError::internal)??
-        } else {
-            parts.with_sources(namespace_id, request)?
+        let running = match taken {
+            Some(taken) => {
+                metrics.context(ContextOrigin::Parked, request.context_len());
+                let running = taken.resume(request, Instant::now());
+                running.ok_or_else(|| ApiError::internal("a parked request was taken twice"))?
+            }
+            None => parts.begin(namespace_id, request).await?,
         };
-        let form = parts.form_of(namespace_id, &request).await;
-        let running = ActiveRequest::new(
-            request,
-            namespace_id,
-            sources,
-            parts.engine.served().limits,
-            parts.draft_settings.as_deref(),
-            clock::unix_ms(),
-            Instant::now(),
-        )?
-        .with_form(form);
         let chunk = ActiveChunk::new(running, events, permit, span, deadline);
         match &parts.streams {
             Some(_) if parts.commands.is_closed() => return Err(stopped()),

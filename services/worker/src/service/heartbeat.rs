@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_protocol::scheduling::Heartbeat;
+use refrain_protocol::scheduling::{Heartbeat, KvReport};
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_rpc::Scheduler;
 
@@ -29,6 +29,8 @@ pub(crate) struct Heartbeats {
     incarnation: u64,
     /// Time of the engine's last confirmation.
     confirmed: Option<Instant>,
+    /// The last report of the engine's KV cache.
+    kv: Option<KvReport>,
     /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a
     /// second.
     scheduler_fails: bool,
@@ -47,6 +49,7 @@ impl Heartbeats {
             scheduler,
             incarnation,
             confirmed: None,
+            kv: None,
             scheduler_fails: false,
             engine_fails: false,
         })
@@ -58,14 +61,14 @@ impl Heartbeats {
         if let Some(replica) = &parts.replica {
             replica.observe();
         }
+        parts.shared.parking.expire(Instant::now());
         self.confirm_engine().await;
         let served = parts.engine.served();
         let config = &parts.shared.config;
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
             fallback: fallback_worker(&config.speculation),
-
-            kv: None,
+            kv: self.kv.clone(),
             worker: WorkerId(config.id.clone()),
             incarnation: self.incarnation,
             url: config.advertise_url.clone(),
@@ -121,13 +124,22 @@ impl Heartbeats {
         }
         self.confirmed = confirmed.is_ok().then(Instant::now);
         parts.shared.set_engine_ready(confirmed.is_ok());
-        if let WorkerEngine::Streaming(engine) = &parts.engine {
-            let metrics = &parts.shared.metrics;
-            metrics.introduced(engine.take_introduction_counts());
-            if let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await {
-                metrics.engine_load(load);
+        // An engine that does not answer in time has no report, rather than an old one.
+        self.kv = match &parts.engine {
+            WorkerEngine::Verifying(engine) => {
+                let report = tokio::time::timeout(CALL_TIMEOUT, engine.kv_report()).await;
+                report.unwrap_or_default()
             }
-        }
+            WorkerEngine::Streaming(engine) => {
+                let metrics = &parts.shared.metrics;
+                metrics.introduced(engine.take_introduction_counts());
+                let load = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await;
+                load.ok().and_then(Result::ok).and_then(|load| {
+                    metrics.engine_load(load);
+                    load.kv_report()
+                })
+            }
+        };
     }
 
     /// Sends heartbeats until aborted, the first one after `pause`.

@@ -27,16 +27,17 @@ const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(100);
 /// A chunk whose task runs. The task may be dropped at any time, together with the listener thread of its reader;
 /// then the chunk counts as cancelled.
 struct RunningTask {
-    chunk: ActiveChunk,
+    /// `None` once it has ended.
+    chunk: Option<ActiveChunk>,
     sink: OutputSink,
-    outcome: Option<ChunkOutcome>,
 }
 
 impl Drop for RunningTask {
     fn drop(&mut self) {
-        let running = &self.chunk.running;
-        let outcome = self.outcome.unwrap_or_else(|| self.sink.cancel(running));
-        self.sink.count_chunk(running, outcome);
+        if let Some(chunk) = &self.chunk {
+            let outcome = self.sink.cancel(&chunk.running);
+            self.sink.count_chunk(&chunk.running, outcome);
+        }
     }
 }
 
@@ -65,19 +66,21 @@ impl StreamContext {
     ) {
         let mut interrupts = Interrupts::new(controls, &chunk.events);
         let mut task = RunningTask {
-            chunk,
+            chunk: Some(chunk),
             sink: self.shared.sink.clone(),
-            outcome: None,
         };
-        let chunk = &mut task.chunk;
-        self.shared.sink.adopt(&chunk.running);
-        let ending = self.decode_chunk(chunk, &mut interrupts).await;
-        task.outcome = Some(self.end_chunk(chunk, ending));
-        drop(task);
-        interrupts.close(&self.shared.sink);
+        if let Some(chunk) = &mut task.chunk {
+            self.shared.sink.adopt(&chunk.running);
+            let ending = self.decode_chunk(chunk, &mut interrupts).await;
+            let outcome = self.end_chunk(chunk, ending);
+            if let Some(chunk) = task.chunk.take() {
+                self.shared.close(chunk, outcome);
+            }
+        }
+        interrupts.close(&self.shared);
     }
 
-    /// Tells the reader and the store how the chunk ended.
+    /// Records how the chunk ended.
     fn end_chunk(&self, chunk: &mut ActiveChunk, ending: ChunkEnding) -> ChunkOutcome {
         match ending {
             ChunkEnding::Ended(end) => self.shared.sink.end(chunk, end),

@@ -7,7 +7,7 @@ use futures_util::future::poll_fn;
 use tokio::sync::mpsc;
 
 use super::ending::{ChunkControl, ChunkEnding, Events};
-use crate::chunk::OutputSink;
+use crate::shared::Shared;
 
 /// Kept for as long as the chunk runs: creating its futures anew for each token would cost more than polling them.
 pub(super) struct Interrupts {
@@ -48,11 +48,11 @@ impl Interrupts {
     }
 
     /// Handles the control messages that arrived while the chunk was ending: a cut is carried out after the end.
-    pub(super) fn close(mut self, sink: &OutputSink) {
+    pub(super) fn close(mut self, shared: &Shared) {
         self.controls.close();
         while let Ok(control) = self.controls.try_recv() {
             if let ChunkControl::Cut(cut, done) = control {
-                sink.cut_ended(cut);
+                shared.cut_ended(cut);
                 let _ = done.send(());
             }
         }

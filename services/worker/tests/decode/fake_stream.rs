@@ -235,6 +235,8 @@ impl StreamingEngine for FakeStream {
             running: Some(self.at_work.load(Ordering::SeqCst) as f64),
             waiting: Some(1.0),
             kv_usage: Some(0.25),
+            kv_capacity: Some(1_000.0),
+            prefill_ms_per_1k: None,
         })
     }
 

@@ -31,6 +31,9 @@ pub(crate) struct FakeEngine {
     pub(crate) opened: Mutex<Vec<bool>>,
     pub(crate) steps: AtomicU64,
     pub(crate) closed: AtomicU64,
+    /// Number of sessions that were parked, and of context tokens that items brought.
+    pub(crate) parked: AtomicU64,
+    pub(crate) sent: AtomicU64,
     /// Number of steps to come that fail.
     pub(crate) failures: AtomicU32,
     /// Permits for steps; `None`: any number.
@@ -74,6 +77,8 @@ impl FakeEngine {
             opened: Mutex::default(),
             steps: AtomicU64::new(0),
             closed: AtomicU64::new(0),
+            parked: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
             failures: AtomicU32::new(0),
             allowed: None,
             amnesia: AtomicU32::new(0),
@@ -139,6 +144,8 @@ impl FakeEngine {
         let Some(session) = sessions.get_mut(&item.session) else {
             return Err(ApiError::new(ErrorKind::NotFound, "no such session"));
         };
+        let sent = item.tokens.len() as u64;
+        self.sent.fetch_add(sent, Ordering::Relaxed);
         let text = &mut session.text;
         assert!(
             item.keep_len as usize <= text.len(),
@@ -274,6 +281,11 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
     }
 
     async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
+        if request.parks {
+            let parked = request.sessions.len() as u64;
+            self.parked.fetch_add(parked, Ordering::Relaxed);
+            return Ok(());
+        }
         let mut sessions = self.sessions.lock().unwrap();
         for session in request.sessions {
             if sessions.remove(&session).is_some() {
@@ -287,6 +299,7 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
         self.close(CloseRequest {
             sessions,
             keep_kv: false,
+            parks: false,
         })
         .await
     }

@@ -55,3 +55,6 @@ pub const INVALID_JSON: &str = "invalid_json";
 
 /// The acceptance statistics that a worker continues were erased.
 pub const STATISTICS_ERASED: &str = "statistics_erased";
+
+/// The worker no longer has the context that the request resumes, so it wants all of it. Nothing has failed.
+pub const CONTEXT_GONE: &str = "context_gone";

@@ -94,6 +94,7 @@ fn answer(
     engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(session)],
         keep_kv: true,
+        parks: false,
     });
     output.truncate(OUTPUT);
     (output, counts)

@@ -153,6 +153,7 @@ fn check(engine: Engine, temperature: f32, seed: u64, config: EngineConfig) -> W
                 core.close(&CloseRequest {
                     sessions: vec![EngineSessionId(stream.session)],
                     keep_kv: random.below(3) > 0,
+                    parks: false,
                 });
                 sessions += 1;
                 (stream.session, stream.open, stream.sent) = (sessions, false, 0);

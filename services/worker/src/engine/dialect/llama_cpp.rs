@@ -25,7 +25,7 @@ use super::{Decoder, Dialect, VerifyCall, error_event, no_words};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::{FormAbilities, any_object, checked_schema, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
-use crate::engine::load::LoadSeries;
+use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
 use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest};
 
@@ -126,7 +126,14 @@ impl Dialect for LlamaCpp {
             path: "/metrics",
             running: "llamacpp:requests_processing",
             waiting: "llamacpp:requests_deferred",
-            kv_usage: None,
+            // Present versions do not tell it.
+            kv_usage: Some("llamacpp:kv_cache_usage_ratio"),
+            kv_capacity: Some(CapacitySeries::Used("llamacpp:kv_cache_tokens")),
+            prefill: Some(PrefillSeries {
+                seconds: "llamacpp:prompt_seconds_total",
+                tokens: "llamacpp:prompt_tokens_total",
+                cached_tokens: None,
+            }),
         })
     }
 

@@ -19,7 +19,7 @@ use super::{Decoder, Dialect, VerifyCall, end_of, error_event, no_words, pass_on
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::{FormAbilities, any_object, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated};
-use crate::engine::load::LoadSeries;
+use crate::engine::load::{CapacitySeries, LoadSeries};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
 use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest, certain_best};
 
@@ -112,6 +112,8 @@ impl Dialect for SgLang {
             running: "sglang:num_running_reqs",
             waiting: "sglang:num_queue_reqs",
             kv_usage: Some("sglang:token_usage"),
+            kv_capacity: Some(CapacitySeries::Tokens("sglang:max_total_num_tokens")),
+            prefill: None,
         })
     }
 

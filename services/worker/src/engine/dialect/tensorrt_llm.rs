@@ -66,6 +66,8 @@ impl Dialect for TensorRtLlm {
             running: "trtllm_num_requests_running",
             waiting: "trtllm_num_requests_waiting",
             kv_usage: Some("trtllm_kv_cache_utilization"),
+            kv_capacity: None,
+            prefill: None,
         })
     }
 

@@ -21,7 +21,7 @@ use super::{Decoder, Dialect, VerifyCall, tag_of};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::FormAbilities;
 use crate::engine::generate::GenerateRequest;
-use crate::engine::load::LoadSeries;
+use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
 use crate::engine::streaming::StreamingCapabilities;
 use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest, certain_best};
 
@@ -104,6 +104,16 @@ impl Dialect for Vllm {
             running: "vllm:num_requests_running",
             waiting: "vllm:num_requests_waiting",
             kv_usage: Some("vllm:kv_cache_usage_perc"),
+            kv_capacity: Some(CapacitySeries::Blocks {
+                series: "vllm:cache_config_info",
+                blocks: "num_gpu_blocks",
+                block_tokens: "block_size",
+            }),
+            prefill: Some(PrefillSeries {
+                seconds: "vllm:request_prefill_time_seconds_sum",
+                tokens: "vllm:prompt_tokens_total",
+                cached_tokens: Some("vllm:prefix_cache_hits_total"),
+            }),
         })
     }
 
