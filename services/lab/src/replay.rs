@@ -45,7 +45,7 @@ pub use clock::DurationsUs;
 pub use eagle3::Eagle3;
 pub(crate) use engine_model::{DEFAULT_ENGINE_MODEL, StepLoad};
 pub use engine_model::EngineModel;
-pub(crate) use judge::{DraftChoice, DraftRequest, Judge, Judging, StepDraft, VerifiedChoice};
+pub(crate) use judge::{DraftRequest, Judge, Judging, StepDraft, VerifiedChoice};
 pub(crate) use mba::{DRAFT_TOKENS_MAX, expected_tokens, draft_tokens};
 pub(crate) use options::once;
 pub use options::{ReplayOptions, ReplaySource};

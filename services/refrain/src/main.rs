@@ -7,6 +7,7 @@ use refrain::store::{self, StoreArgs};
 use refrain_lab::analyze::{self, AnalyzeOptions};
 use refrain_lab::bench::{self, BenchOptions};
 use refrain_lab::replay::{self, ReplayOptions};
+use refrain_lab::simulate::{self, SimulateOptions};
 use refrain_service_kit::mesh::MeshConfig;
 
 /// Make LLM serving faster by remembering outputs.
@@ -39,6 +40,8 @@ enum Command {
     Replay(ReplayOptions),
     /// Say for each workload and tenant of recorded calls whether drafting would help.
     Analyze(AnalyzeOptions),
+    /// Simulate rollouts and conversations on several instances, and compare how they are scheduled.
+    Simulate(Box<SimulateOptions>),
     /// Inspect, fill, verify or erase a draft store: a running one, or its directory.
     Store(StoreArgs),
 }
@@ -66,6 +69,7 @@ fn main() -> anyhow::Result<()> {
         Command::Bench(options) => bench::command(options.or_api_keys(dev_keys)),
         Command::Replay(options) => replay::command(&options),
         Command::Analyze(options) => analyze::command(&options),
+        Command::Simulate(options) => simulate::command(&options),
         Command::Store(args) => store::run(args),
     }
 }
