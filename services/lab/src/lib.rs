@@ -1,7 +1,8 @@
 //! Measurements of drafting, away from the serving path.
 //!
 //! Read [`replay`] first: it decodes recorded calls on a model of an engine. [`analyze`] says for which workloads and
-//! tenants drafting would help, and [`mod@bench`] measures a running mesh. [`json_lines`] reads trace files;
+//! tenants drafting would help, [`mod@bench`] measures a running mesh, and [`simulate`] compares how
+//! requests are scheduled. [`json_lines`] reads trace files;
 //! [`progress`] and [`text_table`] are what commands print.
 //!
 //! The `refrain` binary calls this crate; no service does.
@@ -11,4 +12,5 @@ pub mod bench;
 pub mod json_lines;
 pub mod progress;
 pub mod replay;
+pub mod simulate;
 pub mod text_table;

@@ -7,6 +7,7 @@ use refrain::store::{self, StoreArgs};
 use refrain_lab::analyze::{self, AnalyzeOptions};
 use refrain_lab::bench::{self, BenchOptions};
 use refrain_lab::replay::{self, ReplayOptions};
+use refrain_lab::simulate::{self, SimulateOptions};
 use refrain_service_kit::mesh::MeshConfig;
 
 /// Requests allocate hundreds of small values on several threads. The system's allocator takes a tenth of their time,
@@ -44,6 +45,8 @@ enum Command {
     Replay(ReplayOptions),
     /// Say for each workload and tenant of recorded calls whether drafting would help.
     Analyze(AnalyzeOptions),
+    /// Simulate rollouts and conversations on several instances, and compare how they are scheduled.
+    Simulate(Box<SimulateOptions>),
     /// Inspect, fill, verify or erase a draft store: a running one, or its directory.
     Store(StoreArgs),
 }
@@ -71,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Command::Bench(options) => bench::command(options.or_api_keys(dev_keys)),
         Command::Replay(options) => replay::command(&options),
         Command::Analyze(options) => analyze::command(&options),
+        Command::Simulate(options) => simulate::command(&options),
         Command::Store(args) => store::run(args),
     }
 }

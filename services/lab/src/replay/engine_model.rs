@@ -109,12 +109,12 @@ fn presets() -> Result<Vec<Preset>, toml::de::Error> {
 
 /// The work of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct StepLoad {
-    pub(super) requests: usize,
-    /// Tokens to compute: one per request, plus draft tokens.
-    pub(super) tokens: usize,
+pub(crate) struct StepLoad {
+    pub(crate) requests: usize,
+    /// Tokens to compute: one per request, plus draft tokens and tokens of prompts.
+    pub(crate) tokens: usize,
     /// Tokens of all contexts.
-    pub(super) kv_tokens: usize,
+    pub(crate) kv_tokens: usize,
 }
 
 impl EngineModel {
@@ -166,19 +166,28 @@ impl EngineModel {
     }
 
     /// Seconds of a step with this load; 0 for an empty one.
-    pub(super) fn step_seconds(&self, load: StepLoad) -> f64 {
+    pub(crate) fn step_seconds(&self, load: StepLoad) -> f64 {
         if load.tokens == 0 {
             return 0.0;
         }
-        let bytes_per_s = self.bandwidth_tb_per_s * 1e12 * self.bandwidth_efficiency;
+        let bytes_per_s = self.bytes_per_s();
         let flop_per_s = self.compute_tflop_per_s * 1e12 * self.compute_efficiency;
         let computed = (load.tokens as f64 / self.tile_tokens).ceil() * self.tile_tokens;
         let reading = self.weights_gb * 1e9 / bytes_per_s;
         let computing = 2.0 * self.parameters_b * 1e9 * computed / flop_per_s;
-        let attending = load.kv_tokens as f64 * self.kv_bytes_per_token / bytes_per_s;
+        let attending = load.kv_tokens as f64 * self.kv_token_seconds();
         let host_us = self.step_us
             + load.requests as f64 * self.request_us
             + load.tokens as f64 * self.token_us;
         host_us / 1e6 + reading.max(computing) + attending
+    }
+
+    /// Seconds that a step takes longer for each token of context.
+    pub(crate) fn kv_token_seconds(&self) -> f64 {
+        self.kv_bytes_per_token / self.bytes_per_s()
+    }
+
+    fn bytes_per_s(&self) -> f64 {
+        self.bandwidth_tb_per_s * 1e12 * self.bandwidth_efficiency
     }
 }

@@ -15,6 +15,7 @@ use super::account::Account;
 use super::counts::Acceptance;
 use super::eagle3::Eagle3;
 use super::engine_model::{EngineModel, StepLoad};
+use super::mba::{self, Positions};
 use super::policy::Policy;
 
 /// Stands for the end of a text, which no draft has: recordings hold no such token.
@@ -33,17 +34,17 @@ pub(crate) struct Judging {
 }
 
 /// A request that takes part in a step, before a draft is chosen for it.
-pub(super) struct DraftRequest {
+pub(crate) struct DraftRequest {
     /// The namespace whose acceptance statistics its drafts have.
-    pub(super) namespace: usize,
+    pub(crate) namespace: usize,
     /// Tokens of its prompt and output so far.
-    pub(super) context_tokens: usize,
+    pub(crate) context_tokens: usize,
     /// The best suffix draft, if one was looked for and found.
-    pub(super) found: Option<Candidate>,
+    pub(crate) found: Option<Candidate>,
 }
 
 /// The draft of a request in the step.
-pub(super) enum StepDraft {
+pub(crate) enum StepDraft {
     /// Nothing is drafted.
     Plain,
     /// This part of the suffix draft is verified.
@@ -53,10 +54,10 @@ pub(super) enum StepDraft {
 }
 
 /// A [`DraftRequest`] with the draft that was chosen for it.
-pub(super) struct DraftChoice {
+pub(crate) struct DraftChoice {
     namespace: usize,
-    pub(super) draft: StepDraft,
-    pub(super) found: Option<Candidate>,
+    pub(crate) draft: StepDraft,
+    pub(crate) found: Option<Candidate>,
     /// The expected probability that each drafted token is accepted.
     acceptance_probabilities: Vec<f32>,
     /// The router's offer, if it decided.
@@ -64,20 +65,20 @@ pub(super) struct DraftChoice {
 }
 
 /// A [`DraftChoice`] that was verified.
-pub(super) struct VerifiedChoice {
-    pub(super) context_tokens: usize,
-    pub(super) choice: DraftChoice,
+pub(crate) struct VerifiedChoice {
+    pub(crate) context_tokens: usize,
+    pub(crate) choice: DraftChoice,
     /// The drafted tokens that were accepted, from the root down.
-    pub(super) path: Vec<u32>,
+    pub(crate) path: Vec<u32>,
     /// The accepted tokens and the recording's next one.
-    pub(super) emitted: Vec<Token>,
+    pub(crate) emitted: Vec<Token>,
     /// Whether the recording ends with them.
-    pub(super) is_last: bool,
+    pub(crate) is_last: bool,
 }
 
 impl StepDraft {
     /// Draft tokens to verify.
-    pub(super) fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         match self {
             StepDraft::Plain => 0,
             StepDraft::Suffix(tree) => tree.len(),
@@ -87,7 +88,7 @@ impl StepDraft {
 }
 
 /// A policy at work.
-pub(super) struct Judge {
+pub(crate) struct Judge {
     judging: Judging,
     /// The worker's router. Every policy uses its statistics to say what it expects; one also follows its offers.
     router: Router<usize>,
@@ -95,11 +96,13 @@ pub(super) struct Judge {
     withholds: bool,
     /// Drafted and accepted tokens of the head.
     head: Acceptance,
+    /// How often the token at each position of a draft is accepted, for Seer's rule.
+    positions: Positions,
     pub(super) account: Account,
 }
 
 impl Judge {
-    pub(super) fn new(judging: Judging) -> Self {
+    pub(crate) fn new(judging: Judging) -> Self {
         let WorkerConfig {
             speculation: SpeculationConfig { gain_min, .. },
             replica,
@@ -125,6 +128,7 @@ impl Judge {
             router,
             withholds: false,
             head: Acceptance::default(),
+            positions: Positions::default(),
             account: Account::default(),
         }
     }
@@ -136,7 +140,7 @@ impl Judge {
     }
 
     /// Chooses for all requests of a step together.
-    pub(super) fn choose(&mut self, mut requests: Vec<DraftRequest>) -> Vec<DraftChoice> {
+    pub(crate) fn choose(&mut self, mut requests: Vec<DraftRequest>) -> Vec<DraftChoice> {
         let batch = requests.len() as u32;
         let is_routed = self.judging.policy == Policy::Goodput;
         self.withholds = is_routed && self.router.withholds(batch, false);
@@ -145,6 +149,9 @@ impl Judge {
             for request in &mut requests {
                 request.found = None;
             }
+        }
+        if self.judging.policy == Policy::Mba {
+            self.cut_by_mba(&mut requests);
         }
         let mut room = self.judging.step_tokens_max.saturating_sub(batch);
         let frame = Frame {
@@ -178,6 +185,24 @@ impl Judge {
             }
         };
         prospects.into_iter().map(choose_one).collect()
+    }
+
+    /// Cuts all drafts to the length that Seer's rule gives the batch.
+    fn cut_by_mba(&self, requests: &mut [DraftRequest]) {
+        let kv_tokens = requests.iter().map(|of| of.context_tokens).sum();
+        let step_seconds = |tokens: usize| {
+            self.judging.engine.step_seconds(StepLoad {
+                requests: requests.len(),
+                tokens,
+                kv_tokens,
+            })
+        };
+        let acceptance = self.positions.acceptance();
+        let (depth, _) = mba::draft_tokens((requests.len(), 0), &acceptance, step_seconds);
+        for request in requests {
+            let whole = request.found.take();
+            request.found = whole.and_then(|found| mba::within_depth(&found, depth));
+        }
     }
 
     fn prospect(&self, request: DraftRequest, room: u32) -> Prospect<usize> {
@@ -216,9 +241,9 @@ impl Judge {
             (Policy::Off | Policy::Goodput, _) => StepDraft::Plain,
             (Policy::Eagle3, _) => head_draft(),
             // SAM's matches are long enough to be preferred to the head.
-            (Policy::Suffix | Policy::Pld | Policy::Sam, Some(found)) => suffix_draft(found),
+            (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, Some(found)) => suffix_draft(found),
             (Policy::Sam, None) if !head.is_absent() => head_draft(),
-            (Policy::Suffix | Policy::Pld | Policy::Sam, None) => StepDraft::Plain,
+            (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, None) => StepDraft::Plain,
             (Policy::Score | Policy::Paper, _) => match self.route_by_score(found) {
                 Route::Suffix => found.map_or(StepDraft::Plain, suffix_draft),
                 Route::Fallback | Route::Merged => head_draft(),
@@ -264,7 +289,7 @@ impl Judge {
     }
 
     /// Learns from a step, and charges it.
-    pub(super) fn settle(&mut self, verified: &[VerifiedChoice]) {
+    pub(crate) fn settle(&mut self, verified: &[VerifiedChoice]) {
         let mut load = StepLoad::default();
         let mut depths = Vec::new();
         for one in verified {
@@ -278,6 +303,9 @@ impl Judge {
             if let StepDraft::Head(depth) = choice.draft {
                 depths.push(depth);
                 self.head.record(depth, one.path.len(), one.emitted.len());
+            }
+            if let StepDraft::Suffix(tree) = &choice.draft {
+                self.positions.record(tree, one.path.len());
             }
             self.account.bonus_tokens += (one.emitted.len() - one.path.len()) as u64;
             self.learn(one);

@@ -19,6 +19,8 @@ pub enum Policy {
     Score,
     /// The drafts that bring most tokens per second for the whole batch, by observed acceptance and step times.
     Goodput,
+    /// Suffix drafts of one length for the whole batch, by Seer's rule (MBA).
+    Mba,
     /// As --preset sam; the head drafts where no match is longer than four tokens.
     Sam,
     /// As --preset pld.

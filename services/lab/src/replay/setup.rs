@@ -72,7 +72,7 @@ impl Setup {
         setup.judging.policy = policy;
         setup.serving.concurrency = concurrency;
         let has_indexes = match policy {
-            Policy::Suffix | Policy::Score | Policy::Goodput => return setup,
+            Policy::Suffix | Policy::Score | Policy::Goodput | Policy::Mba => return setup,
             Policy::Paper => {
                 setup.serving.params = paper_params();
                 true

@@ -1,0 +1,53 @@
+//! `refrain simulate`: rollouts and conversations on several simulated instances, scheduled by the real scheduler.
+//!
+//! The scheduler's core ([`refrain_scheduler::core`]) takes the requests and decides their order and their instances.
+//! Everything around it is simulated: the clock, the instances with their batches and KV caches, and the time of their
+//! steps ([`EngineModel`](crate::replay::EngineModel)). The baseline `group-fifo` does without the scheduler.
+//!
+//! Read `mesh` first, which is the loop of events. `instance` is one engine, `desk` the scheduler, `drafting` what
+//! drafts bring. `workload`, `lengths`, `presets` and `conversations` are the requests.
+//!
+//! A simulation depends on its options alone, not on this machine.
+
+mod conversations;
+mod desk;
+mod drafting;
+mod html;
+mod instance;
+mod lengths;
+mod mesh;
+mod options;
+mod presets;
+mod random;
+mod report;
+mod runs;
+#[cfg(test)]
+mod tests;
+mod token_drafts;
+mod workload;
+
+use anyhow::Context;
+
+use crate::progress::ProgressLine;
+use crate::text_table::print_report;
+
+pub use options::{
+    DraftRule, Shape, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy,
+};
+pub use presets::WorkloadPreset;
+pub use report::{KvBounds, RunReport, SimulateReport, WorkloadReport};
+pub use runs::run;
+
+/// Runs `refrain simulate`, and prints its report.
+///
+/// # Errors
+/// As [`run`], and a page that cannot be written.
+pub fn command(options: &SimulateOptions) -> anyhow::Result<()> {
+    let line = ProgressLine::default();
+    let report = run(options, |share, message| line.show(Some(share), message))?;
+    drop(line);
+    if let Some(path) = &options.html {
+        std::fs::write(path, html::html(&report)?).with_context(|| path.display().to_string())?;
+    }
+    Ok(print_report(&report, options.json, SimulateReport::table)?)
+}

@@ -1,0 +1,182 @@
+//! The report as one self-contained page: tables, instances over time, and the tails as SVG.
+
+use std::fmt::Write;
+
+use anyhow::anyhow;
+use plotters::prelude::*;
+
+use super::mesh::Mesh;
+use super::options::Shape;
+use super::report::SimulateReport;
+use crate::analyze::escaped;
+
+/// Columns of a picture of instances.
+const COLUMNS: usize = 160;
+/// Rows of it; further instances are left out.
+const ROWS_MAX: usize = 64;
+/// Points of a curve.
+const POINTS: usize = 400;
+
+/// What is drawn of a simulation.
+#[derive(Clone, Debug)]
+pub(super) struct Plot {
+    title: String,
+    makespan_s: f64,
+    /// For each instance, the busy share of its slots in each column.
+    busy: Vec<Vec<f64>>,
+    /// Share of the requests that is not done, by time.
+    unfinished: Vec<(f64, f64)>,
+}
+
+impl Plot {
+    pub(super) fn of(title: String, mesh: &Mesh<'_>, shape: &Shape) -> Self {
+        let mut finished: Vec<f64> = mesh.jobs.iter().filter_map(|job| job.finished_s).collect();
+        finished.sort_by(f64::total_cmp);
+        let makespan_s = finished.last().copied().unwrap_or(0.0).max(1e-9);
+        let column_s = makespan_s / COLUMNS as f64;
+        let busy = mesh.instances.iter().take(ROWS_MAX).map(|instance| {
+            let mut columns = vec![0.0; COLUMNS];
+            for (from_s, to_s, requests) in &instance.counts.spans {
+                let first = (from_s / column_s) as usize;
+                let last = ((to_s / column_s) as usize).min(COLUMNS - 1);
+                let share = f64::from(*requests) / shape.slots as f64;
+                for (at, column) in columns.iter_mut().enumerate().take(last + 1).skip(first) {
+                    let from = from_s.max(at as f64 * column_s);
+                    let to = to_s.min((at + 1) as f64 * column_s);
+                    *column += share * (to - from).max(0.0) / column_s;
+                }
+            }
+            columns
+        });
+        let every = finished.len().div_ceil(POINTS).max(1);
+        let count = finished.len().max(1) as f64;
+        let points = finished.iter().enumerate();
+        let points = points.filter(|(nth, _)| nth % every == 0 || nth + 1 == finished.len());
+        Plot {
+            title,
+            makespan_s,
+            busy: busy.collect(),
+            unfinished: points
+                .map(|(nth, time_s)| (*time_s, 1.0 - (nth + 1) as f64 / count))
+                .collect(),
+        }
+    }
+}
+
+/// Renders the page.
+///
+/// # Errors
+/// A picture that cannot be drawn.
+pub(super) fn html(report: &SimulateReport) -> anyhow::Result<String> {
+    let mut page = String::from(HEAD);
+    let mut plots = report.plots.iter();
+    for workload in &report.workloads {
+        let _ = writeln!(page, "<h1>{}</h1>\n<table>", escaped(&workload.name));
+        for (at, line) in SimulateReport::lines(workload).iter().enumerate() {
+            let tag = if at == 0 { "th" } else { "td" };
+            page.push_str("<tr>");
+            for cell in line {
+                let _ = write!(page, "<{tag}>{}</{tag}>", escaped(cell));
+            }
+            page.push_str("</tr>\n");
+        }
+        page.push_str("</table>\n");
+        let of_workload: Vec<&Plot> = plots.by_ref().take(workload.runs.len()).collect();
+        page.push_str(&tails(&of_workload).map_err(|error| anyhow!("the tails: {error}"))?);
+        for plot in of_workload {
+            let drawn = gantt(plot).map_err(|error| anyhow!("{}: {error}", plot.title))?;
+            page.push_str(&drawn);
+        }
+    }
+    page.push_str("</body>\n</html>\n");
+    Ok(page)
+}
+
+/// The share of unfinished requests over time, one curve for each simulation.
+fn tails(plots: &[&Plot]) -> Result<String, Box<dyn std::error::Error>> {
+    let end_s = plots.iter().map(|plot| plot.makespan_s).fold(1e-9, f64::max);
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (900, 360)).into_drawing_area();
+        let mut chart = ChartBuilder::on(&area)
+            .caption("Requests that are not done", ("sans-serif", 17))
+            .margin(10)
+            .x_label_area_size(36)
+            .y_label_area_size(48)
+            .build_cartesian_2d(0.0..end_s, 0.0..1.0)?;
+        chart.configure_mesh().x_desc("seconds").y_desc("share").draw()?;
+        for (at, plot) in plots.iter().enumerate() {
+            let color = Palette99::pick(at).to_rgba();
+            let curve = LineSeries::new(plot.unfinished.iter().copied(), color.stroke_width(2));
+            chart
+                .draw_series(curve)?
+                .label(plot.title.as_str())
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 14, y)], color.stroke_width(2))
+                });
+        }
+        if !plots.is_empty() {
+            chart
+                .configure_series_labels()
+                .background_style(WHITE.mix(0.8))
+                .border_style(BLACK.mix(0.2))
+                .draw()?;
+        }
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+/// The instances over time: the darker, the more of the slots are busy.
+fn gantt(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
+    let rows = plot.busy.len();
+    let mut svg = String::new();
+    {
+        let height = 90 + 9 * rows as u32;
+        let area = SVGBackend::with_string(&mut svg, (900, height)).into_drawing_area();
+        let mut chart = ChartBuilder::on(&area)
+            .caption(&plot.title, ("sans-serif", 17))
+            .margin(10)
+            .x_label_area_size(36)
+            .y_label_area_size(48)
+            .build_cartesian_2d(0.0..plot.makespan_s, 0.0..rows as f64)?;
+        chart
+            .configure_mesh()
+            .disable_mesh()
+            .x_desc("seconds")
+            .y_desc("instance")
+            .draw()?;
+        let column_s = plot.makespan_s / COLUMNS as f64;
+        let busiest = plot.busy.iter().flatten().copied().fold(1e-9, f64::max);
+        let cells = plot.busy.iter().enumerate().flat_map(|(row, columns)| {
+            columns.iter().enumerate().filter(|(_, share)| **share > 0.0).map(
+                move |(at, share)| {
+                    let corners = [
+                        (at as f64 * column_s, row as f64 + 0.1),
+                        ((at + 1) as f64 * column_s, row as f64 + 0.9),
+                    ];
+                    Rectangle::new(corners, BLUE.mix(0.1 + 0.9 * share / busiest).filled())
+                },
+            )
+        });
+        chart.draw_series(cells)?;
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+const HEAD: &str = r#"<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Refrain: simulated schedules</title>
+<style>
+body { font: 15px/1.5 sans-serif; max-width: 76em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
+table { border-collapse: collapse; margin: 1em 0 }
+th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+svg { display: block; max-width: 100%; height: auto; margin: 1.5em 0 }
+</style>
+</head>
+<body>
+"#;
