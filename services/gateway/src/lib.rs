@@ -9,7 +9,8 @@
 //! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
 //!
 //! The gateway deliberately does not know which worker is best (the scheduler does), what a draft is (the worker
-//! does), and what was generated before: it asks the draft store for lengths only. It stores only the responses that clients may continue, in memory.
+//! does), and what was generated before: it asks the draft store for lengths only. It stores only the responses that
+//! clients may continue, in memory.
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 

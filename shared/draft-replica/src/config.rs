@@ -27,11 +27,11 @@ pub struct ReplicaConfig {
     /// Most tokens of one group's tree; the oldest outputs that do not run here are evicted first. A token takes about
     /// 85 bytes. The default has room for 16 samples of 65,536 tokens.
     pub group_tokens_max: u64,
-    /// Most tokens of all groups' trees together; the least recently used idle group is evicted first. While all groups
-    /// run, further tokens are in their namespaces alone.
+    /// Most tokens of all groups' trees together; the least recently used idle group is evicted first. While all
+    /// groups run, further tokens are in their namespaces alone.
     pub groups_tokens_max: u64,
-    /// Pause between two calls for the logs of the groups that run here, milliseconds. The logs bring what other workers
-    /// emit.
+    /// Pause between two calls for the logs of the groups that run here, milliseconds. The logs bring what other
+    /// workers emit.
     pub group_fetch_ms: u64,
 
     /// Tokens of ended outputs in the live part of a namespace that are worth a segment. Fewer would make many small
@@ -83,8 +83,8 @@ pub struct RemoteLookupConfig {
 pub struct UploaderConfig {
     /// Pause between two uploads, milliseconds.
     pub interval_ms: u64,
-    /// Pause between two uploads while outputs of groups grow, milliseconds, if it is the shorter one. Samples of a group
-    /// draft from each other wherever they run.
+    /// Pause between two uploads while outputs of groups grow, milliseconds, if it is the shorter one. Samples of a
+    /// group draft from each other wherever they run.
     pub group_interval_ms: u64,
     /// Most tokens held while the store cannot be reached. For further ones the oldest finished outputs are dropped.
     pub pending_tokens_max: usize,

@@ -6,19 +6,17 @@
 
 use std::collections::BTreeMap;
 
-use refrain_protocol::NamespaceId;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::history::{OutputLengths, PromptHash};
 
 use crate::catalog::document::Document;
-use crate::catalog::state::Catalog;
-use crate::record::{DocumentKey, finish_of};
+use crate::record::finish_of;
 
 /// Most outputs of a prompt that an answer is made from: the newest.
 const LENGTHS_MAX: usize = 64;
 
 /// The part of a prompt's hash that is kept in memory; 0 stands for no hash.
-fn short(prompt: PromptHash) -> u64 {
+pub(super) fn short(prompt: PromptHash) -> u64 {
     (prompt.0 as u64).max(1)
 }
 
@@ -44,7 +42,8 @@ impl PromptLengths {
         }
     }
 
-    fn newest(&self, prompt: PromptHash) -> OutputLengths {
+    /// The lengths of the newest outputs to a prompt.
+    pub(super) fn newest(&self, prompt: PromptHash) -> OutputLengths {
         let prompt = short(prompt);
         let all = self.0.range((prompt, 0)..=(prompt, u64::MAX));
         let newest = all.rev().take(LENGTHS_MAX);
@@ -61,28 +60,4 @@ pub(super) fn entry_of(document: &Document) -> Option<((u64, u64), u32)> {
     );
     let is_listed = is_complete && document.prompt != 0;
     is_listed.then_some(((document.prompt, state.sequence), state.len))
-}
-
-impl Catalog {
-    /// Records the prompt of a document.
-    pub(crate) fn set_prompt(&mut self, key: DocumentKey, prompt: PromptHash) {
-        let Some(entry) = self.namespaces.get_mut(&key.namespace) else {
-            return;
-        };
-        if let Some(document) = entry.documents.get_mut(&key.document) {
-            let before = entry_of(document);
-            document.prompt = short(prompt);
-            entry.lengths.change(before, entry_of(document));
-        }
-    }
-
-    /// The lengths of the newest complete outputs to a prompt.
-    pub(crate) fn output_lengths(
-        &self,
-        namespace: NamespaceId,
-        prompt: PromptHash,
-    ) -> OutputLengths {
-        let entry = self.namespaces.get(&namespace);
-        entry.map_or_else(OutputLengths::default, |entry| entry.lengths.newest(prompt))
-    }
 }

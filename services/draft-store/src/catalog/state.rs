@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use refrain_protocol::history::{OutputLengths, PromptHash};
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 use crate::catalog::acceptance_statistics::StatisticsSizes;
@@ -11,7 +12,7 @@ use crate::catalog::erasures::Erasures;
 use crate::catalog::exports::Exports;
 use crate::catalog::feed::Feed;
 use crate::catalog::groups::Groups;
-use crate::catalog::history::{PromptLengths, entry_of};
+use crate::catalog::history::{PromptLengths, entry_of, short};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
@@ -279,6 +280,28 @@ impl Catalog {
             self.size.count(counted, comes);
         }
         self.documents = self.documents + u64::from(after.is_some()) - u64::from(before.is_some());
+    }
+
+    /// Records the prompt of a document.
+    pub(crate) fn set_prompt(&mut self, key: DocumentKey, prompt: PromptHash) {
+        let Some(entry) = self.namespaces.get_mut(&key.namespace) else {
+            return;
+        };
+        if let Some(document) = entry.documents.get_mut(&key.document) {
+            let before = entry_of(document);
+            document.prompt = short(prompt);
+            entry.lengths.change(before, entry_of(document));
+        }
+    }
+
+    /// The lengths of the newest complete outputs to a prompt.
+    pub(crate) fn output_lengths(
+        &self,
+        namespace: NamespaceId,
+        prompt: PromptHash,
+    ) -> OutputLengths {
+        let entry = self.namespaces.get(&namespace);
+        entry.map_or_else(OutputLengths::default, |entry| entry.lengths.newest(prompt))
     }
 
     /// Tells followers that a document is gone, as the change numbered `sequence`.

@@ -20,9 +20,10 @@
 //! tokens per step with such contexts, and 4 % fewer if only half the output's length was kept.
 //!
 //! A file of another version is not damaged (version 1 had a record of a hundred bytes per document): the store
-//! refuses to start and leaves everything in place. Only version 2 is still read, which lacks the hashes of prompts. Every program must be able to tell such a file from a damaged
-//! one. So magic, version, length of the index and checksum have the same positions in the footer in all versions. A
-//! new version of the index is a new version of the file.
+//! refuses to start and leaves everything in place. Only version 2 is still read, which lacks the hashes of prompts.
+//! Every program must be able to tell such a file from a damaged one. So magic, version, length of the index and
+//! checksum have the same positions in the footer in all versions. A new version of the index is a new version of the
+//! file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -90,8 +90,8 @@ pub(super) fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
         return Ok(());
     }
     Err(LogError::Refused(format!(
-        "{} is a segment of format version {version}, and this program reads 2 and {VERSION}: nothing was changed; run the \
-         binary that wrote it and `refrain store export`, then import into an empty directory with this one",
+        "{} is a segment of format version {version}, and this program reads 2 and {VERSION}: nothing was changed; run \
+         the binary that wrote it and `refrain store export`, then import into an empty directory with this one",
         path.display()
     )))
 }

@@ -73,7 +73,8 @@ macro_rules! bincode_calls {
 }
 
 bincode_calls! {
-    append follow touch register_group fetch_groups output_lengths segments segment_piece documents lookup acceptance_stats import export
+    append follow touch register_group fetch_groups output_lengths segments segment_piece documents lookup
+    acceptance_stats import export
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

@@ -107,8 +107,8 @@ async fn a_group_is_registered_once_and_again_after_a_failure() {
     store.is_silent.store(true, Ordering::Relaxed);
     for number in 0..2 * REGISTRATIONS_MAX {
         memory.group_runs(&namespace(), &format!("silent {number}"));
+        tokio::task::yield_now().await;
     }
-    tokio::task::yield_now().await;
     assert_eq!(registrations(), 4 + REGISTRATIONS_MAX);
     let rejections = &memory.metrics.families.rejections;
     let rejected = rejections.with_label_values(&["group_registrations"]);
