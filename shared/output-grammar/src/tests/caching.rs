@@ -193,7 +193,7 @@ fn namespaces_have_shares_and_refusals_push_nothing_out() {
     };
     assert_eq!(cache.size(), size);
     // To replace one grammar by itself takes no room.
-    cache.insert(key(1, 0), &Ok(grammar.clone()));
+    cache.insert(key(1, 0), &Ok(grammar));
     assert_eq!(cache.size(), size);
 }
 
