@@ -305,10 +305,12 @@ impl Groups {
         }
     }
 
-    /// Removes all documents but those of requests that run here from the groups of a namespace.
+    /// Removes all documents but those of requests that run here from the groups of a namespace. Their logs are read
+    /// from the beginning again.
     pub(super) fn reset(&self, namespace: NamespaceId) {
         for group in self.of(namespace) {
             group.write().reset();
+            group.set_log_position(FeedCursor::default());
         }
     }
 

@@ -172,8 +172,14 @@ fn removed_documents_are_removed_from_groups_too() {
     assert_eq!(lengths(group, [1, 2, 3]), [Some(2); 3]);
     groups.remove(ONE, &[DocumentId(2)]);
     assert_eq!(lengths(group, [1, 2, 3]), [Some(2), None, Some(2)]);
+    let read_to = FeedCursor {
+        generation: 1,
+        sequence: 9,
+    };
+    group.set_log_position(read_to);
     groups.reset(ONE);
     assert_eq!(lengths(group, [1, 2, 3]), [Some(2), None, None]);
+    assert_eq!(group.log_position(), FeedCursor::default());
 }
 
 #[test]
