@@ -475,13 +475,18 @@ impl WorkerTable {
         members.filter_map(|index| Some((*index, self.at(*index)?)))
     }
 
-    /// Longest context that a free worker of the pool takes, and most KV tokens for which one has room. `None` if no
-    /// worker is free.
-    pub(super) fn free_limits(&self, pool: &PoolKey) -> Option<(u32, u64)> {
-        let limits = self
-            .free(pool)
-            .map(|(_, worker)| (worker.heartbeat.max_context, worker.room_tokens()));
-        limits.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)))
+    /// Whether a worker of the pool takes chunks and has a free slot.
+    pub(super) fn has_free(&self, pool: &PoolKey) -> bool {
+        let workers = self.pools.get(pool);
+        workers.is_some_and(|workers| !workers.free.is_empty())
+    }
+
+    /// Longest context that a free worker of the pool takes, and most KV tokens for which one has room. The worker that
+    /// is kept for a request does not count.
+    pub(super) fn free_limits(&self, pool: &PoolKey, kept: Option<usize>) -> (u32, u64) {
+        let free = self.free(pool).filter(|(index, _)| Some(*index) != kept);
+        let limits = free.map(|(_, worker)| (worker.heartbeat.max_context, worker.room_tokens()));
+        limits.fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)))
     }
 
     /// The load of a pool, for the choice of a worker.

@@ -11,7 +11,7 @@ use super::waiting_request::{LeaseCallId, WaitingRequest};
 
 const ROLLOUTS: usize = 1;
 /// Most requests of one line that are looked at for a claim.
-const LINE_LOOKED_AT_MAX: usize = 256;
+const LINE_LOOKED_AT_MAX: usize = 64;
 
 /// The conditions under which waiting requests may claim a slot of a full worker.
 pub(in crate::dispatch) struct SlotDemand<'a> {
