@@ -122,7 +122,7 @@ impl Mesh {
     /// A new request: a rollout of the newest group, or a turn of a conversation.
     fn request(&mut self) -> LeaseRequest {
         self.requests += 1;
-        let is_rollout = self.requests % 2 == 0;
+        let is_rollout = self.requests.is_multiple_of(2);
         let group = self.requests / 2 / GROUP_SIZE;
         let tenant = self.random.below(TENANTS);
         let (context_tokens, prefixes) = if is_rollout {
@@ -257,7 +257,7 @@ fn measure(name: &str, kv_tokens: u64) -> anyhow::Result<()> {
         mesh.now_us += 100;
         mesh.end_chunk()?;
         mesh.fill()?;
-        if nth as u64 % (HEARTBEAT_MS * 10 / WORKERS as u64) == 0 {
+        if (nth as u64).is_multiple_of(HEARTBEAT_MS * 10 / WORKERS as u64) {
             mesh.heartbeat("heartbeat", next_beat)?;
             next_beat = (next_beat + 1) % WORKERS;
         }

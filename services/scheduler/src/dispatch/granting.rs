@@ -7,15 +7,15 @@ use super::Dispatch;
 use super::events::{DispatchEffect, Placed};
 use super::fair_queue::{LeaseCallId, WaitingRequest};
 use super::lease_table::RunningLease;
+use super::live_worker::LiveWorker;
 use super::pool_key::PoolKey;
-use super::worker_table::LiveWorker;
 use crate::config::PlacementPolicy;
 use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
 /// Most waiting requests of a pool that are looked at for one slot. Those that no free worker can take are passed over.
-const LOOKED_AT_MAX: usize = 256;
+const LOOKED_AT_MAX: usize = 128;
 /// How long the first request in line waits for room in a KV cache, until a worker is kept free for it.
 const ROOM_PATIENCE_MS: u64 = 1_000;
 
