@@ -5,7 +5,7 @@
 //! hold:
 //!
 //! * No waiting request could be placed: every event that frees a slot also fills it. Two bounds limit this. Only the
-//!   first few hundred of a line are looked at, and a worker can be kept free for a request that needs much of its KV
+//!   first dozens of each line are looked at, and a worker can be kept free for a request that needs much of its KV
 //!   cache.
 //! * A worker holds at most as many leases as it had slots when the last of them was granted. A lease counts from its
 //!   grant, before any heartbeat names it.
@@ -23,6 +23,7 @@ mod granting;
 mod group_key;
 mod groups;
 mod lease_table;
+mod live_worker;
 mod ordering;
 mod pool_key;
 mod preemption;

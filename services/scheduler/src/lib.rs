@@ -9,7 +9,7 @@
 //! | file | content |
 //! |---|---|
 //! | `dispatch.rs` | **Read this first.** The core that decides, as a pure function of events and instants. |
-//! | `dispatch/fair_queue.rs` | The order of waiting requests: fair between tenants, interactive ones before rollouts. |
+//! | `dispatch/fair_queue.rs` | The order of waiting requests: fair between tenants, rollouts last. |
 //! | `order.rs` | The order of a tenant's rollouts, by what is known about their lengths. |
 //! | `dispatch/groups.rs`, `ordering.rs` | What is known about groups, and how ranks follow it. |
 //! | `placement.rs` | The choice of a worker for a request, by its load and what its KV cache holds. |

@@ -20,7 +20,7 @@ pub(super) const SERVICE_MS_FIRST_GUESS: f64 = 1_000.0;
 /// Weight of the newest chunk in the moving averages.
 const AVERAGE_STEP: f64 = 0.1;
 /// Most requests of one line that are looked at for one slot. Those that no free worker can take are passed over.
-const LINE_LOOKED_AT_MAX: usize = 256;
+const LINE_LOOKED_AT_MAX: usize = 32;
 
 /// The charge of a grant for its expected cost, to be corrected when the chunk ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::waiting_request::{LeaseCallId, WaitingRequest};
 
 const ROLLOUTS: usize = 1;
 /// Most requests of one line that are looked at for a claim.
-const LINE_LOOKED_AT_MAX: usize = 256;
+const LINE_LOOKED_AT_MAX: usize = 32;
 
 /// The conditions under which waiting requests may claim a slot of a full worker.
 pub(in crate::dispatch) struct SlotDemand<'a> {
@@ -144,8 +144,8 @@ impl PoolQueue {
         over.max_by_key(|(keeps, _)| *keeps).map(|(_, place)| place)
     }
 
-    /// The requests that may claim a slot, in the order of the queue: interactive ones, then rollouts, and in each class
-    /// the least served tenant first.
+    /// The requests that may claim a slot, in the order of the queue: interactive ones, then rollouts, and in each
+    /// class the least served tenant first.
     fn claimants<'a>(
         &'a self,
         waiting: &HashMap<LeaseCallId, WaitingRequest>,
