@@ -7,6 +7,7 @@
 //!
 //! Only contexts of one namespace match, since the hash covers it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use lru::LruCache;
@@ -25,7 +26,38 @@ pub(crate) struct PrefixTable {
 }
 
 /// Workers by prefix. The hasher is the one of [`LruCache`], since there are many look-ups for each event.
-type Holders = HashMap<PrefixHash, Vec<usize>, lru::DefaultHasher>;
+type Holders = HashMap<PrefixHash, Holding, lru::DefaultHasher>;
+
+/// The workers that hold a prefix. Nearly always it is one, which needs no memory of its own.
+#[derive(Debug)]
+enum Holding {
+    One(usize),
+    Several(Vec<usize>),
+}
+
+impl Holding {
+    fn workers(&self) -> &[usize] {
+        match self {
+            Holding::One(worker) => std::slice::from_ref(worker),
+            Holding::Several(workers) => workers,
+        }
+    }
+}
+
+fn add_holder(holders: &mut Holders, prefix: PrefixHash, worker: usize) {
+    match holders.entry(prefix) {
+        Entry::Vacant(place) => {
+            place.insert(Holding::One(worker));
+        }
+        Entry::Occupied(mut place) => match place.get_mut() {
+            Holding::Several(workers) => workers.push(worker),
+            Holding::One(other) => {
+                let workers = vec![*other, worker];
+                place.insert(Holding::Several(workers));
+            }
+        },
+    }
+}
 
 #[derive(Debug)]
 struct WorkerPrefixes {
@@ -80,7 +112,7 @@ impl PrefixTable {
             of_worker.sent.put(*prefix, tokens);
             of_worker.sent_tokens += u64::from(tokens);
             if !of_worker.reported.contains(prefix) {
-                self.holders.entry(*prefix).or_default().push(worker);
+                add_holder(&mut self.holders, *prefix, worker);
             }
         }
         let tokens_max = capacity_tokens.unwrap_or(u64::MAX);
@@ -110,7 +142,7 @@ impl PrefixTable {
         }
         for prefix in reported.difference(&of_worker.reported) {
             if !of_worker.sent.contains(prefix) {
-                self.holders.entry(*prefix).or_default().push(worker);
+                add_holder(&mut self.holders, *prefix, worker);
             }
         }
         of_worker.reported = reported;
@@ -141,7 +173,8 @@ impl PrefixTable {
             held[*worker] = 0;
         }
         for (nth, prefix) in prefixes.iter().enumerate().rev() {
-            for worker in self.holders.get(prefix).into_iter().flatten() {
+            let holding = self.holders.get(prefix);
+            for worker in holding.map_or(&[][..], Holding::workers) {
                 if let Some(tokens) = held.get_mut(*worker)
                     && *tokens == 0
                 {
@@ -168,11 +201,20 @@ impl PrefixTable {
 }
 
 fn remove_holder(holders: &mut Holders, prefix: PrefixHash, worker: usize) {
-    if let Some(of_prefix) = holders.get_mut(&prefix) {
-        of_prefix.retain(|holder| *holder != worker);
-        if of_prefix.is_empty() {
-            holders.remove(&prefix);
+    let Entry::Occupied(mut place) = holders.entry(prefix) else {
+        return;
+    };
+    match place.get_mut() {
+        Holding::Several(workers) => {
+            workers.retain(|holder| *holder != worker);
+            if let [other] = workers[..] {
+                place.insert(Holding::One(other));
+            }
         }
+        Holding::One(holder) if *holder == worker => {
+            place.remove();
+        }
+        Holding::One(_) => {}
     }
 }
 
