@@ -67,7 +67,9 @@ impl SchedulerHandle {
         self.draining.store(true, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         // `do_send` ignores the mailbox's limit: a drain must not fail because the mailbox is full.
-        self.dispatcher.actor.do_send(DispatchMessage::Drain { reply });
+        self.dispatcher
+            .actor
+            .do_send(DispatchMessage::Drain { reply });
         // An error means that the dispatcher has already stopped.
         let _ = answer.await;
     }
@@ -148,13 +150,12 @@ impl Drop for PendingLease {
         // Once the channel is closed, the dispatcher takes back any grant by itself. A grant that has already arrived
         // is returned here.
         answer.close();
-        self.dispatcher
-            .apply(|dispatcher| match answer.try_recv() {
-                Ok(Ok(Lease { lease, .. })) => {
-                    dispatcher.apply(DispatchEvent::Undelivered { lease });
-                }
-                _ => dispatcher.withdraw(self.call),
-            });
+        self.dispatcher.apply(|dispatcher| match answer.try_recv() {
+            Ok(Ok(Lease { lease, .. })) => {
+                dispatcher.apply(DispatchEvent::Undelivered { lease });
+            }
+            _ => dispatcher.withdraw(self.call),
+        });
     }
 }
 

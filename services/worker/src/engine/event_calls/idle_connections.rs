@@ -61,7 +61,9 @@ impl IdleConnections {
         let mut state = self.lock();
         let idle_max = self.idle_max;
         let is_old = |since: &Instant| now.saturating_duration_since(*since) >= idle_max;
-        let old = state.connections.partition_point(|(since, _)| is_old(since));
+        let old = state
+            .connections
+            .partition_point(|(since, _)| is_old(since));
         state.connections.drain(..old);
         state.is_swept = !state.connections.is_empty();
         state.is_swept
