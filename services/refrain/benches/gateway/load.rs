@@ -1,8 +1,6 @@
-//! Sends requests and reads their answers: as fast as they are answered, or at a fixed rate.
+//! Sends requests and reads their answers, as fast as they are answered.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use futures_util::future::try_join_all;
 
 /// The last event of a stream.
@@ -65,23 +63,5 @@ impl Target {
         }))
         .await?;
         Ok(())
-    }
-
-    /// Sends bodies at a fixed rate, whether or not answers have come. Returns the time of each answer, milliseconds.
-    pub(crate) async fn send_at_rate(
-        &self,
-        bodies: Vec<Vec<u8>>,
-        per_s: f64,
-    ) -> anyhow::Result<Vec<f64>> {
-        let began = Instant::now();
-        let answers = bodies.into_iter().enumerate().map(|(at, body)| async move {
-            let due = began + Duration::from_secs_f64(at as f64 / per_s);
-            tokio::time::sleep_until(due.into()).await;
-            // Timers of the runtime have steps of a millisecond, so the time begins when the request is sent.
-            let sent = Instant::now();
-            self.send(body).await?;
-            anyhow::Ok(sent.elapsed().as_secs_f64() * 1e3)
-        });
-        try_join_all(answers).await.context("at a fixed rate")
     }
 }

@@ -10,14 +10,15 @@
 //! the engine (`engine.rs`). This process is the client. Rounds through the mesh and rounds through `smg` alternate,
 //! with the same bodies, and both log warnings only.
 //!
-//! *CPU* is the CPU time of the process, user and kernel, over the requests or tokens of a round. Figures are medians
-//! over the rounds. *Added* is the time of a one-token answer at half of what one core can do, less that of the
-//! engine alone at the same rate.
+//! *CPU* is the CPU time of the process, user and kernel, over the requests or tokens of a round, with the pause after
+//! it, in which outputs reach the store. Figures are medians over the rounds. *Added* is the time of a one-token
+//! answer at half of what one core can do, less that of the engine alone at the same rate (`latency.rs`).
 //!
 //! `--stages` then measures where the time of the mesh goes (`stages.rs`), in rounds of their own, since the clock
 //! itself takes time.
 
 mod engine;
+mod latency;
 mod load;
 #[path = "../streaming/process.rs"]
 mod process;
@@ -35,6 +36,7 @@ use clap::{Parser, ValueEnum};
 use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
+use crate::latency::Asked;
 use crate::load::Target;
 use crate::process::{Child, Used};
 use crate::texts::Texts;
@@ -68,6 +70,11 @@ enum Case {
     Body500Kb,
 }
 
+/// Pause after a round. Uploads to the store come every 250 ms, and are a part of what a request costs.
+const SETTLE: Duration = Duration::from_millis(600);
+/// Requests of a round at half load.
+const LATENCY_REQUESTS: usize = 400;
+
 /// Tokens of a streamed answer.
 const STREAMED_TOKENS: u64 = 128;
 const PACED_PER_S: u64 = 200;
@@ -76,11 +83,11 @@ impl Case {
     /// Requests of a round.
     fn requests(self) -> usize {
         match self {
-            Case::Short => 400,
-            Case::Streamed => 96,
+            Case::Short => 1_600,
+            Case::Streamed => 288,
             Case::Paced => 64,
-            Case::Prompt12Kb => 120,
-            Case::Chat50kTokens | Case::Body500Kb => 16,
+            Case::Prompt12Kb => 240,
+            Case::Chat50kTokens | Case::Body500Kb => 32,
         }
     }
 
@@ -130,6 +137,9 @@ struct Options {
     /// Measure the CPU time of each stage instead.
     #[arg(long)]
     stages: bool,
+    /// Rounds at half load.
+    #[arg(long, default_value_t = 25)]
+    latency_rounds: usize,
     /// Leave out the rounds at half load.
     #[arg(long)]
     no_latency: bool,
@@ -172,6 +182,7 @@ fn main() -> anyhow::Result<()> {
 struct Measured {
     name: &'static str,
     child: Child,
+    url: String,
     target: Target,
 }
 
@@ -216,6 +227,7 @@ async fn measure(options: &Options) -> anyhow::Result<()> {
         name: "mesh",
         child: mesh,
         target: Target::new(&mesh_url),
+        url: mesh_url,
     }];
     match options.smg.exists() {
         true => measured.push(start_smg(&options.smg, dir.path(), &engine_url).await?),
@@ -235,6 +247,7 @@ async fn measure(options: &Options) -> anyhow::Result<()> {
                 let before = Used::by(each.child.pid())?;
                 let sent = each.target.send_all(bodies.clone(), case.at_once());
                 sent.await.context(each.name)?;
+                tokio::time::sleep(SETTLE).await;
                 let used = Used::by(each.child.pid())?.since(&before);
                 if round > 0 {
                     let units = bodies.len() as f64 * case.unit().1;
@@ -256,43 +269,14 @@ async fn measure(options: &Options) -> anyhow::Result<()> {
             smg / mesh
         );
         if case == Case::Short && !options.no_latency {
-            let per_s = 0.5e6 / mesh;
-            measure_latency(options, &measured, &engine_url, &mut bodies, per_s).await?;
+            let mut all = vec![Asked::new("direct", &engine_url)];
+            all.extend(measured.iter().map(|each| Asked::new(each.name, &each.url)));
+            latency::measure(&all, 0.5e6 / mesh, options.latency_rounds, || {
+                let mut round = bodies.of(Case::Short);
+                round.truncate(LATENCY_REQUESTS);
+                round
+            })?;
         }
-    }
-    Ok(())
-}
-
-/// Sends short questions at a fixed rate to each process and to the engine itself, in turn.
-async fn measure_latency(
-    options: &Options,
-    measured: &[Measured],
-    engine_url: &str,
-    bodies: &mut Bodies,
-    per_s: f64,
-) -> anyhow::Result<()> {
-    let direct = Target::new(engine_url);
-    let mut targets = vec![("direct", &direct)];
-    targets.extend(measured.iter().map(|each| (each.name, &each.target)));
-    let mut p50: Vec<Vec<f64>> = vec![Vec::new(); targets.len()];
-    let mut p99 = p50.clone();
-    for _ in 0..options.rounds {
-        for (at, (name, target)) in targets.iter().enumerate() {
-            let mut round = bodies.of(Case::Short);
-            round.extend(bodies.of(Case::Short));
-            let times = target.send_at_rate(round, per_s).await.context(*name)?;
-            p50[at].push(quantile(&times, 0.5));
-            p99[at].push(quantile(&times, 0.99));
-        }
-    }
-    for (at, (name, _)) in targets.iter().enumerate() {
-        let (half, most) = (quantile(&p50[at], 0.5), quantile(&p99[at], 0.5));
-        let added = |value: f64, of: &[f64]| value - quantile(of, 0.5);
-        println!(
-            "  at {per_s:.0}/s, {name:<6}: p50 {half:.3} ms, p99 {most:.3} ms; added p50 {:.3} ms, p99 {:.3} ms",
-            added(half, &p50[0]),
-            added(most, &p99[0])
-        );
     }
     Ok(())
 }
@@ -315,6 +299,7 @@ async fn measure_stages(options: &Options) -> anyhow::Result<()> {
             mesh.ask()?;
             let before = Used::by(mesh.pid())?;
             target.send_all(bodies, case.at_once()).await?;
+            tokio::time::sleep(SETTLE).await;
             let all = Used::by(mesh.pid())?.since(&before).cpu_ns;
             let mut times: BTreeMap<String, u64> = serde_json::from_str(&mesh.ask()?)?;
             if round == 0 {
@@ -433,7 +418,8 @@ async fn start_smg(program: &Path, dir: &Path, engine_url: &str) -> anyhow::Resu
         .args(["--prometheus-port", &metrics_port])
         .stderr(log);
     let (child, _) = Child::start(command, "starts")?;
-    let target = Target::new(&format!("http://127.0.0.1:{port}"));
+    let url = format!("http://127.0.0.1:{port}");
+    let target = Target::new(&url);
     let began = Instant::now();
     loop {
         let body = texts::chat(&texts::short(&mut Texts::new(0)), 1, false, 0);
@@ -449,6 +435,7 @@ async fn start_smg(program: &Path, dir: &Path, engine_url: &str) -> anyhow::Resu
     Ok(Measured {
         name: "smg",
         child,
+        url,
         target,
     })
 }

@@ -17,17 +17,15 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::body::{Body as _, Incoming};
-use hyper::{HeaderMap, Request, StatusCode};
+use hyper::{HeaderMap, StatusCode};
 use lru::LruCache;
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::ApiError;
 use tokio::runtime;
 
-use self::connection::Connection;
+use self::connection::{Connection, broken};
 use self::endpoint::Endpoint;
 use self::idle_connections::IdleConnections;
-use super::call_error::failed_call;
 
 /// The calls to one engine. Cheap to clone.
 #[derive(Clone)]
@@ -102,13 +100,6 @@ impl Shared {
         let idle = || Arc::new(IdleConnections::new(self.idle_max));
         by_runtime.get_or_insert(runtime, idle).clone()
     }
-}
-
-type EngineRequest = Request<Full<Bytes>>;
-
-/// The error of a connection that broke off.
-fn broken(error: &hyper::Error) -> ApiError {
-    failed_call(ErrorKind::Upstream, error)
 }
 
 /// The answer to a call, with the connection that it comes by. Dropping it before its end closes the connection,

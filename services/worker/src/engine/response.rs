@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use futures_util::stream::Stream;
 use refrain_protocol::{ApiError, ErrorKind};
 use serde_json::Value;
@@ -86,12 +87,12 @@ impl ResponseStream {
     }
 
     /// Decodes the events that end in `bytes`.
-    fn decode(&mut self, bytes: &[u8]) -> Result<(), ApiError> {
+    fn decode(&mut self, bytes: Bytes) -> Result<(), ApiError> {
         self.parser.push(bytes);
         loop {
             match self.parser.next() {
-                Ok(Some(b"[DONE]")) => self.decoder.done(&mut self.pieces),
-                Ok(Some(data)) => self.decoder.decode(data, &mut self.pieces)?,
+                Ok(Some(data)) if *data == *b"[DONE]" => self.decoder.done(&mut self.pieces),
+                Ok(Some(data)) => self.decoder.decode(&data, &mut self.pieces)?,
                 Ok(None) => return Ok(()),
                 Err(_) => return Err(unexpected_response("an event without end")),
             }
@@ -119,7 +120,7 @@ impl Stream for ResponseStream {
                 // Read to the end, so that the connection can be used again.
                 Some(Ok(_)) if this.is_over => continue,
                 Some(Err(_)) | None if this.is_over => return Poll::Ready(None),
-                Some(Ok(bytes)) => this.decode(&bytes),
+                Some(Ok(bytes)) => this.decode(bytes),
                 Some(Err(error)) => Err(error),
                 None => Err(ApiError::new(
                     ErrorKind::Upstream,

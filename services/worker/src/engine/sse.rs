@@ -1,10 +1,10 @@
 //! A parser of server-sent events. The bytes may arrive in any split, with CRLF or LF, with comments, and with or
 //! without a space after `data:`.
 //!
-//! It is hand-written because it is on the path of every token: it copies only the data of an event, and scans each
-//! byte once.
+//! It is hand-written because it is on the path of every token: the data of an event is a slice of the bytes as they
+//! arrived, unless they were split within it, and each byte is scanned once.
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes};
 
 /// Longest event, bytes. An event holds a few tokens with their log-probabilities, but the last event of some engines
 /// repeats the prompt.
@@ -13,12 +13,43 @@ const EVENT_BYTES_MAX: usize = 16 << 20;
 /// Splits a stream of bytes into the data of events.
 #[derive(Debug, Default)]
 pub(super) struct SseParser {
-    buffer: BytesMut,
-    /// Length of the start of the buffer that is known to hold no line end.
-    scanned: usize,
-    /// The data of the event that is being read, or that was returned last.
-    data: Vec<u8>,
-    has_data: bool,
+    /// Bytes that arrived last.
+    arrived: Bytes,
+    /// The beginning of a line whose end has not arrived.
+    partial: Vec<u8>,
+    /// The data of the event that is being read.
+    data: Data,
+}
+
+#[derive(Debug, Default)]
+enum Data {
+    #[default]
+    None,
+    Line(Bytes),
+    Lines(Vec<u8>),
+}
+
+impl Data {
+    fn len(&self) -> usize {
+        match self {
+            Data::None => 0,
+            Data::Line(line) => line.len(),
+            Data::Lines(lines) => lines.len(),
+        }
+    }
+
+    /// Adds a line.
+    fn push(&mut self, line: Bytes) {
+        *self = match std::mem::take(self) {
+            Data::None => Data::Line(line),
+            Data::Line(first) => Data::Lines([&first[..], b"\n", &line].concat()),
+            Data::Lines(mut lines) => {
+                lines.push(b'\n');
+                lines.extend_from_slice(&line);
+                Data::Lines(lines)
+            }
+        };
+    }
 }
 
 /// An event is longer than any engine sends.
@@ -26,56 +57,62 @@ pub(super) struct SseParser {
 pub(super) struct TooLong;
 
 impl SseParser {
-    /// Appends bytes as they arrived.
-    pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.buffer.extend_from_slice(bytes);
+    /// Adds bytes as they arrived, once [`next`](Self::next) has returned `None` for those before.
+    pub(super) fn push(&mut self, bytes: Bytes) {
+        self.partial.extend_from_slice(&self.arrived);
+        self.arrived = bytes;
     }
 
     /// Returns the data of the next complete event, or `None` until more bytes arrive.
     ///
     /// # Errors
     /// The event is longer than any engine sends.
-    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, TooLong> {
-        while let Some(at) = self.buffer[self.scanned..]
-            .iter()
-            .position(|byte| *byte == b'\n')
-        {
-            let end = self.scanned + at;
-            let ends_event = self.line(end);
-            self.buffer.advance(end + 1);
-            self.scanned = 0;
-            if ends_event {
-                self.has_data = false;
-                return Ok(Some(&self.data));
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, TooLong> {
+        while let Some(at) = memchr::memchr(b'\n', &self.arrived) {
+            let is_blank = match (self.partial.is_empty(), &self.arrived[..at]) {
+                (true, b"" | b"\r") => true,
+                (true, _) => {
+                    let line = self.arrived.slice(..at);
+                    self.line(&line);
+                    false
+                }
+                (false, end) => {
+                    self.partial.extend_from_slice(end);
+                    let line = Bytes::from(std::mem::take(&mut self.partial));
+                    let is_blank = matches!(&line[..], b"" | b"\r");
+                    if !is_blank {
+                        self.line(&line);
+                    }
+                    is_blank
+                }
+            };
+            self.arrived.advance(at + 1);
+            if is_blank {
+                match std::mem::take(&mut self.data) {
+                    Data::None => {}
+                    Data::Line(data) => return Ok(Some(data)),
+                    Data::Lines(data) => return Ok(Some(data.into())),
+                }
             }
             if self.data.len() > EVENT_BYTES_MAX {
                 return Err(TooLong);
             }
         }
-        self.scanned = self.buffer.len();
-        if self.scanned > EVENT_BYTES_MAX {
+        let rest = std::mem::take(&mut self.arrived);
+        self.partial.extend_from_slice(&rest);
+        if self.partial.len() > EVENT_BYTES_MAX {
             return Err(TooLong);
         }
         Ok(None)
     }
 
-    /// Reads the line that ends at `end`. Returns whether it ends an event with data.
-    fn line(&mut self, end: usize) -> bool {
-        let line = &self.buffer[..end];
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
-        if line.is_empty() {
-            return self.has_data;
+    /// Reads a line that is not blank.
+    fn line(&mut self, line: &Bytes) {
+        let end = line.strip_suffix(b"\r").unwrap_or(line).len();
+        if let Some(value) = line[..end].strip_prefix(b"data:") {
+            let start = end - value.strip_prefix(b" ").unwrap_or(value).len();
+            self.data.push(line.slice(start..end));
         }
-        if let Some(value) = line.strip_prefix(b"data:") {
-            if std::mem::replace(&mut self.has_data, true) {
-                self.data.push(b'\n');
-            } else {
-                self.data.clear();
-            }
-            self.data
-                .extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
-        }
-        false
     }
 }
 
@@ -98,7 +135,7 @@ mod tests {
             let mut parser = SseParser::default();
             let mut seen = Vec::new();
             for piece in text.as_bytes().chunks(size) {
-                parser.push(piece);
+                parser.push(Bytes::copy_from_slice(piece));
                 seen.extend(events(&mut parser));
             }
             assert_eq!(seen, whole, "in pieces of {size}");
@@ -108,7 +145,7 @@ mod tests {
     #[test]
     fn an_event_without_end_is_an_error() {
         let mut parser = SseParser::default();
-        parser.push(&vec![b'x'; EVENT_BYTES_MAX + 1]);
+        parser.push(vec![b'x'; EVENT_BYTES_MAX + 1].into());
         assert_eq!(parser.next(), Err(TooLong));
     }
 
@@ -132,7 +169,7 @@ mod tests {
                     let mut parser = SseParser::default();
                     let mut events: Vec<Vec<u8>> = Vec::new();
                     for piece in pieces {
-                        parser.push(piece);
+                        parser.push(Bytes::copy_from_slice(piece));
                         while let Some(data) = parser.next().expect("a short event") {
                             events.push(data.to_vec());
                         }

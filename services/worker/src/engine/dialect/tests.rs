@@ -21,13 +21,13 @@ pub(super) fn decode_recorded(
     recorded: &str,
 ) -> Result<Vec<Generated>, ApiError> {
     let mut parser = SseParser::default();
-    parser.push(recorded.as_bytes());
+    parser.push(recorded.as_bytes().to_vec().into());
     let mut pieces = VecDeque::new();
     while let Some(data) = parser.next().expect("events of ordinary length") {
-        if data == b"[DONE]" {
+        if *data == *b"[DONE]" {
             decoder.done(&mut pieces);
         } else {
-            decoder.decode(data, &mut pieces)?;
+            decoder.decode(&data, &mut pieces)?;
         }
     }
     Ok(pieces.into())

@@ -6,14 +6,23 @@ use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::Response;
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use refrain_protocol::{ApiError, ErrorKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::EngineRequest;
+use crate::engine::call_error::failed_call;
+
+/// A request to an engine.
+pub(super) type EngineRequest = Request<Full<Bytes>>;
+
+/// The error of a connection that broke off.
+pub(super) fn broken(error: &hyper::Error) -> ApiError {
+    failed_call(ErrorKind::Upstream, error)
+}
 
 /// A stream of bytes to an engine and back, plain or with TLS.
 pub(super) trait EngineStream: AsyncRead + AsyncWrite + Send + Unpin {}

@@ -16,8 +16,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::connection::{Connection, EngineStream};
-use super::{EngineRequest, broken};
+use super::connection::{Connection, EngineRequest, EngineStream, broken};
 use crate::engine::call_error::failed_call;
 
 /// The address of an engine.
