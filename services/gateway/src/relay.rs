@@ -15,6 +15,7 @@ mod driven_work;
 mod events;
 mod lease_guard;
 mod output_text;
+mod parked_at;
 mod parsing;
 mod request_events;
 mod request_run;

@@ -97,7 +97,10 @@ impl Parking {
     ///
     /// # Errors
     /// Returns the request if it cannot be parked.
-    #[allow(clippy::result_large_err, reason = "the request comes back as it went in")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "the request comes back as it went in"
+    )]
     pub(crate) fn park(&self, running: ActiveRequest, lease: LeaseId) -> Result<(), ActiveRequest> {
         {
             let state = self.lock();

@@ -29,132 +29,92 @@ pub fn marks() -> impl Iterator<Item = u32> {
     })
 }
 
+/// The length of the prefix of hash number `nth` of a context, counted from 0.
+pub fn mark(nth: usize) -> u32 {
+    let mut start = 0;
+    let mut left = u32::try_from(nth).unwrap_or(u32::MAX).saturating_add(1);
+    for (step, end) in SPACING {
+        let marks = (end - start) / step;
+        if left <= marks {
+            return start + left * step;
+        }
+        left -= marks;
+        start = end;
+    }
+    start
+}
+
 /// Hashes the prefixes of `context` at all [`marks`] that it reaches.
 pub fn prefix_hashes(namespace: &NamespaceId, context: &[TokenId]) -> Vec<PrefixHash> {
     let mut hasher = PrefixHasher::new(namespace);
-    hasher.append(context);
+    hasher.extend(context);
     hasher.hashes
 }
 
-/// The hashes of the prefixes of a context that grows.
+/// Tokens that are turned into bytes at once.
+const BLOCK_TOKENS: usize = 512;
+
+/// Hashes the prefixes of a context that grows. Each token is read once, however often the hashes are wanted.
 #[derive(Clone)]
 pub struct PrefixHasher {
     hasher: Xxh3,
     len: usize,
-    /// The next mark; `None` beyond the last one.
-    next: Option<u32>,
     hashes: Vec<PrefixHash>,
 }
 
 impl PrefixHasher {
-    /// Begins with no tokens.
+    /// Begins an empty context.
     pub fn new(namespace: &NamespaceId) -> Self {
         let mut hasher = Xxh3::new();
         hasher.update(&namespace.0.to_le_bytes());
         PrefixHasher {
             hasher,
             len: 0,
-            next: marks().next(),
             hashes: Vec::new(),
         }
     }
 
-    /// Number of tokens so far.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no tokens yet.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Appends tokens to the context.
-    pub fn append(&mut self, mut tokens: &[TokenId]) {
-        while let Some(mark) = self.next {
-            let missing = mark as usize - self.len;
-            if missing > tokens.len() {
-                break;
+    /// Adds the tokens that come next.
+    pub fn extend(&mut self, mut tokens: &[TokenId]) {
+        let mut bytes = [0_u8; BLOCK_TOKENS * size_of::<TokenId>()];
+        while !tokens.is_empty() {
+            let mark = next_mark(self.len);
+            let up_to_mark = mark.map_or(BLOCK_TOKENS, |mark| mark - self.len);
+            let (block, rest) = tokens.split_at(up_to_mark.min(BLOCK_TOKENS).min(tokens.len()));
+            let (places, _) = bytes.as_chunks_mut::<{ size_of::<TokenId>() }>();
+            for (place, token) in places.iter_mut().zip(block) {
+                *place = token.to_le_bytes();
             }
-            let (to_mark, rest) = tokens.split_at(missing);
-            update(&mut self.hasher, to_mark);
-            self.len = mark as usize;
-            self.hashes.push(PrefixHash(self.hasher.digest()));
-            self.next = marks().nth(self.hashes.len());
+            self.hasher.update(&bytes[..size_of_val(block)]);
+            self.len += block.len();
+            if mark == Some(self.len) {
+                self.hashes.push(PrefixHash(self.hasher.digest()));
+            }
             tokens = rest;
         }
-        update(&mut self.hasher, tokens);
-        self.len += tokens.len();
     }
 
-    /// The hash of the longest hashed prefix of at most `len` tokens.
-    pub fn longest(&self, len: usize) -> Option<PrefixHash> {
-        let reached = marks()
-            .take(self.hashes.len())
-            .take_while(|mark| *mark as usize <= len)
-            .count();
-        self.hashes[..reached].last().copied()
-    }
-}
-
-impl std::fmt::Debug for PrefixHasher {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = formatter.debug_struct("PrefixHasher");
-        shown.field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-/// The hash of all tokens of a context, by which two services check that they mean the same one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ContextHash(pub u64);
-
-/// Hashes a context as it grows, so that a check at its end costs nothing for what came before.
-#[derive(Clone, Default)]
-pub struct ContextHasher {
-    hasher: Xxh3,
-    len: usize,
-}
-
-impl ContextHasher {
-    /// Number of tokens so far.
-    pub fn len(&self) -> usize {
+    /// Length of the context, tokens.
+    pub fn context_len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no tokens yet.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// The hashes at all [`marks`] that the context reaches.
+    pub fn hashes(&self) -> &[PrefixHash] {
+        &self.hashes
     }
 
-    /// Appends tokens to the context.
-    pub fn append(&mut self, tokens: &[TokenId]) {
-        update(&mut self.hasher, tokens);
-        self.len += tokens.len();
-    }
-
-    /// The hash of the context so far.
-    pub fn hash(&self) -> ContextHash {
-        ContextHash(self.hasher.digest())
+    /// The hash of the whole context.
+    pub fn whole(&self) -> PrefixHash {
+        PrefixHash(self.hasher.digest())
     }
 }
 
-impl std::fmt::Debug for ContextHasher {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = formatter.debug_struct("ContextHasher");
-        shown.field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-/// Adds the little-endian bytes of tokens to a hash.
-fn update(hasher: &mut Xxh3, tokens: &[TokenId]) {
-    let mut bytes = [0; 256];
-    for piece in tokens.chunks(bytes.len() / size_of::<TokenId>()) {
-        let bytes = &mut bytes[..size_of_val(piece)];
-        for (place, token) in bytes.chunks_exact_mut(size_of::<TokenId>()).zip(piece) {
-            place.copy_from_slice(&token.to_le_bytes());
-        }
-        hasher.update(bytes);
-    }
+/// The first mark behind `len` tokens; `None` behind the last one.
+fn next_mark(len: usize) -> Option<usize> {
+    let spacing = SPACING.map(|(step, end)| (step as usize, end as usize));
+    let (step, _) = spacing.into_iter().find(|(_, end)| len < *end)?;
+    Some((len / step + 1) * step)
 }
 
 #[cfg(test)]
@@ -169,6 +129,10 @@ mod tests {
         assert!(marks.windows(2).all(|pair| pair[0] < pair[1]));
         assert_eq!(marks.last(), Some(&(1 << 20)));
         assert_eq!(marks.iter().filter(|mark| **mark <= 100_000).count(), 192);
+        for (nth, length) in marks.iter().enumerate() {
+            assert_eq!(mark(nth), *length);
+        }
+        assert_eq!(mark(usize::MAX), 1 << 20);
     }
 
     #[test]
@@ -194,28 +158,52 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_grows_has_the_hashes_of_the_whole() {
-        let namespace = NamespaceId(3);
-        let context: Vec<TokenId> = (0..5_000).collect();
-        let whole = prefix_hashes(&namespace, &context);
-        let mut all = ContextHasher::default();
-        all.append(&context);
-        for step in [1, 63, 64, 65, 700, 4_999] {
-            let mut grown = PrefixHasher::new(&namespace);
-            let mut hash = ContextHasher::default();
-            for piece in context.chunks(step) {
-                grown.append(piece);
-                hash.append(piece);
+    fn a_context_that_grows_has_the_hashes_of_the_whole_one() {
+        let namespace = NamespaceId(7);
+        let context: Vec<TokenId> = (0..(1 << 20) + 5_000).map(|token| token * 31).collect();
+        // The simplest way: each prefix by itself.
+        let expected: Vec<PrefixHash> = marks()
+            .take(70)
+            .map(|mark| {
+                let mut hasher = Xxh3::new();
+                hasher.update(&namespace.0.to_le_bytes());
+                for token in &context[..mark as usize] {
+                    hasher.update(&token.to_le_bytes());
+                }
+                PrefixHash(hasher.digest())
+            })
+            .collect();
+        for piece in [1, 63, 64, 65, 4_097, context.len()] {
+            let mut hasher = PrefixHasher::new(&namespace);
+            for (number, tokens) in context.chunks(piece).enumerate() {
+                hasher.extend(tokens);
+                if number % 1_000 == 0 {
+                    assert_eq!(
+                        hasher.hashes().len(),
+                        marks()
+                            .take_while(|mark| *mark as usize <= hasher.context_len())
+                            .count()
+                    );
+                }
             }
-            assert_eq!((grown.len(), &grown.hashes), (5_000, &whole));
-            assert_eq!((hash.len(), hash.hash()), (5_000, all.hash()));
-            assert_eq!(grown.longest(63), None);
-            assert_eq!(grown.longest(130), Some(whole[1]));
-            assert_eq!(grown.longest(5_000), whole.last().copied());
+            assert_eq!(hasher.context_len(), context.len());
+            assert_eq!(hasher.hashes()[..70], expected, "pieces of {piece}");
+            assert_eq!(hasher.hashes(), prefix_hashes(&namespace, &context));
+            assert_eq!(hasher.hashes().len(), marks().count());
         }
-        all.append(&[1]);
-        let mut shorter = ContextHasher::default();
-        shorter.append(&context[1..]);
-        assert_ne!(all.hash(), shorter.hash());
+    }
+
+    #[test]
+    fn the_whole_context_has_a_hash_at_any_length() {
+        let hash = |tokens: &[TokenId]| {
+            let mut hasher = PrefixHasher::new(&NamespaceId(1));
+            hasher.extend(tokens);
+            hasher.whole()
+        };
+        assert_eq!(hash(&[1, 2, 3]), hash(&[1, 2, 3]));
+        assert_ne!(hash(&[1, 2, 3]), hash(&[1, 2]));
+        let mut hasher = PrefixHasher::new(&NamespaceId(2));
+        hasher.extend(&[1, 2, 3]);
+        assert_ne!(hasher.whole(), hash(&[1, 2, 3]));
     }
 }

@@ -124,6 +124,16 @@ impl ChoiceState {
         context
     }
 
+    /// The output so far.
+    pub(crate) fn output(&self) -> &[TokenId] {
+        &self.output
+    }
+
+    /// The prompt.
+    pub(crate) fn prompt(&self) -> &[TokenId] {
+        &self.plan.prompt
+    }
+
     /// Length of the prompt, tokens.
     pub(crate) fn prompt_len(&self) -> u32 {
         self.plan.prompt.len() as u32

@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt};
-use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
+use refrain_protocol::chunk::{
+    ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, ParkedContext,
+};
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::error::code;
 use refrain_protocol::scheduling::{Lease, LeaseRequest, RequestClass};
 use refrain_protocol::{ApiError, ErrorKind, RequestId, SignedNamespace};
 use refrain_rpc::{ChunkStream, Worker};
@@ -18,6 +21,7 @@ use crate::relay::choice::{ChoiceProgress, ChoiceState};
 use crate::relay::context::RelayContext;
 use crate::relay::events::RelayEvent;
 use crate::relay::lease_guard::LeaseGuard;
+use crate::relay::parked_at::ParkedAt;
 use crate::request::GenerateRequest;
 
 /// Slack added to the deadline sent to workers, so that the gateway's own timer always fires first.
@@ -55,6 +59,7 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) first_token: Option<Instant>,
     /// Output that the reader does not have yet.
     pub(super) unsent: ChoiceProgress,
+    pub(super) parked: ParkedAt,
 }
 
 fn worker_failed(message: &str) -> ApiError {
@@ -94,7 +99,13 @@ impl ChoiceRun<'_> {
         }
     }
 
-    fn chunk_request(&self, lease: &Lease, attempts: &Attempts) -> ChunkRequest {
+    /// The request for a chunk. `resumes` stands for everything that the worker has parked.
+    fn chunk_request(
+        &self,
+        lease: &Lease,
+        attempts: &Attempts,
+        resumes: Option<ParkedContext>,
+    ) -> ChunkRequest {
         let retries_left = self.context.retries.left();
         let time_left = self.context.time.left(self.received);
         let forced = self.choice.forced();
@@ -110,12 +121,19 @@ impl ChoiceRun<'_> {
             namespace: self.namespace(),
             session: self.request.session.clone(),
             group: self.request.group.clone(),
-            tokens: self.choice.context(),
+            resumes,
+            tokens: match resumes {
+                Some(_) => Vec::new(),
+                None => self.choice.context(),
+            },
             prompt_len: self.choice.prompt_len(),
-            sampling: Sampling {
-                choice: self.index,
-                forced_output: forced.to_vec(),
-                ..self.request.sampling.clone()
+            sampling: match resumes {
+                Some(_) => Sampling::default(),
+                None => Sampling {
+                    choice: self.index,
+                    forced_output: forced.to_vec(),
+                    ..self.request.sampling.clone()
+                },
             },
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
             chunk_tokens: lease.chunk_tokens,
@@ -126,7 +144,10 @@ impl ChoiceRun<'_> {
                 // After this time the request has certainly run out of time.
                 time_left_ms: Some(millis(time_left.saturating_add(WORKER_TIME_SLACK))),
             },
-            prediction: prediction.to_vec(),
+            prediction: match resumes {
+                Some(_) => Vec::new(),
+                None => prediction.to_vec(),
+            },
             transferred: attempts.is_transferred(),
             alive_within_ms: Some(lease.ttl_ms.max(ALIVE_WITHIN_MS_MIN)),
         }
@@ -147,12 +168,21 @@ impl ChoiceRun<'_> {
         };
         let worker = self.context.workers.at(&lease.url);
         self.choice.begin_chunk(self.received.elapsed());
-        let opened = tokio::time::timeout(
-            silence_max,
-            worker.chunk(self.chunk_request(lease, attempts)),
-        )
-        .await;
-        let mut stream = match opened.unwrap_or_else(|_| Err(silent())) {
+        let namespace = self.namespace().namespace.id();
+        let mut resumes = self.parked.take(lease, &namespace, &self.choice);
+        let opened = loop {
+            let request = self.chunk_request(lease, attempts, resumes);
+            let opened = tokio::time::timeout(silence_max, worker.chunk(request)).await;
+            let opened = opened.unwrap_or_else(|_| Err(silent()));
+            match opened {
+                // Nothing has failed: the worker made room, or was started anew, and gets all of the context.
+                Err(error) if resumes.is_some() && error.has_code(code::CONTEXT_GONE) => {
+                    resumes = None;
+                }
+                opened => break opened,
+            }
+        };
+        let mut stream = match opened {
             Ok(stream) => stream,
             Err(error) => return self.chunk_lost(error).await,
         };
@@ -220,6 +250,9 @@ impl ChoiceRun<'_> {
                     | ChunkEndReason::ChunkLimit = end.reason
                     {
                         guard.worker_ended();
+                    }
+                    if let ChunkEndReason::ChunkLimit | ChunkEndReason::GaveWay = end.reason {
+                        self.parked.chunk_ended(lease);
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();

@@ -25,6 +25,7 @@ use crate::relay::context::RelayContext;
 use crate::relay::events::{RelayEvent, RequestSummary};
 use crate::relay::lease_guard::LeaseGuard;
 use crate::relay::output_text::OutputText;
+use crate::relay::parked_at::ParkedAt;
 use crate::relay::parsing::{CallIds, Parsing};
 use crate::relay::request_events::RequestEvents;
 use crate::request::{GenerateRequest, PreparedPrompt};
@@ -120,6 +121,7 @@ impl RelayContext {
             received,
             first_token: None,
             unsent: ChoiceProgress::default(),
+            parked: ParkedAt::default(),
         };
         let (failures_max, first_pause) = (self.tuning.failures_max, self.tuning.retry_backoff);
         let mut attempts = Attempts::new(failures_max, first_pause, self.scheduler_wait);

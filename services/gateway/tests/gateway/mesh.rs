@@ -13,9 +13,11 @@ use refrain_gateway::{
 };
 use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
-    StepMessage,
+    ParkedContext, StepMessage,
 };
 use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::error::code;
+use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
@@ -67,6 +69,8 @@ pub(crate) struct Script {
     pub(crate) lease_errors: VecDeque<ApiError>,
     /// No lease is granted at all.
     pub(crate) never_lease: bool,
+    /// The workers forget what they parked between two chunks.
+    pub(crate) forgets: bool,
     /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
     /// Whether the engines of the workers compile forms by the grammars of this project.
@@ -80,6 +84,10 @@ pub(crate) struct Log {
     pub(crate) finishes: Vec<LeaseFinish>,
     pub(crate) chunks: Vec<ChunkRequest>,
     pub(crate) cuts: Vec<ChunkCut>,
+    /// Number of context tokens that were sent to workers.
+    pub(crate) context_tokens: usize,
+    /// Number of chunks whose context was no longer parked.
+    pub(crate) gone: usize,
     /// Number of questions for the models.
     pub(crate) polls: usize,
     workers: Vec<WorkerId>,
@@ -242,7 +250,30 @@ impl Worker for FakeWorker {
     async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
         let mesh = &self.0;
         mesh.auth.verify(&request.namespace)?;
-        mesh.log().chunks.push(request.clone());
+        let request = {
+            let mut log = mesh.log();
+            log.context_tokens += request.tokens.len();
+            let request = match request.resumes {
+                None => request,
+                Some(_) if mesh.script().forgets => {
+                    log.gone += 1;
+                    let error = ApiError::new(ErrorKind::NotFound, "forgotten by script");
+                    return Err(error.with_code(code::CONTEXT_GONE));
+                }
+                Some(parked) => {
+                    let mut chunks = log.chunks.iter().rev();
+                    let last = chunks.find(|last| last.request == request.request);
+                    resumed(
+                        &mesh.script(),
+                        request,
+                        parked,
+                        last.expect("a chunk before"),
+                    )
+                }
+            };
+            log.chunks.push(request.clone());
+            request
+        };
         let (mishap, pause, events) = {
             let script = mesh.script();
             let mishap = script.mishaps.get(&(request.lease.0 as usize)).cloned();
@@ -286,6 +317,29 @@ impl Worker for FakeWorker {
             Some(Mishap::RefuseCut) => Err(ApiError::new(ErrorKind::NotFound, "refused by script")),
             _ => Ok(()),
         }
+    }
+}
+
+/// The request for a chunk with everything that the worker parked, which is what the chunk before had and emitted.
+fn resumed(
+    script: &Script,
+    request: ChunkRequest,
+    parked: ParkedContext,
+    last: &ChunkRequest,
+) -> ChunkRequest {
+    assert!(request.tokens.is_empty() && request.prediction.is_empty());
+    assert_eq!(parked.epoch, last.epoch);
+    let output = parked.tokens as usize - last.prompt_len as usize;
+    let prompt = &last.tokens[..last.prompt_len as usize];
+    let tokens = [prompt, &script.reply[..output]].concat();
+    let mut hasher = PrefixHasher::new(&request.namespace.namespace.id());
+    hasher.extend(&tokens);
+    assert_eq!(parked.hash, hasher.whole());
+    ChunkRequest {
+        tokens,
+        sampling: last.sampling.clone(),
+        prediction: last.prediction.clone(),
+        ..request
     }
 }
 
@@ -464,6 +518,7 @@ impl Bench {
             mishaps: HashMap::new(),
             lease_errors: VecDeque::new(),
             never_lease: false,
+            forgets: false,
             workers: 3,
             compiles_forms: false,
         };

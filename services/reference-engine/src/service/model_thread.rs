@@ -126,7 +126,7 @@ impl ModelThread {
             let request = CloseRequest {
                 sessions,
                 keep_kv: false,
-            parks: false,
+                parks: false,
             };
             let close = EngineCommand::Close(request, sender);
             queue.commands.push_front(close);

@@ -134,7 +134,7 @@ fn a_reopened_session_reuses_the_drafters_cache() {
     engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(1)],
         keep_kv: true,
-            parks: false,
+        parks: false,
     });
     text.extend(engine.step(opening_for_drafts(1, &greedy, &text)).emitted);
     let (_, rows) = stepped(&mut engine, wanted(2, 1, 2), text.len());
@@ -185,7 +185,7 @@ fn its_cache_is_counted_and_yields_to_targets() {
     engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(1), EngineSessionId(2)],
         keep_kv: false,
-            parks: false,
+        parks: false,
     });
     assert_eq!(engine.core.sessions().kv_tokens().0, 0);
     let (_, drafted, _, used) = run(96);

@@ -282,6 +282,9 @@ fn check(seed: u64, temperature: f32, batch: usize) -> Work {
                 sessions += 1;
                 (answer.session, answer.open, answer.sent) = (sessions, false, 0);
             }
+            if steps % 7 == 0 {
+                engine.core.park(&[EngineSessionId(answer.session)], engine.now);
+            }
             let item = answer.item(&mut random);
             asked.insert(items.len(), (at, item.sample));
             items.push(item);

@@ -75,7 +75,7 @@ async fn every_route_answers_and_requires_the_secret() {
     let close = CloseRequest {
         sessions: vec![EngineSessionId(7)],
         keep_kv: true,
-            parks: false,
+        parks: false,
     };
     client
         .post_json::<_, ()>("/engine/v1/close", &close, None)

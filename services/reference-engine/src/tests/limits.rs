@@ -211,7 +211,7 @@ fn a_full_cache_refuses_and_recovers() {
     engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(1)],
         keep_kv: true,
-            parks: false,
+        parks: false,
     });
     engine.step(opening(2, &greedy, &other));
 }
@@ -229,7 +229,7 @@ fn reuse_is_reported_and_changes_nothing() {
     engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(1)],
         keep_kv: true,
-            parks: false,
+        parks: false,
     });
     let first = engine.step(opening(2, &sampling, &prompt));
     assert_eq!(

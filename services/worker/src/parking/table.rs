@@ -66,7 +66,11 @@ impl<T> ParkedTable<T> {
         tokens: u64,
         since: Instant,
     ) -> Vec<T> {
-        let mut gone: Vec<T> = self.take(&request).map(|(old, _)| old).into_iter().collect();
+        let mut gone: Vec<T> = self
+            .take(&request)
+            .map(|(old, _)| old)
+            .into_iter()
+            .collect();
         let age = (since, self.next);
         self.next += 1;
         self.tokens += tokens;

@@ -234,7 +234,7 @@ fn a_shared_prefix_includes_the_heads_state() {
     engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(3)],
         keep_kv: true,
-            parks: false,
+        parks: false,
     });
     engine.step(opening_for_drafts(4, &Sampling::default(), &other));
     assert_eq!(draft(&mut engine, 4, 60), (fresh(&other), 59));
@@ -265,7 +265,7 @@ fn kept_sessions_pass_on_what_heads_have_read() {
                 engine.core.close(&CloseRequest {
                     sessions: vec![EngineSessionId(id)],
                     keep_kv: true,
-            parks: false,
+                    parks: false,
                 });
             }
             assert_eq!(engine.core.sessions().counts(), (0, 1));

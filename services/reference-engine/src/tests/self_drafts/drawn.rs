@@ -94,7 +94,7 @@ fn answer(
     engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(session)],
         keep_kv: true,
-            parks: false,
+        parks: false,
     });
     output.truncate(OUTPUT);
     (output, counts)
