@@ -6,7 +6,7 @@ use refrain_protocol::chunk::*;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::error::code;
 use refrain_protocol::prefix::PrefixHasher;
-use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, LeaseId, TokenId};
 use refrain_rpc::Worker;
 
 use crate::bench::*;
@@ -115,7 +115,7 @@ async fn a_chunk_that_stays_costs_only_its_new_tokens() {
         .await;
         bench.worker.drain().await;
         let stored = bench.store.documents.lock().unwrap();
-        assert_eq!(stored[&request.request.into()].tokens, output);
+        assert_eq!(stored[&DocumentId::from(request.request)].tokens, output);
     }
 }
 
@@ -246,8 +246,8 @@ async fn what_nobody_goes_on_with_is_let_go() {
     let page = String::from_utf8(bench.metrics.render()).unwrap();
     assert!(page.contains("\nrefrain_worker_parked_requests 0\n"));
     let stored = bench.store.documents.lock().unwrap();
-    assert_eq!(stored[&cut.request.into()].tokens, outputs[0][..12]);
-    assert_eq!(stored[&old.request.into()].tokens, outputs[2]);
+    assert_eq!(stored[&DocumentId::from(cut.request)].tokens, outputs[0][..12]);
+    assert_eq!(stored[&DocumentId::from(old.request)].tokens, outputs[2]);
 }
 
 #[tokio::test]
