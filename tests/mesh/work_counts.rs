@@ -100,13 +100,16 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
-    let mesh = HttpMesh::start_here(1, "").await?;
+    let mesh = HttpMesh::start_here_tuned(1, "", |_, file| {
+        file.worker.profile_ms_max = 0;
+    })
+    .await?;
     let chat = Chat::new(&long_task(2))
         .max_tokens(TOKENS)
         .endless()
         .speculation("off")
         .set("chunk_tokens", 25);
-    mesh.client().chat(&chat).await?;
+    let answer = mesh.client().chat(&chat).await?;
     let leases = wait_until("all leases are given back", async || {
         let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
         let is_over = scrape.sum("refrain_scheduler_leases_running", &[]) == 0.0;
@@ -133,6 +136,21 @@ async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
         .await?
         .requests_to("/internal/v1/chunk");
     ensure!(chunks == 4.0, "{chunks} chunks of 25 tokens for {TOKENS}");
+
+    // The context is sent, indexed and read once, however many chunks the request has.
+    let prompt = answer.prompt_tokens() as f64;
+    let worker = mesh.scrape(Service::Worker(0)).await?;
+    let sent = worker.sum("refrain_worker_context_tokens_total", &[("origin", "sent")]);
+    ensure!(sent == prompt, "{sent} tokens sent of a prompt of {prompt}");
+    let resumed = worker.sum("refrain_worker_parking_total", &[("outcome", "resumed")]);
+    ensure!(
+        resumed == 3.0,
+        "{resumed} of 3 chunks found the request parked"
+    );
+    let engine = mesh.scrape(Service::Engine(0)).await?;
+    let computed = engine.sum("refrain_engine_computed_tokens_total", &[]);
+    let needed = prompt + f64::from(TOKENS) - 1.0;
+    ensure!(computed == needed, "{computed} tokens computed of {needed}");
     mesh.stop().await
 }
 

@@ -308,6 +308,11 @@ impl Answer {
         self.number("/usage/completion_tokens")
     }
 
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.number("/usage/prompt_tokens")
+    }
+
     /// Draft tokens that the engine accepted.
     pub fn accepted(&self) -> u64 {
         self.number("/metrics/speculative_decoding/accepted")

@@ -17,6 +17,7 @@ mod events;
 mod implicit_groups;
 mod lease_guard;
 mod output_text;
+mod parked_at;
 mod parsing;
 mod request_events;
 mod request_run;

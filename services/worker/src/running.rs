@@ -18,7 +18,7 @@ use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculatio
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{DrafterKind, SessionSpec, StepItem};
 use refrain_protocol::history::PromptHash;
-use refrain_protocol::prefix::ContextHasher;
+use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
 use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
 
@@ -44,7 +44,7 @@ pub(crate) struct ActiveRequest {
     /// Prompt and output.
     text: Vec<u32>,
     /// The hash of `text`, as far as it has been asked for.
-    hasher: ContextHasher,
+    hasher: PrefixHasher,
     /// Whether the chunk goes on with a request that was parked here.
     was_parked: bool,
     /// Length of the part of `text` that the engine's session holds; 0 before the session is opened.
@@ -124,7 +124,7 @@ impl ActiveRequest {
             start_len: text.len() as u32,
             engine_len: 0,
             text,
-            hasher: ContextHasher::default(),
+            hasher: PrefixHasher::new(&namespace),
             was_parked: false,
             head,
             self_drafts: settings.is_some_and(|settings| settings.self_drafts(request.speculation)),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{DrafterKind, Sampling, TokenLogprob};
-use crate::prefix::ContextHash;
+use crate::prefix::PrefixHash;
 use crate::{LeaseId, RequestId, SignedNamespace, TokenId, WorkerId};
 
 /// The drafts that a request may use.
@@ -169,8 +169,8 @@ pub struct ParkedContext {
     pub epoch: u64,
     /// Its length in tokens, prompt and output.
     pub tokens: u32,
-    /// The hash of all its tokens.
-    pub hash: ContextHash,
+    /// The hash of all of it ([`crate::prefix::PrefixHasher::whole`]), by which both sides know that they mean the same.
+    pub hash: PrefixHash,
 }
 
 /// Asks a worker to decode on from `tokens` until a stop id, a limit, or the end of the chunk.

@@ -1,8 +1,8 @@
 //! Hashes of the prefixes of a context, by which a scheduler that sees no tokens knows what an engine holds.
 //!
 //! The simplest way is one hash for each block of a fixed length, as engines have it. With blocks of 64 tokens, a
-//! conversation of 100,000 tokens then needs 1,500 hashes in each call. Here the marks lie the further apart, the
-//! longer the prefix is, so the same conversation needs 192. What lies between two marks counts as missing.
+//! conversation of 100,000 tokens then needs 1,500 hashes in each call. Here the marks lie the further apart, the longer
+//! the prefix is, so the same conversation needs 192. What lies between two marks counts as missing.
 //!
 //! All contexts have the same marks, and a hash covers all tokens up to its mark. So two contexts share the prefix up
 //! to the last mark at which their hashes are equal.
@@ -107,27 +107,9 @@ impl PrefixHasher {
         &self.hashes
     }
 
-    /// The hash of the longest hashed prefix of at most `len` tokens.
-    pub fn longest(&self, len: usize) -> Option<PrefixHash> {
-        let reached = marks()
-            .take(self.hashes.len())
-            .take_while(|mark| *mark as usize <= len)
-            .count();
-        self.hashes[..reached].last().copied()
-    }
-
     /// The hash of the whole context.
     pub fn whole(&self) -> PrefixHash {
         PrefixHash(self.hasher.digest())
-    }
-}
-
-impl std::fmt::Debug for PrefixHasher {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = formatter.debug_struct("PrefixHasher");
-        shown
-            .field("context_len", &self.len)
-            .finish_non_exhaustive()
     }
 }
 
@@ -136,59 +118,6 @@ fn next_mark(len: usize) -> Option<usize> {
     let spacing = SPACING.map(|(step, end)| (step as usize, end as usize));
     let (step, _) = spacing.into_iter().find(|(_, end)| len < *end)?;
     Some((len / step + 1) * step)
-}
-
-/// The hash of all tokens of a context, by which two services check that they mean the same one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ContextHash(pub u64);
-
-/// Hashes a context as it grows, so that a check at its end costs nothing for what came before.
-#[derive(Clone, Default)]
-pub struct ContextHasher {
-    hasher: Xxh3,
-    len: usize,
-}
-
-impl ContextHasher {
-    /// Number of tokens so far.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no tokens yet.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Appends tokens to the context.
-    pub fn append(&mut self, tokens: &[TokenId]) {
-        update(&mut self.hasher, tokens);
-        self.len += tokens.len();
-    }
-
-    /// The hash of the context so far.
-    pub fn hash(&self) -> ContextHash {
-        ContextHash(self.hasher.digest())
-    }
-}
-
-impl std::fmt::Debug for ContextHasher {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = formatter.debug_struct("ContextHasher");
-        shown.field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-/// Adds the little-endian bytes of tokens to a hash.
-fn update(hasher: &mut Xxh3, tokens: &[TokenId]) {
-    let mut bytes = [0; 256];
-    for piece in tokens.chunks(bytes.len() / size_of::<TokenId>()) {
-        let bytes = &mut bytes[..size_of_val(piece)];
-        for (place, token) in bytes.chunks_exact_mut(size_of::<TokenId>()).zip(piece) {
-            place.copy_from_slice(&token.to_le_bytes());
-        }
-        hasher.update(bytes);
-    }
 }
 
 #[cfg(test)]
@@ -280,29 +209,5 @@ mod tests {
         let mut hasher = PrefixHasher::new(&NamespaceId(2));
         hasher.extend(&[1, 2, 3]);
         assert_ne!(hasher.whole(), hash(&[1, 2, 3]));
-    }
-
-    #[test]
-    fn a_context_that_grows_has_the_hash_of_the_whole() {
-        let context: Vec<TokenId> = (0..5_000).collect();
-        let whole = prefix_hashes(&NamespaceId(3), &context);
-        let mut all = ContextHasher::default();
-        all.append(&context);
-        for step in [1, 63, 700, 4_999] {
-            let mut grown = ContextHasher::default();
-            for piece in context.chunks(step) {
-                grown.append(piece);
-            }
-            assert_eq!((grown.len(), grown.hash()), (5_000, all.hash()));
-        }
-        let mut prefixes = PrefixHasher::new(&NamespaceId(3));
-        prefixes.extend(&context);
-        assert_eq!(prefixes.longest(63), None);
-        assert_eq!(prefixes.longest(130), Some(whole[1]));
-        assert_eq!(prefixes.longest(5_000), whole.last().copied());
-        all.append(&[1]);
-        let mut shorter = ContextHasher::default();
-        shorter.append(&context[1..]);
-        assert_ne!(all.hash(), shorter.hash());
     }
 }

@@ -20,7 +20,7 @@ use expect_test::expect_file;
 use refrain_protocol::admin::{ConfirmReply, ConfirmRequest, EraseReply, EraseRequest};
 use refrain_protocol::chunk::{
     ChunkBudget, ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope,
-    DraftShare, DraftSource, Priority, Speculation, StepMessage, Urgency,
+    DraftShare, DraftSource, ParkedContext, Priority, Speculation, StepMessage, Urgency,
 };
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::engine::{
@@ -307,6 +307,20 @@ fn formats() -> Vec<Format> {
             }],
         ),
         format("chunk_request", chunk()),
+        format(
+            "chunk_request_resumed",
+            ChunkRequest {
+                resumes: Some(ParkedContext {
+                    epoch: 1,
+                    tokens: 3,
+                    hash: PrefixHash(u64::MAX),
+                }),
+                tokens: Vec::new(),
+                sampling: Sampling::default(),
+                prediction: Vec::new(),
+                ..chunk()
+            },
+        ),
         format(
             "chunk_events",
             vec![

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt};
-use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
+use refrain_protocol::chunk::{
+    ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, ParkedContext,
+};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::prefix::{PrefixHash, PrefixHasher};
+use refrain_protocol::error::code;
+use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{Lease, LeaseRequest};
 use refrain_protocol::{ApiError, ErrorKind, RequestId, SignedNamespace};
 use refrain_rpc::{ChunkStream, Worker};
@@ -20,6 +23,7 @@ use crate::relay::context::RelayContext;
 use crate::relay::events::RelayEvent;
 use crate::relay::implicit_groups::PromptGroup;
 use crate::relay::lease_guard::LeaseGuard;
+use crate::relay::parked_at::ParkedAt;
 use crate::request::GenerateRequest;
 
 /// Slack added to the deadline sent to workers, so that the gateway's own timer always fires first.
@@ -65,6 +69,7 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) first_token: Option<Instant>,
     /// Output that the reader does not have yet.
     pub(super) unsent: ChoiceProgress,
+    pub(super) parked: ParkedAt,
 }
 
 fn worker_failed(message: &str) -> ApiError {
@@ -100,7 +105,7 @@ impl ChoiceRun<'_> {
         };
         // One worker needs no choice.
         let prefixes = match workers > 1 {
-            true => self.prefix_hashes(),
+            true => self.context_hashes().hashes().to_vec(),
             false => Vec::new(),
         };
         let (namespace, group) = (self.namespace(), self.group());
@@ -127,11 +132,11 @@ impl ChoiceRun<'_> {
     }
 
     /// The hashes of the context, of which only the output since the last call is read.
-    fn prefix_hashes(&mut self) -> Vec<PrefixHash> {
+    fn context_hashes(&mut self) -> &PrefixHasher {
         let known = self.prefixes.context_len() - self.choice.prompt_len() as usize;
         let fresh = self.choice.output().get(known..).unwrap_or_default();
         self.prefixes.extend(fresh);
-        self.prefixes.hashes().to_vec()
+        &self.prefixes
     }
 
     /// Most tokens of a chunk: the fewer of what the lease allows and what the request asks for. An output that an
@@ -150,7 +155,13 @@ impl ChoiceRun<'_> {
         least.map(|tokens| tokens.max(1))
     }
 
-    fn chunk_request(&self, lease: &Lease, attempts: &Attempts) -> ChunkRequest {
+    /// The request for a chunk. `resumes` stands for everything that the worker has parked.
+    fn chunk_request(
+        &self,
+        lease: &Lease,
+        attempts: &Attempts,
+        resumes: Option<ParkedContext>,
+    ) -> ChunkRequest {
         let retries_left = self.context.retries.left();
         let time_left = self.context.time.left(self.request.class, self.received);
         let forced = self.choice.forced();
@@ -166,12 +177,19 @@ impl ChoiceRun<'_> {
             namespace: self.namespace(),
             session: self.request.session.clone(),
             group: self.group(),
-            tokens: self.choice.context(),
+            resumes,
+            tokens: match resumes {
+                Some(_) => Vec::new(),
+                None => self.choice.context(),
+            },
             prompt_len: self.choice.prompt_len(),
-            sampling: Sampling {
-                choice: self.index,
-                forced_output: forced.to_vec(),
-                ..self.request.sampling.clone()
+            sampling: match resumes {
+                Some(_) => Sampling::default(),
+                None => Sampling {
+                    choice: self.index,
+                    forced_output: forced.to_vec(),
+                    ..self.request.sampling.clone()
+                },
             },
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
             chunk_tokens: self.chunk_tokens(lease),
@@ -182,7 +200,10 @@ impl ChoiceRun<'_> {
                 // After this time the request has certainly run out of time.
                 time_left_ms: Some(millis(time_left.saturating_add(WORKER_TIME_SLACK))),
             },
-            prediction: prediction.to_vec(),
+            prediction: match resumes {
+                Some(_) => Vec::new(),
+                None => prediction.to_vec(),
+            },
             transferred: attempts.is_transferred(),
             alive_within_ms: Some(lease.ttl_ms.max(ALIVE_WITHIN_MS_MIN)),
         }
@@ -203,12 +224,21 @@ impl ChoiceRun<'_> {
         };
         let worker = self.context.workers.at(&lease.url);
         self.choice.begin_chunk(self.received.elapsed());
-        let opened = tokio::time::timeout(
-            silence_max,
-            worker.chunk(self.chunk_request(lease, attempts)),
-        )
-        .await;
-        let mut stream = match opened.unwrap_or_else(|_| Err(silent())) {
+        let mut parked = std::mem::take(&mut self.parked);
+        let mut resumes = parked.take(lease, || self.context_hashes());
+        let opened = loop {
+            let request = self.chunk_request(lease, attempts, resumes);
+            let opened = tokio::time::timeout(silence_max, worker.chunk(request)).await;
+            let opened = opened.unwrap_or_else(|_| Err(silent()));
+            match opened {
+                // Nothing has failed: the worker made room, or was started anew, and gets all of the context.
+                Err(error) if resumes.is_some() && error.has_code(code::CONTEXT_GONE) => {
+                    resumes = None;
+                }
+                opened => break opened,
+            }
+        };
+        let mut stream = match opened {
             Ok(stream) => stream,
             Err(error) => return self.chunk_lost(error).await,
         };
@@ -280,6 +310,9 @@ impl ChoiceRun<'_> {
                     // A chunk that ended before its context was read does not know the number.
                     if self.choice.chunk_output_len() > 0 {
                         guard.set_cached(end.cached_tokens);
+                    }
+                    if let ChunkEndReason::ChunkLimit | ChunkEndReason::GaveWay = end.reason {
+                        self.parked.chunk_ended(lease);
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();

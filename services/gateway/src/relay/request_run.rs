@@ -30,6 +30,7 @@ use crate::relay::events::{RelayEvent, RequestSummary};
 use crate::relay::implicit_groups::PromptGroup;
 use crate::relay::lease_guard::{DropReason, LeaseGuard};
 use crate::relay::output_text::OutputText;
+use crate::relay::parked_at::ParkedAt;
 use crate::relay::parsing::{CallIds, Parsing};
 use crate::relay::request_events::RequestEvents;
 use crate::request::{GenerateRequest, PreparedPrompt};
@@ -180,6 +181,7 @@ impl RelayContext {
             received,
             first_token: None,
             unsent: ChoiceProgress::default(),
+            parked: ParkedAt::default(),
         };
         let (failures_max, first_pause) = (self.tuning.failures_max, self.tuning.retry_backoff);
         let scheduler_wait = match is_rollout {

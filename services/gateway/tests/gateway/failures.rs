@@ -169,6 +169,34 @@ async fn a_transferred_request_continues_on_the_named_worker_and_is_marked_as_su
 }
 
 #[tokio::test]
+async fn a_context_that_a_worker_no_longer_has_is_sent_and_is_no_failure() {
+    let bench = Bench::new().await;
+    bench.mesh.script().forgets = true;
+    let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], TEXT);
+    let log = bench.mesh.log();
+    let chunks = bench.mesh.script().reply.len().div_ceil(10);
+    assert_eq!((log.chunks.len(), log.leases.len()), (chunks, chunks));
+    assert_eq!(log.gone, chunks - 1);
+    assert!(log.leases.iter().all(|lease| lease.exclude.is_empty()));
+    assert!(log.chunks.iter().all(|chunk| chunk.resumes.is_none()));
+    let attempts = log.chunks.iter().map(|chunk| chunk.budget.attempts);
+    assert!(
+        attempts
+            .into_iter()
+            .all(|left| left == log.chunks[0].budget.attempts)
+    );
+    let sent: usize = log.chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+    assert_eq!(log.context_tokens, sent);
+    let others = log.finishes[..chunks - 1].iter();
+    assert!(
+        others
+            .into_iter()
+            .all(|finish| finish.outcome == LeaseOutcome::Continues)
+    );
+}
+
+#[tokio::test]
 async fn chunks_follow_each_other_on_the_same_worker() {
     let bench = Bench::new().await;
     let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;
@@ -178,6 +206,10 @@ async fn chunks_follow_each_other_on_the_same_worker() {
     assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 3);
     let log = bench.mesh.log();
     assert_eq!(log.chunks.len(), tokens.div_ceil(10));
+    // The context is sent once. Later chunks name what the worker has parked.
+    assert_eq!(log.context_tokens, log.chunks[0].prompt_len as usize);
+    assert!(log.chunks[0].resumes.is_none());
+    assert!(log.chunks[1..].iter().all(|chunk| chunk.resumes.is_some()));
     assert!(
         log.leases[1..]
             .iter()

@@ -13,14 +13,16 @@ use refrain_gateway::{
 };
 use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
-    StepMessage,
+    ParkedContext, StepMessage,
 };
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::error::code;
 use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
+use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
@@ -76,6 +78,8 @@ pub(crate) struct Script {
     pub(crate) silent_from_call: usize,
     /// Most tokens of a chunk by the scheduler. `None`: what the request asks for.
     pub(crate) lease_chunk_tokens: Option<u32>,
+    /// The workers forget what they parked between two chunks.
+    pub(crate) forgets: bool,
     /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
     /// The lengths of earlier outputs to every prompt.
@@ -99,6 +103,10 @@ pub(crate) struct Log {
     pub(crate) groups: Vec<String>,
     /// Prompts for which the draft store was asked.
     pub(crate) prompts: Vec<PromptHash>,
+    /// Number of context tokens that were sent to workers.
+    pub(crate) context_tokens: usize,
+    /// Number of chunks whose context was no longer parked.
+    pub(crate) gone: usize,
     /// Number of questions for the models.
     pub(crate) polls: usize,
     workers: Vec<WorkerId>,
@@ -308,7 +316,30 @@ impl Worker for FakeWorker {
     async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
         let mesh = &self.0;
         mesh.auth.verify(&request.namespace)?;
-        mesh.log().chunks.push(request.clone());
+        let request = {
+            let mut log = mesh.log();
+            log.context_tokens += request.tokens.len();
+            let request = match request.resumes {
+                None => request,
+                Some(_) if mesh.script().forgets => {
+                    log.gone += 1;
+                    let error = ApiError::new(ErrorKind::NotFound, "forgotten by script");
+                    return Err(error.with_code(code::CONTEXT_GONE));
+                }
+                Some(parked) => {
+                    let mut chunks = log.chunks.iter().rev();
+                    let last = chunks.find(|last| last.request == request.request);
+                    resumed(
+                        &mesh.script(),
+                        request,
+                        parked,
+                        last.expect("a chunk before"),
+                    )
+                }
+            };
+            log.chunks.push(request.clone());
+            request
+        };
         let (mishap, pause, events) = {
             let script = mesh.script();
             let mishap = script.mishaps.get(&(request.lease.0 as usize)).cloned();
@@ -352,6 +383,29 @@ impl Worker for FakeWorker {
             Some(Mishap::RefuseCut) => Err(ApiError::new(ErrorKind::NotFound, "refused by script")),
             _ => Ok(()),
         }
+    }
+}
+
+/// The request for a chunk with everything that the worker parked, which is what the chunk before had and emitted.
+fn resumed(
+    script: &Script,
+    request: ChunkRequest,
+    parked: ParkedContext,
+    last: &ChunkRequest,
+) -> ChunkRequest {
+    assert!(request.tokens.is_empty() && request.prediction.is_empty());
+    assert_eq!(parked.epoch, last.epoch);
+    let output = parked.tokens as usize - last.prompt_len as usize;
+    let prompt = &last.tokens[..last.prompt_len as usize];
+    let tokens = [prompt, &script.reply[..output]].concat();
+    let mut hasher = PrefixHasher::new(&request.namespace.namespace.id());
+    hasher.extend(&tokens);
+    assert_eq!(parked.hash, hasher.whole());
+    ChunkRequest {
+        tokens,
+        sampling: last.sampling.clone(),
+        prediction: last.prediction.clone(),
+        ..request
     }
 }
 
@@ -532,6 +586,7 @@ impl Bench {
             refused_calls: HashMap::new(),
             silent_from_call: usize::MAX,
             lease_chunk_tokens: None,
+            forgets: false,
             workers: 3,
             compiles_forms: false,
             lengths: Vec::new(),

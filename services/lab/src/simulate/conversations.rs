@@ -47,14 +47,20 @@ impl Conversations {
                 continue;
             }
             let next = sessions.len();
-            let key = call.session.clone().map(|session| (call.tenant.clone(), session));
+            let key = call
+                .session
+                .clone()
+                .map(|session| (call.tenant.clone(), session));
             let number = key.map_or(next, |key| *numbers.entry(key).or_insert(next));
             if number == next {
                 sessions.push(Vec::new());
             }
             sessions[number].push(Arc::new(call));
         }
-        ensure!(!sessions.is_empty(), "{name}: there is no call with an output");
+        ensure!(
+            !sessions.is_empty(),
+            "{name}: there is no call with an output"
+        );
         let mut of = Conversations {
             workload: Workload {
                 name,
@@ -113,7 +119,11 @@ impl Conversations {
         for &job in order {
             let job = &self.workload.jobs[job];
             let Some(turn) = &job.turn else { continue };
-            let held = turn.before.iter().take_while(|prefix| kept.contains(*prefix)).count();
+            let held = turn
+                .before
+                .iter()
+                .take_while(|prefix| kept.contains(*prefix))
+                .count();
             let held = held.checked_sub(1).map_or(0, mark);
             read += u64::from(job.prompt_tokens - held.min(job.prompt_tokens - 1));
             for (nth, prefix) in turn.after.iter().enumerate().rev() {
@@ -136,7 +146,11 @@ impl Conversations {
     /// Distinct tokens of all contexts, as far as they are hashed.
     pub(super) fn distinct_tokens(&self) -> u64 {
         let mut seen = HashSet::new();
-        let turns = self.workload.jobs.iter().filter_map(|job| job.turn.as_ref());
+        let turns = self
+            .workload
+            .jobs
+            .iter()
+            .filter_map(|job| job.turn.as_ref());
         let mut tokens = 0;
         for turn in turns {
             for (nth, prefix) in turn.after.iter().enumerate() {

@@ -168,7 +168,10 @@ impl Desk {
                 SimulatedPolicy::History | SimulatedPolicy::Auto => of.expected_tokens,
                 _ => None,
             },
-            prefixes: of.turn.as_ref().map_or_else(Vec::new, |turn| turn.before.clone()),
+            prefixes: of
+                .turn
+                .as_ref()
+                .map_or_else(Vec::new, |turn| turn.before.clone()),
             chunk_tokens: None,
             context_tokens: of.prompt_tokens + progress.generated,
             generated_tokens: progress.generated,
@@ -180,7 +183,11 @@ impl Desk {
         self.apply(DispatchEvent::Submit { call, request }, now_s)
     }
 
-    pub(super) fn finish(&mut self, ended: LeaseFinish, now_s: f64) -> anyhow::Result<Vec<Granted>> {
+    pub(super) fn finish(
+        &mut self,
+        ended: LeaseFinish,
+        now_s: f64,
+    ) -> anyhow::Result<Vec<Granted>> {
         self.apply(DispatchEvent::Finish(ended), now_s)
     }
 
@@ -196,16 +203,29 @@ impl Desk {
         for effect in self.core.apply(event, now_ms(now_s)) {
             match effect {
                 DispatchEffect::Grant { call, lease, .. } => granted.push(Granted {
-                    job: *self.calls.get(call.0 as usize).context("an unknown call was granted")?,
+                    job: *self
+                        .calls
+                        .get(call.0 as usize)
+                        .context("an unknown call was granted")?,
                     lease: lease.lease,
-                    instance: lease.worker.0.parse().context("an unknown instance was granted")?,
+                    instance: lease
+                        .worker
+                        .0
+                        .parse()
+                        .context("an unknown instance was granted")?,
                     chunk_tokens: lease.chunk_tokens,
                 }),
                 DispatchEffect::Reject { error, .. } => {
-                    bail!("the scheduler refused a simulated request: {}", error.message)
+                    bail!(
+                        "the scheduler refused a simulated request: {}",
+                        error.message
+                    )
                 }
                 DispatchEffect::HeartbeatAnswer(Err(error)) => {
-                    bail!("the scheduler refused a simulated instance: {}", error.message)
+                    bail!(
+                        "the scheduler refused a simulated instance: {}",
+                        error.message
+                    )
                 }
                 _ => {}
             }

@@ -190,7 +190,10 @@ impl Instance {
     pub(super) fn keep_prefixes(&mut self, prefixes: &[PrefixHash]) {
         for (nth, prefix) in prefixes.iter().enumerate().rev() {
             let shorter = nth.checked_sub(1).map_or(0, mark);
-            self.keep(Kept::Prefix(*prefix), blocks(f64::from(mark(nth) - shorter)));
+            self.keep(
+                Kept::Prefix(*prefix),
+                blocks(f64::from(mark(nth) - shorter)),
+            );
         }
     }
 
@@ -314,7 +317,11 @@ impl Instance {
             return Ok(None);
         }
         loop {
-            let needed: u64 = self.seats.iter().map(|seat| blocks(seat.context + 1.0)).sum();
+            let needed: u64 = self
+                .seats
+                .iter()
+                .map(|seat| blocks(seat.context + 1.0))
+                .sum();
             if needed + self.kept_blocks <= self.blocks() || self.seats.len() == 1 {
                 break;
             }
@@ -324,7 +331,9 @@ impl Instance {
         }
         let is_ready = |seat: &Seat| seat.ready_s <= now_s;
         let awaited_s = self.seats.iter().filter(|seat| !is_ready(seat));
-        let awaited_s = awaited_s.map(|seat| seat.ready_s).fold(f64::INFINITY, f64::min);
+        let awaited_s = awaited_s
+            .map(|seat| seat.ready_s)
+            .fold(f64::INFINITY, f64::min);
         let decodes = |seat: &Seat| is_ready(seat) && seat.unread == 0;
         let decoding: Vec<Decoding> = self
             .seats
@@ -336,7 +345,11 @@ impl Instance {
                 context_tokens: seat.context as usize,
             })
             .collect();
-        let mut budget = self.limits.prefill_tokens.saturating_sub(decoding.len() as u32).max(1);
+        let mut budget = self
+            .limits
+            .prefill_tokens
+            .saturating_sub(decoding.len() as u32)
+            .max(1);
         let mut reads = Vec::new();
         for (at, seat) in self.seats.iter().enumerate() {
             if seat.unread > 0 && is_ready(seat) && budget > 0 {
@@ -378,7 +391,11 @@ impl Instance {
             }
         }
         if plan.reads.is_empty() {
-            let seats = self.seats.iter().zip(&plan.gains).filter(|(_, gain)| **gain > 0.0);
+            let seats = self
+                .seats
+                .iter()
+                .zip(&plan.gains)
+                .filter(|(_, gain)| **gain > 0.0);
             let until_end = seats.map(|(seat, gain)| (seat.left / gain - NOTHING).ceil().max(1.0));
             let until_end = until_end.fold(f64::from(drafted.steps_max), f64::min);
             plan.steps = self.steps_that_fit(&plan.gains, until_end as u32);
@@ -386,7 +403,10 @@ impl Instance {
                 plan.steps = plan.steps_until(awaited_s);
             }
         }
-        self.counts.blocks_max = self.counts.blocks_max.max(self.blocks_after(&plan.gains, plan.steps));
+        self.counts.blocks_max = self
+            .counts
+            .blocks_max
+            .max(self.blocks_after(&plan.gains, plan.steps));
         let end_s = plan.end_s();
         self.plan = Some(plan);
         Ok(Some(end_s))
@@ -394,9 +414,8 @@ impl Instance {
 
     fn blocks_after(&self, gains: &[f64], steps: u32) -> u64 {
         let seats = self.seats.iter().zip(gains);
-        let blocks = seats.map(|(seat, gain)| {
-            blocks(seat.context + (gain * f64::from(steps)).min(seat.left))
-        });
+        let blocks = seats
+            .map(|(seat, gain)| blocks(seat.context + (gain * f64::from(steps)).min(seat.left)));
         blocks.sum()
     }
 

@@ -102,7 +102,8 @@ impl<'a> Mesh<'a> {
     fn at(&mut self, time_s: f64, event: Event) {
         let number = self.next_event;
         self.next_event += 1;
-        self.events.push(Reverse(((time_s * 1e9) as TimeNs, number, event)));
+        self.events
+            .push(Reverse(((time_s * 1e9) as TimeNs, number, event)));
     }
 
     /// Serves all samples of groups, which arrive together.
@@ -161,7 +162,10 @@ impl<'a> Mesh<'a> {
     fn run(&mut self, mut progress: impl FnMut(usize)) -> anyhow::Result<()> {
         while self.unfinished > 0 {
             let Some(Reverse((time_ns, _, event))) = self.events.pop() else {
-                bail!("{} requests wait for ever: this is a fault of the simulator", self.unfinished);
+                bail!(
+                    "{} requests wait for ever: this is a fault of the simulator",
+                    self.unfinished
+                );
             };
             self.now_s = self.now_s.max(time_ns as f64 / 1e9);
             match event {
@@ -331,7 +335,8 @@ impl<'a> Mesh<'a> {
     }
 
     fn plan(&mut self, instance: usize) -> anyhow::Result<()> {
-        let planned = self.instances[instance].plan(self.now_s, &self.engine, &mut self.drafting)?;
+        let planned =
+            self.instances[instance].plan(self.now_s, &self.engine, &mut self.drafting)?;
         if let Some(end_s) = planned {
             self.next_run(instance, end_s);
         }

@@ -85,7 +85,9 @@ impl TokenDrafts {
                 context: Vec::new(),
             });
         }
-        let mut groups: Vec<Index> = (0..workload.groups).map(|_| Index::new(config.clone())).collect();
+        let mut groups: Vec<Index> = (0..workload.groups)
+            .map(|_| Index::new(config.clone()))
+            .collect();
         if settings.drafts == SimulatedDrafts::History {
             for (index, known) in groups.iter_mut().zip(&workload.known) {
                 for (nth, call) in (0u128..).zip(&known.texts) {
@@ -111,7 +113,9 @@ impl TokenDrafts {
             groups,
             feed: VecDeque::new(),
             lag_s: settings.lag_s,
-            judges: (0..instances).map(|_| Judge::new(judging.clone())).collect(),
+            judges: (0..instances)
+                .map(|_| Judge::new(judging.clone()))
+                .collect(),
             params,
         }))
     }
@@ -209,7 +213,9 @@ impl TokenDrafts {
         let own = writer.own.as_ref()?;
         let group = &self.groups[writer.group];
         let context = &writer.context[..];
-        let tail = &context[context.len().saturating_sub(self.params.max_pattern as usize)..];
+        let tail = &context[context
+            .len()
+            .saturating_sub(self.params.max_pattern as usize)..];
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,

@@ -4,12 +4,36 @@ use std::time::Instant;
 
 use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::prefix::{PrefixHash, PrefixHasher};
+use refrain_protocol::prefix::{PrefixHash, PrefixHasher, mark};
 use refrain_protocol::{NamespaceId, TokenId};
 
 use super::session_form::SessionForm;
 use crate::drafter::DrafterState;
 use crate::network::KvCache;
+
+/// The hashes of the prefixes of a session's text.
+pub(super) struct SessionPrefixes(PrefixHasher);
+
+impl SessionPrefixes {
+    /// Of a text without tokens.
+    pub(super) fn new(namespace: &NamespaceId) -> Self {
+        SessionPrefixes(PrefixHasher::new(namespace))
+    }
+
+    /// The hash of the longest hashed prefix of at most `len` tokens.
+    fn longest(&self, len: usize) -> Option<PrefixHash> {
+        let hashes = self.0.hashes().iter().enumerate();
+        let reached = hashes.take_while(|(nth, _)| mark(*nth) as usize <= len);
+        reached.last().map(|(_, hash)| *hash)
+    }
+}
+
+impl std::fmt::Debug for SessionPrefixes {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = formatter.debug_tuple("SessionPrefixes");
+        shown.field(&self.0.context_len()).finish()
+    }
+}
 
 /// A session, open or kept.
 #[derive(Debug)]
@@ -26,7 +50,7 @@ pub(crate) struct Session {
     /// The state of the output in its form, if it must have one.
     pub(crate) form: Option<SessionForm>,
     /// Hashes of the prefixes of `text`, as far as they have been asked for.
-    pub(super) prefixes: PrefixHasher,
+    pub(super) prefixes: SessionPrefixes,
     /// Time of the last step.
     pub(super) used: Instant,
     /// The time since when the session is parked: its request goes on soon.
@@ -70,17 +94,17 @@ impl Session {
 
     /// Forgets the hashes if the text has become shorter than what they cover, which decoding never does.
     fn forget_prefixes(&mut self) {
-        if self.prefixes.context_len() > self.text.len() {
-            self.prefixes = PrefixHasher::new(&self.namespace);
+        if self.prefixes.0.context_len() > self.text.len() {
+            self.prefixes = SessionPrefixes::new(&self.namespace);
         }
     }
 
     /// Returns the hashes of the longest prefix whose KV is there, and of the longest such prefix of the prompt.
     pub(super) fn held(&mut self) -> [Option<PrefixHash>; 2] {
         let len = self.kv.len().min(self.text.len());
-        let from = self.prefixes.context_len();
+        let from = self.prefixes.0.context_len();
         if let Some(new) = self.text.get(from..len) {
-            self.prefixes.extend(new);
+            self.prefixes.0.extend(new);
         }
         [len, len.min(self.prompt_len)].map(|len| self.prefixes.longest(len))
     }

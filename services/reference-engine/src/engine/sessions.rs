@@ -9,12 +9,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{Sampling, SessionSpec};
-use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
 use super::prefix_cache::PrefixCache;
-use super::session::Session;
+use super::session::{Session, SessionPrefixes};
 use super::session_form::SessionForm;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
@@ -109,7 +108,7 @@ impl Sessions {
                 .filter(|_| spec.self_drafts)
                 .map(DrafterState::new),
             form,
-            prefixes: PrefixHasher::new(&spec.namespace),
+            prefixes: SessionPrefixes::new(&spec.namespace),
             used: now,
             parked: None,
         };

@@ -312,6 +312,11 @@ fn check(seed: u64, forms: usize) -> Work {
                 (answer.session, answer.open, answer.sent) = (sessions, false, 0);
                 work.chunks += 1;
             }
+            if steps % 7 == 0 {
+                engine
+                    .core
+                    .park(&[EngineSessionId(answer.session)], engine.now);
+            }
             let item = answer.item(&mut random);
             asked.insert(items.len(), (at, item.sample));
             items.push(item);

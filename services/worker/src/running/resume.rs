@@ -9,12 +9,12 @@ use super::{ActiveRequest, PendingStep};
 impl ActiveRequest {
     /// Names the context of the request as it is now. What was hashed before is not hashed again.
     pub(crate) fn parked_context(&mut self) -> ParkedContext {
-        let hashed = self.hasher.len();
-        self.hasher.append(&self.text[hashed..]);
+        let hashed = self.hasher.context_len();
+        self.hasher.extend(&self.text[hashed..]);
         ParkedContext {
             epoch: self.request.epoch,
             tokens: self.text.len() as u32,
-            hash: self.hasher.hash(),
+            hash: self.hasher.whole(),
         }
     }
 

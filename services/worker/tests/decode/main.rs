@@ -19,6 +19,7 @@ mod goodput;
 mod groups;
 mod guard;
 mod introductions;
+mod parking;
 mod prediction;
 mod statistics;
 mod streaming;
