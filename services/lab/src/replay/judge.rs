@@ -241,7 +241,9 @@ impl Judge {
             (Policy::Off | Policy::Goodput, _) => StepDraft::Plain,
             (Policy::Eagle3, _) => head_draft(),
             // SAM's matches are long enough to be preferred to the head.
-            (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, Some(found)) => suffix_draft(found),
+            (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, Some(found)) => {
+                suffix_draft(found)
+            }
             (Policy::Sam, None) if !head.is_absent() => head_draft(),
             (Policy::Suffix | Policy::Mba | Policy::Pld | Policy::Sam, None) => StepDraft::Plain,
             (Policy::Score | Policy::Paper, _) => match self.route_by_score(found) {

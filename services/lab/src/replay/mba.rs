@@ -39,9 +39,8 @@ pub(crate) fn draft_tokens(
 ) -> (usize, usize) {
     let batch = high + low;
     let depth_max = DRAFT_TOKENS_MAX.min(acceptance.len());
-    let token_seconds = |depth: usize| {
-        step_seconds(batch * (1 + depth)) / expected_tokens(acceptance, depth)
-    };
+    let token_seconds =
+        |depth: usize| step_seconds(batch * (1 + depth)) / expected_tokens(acceptance, depth);
     let best = (0..=depth_max)
         .min_by(|a, b| token_seconds(*a).total_cmp(&token_seconds(*b)))
         .unwrap_or(0);
@@ -50,7 +49,8 @@ pub(crate) fn draft_tokens(
         return (0, 0);
     }
     let benefit = |requests: usize, depth: usize| {
-        requests as f64 * (expected_tokens(acceptance, depth + 1) - expected_tokens(acceptance, depth))
+        requests as f64
+            * (expected_tokens(acceptance, depth + 1) - expected_tokens(acceptance, depth))
     };
     let (mut of_high, mut of_low, mut left) = (0, 0, budget);
     loop {
@@ -133,7 +133,10 @@ mod tests {
         assert_eq!(draft_tokens((4, 0), &acceptance, flat), (8, 0));
         assert_eq!(draft_tokens((16, 0), &acceptance, flat), (3, 0));
         assert_eq!(draft_tokens((64, 0), &acceptance, flat), (0, 0));
-        assert_eq!(draft_tokens((4, 0), &[0.0; 8], |tokens| tokens as f64), (0, 0));
+        assert_eq!(
+            draft_tokens((4, 0), &[0.0; 8], |tokens| tokens as f64),
+            (0, 0)
+        );
     }
 
     #[test]

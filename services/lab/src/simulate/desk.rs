@@ -19,6 +19,8 @@ use crate::replay::{EngineModel, StepLoad};
 const START_MS: u64 = 1_000_000_000_000;
 /// Longer than any simulation, milliseconds: nothing falls silent here.
 const NEVER_MS: u64 = 1 << 50;
+/// Instances open their slots in so many parts, in turn. Otherwise the first one would get all requests that it holds.
+const OPENING_PARTS: usize = 32;
 /// Tokens by which blocks may exceed the tokens of a request.
 const BLOCK_SLACK_TOKENS: u64 = 16;
 
@@ -110,27 +112,30 @@ impl Desk {
         });
         let slack = shape.slots as u64 * BLOCK_SLACK_TOKENS;
         let mut granted = Vec::new();
-        for instance in 0..shape.instances {
-            let heartbeat = Heartbeat {
-                worker: worker(instance),
-                incarnation: 1,
-                url: format!("http://{instance}"),
-                model: self.namespace.namespace.model.clone(),
-                tokenizer: self.namespace.namespace.tokenizer.clone(),
-                max_context: u32::MAX,
-                max_running: u32::try_from(shape.slots).unwrap_or(u32::MAX),
-                running: Vec::new(),
-                draining: false,
-                compiles_forms: false,
-                eagle3: None,
-                fallback: None,
-                kv: Some(KvReport {
-                    capacity_tokens: shape.kv_tokens.saturating_sub(slack).max(1),
-                    prefill_ms_per_1k: Some((read_seconds * 1e6 / 2_048.0) as f32),
-                    ..KvReport::default()
-                }),
-            };
-            granted.extend(self.apply(DispatchEvent::Heartbeat(heartbeat), 0.0)?);
+        for part in 1..=OPENING_PARTS {
+            let slots = (shape.slots * part).div_ceil(OPENING_PARTS);
+            for instance in 0..shape.instances {
+                let heartbeat = Heartbeat {
+                    worker: worker(instance),
+                    incarnation: 1,
+                    url: format!("http://{instance}"),
+                    model: self.namespace.namespace.model.clone(),
+                    tokenizer: self.namespace.namespace.tokenizer.clone(),
+                    max_context: u32::MAX,
+                    max_running: u32::try_from(slots).unwrap_or(u32::MAX),
+                    running: Vec::new(),
+                    draining: false,
+                    compiles_forms: false,
+                    eagle3: None,
+                    fallback: None,
+                    kv: Some(KvReport {
+                        capacity_tokens: shape.kv_tokens.saturating_sub(slack).max(1),
+                        prefill_ms_per_1k: Some((read_seconds * 1e6 / 2_048.0) as f32),
+                        ..KvReport::default()
+                    }),
+                };
+                granted.extend(self.apply(DispatchEvent::Heartbeat(heartbeat), 0.0)?);
+            }
         }
         Ok(granted)
     }
@@ -168,7 +173,10 @@ impl Desk {
                 SimulatedPolicy::History | SimulatedPolicy::Auto => of.expected_tokens,
                 _ => None,
             },
-            prefixes: of.turn.as_ref().map_or_else(Vec::new, |turn| turn.before.clone()),
+            prefixes: of
+                .turn
+                .as_ref()
+                .map_or_else(Vec::new, |turn| turn.before.clone()),
             chunk_tokens: None,
             context_tokens: of.prompt_tokens + progress.generated,
             generated_tokens: progress.generated,
@@ -180,7 +188,11 @@ impl Desk {
         self.apply(DispatchEvent::Submit { call, request }, now_s)
     }
 
-    pub(super) fn finish(&mut self, ended: LeaseFinish, now_s: f64) -> anyhow::Result<Vec<Granted>> {
+    pub(super) fn finish(
+        &mut self,
+        ended: LeaseFinish,
+        now_s: f64,
+    ) -> anyhow::Result<Vec<Granted>> {
         self.apply(DispatchEvent::Finish(ended), now_s)
     }
 
@@ -196,16 +208,29 @@ impl Desk {
         for effect in self.core.apply(event, now_ms(now_s)) {
             match effect {
                 DispatchEffect::Grant { call, lease, .. } => granted.push(Granted {
-                    job: *self.calls.get(call.0 as usize).context("an unknown call was granted")?,
+                    job: *self
+                        .calls
+                        .get(call.0 as usize)
+                        .context("an unknown call was granted")?,
                     lease: lease.lease,
-                    instance: lease.worker.0.parse().context("an unknown instance was granted")?,
+                    instance: lease
+                        .worker
+                        .0
+                        .parse()
+                        .context("an unknown instance was granted")?,
                     chunk_tokens: lease.chunk_tokens,
                 }),
                 DispatchEffect::Reject { error, .. } => {
-                    bail!("the scheduler refused a simulated request: {}", error.message)
+                    bail!(
+                        "the scheduler refused a simulated request: {}",
+                        error.message
+                    )
                 }
                 DispatchEffect::HeartbeatAnswer(Err(error)) => {
-                    bail!("the scheduler refused a simulated instance: {}", error.message)
+                    bail!(
+                        "the scheduler refused a simulated instance: {}",
+                        error.message
+                    )
                 }
                 _ => {}
             }

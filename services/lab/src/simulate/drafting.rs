@@ -67,6 +67,15 @@ impl Drafting {
         }
     }
 
+    /// Most tokens that a step may bring a request.
+    pub(super) fn most_tokens(&self) -> f64 {
+        match self {
+            Drafting::Off => 1.0,
+            Drafting::Model(_) => 1.0 + DRAFT_TOKENS_MAX as f64,
+            Drafting::Tokens(tokens) => 1.0 + tokens.draft_tokens_max() as f64,
+        }
+    }
+
     /// A request has all of its output.
     pub(super) fn finished(&mut self, job: usize) {
         match self {
@@ -161,9 +170,8 @@ impl ModelDrafts {
         };
         let per_second = |depths: &[usize]| {
             let tokens = acceptance.iter().zip(depths);
-            let tokens = tokens.map(|(accepts, depth)| {
-                expected_tokens(&[*accepts; DRAFT_TOKENS_MAX], *depth)
-            });
+            let tokens = tokens
+                .map(|(accepts, depth)| expected_tokens(&[*accepts; DRAFT_TOKENS_MAX], *depth));
             let draft_tokens = depths.iter().sum::<usize>() * self.paths;
             tokens.sum::<f64>() / step_seconds(draft_tokens)
         };
@@ -192,7 +200,11 @@ fn tokens_per_step(references: usize, paths: usize) -> f64 {
     for row in TOKENS_PER_STEP {
         if row.0 >= references as f64 {
             let (from, to) = ((1.0 + below.0).ln(), (1.0 + row.0).ln());
-            let share = if to > from { (at - from) / (to - from) } else { 0.0 };
+            let share = if to > from {
+                (at - from) / (to - from)
+            } else {
+                0.0
+            };
             return below.1[column] + share * (row.1[column] - below.1[column]);
         }
         below = row;

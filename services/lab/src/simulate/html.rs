@@ -94,7 +94,10 @@ pub(super) fn html(report: &SimulateReport) -> anyhow::Result<String> {
 
 /// The share of unfinished requests over time, one curve for each simulation.
 fn tails(plots: &[&Plot]) -> Result<String, Box<dyn std::error::Error>> {
-    let end_s = plots.iter().map(|plot| plot.makespan_s).fold(1e-9, f64::max);
+    let end_s = plots
+        .iter()
+        .map(|plot| plot.makespan_s)
+        .fold(1e-9, f64::max);
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (900, 360)).into_drawing_area();
@@ -104,7 +107,11 @@ fn tails(plots: &[&Plot]) -> Result<String, Box<dyn std::error::Error>> {
             .x_label_area_size(36)
             .y_label_area_size(48)
             .build_cartesian_2d(0.0..end_s, 0.0..1.0)?;
-        chart.configure_mesh().x_desc("seconds").y_desc("share").draw()?;
+        chart
+            .configure_mesh()
+            .x_desc("seconds")
+            .y_desc("share")
+            .draw()?;
         for (at, plot) in plots.iter().enumerate() {
             let color = Palette99::pick(at).to_rgba();
             let curve = LineSeries::new(plot.unfinished.iter().copied(), color.stroke_width(2));
@@ -149,15 +156,17 @@ fn gantt(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
         let column_s = plot.makespan_s / COLUMNS as f64;
         let busiest = plot.busy.iter().flatten().copied().fold(1e-9, f64::max);
         let cells = plot.busy.iter().enumerate().flat_map(|(row, columns)| {
-            columns.iter().enumerate().filter(|(_, share)| **share > 0.0).map(
-                move |(at, share)| {
+            columns
+                .iter()
+                .enumerate()
+                .filter(|(_, share)| **share > 0.0)
+                .map(move |(at, share)| {
                     let corners = [
                         (at as f64 * column_s, row as f64 + 0.1),
                         ((at + 1) as f64 * column_s, row as f64 + 0.9),
                     ];
                     Rectangle::new(corners, BLUE.mix(0.1 + 0.9 * share / busiest).filled())
-                },
-            )
+                })
         });
         chart.draw_series(cells)?;
         area.present()?;

@@ -36,6 +36,8 @@ pub(super) struct Seat {
     pub(super) context: f64,
     /// Tokens of it that it has to read.
     pub(super) unread: u32,
+    /// Tokens of it that lie in kept prefixes, which other requests may read as well.
+    pub(super) shared: f64,
     /// Output tokens until the end of the chunk, and those so far.
     pub(super) left: f64,
     pub(super) emitted: f64,
@@ -139,6 +141,13 @@ pub(super) struct Instance {
     pub(super) counts: InstanceCounts,
 }
 
+impl Seat {
+    /// Its own blocks after so many more tokens.
+    fn blocks_after(&self, tokens: f64) -> u64 {
+        blocks(self.context - self.shared + tokens.min(self.left))
+    }
+}
+
 fn blocks(tokens: f64) -> u64 {
     (tokens.ceil() as u64).div_ceil(BLOCK_TOKENS)
 }
@@ -164,7 +173,7 @@ impl Instance {
     }
 
     fn used_blocks(&self) -> u64 {
-        self.seats.iter().map(|seat| blocks(seat.context)).sum()
+        self.seats.iter().map(|seat| seat.blocks_after(0.0)).sum()
     }
 
     /// Adds a request. It joins the batch when there is a slot and room.
@@ -190,7 +199,10 @@ impl Instance {
     pub(super) fn keep_prefixes(&mut self, prefixes: &[PrefixHash]) {
         for (nth, prefix) in prefixes.iter().enumerate().rev() {
             let shorter = nth.checked_sub(1).map_or(0, mark);
-            self.keep(Kept::Prefix(*prefix), blocks(f64::from(mark(nth) - shorter)));
+            self.keep(
+                Kept::Prefix(*prefix),
+                blocks(f64::from(mark(nth) - shorter)),
+            );
         }
     }
 
@@ -285,14 +297,18 @@ impl Instance {
         Some(plan.end_s())
     }
 
-    fn admit(&mut self) {
+    /// Lets requests join while there is room for the `most_tokens` of their first step.
+    fn admit(&mut self, most_tokens: f64) {
         while let Some(next) = self.waiting.front() {
             if self.seats.len() >= self.limits.slots {
                 return;
             }
-            // The next token needs a block as well.
-            let needed = blocks(next.context + 1.0);
-            let used = self.used_blocks();
+            let needed = next.blocks_after(most_tokens);
+            let used: u64 = self
+                .seats
+                .iter()
+                .map(|seat| seat.blocks_after(most_tokens))
+                .sum();
             if used + needed > self.blocks() {
                 return;
             }
@@ -309,12 +325,17 @@ impl Instance {
         drafting: &mut Drafting,
     ) -> anyhow::Result<Option<f64>> {
         self.generation += 1;
-        self.admit();
+        let most_tokens = drafting.most_tokens();
+        self.admit(most_tokens);
         if self.seats.is_empty() {
             return Ok(None);
         }
         loop {
-            let needed: u64 = self.seats.iter().map(|seat| blocks(seat.context + 1.0)).sum();
+            let needed: u64 = self
+                .seats
+                .iter()
+                .map(|seat| seat.blocks_after(most_tokens))
+                .sum();
             if needed + self.kept_blocks <= self.blocks() || self.seats.len() == 1 {
                 break;
             }
@@ -322,9 +343,12 @@ impl Instance {
                 self.preempt();
             }
         }
-        let is_ready = |seat: &Seat| seat.ready_s <= now_s;
+        // Times of events are rounded to nanoseconds.
+        let is_ready = |seat: &Seat| seat.ready_s <= now_s + 1e-8;
         let awaited_s = self.seats.iter().filter(|seat| !is_ready(seat));
-        let awaited_s = awaited_s.map(|seat| seat.ready_s).fold(f64::INFINITY, f64::min);
+        let awaited_s = awaited_s
+            .map(|seat| seat.ready_s)
+            .fold(f64::INFINITY, f64::min);
         let decodes = |seat: &Seat| is_ready(seat) && seat.unread == 0;
         let decoding: Vec<Decoding> = self
             .seats
@@ -336,7 +360,11 @@ impl Instance {
                 context_tokens: seat.context as usize,
             })
             .collect();
-        let mut budget = self.limits.prefill_tokens.saturating_sub(decoding.len() as u32).max(1);
+        let mut budget = self
+            .limits
+            .prefill_tokens
+            .saturating_sub(decoding.len() as u32)
+            .max(1);
         let mut reads = Vec::new();
         for (at, seat) in self.seats.iter().enumerate() {
             if seat.unread > 0 && is_ready(seat) && budget > 0 {
@@ -378,7 +406,11 @@ impl Instance {
             }
         }
         if plan.reads.is_empty() {
-            let seats = self.seats.iter().zip(&plan.gains).filter(|(_, gain)| **gain > 0.0);
+            let seats = self
+                .seats
+                .iter()
+                .zip(&plan.gains)
+                .filter(|(_, gain)| **gain > 0.0);
             let until_end = seats.map(|(seat, gain)| (seat.left / gain - NOTHING).ceil().max(1.0));
             let until_end = until_end.fold(f64::from(drafted.steps_max), f64::min);
             plan.steps = self.steps_that_fit(&plan.gains, until_end as u32);
@@ -386,7 +418,10 @@ impl Instance {
                 plan.steps = plan.steps_until(awaited_s);
             }
         }
-        self.counts.blocks_max = self.counts.blocks_max.max(self.blocks_after(&plan.gains, plan.steps));
+        self.counts.blocks_max = self
+            .counts
+            .blocks_max
+            .max(self.blocks_after(&plan.gains, plan.steps));
         let end_s = plan.end_s();
         self.plan = Some(plan);
         Ok(Some(end_s))
@@ -394,10 +429,9 @@ impl Instance {
 
     fn blocks_after(&self, gains: &[f64], steps: u32) -> u64 {
         let seats = self.seats.iter().zip(gains);
-        let blocks = seats.map(|(seat, gain)| {
-            blocks(seat.context + (gain * f64::from(steps)).min(seat.left))
-        });
-        blocks.sum()
+        seats
+            .map(|(seat, gain)| seat.blocks_after(gain * f64::from(steps)))
+            .sum()
     }
 
     /// Most steps, up to `most`, whose tokens fit beside what is kept; at least 1.
@@ -426,6 +460,7 @@ impl Instance {
         if let Some(mut seat) = self.seats.pop() {
             self.counts.preemptions += 1;
             seat.unread = seat.context.ceil() as u32;
+            seat.shared = 0.0;
             self.waiting.push_front(seat);
         }
     }

@@ -56,7 +56,10 @@ impl LengthModel {
         for point in 0..POINTS {
             let draw = -8.0 + 16.0 * point as f64 / (POINTS - 1) as f64;
             let weight = (-draw * draw / 2.0).exp();
-            sum += weight * (location + self.sigma * draw).exp().clamp(1.0, f64::from(self.max));
+            sum += weight
+                * (location + self.sigma * draw)
+                    .exp()
+                    .clamp(1.0, f64::from(self.max));
             weights += weight;
         }
         sum / weights
@@ -76,7 +79,9 @@ mod tests {
             correlation: 0.7,
         };
         let (mut random, location) = (Random::new(3, 0), model.location());
-        let groups: Vec<Vec<u32>> = (0..4_000).map(|_| model.group(location, 2, &mut random)).collect();
+        let groups: Vec<Vec<u32>> = (0..4_000)
+            .map(|_| model.group(location, 2, &mut random))
+            .collect();
         let all = groups.iter().flatten().copied();
         assert!(all.clone().all(|length| (1..=65_536).contains(&length)));
         let mean = all.clone().map(f64::from).sum::<f64>() / 8_000.0;

@@ -102,7 +102,8 @@ impl<'a> Mesh<'a> {
     fn at(&mut self, time_s: f64, event: Event) {
         let number = self.next_event;
         self.next_event += 1;
-        self.events.push(Reverse(((time_s * 1e9) as TimeNs, number, event)));
+        let time_ns = (time_s * 1e9).ceil() as TimeNs;
+        self.events.push(Reverse((time_ns, number, event)));
     }
 
     /// Serves all samples of groups, which arrive together.
@@ -116,7 +117,7 @@ impl<'a> Mesh<'a> {
             for (job, of) in workload.jobs.iter().enumerate() {
                 let instance = of.group % self.instances.len();
                 let left = of.output_tokens;
-                self.seat(job, instance, left, of.prompt_tokens, 0.0);
+                self.seat(job, instance, (left, of.prompt_tokens, 0), 0.0);
             }
             for instance in 0..self.instances.len() {
                 self.plan(instance)?;
@@ -161,7 +162,10 @@ impl<'a> Mesh<'a> {
     fn run(&mut self, mut progress: impl FnMut(usize)) -> anyhow::Result<()> {
         while self.unfinished > 0 {
             let Some(Reverse((time_ns, _, event))) = self.events.pop() else {
-                bail!("{} requests wait for ever: this is a fault of the simulator", self.unfinished);
+                bail!(
+                    "{} requests wait for ever: this is a fault of the simulator",
+                    self.unfinished
+                );
             };
             self.now_s = self.now_s.max(time_ns as f64 / 1e9);
             match event {
@@ -294,7 +298,12 @@ impl<'a> Mesh<'a> {
             if let Some(before) = before {
                 self.instances[before].take_kept(job);
             }
-            self.seat(job, instance, left, unread, ready_s);
+            let shared = if of.turn.is_some() {
+                context - unread
+            } else {
+                0
+            };
+            self.seat(job, instance, (left, unread, shared), ready_s);
             reached.insert(instance);
         }
         for instance in reached {
@@ -309,7 +318,14 @@ impl<'a> Mesh<'a> {
         Ok(())
     }
 
-    fn seat(&mut self, job: usize, instance: usize, left: u32, unread: u32, ready_s: f64) {
+    /// Gives a request to an instance: tokens that are left, that have to be read, and that are shared with others.
+    fn seat(
+        &mut self,
+        job: usize,
+        instance: usize,
+        (left, unread, shared): (u32, u32, u32),
+        ready_s: f64,
+    ) {
         let of = &self.workload.jobs[job];
         let state = &mut self.jobs[job];
         state.instance = Some(instance);
@@ -322,6 +338,7 @@ impl<'a> Mesh<'a> {
             job,
             context: f64::from(of.prompt_tokens + state.generated),
             unread,
+            shared: f64::from(shared),
             left: f64::from(left),
             emitted: 0.0,
             generated: state.generated,
@@ -331,7 +348,8 @@ impl<'a> Mesh<'a> {
     }
 
     fn plan(&mut self, instance: usize) -> anyhow::Result<()> {
-        let planned = self.instances[instance].plan(self.now_s, &self.engine, &mut self.drafting)?;
+        let planned =
+            self.instances[instance].plan(self.now_s, &self.engine, &mut self.drafting)?;
         if let Some(end_s) = planned {
             self.next_run(instance, end_s);
         }

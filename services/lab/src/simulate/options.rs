@@ -69,7 +69,12 @@ pub struct SimulateOptions {
     #[arg(long, value_name = "N")]
     pub kv_tokens: Option<u64>,
     /// The same as a share of the text of all conversations, over all instances together.
-    #[arg(long, value_name = "SHARE", requires = "placements", conflicts_with = "kv_tokens")]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        requires = "placements",
+        conflicts_with = "kv_tokens"
+    )]
     pub kv_share: Option<f64>,
     /// Most tokens of a chunk [default: the preset's, or 2048]. `group-fifo` has no chunks.
     #[arg(long, value_name = "N")]
@@ -284,10 +289,23 @@ impl SimulateOptions {
                 && self.slots.is_none_or(|slots| slots <= 4_096),
             "at most 1024 --instances and 4096 --slots can be simulated, the scheduler's limits"
         );
-        ensure!(self.prefill_tokens > 0, "--prefill-tokens must be at least 1");
-        ensure!(self.chunk_tokens != Some(0), "--chunk-tokens must be at least 1");
-        ensure!(self.output_max != Some(0), "--output-max must be at least 1");
-        ensure!([1, 2, 4].contains(&self.paths), "--paths must be 1, 2 or 4, not {}", self.paths);
+        ensure!(
+            self.prefill_tokens > 0,
+            "--prefill-tokens must be at least 1"
+        );
+        ensure!(
+            self.chunk_tokens != Some(0),
+            "--chunk-tokens must be at least 1"
+        );
+        ensure!(
+            self.output_max != Some(0),
+            "--output-max must be at least 1"
+        );
+        ensure!(
+            [1, 2, 4].contains(&self.paths),
+            "--paths must be 1, 2 or 4, not {}",
+            self.paths
+        );
         for (name, value, most) in [
             ("--scale", Some(self.scale), f64::MAX),
             ("--history", Some(self.history), 0.99),

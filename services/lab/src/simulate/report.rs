@@ -133,9 +133,10 @@ impl RunReport {
         let busiest = counts().map(|counts| counts.busy_s).fold(0.0, f64::max);
         let read: u64 = counts().map(|counts| counts.read_tokens).sum();
         let output_tokens = mesh.jobs.iter().map(|job| u64::from(job.generated)).sum();
-        let kv_peaks = mesh.instances.iter().map(|instance| {
-            instance.counts.blocks_max as f64 / instance.blocks().max(1) as f64
-        });
+        let kv_peaks = mesh
+            .instances
+            .iter()
+            .map(|instance| instance.counts.blocks_max as f64 / instance.blocks().max(1) as f64);
         debug_assert_eq!(output_tokens, workload.output_tokens());
         RunReport {
             policy: scheduled.policy,
@@ -170,7 +171,9 @@ impl RunReport {
     }
 
     fn line(&self) -> Vec<String> {
-        let rule = self.draft_rule.map_or_else(|| "-".to_owned(), |rule| name(&rule));
+        let rule = self
+            .draft_rule
+            .map_or_else(|| "-".to_owned(), |rule| name(&rule));
         let scheduled = match self.placement {
             Some(placement) => name(&placement),
             None => name(&self.policy),

@@ -42,7 +42,10 @@ pub fn run(
         };
         let outcomes = run_in_parallel((0..cases.len()).collect(), simulate, |of_cases| {
             let share = (nth as f64 + of_cases.share) / count as f64;
-            progress(share, format!("{}: {} requests", input.workload.name, of_cases.docs));
+            progress(
+                share,
+                format!("{}: {} requests", input.workload.name, of_cases.docs),
+            );
         })?;
         let mut runs = Vec::new();
         for (run, plot, order) in outcomes {
@@ -121,9 +124,10 @@ impl Input {
         workload: Workload,
         conversations: Option<Conversations>,
     ) -> anyhow::Result<Self> {
-        let longest = workload.jobs.iter().map(|job| {
-            u64::from(job.prompt_tokens) + u64::from(job.output_tokens)
-        });
+        let longest = workload
+            .jobs
+            .iter()
+            .map(|job| u64::from(job.prompt_tokens) + u64::from(job.output_tokens));
         // The last token needs a block, and blocks are not shared.
         let needed = longest.max().unwrap_or(0) + 32;
         ensure!(
@@ -241,7 +245,12 @@ impl Input {
             (Some(placement), _) => name(&placement),
             (None, None) => name(&case.policy),
             (None, Some(rule)) => {
-                format!("{}, drafts {} by {}", name(&case.policy), name(&case.drafts), name(&rule))
+                format!(
+                    "{}, drafts {} by {}",
+                    name(&case.policy),
+                    name(&case.drafts),
+                    name(&rule)
+                )
             }
         };
         let title = format!("{}: {title}", workload.name);

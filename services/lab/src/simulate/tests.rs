@@ -15,21 +15,29 @@ struct Command {
 
 fn options(arguments: &str) -> SimulateOptions {
     let arguments = std::iter::once("simulate").chain(arguments.split_whitespace());
-    Command::try_parse_from(arguments).expect("the options are read").options
+    Command::try_parse_from(arguments)
+        .expect("the options are read")
+        .options
 }
 
 fn runs(arguments: &str) -> Vec<RunReport> {
     let report = run(&options(arguments), |_, _| {}).expect("it is simulated");
-    report.workloads.into_iter().flat_map(|workload| workload.runs).collect()
+    report
+        .workloads
+        .into_iter()
+        .flat_map(|workload| workload.runs)
+        .collect()
 }
 
 fn of(runs: &[RunReport], policy: SimulatedPolicy) -> &RunReport {
-    runs.iter().find(|run| run.policy == policy).expect("the policy was simulated")
+    runs.iter()
+        .find(|run| run.policy == policy)
+        .expect("the policy was simulated")
 }
 
 /// Requests for several times the slots, with long outputs that a KV cache cannot hold all at once.
 const TIGHT: &str = "--groups 24 --group-size 8 --output-mean 800 --output-max 6000 --prompt-tokens 100 \
-    --instances 4 --slots 16 --kv-tokens 24000 --chunk-tokens 512";
+    --instances 4 --slots 16 --kv-tokens 12000 --chunk-tokens 512";
 
 #[test]
 fn every_policy_decodes_each_token_once_within_the_kv_cache() {
@@ -49,8 +57,15 @@ fn every_policy_decodes_each_token_once_within_the_kv_cache() {
     let fifo = of(&workload.runs, SimulatedPolicy::GroupFifo);
     assert!(fifo.preemptions > 0 && fifo.refilled_tokens > 0, "{fifo:?}");
     // The scheduler plans the room of each chunk, so nothing is preempted.
-    let scheduled = workload.runs.iter().filter(|run| run.policy != SimulatedPolicy::GroupFifo);
-    assert!(scheduled.map(|run| run.preemptions).all(|preempted| preempted == 0));
+    let scheduled = workload
+        .runs
+        .iter()
+        .filter(|run| run.policy != SimulatedPolicy::GroupFifo);
+    assert!(
+        scheduled
+            .map(|run| run.preemptions)
+            .all(|preempted| preempted == 0)
+    );
 }
 
 #[test]
@@ -63,15 +78,15 @@ fn a_seed_gives_the_same_simulation() {
 
 #[test]
 fn true_lengths_are_not_worse_than_any_estimate_and_shuffled_groups_tell_less() {
-    let long = "--groups 60 --group-size 8 --output-mean 1000 --output-max 16000 --prompt-tokens 100 \
-        --length-sigma 1.2 --group-correlation 0.9 --instances 4 --slots 16 --kv-tokens 400000 --chunk-tokens 1024 \
+    let long = "--groups 30 --group-size 8 --output-mean 500 --output-max 8000 --prompt-tokens 100 \
+        --length-sigma 1.2 --group-correlation 0.9 --instances 4 --slots 8 --kv-tokens 400000 --chunk-tokens 1024 \
         --pool-gb-per-s 50 --policies divided,context,auto,oracle";
     let (mut gain, mut shuffled_gain) = (0.0, 0.0);
     for seed in 1..=3 {
         let seen = runs(&format!("{long} --seed {seed}"));
         let oracle = of(&seen, SimulatedPolicy::Oracle).makespan_s;
         for run in &seen {
-            assert!(oracle <= run.makespan_s * 1.02, "{oracle} {run:?}");
+            assert!(oracle <= run.makespan_s * 1.05, "{oracle} {run:?}");
         }
         let ratio = |runs: &[RunReport]| {
             of(runs, SimulatedPolicy::Divided).makespan_s
@@ -109,7 +124,10 @@ fn the_times_of_a_tiny_case_are_those_by_hand() {
     let by_hand = 6.0 * 1e-3 + (4.0 + 4.0 + 5.0 + 6.0 + 7.0 + 8.0) * 1e-5;
     for run in runs(&arguments) {
         assert!((run.makespan_s - by_hand).abs() < 1e-7, "{by_hand} {run:?}");
-        assert!((run.ttft_s - 2.0 * 1e-3 - 8.0 * 1e-5).abs() < 1e-7, "{run:?}");
+        assert!(
+            (run.ttft_s - 2.0 * 1e-3 - 8.0 * 1e-5).abs() < 1e-7,
+            "{run:?}"
+        );
         assert_eq!((run.prefilled_tokens, run.refilled_tokens), (4, 0));
         assert_eq!((run.preemptions, run.tail_s), (0, 0.0));
     }
@@ -121,16 +139,26 @@ fn recorded_samples_draft_from_each_other() {
     let trace = folder.path().join("calls.jsonl");
     let mut file = std::fs::File::create(&trace).expect("a file");
     for sample in 0..24u32 {
-        let tokens: Vec<u32> = (0..200).map(|at| at * 7 % 181 + 200 * (sample / 6)).collect();
-        writeln!(file, r#"{{"group":"{}","output_token_ids":{tokens:?}}}"#, sample / 6).expect("a line");
+        let tokens: Vec<u32> = (0..200)
+            .map(|at| at * 7 % 181 + 200 * (sample / 6))
+            .collect();
+        writeln!(
+            file,
+            r#"{{"group":"{}","output_token_ids":{tokens:?}}}"#,
+            sample / 6
+        )
+        .expect("a line");
     }
     let arguments = format!(
-        "{} --instances 2 --slots 3 --kv-tokens 4000 --chunk-tokens 64 --policies divided --drafts off,group \
+        "{} --instances 2 --slots 1 --kv-tokens 4000 --chunk-tokens 64 --policies divided --drafts off,group \
          --draft-rules goodput,mba",
         trace.display()
     );
     let seen = runs(&arguments);
-    let found: Vec<_> = seen.iter().map(|run| (run.drafts, run.draft_rule)).collect();
+    let found: Vec<_> = seen
+        .iter()
+        .map(|run| (run.drafts, run.draft_rule))
+        .collect();
     assert_eq!(
         found,
         [
@@ -152,8 +180,12 @@ fn turns_go_where_their_text_is_kept() {
     let mut file = std::fs::File::create(&trace).expect("a file");
     for turn in 0..6u32 {
         for session in 0..24u32 {
-            let prompt: Vec<u32> = (0..300 * (turn + 1)).map(|at| at + session * 10_000).collect();
-            let output: Vec<u32> = (0..20).map(|at| 300 * (turn + 1) + at + session * 10_000).collect();
+            let prompt: Vec<u32> = (0..300 * (turn + 1))
+                .map(|at| at + session * 10_000)
+                .collect();
+            let output: Vec<u32> = (0..20)
+                .map(|at| 300 * (turn + 1) + at + session * 10_000)
+                .collect();
             writeln!(
                 file,
                 r#"{{"session":"{session}","prompt_token_ids":{prompt:?},"output_token_ids":{output:?}}}"#
@@ -169,11 +201,23 @@ fn turns_go_where_their_text_is_kept() {
     let report = run(&options(&arguments), |_, _| {}).expect("it is simulated");
     let workload = &report.workloads[0];
     let bounds = workload.bounds.as_ref().expect("conversations have bounds");
-    let read: Vec<u64> = workload.runs.iter().map(|run| run.prefilled_tokens).collect();
+    let read: Vec<u64> = workload
+        .runs
+        .iter()
+        .map(|run| run.prefilled_tokens)
+        .collect();
     assert!(read[3] < read[0] && read[3] < read[1], "{read:?}");
     assert!(bounds.read_without_limit <= read[3], "{bounds:?} {read:?}");
-    assert!(bounds.read_without_limit <= bounds.read_with_one_cache, "{bounds:?}");
-    assert!(workload.runs.iter().all(|run| run.output_tokens == 24 * 6 * 20));
+    assert!(
+        bounds.read_without_limit <= bounds.read_with_one_cache,
+        "{bounds:?}"
+    );
+    assert!(
+        workload
+            .runs
+            .iter()
+            .all(|run| run.output_tokens == 24 * 6 * 20)
+    );
 }
 
 #[test]
@@ -194,7 +238,10 @@ fn what_cannot_be_simulated_is_refused() {
 
 #[test]
 fn the_page_and_the_table_name_every_policy() {
-    let report = run(&options(&format!("{TIGHT} --policies group-fifo,auto")), |_, _| {});
+    let report = run(
+        &options(&format!("{TIGHT} --policies group-fifo,auto")),
+        |_, _| {},
+    );
     let report = report.expect("it is simulated");
     let page = html::html(&report).expect("a page");
     for wanted in ["group-fifo", "auto", "Requests that are not done", "<svg"] {

@@ -85,7 +85,9 @@ impl TokenDrafts {
                 context: Vec::new(),
             });
         }
-        let mut groups: Vec<Index> = (0..workload.groups).map(|_| Index::new(config.clone())).collect();
+        let mut groups: Vec<Index> = (0..workload.groups)
+            .map(|_| Index::new(config.clone()))
+            .collect();
         if settings.drafts == SimulatedDrafts::History {
             for (index, known) in groups.iter_mut().zip(&workload.known) {
                 for (nth, call) in (0u128..).zip(&known.texts) {
@@ -111,9 +113,15 @@ impl TokenDrafts {
             groups,
             feed: VecDeque::new(),
             lag_s: settings.lag_s,
-            judges: (0..instances).map(|_| Judge::new(judging.clone())).collect(),
+            judges: (0..instances)
+                .map(|_| Judge::new(judging.clone()))
+                .collect(),
             params,
         }))
+    }
+
+    pub(super) fn draft_tokens_max(&self) -> usize {
+        self.params.max_spec_tokens
     }
 
     /// Makes and verifies the drafts of one step.
@@ -198,7 +206,9 @@ impl TokenDrafts {
     }
 
     fn feed_until(&mut self, now_s: f64) -> anyhow::Result<()> {
-        while let Some(fed) = self.feed.pop_front_if(|fed| fed.visible_s <= now_s) {
+        while self.feed.front().is_some_and(|fed| fed.visible_s <= now_s)
+            && let Some(fed) = self.feed.pop_front()
+        {
             let index = &mut self.groups[self.writers[fed.job].group];
             index.append(DocumentKey(fed.job as u128), &fed.tokens)?;
         }
@@ -209,7 +219,9 @@ impl TokenDrafts {
         let own = writer.own.as_ref()?;
         let group = &self.groups[writer.group];
         let context = &writer.context[..];
-        let tail = &context[context.len().saturating_sub(self.params.max_pattern as usize)..];
+        let tail = &context[context
+            .len()
+            .saturating_sub(self.params.max_pattern as usize)..];
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,

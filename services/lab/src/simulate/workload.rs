@@ -88,12 +88,14 @@ impl Workload {
                 longest: of_known.into_iter().max(),
                 texts: Vec::new(),
             });
-            workload.jobs.extend(lengths.into_iter().map(|output_tokens| Job {
-                group,
-                prompt_tokens: options.prompt_tokens.max(1),
-                output_tokens,
-                ..Job::default()
-            }));
+            workload
+                .jobs
+                .extend(lengths.into_iter().map(|output_tokens| Job {
+                    group,
+                    prompt_tokens: options.prompt_tokens.max(1),
+                    output_tokens,
+                    ..Job::default()
+                }));
         }
         workload.settled(options)
     }
@@ -119,7 +121,10 @@ impl Workload {
             }
             groups[number].push(Arc::new(call));
         }
-        ensure!(!groups.is_empty(), "{name}: there is no call with an output");
+        ensure!(
+            !groups.is_empty(),
+            "{name}: there is no call with an output"
+        );
         let scaled = |call: &RecordedCall| {
             let tokens = (call.output.len() as f64 * options.scale).round();
             (tokens as u32).max(1)
@@ -168,6 +173,9 @@ impl Workload {
     }
 
     pub(super) fn output_tokens(&self) -> u64 {
-        self.jobs.iter().map(|job| u64::from(job.output_tokens)).sum()
+        self.jobs
+            .iter()
+            .map(|job| u64::from(job.output_tokens))
+            .sum()
     }
 }
