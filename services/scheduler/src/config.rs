@@ -69,7 +69,7 @@ pub struct SchedulerConfig {
     pub rollout_queue_max: usize,
     /// Most rollouts of one tenant that wait for a lease. Further ones of that tenant are refused with 429.
     pub tenant_rollout_queue_max: usize,
-    /// Share of the slots that rollouts keep while interactive requests wait, from 0 to 1.
+    /// Share of the slots that rollouts keep while interactive requests wait, at least 0 and below 1.
     pub rollout_share: f64,
     /// Most tokens of a chunk of a rollout. After a chunk the slot goes to whoever is next. 0 means no limit.
     pub chunk_tokens: u32,
@@ -141,7 +141,7 @@ impl Default for SchedulerConfig {
             overtake_ms_max: 600_000,
             groups_tracked_max: 16_384,
             placement: PlacementPolicy::default(),
-            prefixes_tracked_max: 65_536,
+            prefixes_tracked_max: 8_192,
             prefill_ms_per_1k: 100.0,
             load_imbalance_max: 1.3,
             queue_wait_ms_max: 120_000,
@@ -193,9 +193,9 @@ impl Validate for SchedulerConfig {
                 self.connections_max
             ));
         }
-        if !(0.0..=1.0).contains(&self.rollout_share) {
+        if !(0.0..1.0).contains(&self.rollout_share) {
             faults.push(format!(
-                "rollout_share is {}; it must be from 0 to 1",
+                "rollout_share is {}; it must be at least 0 and below 1",
                 self.rollout_share
             ));
         }
@@ -236,7 +236,7 @@ mod tests {
             queue_max is 0; it must be at least 1
             lease_ttl_ms is 1000; it must be at least 3000, the time of 3 heartbeats
             connections_max is 0; it must be above queue_max + rollout_queue_max (20000), since each waiting call holds a connection
-            rollout_share is 1.5; it must be from 0 to 1
+            rollout_share is 1.5; it must be at least 0 and below 1
             prefill_ms_per_1k is NaN; it must be above 0
             load_imbalance_max is 0.9; it must be at least 1"#]]
         .assert_eq(&config.faults().join("\n"));

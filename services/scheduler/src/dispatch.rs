@@ -4,14 +4,18 @@
 //! no clock and does no I/O, so a test is a list of events with made-up instants. Between two calls, these invariants
 //! hold:
 //!
-//! * No waiting request could be placed: every event that frees a slot also fills it.
+//! * No waiting request could be placed: every event that frees a slot also fills it. Two bounds limit this. Only the
+//!   first dozens of each line are looked at, and a worker can be kept free for a request that needs much of its KV
+//!   cache.
 //! * A worker holds at most as many leases as it had slots when the last of them was granted. A lease counts from its
 //!   grant, before any heartbeat names it.
+//! * What runs on a worker plans for no more KV tokens than it had when the last lease was granted, or it is alone.
 //! * A request has at most one lease, and waits at most once.
 //! * Every submitted call still waits, was answered exactly once, or was withdrawn.
 //!
-//! `fair_queue` keeps the order of waiting requests, and [`crate::placement`] chooses a worker. `granting`,
-//! `refusing` and `preemption` are further methods of [`Dispatch`]. `lease_table` and `worker_table` are its state.
+//! `fair_queue` keeps the order of waiting requests, in which `ordering` keeps rollouts by [`crate::order`], and
+//! [`crate::placement`] chooses a worker. `granting`, `refusing` and `preemption` are further methods of [`Dispatch`].
+//! `lease_table`, `worker_table` and `groups` are its state.
 
 mod events;
 mod fair_queue;
@@ -19,6 +23,7 @@ mod granting;
 mod group_key;
 mod groups;
 mod lease_table;
+mod live_worker;
 mod ordering;
 mod pool_key;
 mod preemption;
@@ -30,9 +35,12 @@ mod worker_table;
 mod property_tests;
 #[cfg(test)]
 mod script_tests;
+#[cfg(test)]
+mod simulation_tests;
 
 use std::collections::{BTreeSet, HashMap};
 
+use refrain_protocol::prefix::PREFIXES_MAX;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass, ServedModel,
 };
@@ -221,6 +229,8 @@ impl Dispatch {
             Some(LeaseRefusal::Draining)
         } else if request.exclude.len() > EXCLUDE_MAX {
             Some(LeaseRefusal::ExcludeLimit)
+        } else if request.prefixes.len() > PREFIXES_MAX {
+            Some(LeaseRefusal::PrefixLimit)
         } else {
             None
         };

@@ -9,8 +9,10 @@
 //! | file | content |
 //! |---|---|
 //! | `dispatch.rs` | **Read this first.** The core that decides, as a pure function of events and instants. |
-//! | `dispatch/fair_queue.rs` | The order of waiting requests: fair between tenants. |
-//! | `placement.rs` | The choice of a worker for a request. |
+//! | `dispatch/fair_queue.rs` | The order of waiting requests: fair between tenants, rollouts last. |
+//! | `order.rs` | The order of a tenant's rollouts, by what is known about their lengths. |
+//! | `dispatch/groups.rs`, `ordering.rs` | What is known about groups, and how ranks follow it. |
+//! | `placement.rs` | The choice of a worker for a request, by its load and what its KV cache holds. |
 //! | `dispatch/granting.rs`, `refusing.rs` | How waiting requests get a lease or an error. |
 //! | `dispatch/preemption.rs` | How waiting requests get another tenant's slot. |
 //! | `dispatch/lease_table.rs`, `worker_table.rs` | The state behind these decisions. |
@@ -31,8 +33,8 @@
 //! # }
 //! ```
 //!
-//! The scheduler has no priority classes and does not order rollout groups by length. It serves each tenant first
-//! come, first served, and shares slots fairly between tenants.
+//! Slots are shared fairly between tenants. Interactive requests of a tenant are served first come, first served, and
+//! before its rollouts, which keep a share of the slots. The order of rollouts follows Seer (arXiv 2511.14617).
 
 mod actor;
 mod config;

@@ -41,8 +41,8 @@ refrain_service_kit::metric_families! {
         groups: IntGauge = "refrain_scheduler_groups",
         /// Prefixes of contexts that are known to lie on some worker.
         prefixes: IntGauge = "refrain_scheduler_prefixes",
-        /// Context tokens of granted chunks that their worker was taken to hold, and those that it had to read. A worker
-        /// that is gone leaves the list.
+        /// Context tokens of granted chunks that their worker was taken to hold, and those that it had to read. A
+        /// worker that is gone leaves the list.
         context_tokens: IntCounterVec = "refrain_scheduler_context_tokens_total" ["worker", "context"],
         /// How far finished rollouts were from the length that was expected when they started, by their true length.
         estimate_error: Histogram = "refrain_scheduler_estimate_error_ratio" in ERROR_BUCKETS,

@@ -1,8 +1,8 @@
 //! The choice of a worker for a chunk, as a pure function of the workers that could take it.
 //!
 //! The usual policy, `kv`, takes the lowest cost in milliseconds: the time to read the part of the context that a
-//! worker's KV cache lacks, at its measured price, and the time that its load adds to the chunk. So a request goes where
-//! its prefix lies, unless that worker is busier than the reading is worth. [`PrefixTable`] knows what lies where.
+//! worker's KV cache lacks, at its measured price, and the time that its load adds to the chunk. So a request goes
+//! where its prefix lies, unless that worker is busier than the reading is worth. [`PrefixTable`] knows what lies where.
 //!
 //! One hot prefix would still fill one worker while others are idle. So a prefix counts only while the worker's load
 //! stays within a multiple of the mean (`load_imbalance_max`). Waiting for the worker that holds the prefix was

@@ -1,8 +1,8 @@
 //! Hashes of the prefixes of a context, by which a scheduler that sees no tokens knows what an engine holds.
 //!
 //! The simplest way is one hash for each block of a fixed length, as engines have it. With blocks of 64 tokens, a
-//! conversation of 100,000 tokens then needs 1,500 hashes in each call. Here the marks lie the further apart, the longer
-//! the prefix is, so the same conversation needs 192. What lies between two marks counts as missing.
+//! conversation of 100,000 tokens then needs 1,500 hashes in each call. Here the marks lie the further apart, the
+//! longer the prefix is, so the same conversation needs 192. What lies between two marks counts as missing.
 //!
 //! All contexts have the same marks, and a hash covers all tokens up to its mark. So two contexts share the prefix up
 //! to the last mark at which their hashes are equal.
@@ -14,6 +14,9 @@ use crate::{NamespaceId, TokenId};
 
 /// Tokens between two marks, up to the given length of a prefix. Beyond the last length there are no marks.
 const SPACING: [(u32, u32); 3] = [(64, 4_096), (512, 65_536), (4_096, 1 << 20)];
+
+/// Most hashes of one context.
+pub const PREFIXES_MAX: usize = 64 + 120 + 240;
 
 /// The hash of a prefix of a context, in a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -83,6 +86,7 @@ mod tests {
             assert_eq!(mark(nth), *length);
         }
         assert_eq!(mark(usize::MAX), 1 << 20);
+        assert_eq!(marks.len(), PREFIXES_MAX);
     }
 
     #[test]

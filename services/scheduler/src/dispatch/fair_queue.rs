@@ -86,6 +86,12 @@ impl FairQueue {
         self.pools.get(key).map_or(0, PoolQueue::waiting)
     }
 
+    /// The requests of a pool that are served before a new one of the class: no rollouts before an interactive one.
+    pub(super) fn waiting_ahead(&self, key: &PoolKey, class: RequestClass) -> usize {
+        let pool = self.pools.get(key);
+        pool.map_or(0, |pool| pool.waiting[..=index(class)].iter().sum())
+    }
+
     /// The pools in which some request waits.
     pub(super) fn pools_waiting(&self) -> Vec<PoolKey> {
         self.pools

@@ -7,6 +7,7 @@ use super::Dispatch;
 use super::events::{DispatchEffect, Placed};
 use super::fair_queue::{LeaseCallId, WaitingRequest};
 use super::lease_table::RunningLease;
+use super::live_worker::LiveWorker;
 use super::pool_key::PoolKey;
 use crate::config::PlacementPolicy;
 use crate::placement::{Choice, Demand, choose};
@@ -14,7 +15,7 @@ use crate::placement::{Choice, Demand, choose};
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
 /// Most waiting requests of a pool that are looked at for one slot. Those that no free worker can take are passed over.
-const LOOKED_AT_MAX: usize = 1_024;
+const LOOKED_AT_MAX: usize = 128;
 /// How long the first request in line waits for room in a KV cache, until a worker is kept free for it.
 const ROOM_PATIENCE_MS: u64 = 1_000;
 
@@ -32,13 +33,21 @@ impl Dispatch {
 
     /// The first request of a pool, in the order of the queue, that a free worker can take.
     pub(super) fn next_grant(&self, pool: &PoolKey) -> Option<(LeaseCallId, Choice)> {
-        let (context_max, room_tokens) = self.workers.free_limits(pool)?;
+        let queue = self.queue.pool(pool)?;
+        if !self.workers.has_free(pool) {
+            return None;
+        }
+        let (owner, kept) = queue.reserved.unzip();
+        let (context_max, room_tokens) = self.workers.free_limits(pool, kept);
         let slots = self.workers.headroom(pool).slots;
         let waiting = self.queue.in_order(pool, slots).take(LOOKED_AT_MAX);
         waiting
             // This cheap filter spares most requests of a long queue the look at every free worker.
-            .filter(|waiting| waiting.request.context_tokens < context_max)
-            .filter(|waiting| waiting.kv_tokens <= room_tokens)
+            .filter(|waiting| {
+                let fits = waiting.request.context_tokens < context_max
+                    && waiting.kv_tokens <= room_tokens;
+                fits || owner == Some(waiting.place.call)
+            })
             .find_map(|waiting| Some((waiting.place.call, self.place(pool, waiting)?)))
     }
 
@@ -47,23 +56,31 @@ impl Dispatch {
         let queue = self.queue.pool(pool)?;
         let request = &waiting.request;
         let policy = self.config.placement;
-        let held = match policy {
-            PlacementPolicy::Kv | PlacementPolicy::CacheAware => {
-                self.prefixes.held_tokens(&request.prefixes)
-            }
-            PlacementPolicy::LeastLoaded | PlacementPolicy::RoundRobin => Default::default(),
-        };
-        let (call, price) = (waiting.place.call, self.config.prefill_ms_per_1k);
-        let kept = queue.reserved.filter(|(owner, _)| *owner != call);
-        let candidates = self
+        let kept = queue
+            .reserved
+            .filter(|(owner, _)| *owner != waiting.place.call);
+        let able = self
             .workers
             .free(pool)
             .filter(|(index, _)| kept.is_none_or(|(_, kept)| *index != kept))
             .filter(|(_, worker)| worker.suits(request, waiting.submitted_ms))
-            .filter(|(_, worker)| worker.has_room(waiting.kv_tokens))
-            .map(|(index, worker)| {
-                worker.candidate(index, held.get(&index).copied().unwrap_or(0), price)
-            });
+            .filter(|(_, worker)| worker.has_room(waiting.kv_tokens));
+        let able: Vec<(usize, &LiveWorker)> = able.collect();
+        if able.is_empty() {
+            return None;
+        }
+        let held = match policy {
+            PlacementPolicy::Kv | PlacementPolicy::CacheAware => {
+                let indexes: Vec<usize> = able.iter().map(|(index, _)| *index).collect();
+                self.prefixes.held_tokens(&request.prefixes, &indexes)
+            }
+            PlacementPolicy::LeastLoaded | PlacementPolicy::RoundRobin => vec![0; able.len()],
+        };
+        let price = self.config.prefill_ms_per_1k;
+        let candidates = able
+            .iter()
+            .zip(&held)
+            .map(|((index, worker), held)| worker.candidate(*index, *held, price));
         let demand = Demand {
             context_tokens: request.context_tokens,
             prefer: request.prefer.as_ref(),

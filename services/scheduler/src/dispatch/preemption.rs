@@ -22,8 +22,8 @@ use refrain_protocol::{LeaseId, WorkerId};
 
 use super::Dispatch;
 use super::fair_queue::{PreemptibleLease, SlotDemand};
+use super::live_worker::LiveWorker;
 use super::pool_key::PoolKey;
-use super::worker_table::LiveWorker;
 
 /// How long a request waits before it may preempt a chunk. Where outputs are short, a slot becomes free by then.
 pub(super) const PATIENCE_MS: u64 = 50;

@@ -3,9 +3,12 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
+use refrain_protocol::prefix::PrefixHash;
+use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 
 use super::*;
+use crate::config::{OrderPolicy, PlacementPolicy};
 
 const START_MS: u64 = 1_700_000_000_000;
 const WORKERS: [&str; 3] = ["a", "b", "c"];
@@ -19,6 +22,12 @@ enum Op {
         context_tokens: u32,
         prefer: Option<usize>,
         exclude: Vec<usize>,
+        /// The group of a rollout. The first one means a rollout without a group.
+        rollout: Option<u64>,
+        /// Output so far, and the age.
+        so_far: u32,
+        /// The newest lease of the request ends in the same call.
+        ends: bool,
     },
     Withdraw {
         nth: usize,
@@ -38,6 +47,7 @@ enum Op {
         draining: bool,
         restarts: bool,
         forgets: bool,
+        kv_tokens: Option<u64>,
     },
     Wait {
         ms: u64,
@@ -53,6 +63,8 @@ fn ops() -> impl Strategy<Value = Op> {
         3 => Just(LeaseOutcome::Finished),
         3 => Just(LeaseOutcome::Continues),
         1 => Just(LeaseOutcome::WorkerFailed),
+        1 => Just(LeaseOutcome::Aborted),
+        1 => Just(LeaseOutcome::GivenUp),
     ];
     prop_oneof![
         8 => (
@@ -62,28 +74,43 @@ fn ops() -> impl Strategy<Value = Op> {
             0..1_200u32,
             proptest::option::of(0..WORKERS.len()),
             proptest::collection::vec(0..WORKERS.len(), 0..2),
+            (proptest::option::of(0..4u64), prop_oneof![2 => Just(0), 1 => 0..900u32], any::<bool>()),
         )
-            .prop_map(|(request, tenant, context_tokens, prefer, exclude)| Op::Ask {
-                request, tenant, context_tokens, prefer, exclude
+            .prop_map(|(request, tenant, context_tokens, prefer, exclude, (rollout, so_far, ends))| Op::Ask {
+                request, tenant, context_tokens, prefer, exclude, rollout, so_far, ends
             }),
         1 => any::<usize>().prop_map(|nth| Op::Withdraw { nth }),
         5 => (any::<usize>(), outcome, 0..500u32)
             .prop_map(|(nth, outcome, emitted_tokens)| Op::Finish { nth, outcome, emitted_tokens }),
         1 => Just(Op::FinishUnknown),
         1 => any::<usize>().prop_map(|nth| Op::Undelivered { nth }),
-        6 => (0..WORKERS.len(), 1..4u32, prop::bool::weighted(0.1), prop::bool::weighted(0.1), any::<bool>())
-            .prop_map(|(worker, slots, draining, restarts, forgets)| Op::Beat {
-                worker, slots, draining, restarts, forgets
+        6 => (0..WORKERS.len(), 1..4u32, prop::bool::weighted(0.1), prop::bool::weighted(0.1), any::<bool>(), proptest::option::of(0..5_000u64))
+            .prop_map(|(worker, slots, draining, restarts, forgets, kv_tokens)| Op::Beat {
+                worker, slots, draining, restarts, forgets, kv_tokens
             }),
         4 => prop_oneof![1..200u64, 500..4_000u64].prop_map(|ms| Op::Wait { ms }),
         1 => any::<bool>().prop_map(|in_place| Op::RestartScheduler { in_place }),
     ]
 }
 
+fn policies() -> impl Strategy<Value = (OrderPolicy, PlacementPolicy)> {
+    use {OrderPolicy as O, PlacementPolicy as P};
+    let orders =
+        proptest::sample::select(vec![O::Arrival, O::Context, O::History, O::Auto, O::Oracle]);
+    let placements = vec![P::Kv, P::LeastLoaded, P::RoundRobin, P::CacheAware];
+    (orders, proptest::sample::select(placements))
+}
+
 fn config() -> SchedulerConfig {
     SchedulerConfig {
         queue_max: 8,
         tenant_queue_max: 4,
+        rollout_queue_max: 8,
+        tenant_rollout_queue_max: 6,
+        chunk_tokens: 300,
+        groups_tracked_max: 2,
+        prefixes_tracked_max: 20,
+        overtake_ms_max: 500,
         ended_leases_max: 16,
         tenants_tracked_max: 2,
         ..SchedulerConfig::default()
@@ -139,6 +166,7 @@ fn beat(worker: &str, incarnation: u64, max_running: u32, running: Vec<LeaseId>)
 /// The state as an observer of events and effects knows it.
 struct World {
     dispatch: Dispatch,
+    config: SchedulerConfig,
     now_ms: u64,
     calls: u64,
     waiting: HashSet<LeaseCallId>,
@@ -151,9 +179,15 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new((order, placement): (OrderPolicy, PlacementPolicy)) -> Self {
+        let config = SchedulerConfig {
+            order,
+            placement,
+            ..config()
+        };
         World {
-            dispatch: Dispatch::new(config(), START_MS, 0),
+            dispatch: Dispatch::new(config.clone(), START_MS, 0),
+            config,
             now_ms: START_MS,
             calls: 0,
             waiting: HashSet::new(),
@@ -178,9 +212,21 @@ impl World {
                 context_tokens,
                 prefer,
                 exclude,
+                rollout,
+                so_far,
+                ends,
             } => {
                 self.calls += 1;
                 self.waiting.insert(LeaseCallId(self.calls));
+                let mut leases = self.running.iter();
+                let lease = leases.find(|(_, (holder, _))| *holder == RequestId(request));
+                let ended = lease.filter(|_| ends).map(|(lease, _)| LeaseFinish {
+                    lease: *lease,
+                    outcome: LeaseOutcome::Continues,
+                    emitted_tokens: so_far,
+                    worker_ended_ms_ago: Some(0),
+                    cached_tokens: Some(context_tokens / 2),
+                });
                 let named = |worker: usize| WorkerId(WORKERS[worker].into());
                 DispatchEvent::Submit {
                     call: LeaseCallId(self.calls),
@@ -188,6 +234,18 @@ impl World {
                         prefer: prefer.map(named),
                         transferred: false,
                         exclude: exclude.into_iter().map(named).collect(),
+                        class: match rollout {
+                            Some(_) => RequestClass::Rollout,
+                            None => RequestClass::Interactive,
+                        },
+                        group: rollout.filter(|nth| *nth > 0).map(|nth| nth.to_string()),
+                        expected_tokens: (request % 3 == 0).then_some(request as u32 * 10),
+                        age_ms: u64::from(so_far),
+                        generated_tokens: so_far,
+                        ended,
+                        prefixes: (0..u64::from(context_tokens / 64))
+                            .map(|nth| PrefixHash(tenant as u64 * 1_000 + nth))
+                            .collect(),
                         ..ask(request, TENANTS[tenant], context_tokens)
                     },
                 }
@@ -232,6 +290,7 @@ impl World {
                 draining,
                 restarts,
                 forgets,
+                kv_tokens,
             } => {
                 let name = WorkerId(WORKERS[worker].into());
                 self.incarnations[worker] += u64::from(restarts);
@@ -247,8 +306,15 @@ impl World {
                 }
                 self.slots.insert(name, (slots, draining));
                 let heartbeat = beat(WORKERS[worker], self.incarnations[worker], slots, running);
+                let kv = kv_tokens.map(|capacity_tokens| KvReport {
+                    capacity_tokens,
+                    running_tokens: capacity_tokens / 3,
+                    held: (slots == 2).then(|| vec![PrefixHash(capacity_tokens % 30)]),
+                    ..KvReport::default()
+                });
                 DispatchEvent::Heartbeat(Heartbeat {
                     draining,
+                    kv,
                     ..heartbeat
                 })
             }
@@ -259,7 +325,7 @@ impl World {
             Op::RestartScheduler { in_place } => {
                 self.now_ms += u64::from(!in_place);
                 let epoch_last = if in_place { self.epoch_last } else { 0 };
-                self.dispatch = Dispatch::new(config(), self.now_ms, epoch_last);
+                self.dispatch = Dispatch::new(self.config.clone(), self.now_ms, epoch_last);
                 self.waiting.clear();
                 self.running.clear();
                 return;
@@ -273,6 +339,7 @@ impl World {
         let is_idle = self.dispatch.queue_length() == 0;
         let due_before_ms = self.dispatch.due_ms().filter(|_| is_idle);
         let effects = self.dispatch.apply(event, self.now_ms);
+        let mut granted_on = HashSet::new();
         if let Some(due_ms) = self.dispatch.due_ms()
             && is_idle
             && due_before_ms.is_none_or(|before_ms| due_ms < before_ms)
@@ -305,6 +372,7 @@ impl World {
                         running < slots as usize,
                         "{running} of {slots} slots were taken before the grant"
                     );
+                    granted_on.insert(lease.worker.clone());
                     self.running.insert(lease.lease, (request, lease.worker));
                 }
                 DispatchEffect::Reject { call, error, .. } => {
@@ -335,7 +403,12 @@ impl World {
         }
         assert_eq!(self.dispatch.queue_length(), self.waiting.len());
         assert_eq!(self.dispatch.leases_running(), self.running.len());
-        assert!(self.dispatch.queue_length() <= 8);
+        for worker in &granted_on {
+            let worker = self.dispatch.workers.get(worker).unwrap();
+            let is_alone = worker.leases().count() <= 1;
+            assert!(is_alone || worker.has_room(0), "a KV cache is overfilled");
+        }
+        assert!(self.dispatch.waiting(RequestClass::Interactive) <= 8);
         assert!(self.dispatch.leases.ended_len() <= 16);
         for pool in self.dispatch.queue.pools_waiting() {
             assert_eq!(
@@ -351,8 +424,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn invariants_hold_under_any_events(ops in proptest::collection::vec(ops(), 1..200)) {
-        let mut world = World::new();
+    fn invariants_hold_under_any_events(policies in policies(), ops in proptest::collection::vec(ops(), 1..200)) {
+        let mut world = World::new(policies);
         for op in ops {
             world.step(op);
         }

@@ -1,6 +1,7 @@
 //! The reasons for refusing a lease, and the errors that callers get.
 
 use refrain_protocol::error::code;
+use refrain_protocol::prefix::PREFIXES_MAX;
 use refrain_protocol::scheduling::LeaseRequest;
 use refrain_protocol::{ApiError, ErrorKind};
 
@@ -30,6 +31,8 @@ refrain_service_kit::label_values! {
         NoWorker = "worker_wait_ms",
         /// The request excludes more than [`EXCLUDE_MAX`] workers.
         ExcludeLimit = "exclude_max",
+        /// The request names more prefixes than a context has.
+        PrefixLimit = "prefixes_max",
         /// The same request asked again.
         Superseded = "superseded",
         /// The scheduler shuts down.
@@ -107,6 +110,13 @@ impl LeaseRefusal {
                     format!(
                         "the request excludes {excluded} workers; exclude at most {EXCLUDE_MAX}"
                     ),
+                );
+            }
+            LeaseRefusal::PrefixLimit => {
+                let prefixes = request.prefixes.len();
+                return ApiError::invalid(
+                    "prefixes",
+                    format!("the request has {prefixes} prefixes; send at most {PREFIXES_MAX}"),
                 );
             }
             LeaseRefusal::Superseded => {

@@ -98,7 +98,8 @@ impl Dispatch {
         refusal: LeaseRefusal,
     ) -> DispatchEffect {
         let pool = PoolKey::of_request(request);
-        let error = refusal.error(request, &self.config, self.turn_in_ms(&pool));
+        let turn_in_ms = self.turn_in_ms(&pool, request.class);
+        let error = refusal.error(request, &self.config, turn_in_ms);
         DispatchEffect::Reject {
             call,
             error,
@@ -107,9 +108,9 @@ impl Dispatch {
     }
 
     /// How long a new request would wait for its turn, if the queue ahead of it moves at the pace of recent chunks.
-    fn turn_in_ms(&self, pool: &PoolKey) -> u64 {
+    fn turn_in_ms(&self, pool: &PoolKey, class: RequestClass) -> u64 {
         let slots = self.workers.headroom(pool).slots.max(1);
-        let ahead = self.queue.waiting_in_pool(pool) + 1;
+        let ahead = self.queue.waiting_ahead(pool, class) + 1;
         let turn_in_ms = ahead as f64 * self.queue.service_ms(pool) / slots as f64;
         (turn_in_ms as u64).clamp(1, RETRY_AFTER_MS_MAX)
     }

@@ -4,7 +4,7 @@
 //!   [fallback=worker] [kv=capacity] [used=tokens] [held=1,2]` is a heartbeat. `runs` names requests and means their
 //!   newest leases; `held` are hashes of prefixes.
 //! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m] [group=g] [rollout] [age=ms]
-//!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,2] [after=tokens]` asks for a lease. The nth `ask` is call n.
+//!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,5-7] [after=tokens]` asks for a lease. The nth `ask` is call n.
 //!   `after` ends the request's newest lease in the same call.
 //! * `done|continues|failed|aborted <request> [tokens] [ended=ms ago] [cached=n]` gives back the request's newest
 //!   lease.
@@ -19,9 +19,14 @@ use refrain_protocol::scheduling::{Eagle3Report, KvReport};
 use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 use refrain_service_kit::config::Validate as _;
 
+use crate::config::{OrderPolicy, PlacementPolicy};
+
 use super::*;
 
 mod cases;
+mod kv_placement;
+mod lengths;
+mod rollouts;
 
 /// Scripts count from this time, so that instants are short and epochs are those of a real clock.
 const START_MS: u64 = 1_700_000_000_000;
@@ -34,9 +39,13 @@ struct Script {
 }
 
 fn hashes(list: &str) -> Vec<PrefixHash> {
-    list.split(',')
-        .map(|hash| PrefixHash(hash.parse().unwrap()))
-        .collect()
+    let number = |text: &str| text.parse::<u64>().unwrap();
+    let range = |text: &str| match text.split_once('-') {
+        Some((first, last)) => number(first)..=number(last),
+        None => number(text)..=number(text),
+    };
+    let hashes = list.split(',').flat_map(range);
+    hashes.map(PrefixHash).collect()
 }
 
 fn options<'a>(words: &[&'a str]) -> HashMap<&'a str, &'a str> {
@@ -270,4 +279,8 @@ fn small() -> SchedulerConfig {
 
 fn check(script: &str, expected: Expect) {
     expected.assert_eq(&Script::new(small()).run(script).log);
+}
+
+fn check_with(config: SchedulerConfig, script: &str, expected: Expect) {
+    expected.assert_eq(&Script::new(config).run(script).log);
 }

@@ -7,18 +7,56 @@
 //!
 //! Only contexts of one namespace match, since the hash covers it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use lru::LruCache;
 use refrain_protocol::prefix::{PrefixHash, mark};
+
+/// Up to this many workers are asked one by one. For more of them it is faster to go through the holders of prefixes.
+const ONE_BY_ONE_MAX: usize = 4;
 
 /// The prefixes on all workers. Workers are named by their places in the worker table.
 #[derive(Debug)]
 pub(crate) struct PrefixTable {
     workers: HashMap<usize, WorkerPrefixes>,
     /// The workers that hold a prefix.
-    holders: HashMap<PrefixHash, Vec<usize>>,
+    holders: Holders,
     prefixes_max: usize,
+}
+
+/// Workers by prefix. The hasher is the one of [`LruCache`], since there are many look-ups for each event.
+type Holders = HashMap<PrefixHash, Holding, lru::DefaultHasher>;
+
+/// The workers that hold a prefix. Nearly always it is one, which needs no memory of its own.
+#[derive(Debug)]
+enum Holding {
+    One(usize),
+    Several(Vec<usize>),
+}
+
+impl Holding {
+    fn workers(&self) -> &[usize] {
+        match self {
+            Holding::One(worker) => std::slice::from_ref(worker),
+            Holding::Several(workers) => workers,
+        }
+    }
+}
+
+fn add_holder(holders: &mut Holders, prefix: PrefixHash, worker: usize) {
+    match holders.entry(prefix) {
+        Entry::Vacant(place) => {
+            place.insert(Holding::One(worker));
+        }
+        Entry::Occupied(mut place) => match place.get_mut() {
+            Holding::Several(workers) => workers.push(worker),
+            Holding::One(other) => {
+                let workers = vec![*other, worker];
+                place.insert(Holding::Several(workers));
+            }
+        },
+    }
 }
 
 #[derive(Debug)]
@@ -27,7 +65,7 @@ struct WorkerPrefixes {
     sent: LruCache<PrefixHash, u32>,
     sent_tokens: u64,
     /// Prefixes that the worker reported.
-    reported: HashSet<PrefixHash>,
+    reported: HashSet<PrefixHash, lru::DefaultHasher>,
 }
 
 impl WorkerPrefixes {
@@ -35,7 +73,7 @@ impl WorkerPrefixes {
         WorkerPrefixes {
             sent: LruCache::unbounded(),
             sent_tokens: 0,
-            reported: HashSet::new(),
+            reported: HashSet::default(),
         }
     }
 }
@@ -45,7 +83,7 @@ impl PrefixTable {
     pub(crate) fn new(prefixes_max: usize) -> Self {
         PrefixTable {
             workers: HashMap::new(),
-            holders: HashMap::new(),
+            holders: Holders::default(),
             prefixes_max,
         }
     }
@@ -74,7 +112,7 @@ impl PrefixTable {
             of_worker.sent.put(*prefix, tokens);
             of_worker.sent_tokens += u64::from(tokens);
             if !of_worker.reported.contains(prefix) {
-                self.holders.entry(*prefix).or_default().push(worker);
+                add_holder(&mut self.holders, *prefix, worker);
             }
         }
         let tokens_max = capacity_tokens.unwrap_or(u64::MAX);
@@ -95,7 +133,8 @@ impl PrefixTable {
             .workers
             .entry(worker)
             .or_insert_with(WorkerPrefixes::new);
-        let reported: HashSet<PrefixHash> = prefixes.into_iter().take(self.prefixes_max).collect();
+        let reported: HashSet<PrefixHash, lru::DefaultHasher> =
+            prefixes.into_iter().take(self.prefixes_max).collect();
         for prefix in of_worker.reported.difference(&reported) {
             if !of_worker.sent.contains(prefix) {
                 remove_holder(&mut self.holders, *prefix, worker);
@@ -103,7 +142,7 @@ impl PrefixTable {
         }
         for prefix in reported.difference(&of_worker.reported) {
             if !of_worker.sent.contains(prefix) {
-                self.holders.entry(*prefix).or_default().push(worker);
+                add_holder(&mut self.holders, *prefix, worker);
             }
         }
         of_worker.reported = reported;
@@ -121,21 +160,38 @@ impl PrefixTable {
         }
     }
 
-    /// The workers that hold a prefix of the context, with the tokens of the longest one.
-    pub(crate) fn held_tokens(&self, prefixes: &[PrefixHash]) -> HashMap<usize, u32> {
-        let mut held = HashMap::new();
+    /// For each of the workers, the tokens of the longest prefix of the context that it holds.
+    pub(crate) fn held_tokens(&self, prefixes: &[PrefixHash], workers: &[usize]) -> Vec<u32> {
+        if workers.len() <= ONE_BY_ONE_MAX {
+            let held = workers.iter().map(|worker| self.held_by(*worker, prefixes));
+            return held.collect();
+        }
+        // By place in the worker table; `u32::MAX` marks those that are not asked for.
+        let places = workers.iter().max().map_or(0, |last| last + 1);
+        let mut held = vec![u32::MAX; places];
+        for worker in workers {
+            held[*worker] = 0;
+        }
         for (nth, prefix) in prefixes.iter().enumerate().rev() {
-            let Some(holders) = self.holders.get(prefix) else {
-                continue;
-            };
-            for worker in holders {
-                held.entry(*worker).or_insert_with(|| mark(nth));
-            }
-            if held.len() == self.workers.len() {
-                break;
+            let holding = self.holders.get(prefix);
+            for worker in holding.map_or(&[][..], Holding::workers) {
+                if let Some(tokens) = held.get_mut(*worker)
+                    && *tokens == 0
+                {
+                    *tokens = mark(nth);
+                }
             }
         }
-        held
+        workers.iter().map(|worker| held[*worker]).collect()
+    }
+
+    fn held_by(&self, worker: usize, prefixes: &[PrefixHash]) -> u32 {
+        let Some(of_worker) = self.workers.get(&worker) else {
+            return 0;
+        };
+        let holds = |prefix| of_worker.sent.contains(prefix) || of_worker.reported.contains(prefix);
+        let longest = prefixes.iter().rposition(holds);
+        longest.map_or(0, mark)
     }
 
     /// Prefixes that are remembered, of all workers.
@@ -144,12 +200,21 @@ impl PrefixTable {
     }
 }
 
-fn remove_holder(holders: &mut HashMap<PrefixHash, Vec<usize>>, prefix: PrefixHash, worker: usize) {
-    if let Some(of_prefix) = holders.get_mut(&prefix) {
-        of_prefix.retain(|holder| *holder != worker);
-        if of_prefix.is_empty() {
-            holders.remove(&prefix);
+fn remove_holder(holders: &mut Holders, prefix: PrefixHash, worker: usize) {
+    let Entry::Occupied(mut place) = holders.entry(prefix) else {
+        return;
+    };
+    match place.get_mut() {
+        Holding::Several(workers) => {
+            workers.retain(|holder| *holder != worker);
+            if let [other] = workers[..] {
+                place.insert(Holding::One(other));
+            }
         }
+        Holding::One(holder) if *holder == worker => {
+            place.remove();
+        }
+        Holding::One(_) => {}
     }
 }
 
@@ -162,9 +227,11 @@ mod tests {
     }
 
     fn held(table: &PrefixTable, prefixes: &[PrefixHash]) -> Vec<(usize, u32)> {
-        let mut held: Vec<_> = table.held_tokens(prefixes).into_iter().collect();
-        held.sort_unstable();
-        held
+        let few = table.held_tokens(prefixes, &[1, 2]);
+        let many: Vec<usize> = (0..=ONE_BY_ONE_MAX).collect();
+        assert_eq!(table.held_tokens(prefixes, &many)[1..3], few);
+        let held = [1, 2].into_iter().zip(few);
+        held.filter(|(_, tokens)| *tokens > 0).collect()
     }
 
     #[test]

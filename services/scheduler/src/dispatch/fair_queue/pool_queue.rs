@@ -20,7 +20,7 @@ pub(super) const SERVICE_MS_FIRST_GUESS: f64 = 1_000.0;
 /// Weight of the newest chunk in the moving averages.
 const AVERAGE_STEP: f64 = 0.1;
 /// Most requests of one line that are looked at for one slot. Those that no free worker can take are passed over.
-const LINE_LOOKED_AT_MAX: usize = 256;
+const LINE_LOOKED_AT_MAX: usize = 32;
 
 /// The charge of a grant for its expected cost, to be corrected when the chunk ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +73,8 @@ pub(in crate::dispatch) struct PoolQueue {
     idle: BTreeSet<(u64, String)>,
     /// Waiting requests for which a chunk is being preempted. They get the slot that becomes free.
     pub(super) claimed: BTreeSet<LeaseCallId>,
+    /// Those of them that are rollouts.
+    pub(super) claimed_rollouts: u64,
     /// Requests that wait in each class.
     pub(super) waiting: [usize; 2],
     /// Chunks that run in each class, and those of them that are being preempted.
@@ -102,6 +104,7 @@ impl Default for PoolQueue {
             turns: Default::default(),
             idle: BTreeSet::new(),
             claimed: BTreeSet::new(),
+            claimed_rollouts: 0,
             waiting: [0; 2],
             running: [0; 2],
             preempted: [0; 2],
@@ -187,6 +190,9 @@ impl PoolQueue {
 
     pub(super) fn remove(&mut self, tenant: &str, class: RequestClass, rank: Rank, place: Place) {
         let was_claimed = self.claimed.remove(&place.call);
+        if was_claimed && class == RequestClass::Rollout {
+            self.claimed_rollouts = self.claimed_rollouts.saturating_sub(1);
+        }
         let served = self.change(tenant, |queue| {
             queue.lines[index(class)].remove(rank, place);
             queue.claimed -= u32::from(was_claimed);

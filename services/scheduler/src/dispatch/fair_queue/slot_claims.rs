@@ -11,7 +11,7 @@ use super::waiting_request::{LeaseCallId, WaitingRequest};
 
 const ROLLOUTS: usize = 1;
 /// Most requests of one line that are looked at for a claim.
-const LINE_LOOKED_AT_MAX: usize = 256;
+const LINE_LOOKED_AT_MAX: usize = 32;
 
 /// The conditions under which waiting requests may claim a slot of a full worker.
 pub(in crate::dispatch) struct SlotDemand<'a> {
@@ -73,8 +73,7 @@ impl PoolQueue {
         let share = demand.slots / self.active_tenants().max(1) as u64;
         let share = u32::try_from(share.max(1)).unwrap_or(u32::MAX);
         let kept = kept_slots(rollout_share, demand.slots);
-        let rollouts_yield = preemptible.iter().any(yields)
-            && self.running[ROLLOUTS] - self.preempted[ROLLOUTS] > kept;
+        let rollouts_yield = preemptible.iter().any(yields) && self.rollouts_that_stay() > kept;
         let quotas = Quotas {
             slots: preemptible.len(),
             share,
@@ -98,8 +97,7 @@ impl PoolQueue {
                 .is_some_and(|queue| queue.running + queue.claimed < share);
             let by_share = below_share.then(|| self.most_over(share, kept, class, &preemptible));
             let victim = by_share.flatten().or_else(|| {
-                let rollouts = self.running[ROLLOUTS] - self.preempted[ROLLOUTS];
-                let may = class == RequestClass::Interactive && rollouts > kept;
+                let may = class == RequestClass::Interactive && self.rollouts_that_stay() > kept;
                 preemptible.iter().rposition(|one| may && yields(one))
             });
             let Some(victim) = victim else {
@@ -110,9 +108,15 @@ impl PoolQueue {
             self.change(&victim.tenant, |queue| queue.preempted += 1);
             self.change(&tenant, |queue| queue.claimed += 1);
             self.claimed.insert(call);
+            self.claimed_rollouts += u64::from(class == RequestClass::Rollout);
             preempted.push(victim.lease);
         }
         preempted
+    }
+
+    /// Running rollouts that are not being preempted.
+    fn rollouts_that_stay(&self) -> u64 {
+        self.running[ROLLOUTS].saturating_sub(self.preempted[ROLLOUTS])
     }
 
     /// The place in the list of a lease of the tenant that is most above its share.
@@ -123,7 +127,7 @@ impl PoolQueue {
         class: RequestClass,
         preemptible: &[PreemptibleLease],
     ) -> Option<usize> {
-        let rollouts = self.running[ROLLOUTS] - self.preempted[ROLLOUTS];
+        let rollouts = self.rollouts_that_stay() + self.claimed_rollouts;
         // A rollout takes no slot of an interactive request beyond those that rollouts keep.
         let takes_any = class == RequestClass::Interactive || rollouts < kept;
         let mut last_of_tenant: BTreeMap<&str, usize> = BTreeMap::new();
@@ -140,8 +144,8 @@ impl PoolQueue {
         over.max_by_key(|(keeps, _)| *keeps).map(|(_, place)| place)
     }
 
-    /// The requests that may claim a slot, in the order of the queue: interactive ones, then rollouts, and in each class
-    /// the least served tenant first.
+    /// The requests that may claim a slot, in the order of the queue: interactive ones, then rollouts, and in each
+    /// class the least served tenant first.
     fn claimants<'a>(
         &'a self,
         waiting: &HashMap<LeaseCallId, WaitingRequest>,

@@ -1,0 +1,268 @@
+//! The order of rollouts by lengths.
+
+use expect_test::expect;
+
+use super::*;
+
+fn ordered_by(order: OrderPolicy) -> SchedulerConfig {
+    SchedulerConfig {
+        order,
+        ..SchedulerConfig::default()
+    }
+}
+
+/// Two groups of three on one slot. The members of `l` write 900 tokens, those of `s` 100.
+const TWO_GROUPS: &str = "0 beat a slots=1
+     1 ask 1 acme group=s
+     2 ask 2 acme group=s
+     3 ask 3 acme group=s
+     4 ask 4 acme group=l
+     5 ask 5 acme group=l
+     6 ask 6 acme group=l
+     10 done 1 100
+     20 done 4 900
+     30 done 5 900
+     40 done 6 900
+     50 done 2 100";
+
+#[test]
+fn context_probes_each_group_and_then_takes_the_longest() {
+    check_with(
+        ordered_by(OrderPolicy::Context),
+        TWO_GROUPS,
+        expect![[r#"
+        0 a joined
+        1 grant #1 on a after 0 ms, 2048 tokens
+        10 end of 1 on a: finished
+        10 grant #4 on a after 6 ms, 2048 tokens
+        20 end of 4 on a: finished
+        20 grant #5 on a after 15 ms, 2048 tokens
+        30 end of 5 on a: finished
+        30 900 tokens where 900 were expected
+        30 grant #6 on a after 24 ms, 2048 tokens
+        40 end of 6 on a: finished
+        40 900 tokens where 900 were expected
+        40 grant #2 on a after 38 ms, 2048 tokens
+        50 end of 2 on a: finished
+        50 100 tokens where 100 were expected
+        50 grant #3 on a after 47 ms, 2048 tokens
+    "#]],
+    );
+}
+
+#[test]
+fn arrival_takes_them_as_they_come() {
+    check_with(
+        ordered_by(OrderPolicy::Arrival),
+        "0 beat a slots=1
+         1 ask 1 acme group=s
+         2 ask 2 acme group=s
+         3 ask 4 acme group=l
+         10 done 1 100
+         20 done 2 100",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms, 2048 tokens
+            10 end of 1 on a: finished
+            10 grant #2 on a after 8 ms, 2048 tokens
+            20 end of 2 on a: finished
+            20 100 tokens where 100 were expected
+            20 grant #3 on a after 17 ms, 2048 tokens
+        "#]],
+    );
+}
+
+#[test]
+fn auto_probes_and_takes_the_longest_as_well() {
+    let context = Script::new(ordered_by(OrderPolicy::Context))
+        .run(TWO_GROUPS)
+        .log
+        .clone();
+    let auto = Script::new(ordered_by(OrderPolicy::Auto))
+        .run(TWO_GROUPS)
+        .log
+        .clone();
+    assert_eq!(auto, context);
+}
+
+#[test]
+fn probes_with_fewer_tokens_go_first_in_context_and_a_started_one_goes_on_in_auto() {
+    let script = "0 beat a slots=1
+         1 ask 1 acme group=g
+         2 ask 2 acme group=h
+         10 ask 1 acme group=g age=9 so-far=500 after=500
+         20 done 2 100
+         30 done 1 100";
+    check_with(
+        ordered_by(OrderPolicy::Context),
+        script,
+        expect![[r#"
+        0 a joined
+        1 grant #1 on a after 0 ms, 2048 tokens
+        10 end of 1 on a: continues
+        10 grant #2 on a after 8 ms, 2048 tokens
+        20 end of 2 on a: finished
+        20 grant #3 on a after 10 ms, 2048 tokens
+        30 end of 1 on a: finished
+    "#]],
+    );
+    check_with(
+        ordered_by(OrderPolicy::Auto),
+        script,
+        expect![[r#"
+        0 a joined
+        1 grant #1 on a after 0 ms, 2048 tokens
+        10 end of 1 on a: continues
+        10 grant #3 on a after 0 ms, 2048 tokens
+        30 end of 1 on a: finished
+        30 grant #2 on a after 28 ms, 2048 tokens
+    "#]],
+    );
+}
+
+#[test]
+fn only_finished_outputs_teach_lengths() {
+    // The long output of group `g` is aborted, so its next member is the probe. It goes before the members of `h`,
+    // of which one has finished.
+    check_with(
+        ordered_by(OrderPolicy::Context),
+        "0 beat a slots=1
+         1 ask 1 acme group=h
+         2 ask 2 acme group=h
+         3 ask 3 acme group=g
+         4 ask 4 acme group=g
+         10 done 1 500
+         20 aborted 3 999
+         30 done 4 10",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms, 2048 tokens
+            10 end of 1 on a: finished
+            10 grant #3 on a after 7 ms, 2048 tokens
+            20 end of 3 on a: aborted
+            20 grant #4 on a after 16 ms, 2048 tokens
+            30 end of 4 on a: finished
+            30 grant #2 on a after 28 ms, 2048 tokens
+        "#]],
+    );
+}
+
+#[test]
+fn a_longer_member_that_goes_on_raises_the_estimate() {
+    // A short member of both groups has finished. Then one of `g` goes on beyond 400, so the other one of `g` goes
+    // before that of `h`.
+    check_with(
+        ordered_by(OrderPolicy::Context),
+        "0 beat a slots=2
+         1 ask 1 acme group=g
+         1 ask 2 acme group=h
+         2 ask 3 acme group=g
+         2 ask 4 acme group=h
+         3 ask 5 acme group=h
+         4 ask 6 acme group=g
+         10 done 2 300
+         11 done 1 200
+         20 ask 3 acme group=g so-far=400 after=400 age=18
+         30 done 4 10",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms, 2048 tokens
+            1 grant #2 on a after 0 ms, 2048 tokens
+            10 end of 2 on a: finished
+            10 grant #3 on a after 8 ms, 2048 tokens
+            11 end of 1 on a: finished
+            11 grant #4 on a after 9 ms, 2048 tokens
+            20 end of 3 on a: continues
+            20 grant #7 on a after 0 ms, 2048 tokens
+            30 end of 4 on a: finished
+            30 10 tokens where 300 were expected
+            30 grant #6 on a after 26 ms, 2048 tokens
+        "#]],
+    );
+}
+
+#[test]
+fn history_orders_by_earlier_outputs_from_the_start() {
+    check_with(
+        ordered_by(OrderPolicy::History),
+        "0 beat a slots=1
+         1 ask 1 acme
+         2 ask 2 acme group=s expects=100
+         3 ask 3 acme group=l expects=900
+         4 ask 4 acme rollout expects=400
+         5 ask 5 acme group=new
+         10 done 1 5
+         20 done 5 600
+         30 done 3 850
+         40 done 4 400",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            10 end of 1 on a: finished
+            10 grant #5 on a after 5 ms, 2048 tokens
+            20 end of 5 on a: finished
+            20 grant #3 on a after 17 ms, 2048 tokens
+            30 end of 3 on a: finished
+            30 850 tokens where 900 were expected
+            30 grant #4 on a after 26 ms, 2048 tokens
+            40 end of 4 on a: finished
+            40 400 tokens where 400 were expected
+            40 grant #2 on a after 38 ms, 2048 tokens
+        "#]],
+    );
+}
+
+#[test]
+fn a_rollout_is_overtaken_only_by_those_that_came_soon_after_it() {
+    let config = SchedulerConfig {
+        overtake_ms_max: 1_000,
+        ..ordered_by(OrderPolicy::History)
+    };
+    check_with(
+        config,
+        "0 beat a slots=1
+         1 ask 1 acme
+         100 ask 2 acme rollout expects=10
+         1099 ask 3 acme rollout expects=500
+         1101 ask 4 acme rollout expects=900
+         1200 done 1 5
+         1300 done 3 5
+         1400 done 2 5",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            1200 end of 1 on a: finished
+            1200 grant #3 on a after 101 ms, 2048 tokens
+            1300 end of 3 on a: finished
+            1300 5 tokens where 500 were expected
+            1300 grant #2 on a after 1200 ms, 2048 tokens
+            1400 end of 2 on a: finished
+            1400 5 tokens where 10 were expected
+            1400 grant #4 on a after 299 ms, 2048 tokens
+        "#]],
+    );
+}
+
+#[test]
+fn tenants_stay_fair_whatever_the_lengths() {
+    check_with(
+        ordered_by(OrderPolicy::History),
+        "0 beat a slots=1
+         1 ask 1 long rollout expects=900
+         2 ask 2 long rollout expects=900
+         3 ask 3 long rollout expects=900
+         4 ask 4 short rollout expects=10
+         10 done 1 400
+         20 done 4 10",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms, 2048 tokens
+            10 end of 1 on a: finished
+            10 400 tokens where 900 were expected
+            10 grant #4 on a after 6 ms, 2048 tokens
+            20 end of 4 on a: finished
+            20 10 tokens where 10 were expected
+            20 grant #2 on a after 18 ms, 2048 tokens
+        "#]],
+    );
+}
