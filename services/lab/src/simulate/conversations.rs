@@ -1,8 +1,8 @@
 //! Conversations out of recorded calls.
 //!
 //! Recordings may hold only the end of each prompt. So the context of a turn is put together again: the recorded prompt
-//! is laid over the place where its beginning is found in the text so far. Where it is not found, but the end of the text
-//! is found in the prompt, what follows it there is new. Otherwise the turn begins a text of its own.
+//! is laid over the place where its beginning is found in the text so far. Where it is not found, but the end of the
+//! text is found in the prompt, what follows it there is new. Otherwise the turn begins a text of its own.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

@@ -10,8 +10,9 @@ use refrain_scheduler::core::{
     SchedulerConfig,
 };
 
-use super::mesh::Progress;
-use super::options::{Shape, SimulatedPolicy};
+use super::job_progress::Progress;
+use super::options::SimulatedPolicy;
+use super::shape::Shape;
 use super::workload::{Job, Workload};
 use crate::replay::{EngineModel, StepLoad};
 

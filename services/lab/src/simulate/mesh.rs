@@ -4,12 +4,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use anyhow::{Context, bail};
-use refrain_protocol::LeaseId;
 
 use super::desk::{Desk, Granted, chunk_end};
 use super::drafting::Drafting;
-use super::instance::{Instance, InstanceLimits, Seat};
-use super::options::{Shape, SimulatedPolicy};
+use super::instance::{Instance, InstanceLimits};
+use super::job_progress::Progress;
+use super::options::SimulatedPolicy;
+use super::seat::Seat;
+use super::shape::Shape;
 use super::workload::Workload;
 use crate::replay::EngineModel;
 
@@ -24,19 +26,6 @@ enum Event {
     Arrival { job: usize },
     /// The scheduler looks at what has waited for long.
     Tick,
-}
-
-/// How far a request is.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Progress {
-    pub(super) generated: u32,
-    pub(super) submitted_s: f64,
-    pub(super) first_s: Option<f64>,
-    pub(super) finished_s: Option<f64>,
-    lease: Option<LeaseId>,
-    /// Where its last chunk ran.
-    instance: Option<usize>,
-    chunks: u64,
 }
 
 /// What is counted over all instances.

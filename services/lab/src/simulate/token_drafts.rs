@@ -12,7 +12,7 @@ use refrain_speculation::router::Threshold;
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
 
-use super::drafting::{Decoding, Drafted};
+use super::decoding::{Decoding, Drafted};
 use super::options::{DraftRule, SimulatedDrafts};
 use super::workload::Workload;
 use crate::replay::trace::RecordedCall;
