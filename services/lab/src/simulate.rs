@@ -10,17 +10,23 @@
 //! A simulation depends on its options alone, not on this machine.
 
 mod conversations;
+mod decoding;
 mod desk;
 mod drafting;
 mod html;
 mod instance;
+mod job_progress;
 mod lengths;
 mod mesh;
 mod options;
+mod plan;
+mod plot;
 mod presets;
 mod random;
 mod report;
 mod runs;
+mod seat;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod token_drafts;
@@ -32,11 +38,12 @@ use crate::progress::ProgressLine;
 use crate::text_table::print_report;
 
 pub use options::{
-    DraftRule, Shape, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy,
+    DraftRule, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy,
 };
 pub use presets::WorkloadPreset;
 pub use report::{KvBounds, RunReport, SimulateReport, WorkloadReport};
 pub use runs::run;
+pub use shape::Shape;
 
 /// Runs `refrain simulate`, and prints its report.
 ///

@@ -1,8 +1,8 @@
 //! Conversations out of recorded calls.
 //!
-//! Recordings may hold only the end of each prompt. So the context of a turn is put together again: where the end of
-//! the text so far is found in the recorded prompt, what follows it there is new. Where it is not found, the turn begins
-//! a text of its own.
+//! Recordings may hold only the end of each prompt. So the context of a turn is put together again: the recorded prompt
+//! is laid over the place where its beginning is found in the text so far. Where it is not found, but the end of the
+//! text is found in the prompt, what follows it there is new. Otherwise the turn begins a text of its own.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -18,6 +18,8 @@ use super::random::Random;
 use super::workload::{Job, Turn, Workload};
 use crate::replay::trace::RecordedCall;
 
+/// Tokens at the beginning of a prompt by which it is found in the text so far.
+const BEGINNING_TOKENS: usize = 32;
 /// Tokens at the end of a text by which it is found in the next prompt, longest first.
 const ANCHOR_TOKENS: [usize; 4] = [64, 32, 16, 8];
 /// The stream of pauses.
@@ -165,8 +167,14 @@ impl Conversations {
 
 /// Adds what is new in a prompt. Returns `false` where the prompt does not go on with the text.
 fn continue_with(text: &mut Vec<Token>, prompt: &[Token]) -> bool {
-    if prompt.starts_with(text) && !text.is_empty() {
-        text.extend_from_slice(&prompt[text.len()..]);
+    let beginning = &prompt[..BEGINNING_TOKENS.min(prompt.len())];
+    if beginning.len() == BEGINNING_TOKENS
+        && let Some(at) = text
+            .windows(BEGINNING_TOKENS)
+            .rposition(|window| window == beginning)
+    {
+        text.truncate(at);
+        text.extend_from_slice(prompt);
         return true;
     }
     for anchor in ANCHOR_TOKENS {
@@ -194,5 +202,15 @@ mod tests {
         assert!(continue_with(&mut text, &prompt));
         assert_eq!(text, (0..520).collect::<Vec<_>>());
         assert!(!continue_with(&mut text, &[7; 300]));
+        // The last words of the text are rendered in another way.
+        let prompt: Vec<Token> = (300..510).chain(900..950).collect();
+        assert!(continue_with(&mut text, &prompt));
+        assert_eq!(text, (0..510).chain(900..950).collect::<Vec<_>>());
+        let mut text: Vec<Token> = (0..500).collect();
+        assert!(continue_with(
+            &mut text,
+            &(484..600).collect::<Vec<_>>()[2..]
+        ));
+        assert_eq!(text, (0..600).collect::<Vec<_>>());
     }
 }

@@ -10,8 +10,9 @@ use refrain_scheduler::core::{
     SchedulerConfig,
 };
 
-use super::mesh::Progress;
-use super::options::{Shape, SimulatedPolicy};
+use super::job_progress::Progress;
+use super::options::SimulatedPolicy;
+use super::shape::Shape;
 use super::workload::{Job, Workload};
 use crate::replay::{EngineModel, StepLoad};
 
@@ -19,6 +20,8 @@ use crate::replay::{EngineModel, StepLoad};
 const START_MS: u64 = 1_000_000_000_000;
 /// Longer than any simulation, milliseconds: nothing falls silent here.
 const NEVER_MS: u64 = 1 << 50;
+/// Instances open their slots in so many parts, in turn. Otherwise the first one would get all requests that it holds.
+const OPENING_PARTS: usize = 32;
 /// Tokens by which blocks may exceed the tokens of a request.
 const BLOCK_SLACK_TOKENS: u64 = 16;
 
@@ -110,27 +113,30 @@ impl Desk {
         });
         let slack = shape.slots as u64 * BLOCK_SLACK_TOKENS;
         let mut granted = Vec::new();
-        for instance in 0..shape.instances {
-            let heartbeat = Heartbeat {
-                worker: worker(instance),
-                incarnation: 1,
-                url: format!("http://{instance}"),
-                model: self.namespace.namespace.model.clone(),
-                tokenizer: self.namespace.namespace.tokenizer.clone(),
-                max_context: u32::MAX,
-                max_running: u32::try_from(shape.slots).unwrap_or(u32::MAX),
-                running: Vec::new(),
-                draining: false,
-                compiles_forms: false,
-                eagle3: None,
-                fallback: None,
-                kv: Some(KvReport {
-                    capacity_tokens: shape.kv_tokens.saturating_sub(slack).max(1),
-                    prefill_ms_per_1k: Some((read_seconds * 1e6 / 2_048.0) as f32),
-                    ..KvReport::default()
-                }),
-            };
-            granted.extend(self.apply(DispatchEvent::Heartbeat(heartbeat), 0.0)?);
+        for part in 1..=OPENING_PARTS {
+            let slots = (shape.slots * part).div_ceil(OPENING_PARTS);
+            for instance in 0..shape.instances {
+                let heartbeat = Heartbeat {
+                    worker: worker(instance),
+                    incarnation: 1,
+                    url: format!("http://{instance}"),
+                    model: self.namespace.namespace.model.clone(),
+                    tokenizer: self.namespace.namespace.tokenizer.clone(),
+                    max_context: u32::MAX,
+                    max_running: u32::try_from(slots).unwrap_or(u32::MAX),
+                    running: Vec::new(),
+                    draining: false,
+                    compiles_forms: false,
+                    eagle3: None,
+                    fallback: None,
+                    kv: Some(KvReport {
+                        capacity_tokens: shape.kv_tokens.saturating_sub(slack).max(1),
+                        prefill_ms_per_1k: Some((read_seconds * 1e6 / 2_048.0) as f32),
+                        ..KvReport::default()
+                    }),
+                };
+                granted.extend(self.apply(DispatchEvent::Heartbeat(heartbeat), 0.0)?);
+            }
         }
         Ok(granted)
     }

@@ -3,6 +3,7 @@
 //! Where the recorded tokens are known, drafts come from the real suffix index, see [`TokenDrafts`]. Otherwise a model
 //! says how many tokens a step brings, by the number of finished samples of the group.
 
+use super::decoding::{Decoding, Drafted};
 use super::options::{DraftRule, SimulatedDrafts};
 use super::token_drafts::TokenDrafts;
 use super::workload::Workload;
@@ -19,26 +20,6 @@ const TOKENS_PER_STEP: [(f64, [f64; 3]); 4] = [
 ];
 /// The table reaches so far.
 const REFERENCES_MAX: usize = 15;
-
-/// A request that takes part in a step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Decoding {
-    pub(super) job: usize,
-    /// Output tokens so far.
-    pub(super) known: u32,
-    pub(super) context_tokens: usize,
-}
-
-/// The drafts of a run of steps.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Drafted {
-    /// Tokens per step of each request.
-    pub(super) gains: Vec<f64>,
-    /// Draft tokens of a step, of all requests together.
-    pub(super) draft_tokens: usize,
-    /// The run has at most so many steps.
-    pub(super) steps_max: u32,
-}
 
 /// A source of drafts.
 pub(super) enum Drafting {
@@ -64,6 +45,15 @@ impl Drafting {
             }),
             Drafting::Model(model) => Ok(model.plan(decoding, load, engine)),
             Drafting::Tokens(tokens) => tokens.plan(instance, now_s, decoding),
+        }
+    }
+
+    /// Most tokens that a step may bring a request.
+    pub(super) fn most_tokens(&self) -> f64 {
+        match self {
+            Drafting::Off => 1.0,
+            Drafting::Model(_) => 1.0 + DRAFT_TOKENS_MAX as f64,
+            Drafting::Tokens(tokens) => 1.0 + tokens.draft_tokens_max() as f64,
         }
     }
 

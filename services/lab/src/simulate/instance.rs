@@ -1,22 +1,22 @@
 //! One simulated engine: a batch of requests, their KV blocks, and the time of its steps.
 //!
-//! Steps are planned in runs: as long as the batch does not change, each step takes a little longer than the one before
-//! it, by the contexts that have grown, so the time of many steps has a closed form. A request that arrives during a run
-//! cuts it at the next step. A step reads parts of contexts, at most `prefill_tokens` with the decoded ones.
+//! Steps are planned in runs, as long as the batch does not change. A request that arrives during a run cuts it at the
+//! next step. A step reads parts of contexts, at most `prefill_tokens` with the decoded ones.
 //!
-//! When the next step would not fit into the KV cache, what is kept for requests that may come back goes first. Then the
-//! request that came last is preempted: its blocks are freed, and it reads all of its context again once there is room.
+//! When the next step would not fit into the KV cache, what is kept for requests that may come back goes first. Then
+//! the request that came last is preempted: its blocks are freed, and it reads all of its context again later.
 
 use std::collections::VecDeque;
 
 use lru::LruCache;
 use refrain_protocol::prefix::{PrefixHash, mark};
 
-use super::drafting::{Decoding, Drafting};
+use super::decoding::Decoding;
+use super::drafting::Drafting;
+use super::plan::Plan;
+use super::seat::{BLOCK_TOKENS, Seat, blocks};
 use crate::replay::{EngineModel, StepLoad};
 
-/// Tokens of a KV block.
-const BLOCK_TOKENS: u64 = 16;
 /// What is left of a chunk of fractional steps at its end.
 const NOTHING: f64 = 1e-6;
 
@@ -28,25 +28,6 @@ pub(super) struct InstanceLimits {
     pub(super) prefill_tokens: u32,
 }
 
-/// A request on an instance.
-#[derive(Clone, Debug)]
-pub(super) struct Seat {
-    pub(super) job: usize,
-    /// Tokens of prompt and output.
-    pub(super) context: f64,
-    /// Tokens of it that it has to read.
-    pub(super) unread: u32,
-    /// Output tokens until the end of the chunk, and those so far.
-    pub(super) left: f64,
-    pub(super) emitted: f64,
-    /// Output tokens of earlier chunks.
-    pub(super) generated: u32,
-    /// When its KV has arrived from the pool.
-    pub(super) ready_s: f64,
-    /// Context tokens that were read in this chunk.
-    pub(super) read_tokens: u64,
-}
-
 /// What an instance keeps for requests that are not in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kept {
@@ -54,47 +35,6 @@ enum Kept {
     Job(usize),
     /// The part of a conversation between two marks.
     Prefix(PrefixHash),
-}
-
-/// A run of equal steps.
-#[derive(Clone, Debug)]
-struct Plan {
-    start_s: f64,
-    steps: u32,
-    step_s: f64,
-    /// How much longer each step takes than the one before.
-    growth_s: f64,
-    /// Tokens per step of each seat.
-    gains: Vec<f64>,
-    /// The seats that read, and how much.
-    reads: Vec<(usize, u32)>,
-    /// The instance only waits until this time.
-    idle_until_s: Option<f64>,
-}
-
-impl Plan {
-    fn after(&self, steps: u32) -> f64 {
-        let steps = f64::from(steps);
-        self.start_s + steps * self.step_s + self.growth_s * steps * (steps - 1.0) / 2.0
-    }
-
-    fn end_s(&self) -> f64 {
-        self.idle_until_s.unwrap_or_else(|| self.after(self.steps))
-    }
-
-    /// The first step that ends at this time or later.
-    fn steps_until(&self, time_s: f64) -> u32 {
-        let (mut low, mut high) = (1, self.steps.max(1));
-        while low < high {
-            let middle = (low + high) / 2;
-            if self.after(middle) >= time_s {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        low
-    }
 }
 
 /// What a run brought.
@@ -139,10 +79,6 @@ pub(super) struct Instance {
     pub(super) counts: InstanceCounts,
 }
 
-fn blocks(tokens: f64) -> u64 {
-    (tokens.ceil() as u64).div_ceil(BLOCK_TOKENS)
-}
-
 impl Instance {
     pub(super) fn new(number: usize, limits: InstanceLimits) -> Self {
         Instance {
@@ -164,7 +100,7 @@ impl Instance {
     }
 
     fn used_blocks(&self) -> u64 {
-        self.seats.iter().map(|seat| blocks(seat.context)).sum()
+        self.seats.iter().map(|seat| seat.blocks_after(0.0)).sum()
     }
 
     /// Adds a request. It joins the batch when there is a slot and room.
@@ -288,14 +224,18 @@ impl Instance {
         Some(plan.end_s())
     }
 
-    fn admit(&mut self) {
+    /// Lets requests join while there is room for the `most_tokens` of their first step.
+    fn admit(&mut self, most_tokens: f64) {
         while let Some(next) = self.waiting.front() {
             if self.seats.len() >= self.limits.slots {
                 return;
             }
-            // The next token needs a block as well.
-            let needed = blocks(next.context + 1.0);
-            let used = self.used_blocks();
+            let needed = next.blocks_after(most_tokens);
+            let used: u64 = self
+                .seats
+                .iter()
+                .map(|seat| seat.blocks_after(most_tokens))
+                .sum();
             if used + needed > self.blocks() {
                 return;
             }
@@ -312,7 +252,8 @@ impl Instance {
         drafting: &mut Drafting,
     ) -> anyhow::Result<Option<f64>> {
         self.generation += 1;
-        self.admit();
+        let most_tokens = drafting.most_tokens();
+        self.admit(most_tokens);
         if self.seats.is_empty() {
             return Ok(None);
         }
@@ -320,7 +261,7 @@ impl Instance {
             let needed: u64 = self
                 .seats
                 .iter()
-                .map(|seat| blocks(seat.context + 1.0))
+                .map(|seat| seat.blocks_after(most_tokens))
                 .sum();
             if needed + self.kept_blocks <= self.blocks() || self.seats.len() == 1 {
                 break;
@@ -329,7 +270,8 @@ impl Instance {
                 self.preempt();
             }
         }
-        let is_ready = |seat: &Seat| seat.ready_s <= now_s;
+        // Times of events are rounded to nanoseconds.
+        let is_ready = |seat: &Seat| seat.ready_s <= now_s + 1e-8;
         let awaited_s = self.seats.iter().filter(|seat| !is_ready(seat));
         let awaited_s = awaited_s
             .map(|seat| seat.ready_s)
@@ -414,9 +356,9 @@ impl Instance {
 
     fn blocks_after(&self, gains: &[f64], steps: u32) -> u64 {
         let seats = self.seats.iter().zip(gains);
-        let blocks = seats
-            .map(|(seat, gain)| blocks(seat.context + (gain * f64::from(steps)).min(seat.left)));
-        blocks.sum()
+        seats
+            .map(|(seat, gain)| seat.blocks_after(gain * f64::from(steps)))
+            .sum()
     }
 
     /// Most steps, up to `most`, whose tokens fit beside what is kept; at least 1.
@@ -445,6 +387,7 @@ impl Instance {
         if let Some(mut seat) = self.seats.pop() {
             self.counts.preemptions += 1;
             seat.unread = seat.context.ceil() as u32;
+            seat.shared = 0.0;
             self.waiting.push_front(seat);
         }
     }

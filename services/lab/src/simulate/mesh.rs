@@ -4,12 +4,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use anyhow::{Context, bail};
-use refrain_protocol::LeaseId;
 
 use super::desk::{Desk, Granted, chunk_end};
 use super::drafting::Drafting;
-use super::instance::{Instance, InstanceLimits, Seat};
-use super::options::{Shape, SimulatedPolicy};
+use super::instance::{Instance, InstanceLimits};
+use super::job_progress::Progress;
+use super::options::SimulatedPolicy;
+use super::seat::Seat;
+use super::shape::Shape;
 use super::workload::Workload;
 use crate::replay::EngineModel;
 
@@ -24,19 +26,6 @@ enum Event {
     Arrival { job: usize },
     /// The scheduler looks at what has waited for long.
     Tick,
-}
-
-/// How far a request is.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Progress {
-    pub(super) generated: u32,
-    pub(super) submitted_s: f64,
-    pub(super) first_s: Option<f64>,
-    pub(super) finished_s: Option<f64>,
-    lease: Option<LeaseId>,
-    /// Where its last chunk ran.
-    instance: Option<usize>,
-    chunks: u64,
 }
 
 /// What is counted over all instances.
@@ -102,8 +91,8 @@ impl<'a> Mesh<'a> {
     fn at(&mut self, time_s: f64, event: Event) {
         let number = self.next_event;
         self.next_event += 1;
-        self.events
-            .push(Reverse(((time_s * 1e9) as TimeNs, number, event)));
+        let time_ns = (time_s * 1e9).ceil() as TimeNs;
+        self.events.push(Reverse((time_ns, number, event)));
     }
 
     /// Serves all samples of groups, which arrive together.
@@ -117,7 +106,7 @@ impl<'a> Mesh<'a> {
             for (job, of) in workload.jobs.iter().enumerate() {
                 let instance = of.group % self.instances.len();
                 let left = of.output_tokens;
-                self.seat(job, instance, left, of.prompt_tokens, 0.0);
+                self.seat(job, instance, (left, of.prompt_tokens, 0), 0.0);
             }
             for instance in 0..self.instances.len() {
                 self.plan(instance)?;
@@ -298,7 +287,12 @@ impl<'a> Mesh<'a> {
             if let Some(before) = before {
                 self.instances[before].take_kept(job);
             }
-            self.seat(job, instance, left, unread, ready_s);
+            let shared = if of.turn.is_some() {
+                context - unread
+            } else {
+                0
+            };
+            self.seat(job, instance, (left, unread, shared), ready_s);
             reached.insert(instance);
         }
         for instance in reached {
@@ -313,7 +307,14 @@ impl<'a> Mesh<'a> {
         Ok(())
     }
 
-    fn seat(&mut self, job: usize, instance: usize, left: u32, unread: u32, ready_s: f64) {
+    /// Gives a request to an instance: tokens that are left, that have to be read, and that are shared with others.
+    fn seat(
+        &mut self,
+        job: usize,
+        instance: usize,
+        (left, unread, shared): (u32, u32, u32),
+        ready_s: f64,
+    ) {
         let of = &self.workload.jobs[job];
         let state = &mut self.jobs[job];
         state.instance = Some(instance);
@@ -326,6 +327,7 @@ impl<'a> Mesh<'a> {
             job,
             context: f64::from(of.prompt_tokens + state.generated),
             unread,
+            shared: f64::from(shared),
             left: f64::from(left),
             emitted: 0.0,
             generated: state.generated,

@@ -8,6 +8,7 @@ use refrain_scheduler::core::{OrderPolicy, PlacementPolicy};
 use serde::Serialize;
 
 use super::presets::WorkloadPreset;
+use super::shape::Shape;
 use crate::replay::DEFAULT_ENGINE_MODEL;
 
 /// The requests, the instances, and what to compare.
@@ -215,31 +216,6 @@ pub enum DraftRule {
 pub(super) fn name(value: &impl ValueEnum) -> String {
     let value = value.to_possible_value();
     value.map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
-/// Instances and drawn requests.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Shape {
-    /// The model of step times.
-    pub engine_model: String,
-    /// Instances.
-    pub instances: usize,
-    /// Groups, where lengths are drawn.
-    pub groups: usize,
-    /// Samples of a group.
-    pub group_size: usize,
-    /// Mean output, tokens.
-    pub output_mean: f64,
-    /// Longest output, tokens.
-    pub output_max: u32,
-    /// Most requests of an instance.
-    pub slots: usize,
-    /// KV tokens of an instance.
-    pub kv_tokens: u64,
-    /// Most tokens of a chunk.
-    pub chunk_tokens: u32,
-    /// Bandwidth to the pool, GB/s; 0 is no pool.
-    pub pool_gb_per_s: f64,
 }
 
 impl SimulateOptions {

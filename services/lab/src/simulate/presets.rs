@@ -8,7 +8,7 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::options::Shape;
+use super::shape::Shape;
 
 /// A workload of the paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]

@@ -2,11 +2,12 @@
 
 use serde::Serialize;
 
-use super::html::Plot;
 use super::mesh::Mesh;
 use super::options::{
-    DraftRule, Shape, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy, name,
+    DraftRule, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy, name,
 };
+use super::plot::Plot;
+use super::shape::Shape;
 use super::workload::Workload;
 use crate::text_table::{number, text_table};
 

@@ -7,9 +7,11 @@ use super::desk::Desk;
 use super::drafting::{Drafting, ModelDrafts};
 use super::mesh::Mesh;
 use super::options::{
-    DraftRule, Shape, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy, name,
+    DraftRule, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy, name,
 };
+use super::plot::Plot;
 use super::report::{KvBounds, RunReport, Scheduled, SimulateReport, WorkloadReport};
+use super::shape::Shape;
 use super::token_drafts::{DraftSettings, TokenDrafts};
 use super::workload::Workload;
 use crate::replay::trace::{RecordedCall, Traces, tokenizer};
@@ -217,7 +219,7 @@ impl Input {
         case: Case,
         options: &SimulateOptions,
         progress: &dyn Fn(u64, f64),
-    ) -> anyhow::Result<(RunReport, super::html::Plot, Vec<usize>)> {
+    ) -> anyhow::Result<(RunReport, Plot, Vec<usize>)> {
         let (workload, shape) = (&self.workload, &self.shape);
         let desk = Desk::new(workload, shape, case.policy, case.placement.policy());
         let engine = (self.engine.clone(), options.prefill_tokens);
@@ -254,7 +256,7 @@ impl Input {
             }
         };
         let title = format!("{}: {title}", workload.name);
-        Ok((run, super::html::Plot::of(title, &mesh, shape), order))
+        Ok((run, Plot::of(title, &mesh, shape), order))
     }
 
     fn report(&self, order: &[usize]) -> WorkloadReport {

@@ -37,7 +37,7 @@ fn of(runs: &[RunReport], policy: SimulatedPolicy) -> &RunReport {
 
 /// Requests for several times the slots, with long outputs that a KV cache cannot hold all at once.
 const TIGHT: &str = "--groups 24 --group-size 8 --output-mean 800 --output-max 6000 --prompt-tokens 100 \
-    --instances 4 --slots 16 --kv-tokens 24000 --chunk-tokens 512";
+    --instances 4 --slots 16 --kv-tokens 12000 --chunk-tokens 512";
 
 #[test]
 fn every_policy_decodes_each_token_once_within_the_kv_cache() {
@@ -78,15 +78,15 @@ fn a_seed_gives_the_same_simulation() {
 
 #[test]
 fn true_lengths_are_not_worse_than_any_estimate_and_shuffled_groups_tell_less() {
-    let long = "--groups 60 --group-size 8 --output-mean 1000 --output-max 16000 --prompt-tokens 100 \
-        --length-sigma 1.2 --group-correlation 0.9 --instances 4 --slots 16 --kv-tokens 400000 --chunk-tokens 1024 \
+    let long = "--groups 30 --group-size 8 --output-mean 500 --output-max 8000 --prompt-tokens 100 \
+        --length-sigma 1.2 --group-correlation 0.9 --instances 4 --slots 8 --kv-tokens 400000 --chunk-tokens 1024 \
         --pool-gb-per-s 50 --policies divided,context,auto,oracle";
     let (mut gain, mut shuffled_gain) = (0.0, 0.0);
     for seed in 1..=3 {
         let seen = runs(&format!("{long} --seed {seed}"));
         let oracle = of(&seen, SimulatedPolicy::Oracle).makespan_s;
         for run in &seen {
-            assert!(oracle <= run.makespan_s * 1.02, "{oracle} {run:?}");
+            assert!(oracle <= run.makespan_s * 1.05, "{oracle} {run:?}");
         }
         let ratio = |runs: &[RunReport]| {
             of(runs, SimulatedPolicy::Divided).makespan_s
@@ -150,7 +150,7 @@ fn recorded_samples_draft_from_each_other() {
         .expect("a line");
     }
     let arguments = format!(
-        "{} --instances 2 --slots 3 --kv-tokens 4000 --chunk-tokens 64 --policies divided --drafts off,group \
+        "{} --instances 2 --slots 1 --kv-tokens 4000 --chunk-tokens 64 --policies divided --drafts off,group \
          --draft-rules goodput,mba",
         trace.display()
     );

@@ -12,7 +12,7 @@ use refrain_speculation::router::Threshold;
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
 
-use super::drafting::{Decoding, Drafted};
+use super::decoding::{Decoding, Drafted};
 use super::options::{DraftRule, SimulatedDrafts};
 use super::workload::Workload;
 use crate::replay::trace::RecordedCall;
@@ -120,6 +120,10 @@ impl TokenDrafts {
         }))
     }
 
+    pub(super) fn draft_tokens_max(&self) -> usize {
+        self.params.max_spec_tokens
+    }
+
     /// Makes and verifies the drafts of one step.
     pub(super) fn plan(
         &mut self,
@@ -202,7 +206,9 @@ impl TokenDrafts {
     }
 
     fn feed_until(&mut self, now_s: f64) -> anyhow::Result<()> {
-        while let Some(fed) = self.feed.pop_front_if(|fed| fed.visible_s <= now_s) {
+        while self.feed.front().is_some_and(|fed| fed.visible_s <= now_s)
+            && let Some(fed) = self.feed.pop_front()
+        {
             let index = &mut self.groups[self.writers[fed.job].group];
             index.append(DocumentKey(fed.job as u128), &fed.tokens)?;
         }

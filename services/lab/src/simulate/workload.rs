@@ -7,8 +7,9 @@ use anyhow::ensure;
 use refrain_protocol::prefix::PrefixHash;
 
 use super::lengths::LengthModel;
-use super::options::{Shape, SimulateOptions};
+use super::options::SimulateOptions;
 use super::random::Random;
+use super::shape::Shape;
 use crate::replay::trace::RecordedCall;
 
 /// Streams of random numbers.
