@@ -1,12 +1,12 @@
 //! Measures what a group of samples loses by running on several workers, and how late a token of one worker can be
 //! drafted on another.
 //!
-//! The first part runs the same groups of 8 samples on one, two and four workers, four samples at once in each layout,
-//! and compares tokens per step. The seeds are the same, and so are the outputs. Workers with `groups_max = 0`
-//! show what the namespace's feed brings without the logs of groups.
+//! The first part runs the same groups of 8 samples on one, two and four workers, four samples at once in each
+//! layout, and compares tokens per step. The seeds are the same, and so are the outputs. Workers with `groups_max =
+//! 0` show what the namespace's feed brings without the logs of groups.
 //!
-//! The second part writes samples at a steady rate through an uploader, and watches the group's tree of a replica that
-//! follows the same store, token by token.
+//! The second part writes samples at a steady rate through an uploader, and watches the group's tree of a replica
+//! that follows the same store, token by token.
 //!
 //! Usage: `cargo run -p e2e --example groups_across_workers -- [groups] [tokens] [temperature]`
 
@@ -45,7 +45,7 @@ struct Work {
     temperature: f64,
 }
 
-/// What a layout yields.
+/// The result of a layout.
 struct Yield {
     tokens_per_step: f64,
     accepted_from_group: f64,

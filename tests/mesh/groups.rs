@@ -34,12 +34,14 @@ async fn goes_on(stream: &mut EventStream) -> anyhow::Result<bool> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_of_a_running_sample_are_drafted_on_another_worker() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(2, ONE_EACH).await?;
-    // The first sample is slow and long. The second has the same seed, so all that the first one has emitted is right.
+    // The first sample is slow and long. The second has the same seed, so all that the first one has emitted is
+    // right.
     let long = sample("g").max_tokens(2_500).speculation("off");
     let mut first = mesh.client().stream(&long).await?;
-    first.read_pieces(100).await?;
-    let short = sample("g").max_tokens(60).speculation("suffix");
-    let alone = Chat::random(1).max_tokens(60).speculation("off");
+    // It is ahead by more than what the log of the group lags behind.
+    first.read_pieces(800).await?;
+    let short = sample("g").max_tokens(300).speculation("suffix");
+    let alone = Chat::random(1).max_tokens(300).speculation("off");
     let second = mesh.client().chat(&short).await?;
     ensure!(
         goes_on(&mut first).await?,

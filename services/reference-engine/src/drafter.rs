@@ -322,8 +322,8 @@ impl Drafter {
         rows
     }
 
-    /// Guesses the token after an expanded node, or after the text. Where the output must have a form, only tokens that
-    /// it allows are guessed, with the probabilities that they have among each other: so will the target choose.
+    /// Guesses the token after an expanded node, or after the text. Where the output must have a form, only tokens
+    /// that it allows are guessed, with the probabilities that they have among each other: so will the target choose.
     fn guesses(
         &mut self,
         logits: &[f32],

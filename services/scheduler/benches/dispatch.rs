@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All workers are full all the time. Half of the requests are rollouts in groups of eight, the others are turns of
-//! conversations that share prefixes; 50 tenants send both. In `slots`, slots are what is scarce. In `kv` it is room in
-//! the KV caches, so that many waiting requests fit on no worker that has a free slot.
+//! conversations that share prefixes; 50 tenants send both. In `slots`, slots are what is scarce. In `kv` it is room
+//! in the KV caches, so that many waiting requests fit on no worker that has a free slot.
 //!
 //! Times are those of the thread on its core, so a busy machine adds only what it takes from the caches.
 
@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// Time that this thread has had a core. What other processes do meanwhile does not count.
+/// Time that this thread has had a core. Time of other processes does not count.
 fn cpu_nanos() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -16,7 +16,8 @@ const ENDED_LEASES_MAX: usize = 16_384;
 /// Idle tenants whose served tokens are remembered, per model.
 const TENANTS_TRACKED_MAX: usize = 1_000;
 
-/// The order in which the waiting rollouts of a tenant get slots. Interactive requests are served in order of arrival.
+/// The order in which the waiting rollouts of a tenant get slots. Interactive requests are served in order of
+/// arrival.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]

@@ -14,8 +14,8 @@
 //! * Every submitted call still waits, was answered exactly once, or was withdrawn.
 //!
 //! `fair_queue` keeps the order of waiting requests, in which `ordering` keeps rollouts by [`crate::order`], and
-//! [`crate::placement`] chooses a worker. `granting`, `refusing` and `preemption` are further methods of [`Dispatch`].
-//! `lease_table`, `worker_table` and `groups` are its state.
+//! [`crate::placement`] chooses a worker. `granting`, `refusing` and `preemption` are further methods of
+//! [`Dispatch`]. `lease_table`, `worker_table` and `groups` are its state.
 
 mod events;
 mod fair_queue;
@@ -216,8 +216,8 @@ impl Dispatch {
         mut request: LeaseRequest,
         effects: &mut Vec<DispatchEffect>,
     ) {
-        // One call ends a chunk and asks for the next. Nobody gets the slot in between: the request may be the next in
-        // line itself.
+        // One call ends a chunk and asks for the next. Nobody gets the slot in between: the request may be the next
+        // in line itself.
         if let Some(ended) = request.ended.take() {
             let held_by = self.leases.get(ended.lease);
             if request.prefer.is_none() && ended.outcome == LeaseOutcome::Continues {
@@ -340,10 +340,10 @@ impl Dispatch {
             self.workers.change(&running.worker, |worker| {
                 if outcome == LeaseOutcome::WorkerFailed {
                     // The worker's slot is free on paper. Without this mark, the next request would be sent there to
-                    // fail as well, since an idle worker is preferred to busy ones. Requests wait for it even if there
-                    // is no other worker: a dead worker comes back later than a request's attempts last. Its next
-                    // heartbeat clears the mark, and so does a chunk that it completes from now on. So a request on
-                    // which the engine always fails delays the other requests by one heartbeat at most.
+                    // fail as well, since an idle worker is preferred to busy ones. Requests wait for it even if
+                    // there is no other worker: a dead worker comes back later than a request's attempts last. Its
+                    // next heartbeat clears the mark, and so does a chunk that it completes from now on. So a request
+                    // on which the engine always fails delays the other requests by one heartbeat at most.
                     worker.suspect(now_ms);
                 } else if let Some(ended_ms_ago) = worker_ended_ms_ago
                     && emitted_tokens > 0

@@ -6,8 +6,8 @@
 //!
 //! That order can lose against plain arrival, for three reasons, and `auto` has an answer to each:
 //!
-//! * Probes by the fewest tokens first make all probes progress equally, so none of them ends early, and each change of
-//!   turns reads a context again. In `auto`, a request that has started goes before one that has not.
+//! * Probes by the fewest tokens first make all probes progress equally, so none of them ends early, and each change
+//!   of turns reads a context again. In `auto`, a request that has started goes before one that has not.
 //! * Estimates within the spread of a group order by noise. `auto` compares them in steps of half an octave.
 //! * Where the samples of a prompt do not resemble each other, the order is noise altogether. So `auto` measures the
 //!   correlation of estimates and lengths, and without any it goes by arrival.
@@ -29,7 +29,7 @@ pub(crate) struct Rank {
     value: u32,
 }
 
-/// What is known about the output lengths of a group, tokens.
+/// The known output lengths of a group, tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupLengths {
     /// The longest finished output.
@@ -38,7 +38,7 @@ pub(crate) struct GroupLengths {
     pub(crate) running_max: u32,
 }
 
-/// What is known about a waiting rollout.
+/// The facts about a waiting rollout.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Facts {
     /// Output tokens so far.

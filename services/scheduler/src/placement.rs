@@ -2,7 +2,8 @@
 //!
 //! The usual policy, `kv`, takes the lowest cost in milliseconds: the time to read the part of the context that a
 //! worker's KV cache lacks, at its measured price, and the time that its load adds to the chunk. So a request goes
-//! where its prefix lies, unless that worker is busier than the reading is worth. [`PrefixTable`] knows what lies where.
+//! where its prefix lies, unless that worker is busier than the reading is worth. [`PrefixTable`] knows what lies
+//! where.
 //!
 //! One hot prefix would still fill one worker while others are idle. So a prefix counts only while the worker's load
 //! stays within a multiple of the mean (`load_imbalance_max`). Waiting for the worker that holds the prefix was
@@ -60,7 +61,7 @@ impl Candidate<'_> {
     }
 }
 
-/// What the choice needs to know about the request.
+/// The facts about the request that the choice needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand<'a> {
     pub(crate) context_tokens: u32,
@@ -70,7 +71,7 @@ pub(crate) struct Demand<'a> {
     pub(crate) transferred: bool,
 }
 
-/// What the choice needs to know about all workers of the pool.
+/// The facts about all workers of the pool that the choice needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLoad {
     /// Chunks that run on workers that take new ones, full or not.
@@ -199,8 +200,8 @@ mod tests {
 
     impl Case {
         /// Checks which worker is chosen, and what it is taken to hold. Each worker is written `name running/slots`,
-        /// with optional marks: `#n` holds n tokens, `%n` has planned n per cent of its KV cache, `$n` reads a thousand
-        /// tokens in n milliseconds.
+        /// with optional marks: `#n` holds n tokens, `%n` has planned n per cent of its KV cache, `$n` reads a
+        /// thousand tokens in n milliseconds.
         fn check(&self, workers: &str, expected: &str) {
             let named: Vec<(WorkerId, Vec<&str>)> = workers
                 .split(',')

@@ -24,8 +24,8 @@ pub struct ReplicaConfig {
     /// Most groups of samples with a tree of their own; the least recently used idle one is evicted first. While
     /// requests of all groups run, a request of a further group drafts without one. 0: no group has a tree.
     pub groups_max: usize,
-    /// Most tokens of one group's tree; the oldest outputs that do not run here are evicted first. A token takes about
-    /// 85 bytes. The default has room for 16 samples of 65,536 tokens.
+    /// Most tokens of one group's tree; the oldest outputs that do not run here are evicted first. A token takes
+    /// about 85 bytes. The default has room for 16 samples of 65,536 tokens.
     pub group_tokens_max: u64,
     /// Most tokens of all groups' trees together; the least recently used idle group is evicted first. While all
     /// groups run, further tokens are in their namespaces alone.

@@ -269,7 +269,7 @@ fn a_sample_in_another_engine_is_drafted_from_while_it_runs() {
     assert_eq!(rig.draft("alone", 3), [0u32; 0]);
     rig.proposer.extend("here", &[900, 901]);
     rig.await_draft("here", &[902, 903, 904]);
-    // What is uploaded says which prompt it belongs to.
+    // An upload says which prompt it belongs to.
     rig.proposer.finish("here".into(), Some("stop"));
     rig.drain();
     let updates = rig.store.updates.lock().unwrap();

@@ -105,9 +105,9 @@ pub struct ParserOptions {
     /// Whether only the first call is wanted, as `parallel_tool_calls: false` says. Later ones are left out and
     /// counted.
     pub first_call_only: bool,
-    /// Whether the engine holds calls to their form. A call that the end of the output cuts off then comes out with its
-    /// name and what there is of its arguments, also where calls come out whole. It is not intact. Where its name is
-    /// not known yet, and without a form, its text comes out as text.
+    /// Whether the engine holds calls to their form. A call that the end of the output cuts off then comes out with
+    /// its name and what there is of its arguments, also where calls come out whole. It is not intact. Where its name
+    /// is not known yet, and without a form, its text comes out as text.
     pub calls_are_bound: bool,
     /// A tool that must be called, where the engine was constrained to write this tool's arguments and nothing else.
     pub forced_tool: Option<String>,

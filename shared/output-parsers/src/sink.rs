@@ -26,7 +26,7 @@ struct WaitingCall {
     arguments: String,
 }
 
-/// What [`crate::ParserOptions`] says about the events.
+/// The part of [`crate::ParserOptions`] that is about events.
 pub(crate) struct SinkOptions {
     pub(crate) tools: Vec<Tool>,
     pub(crate) delivery: Delivery,
@@ -47,7 +47,7 @@ pub(crate) struct Sink {
     calls_are_bound: bool,
     /// Whether the output ends now.
     is_ending: bool,
-    /// Whether its end cut off a call that was bound to come. What is left of its text is syntax.
+    /// Whether its end cut off a call that was bound to come. The rest of its text is syntax.
     is_cut_off: bool,
     attempt: Attempt,
     /// The attempt's text exactly as emitted. It is kept while the attempt may come out as text.
@@ -210,9 +210,9 @@ impl Sink {
         }
     }
 
-    /// Text of a broken call that waited to be turned into JSON. It goes out as it is, so that it is not lost. Where the
-    /// end of the output cut off a call that was bound to come, nothing is broken, and the arguments stay the beginning
-    /// of JSON.
+    /// Text of a broken call that waited to be turned into JSON. It goes out as it is, so that it is not lost. Where
+    /// the end of the output cut off a call that was bound to come, nothing is broken, and the arguments stay the
+    /// beginning of JSON.
     pub(crate) fn unwritten(&mut self, text: &str) {
         let is_cut_off = self.calls_are_bound && self.is_ending;
         if self.attempt == Attempt::Started && !is_cut_off {

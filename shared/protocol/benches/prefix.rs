@@ -1,4 +1,4 @@
-//! What the hashes of a context's prefixes cost: `cargo bench -p refrain-protocol`.
+//! Measures the cost of the hashes of a context's prefixes: `cargo bench -p refrain-protocol`.
 
 use divan::{Bencher, black_box};
 use refrain_protocol::prefix::PrefixHasher;
@@ -27,7 +27,7 @@ fn prompt(bencher: Bencher<'_, '_>, len: usize) {
     bencher.bench_local(|| hasher_of(black_box(&context)).hashes().len());
 }
 
-/// What a further chunk of 2,048 tokens adds behind a prompt, with the copy of the hashes for the call.
+/// The cost of a further chunk of 2,048 tokens behind a prompt, with the copy of the hashes for the call.
 #[divan::bench(args = [1_000, 10_000, 50_000])]
 fn chunk(bencher: Bencher<'_, '_>, len: usize) {
     let hashed = hasher_of(&context(len));

@@ -169,7 +169,8 @@ pub struct ParkedContext {
     pub epoch: u64,
     /// Its length in tokens, prompt and output.
     pub tokens: u32,
-    /// The hash of all of it ([`crate::prefix::PrefixHasher::whole`]), by which both sides know that they mean the same.
+    /// The hash of all of it ([`crate::prefix::PrefixHasher::whole`]), by which both sides know that they mean the
+    /// same.
     pub hash: PrefixHash,
 }
 

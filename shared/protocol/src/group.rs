@@ -1,7 +1,7 @@
 //! Groups of samples in the draft store: their registration, and the logs that their workers read.
 //!
-//! These are the calls of the distributed grouped draft server of the Seer paper: `register_group` and `fetch_cst`. Its
-//! `update_cst` is [`append`](crate::document::AppendRequest), whose documents name their group.
+//! These are the calls of the distributed grouped draft server of the Seer paper: `register_group` and `fetch_cst`.
+//! Its `update_cst` is [`append`](crate::document::AppendRequest), whose documents name their group.
 //!
 //! These types travel in bincode, so no field may be skipped in serialisation.
 
@@ -53,8 +53,8 @@ pub struct GroupLog {
     pub is_registered: bool,
     /// The changes, as in the feed of a namespace.
     pub log: FollowReply,
-    /// Milliseconds since the oldest of the newest tokens in `log` was emitted, by the clocks of its writer and of the
-    /// store, each of which measured its own part. `None`: there are only older tokens, whose time is not known.
+    /// Milliseconds since the oldest of the newest tokens in `log` was emitted, by the clocks of its writer and of
+    /// the store, each of which measured its own part. `None`: there are only older tokens, whose time is not known.
     pub age_ms: Option<u32>,
 }
 

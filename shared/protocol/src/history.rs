@@ -1,4 +1,4 @@
-//! What earlier outputs to the same prompt say about the next one: their lengths.
+//! The lengths of earlier outputs to the same prompt, which are an estimate of the next one's.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;

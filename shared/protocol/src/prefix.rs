@@ -1,8 +1,8 @@
 //! Hashes of the prefixes of a context, by which a scheduler that sees no tokens knows what an engine holds.
 //!
 //! The simplest way is one hash for each block of a fixed length, as engines have it. With blocks of 64 tokens, a
-//! conversation of 100,000 tokens then needs 1,500 hashes in each call. Here the marks lie the further apart, the longer
-//! the prefix is, so the same conversation needs 192. What lies between two marks counts as missing.
+//! conversation of 100,000 tokens then needs 1,500 hashes in each call. Here the marks lie the further apart, the
+//! longer the prefix is, so the same conversation needs 192. Tokens between two marks count as missing.
 //!
 //! All contexts have the same marks, and a hash covers all tokens up to its mark. So two contexts share the prefix up
 //! to the last mark at which their hashes are equal.

@@ -40,8 +40,8 @@ pub struct LeaseRequest {
     /// Whether somebody waits for each token.
     #[serde(default)]
     pub class: RequestClass,
-    /// Milliseconds since the request first asked for a lease. A request that continues keeps its place in line by it,
-    /// also where the scheduler has been restarted.
+    /// Milliseconds since the request first asked for a lease. A request that continues keeps its place in line by
+    /// it, also where the scheduler has been restarted.
     #[serde(default)]
     pub age_ms: u64,
     /// The chunk of this request that has just ended, so that one call ends a chunk and asks for the next.
@@ -51,7 +51,8 @@ pub struct LeaseRequest {
     /// output is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_tokens: Option<u32>,
-    /// Hashes of the context's prefixes, see [`crate::prefix`]. Empty: the context is short, or nobody would use them.
+    /// Hashes of the context's prefixes, see [`crate::prefix`]. Empty: the context is short, or nobody would use
+    /// them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefixes: Vec<PrefixHash>,
     /// Most tokens of a chunk that the request asks for. `None`: it has no wish. The lease says how many it gets.

@@ -24,8 +24,8 @@ impl Catalog {
         Some((sequence, known.range(document, sequence, start)))
     }
 
-    /// The first change of a group's documents after `sequence`, without those that the reader writes itself. The cost
-    /// is a look at each document of the group.
+    /// The first change of a group's documents after `sequence`, without those that the reader writes itself. The
+    /// cost is a look at each document of the group.
     pub(crate) fn next_group_change(
         &self,
         reader: &GroupReader<'_>,
@@ -48,8 +48,8 @@ impl Catalog {
             .min_by_key(|(sequence, _)| *sequence)
     }
 
-    /// Sequence of the last change of a group's documents, or 0 before the first. A reader that is past it does not get
-    /// its own documents once they are others'.
+    /// Sequence of the last change of a group's documents, or 0 before the first. A reader that is past it does not
+    /// get its own documents once they are others'.
     pub(crate) fn group_end(&self, group: &GroupKey) -> u64 {
         let Some(entry) = self.namespaces.get(&group.0) else {
             return 0;

@@ -1,9 +1,9 @@
 //! The packed records of a segment: everything known about its documents besides their text.
 //!
-//! Each document has thirteen numbers, and each number has a column over all documents. Names are numbers of a table. A
-//! column is as wide as its widest number, so a value that all documents share costs nothing, and a time costs its
-//! difference from the others. The last two are the halves of the hash of its prompt, 0 where that is not known. Files
-//! of version 2 do not have them. The index holds lengths and left contexts.
+//! Each document has thirteen numbers, and each number has a column over all documents. Names are numbers of a table.
+//! A column is as wide as its widest number, so a value that all documents share costs nothing, and a time costs its
+//! difference from the others. The last two are the halves of the hash of its prompt, 0 where that is not known.
+//! Files of version 2 do not have them. The index holds lengths and left contexts.
 
 use std::collections::BTreeSet;
 

@@ -12,8 +12,8 @@
 //! little-endian.
 //!
 //! Besides its tokens a document takes 28 bytes in the index, 4 for each token of its left context, and about 8 to 20
-//! bytes of records, and 16 more where the hash of its prompt is known. With a left context of 16 tokens, documents of
-//! 33 tokens and more take less than 12 bytes per token (`examples/at_rest.rs` measures it for any length).
+//! bytes of records, and 16 more where the hash of its prompt is known. With a left context of 16 tokens, documents
+//! of 33 tokens and more take less than 12 bytes per token (`examples/at_rest.rs` measures it for any length).
 //!
 //! Each document has its own complete left context. Cutting it to 8 tokens was rejected. It would save 1.5 bytes per
 //! token for documents of 21 tokens. But `refrain replay --warm` of recorded calls of that length found 2 % fewer

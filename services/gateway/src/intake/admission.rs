@@ -1,9 +1,9 @@
 //! Limits on requests in flight, of all tenants and of each. A request with n choices is as much work as n requests,
 //! and counts as n.
 //!
-//! Interactive requests and rollouts have limits of their own, so that a training run keeps nobody else out. The class
-//! of a request is known only after its body is parsed. Until then it counts beside both classes, and is refused only
-//! where neither has room.
+//! Interactive requests and rollouts have limits of their own, so that a training run keeps nobody else out. The
+//! class of a request is known only after its body is parsed. Until then it counts beside both classes, and is
+//! refused only where neither has room.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

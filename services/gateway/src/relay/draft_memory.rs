@@ -1,4 +1,4 @@
-//! What the gateway tells the draft store of groups, and what it asks the store about prompts.
+//! The gateway's side of the draft store: it registers groups, and asks for the lengths of outputs to a prompt.
 //!
 //! Neither ever fails a request. A store that is away costs drafts of other workers' samples, and the estimate of a
 //! length. The workers register their groups as well; the gateway does it because it knows a group whose samples all

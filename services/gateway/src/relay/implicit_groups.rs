@@ -1,6 +1,6 @@
-//! Groups of samples that clients do not name: the choices of one request, and requests with equal prompts that arrive
-//! within a window. They share drafts as the samples of a named group do. Nothing else about them changes; above all,
-//! they stay interactive.
+//! Groups of samples that clients do not name: the choices of one request, and requests with equal prompts that
+//! arrive within a window. They share drafts as the samples of a named group do. Nothing else about them changes;
+//! above all, they stay interactive.
 //!
 //! The first of some equal prompts is alone until the second one comes. So a prompt that comes once makes no group on
 //! any worker, and the first sample joins the others with its next chunk.
@@ -16,7 +16,8 @@ use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::{ApiError, NamespaceId};
 use refrain_service_kit::random;
 
-/// A namespace, and the hash of a prompt in it. Two prompts with one hash would share drafts, which changes no output.
+/// A namespace, and the hash of a prompt in it. Two prompts with one hash would share drafts, which changes no
+/// output.
 type PromptKey = (NamespaceId, PrefixHash);
 
 /// The prompts of the last requests.
@@ -131,7 +132,7 @@ mod tests {
         let late = join(ACME, 7, 60);
         assert_eq!(late.name(), None);
         assert_ne!(join(ACME, 7, 61).name(), first.name());
-        // What is older than the window is forgotten.
+        // Groups older than the window are forgotten.
         assert_eq!(groups.gauge.get(), 3);
         join(ACME, 9, 300);
         assert_eq!(groups.gauge.get(), 1);

@@ -31,7 +31,7 @@ pub(crate) struct DropReason {
 }
 
 impl DropReason {
-    /// Of a request whose choices have not failed.
+    /// Begins with a request whose choices have not failed.
     pub(crate) fn new(time: Arc<RequestTime>, class: RequestClass, received: Instant) -> Self {
         DropReason {
             time,
@@ -148,7 +148,8 @@ impl LeaseGuard {
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
 
-    /// Tells the worker where the output of a finished request ends, then drops the stream, then gives the lease back.
+    /// Tells the worker where the output of a finished request ends, then drops the stream, then gives the lease
+    /// back.
     pub(crate) fn end_with_cut(
         mut self,
         worker: Arc<dyn Worker>,

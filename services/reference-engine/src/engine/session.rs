@@ -15,7 +15,7 @@ use crate::network::KvCache;
 pub(super) struct SessionPrefixes(PrefixHasher);
 
 impl SessionPrefixes {
-    /// Of a text without tokens.
+    /// Begins with a text without tokens.
     pub(super) fn new(namespace: &NamespaceId) -> Self {
         SessionPrefixes(PrefixHasher::new(namespace))
     }

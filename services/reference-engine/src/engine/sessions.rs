@@ -534,7 +534,7 @@ mod tests {
         let (before, at) = (after(39), after(40));
         assert_eq!(table.sessions.expire(before), 0);
         assert_eq!(table.sessions.expire(at), 1);
-        // What has expired is kept while there is room.
+        // An expired session is kept while there is room.
         assert_eq!(table.open(4, 3, 0..40).unwrap(), 39);
     }
 

@@ -125,8 +125,8 @@ impl EngineHandle {
         self.shared.model_thread.step(request).await
     }
 
-    /// Reports the KV cache after all steps that were requested before: its use, what it holds, and the measured price
-    /// of reading a context.
+    /// Reports the KV cache after all steps that were requested before: its use, what it holds, and the measured
+    /// price of reading a context.
     ///
     /// # Errors
     /// `Unavailable` after shutdown.

@@ -12,7 +12,7 @@ use crate::config::EngineConfig;
 const PROMPT_TOKENS: usize = 70;
 const OUTPUT_TOKENS: usize = 48;
 
-/// What happens to a session after every eighth token.
+/// The fate of a session after every eighth token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Between {
     Nothing,

@@ -2,7 +2,7 @@
 //!
 //! Threads send questions by plain sockets at random times, since a runtime's timers have steps of a millisecond and
 //! would send several questions at once. Rounds are short, and each goes through all processes and to the engine
-//! itself. What counts is the difference within a round, and the median over the rounds.
+//! itself. The result is the difference within a round, as the median over the rounds.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

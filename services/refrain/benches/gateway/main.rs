@@ -10,9 +10,9 @@
 //! the engine (`engine.rs`). This process is the client. Rounds through the mesh and rounds through `smg` alternate,
 //! with the same bodies, and both log warnings only.
 //!
-//! *CPU* is the CPU time of the process, user and kernel, over the requests or tokens of a round, with the pause after
-//! it, in which outputs reach the store. Figures are medians over the rounds. *Added* is the time of a one-token
-//! answer at half of what one core can do, less that of the engine alone at the same rate (`latency.rs`).
+//! *CPU* is the CPU time of the process, user and kernel, over the requests or tokens of a round, with the pause
+//! after it, in which outputs reach the store. Figures are medians over the rounds. *Added* is the time of a
+//! one-token answer at half of what one core can do, less that of the engine alone at the same rate (`latency.rs`).
 //!
 //! `--stages` then measures where the time of the mesh goes (`stages.rs`), in rounds of their own, since the clock
 //! itself takes time.

@@ -18,7 +18,7 @@ pub enum DispatchEvent {
     Submit {
         /// The new call.
         call: LeaseCallId,
-        /// What it asks for.
+        /// The request for a lease.
         request: LeaseRequest,
     },
     /// The caller went away while its call waited.

@@ -7,8 +7,8 @@
 //! count is raised to the smallest one among the waiting tenants, so that nobody saves up claims. Counts are kept per
 //! pool, because a token of one model says nothing about the cost of another model's.
 //!
-//! The cost of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots.
-//! So a grant charges the expected output, a moving average over the pool, and the context that the worker is taken to
+//! The cost of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots. So
+//! a grant charges the expected output, a moving average over the pool, and the context that the worker is taken to
 //! lack. The end of the chunk corrects the charge to what was written and read.
 //!
 //! `classes` puts interactive requests before rollouts, and [`crate::order`] ranks the rollouts of a tenant. This
@@ -161,8 +161,8 @@ impl FairQueue {
         Some(waiting)
     }
 
-    /// Takes a request out for a grant, and charges its tenant. `read_tokens` are the context tokens that the worker is
-    /// taken to lack.
+    /// Takes a request out for a grant, and charges its tenant. `read_tokens` are the context tokens that the worker
+    /// is taken to lack.
     pub(super) fn take(
         &mut self,
         call: LeaseCallId,

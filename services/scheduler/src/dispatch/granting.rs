@@ -14,7 +14,8 @@ use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
-/// Most waiting requests of a pool that are looked at for one slot. Those that no free worker can take are passed over.
+/// Most waiting requests of a pool that are looked at for one slot. Those that no free worker can take are passed
+/// over.
 const LOOKED_AT_MAX: usize = 128;
 /// How long the first request in line waits for room in a KV cache, until a worker is kept free for it.
 const ROOM_PATIENCE_MS: u64 = 1_000;
@@ -186,8 +187,8 @@ impl Dispatch {
             .min()
     }
 
-    /// Keeps a worker free for the first request in line, if room in a KV cache is all that it lacks. Otherwise smaller
-    /// requests would take all room that becomes free, again and again.
+    /// Keeps a worker free for the first request in line, if room in a KV cache is all that it lacks. Otherwise
+    /// smaller requests would take all room that becomes free, again and again.
     fn reserve(&mut self, pool: &PoolKey) {
         let slots = self.workers.headroom(pool).slots;
         let is_reserved = |queue: &super::fair_queue::PoolQueue| queue.reserved.is_some();

@@ -1,8 +1,8 @@
 //! The groups of rollouts: what is known about their lengths, and which request of each is the probe.
 //!
-//! The table is bounded. Groups with members that wait or run are kept, since their number is bounded by the queue and
-//! the slots; of the others the least recently used ones are forgotten. A group that comes back after that, or after a
-//! restart of the scheduler, starts anew: its next request is a probe.
+//! The table is bounded. Groups with members that wait or run are kept, since their number is bounded by the queue
+//! and the slots; of the others the least recently used ones are forgotten. A group that comes back after that, or
+//! after a restart of the scheduler, starts anew: its next request is a probe.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -71,7 +71,7 @@ impl GroupTable {
         self.groups.len()
     }
 
-    /// What is known about a group, and whether the request is its probe.
+    /// The facts about a group, and whether the request is its probe.
     pub(super) fn look_up(&self, key: &GroupKey, request: RequestId) -> (GroupLengths, bool) {
         let group = self.groups.peek(key);
         group.map_or((GroupLengths::default(), false), |group| {

@@ -76,8 +76,8 @@ pub(super) struct RunningLease {
 #[derive(Debug)]
 struct EndedLease {
     ended_ms: u64,
-    /// The lease, for a late `finish` to correct its charge and to tell its length. `None` if that is done, or if this
-    /// table did not grant the lease.
+    /// The lease, for a late `finish` to correct its charge and to tell its length. `None` if that is done, or if
+    /// this table did not grant the lease.
     unsettled: Option<Box<RunningLease>>,
 }
 

@@ -106,8 +106,8 @@ impl LiveWorker {
         own.max_context > request.context_tokens && !request.exclude.contains(&own.worker)
     }
 
-    /// Whether it could serve a request of its pool that was submitted at `submitted_ms`, now or when a slot is free. A
-    /// worker that started after that is not the process on which the request failed.
+    /// Whether it could serve a request of its pool that was submitted at `submitted_ms`, now or when a slot is free.
+    /// A worker that started after that is not the process on which the request failed.
     pub(super) fn suits(&self, request: &LeaseRequest, submitted_ms: u64) -> bool {
         self.is_open()
             && self.heartbeat.max_context > request.context_tokens

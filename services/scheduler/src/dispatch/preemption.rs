@@ -9,8 +9,8 @@
 //!
 //! Interactive requests claim slots of rollouts in the same way, whatever the tenants, while rollouts have more slots
 //! than they keep (`rollout_share`). Only chunks without a limit give way to them: a chunk with a limit ends soon
-//! enough, and the interactive request is first in line then. A rollout claims no slot of an interactive request beyond
-//! those that rollouts keep.
+//! enough, and the interactive request is first in line then. A rollout claims no slot of an interactive request
+//! beyond those that rollouts keep.
 //!
 //! A tenant's share is the number of slots in the pool divided by the number of tenants that run or wait there, and
 //! at least one. Two alternatives were rejected. Small chunks for all requests would send each context again and

@@ -54,7 +54,7 @@ struct PoolWorkers {
     version: u64,
 }
 
-/// What a worker adds to its pool.
+/// The part of a pool that a worker brings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Part {
     is_free: bool,
@@ -304,8 +304,8 @@ impl WorkerTable {
         self.all().map(|worker| worker.reported_ms).min()
     }
 
-    /// Removes the workers that have been silent for `ttl_ms`. Returns them, with their places and the leases that are
-    /// lost.
+    /// Removes the workers that have been silent for `ttl_ms`. Returns them, with their places and the leases that
+    /// are lost.
     pub(super) fn remove_silent(
         &mut self,
         now_ms: u64,
@@ -351,8 +351,8 @@ impl WorkerTable {
         workers.is_some_and(|workers| !workers.free.is_empty())
     }
 
-    /// Longest context that a free worker of the pool takes, and most KV tokens for which one has room. The worker that
-    /// is kept for a request does not count.
+    /// Longest context that a free worker of the pool takes, and most KV tokens for which one has room. The worker
+    /// that is kept for a request does not count.
     pub(super) fn free_limits(&self, pool: &PoolKey, kept: Option<usize>) -> (u32, u64) {
         let free = self.free(pool).filter(|(index, _)| Some(*index) != kept);
         let limits = free.map(|(_, worker)| (worker.heartbeat.max_context, worker.room_tokens()));

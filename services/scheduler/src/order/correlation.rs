@@ -2,7 +2,8 @@
 
 /// Weight of the newest pair, once there are many.
 const STEP_MIN: f64 = 1.0 / 128.0;
-/// Pairs before the correlation counts. Until then estimates are trusted: a wrong order is no worse than a random one.
+/// Pairs before the correlation counts. Until then estimates are trusted: a wrong order is no worse than a random
+/// one.
 const PAIRS_MIN: u32 = 24;
 /// Estimates with less correlation are not trusted.
 const DISTRUST_BELOW: f64 = 0.15;

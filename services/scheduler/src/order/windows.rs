@@ -1,9 +1,9 @@
 //! Windows of arrival: the bound on overtaking.
 //!
 //! The longest first lets short ones starve while longer ones keep coming. Ageing by waiting time was rejected: all
-//! requests of a large rollout arrive at once and wait for long, so all of them would age and the order would be lost.
-//! Here a window opens with a request that arrives outside all others, and takes all that arrive within its length. The
-//! order of lengths holds within a window, and an earlier window goes before a later one.
+//! requests of a large rollout arrive at once and wait for long, so all of them would age and the order would be
+//! lost. Here a window opens with a request that arrives outside all others, and takes all that arrive within its
+//! length. The order of lengths holds within a window, and an earlier window goes before a later one.
 
 use std::collections::BTreeSet;
 

@@ -1,9 +1,9 @@
-//! What lies in the KV cache of each worker, by hashes of prefixes.
+//! The contents of each worker's KV cache, by hashes of prefixes.
 //!
-//! A worker's report names the longest prefix of each context that it holds, which is exact. It cannot name all shorter
-//! ones, and other engines name none. So the table also remembers the prefixes of what was sent to a worker. Those are
-//! a guess: the least recently sent ones are forgotten as an engine would evict them, by its capacity, and all of
-//! them when the process is another one.
+//! A worker's report names the longest prefix of each context that it holds, which is exact. It cannot name all
+//! shorter ones, and other engines name none. So the table also remembers the prefixes of what was sent to a worker.
+//! Those are a guess: the least recently sent ones are forgotten as an engine would evict them, by its capacity, and
+//! all of them when the process is another one.
 //!
 //! Only contexts of one namespace match, since the hash covers it.
 

@@ -44,8 +44,8 @@ struct Shared {
 const RUNTIMES_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 impl EventCalls {
-    /// Creates calls to the engine that `request` is addressed to, with the headers of `request`. Opening a connection
-    /// may take `connect_timeout`, and one that is not used for `idle_max` is closed.
+    /// Creates calls to the engine that `request` is addressed to, with the headers of `request`. Opening a
+    /// connection may take `connect_timeout`, and one that is not used for `idle_max` is closed.
     ///
     /// # Errors
     /// The address has no host, or the system has no certificates for a TLS address.

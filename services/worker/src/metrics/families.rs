@@ -39,7 +39,7 @@ refrain_service_kit::metric_families! {
         pub(crate) parked_requests: IntGauge = "refrain_worker_parked_requests",
         /// Tokens of their texts.
         pub(crate) parked_tokens: IntGauge = "refrain_worker_parked_tokens",
-        /// What became of parked requests.
+        /// Parked requests by their fate.
         pub(super) parking: IntCounterVec =
             "refrain_worker_parking_total" ["outcome"] with ParkingOutcome::LABELS,
         /// Context tokens of chunks that began, by their origin: sent by the gateway, or parked here.

@@ -47,7 +47,7 @@ refrain_service_kit::label_values! {
 }
 
 refrain_service_kit::label_values! {
-    /// What becomes of requests that are, or might be, parked between two chunks.
+    /// The fate of a request that is, or might be, parked between two chunks.
     pub(crate) enum ParkingOutcome {
         /// A chunk went on with the request.
         Resumed = "resumed",

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::RequestId;
 
-/// What a table holds at most.
+/// The limits of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) entries: usize,

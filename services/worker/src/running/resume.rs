@@ -7,7 +7,7 @@ use refrain_protocol::chunk::{ChunkRequest, ParkedContext, StepCounts};
 use super::{ActiveRequest, PendingStep};
 
 impl ActiveRequest {
-    /// Names the context of the request as it is now. What was hashed before is not hashed again.
+    /// Names the context of the request as it is now. No token is hashed twice.
     pub(crate) fn parked_context(&mut self) -> ParkedContext {
         let hashed = self.hasher.context_len();
         self.hasher.extend(&self.text[hashed..]);

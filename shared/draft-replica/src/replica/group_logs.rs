@@ -2,8 +2,8 @@
 //! still run.
 //!
 //! One task asks for all of them at short intervals, several groups per call, and only while requests of groups run.
-//! Waiting in the store for news, as the followers of namespaces do, was rejected: a call for many groups has news all
-//! the time, and would be as frequent as the appends of all their workers.
+//! Waiting in the store for news, as the followers of namespaces do, was rejected: a call for many groups has news
+//! all the time, and would be as frequent as the appends of all their workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,8 +85,8 @@ impl Registry {
         running
     }
 
-    /// Reads the logs of all groups once. Returns whether that was all there is. A namespace that fails keeps no other
-    /// from being read.
+    /// Reads the logs of all groups once. Returns whether that was all there is. A namespace that fails keeps no
+    /// other from being read.
     async fn fetch_all(
         &self,
         running: BTreeMap<NamespaceId, Vec<RunningGroup>>,

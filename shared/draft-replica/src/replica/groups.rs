@@ -1,8 +1,8 @@
 //! Trees of groups of samples: the other samples of a prompt are the best guess at the next one.
 //!
 //! A group's tree holds outputs that ran here, and those that run elsewhere, as the log of the group brings them
-//! (`group_logs.rs`). It is always live, and is dropped soon after the group: its documents are those of the namespace,
-//! which keeps them.
+//! (`group_logs.rs`). It is always live, and is dropped soon after the group: its documents are those of the
+//! namespace, which keeps them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -346,8 +346,8 @@ impl Groups {
         self.has_joined.notified().await;
     }
 
-    /// Counts the tokens of all groups, and drops idle groups, the least recently used first, while these are too many
-    /// for further ones. Returns the count.
+    /// Counts the tokens of all groups, and drops idle groups, the least recently used first, while these are too
+    /// many for further ones. Returns the count.
     pub(super) fn recount(&self) -> u64 {
         let mut groups = self.groups.lock();
         let tokens_of = |group: &GroupReplica| group.read().index.tokens();

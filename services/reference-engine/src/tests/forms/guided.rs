@@ -5,7 +5,7 @@ use super::*;
 /// Longest draft.
 const DEPTH: u32 = 6;
 
-/// What was drafted for an output.
+/// The drafts for an output.
 #[derive(Debug, Default)]
 struct Drafted {
     nodes: usize,

@@ -29,7 +29,7 @@ pub(in crate::dispatch) struct Charge {
     input: u64,
 }
 
-/// What a chunk really cost.
+/// The real cost of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::dispatch) struct Spent {
     pub(in crate::dispatch) emitted_tokens: u32,
@@ -293,8 +293,8 @@ impl PoolQueue {
         first.map(|(served, ..)| *served).min()
     }
 
-    /// The waiting calls, in the order in which they should be placed. Calls that have claimed a slot come first. Then
-    /// come the classes, in each the tenants by tokens served, and of each tenant the first few of its line.
+    /// The waiting calls, in the order in which they should be placed. Calls that have claimed a slot come first.
+    /// Then come the classes, in each the tenants by tokens served, and of each tenant the first few of its line.
     pub(super) fn in_order(
         &self,
         rollout_share: f64,

@@ -6,8 +6,8 @@ use super::*;
 
 #[test]
 fn interactive_requests_go_first_and_rollouts_keep_their_share() {
-    // A quarter of four slots is one. Interactive requests get each slot that becomes free, except the last one of the
-    // rollouts.
+    // A quarter of four slots is one. Interactive requests get each slot that becomes free, except the last one of
+    // the rollouts.
     check_with(
         SchedulerConfig::default(),
         "0 beat a slots=4

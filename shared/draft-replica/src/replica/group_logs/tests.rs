@@ -1,4 +1,4 @@
-//! What comes by the logs of groups, from a store that is a list of logs.
+//! Tests of what logs of groups bring, with a store that is a list of logs.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
