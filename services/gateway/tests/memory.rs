@@ -14,6 +14,8 @@
     reason = "this process needs only a part of the scripted mesh"
 )]
 mod mesh;
+#[path = "gateway/store.rs"]
+mod store;
 
 use mesh::{Bench, tuned};
 use serde_json::{Value, json};

@@ -9,7 +9,8 @@
 //!   cache.
 //! * A worker holds at most as many leases as it had slots when the last of them was granted. A lease counts from its
 //!   grant, before any heartbeat names it.
-//! * What runs on a worker plans for no more KV tokens than it had when the last lease was granted, or it is alone.
+//! * The leases of a worker plan for no more KV tokens than it had when the last of them was granted, or there is
+//!   only one.
 //! * A request has at most one lease, and waits at most once.
 //! * Every submitted call still waits, was answered exactly once, or was withdrawn.
 //!

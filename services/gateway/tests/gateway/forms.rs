@@ -368,7 +368,8 @@ async fn a_form_that_cannot_be_compiled_is_refused_with_its_place() {
     assert_eq!(bench.mesh.log().chunks.len(), chunks + 1);
 }
 
-/// The parts of a choice that a client reads, whole or out of the pieces of a stream: content, name, arguments and finish.
+/// The parts of a choice that a client reads, whole or out of the pieces of a stream: content, name, arguments and
+/// finish.
 fn seen<'a>(choices: impl Iterator<Item = &'a Value>) -> [String; 4] {
     let mut seen = <[String; 4]>::default();
     for choice in choices {

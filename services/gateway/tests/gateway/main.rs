@@ -15,6 +15,7 @@ mod mesh;
 mod outcomes;
 mod plain;
 mod rollouts;
+mod store;
 mod streams;
 mod surfaces;
 mod tools;

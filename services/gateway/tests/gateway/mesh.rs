@@ -15,19 +15,15 @@ use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
     ParkedContext, StepMessage,
 };
-use refrain_protocol::document::{
-    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
-};
 use refrain_protocol::engine::TokenLogprob;
 use refrain_protocol::error::code;
-use refrain_protocol::group::RegisterGroupRequest;
-use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId, WorkerId};
-use refrain_rpc::{ChunkStream, DraftStore, Scheduler, Worker, Workers};
+use refrain_rpc::{ChunkStream, Scheduler, Worker, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
@@ -118,7 +114,7 @@ pub(crate) struct FakeMesh {
     log: Mutex<Log>,
     /// Streams that are open now.
     open: Arc<AtomicI64>,
-    auth: MeshAuth,
+    pub(crate) auth: MeshAuth,
     tokenizer: Tokenizer,
 }
 
@@ -181,45 +177,6 @@ impl FakeMesh {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         panic!("there never were {count} open streams");
-    }
-}
-
-/// A gateway neither writes outputs nor reads them.
-fn not_called() -> ApiError {
-    ApiError::new(ErrorKind::NotFound, "a gateway makes no such call")
-}
-
-#[async_trait]
-impl DraftStore for FakeMesh {
-    async fn append(&self, _: AppendRequest) -> Result<AppendReply, ApiError> {
-        Err(not_called())
-    }
-
-    async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
-        Err(not_called())
-    }
-
-    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
-        Err(not_called())
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Err(not_called())
-    }
-
-    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        self.auth.verify(&request.namespace)?;
-        self.log().groups.push(request.group);
-        Ok(())
-    }
-
-    async fn output_lengths(
-        &self,
-        request: OutputLengthsRequest,
-    ) -> Result<OutputLengths, ApiError> {
-        self.auth.verify(&request.namespace)?;
-        self.log().prompts.push(request.prompt);
-        Ok(OutputLengths::of(self.script().lengths.clone()))
     }
 }
 
