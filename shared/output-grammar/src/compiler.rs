@@ -11,7 +11,8 @@ use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::OutputForm;
 use refrain_tokenization::Tokenizer;
 
-use crate::cache::{Cache, CacheKey, CacheSize};
+use crate::cache::{Cache, CacheSize};
+use crate::cache_key::CacheKey;
 use crate::compiled::{CompiledGrammar, Outcome};
 use crate::jobs::{Job, Jobs};
 use crate::lark::Context;
@@ -172,7 +173,7 @@ impl GrammarCompiler {
         self.jobs.refused()
     }
 
-    /// What is kept now.
+    /// The forms that are kept now.
     pub fn cached(&self) -> CacheSize {
         self.work.cache.lock().size()
     }

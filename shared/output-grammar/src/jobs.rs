@@ -9,7 +9,7 @@ use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::OutputForm;
 
 use crate::GrammarError;
-use crate::cache::CacheKey;
+use crate::cache_key::CacheKey;
 use crate::compiled::Outcome;
 
 /// Stack of a thread that compiles. References nest as deeply as a schema has them, and rules as a grammar has them.

@@ -13,6 +13,7 @@
 //! | `compiler.rs` | **Read this first.** [`GrammarCompiler`] compiles forms within limits, and keeps them. |
 //! | `jobs.rs` | The threads that compile: a few at once, each form once. |
 //! | `limits.rs`, `compiled.rs` | What goes in and what comes out, beside the form. |
+//! | `cache_key.rs` | The key that a form is kept under: its namespace and its digest. |
 //! | `cache.rs`, `shares.rs` | Grammars and verdicts of lately compiled forms, with a share for each namespace. |
 //! | `matcher.rs` | [`Matcher`]: the state of one output, with masks, forced tokens and rollback. |
 //! | `size.rs` | The memory of a compiled grammar. |
@@ -25,6 +26,7 @@
 //! | `vocabulary.rs` | The bytes of every token, and how the tokenizer itself writes a text. |
 
 mod cache;
+mod cache_key;
 mod compiled;
 mod compiler;
 mod ebnf;

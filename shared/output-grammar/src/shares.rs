@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lru::LruCache;
 use refrain_protocol::NamespaceId;
 
-use crate::cache::CacheKey;
+use crate::cache_key::CacheKey;
 
 /// Values with weights, of which all together have a limit.
 pub(crate) struct Shares<V> {

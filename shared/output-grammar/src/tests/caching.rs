@@ -8,7 +8,8 @@ use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::TextForm;
 
 use super::{MODEL, form, schema};
-use crate::cache::{Cache, CacheKey, CacheSize};
+use crate::cache::{Cache, CacheSize};
+use crate::cache_key::CacheKey;
 use crate::jobs::{Job, Jobs};
 use crate::shares::Shares;
 use crate::{GrammarCompiler, GrammarError, GrammarLimits, Outcome};
