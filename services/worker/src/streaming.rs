@@ -92,7 +92,8 @@ impl StreamContext {
         };
         let span = chunk.span.clone();
         let task = async move {
-            entry.context.clone().run_chunk(chunk, controls).await;
+            // It is large, and would be copied on its way into the task.
+            Box::pin(entry.context.clone().run_chunk(chunk, controls)).await;
             drop(entry);
         };
         let task = self.chunks.tasks.track_future(task.instrument(span));

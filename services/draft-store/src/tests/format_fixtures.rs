@@ -221,7 +221,7 @@ fn entries(head: DocumentHead) -> Vec<SegmentEntry> {
         session: None,
         group: None,
         left_context: Vec::new(),
-        ..head.clone()
+        ..head
     };
     [(4, tokens(), nameless), (5, vec![1, 2, 3, 2, 3], head)]
         .into_iter()

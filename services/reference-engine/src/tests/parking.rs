@@ -41,7 +41,7 @@ fn run(sampling: &Sampling, self_drafts: bool, between: Between) -> Outcome {
     );
     let prompt = Random(5).tokens(PROMPT_TOKENS);
     let mut outcome = Outcome::default();
-    let mut text = prompt.clone();
+    let mut text = prompt;
     let (mut session, mut next_stop) = (1, 8);
     let mut next = opening_for_drafts(session, sampling, &text);
     while outcome.emitted.len() < OUTPUT_TOKENS {
