@@ -1,8 +1,8 @@
 //! `refrain simulate`: rollouts and conversations on several simulated instances, scheduled by the real scheduler.
 //!
 //! The scheduler's core ([`refrain_scheduler::core`]) takes the requests and decides their order and their instances.
-//! Everything around it is simulated: the clock, the instances with their batches and KV caches, and the time of their
-//! steps ([`EngineModel`](crate::replay::EngineModel)). The baseline `group-fifo` does without the scheduler.
+//! Everything around it is simulated: the clock, the instances with their batches and KV caches, and the time of
+//! their steps ([`EngineModel`](crate::replay::EngineModel)). The baseline `group-fifo` does without the scheduler.
 //!
 //! Read `mesh` first, which is the loop of events. `instance` is one engine, `desk` the scheduler, `drafting` what
 //! drafts bring. `workload`, `lengths`, `presets` and `conversations` are the requests.

@@ -20,8 +20,8 @@ pub struct CacheSize {
     pub pushed_out: u64,
 }
 
-/// Grammars, and in a map of their own the verdicts, so that bad forms push no grammar out. In both, each namespace has
-/// a share.
+/// Grammars, and in a map of their own the verdicts, so that bad forms push no grammar out. In both, each namespace
+/// has a share.
 pub(crate) struct Cache {
     grammars: Shares<Arc<CompiledGrammar>>,
     verdicts: Shares<Result<(), GrammarError>>,

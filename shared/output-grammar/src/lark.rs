@@ -50,8 +50,8 @@ pub(crate) struct Context<'a> {
 
 /// The parts of a text that begins JSON, as llguidance's grammars of JSON part it. `None`: it is no such text.
 ///
-/// An answer in JSON and a call that is JSON may stand beside each other. Their terminals must then be the same as far
-/// as their texts are, since the lexer follows the longest one, and does not come back for the other.
+/// An answer in JSON and a call that is JSON may stand beside each other. Their terminals must then be the same as
+/// far as their texts are, since the lexer follows the longest one, and does not come back for the other.
 fn json_parts(mut text: &str) -> Option<Vec<&str>> {
     if !text.starts_with('{') {
         return None;

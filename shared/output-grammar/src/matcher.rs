@@ -359,8 +359,8 @@ impl Matcher {
         Ok(self.allowed.as_ref())
     }
 
-    /// A mask of the library, of which one that forces a token is confirmed. Where a limit cuts off the search for the
-    /// forced text, the library tokenizes what it has found, and says nothing of the limit until the next token.
+    /// A mask of the library, of which one that forces a token is confirmed. Where a limit cuts off the search for
+    /// the forced text, the library tokenizes what it has found, and says nothing of the limit until the next token.
     fn confirmed(&mut self, mask: SimpleVob) -> Option<SimpleVob> {
         let mut tokens = mask.iter();
         let only = tokens.next().filter(|_| tokens.next().is_none());

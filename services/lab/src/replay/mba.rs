@@ -1,7 +1,7 @@
 //! Seer's rule for the length of drafts (arXiv 2511.14617 v3, "marginal-benefit-aware"), for comparison.
 //!
-//! A model of the step's time gives the length at which a token is cheapest, and so a budget for the batch. The budget
-//! is then divided between requests of high and of low priority.
+//! A model of the step's time gives the length at which a token is cheapest, and so a budget for the batch. The
+//! budget is then divided between requests of high and of low priority.
 //!
 //! Two faults of the published rule are mended. It takes the drop of the acceptance from one position to the next for
 //! the benefit of a token; here it is the probability that the token is accepted. And it reads an acceptance at
@@ -16,7 +16,7 @@ pub(crate) const DRAFT_TOKENS_MAX: usize = 8;
 const PRIORITY_WEIGHT: f64 = 2.0;
 /// Drafted tokens that count from the start as half accepted, at each position.
 const PRIOR_TOKENS: f64 = 16.0;
-/// What a count weighs one draft later, so that the rule follows the text.
+/// The weight of a count one draft later, so that the rule follows the text.
 const DECAY: f64 = 0.999;
 
 /// Expected tokens of a step with a draft of `depth` tokens, the bonus token included. `acceptance` has, for each
@@ -30,8 +30,8 @@ pub(crate) fn expected_tokens(acceptance: &[f64], depth: usize) -> f64 {
     1.0 + accepted.sum::<f64>()
 }
 
-/// The draft lengths of the requests of high and of low priority. `step_seconds` is the time of a step that verifies so
-/// many tokens.
+/// The draft lengths of the requests of high and of low priority. `step_seconds` is the time of a step that verifies
+/// so many tokens.
 pub(crate) fn draft_tokens(
     (high, low): (usize, usize),
     acceptance: &[f64],

@@ -94,10 +94,10 @@ pub struct ReplayOptions {
     /// Model of the engine's step times, for --policies: a preset or a file [default: h100-8b].
     ///
     /// Presets: h100-8b, h100-8b-measured, h200-8b, a100-8b, l4-8b, rtx4090-8b (Llama-3.1-8B), h100-32b (Qwen3-32B),
-    /// h200-70b (Llama-3.1-70B, FP8 weights), h100x4-70b (on four devices), and those of `refrain simulate --presets`.
-    /// A file has the keys `weights_gb`, `parameters_b`, `kv_bytes_per_token`, `bandwidth_tb_per_s`,
-    /// `compute_tflop_per_s`, and may have `bandwidth_efficiency` (0.8), `compute_efficiency` (0.6), `step_us` (1400),
-    /// `request_us` (45), `token_us` (5), `tile_tokens` (64).
+    /// h200-70b (Llama-3.1-70B, FP8 weights), h100x4-70b (on four devices), and those of `refrain simulate
+    /// --presets`. A file has the keys `weights_gb`, `parameters_b`, `kv_bytes_per_token`, `bandwidth_tb_per_s`,
+    /// `compute_tflop_per_s`, and may have `bandwidth_efficiency` (0.8), `compute_efficiency` (0.6), `step_us`
+    /// (1400), `request_us` (45), `token_us` (5), `tile_tokens` (64).
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub engine_model: Option<String>,
     /// The engine's EAGLE-3 head: `acc=0.72,0.63,...,cost=0.06`.

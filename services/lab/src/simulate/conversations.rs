@@ -1,8 +1,8 @@
 //! Conversations out of recorded calls.
 //!
-//! Recordings may hold only the end of each prompt. So the context of a turn is put together again: the recorded prompt
-//! is laid over the place where its beginning is found in the text so far. Where it is not found, but the end of the
-//! text is found in the prompt, what follows it there is new. Otherwise the turn begins a text of its own.
+//! Recordings may hold only the end of each prompt. So the context of a turn is put together again: the recorded
+//! prompt is laid over the place where its beginning is found in the text so far. Where it is not found, but the end
+//! of the text is found in the prompt, what follows it there is new. Otherwise the turn begins a text of its own.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -113,8 +113,8 @@ impl Conversations {
         self.text_tokens += text.len() as u64;
     }
 
-    /// Tokens that have to be read if all KV is one cache of `kv_tokens` that drops what was not used for longest, and
-    /// turns come in this order. `None` is a cache without a limit.
+    /// Tokens that have to be read if all KV is one cache of `kv_tokens` that drops what was not used for longest,
+    /// and turns come in this order. `None` is a cache without a limit.
     pub(super) fn tokens_to_read(&self, order: &[usize], kv_tokens: Option<u64>) -> u64 {
         let mut kept: LruCache<PrefixHash, u64> = LruCache::unbounded();
         let (mut kept_tokens, mut read) = (0, 0);

@@ -20,7 +20,8 @@ use crate::replay::{EngineModel, StepLoad};
 const START_MS: u64 = 1_000_000_000_000;
 /// Longer than any simulation, milliseconds: nothing falls silent here.
 const NEVER_MS: u64 = 1 << 50;
-/// Instances open their slots in so many parts, in turn. Otherwise the first one would get all requests that it holds.
+/// Instances open their slots in so many parts, in turn. Otherwise the first one would get all requests that it
+/// holds.
 const OPENING_PARTS: usize = 32;
 /// Tokens by which blocks may exceed the tokens of a request.
 const BLOCK_SLACK_TOKENS: u64 = 16;

@@ -1,7 +1,7 @@
-//! What drafts bring the requests of a step.
+//! The tokens that drafts bring the requests of a step.
 //!
-//! Where the recorded tokens are known, drafts come from the real suffix index, see [`TokenDrafts`]. Otherwise a model
-//! says how many tokens a step brings, by the number of finished samples of the group.
+//! Where the recorded tokens are known, drafts come from the real suffix index, see [`TokenDrafts`]. Otherwise a
+//! model says how many tokens a step brings, by the number of finished samples of the group.
 
 use super::decoding::{Decoding, Drafted};
 use super::options::{DraftRule, SimulatedDrafts};
@@ -134,8 +134,8 @@ impl ModelDrafts {
         }
     }
 
-    /// The depths that bring most tokens per second: each draft goes on while its next token is accepted with at least
-    /// some probability, which is the same for all.
+    /// The depths that bring most tokens per second: each draft goes on while its next token is accepted with at
+    /// least some probability, which is the same for all.
     fn best_depths(&self, acceptance: &[f64], step_seconds: impl Fn(usize) -> f64) -> Vec<usize> {
         let depths_above = |least: f64| -> Vec<usize> {
             let depth = |accepts: &f64| {

@@ -1,7 +1,7 @@
 //! One simulated engine: a batch of requests, their KV blocks, and the time of its steps.
 //!
-//! Steps are planned in runs, as long as the batch does not change. A request that arrives during a run cuts it at the
-//! next step. A step reads parts of contexts, at most `prefill_tokens` with the decoded ones.
+//! Steps are planned in runs, as long as the batch does not change. A request that arrives during a run cuts it at
+//! the next step. A step reads parts of contexts, at most `prefill_tokens` with the decoded ones.
 //!
 //! When the next step would not fit into the KV cache, what is kept for requests that may come back goes first. Then
 //! the request that came last is preempted: its blocks are freed, and it reads all of its context again later.
@@ -17,7 +17,7 @@ use super::plan::Plan;
 use super::seat::{BLOCK_TOKENS, Seat, blocks};
 use crate::replay::{EngineModel, StepLoad};
 
-/// What is left of a chunk of fractional steps at its end.
+/// The rest of a chunk of fractional steps at its end.
 const NOTHING: f64 = 1e-6;
 
 /// The limits of an instance.
@@ -28,7 +28,7 @@ pub(super) struct InstanceLimits {
     pub(super) prefill_tokens: u32,
 }
 
-/// What an instance keeps for requests that are not in its batch.
+/// The contexts that an instance keeps for requests that are not in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kept {
     /// The context of a request between two chunks.
@@ -37,7 +37,7 @@ enum Kept {
     Prefix(PrefixHash),
 }
 
-/// What a run brought.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(super) struct Advanced {
     /// Requests whose chunk is over.
@@ -46,7 +46,7 @@ pub(super) struct Advanced {
     pub(super) first: Vec<(usize, f64)>,
 }
 
-/// What an instance counted.
+/// The counts of an instance.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InstanceCounts {
     pub(super) preemptions: u64,
@@ -212,8 +212,8 @@ impl Instance {
         advanced
     }
 
-    /// Cuts the run at the end of the step under way, since a request has arrived. Returns when that is; `None` without
-    /// a run.
+    /// Cuts the run at the end of the step under way, since a request has arrived. Returns when that is; `None`
+    /// without a run.
     pub(super) fn interrupt(&mut self, now_s: f64) -> Option<f64> {
         let plan = self.plan.as_mut()?;
         match &mut plan.idle_until_s {

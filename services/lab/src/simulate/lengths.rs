@@ -1,9 +1,9 @@
 //! A model of output lengths: log-normal, cut at a limit, and correlated within a group.
 //!
 //! The logarithm of a length is `location + sigma * (sqrt(r) * group + sqrt(1 - r) * own)`, with normal draws for the
-//! group and for the sample; `r` is the correlation of the logarithms within a group. Longer outputs have the limit as
-//! their length, as a run that stops at a limit has. The location is solved for, so that the mean after the cut is the
-//! wanted one.
+//! group and for the sample; `r` is the correlation of the logarithms within a group. Longer outputs have the limit
+//! as their length, as a run that stops at a limit has. The location is solved for, so that the mean after the cut is
+//! the wanted one.
 
 use super::random::Random;
 

@@ -28,7 +28,7 @@ enum Event {
     Tick,
 }
 
-/// What is counted over all instances.
+/// The counts over all instances.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MeshCounts {
     /// Context tokens that came from the pool.

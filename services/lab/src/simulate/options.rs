@@ -50,8 +50,8 @@ pub struct SimulateOptions {
     /// Chains of a draft: 1, 2 or 4.
     #[arg(long, value_name = "K", default_value_t = 1)]
     pub paths: usize,
-    /// Share of each group's samples that an earlier run has made. Their lengths are known to `history` and `auto`, and
-    /// drafts `history` read their text.
+    /// Share of each group's samples that an earlier run has made. Their lengths are known to `history` and `auto`,
+    /// and drafts `history` read their text.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub history: f64,
     /// Control: give the samples of each group to other groups, at random.
@@ -190,7 +190,7 @@ impl SimulatedPlacement {
     }
 }
 
-/// What requests draft from.
+/// The sources of drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum SimulatedDrafts {

@@ -1,5 +1,5 @@
-//! A run of steps of one batch. Each takes a little longer than the one before it, by the contexts that have grown, so
-//! the time of many steps has a closed form.
+//! A run of steps of one batch. Each takes a little longer than the one before it, by the contexts that have grown,
+//! so the time of many steps has a closed form.
 
 /// A run of equal steps.
 #[derive(Clone, Debug)]

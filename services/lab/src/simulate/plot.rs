@@ -1,4 +1,4 @@
-//! What the page draws of each simulation.
+//! The part of each simulation that the page draws.
 
 use super::mesh::Mesh;
 use super::shape::Shape;
@@ -10,7 +10,7 @@ const ROWS_MAX: usize = 64;
 /// Points of a curve.
 const POINTS: usize = 400;
 
-/// What is drawn of a simulation.
+/// The drawing of a simulation.
 #[derive(Clone, Debug)]
 pub(super) struct Plot {
     pub(super) title: String,

@@ -1,9 +1,9 @@
 //! Seer's three workloads (arXiv 2511.14617, Table 3), with what the paper does not say assumed here.
 //!
-//! From the paper: requests, group sizes, mean and longest outputs, devices per instance, and weights. Assumed: prompts
-//! of 1,000 tokens; a spread of lengths of sigma 1 with a correlation of 0.7 within a group (options change both); 256
-//! slots per device group; KV in what 90 % of the devices' 80 GB leave beside the weights; chunks of 8,192 tokens (the
-//! paper's first version says 8 K); and a pool that each device reaches at 50 GB/s, its network card.
+//! From the paper: requests, group sizes, mean and longest outputs, devices per instance, and weights. Assumed:
+//! prompts of 1,000 tokens; a spread of lengths of sigma 1 with a correlation of 0.7 within a group (options change
+//! both); 256 slots per device group; KV in what 90 % of the devices' 80 GB leave beside the weights; chunks of 8,192
+//! tokens (the paper's first version says 8 K); and a pool that each device reaches at 50 GB/s, its network card.
 
 use clap::ValueEnum;
 use serde::Serialize;

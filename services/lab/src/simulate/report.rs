@@ -42,7 +42,7 @@ pub struct WorkloadReport {
     pub shape: Shape,
     /// For conversations: what the size of the KV caches allows.
     pub bounds: Option<KvBounds>,
-    /// What was compared.
+    /// The runs that were compared.
     pub runs: Vec<RunReport>,
 }
 
@@ -78,7 +78,7 @@ pub struct RunReport {
     pub policy: SimulatedPolicy,
     /// The placement that was compared; `null` for groups.
     pub placement: Option<SimulatedPlacement>,
-    /// What was drafted from.
+    /// The source of drafts.
     pub drafts: SimulatedDrafts,
     /// How long drafts were; `null` without drafts.
     pub draft_rule: Option<DraftRule>,

@@ -54,7 +54,7 @@ pub(super) struct Workload {
     pub(super) known: Vec<Known>,
 }
 
-/// What an earlier run left of a group.
+/// The traces that an earlier run left of a group.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     pub(super) samples: usize,
