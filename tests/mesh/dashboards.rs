@@ -259,6 +259,11 @@ async fn traffic(client: Client) {
             async move { client.chat(&chat).await.map(drop) }
         });
         futures_util::future::join_all(calls).await;
+        // The first sample of a group tells how long the second may become.
+        for _ in 0..2 {
+            let sample = Chat::new(&prompts[0]).max_tokens(20).endless();
+            let _ = client.chat(&sample.set("group", "samples")).await;
+        }
         let long = Chat::new(&"one two three ".repeat(4_000));
         let large = Chat::new(&"x".repeat(100_000));
         let short = Chat::new("a");
