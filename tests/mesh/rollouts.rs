@@ -1,7 +1,8 @@
 //! Rollouts and interactive requests share a mesh: neither waits for all of the other, and no output changes.
 
 use anyhow::ensure;
-use e2e::{Answer, Chat, UpMesh, long_task, wait_until};
+use e2e::{Answer, Chat, HttpMesh, Service, UpMesh, long_task, wait_until};
+use futures_util::future::join_all;
 
 const SLOTS: usize = 2;
 const GROUPS: usize = 3;
@@ -81,4 +82,60 @@ async fn an_interactive_request_runs_beside_many_rollouts() -> anyhow::Result<()
     ensure!(scrape.sum("refrain_gateway_rejections_total", &[]) == 0.0);
     mesh.stop().await;
     Ok(())
+}
+
+/// Sums a metric over the workers that answer.
+async fn over_workers(mesh: &HttpMesh, workers: &[usize], metric: &str) -> f64 {
+    let mut sum = 0.0;
+    for number in workers {
+        if let Ok(scrape) = mesh.scrape(Service::Worker(*number)).await {
+            sum += scrape.sum(metric, &[]);
+        }
+    }
+    sum
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollouts_outlive_a_worker_and_the_scheduler() -> anyhow::Result<()> {
+    let settings = format!("[worker]\nrunning_max = {SLOTS}\n");
+    let mut mesh = HttpMesh::start_children(2, &settings, &[]).await?;
+    wait_until("both workers report", async || {
+        let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
+        (scrape.sum("refrain_scheduler_workers", &[]) == 2.0).then_some(())
+    })
+    .await;
+    let client = mesh.client();
+    let samples = || (0..GROUPS).flat_map(|group| (0..SAMPLES).map(move |sample| (group, sample)));
+    let alone = samples().map(|(group, sample)| {
+        let chat = rollout(group, sample).set("chunk_tokens", 0);
+        let (client, chat) = (client.clone(), chat.speculation("off"));
+        async move { client.chat(&chat).await }
+    });
+    let alone = join_all(alone).await;
+    // All of it once more: in chunks, without drafts, so that the faults come in the middle.
+    let running = samples().map(|(group, sample)| {
+        let chat = rollout(group, sample).set("group", format!("group {group}"));
+        let (client, chat) = (client.clone(), chat.speculation("off"));
+        async move { client.chat(&chat).await }
+    });
+    let running = tokio::spawn(join_all(running.collect::<Vec<_>>()));
+    let full = 2.0 * SLOTS as f64;
+    wait_until("all slots are taken", async || {
+        let chunks = over_workers(&mesh, &[0, 1], "refrain_worker_chunks_running").await;
+        (chunks == full).then_some(())
+    })
+    .await;
+    mesh.kill(Service::Worker(1)).await?;
+    mesh.kill(Service::Scheduler).await?;
+    ensure!(!running.is_finished(), "the faults came after all rollouts");
+    mesh.start_child(Service::Scheduler).await?;
+    for (answer, expected) in running.await?.into_iter().zip(alone) {
+        let (answer, expected) = (answer?, expected?);
+        ensure!(
+            answer.text == expected.text,
+            "faults between chunks changed an output"
+        );
+        ensure!(answer.completion_tokens() == u64::from(TOKENS));
+    }
+    mesh.stop().await
 }
