@@ -9,6 +9,7 @@
 
 pub mod analyze;
 pub mod bench;
+mod curves;
 pub mod json_lines;
 pub mod progress;
 pub mod replay;

@@ -6,17 +6,12 @@ use anyhow::anyhow;
 use plotters::prelude::*;
 
 use super::report::{AnalyzeReport, WorkloadReport};
+use crate::curves::{Curve, draw_curves};
 use crate::replay::Policy;
 
 /// Curves of one plot; more would be hard to distinguish.
 const CURVES_MAX: usize = 9;
 const SIZE: (u32, u32) = (760, 340);
-
-/// A curve of a plot.
-struct Curve {
-    name: String,
-    points: Vec<(f64, f64)>,
-}
 
 /// Renders the page.
 ///
@@ -130,25 +125,7 @@ fn plot(
             .y_label_area_size(48)
             .build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
         chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
-        for (at, curve) in curves.iter().enumerate() {
-            let color = Palette99::pick(at).to_rgba();
-            let drawn =
-                LineSeries::new(curve.points.iter().copied(), color.stroke_width(2)).point_size(3);
-            chart
-                .draw_series(drawn)?
-                .label(curve.name.as_str())
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 14, y)], color.stroke_width(2))
-                });
-        }
-        if !curves.is_empty() {
-            chart
-                .configure_series_labels()
-                .background_style(WHITE.mix(0.8))
-                .border_style(BLACK.mix(0.2))
-                .position(SeriesLabelPosition::LowerRight)
-                .draw()?;
-        }
+        draw_curves(&mut chart, curves, 3, SeriesLabelPosition::LowerRight)?;
         area.present()?;
     }
     Ok(svg)

@@ -8,6 +8,7 @@ use plotters::prelude::*;
 use super::plot::{COLUMNS, Plot};
 use super::report::SimulateReport;
 use crate::analyze::escaped;
+use crate::curves::{Curve, draw_curves};
 
 /// Renders the page.
 ///
@@ -58,23 +59,14 @@ fn tails(plots: &[&Plot]) -> Result<String, Box<dyn std::error::Error>> {
             .x_desc("seconds")
             .y_desc("share")
             .draw()?;
-        for (at, plot) in plots.iter().enumerate() {
-            let color = Palette99::pick(at).to_rgba();
-            let curve = LineSeries::new(plot.unfinished.iter().copied(), color.stroke_width(2));
-            chart
-                .draw_series(curve)?
-                .label(plot.title.as_str())
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 14, y)], color.stroke_width(2))
-                });
-        }
-        if !plots.is_empty() {
-            chart
-                .configure_series_labels()
-                .background_style(WHITE.mix(0.8))
-                .border_style(BLACK.mix(0.2))
-                .draw()?;
-        }
+        let curves: Vec<Curve> = plots
+            .iter()
+            .map(|plot| Curve {
+                name: plot.title.clone(),
+                points: plot.unfinished.clone(),
+            })
+            .collect();
+        draw_curves(&mut chart, &curves, 0, SeriesLabelPosition::MiddleRight)?;
         area.present()?;
     }
     Ok(svg)
