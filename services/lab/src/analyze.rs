@@ -25,7 +25,6 @@ use crate::text_table::print_report;
 use experiments::Experiment;
 use workloads::WorkloadSorter;
 
-pub(crate) use html::escaped;
 pub use html::html;
 pub use options::AnalyzeOptions;
 pub use report::{AnalyzeReport, TriedSetting, WorkloadReport};

@@ -9,8 +9,8 @@
 
 pub mod analyze;
 pub mod bench;
-mod curves;
 pub mod json_lines;
+mod page;
 pub mod progress;
 pub mod replay;
 pub mod simulate;

@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use plotters::prelude::*;
 
 use super::report::{AnalyzeReport, WorkloadReport};
-use crate::curves::{Curve, draw_curves};
+use crate::page::{self, Curve, draw_curves, escaped};
 use crate::replay::Policy;
 
 /// Curves of one plot; more would be hard to distinguish.
@@ -20,7 +20,7 @@ const SIZE: (u32, u32) = (760, 340);
 pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
     let settings = &report.settings;
     let first = settings.concurrency[0];
-    let mut page = String::from(HEAD);
+    let mut page = page::head("Refrain: would drafting help?", 60);
     let _ = write!(
         page,
         "<h1>Would drafting help?</h1>\n<p>Recorded calls were replayed on a modelled engine, from an empty memory. \
@@ -130,33 +130,3 @@ fn plot(
     }
     Ok(svg)
 }
-
-pub(crate) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            '"' => out.push_str("&quot;"),
-            other => out.push(other),
-        }
-    }
-    out
-}
-
-const HEAD: &str = r#"<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>Refrain: would drafting help?</title>
-<style>
-body { font: 15px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
-table { border-collapse: collapse; margin: 1em 0 }
-th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child { text-align: left }
-svg { display: block; max-width: 100%; height: auto; margin: 1.5em 0 }
-</style>
-</head>
-<body>
-"#;

@@ -7,15 +7,14 @@ use plotters::prelude::*;
 
 use super::plot::{COLUMNS, Plot};
 use super::report::SimulateReport;
-use crate::analyze::escaped;
-use crate::curves::{Curve, draw_curves};
+use crate::page::{self, Curve, draw_curves, escaped};
 
 /// Renders the page.
 ///
 /// # Errors
 /// A picture that cannot be drawn.
 pub(super) fn html(report: &SimulateReport) -> anyhow::Result<String> {
-    let mut page = String::from(HEAD);
+    let mut page = page::head("Refrain: simulated schedules", 76);
     let mut plots = report.plots.iter();
     for workload in &report.workloads {
         let _ = writeln!(page, "<h1>{}</h1>\n<table>", escaped(&workload.name));
@@ -111,19 +110,3 @@ fn gantt(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
     }
     Ok(svg)
 }
-
-const HEAD: &str = r#"<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>Refrain: simulated schedules</title>
-<style>
-body { font: 15px/1.5 sans-serif; max-width: 76em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
-table { border-collapse: collapse; margin: 1em 0 }
-th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child { text-align: left }
-svg { display: block; max-width: 100%; height: auto; margin: 1.5em 0 }
-</style>
-</head>
-<body>
-"#;
