@@ -146,6 +146,17 @@ impl HttpMesh {
         }
     }
 
+    /// What a child has written so far, on both its output streams.
+    ///
+    /// # Errors
+    /// The service is not a child.
+    pub fn output(&self, service: Service) -> anyhow::Result<String> {
+        match self.running.get(&service) {
+            Some(RunningService::Child(child)) => Ok(child.output()),
+            _ => anyhow::bail!("{} is not a child", service.name()),
+        }
+    }
+
     /// Sends a signal to a child, such as `STOP`.
     ///
     /// # Errors
