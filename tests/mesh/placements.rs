@@ -19,7 +19,7 @@ struct Cost {
     prefilled: f64,
 }
 
-/// What a user says in one turn. No two turns have a long common prefix.
+/// The text of a user in one turn. No two turns have a long common prefix.
 fn says(conversation: usize, turn: usize) -> String {
     let lines = (0..4).map(|line| {
         let number = conversation * 1_000 + turn * 10 + line;
@@ -98,8 +98,8 @@ async fn conversations_read_least_where_their_cache_lies() -> anyhow::Result<()>
             "{kv:?} is not better than {other:?}"
         );
     }
-    // The rule of SGLang's gateway knows no load below 64 requests, so it reads each conversation once. `kv` also moves
-    // one where its worker is busier than the reading is worth.
+    // The rule of SGLang's gateway knows no load below 64 requests, so it reads each conversation once. `kv` also
+    // moves one where its worker is busier than the reading is worth.
     ensure!(
         kv.prefilled < 2.0 * cache_aware.prefilled,
         "{kv:?} reads too much more than {cache_aware:?}"

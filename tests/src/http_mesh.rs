@@ -146,7 +146,7 @@ impl HttpMesh {
         }
     }
 
-    /// What a child has written so far, on both its output streams.
+    /// The output of a child so far, of both its streams.
     ///
     /// # Errors
     /// The service is not a child.

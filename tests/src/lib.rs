@@ -2,8 +2,9 @@
 //!
 //! [`UpMesh`] runs all services in the test's own process. [`HttpMesh`] runs each behind its own listener.
 //! [`Program`] is the `refrain` binary as a child that can be killed. [`Client`] speaks OpenAI's API as far as the
-//! tests need it, and [`Scrape`] reads `/metrics`. [`SchedulingEvent`] reads the scheduler's log. [`serve_http`] plays a program that a mesh calls. Tests assert
-//! work that was done, never seconds. The limit in [`wait_until`] only keeps a broken mesh from hanging.
+//! tests need it, [`Scrape`] reads `/metrics`, and [`SchedulingEvent`] the scheduler's log. [`serve_http`] plays a
+//! program that a mesh calls. Tests assert work that was done, never seconds. The limit in [`wait_until`] only keeps
+//! a broken mesh from hanging.
 
 #![allow(
     clippy::unwrap_used,

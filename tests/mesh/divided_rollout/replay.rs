@@ -31,7 +31,7 @@ struct Group {
     running_max: u64,
 }
 
-/// What the events had to show.
+/// Counts of what the events showed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     /// Chunks of probes.
