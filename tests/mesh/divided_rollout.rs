@@ -15,7 +15,7 @@ use futures_util::future::try_join_all;
 use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 
-use self::replay::Replay;
+use self::replay::{Replay, Seen};
 
 const GROUPS: usize = 32;
 const SAMPLES: usize = 8;
@@ -227,6 +227,16 @@ async fn ensure_none_lost(mesh: &HttpMesh, sent: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Compares what the scheduler has done so far with what it promises.
+fn replay_events(mesh: &HttpMesh) -> anyhow::Result<Seen> {
+    let events = SchedulingEvent::read(&mesh.output(Service::Scheduler)?);
+    let mut replay = Replay::default();
+    for event in &events {
+        replay.apply(event)?;
+    }
+    Ok(replay.seen)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_follow_the_order_of_lengths_and_let_interactive_requests_in() -> anyhow::Result<()>
 {
@@ -240,12 +250,7 @@ async fn chunks_follow_the_order_of_lengths_and_let_interactive_requests_in() ->
     ensure_same(&answers, alone)?;
     ensure_none_lost(&mesh, answers.len() + interactive).await?;
 
-    let events = SchedulingEvent::read(&mesh.output(Service::Scheduler)?);
-    let mut replay = Replay::default();
-    for event in &events {
-        replay.apply(event)?;
-    }
-    let seen = replay.seen;
+    let seen = replay_events(&mesh)?;
     ensure!(seen.probes >= GROUPS, "{seen:?}");
     // With more requests than slots, nearly every grant is a choice.
     ensure!(
@@ -269,6 +274,12 @@ async fn through_faults(engines: usize) -> anyhow::Result<()> {
     let running = send(&client, in_chunks(&rollouts()));
     let lost = Service::Worker(engines - 1);
     wait_for_chunks(&mesh, alone.chunks / 6).await;
+    // Until here the order is the promised one. Faults change what is known about lengths.
+    let seen = replay_events(&mesh)?;
+    ensure!(
+        seen.choices as u64 > alone.chunks / 12 && seen.interactive > 0,
+        "{seen:?}"
+    );
     mesh.kill(lost).await?;
     wait_for_chunks(&mesh, alone.chunks / 3).await;
     mesh.kill(Service::Scheduler).await?;

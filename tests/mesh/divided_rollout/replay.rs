@@ -22,6 +22,8 @@ struct Request {
     max_new_tokens: u64,
     /// Chunks of others that ended while it waited.
     ends_waited: usize,
+    /// Interactive requests that waited when it asked.
+    interactive_ahead: usize,
 }
 
 #[derive(Debug, Default)]
@@ -78,7 +80,9 @@ impl Replay {
                         group.probe.get_or_insert_with(|| request.clone());
                     }
                 }
+                let interactive = self.waiting.values().filter(|other| other.group.is_none());
                 let asked = Request {
+                    interactive_ahead: interactive.count(),
                     group,
                     generated_tokens: *generated_tokens,
                     max_new_tokens: *max_new_tokens,
@@ -120,13 +124,15 @@ impl Replay {
     }
 
     fn interactive_granted(&mut self, granted: &Request) -> anyhow::Result<()> {
+        // Those ahead of it get a slot each before it does.
         ensure!(
-            granted.ends_waited <= 1,
-            "an interactive request waited for {} chunks",
-            granted.ends_waited
+            granted.ends_waited <= granted.interactive_ahead + 1,
+            "an interactive request waited for {} chunks behind {} others",
+            granted.ends_waited,
+            granted.interactive_ahead
         );
         self.seen.interactive += 1;
-        self.seen.interactive_waited += granted.ends_waited;
+        self.seen.interactive_waited += usize::from(granted.ends_waited > 0);
         Ok(())
     }
 
