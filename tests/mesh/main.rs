@@ -3,6 +3,7 @@
 mod cancel;
 mod connections;
 mod dashboards;
+mod divided_rollout;
 mod drain;
 mod engine_contract;
 mod fairness;
@@ -14,6 +15,7 @@ mod lossless;
 mod memory;
 mod other_engine;
 mod parameters;
+mod placements;
 mod retries;
 mod rollouts;
 mod routes;

@@ -146,6 +146,17 @@ impl HttpMesh {
         }
     }
 
+    /// The output of a child so far, of both its streams.
+    ///
+    /// # Errors
+    /// The service is not a child.
+    pub fn output(&self, service: Service) -> anyhow::Result<String> {
+        match self.running.get(&service) {
+            Some(RunningService::Child(child)) => Ok(child.output()),
+            _ => anyhow::bail!("{} is not a child", service.name()),
+        }
+    }
+
     /// Sends a signal to a child, such as `STOP`.
     ///
     /// # Errors

@@ -2,8 +2,9 @@
 //!
 //! [`UpMesh`] runs all services in the test's own process. [`HttpMesh`] runs each behind its own listener.
 //! [`Program`] is the `refrain` binary as a child that can be killed. [`Client`] speaks OpenAI's API as far as the
-//! tests need it, and [`Scrape`] reads `/metrics`. [`serve_http`] plays a program that a mesh calls. Tests assert
-//! work that was done, never seconds. The limit in [`wait_until`] only keeps a broken mesh from hanging.
+//! tests need it, [`Scrape`] reads `/metrics`, and [`SchedulingEvent`] the scheduler's log. [`serve_http`] plays a
+//! program that a mesh calls. Tests assert work that was done, never seconds. The limit in [`wait_until`] only keeps
+//! a broken mesh from hanging.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,6 +19,7 @@ mod http_server;
 mod program;
 mod prompts;
 mod protobuf;
+mod scheduling;
 mod scrape;
 mod settings;
 mod up_mesh;
@@ -29,6 +31,7 @@ pub use http_server::serve_http;
 pub use program::{Program, refrain_binary};
 pub use prompts::{TINY_MODEL, long_task, special_tokens, varied_prompts};
 pub use protobuf::{Span, exported_spans};
+pub use scheduling::SchedulingEvent;
 pub use scrape::Scrape;
 pub use up_mesh::{KEY, KEY_OF_ANOTHER, UpMesh};
 pub use wait::{PATIENCE, wait_until};

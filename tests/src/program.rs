@@ -29,7 +29,16 @@ impl Program {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let command = Command::new(refrain_binary()?);
+        let binary = refrain_binary()?;
+        // A process under `nohup` ignores SIGHUP, and so would its children. The tests behave the same there.
+        let command = match ignores_hang_ups() {
+            true => {
+                let mut command = Command::new("env");
+                command.arg("--default-signal=HUP").arg(binary);
+                command
+            }
+            false => Command::new(binary),
+        };
         Program::run(command, dir, arguments, variables)
     }
 
@@ -177,6 +186,16 @@ impl Program {
         .await;
         Ok(waited.with_context(|| format!("it does not stop:\n{}", self.output()))??)
     }
+}
+
+/// Whether this process was started with SIGHUP ignored, which is the lowest bit of a hex mask.
+fn ignores_hang_ups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
 }
 
 async fn gather(stream: Option<impl AsyncRead + Unpin>, output: Arc<Mutex<String>>) {

@@ -25,6 +25,7 @@ use crate::config::SchedulerConfig;
 use crate::dispatch::{
     Dispatch, DispatchEffect, DispatchEvent, LeaseCallId, LeaseEnd, scheduler_unavailable,
 };
+use crate::event_log;
 use crate::metrics::SchedulerMetrics;
 
 /// The error for calls that were lost in a panic of the core.
@@ -118,6 +119,7 @@ impl Dispatcher {
     /// Takes a call for a lease. The answer comes by `reply`, at once or later.
     pub(crate) fn submit(&mut self, call: LeaseCallId, request: LeaseRequest, reply: LeaseReply) {
         self.waiting.insert(call, reply);
+        event_log::asked(&request);
         self.apply(DispatchEvent::Submit { call, request });
     }
 
@@ -152,6 +154,9 @@ impl Dispatcher {
     pub(crate) fn apply(&mut self, event: DispatchEvent) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
+            if let DispatchEvent::Finish(finish) = &event {
+                event_log::ended(finish);
+            }
             let now_ms = self.clock.now_ms();
             let Ok(effects) = self.core.run(|core| core.apply(event, now_ms)) else {
                 self.after_rebuild();
@@ -198,6 +203,7 @@ impl Dispatcher {
             } => {
                 self.epoch_last.store(lease.epoch, Ordering::Relaxed);
                 self.metrics.granted(waited_ms, &lease.worker, &placed);
+                event_log::granted(&lease, waited_ms, &placed);
                 let id = lease.lease;
                 let delivered = self
                     .waiting

@@ -18,6 +18,7 @@
 //! | `dispatch/lease_table.rs`, `worker_table.rs` | The state behind these decisions. |
 //! | `core.rs` | The core as callers outside this crate see it, such as a simulator. |
 //! | `dispatcher.rs` | The core with its surroundings: clock, replies, recovery from panics. |
+//! | `event_log.rs` | The log lines of who asked, who got a chunk, and how it ended. |
 //! | `actor.rs` | The actix actor beside it: the timer, heartbeats and questions. |
 //! | `handle.rs`, `http.rs` | The ways in: for callers in this process, and for all others. |
 //! | `server.rs` | Start and drain. |
@@ -42,6 +43,7 @@ mod config;
 pub mod core;
 mod dispatch;
 mod dispatcher;
+mod event_log;
 mod handle;
 mod http;
 mod metrics;

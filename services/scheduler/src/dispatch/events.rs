@@ -3,7 +3,7 @@
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, RequestClass,
 };
-use refrain_protocol::{ApiError, LeaseId, WorkerId};
+use refrain_protocol::{ApiError, LeaseId, RequestId, WorkerId};
 use serde::Serialize;
 
 use super::fair_queue::{LeaseCallId, PoolState};
@@ -93,8 +93,16 @@ pub enum DispatchEffect {
 /// How a request was placed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placed {
+    /// The request.
+    pub request: RequestId,
     /// Its class.
     pub class: RequestClass,
+    /// Its output tokens so far.
+    pub generated_tokens: u32,
+    /// It is a rollout that finds out how long the outputs of its group are.
+    pub probe: bool,
+    /// The estimate of its whole output by which it was ordered. `None`: the limit is all that is known.
+    pub estimated_tokens: Option<u32>,
     /// It goes on, and on another worker than its last chunk.
     pub moved: bool,
     /// Tokens of its context that the worker is taken to hold.

@@ -117,7 +117,7 @@ impl Dispatch {
         let Some((waiting, charge)) = self.queue.take(call, missing_tokens) else {
             return;
         };
-        self.starts(&waiting);
+        let facts = self.starts(&waiting);
         let request = waiting.request;
         self.waiting_by_request.remove(&request.request);
         // The id is unique because epochs are. Its low half tells a reader of logs which request it belongs to.
@@ -159,7 +159,11 @@ impl Dispatch {
             call,
             waited_ms: self.now_ms.saturating_sub(waiting.submitted_ms),
             placed: Placed {
+                request: request.request,
                 class: request.class,
+                generated_tokens: request.generated_tokens,
+                probe: facts.is_probe,
+                estimated_tokens: facts.estimate(self.config.order),
                 moved,
                 held_tokens: choice.held_tokens,
                 missing_tokens,

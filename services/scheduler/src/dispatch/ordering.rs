@@ -72,15 +72,16 @@ impl Dispatch {
         }
     }
 
-    /// A waiting request gets its lease.
-    pub(super) fn starts(&mut self, waiting: &WaitingRequest) {
-        let Some(group) = &waiting.group else {
-            return;
-        };
+    /// A waiting request gets its lease. Returns the facts by which it was ordered.
+    pub(super) fn starts(&mut self, waiting: &WaitingRequest) -> Facts {
         let request = &waiting.request;
-        let estimate = self.facts(request, Some(group)).estimate(self.config.order);
-        self.groups
-            .starts(group, request.request, waiting.place, estimate);
+        let facts = self.facts(request, waiting.group.as_ref());
+        if let Some(group) = &waiting.group {
+            let estimate = facts.estimate(self.config.order);
+            self.groups
+                .starts(group, request.request, waiting.place, estimate);
+        }
+        facts
     }
 
     /// A waiting request is taken out of the queue.

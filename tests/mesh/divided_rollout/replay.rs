@@ -1,0 +1,224 @@
+//! The scheduler's events once more, with each grant compared to the order that `context` promises.
+//!
+//! The reckoning is this file's own: Algorithm 2 of Seer (arXiv 2511.14617). One request of each group is its probe
+//! until an output of the group is finished. Probes go first, those with the fewest tokens before others. All other
+//! rollouts go by the longest estimate: the longest output of their group, or their limit while none is finished.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use anyhow::{Context, ensure};
+use e2e::SchedulingEvent;
+
+/// A rollout's place in the order. The smallest goes first.
+type Rank = (u8, u64, Reverse<u64>);
+
+/// A request that waits or runs.
+#[derive(Clone, Debug)]
+struct Request {
+    /// `None` for an interactive request.
+    group: Option<String>,
+    generated_tokens: u64,
+    max_new_tokens: u64,
+    /// Chunks of others that ended while it waited.
+    ends_waited: usize,
+    /// Interactive requests that waited when it asked.
+    interactive_ahead: usize,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    probe: Option<String>,
+    finished_max: Option<u64>,
+    running_max: u64,
+}
+
+/// Counts of what the events showed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Chunks of probes.
+    pub(super) probes: usize,
+    /// Grants of rollouts while another one waited whose rank was another.
+    pub(super) choices: usize,
+    /// Those of them that went by a known length.
+    pub(super) by_estimate: usize,
+    /// Interactive requests.
+    pub(super) interactive: usize,
+    /// Those of them that waited for a slot.
+    pub(super) interactive_waited: usize,
+}
+
+/// The state of the queue after some events.
+#[derive(Debug, Default)]
+pub(super) struct Replay {
+    waiting: HashMap<String, Request>,
+    /// By lease.
+    running: HashMap<String, (String, Request)>,
+    groups: HashMap<String, Group>,
+    pub(super) seen: Seen,
+}
+
+impl Replay {
+    /// Applies an event.
+    ///
+    /// # Errors
+    /// A grant goes to another request than the first in line, or says something else about it.
+    pub(super) fn apply(&mut self, event: &SchedulingEvent) -> anyhow::Result<()> {
+        match event {
+            SchedulingEvent::Asked {
+                request,
+                class,
+                group,
+                generated_tokens,
+                max_new_tokens,
+            } => {
+                let group = group.clone().filter(|_| class == "rollout");
+                if let Some(name) = &group {
+                    let group = self.groups.entry(name.clone()).or_default();
+                    group.running_max = group.running_max.max(*generated_tokens);
+                    if group.finished_max.is_none() {
+                        group.probe.get_or_insert_with(|| request.clone());
+                    }
+                }
+                let interactive = self.waiting.values().filter(|other| other.group.is_none());
+                let asked = Request {
+                    interactive_ahead: interactive.count(),
+                    group,
+                    generated_tokens: *generated_tokens,
+                    max_new_tokens: *max_new_tokens,
+                    ends_waited: 0,
+                };
+                let before = self.waiting.insert(request.clone(), asked);
+                ensure!(before.is_none(), "{request} waits twice");
+            }
+            SchedulingEvent::Granted {
+                request,
+                lease,
+                probe,
+                estimated_tokens,
+                ..
+            } => {
+                let granted = self.waiting.remove(request).context("it did not ask")?;
+                match &granted.group {
+                    None => self.interactive_granted(&granted)?,
+                    Some(_) => {
+                        let facts = (*probe, *estimated_tokens);
+                        self.rollout_granted(request, &granted, facts)?;
+                    }
+                }
+                let of_lease = (request.clone(), granted);
+                self.running.insert(lease.clone(), of_lease);
+            }
+            SchedulingEvent::Ended {
+                lease,
+                outcome,
+                emitted_tokens,
+            } => {
+                // A repeat is harmless.
+                if let Some((_, ended)) = self.running.remove(lease) {
+                    self.ended(&ended, outcome, *emitted_tokens)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn interactive_granted(&mut self, granted: &Request) -> anyhow::Result<()> {
+        // Those ahead of it get a slot each before it does.
+        ensure!(
+            granted.ends_waited <= granted.interactive_ahead + 1,
+            "an interactive request waited for {} chunks behind {} others",
+            granted.ends_waited,
+            granted.interactive_ahead
+        );
+        self.seen.interactive += 1;
+        self.seen.interactive_waited += usize::from(granted.ends_waited > 0);
+        Ok(())
+    }
+
+    fn rollout_granted(
+        &mut self,
+        request: &str,
+        granted: &Request,
+        facts: (bool, Option<u64>),
+    ) -> anyhow::Result<()> {
+        let own = self.rank(request, granted);
+        ensure!(
+            facts == (self.is_probe(request, granted), self.estimate(granted)),
+            "the event says {facts:?} about {granted:?}"
+        );
+        let others = self
+            .waiting
+            .iter()
+            .filter(|(_, other)| other.group.is_some());
+        let mut is_choice = false;
+        for (id, other) in others {
+            let rank = self.rank(id, other);
+            ensure!(
+                own <= rank,
+                "{granted:?} was granted with rank {own:?}, before {other:?} with {rank:?}"
+            );
+            is_choice |= own < rank;
+        }
+        let interactive = self.waiting.values().any(|other| other.group.is_none());
+        ensure!(
+            !interactive,
+            "a rollout was granted while an interactive request waited"
+        );
+        self.seen.probes += usize::from(facts.0);
+        self.seen.choices += usize::from(is_choice);
+        self.seen.by_estimate += usize::from(is_choice && facts.1.is_some());
+        Ok(())
+    }
+
+    fn ended(&mut self, ended: &Request, outcome: &str, emitted_tokens: u64) -> anyhow::Result<()> {
+        ensure!(
+            ["continues", "finished"].contains(&outcome),
+            "a chunk ended as {outcome}"
+        );
+        for waiting in self.waiting.values_mut() {
+            waiting.ends_waited += 1;
+        }
+        let tokens = ended.generated_tokens + emitted_tokens;
+        let group = ended.group.as_ref();
+        if let Some(group) = group.and_then(|group| self.groups.get_mut(group)) {
+            match outcome {
+                "finished" => {
+                    group.finished_max = group.finished_max.max(Some(tokens));
+                    group.probe = None;
+                }
+                _ => group.running_max = group.running_max.max(tokens),
+            }
+        }
+        Ok(())
+    }
+
+    fn group_of(&self, request: &Request) -> Option<&Group> {
+        self.groups.get(request.group.as_ref()?)
+    }
+
+    fn is_probe(&self, id: &str, request: &Request) -> bool {
+        let group = self.group_of(request);
+        group.is_some_and(|group| group.probe.as_deref() == Some(id))
+    }
+
+    fn estimate(&self, request: &Request) -> Option<u64> {
+        let group = self.group_of(request)?;
+        let longest = group.finished_max?.max(group.running_max);
+        Some(
+            longest
+                .max(request.generated_tokens)
+                .min(request.max_new_tokens),
+        )
+    }
+
+    fn rank(&self, id: &str, request: &Request) -> Rank {
+        match self.is_probe(id, request) {
+            true => (0, request.generated_tokens, Reverse(0)),
+            false => {
+                let known = self.estimate(request);
+                (1, 0, Reverse(known.unwrap_or(request.max_new_tokens)))
+            }
+        }
+    }
+}
