@@ -19,7 +19,6 @@ mod windows;
 pub(crate) use self::evidence::Evidence;
 pub(crate) use self::windows::Windows;
 
-use self::correlation::Correlation;
 use crate::config::OrderPolicy;
 
 /// The rank of a waiting rollout in its tenant's line. The smallest goes first; equal ranks go by arrival.

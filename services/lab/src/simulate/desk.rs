@@ -179,11 +179,11 @@ impl Desk {
         let effects = self
             .core
             .apply(DispatchEvent::Heartbeat(heartbeat), self.now_ms(now_s));
-        let answers = effects.iter().filter_map(|effect| match effect {
+        let mut answers = effects.iter().filter_map(|effect| match effect {
             DispatchEffect::HeartbeatAnswer(Ok(reply)) => Some(reply.next_in_ms as f64 / 1e3),
             _ => None,
         });
-        let next_in_s = answers.last().unwrap_or(1.0);
+        let next_in_s = answers.next().unwrap_or(1.0);
         Ok((self.granted(effects)?, next_in_s))
     }
 

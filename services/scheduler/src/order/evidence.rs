@@ -12,7 +12,7 @@
 //! any estimate look good. An estimate by earlier outputs is older than the request. Two members of a group are
 //! compared when both have finished, and which two was settled when they started.
 
-use super::Correlation;
+use super::correlation::Correlation;
 
 /// Least spread that estimates by earlier outputs have to tell, as a standard deviation of logarithms.
 const HISTORY_SPREAD_MIN: f64 = 0.1;
@@ -65,7 +65,7 @@ mod tests {
 
     /// Lengths from 64 to 4,096 without a pattern.
     fn length(nth: u32) -> u32 {
-        64 << (nth.wrapping_mul(2_654_435_761) >> 16 & 0x3ff) % 7
+        64 << ((nth.wrapping_mul(2_654_435_761) >> 16 & 0x3ff) % 7)
     }
 
     #[test]
