@@ -4,9 +4,9 @@
 //! no clock and does no I/O, so a test is a list of events with made-up instants. Between two calls, these invariants
 //! hold:
 //!
-//! * No waiting request could be placed: every event that frees a slot also fills it. Two bounds limit this. Only the
-//!   first dozens of each line are looked at, and a worker can be kept free for a request that needs much of its KV
-//!   cache.
+//! * No waiting request could be placed: every event that frees a slot also fills it. Three bounds limit this. Only the
+//!   first dozens of each line that have room in some KV cache are looked at. A worker can be kept free for a request
+//!   that needs much of its KV cache. And a long line waits for more workers after the first one has reported.
 //! * A worker holds at most as many leases as it had slots when the last of them was granted. A lease counts from its
 //!   grant, before any heartbeat names it.
 //! * The leases of a worker plan for no more KV tokens than it had when the last of them was granted, or there is
@@ -94,7 +94,11 @@ impl Dispatch {
     /// restarts that fast.
     pub fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
         Dispatch {
-            queue: FairQueue::new(config.tenants_tracked_max, config.rollout_share),
+            queue: FairQueue::new(
+                config.tenants_tracked_max,
+                config.rollout_share,
+                config.order,
+            ),
             groups: GroupTable::new(config.groups_tracked_max),
             windows: Windows::new(config.overtake_ms_max),
             prefixes: PrefixTable::new(config.prefixes_tracked_max),
@@ -376,7 +380,10 @@ impl Dispatch {
             .register(heartbeat, &self.config, self.now_ms)?
         {
             Registration::Renewed => {}
-            Registration::Joined => effects.push(DispatchEffect::WorkerJoined(worker.clone())),
+            Registration::Joined => {
+                self.hold_rollouts(&worker);
+                effects.push(DispatchEffect::WorkerJoined(worker.clone()));
+            }
             Registration::Restarted(lost) => {
                 self.forget_prefixes(&worker);
                 effects.push(DispatchEffect::WorkerRestarted(worker.clone()));

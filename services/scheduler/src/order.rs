@@ -9,13 +9,14 @@
 //! * Probes by the fewest tokens first make all probes progress equally, so none of them ends early, and each change
 //!   of turns reads a context again. In `auto`, a request that has started goes before one that has not.
 //! * Estimates within the spread of a group order by noise. `auto` compares them in steps of half an octave.
-//! * Where the samples of a prompt do not resemble each other, the order is noise altogether. So `auto` measures the
-//!   correlation of estimates and lengths, and without any it goes by arrival.
+//! * Where the samples of a prompt do not resemble each other, the order is noise altogether. So `auto` goes by arrival
+//!   until [`Evidence`] says that an order by lengths pays.
 
 mod correlation;
+mod evidence;
 mod windows;
 
-pub(crate) use self::correlation::Correlation;
+pub(crate) use self::evidence::Evidence;
 pub(crate) use self::windows::Windows;
 
 use crate::config::OrderPolicy;

@@ -124,11 +124,7 @@ impl Eagle3 {
         let longest = depths.iter().copied().max().unwrap_or(0);
         let passes = (0..longest).map(|at| {
             let requests = depths.iter().filter(|depth| **depth > at).count();
-            engine.step_seconds(StepLoad {
-                requests,
-                tokens: requests,
-                kv_tokens: 0,
-            })
+            engine.step_seconds(StepLoad::decoding(requests, requests, 0))
         });
         self.cost * passes.sum::<f64>()
     }
@@ -190,13 +186,7 @@ mod tests {
     fn drafting_takes_a_pass_per_position() -> anyhow::Result<()> {
         let engine = EngineModel::load("h100-8b")?;
         let head: Eagle3 = "cost=0.1".parse()?;
-        let plain = |requests| {
-            engine.step_seconds(StepLoad {
-                requests,
-                tokens: requests,
-                kv_tokens: 0,
-            })
-        };
+        let plain = |requests| engine.step_seconds(StepLoad::decoding(requests, requests, 0));
         assert_eq!(head.draft_seconds(&engine, &[0, 0]), 0.0);
         // Two positions for both requests, three more for one of them.
         let expected = 0.1 * (2.0 * plain(2) + 3.0 * plain(1));

@@ -3,13 +3,14 @@
 //! ```text
 //! step = fixed + requests * per request + tokens * per token
 //!      + max(weights / bandwidth, 2 * parameters * tokens / compute)
-//!      + KV of all contexts / bandwidth
+//!      + KV of all contexts * max(bytes / bandwidth, operations * queries / compute)
 //! ```
 //!
 //! The weights are read once per step, however many tokens it verifies. So tokens are nearly free up to the *ridge*,
 //! where arithmetic takes as long as reading. Past the ridge the time climbs in stairs, one per tile of tokens.
 //! Attention is counted by the KV that it reads: with grouped queries, a draft of tens of tokens does not reach its
-//! ridge. Prompts are not part of the model, because prefill takes the same time with every policy.
+//! ridge. With latent attention all heads share what is read, and a draft of a few tokens does. So models of that kind
+//! also name the operations of attention. Prompts are not part of the model, because prefill takes the same time with every policy.
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,10 @@ pub struct EngineModel {
     /// Bytes of the keys and values of one token, over all layers: 2 * layers * KV heads * head size * bytes per
     /// number.
     pub kv_bytes_per_token: f64,
+    /// Operations of one token's attention to one token of its context, over all layers: 2 * layers * heads * (numbers
+    /// of a key + numbers of a value). 0: attention is never limited by arithmetic.
+    #[serde(default)]
+    pub attention_flop: f64,
     /// Memory bandwidth by the data sheet, terabytes per second; the sum over all devices.
     pub bandwidth_tb_per_s: f64,
     /// Dense arithmetic at the weights' precision by the data sheet, 10^12 operations per second; the sum over all
@@ -115,6 +120,29 @@ pub(crate) struct StepLoad {
     pub(crate) tokens: usize,
     /// Tokens of all contexts.
     pub(crate) kv_tokens: usize,
+    /// Tokens that attend to each context, drafts included, on average over the requests that decode; 0 is as 1.
+    pub(crate) queries: f64,
+}
+
+impl StepLoad {
+    /// The same step with draft tokens, shared by so many decoding requests.
+    pub(crate) fn with_drafts(self, draft_tokens: usize, decoding: usize) -> Self {
+        StepLoad {
+            tokens: self.tokens + draft_tokens,
+            queries: 1.0 + draft_tokens as f64 / decoding.max(1) as f64,
+            ..self
+        }
+    }
+
+    /// A step in which all requests decode; drafts are among the `tokens`.
+    pub(crate) fn decoding(requests: usize, tokens: usize, kv_tokens: usize) -> Self {
+        StepLoad {
+            requests,
+            tokens,
+            kv_tokens,
+            queries: tokens as f64 / requests.max(1) as f64,
+        }
+    }
 }
 
 impl EngineModel {
@@ -155,6 +183,7 @@ impl EngineModel {
             ("bandwidth_efficiency", self.bandwidth_efficiency, share),
             ("compute_efficiency", self.compute_efficiency, share),
             ("kv_bytes_per_token", self.kv_bytes_per_token, at_least_0),
+            ("attention_flop", self.attention_flop, at_least_0),
             ("step_us", self.step_us, at_least_0),
             ("request_us", self.request_us, at_least_0),
             ("token_us", self.token_us, at_least_0),
@@ -171,20 +200,25 @@ impl EngineModel {
             return 0.0;
         }
         let bytes_per_s = self.bytes_per_s();
-        let flop_per_s = self.compute_tflop_per_s * 1e12 * self.compute_efficiency;
+        let flop_per_s = self.flop_per_s();
         let computed = (load.tokens as f64 / self.tile_tokens).ceil() * self.tile_tokens;
         let reading = self.weights_gb * 1e9 / bytes_per_s;
         let computing = 2.0 * self.parameters_b * 1e9 * computed / flop_per_s;
-        let attending = load.kv_tokens as f64 * self.kv_token_seconds();
+        let attending = load.kv_tokens as f64 * self.kv_token_seconds(load.queries);
         let host_us = self.step_us
             + load.requests as f64 * self.request_us
             + load.tokens as f64 * self.token_us;
         host_us / 1e6 + reading.max(computing) + attending
     }
 
-    /// Seconds that a step takes longer for each token of context.
-    pub(crate) fn kv_token_seconds(&self) -> f64 {
-        self.kv_bytes_per_token / self.bytes_per_s()
+    /// Seconds that a step takes longer for each token of context, to which so many tokens attend.
+    pub(crate) fn kv_token_seconds(&self, queries: f64) -> f64 {
+        let reading = self.kv_bytes_per_token / self.bytes_per_s();
+        reading.max(self.attention_flop * queries.max(1.0) / self.flop_per_s())
+    }
+
+    fn flop_per_s(&self) -> f64 {
+        self.compute_tflop_per_s * 1e12 * self.compute_efficiency
     }
 
     fn bytes_per_s(&self) -> f64 {

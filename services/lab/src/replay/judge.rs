@@ -191,11 +191,9 @@ impl Judge {
     fn cut_by_mba(&self, requests: &mut [DraftRequest]) {
         let kv_tokens = requests.iter().map(|of| of.context_tokens).sum();
         let step_seconds = |tokens: usize| {
-            self.judging.engine.step_seconds(StepLoad {
-                requests: requests.len(),
-                tokens,
-                kv_tokens,
-            })
+            self.judging
+                .engine
+                .step_seconds(StepLoad::decoding(requests.len(), tokens, kv_tokens))
         };
         let acceptance = self.positions.acceptance();
         let (depth, _) = mba::draft_tokens((requests.len(), 0), &acceptance, step_seconds);

@@ -16,6 +16,8 @@ pub(super) struct Drafted {
     pub(super) gains: Vec<f64>,
     /// Draft tokens of a step, of all requests together.
     pub(super) draft_tokens: usize,
+    /// Time of the host to propose them, before the step, seconds.
+    pub(super) host_s: f64,
     /// The run has at most so many steps.
     pub(super) steps_max: u32,
 }

@@ -1,6 +1,7 @@
 //! The scheduler's core in the simulated mesh: requests become its events, and its effects become grants.
 
 use anyhow::{Context, bail};
+use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
     Heartbeat, KvReport, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass,
 };
@@ -20,9 +21,10 @@ use crate::replay::{EngineModel, StepLoad};
 const START_MS: u64 = 1_000_000_000_000;
 /// Longer than any simulation, milliseconds: nothing falls silent here.
 const NEVER_MS: u64 = 1 << 50;
-/// Instances open their slots in so many parts, in turn. Otherwise the first one would get all requests that it
-/// holds.
-const OPENING_PARTS: usize = 32;
+/// The scheduler waits for so long after the first report, until all instances have reported.
+const OPENING_MS: u64 = 1_001;
+/// Tokens of the step by which the price of reading is measured.
+const READ_TOKENS: usize = 2_048;
 /// Tokens by which blocks may exceed the tokens of a request.
 const BLOCK_SLACK_TOKENS: u64 = 16;
 
@@ -35,6 +37,16 @@ pub(super) struct Granted {
     pub(super) chunk_tokens: Option<u32>,
 }
 
+/// The state of an instance, as far as it reports it.
+#[derive(Debug, Default)]
+pub(super) struct InstanceReport {
+    pub(super) running: Vec<LeaseId>,
+    pub(super) running_tokens: u64,
+    pub(super) kept_tokens: u64,
+    /// The longest prefix of each context that it holds.
+    pub(super) held: Option<Vec<PrefixHash>>,
+}
+
 /// The core, and the names by which it knows requests and instances.
 pub(super) struct Desk {
     core: Dispatch,
@@ -43,6 +55,10 @@ pub(super) struct Desk {
     /// The request of each call.
     calls: Vec<usize>,
     jobs: usize,
+    /// What an instance reports, but for its state.
+    report: KvReport,
+    slots: u32,
+    opened: Opened,
     output_max: u32,
 }
 
@@ -50,8 +66,12 @@ fn worker(instance: usize) -> WorkerId {
     WorkerId(format!("{instance:04}"))
 }
 
-fn now_ms(now_s: f64) -> u64 {
-    START_MS + (now_s * 1e3) as u64
+/// How far the start has come. The simulation begins when the scheduler has waited for all instances.
+#[derive(Clone, Copy, Debug)]
+enum Opened {
+    No,
+    Instances,
+    Yes,
 }
 
 impl Desk {
@@ -59,6 +79,7 @@ impl Desk {
     pub(super) fn new(
         workload: &Workload,
         shape: &Shape,
+        engine: &EngineModel,
         policy: SimulatedPolicy,
         placement: PlacementPolicy,
     ) -> Option<Self> {
@@ -83,6 +104,12 @@ impl Desk {
         config.chunk_tokens = shape.chunk_tokens;
         config.order = order;
         config.placement = placement;
+        let read_seconds = engine.step_seconds(StepLoad {
+            requests: 1,
+            tokens: READ_TOKENS,
+            ..StepLoad::default()
+        });
+        let slack = shape.slots as u64 * BLOCK_SLACK_TOKENS;
         Some(Desk {
             core: Dispatch::new(config, START_MS, 0),
             namespace: SignedNamespace {
@@ -97,49 +124,76 @@ impl Desk {
             policy,
             calls: Vec::new(),
             jobs: workload.jobs.len(),
+            report: KvReport {
+                capacity_tokens: shape.kv_tokens.saturating_sub(slack).max(1),
+                prefill_ms_per_1k: Some((read_seconds * 1e6 / READ_TOKENS as f64) as f32),
+                ..KvReport::default()
+            },
+            slots: u32::try_from(shape.slots).unwrap_or(u32::MAX),
+            opened: Opened::No,
             output_max: workload.output_max,
         })
     }
 
-    /// Registers the instances. Requests that were submitted before are known by then, as those of a rollout are.
-    pub(super) fn open(
-        &mut self,
-        shape: &Shape,
-        engine: &EngineModel,
-    ) -> anyhow::Result<Vec<Granted>> {
-        let read_seconds = engine.step_seconds(StepLoad {
-            requests: 1,
-            tokens: 2_048,
-            kv_tokens: 0,
-        });
-        let slack = shape.slots as u64 * BLOCK_SLACK_TOKENS;
+    /// Registers the instances, and lets the scheduler begin. Requests that were submitted before are known by then, as
+    /// those of a rollout are.
+    pub(super) fn open(&mut self, instances: usize) -> anyhow::Result<Vec<Granted>> {
+        self.opened = Opened::Instances;
         let mut granted = Vec::new();
-        for part in 1..=OPENING_PARTS {
-            let slots = (shape.slots * part).div_ceil(OPENING_PARTS);
-            for instance in 0..shape.instances {
-                let heartbeat = Heartbeat {
-                    worker: worker(instance),
-                    incarnation: 1,
-                    url: format!("http://{instance}"),
-                    model: self.namespace.namespace.model.clone(),
-                    tokenizer: self.namespace.namespace.tokenizer.clone(),
-                    max_context: u32::MAX,
-                    max_running: u32::try_from(slots).unwrap_or(u32::MAX),
-                    running: Vec::new(),
-                    draining: false,
-                    compiles_forms: false,
-                    eagle3: None,
-                    fallback: None,
-                    kv: Some(KvReport {
-                        capacity_tokens: shape.kv_tokens.saturating_sub(slack).max(1),
-                        prefill_ms_per_1k: Some((read_seconds * 1e6 / 2_048.0) as f32),
-                        ..KvReport::default()
-                    }),
-                };
-                granted.extend(self.apply(DispatchEvent::Heartbeat(heartbeat), 0.0)?);
-            }
+        for instance in 0..instances {
+            let (of_report, _) = self.report(instance, InstanceReport::default(), 0.0)?;
+            granted.extend(of_report);
         }
+        self.opened = Opened::Yes;
+        granted.extend(self.apply(DispatchEvent::Tick, 0.0)?);
         Ok(granted)
+    }
+
+    /// An instance reports. Returns also the seconds until its next report.
+    pub(super) fn report(
+        &mut self,
+        instance: usize,
+        state: InstanceReport,
+        now_s: f64,
+    ) -> anyhow::Result<(Vec<Granted>, f64)> {
+        let heartbeat = Heartbeat {
+            worker: worker(instance),
+            incarnation: 1,
+            url: format!("http://{instance}"),
+            model: self.namespace.namespace.model.clone(),
+            tokenizer: self.namespace.namespace.tokenizer.clone(),
+            max_context: u32::MAX,
+            max_running: self.slots,
+            running: state.running,
+            draining: false,
+            compiles_forms: false,
+            eagle3: None,
+            fallback: None,
+            kv: Some(KvReport {
+                running_tokens: state.running_tokens,
+                kept_tokens: state.kept_tokens,
+                held: state.held,
+                ..self.report.clone()
+            }),
+        };
+        let effects = self
+            .core
+            .apply(DispatchEvent::Heartbeat(heartbeat), self.now_ms(now_s));
+        let mut answers = effects.iter().filter_map(|effect| match effect {
+            DispatchEffect::HeartbeatAnswer(Ok(reply)) => Some(reply.next_in_ms as f64 / 1e3),
+            _ => None,
+        });
+        let next_in_s = answers.next().unwrap_or(1.0);
+        Ok((self.granted(effects)?, next_in_s))
+    }
+
+    /// Before the start, requests come first, and then all instances.
+    fn now_ms(&self, now_s: f64) -> u64 {
+        match self.opened {
+            Opened::No => START_MS,
+            Opened::Instances => START_MS + 1,
+            Opened::Yes => START_MS + OPENING_MS + (now_s * 1e3) as u64,
+        }
     }
 
     /// A request asks for a lease, and gives back the one of the chunk that has `ended`.
@@ -158,7 +212,7 @@ impl Desk {
             true => ((now_s - progress.submitted_s) * 1e3) as u64,
             // Samples arrived one after the other before the start, a millisecond apart, so that none has the time of
             // another and a request that continues keeps its place.
-            false => (now_s * 1e3) as u64 + (self.jobs - job) as u64,
+            false => self.now_ms(now_s) - (START_MS - (self.jobs - job) as u64),
         };
         let request = LeaseRequest {
             request: RequestId(job as u128 + 1),
@@ -206,8 +260,13 @@ impl Desk {
     }
 
     fn apply(&mut self, event: DispatchEvent, now_s: f64) -> anyhow::Result<Vec<Granted>> {
+        let effects = self.core.apply(event, self.now_ms(now_s));
+        self.granted(effects)
+    }
+
+    fn granted(&self, effects: Vec<DispatchEffect>) -> anyhow::Result<Vec<Granted>> {
         let mut granted = Vec::new();
-        for effect in self.core.apply(event, now_ms(now_s)) {
+        for effect in effects {
             match effect {
                 DispatchEffect::Grant { call, lease, .. } => granted.push(Granted {
                     job: *self

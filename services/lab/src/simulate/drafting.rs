@@ -5,7 +5,7 @@
 
 use super::decoding::{Decoding, Drafted};
 use super::options::{DraftRule, SimulatedDrafts};
-use super::token_drafts::TokenDrafts;
+use super::token_drafts::{DraftSettings, TokenDrafts};
 use super::workload::Workload;
 use crate::replay::{DRAFT_TOKENS_MAX, EngineModel, StepLoad, draft_tokens, expected_tokens};
 
@@ -41,6 +41,7 @@ impl Drafting {
             Drafting::Off => Ok(Drafted {
                 gains: vec![1.0; decoding.len()],
                 draft_tokens: 0,
+                host_s: 0.0,
                 steps_max: u32::MAX,
             }),
             Drafting::Model(model) => Ok(model.plan(decoding, load, engine)),
@@ -74,18 +75,12 @@ pub(super) struct ModelDrafts {
     references: Vec<usize>,
     /// The acceptance of a token, by the number of references.
     acceptance: Vec<f64>,
-    rule: DraftRule,
-    paths: usize,
+    settings: DraftSettings,
 }
 
 impl ModelDrafts {
-    pub(super) fn new(
-        workload: &Workload,
-        drafts: SimulatedDrafts,
-        rule: DraftRule,
-        paths: usize,
-    ) -> Self {
-        let known = |group: usize| match drafts {
+    pub(super) fn new(workload: &Workload, settings: DraftSettings) -> Self {
+        let known = |group: usize| match settings.drafts {
             SimulatedDrafts::History => workload.known[group].samples,
             SimulatedDrafts::Off | SimulatedDrafts::Group => 0,
         };
@@ -93,10 +88,9 @@ impl ModelDrafts {
             groups: workload.jobs.iter().map(|job| job.group).collect(),
             references: (0..workload.groups).map(known).collect(),
             acceptance: (0..=REFERENCES_MAX)
-                .map(|references| acceptance(tokens_per_step(references, paths)))
+                .map(|references| acceptance(tokens_per_step(references, settings.paths)))
                 .collect(),
-            rule,
-            paths,
+            settings,
         }
     }
 
@@ -106,15 +100,14 @@ impl ModelDrafts {
             .map(|one| self.acceptance[self.references[self.groups[one.job]].min(REFERENCES_MAX)])
             .collect();
         let step_seconds = |draft_tokens: usize| {
-            engine.step_seconds(StepLoad {
-                tokens: load.tokens + draft_tokens,
-                ..load
-            })
+            engine.step_seconds(load.with_drafts(draft_tokens, decoding.len()))
+                + self.settings.host_s(draft_tokens, decoding.len())
         };
-        let depths = match self.rule {
+        let depths = match self.settings.rule {
             DraftRule::Mba => {
                 let mean = acceptance.iter().sum::<f64>() / acceptance.len().max(1) as f64;
-                let more = |tokens: usize| tokens.saturating_sub(decoding.len()) * self.paths;
+                let more =
+                    |tokens: usize| tokens.saturating_sub(decoding.len()) * self.settings.paths;
                 let positions = [mean; DRAFT_TOKENS_MAX];
                 let (depth, _) = draft_tokens((decoding.len(), 0), &positions, |tokens| {
                     step_seconds(more(tokens))
@@ -127,9 +120,11 @@ impl ModelDrafts {
             .iter()
             .zip(&depths)
             .map(|(accepts, depth)| expected_tokens(&[*accepts; DRAFT_TOKENS_MAX], *depth));
+        let draft_tokens = depths.iter().sum::<usize>() * self.settings.paths;
         Drafted {
             gains: gains.collect(),
-            draft_tokens: depths.iter().sum::<usize>() * self.paths,
+            draft_tokens,
+            host_s: self.settings.host_s(draft_tokens, decoding.len()),
             steps_max: STEPS_MAX,
         }
     }
@@ -153,7 +148,7 @@ impl ModelDrafts {
             let tokens = acceptance.iter().zip(depths);
             let tokens = tokens
                 .map(|(accepts, depth)| expected_tokens(&[*accepts; DRAFT_TOKENS_MAX], *depth));
-            let draft_tokens = depths.iter().sum::<usize>() * self.paths;
+            let draft_tokens = depths.iter().sum::<usize>() * self.settings.paths;
             tokens.sum::<f64>() / step_seconds(draft_tokens)
         };
         let mut best = vec![0; acceptance.len()];

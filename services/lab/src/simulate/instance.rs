@@ -6,7 +6,7 @@
 //! When the next step would not fit into the KV cache, what is kept for requests that may come back goes first. Then
 //! the request that came last is preempted: its blocks are freed, and it reads all of its context again later.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use lru::LruCache;
 use refrain_protocol::prefix::{PrefixHash, mark};
@@ -35,6 +35,13 @@ enum Kept {
     Job(usize),
     /// The part of a conversation between two marks.
     Prefix(PrefixHash),
+}
+
+/// The blocks of a kept context, and the prefix before it.
+#[derive(Clone, Copy, Debug)]
+struct Keeping {
+    blocks: u64,
+    shorter: Option<PrefixHash>,
 }
 
 /// The result of a run.
@@ -69,7 +76,7 @@ pub(super) struct Instance {
     limits: InstanceLimits,
     seats: Vec<Seat>,
     waiting: VecDeque<Seat>,
-    kept: LruCache<Kept, u64>,
+    kept: LruCache<Kept, Keeping>,
     kept_blocks: u64,
     plan: Option<Plan>,
     /// Grows with each plan, so that an event of an earlier plan is known as such.
@@ -113,23 +120,29 @@ impl Instance {
         let Some(kept) = self.kept.pop(&Kept::Job(job)) else {
             return false;
         };
-        self.kept_blocks -= kept;
+        self.kept_blocks -= kept.blocks;
         true
     }
 
     /// Keeps the context of a request that may come back.
     pub(super) fn keep_job(&mut self, job: usize, context: f64) {
-        self.keep(Kept::Job(job), blocks(context));
+        let kept = Keeping {
+            blocks: blocks(context),
+            shorter: None,
+        };
+        self.keep(Kept::Job(job), kept);
     }
 
     /// Keeps a conversation, as far as it is hashed. The longest prefix is the first to go.
     pub(super) fn keep_prefixes(&mut self, prefixes: &[PrefixHash]) {
         for (nth, prefix) in prefixes.iter().enumerate().rev() {
-            let shorter = nth.checked_sub(1).map_or(0, mark);
-            self.keep(
-                Kept::Prefix(*prefix),
-                blocks(f64::from(mark(nth) - shorter)),
-            );
+            let before = nth.checked_sub(1);
+            let tokens = mark(nth) - before.map_or(0, mark);
+            let kept = Keeping {
+                blocks: blocks(f64::from(tokens)),
+                shorter: before.map(|before| prefixes[before]),
+            };
+            self.keep(Kept::Prefix(*prefix), kept);
         }
     }
 
@@ -145,20 +158,50 @@ impl Instance {
         held.checked_sub(1).map_or(0, mark)
     }
 
-    fn keep(&mut self, key: Kept, blocks: u64) {
-        self.kept_blocks += blocks;
-        if let Some(before) = self.kept.put(key, blocks) {
-            self.kept_blocks -= before;
+    /// The longest prefix of each conversation that is kept or runs.
+    pub(super) fn longest_prefixes<'a>(
+        &self,
+        prefixes_of: impl Fn(usize) -> &'a [PrefixHash],
+    ) -> Vec<PrefixHash> {
+        let kept = self.kept.iter().filter_map(|(key, kept)| match key {
+            Kept::Prefix(prefix) => Some((*prefix, kept.shorter)),
+            Kept::Job(_) => None,
+        });
+        let shorter: HashSet<PrefixHash> =
+            kept.clone().filter_map(|(_, shorter)| shorter).collect();
+        let running = self.seats.iter().filter(|seat| seat.unread == 0);
+        let running = running.filter_map(|seat| prefixes_of(seat.job).last().copied());
+        let kept = kept.map(|(prefix, _)| prefix).chain(running);
+        kept.filter(|prefix| !shorter.contains(prefix)).collect()
+    }
+
+    /// The requests that it has.
+    pub(super) fn jobs(&self) -> impl Iterator<Item = usize> {
+        self.seats.iter().chain(&self.waiting).map(|seat| seat.job)
+    }
+
+    /// KV tokens of running requests, and those that are kept for others.
+    pub(super) fn kv_tokens(&self) -> (u64, u64) {
+        (
+            self.used_blocks() * BLOCK_TOKENS,
+            self.kept_blocks * BLOCK_TOKENS,
+        )
+    }
+
+    fn keep(&mut self, key: Kept, kept: Keeping) {
+        self.kept_blocks += kept.blocks;
+        if let Some(before) = self.kept.put(key, kept) {
+            self.kept_blocks -= before.blocks;
         }
         let room = self.blocks().saturating_sub(self.used_blocks());
         while self.kept_blocks > room && self.evict() {}
     }
 
     fn evict(&mut self) -> bool {
-        let Some((_, blocks)) = self.kept.pop_lru() else {
+        let Some((_, kept)) = self.kept.pop_lru() else {
             return false;
         };
-        self.kept_blocks -= blocks;
+        self.kept_blocks -= kept.blocks;
         true
     }
 
@@ -319,13 +362,12 @@ impl Instance {
             requests: decoding.len() + plan.reads.len(),
             tokens: decoding.len() + read_tokens as usize,
             kv_tokens: self.seats.iter().map(|seat| seat.context as usize).sum(),
+            queries: 1.0,
         };
         let drafted = drafting.plan(self.number, now_s, &decoding, load, engine)?;
-        plan.step_s = engine.step_seconds(StepLoad {
-            tokens: load.tokens + drafted.draft_tokens,
-            ..load
-        });
-        plan.growth_s = drafted.gains.iter().sum::<f64>() * engine.kv_token_seconds();
+        let load = load.with_drafts(drafted.draft_tokens, decoding.len());
+        plan.step_s = engine.step_seconds(load) + drafted.host_s;
+        plan.growth_s = drafted.gains.iter().sum::<f64>() * engine.kv_token_seconds(load.queries);
         let mut gains = drafted.gains.into_iter();
         for (seat, gain) in self.seats.iter().zip(&mut plan.gains) {
             if decodes(seat) {

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, BinaryHeap};
 
 use anyhow::{Context, bail};
 
-use super::desk::{Desk, Granted, chunk_end};
+use super::desk::{Desk, Granted, InstanceReport, chunk_end};
 use super::drafting::Drafting;
 use super::instance::{Instance, InstanceLimits};
 use super::job_progress::Progress;
@@ -26,6 +26,8 @@ enum Event {
     Arrival { job: usize },
     /// The scheduler looks at what has waited for long.
     Tick,
+    /// An instance reports to the scheduler.
+    Report { instance: usize },
 }
 
 /// The counts over all instances.
@@ -103,8 +105,13 @@ impl<'a> Mesh<'a> {
     ) -> anyhow::Result<()> {
         if policy == SimulatedPolicy::GroupFifo {
             let workload = self.workload;
+            let ranks = self.shape.ranks;
+            let engines = self.instances.len() / ranks;
+            let mut seated = vec![0; engines];
             for (job, of) in workload.jobs.iter().enumerate() {
-                let instance = of.group % self.instances.len();
+                let engine = of.group % engines;
+                let instance = engine * ranks + seated[engine] % ranks;
+                seated[engine] += 1;
                 let left = of.output_tokens;
                 self.seat(job, instance, (left, of.prompt_tokens, 0), 0.0);
             }
@@ -128,6 +135,10 @@ impl<'a> Mesh<'a> {
         progress: impl FnMut(usize),
     ) -> anyhow::Result<()> {
         self.open()?;
+        for instance in 0..self.instances.len() {
+            // Samples of groups have no prefixes, and there is one tenant. So only conversations need reports.
+            self.at(1.0, Event::Report { instance });
+        }
         self.sessions = first_turns.iter().rev().copied().collect();
         for nth in 0..at_once.min(first_turns.len()) {
             if let Some(job) = self.sessions.pop() {
@@ -143,7 +154,7 @@ impl<'a> Mesh<'a> {
         let Some(desk) = &mut self.desk else {
             return Ok(());
         };
-        let granted = desk.open(self.shape, &self.engine)?;
+        let granted = desk.open(self.instances.len())?;
         self.at(1.0, Event::Tick);
         self.carry_out(granted, None)
     }
@@ -175,9 +186,31 @@ impl<'a> Mesh<'a> {
                     }
                     self.at(self.now_s + 1.0, Event::Tick);
                 }
+                Event::Report { instance } => self.report(instance)?,
             }
         }
         Ok(())
+    }
+
+    fn report(&mut self, instance: usize) -> anyhow::Result<()> {
+        let Some(desk) = &mut self.desk else {
+            return Ok(());
+        };
+        let of = &self.instances[instance];
+        let prefixes_of = |job: usize| {
+            let turn = self.workload.jobs[job].turn.as_ref();
+            turn.map_or(&[][..], |turn| &turn.before)
+        };
+        let (running_tokens, kept_tokens) = of.kv_tokens();
+        let state = InstanceReport {
+            running: of.jobs().filter_map(|job| self.jobs[job].lease).collect(),
+            running_tokens,
+            kept_tokens,
+            held: Some(of.longest_prefixes(prefixes_of)),
+        };
+        let (granted, next_in_s) = desk.report(instance, state, self.now_s)?;
+        self.at(self.now_s + next_in_s, Event::Report { instance });
+        self.carry_out(granted, None)
     }
 
     /// Ends the run of an instance, answers what has ended, and plans the next run.

@@ -57,6 +57,9 @@ pub struct SimulateOptions {
     /// Control: give the samples of each group to other groups, at random.
     #[arg(long)]
     pub shuffle_groups: bool,
+    /// Let the groups arrive in an order that the seed decides, not in that of the trace.
+    #[arg(long)]
+    pub shuffle_order: bool,
     /// Model of the instances' step times, as for `refrain replay` [default: the preset's, or h100-8b].
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub engine_model: Option<String>,
@@ -117,6 +120,9 @@ pub struct SimulateOptions {
     /// Time until other requests can draft from a token, milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 250.0)]
     pub feed_lag_ms: f64,
+    /// Time to propose a draft for one request, microseconds.
+    #[arg(long, value_name = "US", default_value_t = 10.0)]
+    pub propose_us: f64,
     /// Seed of everything that is drawn.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -225,6 +231,7 @@ impl SimulateOptions {
             || Shape {
                 engine_model: DEFAULT_ENGINE_MODEL.to_owned(),
                 instances: 4,
+                ranks: 1,
                 groups: 100,
                 group_size: 8,
                 output_mean: 2_000.0,
@@ -239,6 +246,10 @@ impl SimulateOptions {
         Shape {
             engine_model: self.engine_model.clone().unwrap_or(base.engine_model),
             instances: self.instances.unwrap_or(base.instances),
+            ranks: match self.instances {
+                Some(instances) if !instances.is_multiple_of(base.ranks) => 1,
+                _ => base.ranks,
+            },
             groups: self.groups.unwrap_or(base.groups),
             group_size: self.group_size.unwrap_or(base.group_size),
             output_mean: self.output_mean.unwrap_or(base.output_mean),
@@ -288,6 +299,7 @@ impl SimulateOptions {
             ("--group-correlation", Some(self.group_correlation), 1.0),
             ("--length-sigma", Some(self.length_sigma), 5.0),
             ("--think-s", Some(self.think_s), f64::MAX),
+            ("--propose-us", Some(self.propose_us), f64::MAX),
             ("--feed-lag-ms", Some(self.feed_lag_ms), f64::MAX),
             ("--pool-gb-per-s", self.pool_gb_per_s, f64::MAX),
             ("--output-mean", self.output_mean, f64::MAX),

@@ -2,8 +2,12 @@
 //!
 //! From the paper: requests, group sizes, mean and longest outputs, devices per instance, and weights. Assumed:
 //! prompts of 1,000 tokens; a spread of lengths of sigma 1 with a correlation of 0.7 within a group (options change
-//! both); 256 slots per device group; KV in what 90 % of the devices' 80 GB leave beside the weights; chunks of 8,192
+//! both); 256 slots per instance; KV in what 90 % of the devices' 80 GB leave beside the weights; chunks of 8,192
 //! tokens (the paper's first version says 8 K); and a pool that each device reaches at 50 GB/s, its network card.
+//!
+//! Kimi-K2 is served with data-parallel attention (DP32 in the paper), so each device has a KV cache of its own for its
+//! own requests. Such a rank is simulated as an instance. The baseline pins a group to the 32 ranks of an engine, which
+//! get its samples in turn. The ranks of a real engine step together; here they do not.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -18,7 +22,7 @@ pub enum WorkloadPreset {
     SeerMoonlight,
     /// Qwen2-VL-72B, 9,600 requests in groups of 16, on 16 instances.
     SeerQwen2vl,
-    /// Kimi-K2, 6,400 requests in groups of 8, on 8 instances.
+    /// Kimi-K2, 6,400 requests in groups of 8, on 8 instances of 32 ranks.
     SeerKimi,
 }
 
@@ -35,6 +39,7 @@ impl WorkloadPreset {
         let shape = |engine: &str, instances, requests: usize, group_size, mean, max| Shape {
             engine_model: engine.to_owned(),
             instances,
+            ranks: 1,
             groups: requests / group_size,
             group_size,
             output_mean: mean,
@@ -55,10 +60,10 @@ impl WorkloadPreset {
                 ..shape("h800x8-qwen2vl-72b", 16, 9_600, 16, 7_615.0, 40_960)
             },
             WorkloadPreset::SeerKimi => Shape {
-                kv_tokens: kv_tokens(32.0, 1_000.0, 70_272.0),
-                pool_gb_per_s: 1_600.0,
-                slots: 2_048,
-                ..shape("h800x32-kimi-k2", 8, 6_400, 8, 38_959.0, 98_304)
+                kv_tokens: kv_tokens(1.0, 42.4, 70_272.0),
+                ranks: 32,
+                slots: 64,
+                ..shape("h800-kimi-k2-rank", 256, 6_400, 8, 38_959.0, 98_304)
             },
         }
     }

@@ -199,17 +199,13 @@ impl Input {
             rule: case.rule,
             paths: options.paths,
             lag_s: options.feed_lag_ms / 1e3,
+            propose_s: options.propose_us / 1e6,
         };
         let tokens =
             TokenDrafts::new(&self.workload, self.shape.instances, &self.engine, settings)?;
         Ok(match tokens {
             Some(tokens) => Drafting::Tokens(Box::new(tokens)),
-            None => Drafting::Model(ModelDrafts::new(
-                &self.workload,
-                case.drafts,
-                case.rule,
-                options.paths,
-            )),
+            None => Drafting::Model(ModelDrafts::new(&self.workload, settings)),
         })
     }
 
@@ -221,7 +217,13 @@ impl Input {
         progress: &dyn Fn(u64, f64),
     ) -> anyhow::Result<(RunReport, Plot, Vec<usize>)> {
         let (workload, shape) = (&self.workload, &self.shape);
-        let desk = Desk::new(workload, shape, case.policy, case.placement.policy());
+        let desk = Desk::new(
+            workload,
+            shape,
+            &self.engine,
+            case.policy,
+            case.placement.policy(),
+        );
         let engine = (self.engine.clone(), options.prefill_tokens);
         let drafting = self.drafting(case, options)?;
         let mut mesh = Mesh::new(workload, shape, engine, desk, drafting);

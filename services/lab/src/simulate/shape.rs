@@ -9,6 +9,8 @@ pub struct Shape {
     pub engine_model: String,
     /// Instances.
     pub instances: usize,
+    /// Instances that serve one group in the baseline: the ranks of an engine with data-parallel attention.
+    pub ranks: usize,
     /// Groups, where lengths are drawn.
     pub groups: usize,
     /// Samples of a group.

@@ -98,6 +98,29 @@ fn true_lengths_are_not_worse_than_any_estimate_and_shuffled_groups_tell_less() 
     assert!(gain > shuffled_gain, "{gain} {shuffled_gain}");
 }
 
+#[test]
+fn a_seed_decides_the_order_of_groups_and_nothing_else_of_them() {
+    let arguments = format!("{TIGHT} --policies divided");
+    let plain = run(&options(&arguments), |_, _| {}).expect("it is simulated");
+    let arguments = format!("{arguments} --shuffle-order");
+    let shuffled = run(&options(&arguments), |_, _| {}).expect("it is simulated");
+    let [plain, shuffled] = [&plain.workloads[0], &shuffled.workloads[0]];
+    assert_eq!(plain.output_tokens, shuffled.output_tokens);
+    assert_eq!(plain.output_max, shuffled.output_max);
+    assert_ne!(plain.runs[0].makespan_s, shuffled.runs[0].makespan_s);
+}
+
+#[test]
+fn ranks_of_an_engine_share_its_groups_in_the_baseline() {
+    let shape = WorkloadPreset::SeerKimi.shape();
+    assert_eq!((shape.instances, shape.ranks), (256, 32));
+    let seen = runs("--presets seer-kimi --groups 16 --policies group-fifo,divided");
+    for run in &seen {
+        // 128 requests in 256 ranks: at most one request in each, so nothing is preempted.
+        assert_eq!((run.preemptions, run.refilled_tokens), (0, 0), "{run:?}");
+    }
+}
+
 /// Steps of 1 ms, and of 10 ms for each thousand tokens of context.
 fn engine_file(folder: &std::path::Path) -> PathBuf {
     let path = folder.join("engine.toml");

@@ -43,7 +43,7 @@ pub(super) struct TokenDrafts {
     writers: Vec<Writer>,
     groups: Vec<Index>,
     feed: VecDeque<Fed>,
-    lag_s: f64,
+    settings: DraftSettings,
     judges: Vec<Judge>,
     params: ProposeParams,
 }
@@ -55,6 +55,18 @@ pub(super) struct DraftSettings {
     pub(super) rule: DraftRule,
     pub(super) paths: usize,
     pub(super) lag_s: f64,
+    /// Time to propose a draft for one request, seconds.
+    pub(super) propose_s: f64,
+}
+
+impl DraftSettings {
+    /// Time to propose the drafts of a step, seconds. The host proposes when it knows the tokens of the step before.
+    pub(super) fn host_s(&self, draft_tokens: usize, decoding: usize) -> f64 {
+        match draft_tokens {
+            0 => 0.0,
+            _ => self.propose_s * decoding as f64,
+        }
+    }
 }
 
 impl TokenDrafts {
@@ -112,7 +124,7 @@ impl TokenDrafts {
             writers,
             groups,
             feed: VecDeque::new(),
-            lag_s: settings.lag_s,
+            settings,
             judges: (0..instances)
                 .map(|_| Judge::new(judging.clone()))
                 .collect(),
@@ -146,6 +158,7 @@ impl TokenDrafts {
         let mut drafted = Drafted {
             gains: Vec::with_capacity(decoding.len()),
             draft_tokens: 0,
+            host_s: 0.0,
             steps_max: 1,
         };
         let mut verified = Vec::with_capacity(decoding.len());
@@ -169,6 +182,7 @@ impl TokenDrafts {
             });
         }
         judge.settle(&verified);
+        drafted.host_s = self.settings.host_s(drafted.draft_tokens, decoding.len());
         Ok(drafted)
     }
 
@@ -198,7 +212,7 @@ impl TokenDrafts {
             own.append(OWN, new)?;
         }
         self.feed.push_back(Fed {
-            visible_s: now_s + self.lag_s,
+            visible_s: now_s + self.settings.lag_s,
             job: one.job,
             tokens: new.to_vec(),
         });

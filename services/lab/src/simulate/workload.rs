@@ -15,6 +15,7 @@ use crate::replay::trace::RecordedCall;
 /// Streams of random numbers.
 const LENGTHS: u64 = 1;
 const SHUFFLED: u64 = 2;
+const ARRIVALS: u64 = 4;
 
 /// A request.
 #[derive(Clone, Debug, Default)]
@@ -165,6 +166,19 @@ impl Workload {
                 job.group = group;
             }
             // Samples of a group still arrive one after the other.
+            self.jobs.sort_by_key(|job| job.group);
+        }
+        if options.shuffle_order {
+            let mut order: Vec<usize> = (0..self.groups).collect();
+            Random::new(options.seed, ARRIVALS).shuffle(&mut order);
+            let mut known = vec![Known::default(); self.groups];
+            for (group, of) in self.known.drain(..).enumerate() {
+                known[order[group]] = of;
+            }
+            self.known = known;
+            for job in &mut self.jobs {
+                job.group = order[job.group];
+            }
             self.jobs.sort_by_key(|job| job.group);
         }
         for job in &mut self.jobs {

@@ -15,6 +15,7 @@
 //! order decides about free slots only. `slot_claims` decides which tenant has to give one up.
 
 mod classes;
+mod fit_tree;
 mod line;
 mod pool_queue;
 mod slot_claims;
@@ -26,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use refrain_protocol::LeaseId;
 use refrain_protocol::scheduling::RequestClass;
 
-pub(super) use self::pool_queue::{Charge, PoolQueue, Spent};
+pub(super) use self::pool_queue::{Charge, HeldLine, PoolQueue, Spent};
 pub(super) use self::slot_claims::{PreemptibleLease, SlotDemand};
 pub use self::snapshot::PoolState;
 pub use self::waiting_request::LeaseCallId;
@@ -35,6 +36,7 @@ pub(super) use self::waiting_request::{Place, WaitingRequest};
 use self::classes::index;
 use self::pool_queue::{OUTPUT_TOKENS_FIRST_GUESS, SERVICE_MS_FIRST_GUESS};
 use super::pool_key::PoolKey;
+use crate::config::OrderPolicy;
 use crate::order::Rank;
 
 /// All waiting requests, by pool and tenant.
@@ -50,10 +52,11 @@ pub(super) struct FairQueue {
     by_tenant: HashMap<String, [usize; 2]>,
     tenants_tracked_max: usize,
     rollout_share: f64,
+    order: OrderPolicy,
 }
 
 impl FairQueue {
-    pub(super) fn new(tenants_tracked_max: usize, rollout_share: f64) -> Self {
+    pub(super) fn new(tenants_tracked_max: usize, rollout_share: f64, order: OrderPolicy) -> Self {
         FairQueue {
             pools: BTreeMap::new(),
             waiting: HashMap::new(),
@@ -62,6 +65,7 @@ impl FairQueue {
             by_tenant: HashMap::new(),
             tenants_tracked_max,
             rollout_share,
+            order,
         }
     }
 
@@ -84,6 +88,12 @@ impl FairQueue {
 
     pub(super) fn waiting_in_pool(&self, key: &PoolKey) -> usize {
         self.pools.get(key).map_or(0, PoolQueue::waiting)
+    }
+
+    /// The rollouts that wait in a pool.
+    pub(super) fn rollouts_waiting(&self, key: &PoolKey) -> u64 {
+        let pool = self.pools.get(key);
+        pool.map_or(0, |pool| pool.waiting[index(RequestClass::Rollout)] as u64)
     }
 
     /// The requests of a pool that are served before a new one of the class: no rollouts before an interactive one.
@@ -122,7 +132,7 @@ impl FairQueue {
         let (class, place) = (request.class, waiting.place);
         let tenant = &request.namespace.namespace.tenant;
         let pool = self.pools.entry(PoolKey::of_request(request)).or_default();
-        pool.push(tenant, class, waiting.rank, place);
+        pool.push(tenant, class, waiting.rank, place, waiting.kv_tokens);
         pool.forget_idle_past(self.tenants_tracked_max);
         self.by_class[index(class)] += 1;
         match self.by_tenant.get_mut(tenant) {
@@ -183,10 +193,11 @@ impl FairQueue {
             return;
         }
         let ranks = (std::mem::replace(&mut waiting.rank, rank), rank);
+        let kv_tokens = waiting.kv_tokens;
         let request = &waiting.request;
         if let Some(pool) = self.pools.get_mut(&PoolKey::of_request(request)) {
             let tenant = &request.namespace.namespace.tenant;
-            pool.rerank(tenant, request.class, waiting.place, ranks);
+            pool.rerank(tenant, request.class, waiting.place, ranks, kv_tokens);
         }
     }
 
@@ -249,15 +260,20 @@ impl FairQueue {
             .map_or(SERVICE_MS_FIRST_GUESS, |pool| pool.service_ms)
     }
 
-    /// The waiting requests of a pool with `slots` slots, in the order in which they should be placed.
+    /// The waiting requests of a pool with `slots` slots that need at most `room_tokens` of a KV cache, in the order
+    /// in which they should be placed.
     pub(super) fn in_order(
         &self,
         key: &PoolKey,
         slots: u64,
+        room_tokens: u64,
     ) -> impl Iterator<Item = &WaitingRequest> {
         let pool = self.pools.get(key).into_iter();
-        pool.flat_map(move |pool| pool.in_order(self.rollout_share, slots))
-            .filter_map(|call| self.get(call))
+        pool.flat_map(move |pool| {
+            let follows_ranks = self.order != OrderPolicy::Auto || pool.estimates.pays();
+            pool.in_order(self.rollout_share, follows_ranks, slots, room_tokens)
+        })
+        .filter_map(|call| self.get(call))
     }
 
     /// Forgets the pools in which nothing waits or runs and for which `is_served` finds no worker.

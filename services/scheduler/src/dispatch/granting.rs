@@ -1,11 +1,11 @@
 //! Grants leases for as long as some waiting request can be placed.
 
-use refrain_protocol::LeaseId;
 use refrain_protocol::scheduling::{Lease, RequestClass};
+use refrain_protocol::{LeaseId, WorkerId};
 
 use super::Dispatch;
 use super::events::{DispatchEffect, Placed};
-use super::fair_queue::{LeaseCallId, WaitingRequest};
+use super::fair_queue::{HeldLine, LeaseCallId, WaitingRequest};
 use super::lease_table::RunningLease;
 use super::live_worker::LiveWorker;
 use super::pool_key::PoolKey;
@@ -14,8 +14,8 @@ use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
-/// Most waiting requests of a pool that are looked at for one slot. Those that no free worker can take are passed
-/// over.
+/// Most waiting requests of a pool that are looked at for one slot. All have room in some KV cache. Those that no free
+/// worker can take for another reason are passed over.
 const LOOKED_AT_MAX: usize = 128;
 /// How long the first request in line waits for room in a KV cache, until a worker is kept free for it.
 const ROOM_PATIENCE_MS: u64 = 1_000;
@@ -41,15 +41,47 @@ impl Dispatch {
         let (owner, kept) = queue.reserved.unzip();
         let (context_max, room_tokens) = self.workers.free_limits(pool, kept);
         let slots = self.workers.headroom(pool).slots;
-        let waiting = self.queue.in_order(pool, slots).take(LOOKED_AT_MAX);
-        waiting
-            // This cheap filter spares most requests of a long queue the look at every free worker.
-            .filter(|waiting| {
-                let fits = waiting.request.context_tokens < context_max
-                    && waiting.kv_tokens <= room_tokens;
-                fits || owner == Some(waiting.place.call)
-            })
+        let owner = owner.and_then(|call| self.queue.get(call));
+        let waiting = self.queue.in_order(pool, slots, room_tokens);
+        // This cheap filter spares most requests the look at every free worker.
+        let fits = |waiting: &&WaitingRequest| {
+            waiting.request.context_tokens < context_max && waiting.kv_tokens <= room_tokens
+        };
+        let held = queue.held_at(self.now_ms);
+        let is_held = |waiting: &WaitingRequest| {
+            waiting.request.class == RequestClass::Rollout
+                && held.is_some_and(|held| waiting.submitted_ms < held.before_ms)
+        };
+        let waiting = waiting
+            .filter(|waiting| !is_held(waiting))
+            .take(LOOKED_AT_MAX)
+            .filter(fits);
+        owner
+            .into_iter()
+            .chain(waiting)
             .find_map(|waiting| Some((waiting.place.call, self.place(pool, waiting)?)))
+    }
+
+    /// Lets rollouts wait for more workers to report, if the first worker of their model has just joined.
+    ///
+    /// A long line can wait by then, after a restart of the scheduler for instance. It would fill that worker, and the
+    /// next ones would be idle. All live workers report within one interval of heartbeats. So a line that is longer
+    /// than the worker's slots waits for that time, and is then spread over the workers that have reported.
+    pub(super) fn hold_rollouts(&mut self, worker: &WorkerId) {
+        let Some(live) = self.workers.get(worker) else {
+            return;
+        };
+        let pool = live.pool.clone();
+        let is_first = self.workers.members(&pool).count() == 1;
+        if is_first && self.queue.rollouts_waiting(&pool) > u64::from(live.heartbeat.max_running) {
+            let until_ms = self.now_ms + self.config.heartbeat_interval_ms();
+            if let Some(queue) = self.queue.pool_mut(&pool) {
+                queue.held = Some(HeldLine {
+                    before_ms: self.now_ms,
+                    until_ms,
+                });
+            }
+        }
     }
 
     /// The best of the free workers that can take a request.
@@ -62,10 +94,9 @@ impl Dispatch {
             .filter(|(owner, _)| *owner != waiting.place.call);
         let able = self
             .workers
-            .free(pool)
+            .free(pool, waiting.kv_tokens)
             .filter(|(index, _)| kept.is_none_or(|(_, kept)| *index != kept))
-            .filter(|(_, worker)| worker.suits(request, waiting.submitted_ms))
-            .filter(|(_, worker)| worker.has_room(waiting.kv_tokens));
+            .filter(|(_, worker)| worker.suits(request, waiting.submitted_ms));
         let able: Vec<(usize, &LiveWorker)> = able.collect();
         if able.is_empty() {
             return None;
@@ -195,11 +226,14 @@ impl Dispatch {
     /// smaller requests would take all room that becomes free, again and again.
     fn reserve(&mut self, pool: &PoolKey) {
         let slots = self.workers.headroom(pool).slots;
-        let is_reserved = |queue: &super::fair_queue::PoolQueue| queue.reserved.is_some();
-        if self.queue.pool(pool).is_none_or(is_reserved) {
+        // A line that is held waits for workers, not for room.
+        let is_settled = |queue: &super::fair_queue::PoolQueue| {
+            queue.reserved.is_some() || queue.held_at(self.now_ms).is_some()
+        };
+        if self.queue.pool(pool).is_none_or(is_settled) {
             return;
         }
-        let Some(first) = self.queue.in_order(pool, slots).next() else {
+        let Some(first) = self.queue.in_order(pool, slots, u64::MAX).next() else {
             return;
         };
         if self.now_ms < first.submitted_ms.saturating_add(ROOM_PATIENCE_MS) {

@@ -22,8 +22,32 @@ struct Group {
     probe: Option<RequestId>,
     waiting: BTreeMap<Place, RequestId>,
     running: usize,
-    /// The estimate by which each member was ordered when it started; `None` where there was none.
-    started: HashMap<RequestId, Option<u32>>,
+    /// The members that have started and not finished.
+    started: HashMap<RequestId, Started>,
+    /// Members that have started since the group is known.
+    starts: u32,
+    /// The lengths of finished members whose sibling has not finished, by the number of the pair.
+    half_pairs: HashMap<u32, u32>,
+}
+
+/// A member that has started.
+#[derive(Clone, Copy, Debug)]
+struct Started {
+    /// The estimate by which it was ordered; `None` where there was none.
+    estimate: Option<u32>,
+    /// Members that started before it. The first two are siblings, and so on.
+    number: u32,
+}
+
+/// What the end of a member tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MemberFinish {
+    /// The estimate by which it was ordered when it started.
+    pub(super) estimate: Option<u32>,
+    /// The lengths of two siblings, if the other one had finished before, in the order of their starts.
+    pub(super) siblings: Option<(u32, u32)>,
+    /// Estimates of others have changed.
+    pub(super) others_change: bool,
 }
 
 impl Group {
@@ -39,6 +63,21 @@ impl Group {
             finished.map(|finished| finished.max(lengths.running_max))
         };
         longest(lengths) != longest(self.lengths) || probe != self.probe
+    }
+
+    /// The lengths of a finished member and of its sibling, in the order of their starts, once both are known.
+    fn pair(&mut self, number: u32, tokens: u32) -> Option<(u32, u32)> {
+        let pair = number / 2;
+        if let Some(other) = self.half_pairs.remove(&pair) {
+            return Some(match number.is_multiple_of(2) {
+                true => (tokens, other),
+                false => (other, tokens),
+            });
+        }
+        if self.half_pairs.len() < MEMBERS_TRACKED_MAX {
+            self.half_pairs.insert(pair, tokens);
+        }
+        None
     }
 
     /// Makes another waiting member the probe, if the group still needs one.
@@ -119,7 +158,11 @@ impl GroupTable {
             group.waiting.remove(&place);
             group.running += 1;
             if group.started.len() < MEMBERS_TRACKED_MAX {
-                group.started.entry(request).or_insert(estimate);
+                let number = group.starts;
+                group.started.entry(request).or_insert_with(|| {
+                    group.starts = number.wrapping_add(1);
+                    Started { estimate, number }
+                });
             }
         }
     }
@@ -149,26 +192,34 @@ impl GroupTable {
     /// A member is given up or aborted. Its length says nothing. Returns whether estimates of others have changed.
     pub(super) fn leaves(&mut self, key: &GroupKey, request: RequestId) -> bool {
         self.change(key, |group| {
-            group.started.remove(&request);
+            if let Some(started) = group.started.remove(&request) {
+                group.half_pairs.remove(&(started.number / 2));
+            }
             group.replace_probe(request);
         })
     }
 
-    /// A member has finished with `tokens`. Returns the estimate by which it was ordered when it started, and whether
-    /// estimates of others have changed.
+    /// A member has finished with `tokens`.
     pub(super) fn finishes(
         &mut self,
         key: &GroupKey,
         request: RequestId,
         tokens: u32,
-    ) -> (Option<u32>, bool) {
-        let mut estimate = None;
-        let changed = self.change(key, |group| {
-            estimate = group.started.remove(&request).flatten();
+    ) -> MemberFinish {
+        let (mut estimate, mut siblings) = (None, None);
+        let others_change = self.change(key, |group| {
+            if let Some(started) = group.started.remove(&request) {
+                estimate = started.estimate;
+                siblings = group.pair(started.number, tokens);
+            }
             group.lengths.finished_max = group.lengths.finished_max.max(Some(tokens));
             group.probe = None;
         });
-        (estimate, changed)
+        MemberFinish {
+            estimate,
+            siblings,
+            others_change,
+        }
     }
 
     fn change(&mut self, key: &GroupKey, change: impl FnOnce(&mut Group)) -> bool {
@@ -226,15 +277,42 @@ mod tests {
         assert!(table.look_up(&key, RequestId(2)).1);
         table.starts(&key, RequestId(2), place(2), None);
         table.stops(&key);
-        assert_eq!(table.finishes(&key, RequestId(2), 70), (None, true));
+        let finish = |estimate, siblings| MemberFinish {
+            estimate,
+            siblings,
+            others_change: true,
+        };
+        assert_eq!(table.finishes(&key, RequestId(2), 70), finish(None, None));
         assert!(!table.waits(&key, RequestId(3), place(3), 0));
         let (lengths, is_probe) = table.look_up(&key, RequestId(3));
         assert_eq!((lengths.finished_max, is_probe), (Some(70), false));
         // The estimate that counts is the one of the start, not of the end.
         table.starts(&key, RequestId(3), place(3), Some(70));
         assert!(table.grows(&key, 90));
-        assert_eq!(table.finishes(&key, RequestId(3), 95), (Some(70), true));
+        assert_eq!(
+            table.finishes(&key, RequestId(3), 95),
+            finish(Some(70), None)
+        );
         assert!(!table.grows(&key, 80));
+    }
+
+    #[test]
+    fn siblings_are_paired_by_their_starts_whichever_finishes_first() {
+        let (mut table, key) = (GroupTable::new(10), key("g"));
+        for nth in 0..6 {
+            table.waits(&key, RequestId(nth), place(nth as u64), 0);
+        }
+        for nth in 0..6 {
+            table.starts(&key, RequestId(nth), place(nth as u64), None);
+        }
+        // The second one is aborted, so the first one has no sibling.
+        table.leaves(&key, RequestId(1));
+        let mut pairs = Vec::new();
+        for nth in [3, 0, 5, 4, 2] {
+            let finish = table.finishes(&key, RequestId(nth), 10 * nth as u32);
+            pairs.extend(finish.siblings);
+        }
+        assert_eq!(pairs, [(40, 50), (20, 30)]);
     }
 
     #[test]

@@ -74,15 +74,13 @@ impl LiveWorker {
         capacity.filter(|capacity| *capacity > 0)
     }
 
-    /// Whether the KV cache has room for `kv_tokens`. A request that needs more than all of it gets it alone.
+    /// Whether the KV cache has room for `kv_tokens`.
     pub(super) fn has_room(&self, kv_tokens: u64) -> bool {
-        self.capacity_tokens().is_none_or(|capacity| {
-            let used = self.planned_tokens.saturating_add(self.unplanned_tokens);
-            used.saturating_add(kv_tokens.min(capacity)) <= capacity
-        })
+        kv_tokens <= self.room_tokens()
     }
 
-    /// Most `kv_tokens` for which there is room.
+    /// Most KV tokens for which there is room. A request that needs more than all of the KV cache gets it alone, so an
+    /// empty one has room for anything.
     pub(super) fn room_tokens(&self) -> u64 {
         match self.capacity_tokens() {
             None => u64::MAX,

@@ -7,7 +7,6 @@ use super::events::DispatchEffect;
 use super::fair_queue::{Place, WaitingRequest};
 use super::group_key::GroupKey;
 use super::lease_table::RunningLease;
-use super::pool_key::PoolKey;
 use crate::config::OrderPolicy;
 use crate::order::{Facts, Rank, rank};
 
@@ -110,7 +109,13 @@ impl Dispatch {
         let group = running.group.as_ref();
         let (estimate, others_change) = match (outcome, group) {
             (LeaseOutcome::Finished, Some(group)) => {
-                self.groups.finishes(group, running.request, tokens)
+                let finish = self.groups.finishes(group, running.request, tokens);
+                if let (Some((first, second)), Some(queue)) =
+                    (finish.siblings, self.queue.pool_mut(&running.pool))
+                {
+                    queue.estimates.note_siblings(first, second);
+                }
+                (finish.estimate, finish.others_change)
             }
             (LeaseOutcome::Finished, None) => (running.expected_tokens, false),
             (LeaseOutcome::Continues, Some(group)) => (None, self.groups.grows(group, tokens)),
@@ -119,8 +124,13 @@ impl Dispatch {
             }
             (LeaseOutcome::WorkerFailed, _) | (_, None) => (None, false),
         };
+        if outcome == LeaseOutcome::Finished
+            && let Some(expected_tokens) = running.expected_tokens
+            && let Some(queue) = self.queue.pool_mut(&running.pool)
+        {
+            queue.estimates.note_history(expected_tokens, tokens);
+        }
         if let Some(estimated_tokens) = estimate {
-            self.note_estimate(&running.pool, estimated_tokens, tokens);
             effects.push(DispatchEffect::LengthLearned {
                 estimated_tokens,
                 tokens,
@@ -128,15 +138,6 @@ impl Dispatch {
         }
         if others_change && let Some(group) = group {
             self.rerank(group);
-        }
-    }
-
-    /// Only `auto` asks whether estimates tell anything; the other policies always follow them.
-    fn note_estimate(&mut self, pool: &PoolKey, estimated_tokens: u32, tokens: u32) {
-        if self.config.order == OrderPolicy::Auto
-            && let Some(queue) = self.queue.pool_mut(pool)
-        {
-            queue.estimates.note(estimated_tokens, tokens);
         }
     }
 }

@@ -45,8 +45,10 @@ pub(super) struct Headroom {
 #[derive(Debug, Default)]
 struct PoolWorkers {
     members: BTreeSet<usize>,
-    /// Those that take new chunks and have a free slot.
-    free: BTreeSet<usize>,
+    /// Those that take new chunks and have a free slot, by the room in their KV caches, tokens.
+    free: BTreeSet<(u64, usize)>,
+    /// The same workers by the longest context that they take.
+    free_contexts: BTreeSet<(u32, usize)>,
     slots: u64,
     running: u64,
     open_context_max: u32,
@@ -62,6 +64,7 @@ struct Part {
     slots: u64,
     running: u64,
     max_context: u32,
+    room_tokens: u64,
     registered_ms: u64,
 }
 
@@ -86,6 +89,7 @@ impl Part {
             } else {
                 0
             },
+            room_tokens: worker.room_tokens(),
             registered_ms: worker.registered_ms,
         }
     }
@@ -165,10 +169,13 @@ impl WorkerTable {
         if before == after {
             return;
         }
+        if before.is_free {
+            workers.free.remove(&(before.room_tokens, index));
+            workers.free_contexts.remove(&(before.max_context, index));
+        }
         if after.is_free {
-            workers.free.insert(index);
-        } else {
-            workers.free.remove(&index);
+            workers.free.insert((after.room_tokens, index));
+            workers.free_contexts.insert((after.max_context, index));
         }
         workers.slots = workers.slots - before.slots + after.slots;
         workers.running = workers.running - before.running + after.running;
@@ -326,13 +333,15 @@ impl WorkerTable {
         removed
     }
 
-    /// The workers of a pool that take chunks and have a free slot, with their places.
+    /// The workers of a pool that take chunks, have a free slot, and have room for `kv_tokens`, with their places.
     pub(super) fn free(
         &self,
         pool: &PoolKey,
-    ) -> impl Iterator<Item = (usize, &LiveWorker)> + Clone {
-        let free = self.pools.get(pool).into_iter().flat_map(|pool| &pool.free);
-        free.filter_map(|index| Some((*index, self.at(*index)?)))
+        kv_tokens: u64,
+    ) -> impl Iterator<Item = (usize, &LiveWorker)> {
+        let pool = self.pools.get(pool).into_iter();
+        let free = pool.flat_map(move |pool| pool.free.range((kv_tokens, 0)..));
+        free.filter_map(|(_, index)| Some((*index, self.at(*index)?)))
     }
 
     /// All workers of a pool, with their places.
@@ -354,9 +363,18 @@ impl WorkerTable {
     /// Longest context that a free worker of the pool takes, and most KV tokens for which one has room. The worker
     /// that is kept for a request does not count.
     pub(super) fn free_limits(&self, pool: &PoolKey, kept: Option<usize>) -> (u32, u64) {
-        let free = self.free(pool).filter(|(index, _)| Some(*index) != kept);
-        let limits = free.map(|(_, worker)| (worker.heartbeat.max_context, worker.room_tokens()));
-        limits.fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)))
+        let Some(workers) = self.pools.get(pool) else {
+            return (0, 0);
+        };
+        let is_other = |index: usize| Some(index) != kept;
+        let mut contexts = workers.free_contexts.iter().rev();
+        let mut rooms = workers.free.iter().rev();
+        let context = contexts.find(|(_, index)| is_other(*index));
+        let room = rooms.find(|(_, index)| is_other(*index));
+        (
+            context.map_or(0, |(context, _)| *context),
+            room.map_or(0, |(room, _)| *room),
+        )
     }
 
     /// The load of a pool, for the choice of a worker.

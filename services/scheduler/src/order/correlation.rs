@@ -1,14 +1,11 @@
-//! Whether estimates tell anything: the correlation of estimated and true lengths.
+//! The correlation of estimated and true lengths, as far as it has been seen.
 
 /// Weight of the newest pair, once there are many.
-const STEP_MIN: f64 = 1.0 / 128.0;
-/// Pairs before the correlation counts. Until then estimates are trusted: a wrong order is no worse than a random
-/// one.
-const PAIRS_MIN: u32 = 24;
-/// Estimates with less correlation are not trusted.
-const DISTRUST_BELOW: f64 = 0.15;
-/// Estimates that were not trusted are trusted again above this.
-const TRUST_ABOVE: f64 = 0.3;
+const STEP_MIN: f64 = 1.0 / 256.0;
+/// Fewer pairs tell nothing.
+const PAIRS_MIN: u32 = 8;
+/// The true correlation is above the lower bound in 95 % of cases: so many standard errors below the measured one.
+const STANDARD_ERRORS: f64 = 1.645;
 
 /// Moving moments of the logarithms of estimates and lengths. Logarithms, since a few very long outputs would decide
 /// everything otherwise.
@@ -18,11 +15,10 @@ pub(crate) struct Correlation {
     mean: [f64; 2],
     variance: [f64; 2],
     covariance: f64,
-    distrusted: bool,
 }
 
 impl Correlation {
-    /// Notes the estimate by which a request was ordered and its length.
+    /// Notes an estimate and the true length.
     pub(crate) fn note(&mut self, estimated_tokens: u32, tokens: u32) {
         let log = |tokens: u32| f64::from(tokens.max(1)).ln();
         let deviation = [
@@ -37,13 +33,6 @@ impl Correlation {
             self.variance[side] = kept * (self.variance[side] + step * deviation * deviation);
         }
         self.covariance = kept * (self.covariance + step * deviation[0] * deviation[1]);
-        if self.pairs >= PAIRS_MIN {
-            let value = self.value();
-            self.distrusted = match self.distrusted {
-                true => value <= TRUST_ABOVE,
-                false => value < DISTRUST_BELOW,
-            };
-        }
     }
 
     /// From -1 to 1. It is 0 while all estimates or all lengths are equal.
@@ -52,11 +41,20 @@ impl Correlation {
         if scale < 1e-9 {
             return 0.0;
         }
-        self.covariance / scale
+        (self.covariance / scale).clamp(-1.0, 1.0)
     }
 
-    pub(crate) fn is_trusted(&self) -> bool {
-        !self.distrusted
+    /// The spread of lengths that estimates tell for certain: the standard deviation of the logarithms of lengths,
+    /// times a lower bound of the correlation (by Fisher's transformation). At least 0.
+    pub(crate) fn told_spread(&self) -> f64 {
+        if self.pairs < PAIRS_MIN {
+            return 0.0;
+        }
+        // As many pairs as a plain mean of the same variance has.
+        let pairs = f64::from(self.pairs).min(2.0 / STEP_MIN);
+        let transformed = self.value().clamp(-0.999, 0.999).atanh();
+        let bound = (transformed - STANDARD_ERRORS / (pairs - 3.0).sqrt()).tanh();
+        bound.max(0.0) * self.variance[1].sqrt()
     }
 }
 
@@ -69,27 +67,36 @@ mod tests {
     }
 
     #[test]
-    fn estimates_are_trusted_until_they_prove_worthless_and_again_when_they_tell() {
+    fn certainty_grows_with_pairs_and_stays_below_the_spread_of_lengths() {
         let mut correlation = Correlation::default();
-        assert!(correlation.is_trusted());
-        for nth in 0..500 {
-            correlation.note(100 + noise(nth), 100 + noise(nth + 7_777));
-        }
-        assert!(correlation.value().abs() < 0.15, "{}", correlation.value());
-        assert!(!correlation.is_trusted());
-        for nth in 0..500 {
+        let mut told = Vec::new();
+        // The same ten pairs again and again.
+        for nth in (0..200).map(|nth| nth % 10) {
             correlation.note(100 + noise(nth), 120 + noise(nth));
+            told.push(correlation.told_spread());
         }
         assert!(correlation.value() > 0.9, "{}", correlation.value());
-        assert!(correlation.is_trusted());
+        assert_eq!(told[6], 0.0);
+        assert!(0.0 < told[9] && told[9] < told[199], "{told:?}");
+        assert!(told[199] < correlation.variance[1].sqrt(), "{told:?}");
+        // Lengths that hardly differ leave nothing to tell.
+        let mut alike = Correlation::default();
+        for nth in 0..200 {
+            alike.note(100 + noise(nth), 10_000 + noise(nth));
+        }
+        assert!(alike.value() > 0.8, "{}", alike.value());
+        assert!(alike.told_spread() < 0.05, "{}", alike.told_spread());
     }
 
     #[test]
-    fn equal_lengths_correlate_with_nothing() {
-        let mut correlation = Correlation::default();
-        for _ in 0..100 {
-            correlation.note(50, 60);
+    fn noise_and_equal_lengths_tell_nothing() {
+        let (mut random, mut equal) = (Correlation::default(), Correlation::default());
+        for nth in 0..500 {
+            random.note(100 + noise(nth), 100 + noise(nth + 7_777));
+            equal.note(50, 60);
         }
-        assert_eq!(correlation.value(), 0.0);
+        assert!(random.value().abs() < 0.15, "{}", random.value());
+        assert!(random.told_spread() < 0.05, "{}", random.told_spread());
+        assert_eq!((equal.value(), equal.told_spread()), (0.0, 0.0));
     }
 }

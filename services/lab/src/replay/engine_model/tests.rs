@@ -7,11 +7,7 @@ fn preset(name: &str) -> EngineModel {
 }
 
 fn ms(name: &str, requests: usize, tokens: usize, context: usize) -> f64 {
-    let load = StepLoad {
-        requests,
-        tokens,
-        kv_tokens: requests * context,
-    };
+    let load = StepLoad::decoding(requests, tokens, requests * context);
     preset(name).step_seconds(load) * 1e3
 }
 
@@ -138,4 +134,17 @@ fn a_file_has_the_keys_of_the_struct() -> anyhow::Result<()> {
         "{error}"
     );
     Ok(())
+}
+
+#[test]
+fn latent_attention_of_drafts_is_limited_by_arithmetic() {
+    let attending = |name: &str, queries: usize| {
+        let with = ms(name, 16, 16 * queries, 20_000);
+        with - ms(name, 16, 16 * queries, 0)
+    };
+    // With grouped queries, nine tokens are read as one is. With latent attention and 64 heads, they are computed.
+    let ratio = |name| attending(name, 9) / attending(name, 1);
+    assert!((ratio("h800x8-qwen2vl-72b") - 1.0).abs() < 1e-9);
+    assert!(ratio("h800-kimi-k2-rank") > 4.0);
+    assert!(ratio("h800-moonlight") > 1.1);
 }

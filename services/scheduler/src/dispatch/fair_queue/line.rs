@@ -1,15 +1,14 @@
 //! The waiting requests of one tenant and class, by arrival and by rank.
 
-use std::collections::BTreeSet;
-
+use super::fit_tree::FitTree;
 use super::waiting_request::Place;
 use crate::order::Rank;
 
-/// The line of one tenant and class.
+/// The line of one tenant and class. Requests need KV tokens, see [`FitTree`].
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    by_place: BTreeSet<Place>,
-    by_rank: BTreeSet<(Rank, Place)>,
+    by_place: FitTree<Place>,
+    by_rank: FitTree<(Rank, Place)>,
 }
 
 impl Line {
@@ -17,32 +16,42 @@ impl Line {
         self.by_place.len()
     }
 
-    pub(super) fn insert(&mut self, rank: Rank, place: Place) {
-        self.by_place.insert(place);
-        self.by_rank.insert((rank, place));
+    pub(super) fn insert(&mut self, rank: Rank, place: Place, kv_tokens: u64) {
+        self.by_place.insert(place, kv_tokens);
+        self.by_rank.insert((rank, place), kv_tokens);
     }
 
     pub(super) fn remove(&mut self, rank: Rank, place: Place) {
-        self.by_place.remove(&place);
-        self.by_rank.remove(&(rank, place));
+        self.by_place.remove(place);
+        self.by_rank.remove((rank, place));
+    }
+
+    /// Gives a request another rank.
+    pub(super) fn rerank(&mut self, place: Place, (before, after): (Rank, Rank), kv_tokens: u64) {
+        self.by_rank.remove((before, place));
+        self.by_rank.insert((after, place), kv_tokens);
     }
 
     /// The place of the request that arrived first.
     pub(super) fn oldest(&self) -> Option<Place> {
-        self.by_place.first().copied()
+        self.by_place.first()
     }
 
     /// The places from the oldest to the newest.
     pub(super) fn by_arrival(&self) -> impl Iterator<Item = Place> {
-        self.by_place.iter().copied()
+        self.by_place.fitting(u64::MAX)
     }
 
-    /// The places in the order of service: by rank, or by arrival where the estimates behind ranks are worthless.
-    pub(super) fn in_order(&self, trusts_ranks: bool) -> impl Iterator<Item = Place> {
-        let by_rank = self.by_rank.iter().map(|(_, place)| *place);
-        let by_place = self.by_place.iter().copied();
-        let ranked = trusts_ranks.then_some(by_rank).into_iter().flatten();
-        let arrived = (!trusts_ranks).then_some(by_place).into_iter().flatten();
-        ranked.chain(arrived)
+    /// The places of the requests that fit into `room_tokens`, in the order of service: by rank, or by arrival where
+    /// an order by lengths does not pay.
+    pub(super) fn in_order(
+        &self,
+        follows_ranks: bool,
+        room_tokens: u64,
+    ) -> impl Iterator<Item = Place> {
+        let ranked = follows_ranks.then(|| self.by_rank.fitting(room_tokens));
+        let arrived = (!follows_ranks).then(|| self.by_place.fitting(room_tokens));
+        let ranked = ranked.into_iter().flatten().map(|(_, place)| place);
+        ranked.chain(arrived.into_iter().flatten())
     }
 }

@@ -7,7 +7,7 @@ use refrain_protocol::scheduling::RequestClass;
 use super::classes::{Turns, index};
 use super::line::Line;
 use super::waiting_request::{LeaseCallId, Place, WaitingRequest};
-use crate::order::{Correlation, Rank};
+use crate::order::{Evidence, Rank};
 
 /// Cost of a context token that a worker has to read.
 const INPUT_WEIGHT: u64 = 1;
@@ -19,7 +19,8 @@ pub(super) const OUTPUT_TOKENS_FIRST_GUESS: f64 = 256.0;
 pub(super) const SERVICE_MS_FIRST_GUESS: f64 = 1_000.0;
 /// Weight of the newest chunk in the moving averages.
 const AVERAGE_STEP: f64 = 0.1;
-/// Most requests of one line that are looked at for one slot. Those that no free worker can take are passed over.
+/// Most requests of one line that are looked at for one slot. All of them have room in some KV cache. Those that no
+/// free worker can take for another reason are passed over.
 const LINE_LOOKED_AT_MAX: usize = 32;
 
 /// The charge of a grant for its expected cost, to be corrected when the chunk ends.
@@ -87,14 +88,23 @@ pub(in crate::dispatch) struct PoolQueue {
     pub(super) service_ms: f64,
     /// Tokens that a chunk writes, a moving average.
     pub(super) output_tokens: f64,
-    /// Whether estimates of lengths tell anything.
-    pub(in crate::dispatch) estimates: Correlation,
+    /// Whether an order by lengths pays.
+    pub(in crate::dispatch) estimates: Evidence,
     /// The version of the pool's workers for which stranded requests were last looked for.
     pub(in crate::dispatch) workers_version: u64,
     /// The worker that the last request got.
     pub(in crate::dispatch) last_worker: Option<usize>,
     /// A request that waits for room in a KV cache, and the worker that takes no others until it has some.
     pub(in crate::dispatch) reserved: Option<(LeaseCallId, usize)>,
+    /// Rollouts that wait for more workers to report.
+    pub(in crate::dispatch) held: Option<HeldLine>,
+}
+
+/// The rollouts that came before this time, which get no worker until the other one.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::dispatch) struct HeldLine {
+    pub(in crate::dispatch) before_ms: u64,
+    pub(in crate::dispatch) until_ms: u64,
 }
 
 impl Default for PoolQueue {
@@ -112,10 +122,11 @@ impl Default for PoolQueue {
             served_at_empty: 0,
             service_ms: SERVICE_MS_FIRST_GUESS,
             output_tokens: OUTPUT_TOKENS_FIRST_GUESS,
-            estimates: Correlation::default(),
+            estimates: Evidence::default(),
             workers_version: 0,
             last_worker: None,
             reserved: None,
+            held: None,
         }
     }
 }
@@ -124,6 +135,11 @@ impl PoolQueue {
     /// Requests that wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.iter().sum()
+    }
+
+    /// The line that is held now.
+    pub(in crate::dispatch) fn held_at(&self, now_ms: u64) -> Option<HeldLine> {
+        self.held.filter(|held| now_ms < held.until_ms)
     }
 
     /// Tenants that wait or run.
@@ -172,7 +188,14 @@ impl PoolQueue {
         Some(result)
     }
 
-    pub(super) fn push(&mut self, tenant: &str, class: RequestClass, rank: Rank, place: Place) {
+    pub(super) fn push(
+        &mut self,
+        tenant: &str,
+        class: RequestClass,
+        rank: Rank,
+        place: Place,
+        kv_tokens: u64,
+    ) {
         let served_min = self.virtual_time().unwrap_or(self.served_at_empty);
         if !self.tenants.contains_key(tenant) {
             self.tenants
@@ -183,7 +206,7 @@ impl PoolQueue {
             if queue.waiting() == 0 {
                 queue.served = queue.served.max(served_min);
             }
-            queue.lines[index(class)].insert(rank, place);
+            queue.lines[index(class)].insert(rank, place, kv_tokens);
         });
         self.waiting[index(class)] += 1;
     }
@@ -210,13 +233,13 @@ impl PoolQueue {
         tenant: &str,
         class: RequestClass,
         place: Place,
-        (before, after): (Rank, Rank),
+        ranks: (Rank, Rank),
+        kv_tokens: u64,
     ) {
-        self.change(tenant, |queue| {
-            let line = &mut queue.lines[index(class)];
-            line.remove(before, place);
-            line.insert(after, place);
-        });
+        // The turn of a tenant goes by arrival, so it stays.
+        if let Some(queue) = self.tenants.get_mut(tenant) {
+            queue.lines[index(class)].rerank(place, ranks, kv_tokens);
+        }
     }
 
     /// Charges a tenant for a granted request. `read_tokens` are those that the worker is taken to lack.
@@ -293,24 +316,26 @@ impl PoolQueue {
         first.map(|(served, ..)| *served).min()
     }
 
-    /// The waiting calls, in the order in which they should be placed. Calls that have claimed a slot come first.
-    /// Then come the classes, in each the tenants by tokens served, and of each tenant the first few of its line.
+    /// The waiting calls that need at most `room_tokens`, in the order in which they should be placed. Calls that have
+    /// claimed a slot come first, whatever they need. Then come the classes, in each the tenants by tokens served, and
+    /// of each tenant the first few of its line.
     pub(super) fn in_order(
         &self,
         rollout_share: f64,
+        follows_ranks: bool,
         slots: u64,
+        room_tokens: u64,
     ) -> impl Iterator<Item = LeaseCallId> {
         let rollouts_running = self.running[index(RequestClass::Rollout)];
         let classes = self
             .class_turns
             .order(rollout_share, slots, rollouts_running);
-        let trusts_ranks = self.estimates.is_trusted();
         let others = classes.into_iter().flat_map(move |class| {
             let turns = self.turns[index(class)].iter();
             turns
                 .filter_map(|(_, _, tenant)| self.tenants.get(tenant))
                 .flat_map(move |queue| {
-                    let line = queue.lines[index(class)].in_order(trusts_ranks);
+                    let line = queue.lines[index(class)].in_order(follows_ranks, room_tokens);
                     line.take(LINE_LOOKED_AT_MAX)
                 })
         });

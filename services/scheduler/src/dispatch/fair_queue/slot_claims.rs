@@ -74,8 +74,15 @@ impl PoolQueue {
         let share = u32::try_from(share.max(1)).unwrap_or(u32::MAX);
         let kept = kept_slots(rollout_share, demand.slots);
         let rollouts_yield = preemptible.iter().any(yields) && self.rollouts_that_stay() > kept;
+        let slots = match rollouts_yield {
+            true => preemptible.len(),
+            false => self.leases_over(share, &preemptible),
+        };
+        if slots == 0 {
+            return Vec::new();
+        }
         let quotas = Quotas {
-            slots: preemptible.len(),
+            slots,
             share,
             rollouts_yield,
         };
@@ -112,6 +119,20 @@ impl PoolQueue {
             preempted.push(victim.lease);
         }
         preempted
+    }
+
+    /// The leases that tenants above their share could give up.
+    fn leases_over(&self, share: u32, preemptible: &[PreemptibleLease]) -> usize {
+        let mut by_tenant: BTreeMap<&str, u32> = BTreeMap::new();
+        for one in preemptible {
+            *by_tenant.entry(&one.tenant).or_default() += 1;
+        }
+        let over = by_tenant.into_iter().map(|(tenant, leases)| {
+            let queue = self.tenants.get(tenant);
+            let keeps = queue.map_or(0, |queue| queue.running.saturating_sub(queue.preempted));
+            leases.min(keeps.saturating_sub(share)) as usize
+        });
+        over.sum()
     }
 
     /// Running rollouts that are not being preempted.

@@ -24,8 +24,12 @@ pub struct PoolState {
     service_ms: u64,
     /// Tokens that recent chunks wrote.
     output_tokens: u64,
-    /// The correlation of estimated and true lengths of recent rollouts, in hundredths.
-    estimate_correlation_percent: i64,
+    /// The correlation of the lengths of recent rollouts with those of earlier outputs to the same prompt, and with
+    /// those of other members of the group, in hundredths.
+    history_correlation_percent: i64,
+    sibling_correlation_percent: i64,
+    /// Whether these say that an order by lengths pays.
+    order_by_lengths_pays: bool,
     /// Tenants whose served tokens are remembered.
     tenants_tracked: usize,
     /// The busiest of them.
@@ -59,6 +63,8 @@ impl PoolState {
         let tenants_tracked = tenants.len();
         tenants.sort_by_key(|tenant| Reverse((tenant.waiting, tenant.running)));
         tenants.truncate(TENANTS_SHOWN_MAX);
+        let [history, siblings] = pool.estimates.correlations();
+        let percent = |value: f64| (value * 100.0).round() as i64;
         PoolState {
             model: key.model.clone(),
             tokenizer: key.tokenizer.clone(),
@@ -67,7 +73,9 @@ impl PoolState {
             rollouts_running: pool.running[1],
             service_ms: pool.service_ms.round() as u64,
             output_tokens: pool.output_tokens.round() as u64,
-            estimate_correlation_percent: (pool.estimates.value() * 100.0).round() as i64,
+            history_correlation_percent: percent(history),
+            sibling_correlation_percent: percent(siblings),
+            order_by_lengths_pays: pool.estimates.pays(),
             tenants_tracked,
             tenants,
         }

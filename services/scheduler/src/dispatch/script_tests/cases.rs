@@ -616,7 +616,9 @@ fn the_state_is_readable() {
               "rollouts_running": 0,
               "service_ms": 1000,
               "output_tokens": 256,
-              "estimate_correlation_percent": 0,
+              "history_correlation_percent": 0,
+              "sibling_correlation_percent": 0,
+              "order_by_lengths_pays": false,
               "tenants_tracked": 2,
               "tenants": [
                 {

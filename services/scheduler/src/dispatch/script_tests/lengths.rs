@@ -72,17 +72,37 @@ fn arrival_takes_them_as_they_come() {
     );
 }
 
+/// The log of a script, after ten pairs of siblings whose lengths are `lengths(pair)`. They ran before the script.
+fn log_after_pairs(order: OrderPolicy, lengths: fn(u32) -> u32, script: &str) -> String {
+    let mut before = "0 beat z slots=20\n".to_owned();
+    for nth in 0..20u32 {
+        let group = nth / 2;
+        before += &format!("0 ask 9{nth:02} acme group=before-{group}\n");
+    }
+    for nth in 0..20u32 {
+        let tokens = lengths(nth / 2);
+        before += &format!("0 done 9{nth:02} {tokens}\n");
+    }
+    // The script has one slot, on another worker.
+    before += "0 beat z slots=20 drains\n";
+    let mut run = Script::new(ordered_by(order));
+    run.run(&before);
+    let seen = run.log.len();
+    run.run(script);
+    run.log[seen..].to_owned()
+}
+
 #[test]
-fn auto_probes_and_takes_the_longest_as_well() {
-    let context = Script::new(ordered_by(OrderPolicy::Context))
-        .run(TWO_GROUPS)
-        .log
-        .clone();
-    let auto = Script::new(ordered_by(OrderPolicy::Auto))
-        .run(TWO_GROUPS)
-        .log
-        .clone();
-    assert_eq!(auto, context);
+fn auto_goes_by_arrival_until_siblings_have_proved_alike_and_then_by_length() {
+    let plain = |order| Script::new(ordered_by(order)).run(TWO_GROUPS).log.clone();
+    assert_eq!(plain(OrderPolicy::Auto), plain(OrderPolicy::Arrival));
+    let different = |pair: u32| 64 << pair;
+    let after = |order| log_after_pairs(order, different, TWO_GROUPS);
+    assert_eq!(after(OrderPolicy::Auto), after(OrderPolicy::Context));
+    assert_ne!(after(OrderPolicy::Auto), after(OrderPolicy::Arrival));
+    // Siblings that are as alike as all others tell nothing.
+    let equal = |order| log_after_pairs(order, |_| 500, TWO_GROUPS);
+    assert_eq!(equal(OrderPolicy::Auto), equal(OrderPolicy::Arrival));
 }
 
 #[test]

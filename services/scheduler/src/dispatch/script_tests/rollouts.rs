@@ -319,3 +319,27 @@ fn reading_a_context_again_is_charged_when_the_chunk_ends() {
     };
     assert_eq!(served("reads") - served("saves"), 3_000);
 }
+
+#[test]
+fn a_long_line_waits_for_all_workers_to_report_and_is_spread_over_them() {
+    check(
+        "0 ask 1 acme group=g
+         0 ask 2 acme group=g
+         0 ask 3 acme group=g
+         0 ask 4 acme group=g
+         0 ask 5 acme
+         10 beat a slots=3
+         200 beat b slots=3
+         1009 tick
+         1010 tick",
+        expect![[r#"
+            10 a joined
+            10 grant #5 on a after 10 ms
+            200 b joined
+            1010 grant #1 on b after 1010 ms, 2048 tokens
+            1010 grant #2 on a after 1010 ms, 2048 tokens
+            1010 grant #3 on b after 1010 ms, 2048 tokens
+            1010 grant #4 on a after 1010 ms, 2048 tokens
+        "#]],
+    );
+}
