@@ -41,6 +41,7 @@ mod simulation_tests;
 
 use std::collections::{BTreeSet, HashMap};
 
+use lru::LruCache;
 use refrain_protocol::prefix::PREFIXES_MAX;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass, ServedModel,
@@ -54,7 +55,7 @@ pub use self::refusal::LeaseRefusal;
 pub(crate) use self::refusal::scheduler_unavailable;
 pub use self::worker_table::WorkerState;
 
-use self::fair_queue::{FairQueue, Place, Spent, WaitingRequest};
+use self::fair_queue::{Arrival, FairQueue, Place, Spent, WaitingRequest};
 use self::groups::GroupTable;
 use self::lease_table::{LeaseTable, RunningLease};
 use self::pool_key::PoolKey;
@@ -79,6 +80,8 @@ pub struct Dispatch {
     prefixes: PrefixTable,
     /// The call with which each request waits.
     waiting_by_request: HashMap<RequestId, LeaseCallId>,
+    /// When the requests first asked that hold no lease now and may ask again.
+    arrivals: LruCache<RequestId, Arrival>,
     /// The epoch of the newest lease.
     epoch_last: u64,
     /// The latest time of all events, so that time never runs backwards here.
@@ -105,6 +108,7 @@ impl Dispatch {
             leases: LeaseTable::new(config.ended_leases_max),
             workers: WorkerTable::default(),
             waiting_by_request: HashMap::new(),
+            arrivals: LruCache::unbounded(),
             epoch_last,
             now_ms,
             draining: false,
@@ -249,6 +253,7 @@ impl Dispatch {
             && let Some(waiting) = self.take_out(earlier)
         {
             effects.push(self.refuse(earlier, &waiting.request, LeaseRefusal::Superseded));
+            self.remember_arrival(request.request, waiting.place.arrival);
         }
         if let Some(lease) = self.leases.of_request(request.request) {
             self.end(lease, LeaseEnd::Superseded, false, effects);
@@ -296,7 +301,10 @@ impl Dispatch {
     /// Puts a request into the queue.
     fn waits(&mut self, call: LeaseCallId, request: LeaseRequest) {
         let place = Place {
-            arrived_ms: self.now_ms.saturating_sub(request.age_ms),
+            arrival: self.arrivals.pop(&request.request).unwrap_or(Arrival {
+                ms: self.now_ms.saturating_sub(request.age_ms),
+                call,
+            }),
             call,
         };
         let (group, rank) = self.enters_line(&request, place);
@@ -474,12 +482,22 @@ impl Dispatch {
         if let Some(group) = &running.group {
             self.groups.stops(group);
         }
+        if end.may_go_on() {
+            self.remember_arrival(running.request, running.arrival);
+        }
         effects.push(DispatchEffect::LeaseEnded {
             lease,
             worker: running.worker.clone(),
             end,
         });
         Some(running)
+    }
+
+    fn remember_arrival(&mut self, request: RequestId, arrival: Arrival) {
+        self.arrivals.put(request, arrival);
+        while self.arrivals.len() > self.config.ended_leases_max {
+            self.arrivals.pop_lru();
+        }
     }
 
     fn take_out(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {

@@ -31,7 +31,7 @@ pub(super) use self::pool_queue::{Charge, HeldLine, PoolQueue, Spent};
 pub(super) use self::slot_claims::{PreemptibleLease, SlotDemand};
 pub use self::snapshot::PoolState;
 pub use self::waiting_request::LeaseCallId;
-pub(super) use self::waiting_request::{Place, WaitingRequest};
+pub(super) use self::waiting_request::{Arrival, Place, WaitingRequest};
 
 use self::classes::index;
 use self::pool_queue::{OUTPUT_TOKENS_FIRST_GUESS, SERVICE_MS_FIRST_GUESS};

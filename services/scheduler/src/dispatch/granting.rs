@@ -176,6 +176,7 @@ impl Dispatch {
                 class: request.class,
                 group: waiting.group,
                 charge,
+                arrival: waiting.place.arrival,
                 context_tokens,
                 generated_tokens: request.generated_tokens,
                 expected_tokens: request.expected_tokens,

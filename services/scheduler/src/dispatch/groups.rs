@@ -250,7 +250,7 @@ impl GroupTable {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fair_queue::LeaseCallId;
+    use super::super::fair_queue::{Arrival, LeaseCallId};
     use super::*;
 
     fn key(group: &str) -> GroupKey {
@@ -258,10 +258,9 @@ mod tests {
     }
 
     fn place(nth: u64) -> Place {
-        Place {
-            arrived_ms: nth,
-            call: LeaseCallId(nth),
-        }
+        let call = LeaseCallId(nth);
+        let arrival = Arrival { ms: nth, call };
+        Place { arrival, call }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use refrain_protocol::scheduling::{LeaseOutcome, RequestClass};
 use refrain_protocol::{LeaseId, RequestId, WorkerId};
 
-use super::fair_queue::Charge;
+use super::fair_queue::{Arrival, Charge};
 use super::group_key::GroupKey;
 use super::pool_key::PoolKey;
 
@@ -27,6 +27,12 @@ pub enum LeaseEnd {
 }
 
 impl LeaseEnd {
+    /// Whether the request may ask for another chunk.
+    pub(super) fn may_go_on(self) -> bool {
+        use LeaseOutcome::{Aborted, Finished, GivenUp};
+        !matches!(self, LeaseEnd::Finished(Finished | GivenUp | Aborted))
+    }
+
     /// The value of the label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -55,6 +61,8 @@ pub(super) struct RunningLease {
     /// The group of a rollout.
     pub(super) group: Option<GroupKey>,
     pub(super) charge: Charge,
+    /// When the request first asked.
+    pub(super) arrival: Arrival,
     /// Tokens of prompt and output when it was granted.
     pub(super) context_tokens: u32,
     /// Output tokens when it was granted.

@@ -39,7 +39,7 @@ impl Dispatch {
         if policy == OrderPolicy::Arrival {
             return Rank::default();
         }
-        let window_ms = self.windows.of(place.arrived_ms);
+        let window_ms = self.windows.of(place.arrival.ms);
         rank(policy, window_ms, &self.facts(request, group))
     }
 
@@ -65,7 +65,7 @@ impl Dispatch {
                 continue;
             };
             let facts = self.facts(&waiting.request, Some(group));
-            let window_ms = self.windows.of(place.arrived_ms);
+            let window_ms = self.windows.of(place.arrival.ms);
             let rank = rank(self.config.order, window_ms, &facts);
             self.queue.rerank(place.call, rank);
         }

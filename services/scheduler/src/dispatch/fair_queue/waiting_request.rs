@@ -9,11 +9,18 @@ use crate::order::Rank;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseCallId(pub u64);
 
-/// A place in line: when the request first asked, and by which call it asks now. A request that continues comes with
-/// its age, so it keeps its place, also where the scheduler has been restarted.
+/// When a request first asked. Many ask within a millisecond, so the call with which it did so tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::dispatch) struct Arrival {
+    pub(in crate::dispatch) ms: u64,
+    pub(in crate::dispatch) call: LeaseCallId,
+}
+
+/// A place in line: when the request first asked, and by which call it asks now. A request that continues keeps its
+/// place. After a restart of the scheduler it does so by its age, which is late by the time that its call takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::dispatch) struct Place {
-    pub(in crate::dispatch) arrived_ms: u64,
+    pub(in crate::dispatch) arrival: Arrival,
     pub(in crate::dispatch) call: LeaseCallId,
 }
 

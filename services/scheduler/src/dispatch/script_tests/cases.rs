@@ -523,7 +523,7 @@ fn a_newcomer_gets_a_slot_of_a_tenant_above_its_share() {
             410 end of 2 on a: continues
             410 grant #7 on a after 80 ms
             700 end of 6 on a: finished
-            700 grant #5 on a after 697 ms
+            700 grant #8 on a after 360 ms
         "#]],
     );
 }
