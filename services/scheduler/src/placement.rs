@@ -24,7 +24,9 @@ use crate::config::PlacementPolicy;
 const PREFERRED_LOAD_SLACK: f64 = 0.25;
 /// The part of a chunk's time by which a full worker is slower than an idle one.
 const FULL_LOAD_DELAY: f64 = 0.5;
-/// Requests above the mean that are no imbalance yet. With few requests, every one is a large share.
+/// Requests above the mean that are no imbalance yet, beside the square root of the mean. With few requests every one
+/// is a large share, and independent arrivals alone differ by the root. A narrower bound moved conversations away from
+/// their prefixes although hardly anything else ran there.
 const IMBALANCE_REQUESTS: f64 = 1.0;
 
 /// SGLang's rule (sgl-model-gateway 0.3): the part of a context that has to match.
@@ -167,7 +169,7 @@ fn is_balanced(candidate: &Candidate<'_>, pool: &PoolLoad, load_imbalance_max: f
     let part = f64::from(candidate.slots) / pool.slots.max(1) as f64;
     let mean = (pool.running + 1) as f64 * part;
     let after = f64::from(candidate.running) + 1.0;
-    after <= (mean * load_imbalance_max).max(mean + IMBALANCE_REQUESTS)
+    after <= (mean * load_imbalance_max).max(mean + mean.sqrt() + IMBALANCE_REQUESTS)
 }
 
 /// SGLang's test of uneven loads.

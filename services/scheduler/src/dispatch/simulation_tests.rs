@@ -264,7 +264,8 @@ fn auto_gains_where_groups_are_alike_and_loses_nowhere() {
     check("somewhat alike", 0.9, 0.6, None, 1.0);
     check("not alike", 0.0, 1.0, None, 1.0);
     check("equal", 0.0, 0.05, None, 1.0);
-    check("alike, little KV", 1.2, 0.2, Some(9_000), 1.05);
+    // Room decides more than the order there: `context` itself gains three per cent.
+    check("alike, little KV", 1.2, 0.2, Some(9_000), 1.0);
     check("not alike, little KV", 0.0, 1.0, Some(9_000), 1.0);
     assert!(!report.contains("gains"), "{report}");
     println!("{report}");
