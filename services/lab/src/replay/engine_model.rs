@@ -9,8 +9,9 @@
 //! The weights are read once per step, however many tokens it verifies. So tokens are nearly free up to the *ridge*,
 //! where arithmetic takes as long as reading. Past the ridge the time climbs in stairs, one per tile of tokens.
 //! Attention is counted by the KV that it reads: with grouped queries, a draft of tens of tokens does not reach its
-//! ridge. With latent attention all heads share what is read, and a draft of a few tokens does. So models of that kind
-//! also name the operations of attention. Prompts are not part of the model, because prefill takes the same time with every policy.
+//! ridge. With latent attention all heads share what is read, and a draft of a few tokens does. So models of that
+//! kind also name the operations of attention. Prompts are not part of the model, because prefill takes the same time
+//! with every policy.
 
 #[cfg(test)]
 mod tests;
