@@ -87,6 +87,7 @@ mod codec;
 mod config;
 mod directory;
 mod log;
+mod message;
 mod metrics;
 mod reading;
 mod record;
@@ -97,5 +98,5 @@ mod shared_store;
 mod tests;
 mod writer;
 
-pub use config::{DraftStoreConfig, StoreTuning, TenantQuota};
+pub use config::{DraftStoreConfig, FeedConfig, StoreTuning, TenantQuota};
 pub use service::{ClosedStore, DraftStoreHandle, DraftStoreServer, StoreState, start};

@@ -22,7 +22,7 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
+    Acknowledgement, AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
     FollowReply, FollowRequest, TouchRequest,
 };
 use refrain_protocol::engine::Sampling;
@@ -201,6 +201,7 @@ fn formats() -> Vec<Format> {
                 namespace: signed(),
                 updates: finishes.map(|finish| update(Some(finish))).to_vec(),
                 waited_ms: 40,
+                acknowledgement: Some(Acknowledgement::Replicated),
             },
         ),
         format(

@@ -8,6 +8,9 @@ use crate::codec;
 use crate::log::LogError;
 use crate::reading::document_text::{Piece, TextError, read_document};
 use crate::reading::selection;
+use crate::record::replication::{
+    OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord,
+};
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
     MarksRecord, NamespaceRecord, RecordKind, SegmentId, SegmentRecord, StateRecord, StoreRecord,
@@ -121,6 +124,10 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::Segment => codec::open::<SegmentRecord>(key, value).map(drop),
         RecordKind::Marks => codec::open::<MarksRecord>(key, value).map(drop),
         RecordKind::Statistics => codec::open::<AcceptanceStatisticsRecord>(key, value).map(drop),
+        RecordKind::Position => codec::open::<PositionRecord>(key, value).map(drop),
+        RecordKind::Outbox => codec::open::<OutboxRecord>(key, value).map(drop),
+        RecordKind::Revision => codec::open::<RevisionRecord>(key, value).map(drop),
+        RecordKind::StreamErasure => codec::open::<StreamErasureRecord>(key, value).map(drop),
     }
 }
 

@@ -198,10 +198,9 @@ impl WriterActor {
             loaded.damaged,
         );
         core.rebuilt_for = Arc::new(self.rebuilt_for.clone());
-        self.shared.set_open(Some(OpenStore {
-            catalog: loaded.catalog,
-            log,
-        }));
+        let mut catalog = loaded.catalog;
+        core.prepare_replication(&mut catalog);
+        self.shared.set_open(Some(OpenStore { catalog, log }));
         self.core = Some(core);
         self.openings += 1;
         self.log_number = number;

@@ -7,11 +7,11 @@ use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::directory::clear_quarantines;
-use crate::reading::selection;
-use crate::record::{DocumentKey, ErasureRecord};
+use crate::reading::erasure;
+use crate::record::ErasureRecord;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
-use crate::shared_store::{SharedStore, unavailable};
+use crate::shared_store::unavailable;
 
 /// Checks that a request says what to erase.
 fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
@@ -63,26 +63,6 @@ fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
     })
 }
 
-/// The documents that an erasure hits.
-fn documents_hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
-    let mut found = Vec::new();
-    let namespaces = shared.read()?.catalog.namespaces();
-    for (namespace, names) in namespaces {
-        if !mark.hits_namespace(names.as_ref()) {
-            continue;
-        }
-        let keys = selection::by_state(shared, namespace, |state| mark.hits_time(state.stored_ms))?;
-        found.extend(match mark.session {
-            None => keys,
-            // A head that cannot be read may belong to that session.
-            Some(_) => selection::by_head(shared, keys, |head| {
-                head.is_none_or(|head| mark.hits_session(head.session.as_deref()))
-            })?,
-        });
-    }
-    Ok(found)
-}
-
 impl DraftStoreHandle {
     pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         let with_quarantines = request.quarantines;
@@ -100,9 +80,10 @@ impl DraftStoreHandle {
         let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
         let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
-        let keys = tokio::task::spawn_blocking(move || documents_hit(&shared, &wanted))
-            .await
-            .map_err(ApiError::internal)??;
+        let keys =
+            tokio::task::spawn_blocking(move || erasure::documents_hit(&shared, &wanted, false))
+                .await
+                .map_err(ApiError::internal)??;
         let mut documents = 0;
         for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
             let keys = keys.to_vec();

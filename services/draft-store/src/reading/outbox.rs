@@ -1,0 +1,158 @@
+//! Reading what is to be sent to other replicas.
+
+use crate::catalog::{Catalog, EntryVersion, SentText};
+use crate::message::{DocumentPart, PartProperties, Removals, StreamChange, StreamMessage};
+use crate::reading::document_text::{TextError, head, read};
+use crate::record::replication::OutboxRecord;
+use crate::record::{DocumentKey, STATIC};
+use crate::shared_store::OpenStore;
+
+/// Most removals in one message.
+const REMOVALS_MAX: usize = 1_024;
+
+/// Messages of one entry, or of several removals.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) entries: Vec<EntryVersion>,
+    /// They have to arrive in this order. There is none if the document is gone.
+    pub(crate) messages: Vec<StreamMessage>,
+    /// The document and what the stream has of it then, if it still grows.
+    pub(crate) sent: Option<(DocumentKey, SentText)>,
+    /// The document, with the sequence of its last change.
+    pub(crate) document: Option<(DocumentKey, u64)>,
+}
+
+/// What is to be sent, and documents that cannot be read.
+#[derive(Debug, Default)]
+pub(crate) struct NextOutgoing {
+    pub(crate) outgoing: Vec<Outgoing>,
+    pub(crate) damaged: Vec<DocumentKey>,
+}
+
+/// The next entries of the outbox that are not on the way, with what they say now. A part of a document has at most
+/// `part_tokens_max` tokens.
+pub(crate) fn next_outgoing(
+    open: &OpenStore,
+    entries_max: usize,
+    part_tokens_max: usize,
+    is_on_the_way: impl Fn(u64) -> bool,
+) -> Result<NextOutgoing, TextError> {
+    let mut next = NextOutgoing::default();
+    let catalog = &open.catalog;
+    let waiting = catalog.replication.outbox.to_send();
+    let waiting = waiting.filter(|(entry, _)| !is_on_the_way(entry.number));
+    for (entry, record) in waiting.take(entries_max) {
+        match record {
+            OutboxRecord::Document { .. } => {
+                let Some(key) = record.key() else { continue };
+                match document(open, entry, key, part_tokens_max) {
+                    Ok(outgoing) => next.outgoing.push(outgoing),
+                    Err(TextError::Damaged(_)) => next.damaged.push(key),
+                    Err(error) => return Err(error),
+                }
+            }
+            OutboxRecord::Removal {
+                namespace,
+                document,
+                is_erased,
+            } => {
+                let added = next.outgoing.last_mut().and_then(|last| {
+                    let removals = removals_of(last)?;
+                    let is_same =
+                        removals.namespace == *namespace && removals.is_erasure == *is_erased;
+                    (is_same && removals.documents.len() < REMOVALS_MAX)
+                        .then(|| removals.documents.push(*document))?;
+                    last.entries.push(entry);
+                    Some(())
+                });
+                if added.is_none() {
+                    let change = StreamChange::Removals(Removals {
+                        namespace: *namespace,
+                        documents: vec![*document],
+                        is_erasure: *is_erased,
+                    });
+                    next.outgoing.push(single(catalog, entry, change));
+                }
+            }
+            OutboxRecord::Erasure(mark) => {
+                let change = StreamChange::Erasure(mark.clone());
+                next.outgoing.push(single(catalog, entry, change));
+            }
+        }
+    }
+    Ok(next)
+}
+
+fn removals_of(outgoing: &mut Outgoing) -> Option<&mut Removals> {
+    match &mut outgoing.messages.first_mut()?.change {
+        StreamChange::Removals(removals) => Some(removals),
+        _ => None,
+    }
+}
+
+fn message(catalog: &Catalog, change: StreamChange) -> StreamMessage {
+    StreamMessage {
+        origin: catalog.generation(),
+        seen: catalog.replication.sequence(),
+        change,
+    }
+}
+
+fn single(catalog: &Catalog, entry: EntryVersion, change: StreamChange) -> Outgoing {
+    Outgoing {
+        entries: vec![entry],
+        messages: vec![message(catalog, change)],
+        sent: None,
+        document: None,
+    }
+}
+
+fn document(
+    open: &OpenStore,
+    entry: EntryVersion,
+    key: DocumentKey,
+    part_tokens_max: usize,
+) -> Result<Outgoing, TextError> {
+    let catalog = &open.catalog;
+    let mut outgoing = Outgoing {
+        entries: vec![entry],
+        messages: Vec::new(),
+        sent: None,
+        document: None,
+    };
+    // A namespace without names was damaged. The next call for it brings them again.
+    let (Some(known), Some(names)) = (catalog.document(key), catalog.names(key.namespace)) else {
+        return Ok(outgoing);
+    };
+    let state = known.state;
+    let outbox = &catalog.replication.outbox;
+    let now = SentText {
+        epoch: state.epoch,
+        revision: catalog.replication.revision(key),
+        len: state.len,
+    };
+    let sent = outbox.sent(key).filter(|sent| {
+        (sent.epoch, sent.revision) == (now.epoch, now.revision) && sent.len <= now.len
+    });
+    let properties = PartProperties {
+        names: names.clone(),
+        document: key.document,
+        epoch: state.epoch,
+        revision: now.revision,
+        finish: state.finish & !STATIC,
+        is_static: state.is_static(),
+        stored_ms: state.stored_ms,
+        head: head(catalog, &*open.log, key)?,
+        sequence: state.sequence,
+    };
+    let text = read(catalog, &*open.log, key, 0, state.len)?;
+    let start = sent.map_or(0, |sent| sent.len);
+    let parts = DocumentPart::split(&properties, &text, start, part_tokens_max);
+    let messages = parts
+        .into_iter()
+        .map(|part| message(catalog, StreamChange::Document(Box::new(part))));
+    outgoing.messages = messages.collect();
+    outgoing.sent = (properties.finish == 0).then_some((key, now));
+    outgoing.document = Some((key, state.sequence));
+    Ok(outgoing)
+}

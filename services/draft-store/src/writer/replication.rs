@@ -1,0 +1,158 @@
+//! What the core of a replica does besides: it applies messages of the stream, and keeps its outbox.
+
+use crate::catalog::{Catalog, EntryVersion, SentText};
+use crate::log::LogError;
+use crate::message::StreamMessage;
+use crate::record::DocumentKey;
+use crate::record::replication::{
+    OutboxRecord, PositionRecord, outbox_key, position_key, stream_erasure_key,
+};
+use crate::writer::core::{HOUR_MS, WriterCore};
+use crate::writer::outcome::CommitOutcome;
+
+/// How long erasures of the stream are remembered. A replica sends only after it has caught up, so no message is older.
+const ERASURE_MEMORY_MS: u64 = 48 * HOUR_MS;
+
+/// A message of the stream with its sequence. `None` stands for one that no replica can read.
+pub(crate) type ReceivedMessage = (u64, Option<StreamMessage>);
+
+/// An entry of the outbox that the broker has acknowledged, with what the stream has of a document that still grows.
+pub(crate) type SentEntry = (EntryVersion, Option<(DocumentKey, SentText)>);
+
+impl WriterCore {
+    /// Prepares the catalog for replication, if the configuration asks for it. A store that was no replica so far
+    /// sends all that it has. One that was, and is no more, forgets where it was: when it is one again, it sends all.
+    pub(crate) fn prepare_replication(&mut self, catalog: &mut Catalog) {
+        let is_on = self.config.feed.is_some();
+        catalog.replication.is_on = is_on;
+        let is_known = catalog.replication.position.is_some();
+        if is_on && !is_known {
+            for (namespace, _) in catalog.namespaces() {
+                let documents: Vec<_> = catalog
+                    .documents(namespace)
+                    .map(|(document, known)| (document, known.state.finish != 0))
+                    .collect();
+                for (document, is_finished) in documents {
+                    let key = DocumentKey::new(namespace, document);
+                    let outbox = &mut catalog.replication.outbox;
+                    if let Some(number) = outbox.change(key, is_finished) {
+                        self.repairs
+                            .put_record(outbox_key(number), &OutboxRecord::document(key));
+                    }
+                }
+            }
+            let position = PositionRecord::default();
+            self.repairs.put_record(position_key(), &position);
+            catalog.replication.position = Some(position);
+        } else if !is_on && is_known {
+            self.repairs.remove(position_key());
+            catalog.replication.position = None;
+        }
+        // Those that had ended when the store was closed need not wait any more.
+        let ended: Vec<_> = catalog
+            .replication
+            .outbox
+            .growing()
+            .filter(|key| {
+                let known = catalog.document(*key);
+                known.is_none_or(|known| known.state.finish != 0)
+            })
+            .collect();
+        for key in ended {
+            catalog.replication.outbox.release(key);
+        }
+    }
+
+    /// Applies messages of the stream that was created at `stream`, in order. Repeated ones change nothing.
+    pub(crate) fn apply_messages(
+        &mut self,
+        catalog: &mut Catalog,
+        stream: u64,
+        messages: &[ReceivedMessage],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let repairs = std::mem::take(&mut self.repairs);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.batch.merge(repairs);
+        let mut position = PositionRecord {
+            stream,
+            sequence: edit.catalog.replication.sequence(),
+        };
+        for (sequence, message) in messages {
+            if *sequence <= position.sequence {
+                edit.outcome.repeated_messages += 1;
+                continue;
+            }
+            if let Some(message) = message {
+                edit.apply_message(*sequence, message)?;
+            }
+            position.sequence = *sequence;
+        }
+        if edit.catalog.replication.position != Some(position) {
+            edit.batch.put_record(position_key(), &position);
+            edit.catalog.replication.position = Some(position);
+        }
+        self.within_budgets(&mut edit)?;
+        let outcome = self.commit(edit, now_ms)?;
+        self.note_oldest(outcome.oldest_ms);
+        Ok(outcome)
+    }
+
+    /// Drops entries of the outbox that the broker has acknowledged. That becomes durable with the next commit: until
+    /// then a restart sends them again, which is harmless.
+    pub(crate) fn settle_outbox(&mut self, catalog: &mut Catalog, sent: &[SentEntry]) {
+        let outbox = &mut catalog.replication.outbox;
+        for (entry, text) in sent {
+            if let Some((key, text)) = text {
+                outbox.note_sent(*key, *entry, *text);
+            }
+            if outbox.settle(*entry) {
+                self.repairs.remove(outbox_key(entry.number));
+            }
+        }
+    }
+
+    /// Lets growing documents be sent that are silent since `silent_ms`.
+    pub(crate) fn release_silent(&self, catalog: &mut Catalog, silent_ms: u64) -> bool {
+        let silent: Vec<DocumentKey> = catalog
+            .replication
+            .outbox
+            .growing()
+            .filter(|key| {
+                let known = catalog.document(*key);
+                known.is_none_or(|known| known.state.used_ms < silent_ms)
+            })
+            .collect();
+        for key in &silent {
+            catalog.replication.outbox.release(*key);
+        }
+        !silent.is_empty()
+    }
+
+    /// Records that this replica has carried out an erasure of the stream, if it is still the latest of its scope.
+    pub(crate) fn complete_erasure(
+        &mut self,
+        catalog: &mut Catalog,
+        id: u128,
+        sequence: u64,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        if let Some(erasure) = edit.catalog.replication.erasure_mut(id)
+            && erasure.sequence == sequence
+        {
+            erasure.is_done = true;
+            let record = erasure.clone();
+            edit.batch.put_record(stream_erasure_key(id), &record);
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Forgets erasures of the stream that no message can be older than.
+    pub(super) fn forget_stream_erasures(&mut self, catalog: &mut Catalog, now_ms: u64) {
+        let before_ms = now_ms.saturating_sub(ERASURE_MEMORY_MS);
+        for id in catalog.replication.forget_erasures(before_ms) {
+            self.repairs.remove(stream_erasure_key(id));
+        }
+    }
+}
