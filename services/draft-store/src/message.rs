@@ -49,6 +49,8 @@ pub(crate) struct StreamMessage {
 /// What a message changes.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub(crate) enum StreamChange {
+    /// Nothing. It is the first message of a stream: as long as it is there, no message is gone because of its age.
+    Start,
     /// A document as the sender has it, or a part of it.
     Document(Box<DocumentPart>),
     /// Documents that were removed.
@@ -169,7 +171,7 @@ impl StreamMessage {
             StreamChange::Document(part) => Some(part.names.id()),
             StreamChange::Removals(removals) => Some(NamespaceId(removals.namespace)),
             StreamChange::Uses(uses) => Some(NamespaceId(uses.namespace)),
-            StreamChange::Erasure(_) => None,
+            StreamChange::Start | StreamChange::Erasure(_) => None,
         }
     }
 }

@@ -25,7 +25,7 @@ mod join;
 mod mirror;
 pub(crate) mod outcome;
 mod placement;
-mod replication;
+pub(crate) mod replication;
 pub(crate) mod requests;
 #[cfg(test)]
 mod tests;

@@ -150,6 +150,25 @@ pub struct VerifyReply {
     pub quarantines: u64,
     /// The first damaged records and documents, at most [`DAMAGE_LISTED_MAX`].
     pub damage: Vec<Damage>,
+    /// What each namespace holds, in order of the namespaces. Replicas with everything applied have the same.
+    #[serde(default)]
+    pub namespaces: Vec<NamespaceSum>,
+    /// The last message of the feed's stream that was applied when the check began; `None` without a feed.
+    #[serde(default)]
+    pub feed_sequence: Option<u64>,
+}
+
+/// The documents of a namespace in numbers, for comparisons between replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceSum {
+    /// The namespace.
+    pub namespace: NamespaceId,
+    /// Number of documents that can be read.
+    pub documents: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// A checksum of all their texts and properties, in hex digits. It does not depend on any order.
+    pub checksum: String,
 }
 
 /// Most entries of [`VerifyReply::damage`].

@@ -22,8 +22,8 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{
-    Acknowledgement, AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
-    FollowReply, FollowRequest, TouchRequest,
+    Acknowledgement, AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor,
+    FeedEvent, FinishReason, FollowReply, FollowRequest, TouchRequest,
 };
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::group::{

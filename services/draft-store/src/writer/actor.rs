@@ -8,7 +8,7 @@
 //! Read `commits.rs` first, the way of an append. Then `jobs.rs`, which runs background jobs, and `sealing.rs`,
 //! `purging.rs` and `log_rewriting.rs`, which start them and install their results. `seal_state.rs`,
 //! `rewrite_state.rs` and `commit_queue.rs` hold what these files remember. `index_repair.rs`, `manifest.rs`,
-//! `requests.rs` and `gauges.rs` are one concern each.
+//! `requests.rs`, `replication.rs` and `gauges.rs` are one concern each.
 
 mod commit_queue;
 mod commits;
@@ -20,6 +20,7 @@ mod log_rewriting;
 mod manifest;
 mod next_segment;
 mod purging;
+mod replication;
 mod requests;
 mod rewrite_state;
 mod seal_state;
@@ -50,6 +51,7 @@ use crate::segments;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 use crate::writer::actor::commit_queue::CommitQueue;
 use crate::writer::actor::errors::disk_refused;
+use crate::writer::actor::replication::ReplicationWaiters;
 use crate::writer::actor::rewrite_state::RewriteState;
 use crate::writer::actor::seal_state::SealState;
 use crate::writer::core::WriterCore;
@@ -85,6 +87,7 @@ pub(crate) struct WriterActor {
     rebuilds: u32,
     rebuild_not_before: Instant,
     hold: DirectoryLock,
+    replication_waiters: ReplicationWaiters,
     /// The last change in the manifest, and when it was written.
     manifest_head: u64,
     manifest_written: Instant,
@@ -143,6 +146,7 @@ impl WriterActor {
             rebuilds: 0,
             rebuild_not_before: Instant::now(),
             hold,
+            replication_waiters: ReplicationWaiters::default(),
             manifest_head: 0,
             manifest_written: Instant::now(),
         };
@@ -272,6 +276,9 @@ impl WriterActor {
         }
         self.observe();
         self.shared.wake(&outcome.changed);
+        if outcome.sends {
+            self.shared.outbox_changed.notify_one();
+        }
     }
 
     /// Deletes the files of segments without documents. A file that cannot be deleted is an orphan, for the next
@@ -301,6 +308,7 @@ impl WriterActor {
         if self.close_suspect() {
             return;
         }
+        self.tend_outbox();
         let more = self.run(WriterCore::tick).is_ok_and(|outcome| outcome.more);
         self.drop_views();
         self.observe_disk();

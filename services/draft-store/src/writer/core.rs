@@ -3,7 +3,7 @@
 //! It does use the log. A change of the catalog is seen only by those who get the catalog's lock after the commit is
 //! durable.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use refrain_protocol::NamespaceId;
@@ -59,6 +59,8 @@ pub(crate) struct WriterCore {
     settling: VecDeque<(DocumentKey, u64)>,
     /// Touched documents whose time of use is to be written.
     uses: HashSet<DocumentKey>,
+    /// Uses that other replicas have not been told.
+    pub(super) uses_to_send: HashMap<DocumentKey, u64>,
     /// No document was stored before this time, in Unix milliseconds.
     earliest_ms: u64,
     /// Writes that may wait for the next commit: repairs from when the store was opened, and what was sent since.
@@ -84,6 +86,7 @@ impl WriterCore {
             store,
             settling: VecDeque::new(),
             uses: HashSet::new(),
+            uses_to_send: HashMap::new(),
             earliest_ms: 0,
             repairs,
             damaged,
@@ -197,6 +200,9 @@ impl WriterCore {
             // Beyond the limit a restart loses some of the order of use, which is harmless.
             if catalog.touch(*key, now_ms, before_ms) && self.uses.len() < USES_MAX {
                 self.uses.insert(*key);
+            }
+            if catalog.replication.is_on && self.uses_to_send.len() < USES_MAX {
+                self.uses_to_send.insert(*key, now_ms);
             }
         }
     }

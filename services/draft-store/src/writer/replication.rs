@@ -1,5 +1,7 @@
 //! What the core of a replica does besides: it applies messages of the stream, and keeps its outbox.
 
+use std::collections::HashMap;
+
 use crate::catalog::{Catalog, EntryVersion, SentText};
 use crate::log::LogError;
 use crate::message::StreamMessage;
@@ -16,8 +18,18 @@ const ERASURE_MEMORY_MS: u64 = 48 * HOUR_MS;
 /// A message of the stream with its sequence. `None` stands for one that no replica can read.
 pub(crate) type ReceivedMessage = (u64, Option<StreamMessage>);
 
-/// An entry of the outbox that the broker has acknowledged, with what the stream has of a document that still grows.
-pub(crate) type SentEntry = (EntryVersion, Option<(DocumentKey, SentText)>);
+/// A document that the broker has taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentDocument {
+    pub(crate) key: DocumentKey,
+    /// Sequence of its last change when it was read.
+    pub(crate) sequence: u64,
+    /// What the stream has of it, if it still grew.
+    pub(crate) text: Option<SentText>,
+}
+
+/// An entry of the outbox that the broker has taken.
+pub(crate) type SentEntry = (EntryVersion, Option<SentDocument>);
 
 impl WriterCore {
     /// Prepares the catalog for replication, if the configuration asks for it. A store that was no replica so far
@@ -102,14 +114,21 @@ impl WriterCore {
     /// then a restart sends them again, which is harmless.
     pub(crate) fn settle_outbox(&mut self, catalog: &mut Catalog, sent: &[SentEntry]) {
         let outbox = &mut catalog.replication.outbox;
-        for (entry, text) in sent {
-            if let Some((key, text)) = text {
-                outbox.note_sent(*key, *entry, *text);
+        for (entry, document) in sent {
+            if let Some(document) = document
+                && let Some(text) = document.text
+            {
+                outbox.note_sent(document.key, *entry, text);
             }
             if outbox.settle(*entry) {
                 self.repairs.remove(outbox_key(entry.number));
             }
         }
+    }
+
+    /// Takes the uses since the last time, with the times of use in Unix milliseconds.
+    pub(crate) fn take_uses(&mut self) -> HashMap<DocumentKey, u64> {
+        std::mem::take(&mut self.uses_to_send)
     }
 
     /// Lets growing documents be sent that are silent since `silent_ms`.

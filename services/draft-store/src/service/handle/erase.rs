@@ -6,7 +6,7 @@
 use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 
-use crate::directory::clear_quarantines;
+use crate::directory::{Cleared, clear_quarantines};
 use crate::reading::erasure;
 use crate::record::ErasureRecord;
 use crate::service::handle::DraftStoreHandle;
@@ -79,28 +79,8 @@ impl DraftStoreHandle {
         let openings = self.inner.shared.openings();
         let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
-        let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
-        let keys =
-            tokio::task::spawn_blocking(move || erasure::documents_hit(&shared, &wanted, false))
-                .await
-                .map_err(ApiError::internal)??;
-        let mut documents = 0;
-        for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
-            let keys = keys.to_vec();
-            // One erasure at a time, and one call at a time: a full mailbox must not stop it half way.
-            let erased = self.inner.writer.ask(move |writer| writer.erase(&keys));
-            documents += answer_of(erased).await?;
-        }
-        let dir = self.inner.config.data_dir.clone();
-        let cleared =
-            tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
-                .await
-                .map_err(ApiError::internal)?
-                .map_err(|error| unavailable().with_detail(error))?;
-        // The text of removed documents is still in files: in segments, and in the log.
-        self.purge(false).await?;
-        self.rewrite().await?;
-        self.inner.lookup_views.forget();
+        let documents = self.remove_hit(&mark, false).await?;
+        let cleared = self.clear_files(with_quarantines).await?;
         if self.inner.shared.openings() != openings {
             // Documents that were quarantined then, or that came back with a log that was rolled back, were not
             // searched.
@@ -130,5 +110,47 @@ impl DraftStoreHandle {
             quarantines,
             quarantines_kept,
         })
+    }
+
+    /// Carries out an erasure that came by the stream. Nothing of its documents is on disk any more when this returns.
+    pub(crate) async fn carry_out(&self, mark: &ErasureRecord) -> Result<(), ApiError> {
+        let _running = self.enter()?;
+        let _alone = self.inner.erasing.lock().await;
+        let documents = self.remove_hit(mark, true).await?;
+        self.clear_files(false).await?;
+        tracing::info!(documents, "draft store documents erased for the stream");
+        Ok(())
+    }
+
+    /// Removes the documents that an erasure hits. Returns how many.
+    async fn remove_hit(&self, mark: &ErasureRecord, late: bool) -> Result<u64, ApiError> {
+        let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
+        let search = move || erasure::documents_hit(&shared, &wanted, late);
+        let keys = tokio::task::spawn_blocking(search)
+            .await
+            .map_err(ApiError::internal)??;
+        let mut documents = 0;
+        for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
+            let keys = keys.to_vec();
+            // One erasure at a time, and one call at a time: a full mailbox must not stop it half way.
+            let erased = self.inner.writer.ask(move |writer| writer.erase(&keys));
+            documents += answer_of(erased).await?;
+        }
+        Ok(documents)
+    }
+
+    /// Rewrites or deletes all files that still hold the text of removed documents: quarantined data, segments, and
+    /// the log.
+    async fn clear_files(&self, with_quarantines: bool) -> Result<Cleared, ApiError> {
+        let dir = self.inner.config.data_dir.clone();
+        let cleared =
+            tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
+                .await
+                .map_err(ApiError::internal)?
+                .map_err(|error| unavailable().with_detail(error))?;
+        self.purge(false).await?;
+        self.rewrite().await?;
+        self.inner.lookup_views.forget();
+        Ok(cleared)
     }
 }

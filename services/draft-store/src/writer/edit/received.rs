@@ -26,6 +26,7 @@ impl Edit<'_> {
     ) -> Result<(), LogError> {
         self.is_received = true;
         let applied = match &message.change {
+            StreamChange::Start => Ok(()),
             StreamChange::Document(part) => self.apply_document(message, part),
             StreamChange::Removals(removals) => self.apply_removals(removals),
             StreamChange::Uses(uses) => {
@@ -33,7 +34,7 @@ impl Edit<'_> {
                 Ok(())
             }
             StreamChange::Erasure(mark) => {
-                self.apply_erasure(sequence, mark);
+                self.apply_erasure(sequence, message.origin, mark);
                 Ok(())
             }
         };
@@ -286,13 +287,14 @@ impl Edit<'_> {
     }
 
     /// Remembers an erasure of the stream. The documents that it hits are removed afterwards, in small steps.
-    fn apply_erasure(&mut self, sequence: u64, mark: &ErasureRecord) {
+    fn apply_erasure(&mut self, sequence: u64, origin: u64, mark: &ErasureRecord) {
         self.catalog.end_exports(mark);
         self.erase_statistics(|names| mark.hits_namespace(names));
         self.mark(mark.clone());
         let erasure = StreamErasureRecord {
             sequence,
             mark: mark.clone(),
+            is_own: origin == self.store.generation,
             is_done: false,
         };
         self.batch

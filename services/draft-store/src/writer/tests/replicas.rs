@@ -12,7 +12,7 @@ use crate::reading::document_text::read_document;
 use crate::reading::erasure::documents_hit;
 use crate::reading::outbox::{Outgoing, next_outgoing};
 use crate::record::ErasureRecord;
-use crate::writer::replication::SentEntry;
+use crate::writer::replication::{SentDocument, SentEntry};
 
 const REPLICAS: usize = 3;
 const STREAM: u64 = 99;
@@ -225,9 +225,15 @@ impl Cluster {
         let Outgoing {
             entries,
             sent: text,
+            document,
             ..
         } = sent.outgoing;
-        let settled: Vec<SentEntry> = entries.iter().map(|entry| (*entry, text)).collect();
+        let document = document.map(|(key, sequence)| SentDocument {
+            key,
+            sequence,
+            text: text.map(|(_, text)| text),
+        });
+        let settled: Vec<SentEntry> = entries.iter().map(|entry| (*entry, document)).collect();
         store.as_mut().unwrap().run(|core, catalog| {
             core.settle_outbox(catalog, &settled);
             Ok(CommitOutcome::default())
