@@ -41,7 +41,8 @@ const COMPRESS_FROM_BYTES: usize = 64;
 pub(crate) struct StreamMessage {
     /// The generation of the store that sent it.
     pub(crate) origin: u64,
-    /// The last sequence that the sender had applied when it made the message. So it knew all erasures up to there.
+    /// The last sequence up to which the sender had applied everything when it made the message, and had carried out all
+    /// erasures.
     pub(crate) seen: u64,
     pub(crate) change: StreamChange,
 }

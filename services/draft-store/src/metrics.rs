@@ -130,6 +130,11 @@ refrain_service_kit::metric_families! {
         pub(crate) feed_sent: IntCounter = "refrain_draft_store_feed_sent_total",
         /// Entries of the outbox that wait for the broker's acknowledgement.
         pub(crate) feed_in_flight: IntGauge = "refrain_draft_store_feed_in_flight",
+        /// Times the replica took over the documents of another one.
+        pub(crate) feed_joins: IntCounter = "refrain_draft_store_feed_joins_total",
+        /// Documents that were taken over from another replica.
+        pub(crate) feed_joined_documents: IntCounter =
+            "refrain_draft_store_feed_joined_documents_total",
         /// Messages deleted from the stream because their documents were erased.
         pub(crate) feed_erased_messages: IntCounter =
             "refrain_draft_store_feed_erased_messages_total",

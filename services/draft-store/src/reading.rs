@@ -13,6 +13,7 @@
 //! * `selection.rs`: documents by state or head
 //! * `erasure.rs`: the documents that an erasure hits
 //! * `outbox.rs`: what is to be sent to other replicas
+//! * `join.rs`: what a replica hands over to one that joins
 //! * `export.rs`: pages of an export
 //! * `verify.rs`: a check of everything that is stored
 
@@ -21,6 +22,7 @@ pub(crate) mod erasure;
 pub(crate) mod export;
 pub(crate) mod feed;
 pub(crate) mod groups;
+pub(crate) mod join;
 pub(crate) mod lookup;
 pub(crate) mod outbox;
 pub(crate) mod segments;

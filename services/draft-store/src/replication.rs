@@ -8,11 +8,13 @@
 //! * `session.rs` begins sessions, one after the other
 //! * `stream.rs` has the connection and the stream with its limits
 //! * `follow.rs` applies messages, `publish.rs` sends the outbox
+//! * `join.rs` takes over what the stream does not have any more
 //! * `erasures.rs` carries out erasures of the stream
 //! * `status.rs` is what others see of it
 
 mod erasures;
 mod follow;
+mod join;
 mod publish;
 pub(crate) mod session;
 pub(crate) mod status;

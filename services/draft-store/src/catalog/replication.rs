@@ -38,6 +38,14 @@ impl Replication {
         self.position.map_or(0, |position| position.sequence)
     }
 
+    /// The last message up to which this replica has applied everything, and has carried out all erasures. So none of
+    /// its documents is in the scope of an erasure up to there.
+    pub(crate) fn seen(&self) -> u64 {
+        let open = self.erasures.values().filter(|erasure| !erasure.is_done);
+        let first = open.map(|erasure| erasure.sequence).min();
+        first.map_or(self.sequence(), |first| first.saturating_sub(1))
+    }
+
     /// How often a document's text was corrected within its epoch.
     pub(crate) fn revision(&self, key: DocumentKey) -> u32 {
         self.revisions.get(&key).copied().unwrap_or(0)
@@ -60,6 +68,11 @@ impl Replication {
     /// An erasure that came by the stream.
     pub(crate) fn erasure_mut(&mut self, id: u128) -> Option<&mut StreamErasureRecord> {
         self.erasures.get_mut(&id)
+    }
+
+    /// All erasures of the stream that are remembered.
+    pub(crate) fn erasures(&self) -> impl Iterator<Item = &StreamErasureRecord> {
+        self.erasures.values()
     }
 
     /// The erasures that this replica has not carried out completely.

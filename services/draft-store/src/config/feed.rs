@@ -9,6 +9,10 @@ use serde::Deserialize;
 pub struct FeedConfig {
     /// URLs of the NATS servers, such as `nats://nats-0:4222` or `tls://user:password@nats.example:4222`.
     pub servers: Vec<String>,
+    /// URLs of the other replicas' listeners, such as `http://draft-store-1:7430`. A replica that is new, or was away for
+    /// longer than the stream goes back, takes over the documents of the first one that answers. The own URL may be
+    /// among them.
+    pub peers: Vec<String>,
     /// Number of the shard. Its stream is `refrain-<shard>`, with the subjects `refrain.<shard>.>`.
     pub shard: u32,
     /// Copies of each message that the brokers keep: 1, or 3 with at least three brokers.
@@ -37,6 +41,7 @@ impl Default for FeedConfig {
     fn default() -> Self {
         FeedConfig {
             servers: vec!["nats://127.0.0.1:4222".into()],
+            peers: Vec::new(),
             shard: 0,
             stream_replicas: 1,
             max_age_s: 31 * 24 * 3_600,

@@ -6,14 +6,14 @@ use crate::reading::selection;
 use crate::record::{DocumentKey, ErasureRecord};
 use crate::shared_store::SharedStore;
 
-/// The documents that an erasure hits. With `late`, also those that came to this replica after the erasure and began
-/// before it, by the clock of their worker: this replica did not know the erasure when it took them.
+/// The documents that an erasure hits. With `known_ms`, also those that came after the erasure and before that time, and
+/// began before the erasure by the clock of their worker: who took them did not know the erasure.
 ///
 /// Blocks on the disk and on the writer, so call it from blocking threads only.
 pub(crate) fn documents_hit(
     shared: &SharedStore,
     mark: &ErasureRecord,
-    late: bool,
+    known_ms: Option<u64>,
 ) -> Result<Vec<DocumentKey>, ApiError> {
     let mut found = Vec::new();
     let namespaces = shared.read()?.catalog.namespaces();
@@ -29,8 +29,8 @@ pub(crate) fn documents_hit(
                 head.is_none_or(|head| mark.hits_session(head.session.as_deref()))
             })?,
         });
-        if late {
-            let is_late = |stored_ms| stored_ms > mark.at_ms;
+        if let Some(known_ms) = known_ms {
+            let is_late = |stored_ms| stored_ms > mark.at_ms && stored_ms <= known_ms;
             let keys = selection::by_state(shared, namespace, |state| is_late(state.stored_ms))?;
             found.extend(selection::by_head(shared, keys, |head| {
                 head.is_none_or(|head| {

@@ -93,7 +93,7 @@ fn removals_of(outgoing: &mut Outgoing) -> Option<&mut Removals> {
 fn message(catalog: &Catalog, change: StreamChange) -> StreamMessage {
     StreamMessage {
         origin: catalog.generation(),
-        seen: catalog.replication.sequence(),
+        seen: catalog.replication.seen(),
         change,
     }
 }
@@ -105,6 +105,18 @@ fn single(catalog: &Catalog, entry: EntryVersion, change: StreamChange) -> Outgo
         sent: None,
         document: None,
     }
+}
+
+/// A document as messages of its parts. There are none if it is gone.
+pub(crate) fn whole_document(
+    open: &OpenStore,
+    key: DocumentKey,
+    part_tokens_max: usize,
+) -> Result<Vec<StreamMessage>, TextError> {
+    Ok(match properties(open, key)? {
+        Some(properties) => parts(open, key, &properties, 0, part_tokens_max)?,
+        None => Vec::new(),
+    })
 }
 
 fn document(
@@ -120,39 +132,59 @@ fn document(
         sent: None,
         document: None,
     };
-    // A namespace without names was damaged. The next call for it brings them again.
-    let (Some(known), Some(names)) = (catalog.document(key), catalog.names(key.namespace)) else {
+    let Some(properties) = properties(open, key)? else {
         return Ok(outgoing);
     };
-    let state = known.state;
-    let outbox = &catalog.replication.outbox;
+    let len = catalog.document(key).map_or(0, |known| known.state.len);
     let now = SentText {
-        epoch: state.epoch,
-        revision: catalog.replication.revision(key),
-        len: state.len,
+        epoch: properties.epoch,
+        revision: properties.revision,
+        len,
     };
-    let sent = outbox.sent(key).filter(|sent| {
+    let sent = catalog.replication.outbox.sent(key).filter(|sent| {
         (sent.epoch, sent.revision) == (now.epoch, now.revision) && sent.len <= now.len
     });
-    let properties = PartProperties {
+    let start = sent.map_or(0, |sent| sent.len);
+    outgoing.messages = parts(open, key, &properties, start, part_tokens_max)?;
+    outgoing.sent = (properties.finish == 0).then_some((key, now));
+    outgoing.document = Some((key, properties.sequence));
+    Ok(outgoing)
+}
+
+/// What is to be said of a document besides its text. `None` if it is gone.
+fn properties(open: &OpenStore, key: DocumentKey) -> Result<Option<PartProperties>, TextError> {
+    let catalog = &open.catalog;
+    // A namespace without names was damaged. The next call for it brings them again.
+    let (Some(known), Some(names)) = (catalog.document(key), catalog.names(key.namespace)) else {
+        return Ok(None);
+    };
+    let state = &known.state;
+    Ok(Some(PartProperties {
         names: names.clone(),
         document: key.document,
         epoch: state.epoch,
-        revision: now.revision,
+        revision: catalog.replication.revision(key),
         finish: state.finish & !STATIC,
         is_static: state.is_static(),
         stored_ms: state.stored_ms,
         head: head(catalog, &*open.log, key)?,
         sequence: state.sequence,
-    };
-    let text = read(catalog, &*open.log, key, 0, state.len)?;
-    let start = sent.map_or(0, |sent| sent.len);
-    let parts = DocumentPart::split(&properties, &text, start, part_tokens_max);
-    let messages = parts
+    }))
+}
+
+fn parts(
+    open: &OpenStore,
+    key: DocumentKey,
+    properties: &PartProperties,
+    start: u32,
+    part_tokens_max: usize,
+) -> Result<Vec<StreamMessage>, TextError> {
+    let catalog = &open.catalog;
+    let len = catalog.document(key).map_or(0, |known| known.state.len);
+    let text = read(catalog, &*open.log, key, 0, len)?;
+    let parts = DocumentPart::split(properties, &text, start, part_tokens_max);
+    Ok(parts
         .into_iter()
-        .map(|part| message(catalog, StreamChange::Document(Box::new(part))));
-    outgoing.messages = messages.collect();
-    outgoing.sent = (properties.finish == 0).then_some((key, now));
-    outgoing.document = Some((key, state.sequence));
-    Ok(outgoing)
+        .map(|part| message(catalog, StreamChange::Document(Box::new(part))))
+        .collect())
 }

@@ -41,6 +41,8 @@ pub(crate) struct StreamErasureRecord {
     /// Sequence of its message.
     pub(crate) sequence: u64,
     pub(crate) mark: ErasureRecord,
+    /// When it was applied here, in Unix milliseconds. What was stored later was stored by those who knew it.
+    pub(crate) applied_ms: u64,
     /// This replica was asked for it, so it also clears the stream.
     pub(crate) is_own: bool,
     /// The documents that it hits are gone from every file of this replica.

@@ -25,16 +25,24 @@ pub(super) async fn carry_out(
     stream: &Stream,
     erasure: StreamErasureRecord,
 ) -> Result<(), SessionError> {
-    session
-        .handle
-        .carry_out(&erasure.mark)
-        .await
-        .map_err(|error| SessionError::Store(error.to_string()))?;
     if erasure.is_own {
         let deleted = clear_stream(session, stream, &erasure).await?;
         session.metrics.feed_erased_messages.inc_by(deleted);
         tracing::info!(deleted, "draft store messages of an erasure deleted");
     }
+    clear_replica(session, &erasure).await
+}
+
+/// Removes what an erasure hits from all files of this replica.
+pub(super) async fn clear_replica(
+    session: &Session,
+    erasure: &StreamErasureRecord,
+) -> Result<(), SessionError> {
+    session
+        .handle
+        .carry_out(erasure)
+        .await
+        .map_err(|error| SessionError::Store(error.to_string()))?;
     let (id, sequence) = (erasure.mark.id(), erasure.sequence);
     let completed = session
         .writer

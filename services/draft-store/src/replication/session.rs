@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Stream;
 use refrain_protocol::{ApiError, NamespaceId};
 use refrain_service_kit::backoff::Backoff;
 use tokio::sync::watch;
@@ -13,9 +14,10 @@ use crate::config::FeedConfig;
 use crate::message::{StreamChange, StreamMessage};
 use crate::metrics::StoreMetrics;
 use crate::record::DocumentKey;
-use crate::record::replication::PositionRecord;
+use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::replication::erasures::carry_out;
 use crate::replication::follow::follow;
+use crate::replication::join::join;
 use crate::replication::publish::{publish, start_stream};
 use crate::replication::status::FeedStatus;
 use crate::replication::stream::{Connection, SessionError, check_position, created};
@@ -36,6 +38,8 @@ pub(crate) struct Session {
     pub(crate) shared: Arc<SharedStore>,
     pub(crate) status: Arc<FeedStatus>,
     pub(crate) metrics: StoreMetrics,
+    /// The mesh secret, for calls to other replicas.
+    pub(crate) secret: String,
     /// Whether erasures of the stream are being carried out.
     pub(crate) is_erasing: Arc<AtomicBool>,
 }
@@ -52,7 +56,7 @@ pub(crate) async fn run(session: Arc<Session>, mut stop: watch::Receiver<bool>) 
         session.metrics.feed_connected.set(0);
         session.metrics.feed_sessions.inc();
         match &ended {
-            SessionError::Operator(error) => {
+            SessionError::Operator(error) | SessionError::Missed(error) => {
                 tracing::error!(%error, "draft store cannot follow its stream");
             }
             error => tracing::warn!(%error, "draft store lost its stream"),
@@ -94,8 +98,27 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
     if info.state.last_sequence == 0 {
         start_stream(session, &connection.context).await?;
     }
-    let position = session.position();
-    let until = check_position(position, &info)?;
+    let mut position = session.position();
+    let mut checked = check_position(position, &info);
+    let last = info.state.last_sequence;
+    let is_missed = matches!(checked, Err(SessionError::Missed(_)));
+    // One that has nothing yet takes over sooner than the stream would give it everything.
+    let is_new = position.sequence == 0 && session.is_empty() && last > session.feed.lag_max;
+    if !session.feed.peers.is_empty() && (is_missed || is_new) {
+        let first = info.state.first_sequence;
+        match join(session, created(&info), first).await {
+            Ok(joined) => {
+                position = joined;
+                checked = check_position(position, &info);
+            }
+            // The stream has everything, it only takes longer.
+            Err(error) if is_new && !is_missed => {
+                tracing::warn!(%error, "draft store reads the stream from its beginning");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let until = checked?;
     session.status.connected(position.sequence, until);
     session.metrics.feed_connected.set(1);
     tracing::info!(
@@ -114,7 +137,16 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
     tokio::select! {
         ended = follow(session, &stream, created(&info), until, tell) => ended,
         ended = send => ended,
+        () = retry_erasures(session, &stream) => Ok(()),
         lost = connection.lost() => Err(lost),
+    }
+}
+
+/// Begins erasures again that could not be completed. It never ends by itself.
+async fn retry_erasures(session: &Arc<Session>, stream: &Stream) {
+    loop {
+        tokio::time::sleep(PAUSE_LONGEST).await;
+        session.carry_out_erasures(stream);
     }
 }
 
@@ -122,7 +154,7 @@ fn store_error(error: ApiError) -> SessionError {
     SessionError::Store(error.to_string())
 }
 
-fn stopped() -> SessionError {
+pub(super) fn stopped() -> SessionError {
     SessionError::Store("the writer has stopped".into())
 }
 
@@ -133,6 +165,18 @@ impl Session {
         open.ok()
             .and_then(|open| open.catalog.replication.position)
             .unwrap_or_default()
+    }
+
+    /// A number that no other store has.
+    pub(super) fn generation(&self) -> u64 {
+        let open = self.shared.read();
+        open.map_or(0, |open| open.catalog.generation())
+    }
+
+    /// Whether the store has no documents.
+    fn is_empty(&self) -> bool {
+        let open = self.shared.read();
+        open.is_ok_and(|open| open.catalog.totals().documents == 0)
     }
 
     /// Entries of the outbox that may be sent.
@@ -146,7 +190,7 @@ impl Session {
         let open = self.shared.read();
         let known = open.map(|open| {
             let catalog = &open.catalog;
-            (catalog.generation(), catalog.replication.sequence())
+            (catalog.generation(), catalog.replication.seen())
         });
         let (origin, seen) = known.unwrap_or_default();
         StreamMessage {
@@ -199,18 +243,18 @@ impl Session {
         self.metrics.feed_lag_messages.set(state.lag() as i64);
     }
 
+    /// The erasures of the stream that are not carried out here.
+    pub(super) fn open_erasures(&self) -> Vec<StreamErasureRecord> {
+        let open = self.shared.read();
+        open.map_or_else(
+            |_| Vec::new(),
+            |open| open.catalog.replication.open_erasures(),
+        )
+    }
+
     /// Begins to carry out the erasures of the stream that are open, unless that is going on.
-    pub(super) fn carry_out_erasures(
-        self: &Arc<Self>,
-        stream: &async_nats::jetstream::stream::Stream,
-    ) {
-        let open = {
-            let open = self.shared.read();
-            open.map_or_else(
-                |_| Vec::new(),
-                |open| open.catalog.replication.open_erasures(),
-            )
-        };
+    pub(super) fn carry_out_erasures(self: &Arc<Self>, stream: &Stream) {
+        let open = self.open_erasures();
         if open.is_empty() || self.is_erasing.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -219,7 +263,6 @@ impl Session {
             for erasure in open {
                 if let Err(error) = carry_out(&session, &stream, erasure).await {
                     tracing::warn!(%error, "draft store erasure of the stream is not complete; it is tried again");
-                    tokio::time::sleep(PAUSE_LONGEST).await;
                 }
             }
             session.is_erasing.store(false, Ordering::Relaxed);

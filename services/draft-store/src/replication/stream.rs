@@ -39,6 +39,9 @@ pub(super) enum SessionError {
     /// The store did not take messages. It is tried again.
     #[error("the store did not apply messages of the stream: {0}")]
     Store(String),
+    /// The stream does not have any more what this replica has missed.
+    #[error("{0}")]
+    Missed(String),
     /// An operator has to do something.
     #[error("{0}")]
     Operator(String),
@@ -263,10 +266,10 @@ pub(super) fn check_position(
         )));
     }
     if position.sequence + 1 < first {
-        return Err(SessionError::Operator(format!(
+        return Err(SessionError::Missed(format!(
             "this replica has applied the stream {name} up to {}, and its oldest message is {first}: it was away for \
-             longer than feed.max_age_s, or the stream has reached feed.max_bytes; stop it, move its data_dir away, \
-             and let it join anew",
+             longer than feed.max_age_s, or the stream has reached feed.max_bytes. It has to join anew; name the \
+             other replicas in feed.peers",
             position.sequence
         )));
     }

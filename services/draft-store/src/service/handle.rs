@@ -6,6 +6,7 @@ mod calls;
 mod checks;
 mod counted_call;
 mod erase;
+mod join;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

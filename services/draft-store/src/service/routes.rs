@@ -8,7 +8,8 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::document::StoreStats;
 use refrain_rpc::{
-    BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
+    BINCODE_CONTENT_TYPE, DraftStore as _, ReplicaPeer as _, StoreAdmin as _, decode_bincode,
+    encode_bincode,
 };
 use refrain_service_kit::http::{HttpResult, RawBody, get, mesh_only, post};
 use refrain_service_kit::mesh::MeshAuth;
@@ -33,6 +34,9 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/documents", documents))
             .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
+            .service(post("/join/offer", join_offer))
+            .service(post("/join/list", join_list))
+            .service(post("/join/documents", join_documents))
             .service(get("/stats", stats)),
     );
     app.service(
@@ -74,7 +78,7 @@ macro_rules! bincode_calls {
 
 bincode_calls! {
     append follow touch register_group fetch_groups output_lengths segments segment_piece documents lookup
-    acceptance_stats import export
+    acceptance_stats import export join_offer join_list join_documents
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

@@ -95,6 +95,7 @@ pub async fn start(
             shared,
             status,
             metrics: store_metrics,
+            secret: mesh.secret().to_owned(),
             is_erasing: Arc::default(),
         };
         let (stop, stopped) = watch::channel(false);

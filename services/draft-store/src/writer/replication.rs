@@ -7,13 +7,13 @@ use crate::log::LogError;
 use crate::message::StreamMessage;
 use crate::record::DocumentKey;
 use crate::record::replication::{
-    OutboxRecord, PositionRecord, outbox_key, position_key, stream_erasure_key,
+    OutboxRecord, PositionRecord, StreamErasureRecord, outbox_key, position_key, stream_erasure_key,
 };
-use crate::writer::core::{HOUR_MS, WriterCore};
+use crate::writer::core::{DAY_MS, WriterCore};
 use crate::writer::outcome::CommitOutcome;
 
-/// How long erasures of the stream are remembered. A replica sends only after it has caught up, so no message is older.
-const ERASURE_MEMORY_MS: u64 = 48 * HOUR_MS;
+/// A document of another replica as messages of its parts, and whether it has changes that are not in the stream.
+pub(crate) type JoinedParts = (Vec<StreamMessage>, bool);
 
 /// A message of the stream with its sequence. `None` stands for one that no replica can read.
 pub(crate) type ReceivedMessage = (u64, Option<StreamMessage>);
@@ -110,6 +110,72 @@ impl WriterCore {
         Ok(outcome)
     }
 
+    /// Remembers erasures that another replica knows. Those that are new here are to be carried out.
+    pub(crate) fn note_erasures(
+        &mut self,
+        catalog: &mut Catalog,
+        erasures: &[StreamErasureRecord],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for erasure in erasures {
+            edit.note_joined_erasure(erasure);
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Stores documents of another replica. Those that it has not sent yet are sent by this one, too.
+    pub(crate) fn store_joined(
+        &mut self,
+        catalog: &mut Catalog,
+        documents: &[JoinedParts],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for (messages, is_unsent) in documents {
+            for message in messages {
+                edit.apply_message(0, message)?;
+            }
+            if let (true, Some(message)) = (is_unsent, messages.first()) {
+                edit.resend(message);
+            }
+        }
+        self.within_budgets(&mut edit)?;
+        let outcome = self.commit(edit, now_ms)?;
+        self.note_oldest(outcome.oldest_ms);
+        Ok(outcome)
+    }
+
+    /// Removes documents that another replica does not have any more. Those with changes that nobody has stay, and are
+    /// sent.
+    pub(crate) fn drop_missing(
+        &mut self,
+        catalog: &mut Catalog,
+        keys: &[DocumentKey],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for key in keys {
+            edit.remove_received(*key)?;
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Sets how far the stream is applied, after everything up to there was taken over.
+    pub(crate) fn set_position(
+        &mut self,
+        catalog: &mut Catalog,
+        position: PositionRecord,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let repairs = std::mem::take(&mut self.repairs);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.batch.merge(repairs);
+        edit.batch.put_record(position_key(), &position);
+        edit.catalog.replication.position = Some(position);
+        self.commit(edit, now_ms)
+    }
+
     /// Drops entries of the outbox that the broker has acknowledged. That becomes durable with the next commit: until
     /// then a restart sends them again, which is harmless.
     pub(crate) fn settle_outbox(&mut self, catalog: &mut Catalog, sent: &[SentEntry]) {
@@ -167,9 +233,11 @@ impl WriterCore {
         self.commit(edit, now_ms)
     }
 
-    /// Forgets erasures of the stream that no message can be older than.
+    /// Forgets erasures of the stream that are older than any document.
     pub(super) fn forget_stream_erasures(&mut self, catalog: &mut Catalog, now_ms: u64) {
-        let before_ms = now_ms.saturating_sub(ERASURE_MEMORY_MS);
+        // A replica that was away that long has no document left that an earlier erasure could hit.
+        let retention_ms = u64::from(self.config.retention_days) * DAY_MS;
+        let before_ms = now_ms.saturating_sub(retention_ms);
         for id in catalog.replication.forget_erasures(before_ms) {
             self.repairs.remove(stream_erasure_key(id));
         }

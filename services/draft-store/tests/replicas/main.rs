@@ -11,6 +11,7 @@ mod broker;
 mod crash;
 mod equal;
 mod erase;
+mod join;
 mod nats;
 
 use std::path::Path;
@@ -74,7 +75,11 @@ fn names(tenant: &str) -> Namespace {
 
 impl Replica {
     async fn start(config: DraftStoreConfig) -> Replica {
-        let mesh = MeshConfig::generate().unwrap();
+        Replica::start_in(config, MeshConfig::generate().unwrap()).await
+    }
+
+    /// Starts a replica with the keys of a mesh.
+    async fn start_in(config: DraftStoreConfig, mesh: MeshConfig) -> Replica {
         let metrics = Metrics::new().unwrap();
         let auth = MeshAuth::new(&mesh).unwrap();
         let server = start(config, auth, &metrics).await.unwrap();
@@ -87,12 +92,16 @@ impl Replica {
 
     /// Starts a replica, and waits until it has caught up.
     async fn ready(config: DraftStoreConfig) -> Replica {
-        let replica = Replica::start(config).await;
-        eventually("a replica is ready", async || {
-            replica.handle().readiness().is_ok()
-        })
-        .await;
-        replica
+        Replica::start(config).await.caught_up().await
+    }
+
+    async fn caught_up(self) -> Replica {
+        let until = Instant::now() + Duration::from_secs(90);
+        while let Err(trouble) = self.handle().readiness() {
+            assert!(Instant::now() < until, "never ready: {trouble}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self
     }
 
     async fn stop(self) {

@@ -272,7 +272,7 @@ impl DraftStore for DraftStoreHandle {
 
 impl DraftStoreHandle {
     /// Asks the writer to remove documents that a reader found damaged.
-    fn report(&self, damaged: HashSet<DocumentKey>) {
+    pub(super) fn report(&self, damaged: HashSet<DocumentKey>) {
         if !damaged.is_empty() {
             // If the mailbox is full, the next reader finds the damage again.
             let damaged = damaged.into_iter().collect();

@@ -9,6 +9,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use crate::directory::{Cleared, clear_quarantines};
 use crate::reading::erasure;
 use crate::record::ErasureRecord;
+use crate::record::replication::StreamErasureRecord;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
 use crate::shared_store::unavailable;
@@ -79,7 +80,7 @@ impl DraftStoreHandle {
         let openings = self.inner.shared.openings();
         let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
-        let documents = self.remove_hit(&mark, false).await?;
+        let documents = self.remove_hit(&mark, None).await?;
         let cleared = self.clear_files(with_quarantines).await?;
         if self.inner.shared.openings() != openings {
             // Documents that were quarantined then, or that came back with a log that was rolled back, were not
@@ -113,19 +114,24 @@ impl DraftStoreHandle {
     }
 
     /// Carries out an erasure that came by the stream. Nothing of its documents is on disk any more when this returns.
-    pub(crate) async fn carry_out(&self, mark: &ErasureRecord) -> Result<(), ApiError> {
+    pub(crate) async fn carry_out(&self, erasure: &StreamErasureRecord) -> Result<(), ApiError> {
         let _running = self.enter()?;
         let _alone = self.inner.erasing.lock().await;
-        let documents = self.remove_hit(mark, true).await?;
+        let known_ms = Some(erasure.applied_ms);
+        let documents = self.remove_hit(&erasure.mark, known_ms).await?;
         self.clear_files(false).await?;
         tracing::info!(documents, "draft store documents erased for the stream");
         Ok(())
     }
 
     /// Removes the documents that an erasure hits. Returns how many.
-    async fn remove_hit(&self, mark: &ErasureRecord, late: bool) -> Result<u64, ApiError> {
+    async fn remove_hit(
+        &self,
+        mark: &ErasureRecord,
+        known_ms: Option<u64>,
+    ) -> Result<u64, ApiError> {
         let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
-        let search = move || erasure::documents_hit(&shared, &wanted, late);
+        let search = move || erasure::documents_hit(&shared, &wanted, known_ms);
         let keys = tokio::task::spawn_blocking(search)
             .await
             .map_err(ApiError::internal)??;

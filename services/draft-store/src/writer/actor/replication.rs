@@ -6,9 +6,10 @@ use refrain_protocol::{ApiError, NamespaceId};
 use tokio::sync::oneshot;
 
 use crate::record::DocumentKey;
+use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::actor::WriterActor;
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::replication::{ReceivedMessage, SentEntry};
+use crate::writer::replication::{JoinedParts, ReceivedMessage, SentEntry};
 
 /// Callers that wait until the brokers have a document, with the sequence that they wait for.
 #[derive(Default)]
@@ -52,6 +53,33 @@ impl WriterActor {
         let outcome = self
             .run(|core, catalog, now_ms| core.apply_messages(catalog, stream, messages, now_ms))?;
         Ok(outcome.repeated_messages)
+    }
+
+    /// Remembers erasures that another replica knows.
+    pub(crate) fn note_erasures(
+        &mut self,
+        erasures: &[StreamErasureRecord],
+    ) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.note_erasures(catalog, erasures, now_ms))?;
+        Ok(())
+    }
+
+    /// Stores documents of another replica.
+    pub(crate) fn store_joined(&mut self, documents: &[JoinedParts]) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.store_joined(catalog, documents, now_ms))?;
+        Ok(())
+    }
+
+    /// Removes documents that another replica does not have any more.
+    pub(crate) fn drop_missing(&mut self, keys: &[DocumentKey]) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.drop_missing(catalog, keys, now_ms))?;
+        Ok(())
+    }
+
+    /// Sets how far the stream is applied.
+    pub(crate) fn set_position(&mut self, position: PositionRecord) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.set_position(catalog, position, now_ms))?;
+        Ok(())
     }
 
     /// Drops entries of the outbox that the broker has taken, and answers those who wait for them.

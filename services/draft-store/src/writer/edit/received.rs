@@ -248,14 +248,55 @@ impl Edit<'_> {
             if removals.is_erasure {
                 self.remove(key, RemovalReason::Erased)?;
                 self.remember_erased(key);
-            } else if self.catalog.replication.outbox.has(key) {
-                // It changed here meanwhile. What is on the way to others may be older than what is here now.
-                self.send_again(key);
             } else {
-                self.remove(key, RemovalReason::OtherReplica)?;
+                self.keep_or_remove(key)?;
             }
         }
         Ok(())
+    }
+
+    /// Removes a document that others have removed, unless it has changes that they do not have.
+    fn keep_or_remove(&mut self, key: DocumentKey) -> Result<(), LogError> {
+        if self.catalog.replication.outbox.has(key) {
+            // What is on the way to others may be older than what is here now.
+            self.send_again(key);
+            return Ok(());
+        }
+        self.remove(key, RemovalReason::OtherReplica)
+    }
+
+    /// Removes a document that another replica does not have any more.
+    pub(in crate::writer) fn remove_received(&mut self, key: DocumentKey) -> Result<(), LogError> {
+        if self.catalog.document(key).is_none() {
+            return Ok(());
+        }
+        self.is_received = true;
+        let removed = self.keep_or_remove(key);
+        self.is_received = false;
+        removed
+    }
+
+    /// Sends the document of a message, which its sender has not sent yet.
+    pub(in crate::writer) fn resend(&mut self, message: &StreamMessage) {
+        if let StreamChange::Document(part) = &message.change
+            && self.catalog.document(part.key()).is_some()
+        {
+            self.send_again(part.key());
+        }
+    }
+
+    /// Remembers an erasure that another replica knows, unless this one knows it.
+    pub(in crate::writer) fn note_joined_erasure(&mut self, erasure: &StreamErasureRecord) {
+        let known = self.catalog.replication.erasures();
+        let id = erasure.mark.id();
+        let is_known = known
+            .filter(|known| known.mark.id() == id)
+            .any(|known| known.sequence >= erasure.sequence);
+        if !is_known {
+            self.is_received = true;
+            self.apply_erasure(erasure.sequence, 0, &erasure.mark);
+            self.is_received = false;
+        }
     }
 
     /// Sends a document once more as a whole. It counts as changed, so that the broker does not take the message for a
@@ -266,9 +307,9 @@ impl Edit<'_> {
             self.catalog.put(key, state, Some(state.len));
             self.states.insert(key);
             self.outcome.changed.insert(key.namespace);
-            self.is_received = false;
+            let is_received = std::mem::take(&mut self.is_received);
             self.note_change(key, true);
-            self.is_received = true;
+            self.is_received = is_received;
             self.catalog.replication.outbox.renew(key);
         }
     }
@@ -294,6 +335,7 @@ impl Edit<'_> {
         let erasure = StreamErasureRecord {
             sequence,
             mark: mark.clone(),
+            applied_ms: self.now_ms,
             is_own: origin == self.store.generation,
             is_done: false,
         };

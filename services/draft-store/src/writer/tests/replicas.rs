@@ -6,12 +6,16 @@ use super::*;
 use proptest::prelude::*;
 
 use crate::config::FeedConfig;
-use crate::message::{StreamMessage, decode, encode, message_id};
+use refrain_protocol::join::{JoinDocumentsRequest, JoinOffer};
+
+use crate::message::{StreamChange, StreamMessage, decode, encode, message_id};
 use crate::metrics::RemovalReason;
 use crate::reading::document_text::read_document;
 use crate::reading::erasure::documents_hit;
+use crate::reading::join as handed_over;
 use crate::reading::outbox::{Outgoing, next_outgoing};
 use crate::record::ErasureRecord;
+use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::replication::{SentDocument, SentEntry};
 
 const REPLICAS: usize = 3;
@@ -86,6 +90,13 @@ enum Op {
     Reopen {
         replica: usize,
     },
+    /// Takes over the documents of another replica, as if the stream had lost what came before.
+    Join {
+        replica: usize,
+        peer: usize,
+        /// Applied by the peer while its documents are read.
+        meanwhile: usize,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -113,6 +124,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (replica(), 1u64..30).prop_map(|(replica, elapsed_ms)| Op::Tick { replica, elapsed_ms }),
         1 => replica().prop_map(|replica| Op::Seal { replica }),
         2 => replica().prop_map(|replica| Op::Reopen { replica }),
+        2 => (replica(), replica(), 0usize..4)
+            .prop_map(|(replica, peer, meanwhile)| Op::Join { replica, peer, meanwhile }),
     ]
 }
 
@@ -240,11 +253,13 @@ impl Cluster {
         });
     }
 
+    fn position(&mut self, replica: usize) -> u64 {
+        let open = self.store(replica).shared.read().unwrap();
+        open.catalog.replication.sequence()
+    }
+
     fn apply(&mut self, replica: usize, count: usize, again: usize) {
-        let position = {
-            let open = self.store(replica).shared.read().unwrap();
-            open.catalog.replication.sequence() as usize
-        };
+        let position = self.position(replica) as usize;
         let from = position.saturating_sub(again);
         let until = self.stream.len().min(position + count);
         let messages: Vec<_> = (from..until)
@@ -256,9 +271,9 @@ impl Cluster {
     }
 
     /// Removes what an erasure hits, here first or because the stream says so.
-    fn remove_hit(&mut self, replica: usize, mark: &ErasureRecord) {
+    fn remove_hit(&mut self, replica: usize, mark: &ErasureRecord, known_ms: Option<u64>) {
         let store = self.store(replica);
-        let keys = documents_hit(&store.shared, mark, true).unwrap();
+        let keys = documents_hit(&store.shared, mark, known_ms).unwrap();
         let now_ms = store.now_ms;
         store.run(|core, catalog| core.remove(catalog, &keys, RemovalReason::Erased, now_ms));
     }
@@ -269,7 +284,7 @@ impl Cluster {
             open.catalog.replication.open_erasures()
         };
         for erasure in open_erasures {
-            self.remove_hit(replica, &erasure.mark);
+            self.remove_hit(replica, &erasure.mark, Some(erasure.applied_ms));
             let store = self.store(replica);
             let now_ms = store.now_ms;
             let (id, sequence) = (erasure.mark.id(), erasure.sequence);
@@ -292,7 +307,7 @@ impl Cluster {
         let (mark, _) = store.core.mark(catalog, mark, store.now_ms).unwrap();
         drop(open);
         let mark = mark.unwrap();
-        self.remove_hit(replica, &mark);
+        self.remove_hit(replica, &mark, None);
         self.erasures.push(mark);
     }
 
@@ -313,6 +328,76 @@ impl Cluster {
                 self.accept(&message);
             }
         }
+    }
+
+    fn offer(&mut self, replica: usize) -> Option<JoinOffer> {
+        handed_over::offer(&self.store(replica).shared).unwrap()
+    }
+
+    /// What `replication/join.rs` does, without a network.
+    fn join(&mut self, replica: usize, peer: usize, meanwhile: usize) {
+        let offer = self.offer(peer).unwrap();
+        let erasures = offer.erasures.iter().map(|erasure| {
+            let StreamChange::Erasure(mark) = decode(&erasure.message).unwrap().change else {
+                panic!("an erasure is offered");
+            };
+            StreamErasureRecord {
+                sequence: erasure.sequence,
+                mark,
+                applied_ms: 0,
+                is_own: false,
+                is_done: false,
+            }
+        });
+        let erasures: Vec<_> = erasures.collect();
+        let store = self.store(replica);
+        let now_ms = store.now_ms;
+        store.run(|core, catalog| core.note_erasures(catalog, &erasures, now_ms));
+        self.carry_out(replica);
+        let mut kept = BTreeSet::new();
+        for tenant in ["a", "b"] {
+            let namespace = names(tenant).id();
+            let list = handed_over::list(&self.store(peer).shared, namespace).unwrap();
+            let keys = list.documents.iter();
+            kept.extend(keys.map(|document| DocumentKey::new(namespace, *document)));
+            self.apply(peer, meanwhile, 0);
+            let request = JoinDocumentsRequest {
+                namespace,
+                documents: list.documents,
+                max_tokens: 1 << 20,
+            };
+            let read = handed_over::documents(&self.store(peer).shared, &request, 1 << 20);
+            let documents: Vec<_> = read
+                .unwrap()
+                .0
+                .documents
+                .iter()
+                .map(|document| {
+                    let messages = document.messages.iter();
+                    let messages = messages.map(|message| decode(message).unwrap());
+                    (messages.collect(), document.is_unsent)
+                })
+                .collect();
+            let store = self.store(replica);
+            store.run(|core, catalog| core.store_joined(catalog, &documents, now_ms));
+        }
+        let position = PositionRecord {
+            stream: STREAM,
+            sequence: offer.sequence,
+        };
+        let others: Vec<DocumentKey> = {
+            let open = self.store(replica).shared.read().unwrap();
+            let of = |tenant| {
+                let documents = open.catalog.documents(names(tenant).id());
+                let ids: Vec<u128> = documents.map(|(document, _)| document.0).collect();
+                ids.into_iter().map(move |document| key(tenant, document))
+            };
+            let all = of("a").chain(of("b"));
+            all.filter(|key| !kept.contains(key)).collect()
+        };
+        let store = self.store(replica);
+        store.run(|core, catalog| core.drop_missing(catalog, &others, now_ms));
+        store.run(|core, catalog| core.set_position(catalog, position, now_ms));
     }
 
     fn step(&mut self, op: &Op) {
@@ -391,6 +476,19 @@ impl Cluster {
                 }
             }
             Op::Reopen { replica } => self.reopen(replica),
+            Op::Join {
+                replica,
+                peer,
+                meanwhile,
+            } => {
+                let here = self.position(replica);
+                if let Some(offer) = self.offer(peer)
+                    && replica != peer
+                    && offer.sequence >= here
+                {
+                    self.join(replica, peer, meanwhile);
+                }
+            }
         }
     }
 
