@@ -1,7 +1,7 @@
 //! The messages by which replicas of a shard tell each other what changed; docs/replication.md has the whole design.
 //!
-//! A message consists of magic (2 bytes), version (1), flags (1), xxh3 of all that follows and of the first four bytes
-//! (8), and the payload: bincode with fixed-width little-endian integers, compressed with zstd if that makes it
+//! A message consists of magic (2 bytes), version (1), flags (1), xxh3 of all that follows and of the first four
+//! bytes (8), and the payload: bincode with fixed-width little-endian integers, compressed with zstd if that makes it
 //! smaller. A message of a later version is told apart from damage, since a replica may skip damage but not a change.
 
 #[cfg(test)]
@@ -41,13 +41,13 @@ const COMPRESS_FROM_BYTES: usize = 64;
 pub(crate) struct StreamMessage {
     /// The generation of the store that sent it.
     pub(crate) origin: u64,
-    /// The last sequence up to which the sender had applied everything when it made the message, and had carried out all
-    /// erasures.
+    /// The last sequence up to which the sender had applied everything when it made the message, and had carried out
+    /// all erasures.
     pub(crate) seen: u64,
     pub(crate) change: StreamChange,
 }
 
-/// What a message changes.
+/// The change that a message carries.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub(crate) enum StreamChange {
     /// Nothing. It is the first message of a stream: as long as it is there, no message is gone because of its age.
@@ -58,7 +58,7 @@ pub(crate) enum StreamChange {
     Removals(Removals),
     /// Documents that were used.
     Uses(Uses),
-    /// An operator erased a scope. What began in it before does not come back.
+    /// An operator erased a scope. Nothing that began in it before comes back.
     Erasure(ErasureRecord),
 }
 
@@ -82,7 +82,8 @@ pub(crate) struct DocumentPart {
     pub(crate) stored_ms: u64,
     #[bincode(with_serde)]
     head: DocumentHead,
-    /// The sender's sequence of the document's last change. It tells the sender whether the document has changed since.
+    /// The sender's sequence of the document's last change. By it the sender knows whether the document has changed
+    /// since.
     pub(crate) sequence: u64,
 }
 
@@ -102,7 +103,7 @@ pub(crate) struct Uses {
     pub(crate) documents: Vec<(u128, u64)>,
 }
 
-/// What a part says about its document, besides the text.
+/// The properties that a part says of its document, besides the text.
 pub(crate) struct PartProperties {
     pub(crate) names: Namespace,
     pub(crate) document: DocumentId,
@@ -116,7 +117,8 @@ pub(crate) struct PartProperties {
 }
 
 impl DocumentPart {
-    /// The parts of a document from `start` on, of at most `tokens_max` tokens. There is one even if the text is empty.
+    /// The parts of a document from `start` on, of at most `tokens_max` tokens. There is one even if the text is
+    /// empty.
     pub(crate) fn split(
         of: &PartProperties,
         text: &[TokenId],

@@ -5,7 +5,7 @@
 //! to the broker. It opens the stream, applies what came since the replica's position, and only then sends. Whatever
 //! goes wrong ends the session, and the next one begins from what is on disk.
 //!
-//! * `session.rs` begins sessions, one after the other
+//! * `run.rs` runs sessions, one after the other; `session.rs` is the store as they see it
 //! * `stream.rs` has the connection and the stream with its limits
 //! * `follow.rs` applies messages, `publish.rs` sends the outbox
 //! * `join.rs` takes over what the stream does not have any more
@@ -16,6 +16,7 @@ mod erasures;
 mod follow;
 mod join;
 mod publish;
+pub(crate) mod run;
 pub(crate) mod session;
 pub(crate) mod status;
 mod stream;

@@ -6,6 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DocumentId, NamespaceId};
 
+/// The progress of a replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaState {
+    /// A number that no other store has.
+    pub generation: u64,
+    /// The last message of the stream that it has applied.
+    pub sequence: u64,
+    /// The last message up to which it has also carried out all erasures.
+    pub erased_sequence: u64,
+}
+
 /// Asks a replica for what it could hand over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinOfferRequest {
@@ -13,14 +24,15 @@ pub struct JoinOfferRequest {
     pub shard: u32,
 }
 
-/// What a replica can hand over.
+/// The offer of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinOffer {
     /// A number that no other store has.
     pub generation: u64,
     /// When the stream was created that the replica follows, in Unix nanoseconds.
     pub stream: u64,
-    /// The last message of the stream that the replica has applied. Who has taken everything over follows from there.
+    /// The last message of the stream that the replica has applied. One that has taken everything over follows from
+    /// there.
     pub sequence: u64,
     /// The namespaces that have documents.
     pub namespaces: Vec<NamespaceId>,
@@ -76,6 +88,6 @@ pub struct JoinDocuments {
 pub struct JoinedDocument {
     /// Its parts, as they would be in the stream. Each has a checksum.
     pub messages: Vec<Vec<u8>>,
-    /// It has changes that are not in the stream yet. Whoever takes them over sends them, too.
+    /// It has changes that are not in the stream yet. The replica that takes them over sends them, too.
     pub is_unsent: bool,
 }

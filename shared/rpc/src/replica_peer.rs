@@ -6,14 +6,18 @@ use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
+    ReplicaState,
 };
 use refrain_service_kit::http::MeshClient;
 
 use crate::codec::post;
 
-/// What a replica offers to one that joins. The mesh secret authorises the calls.
+/// The calls of one replica to another. The mesh secret authorises the calls.
 #[async_trait]
 pub trait ReplicaPeer: Send + Sync {
+    /// Reads the progress of this replica.
+    async fn replica_state(&self) -> Result<ReplicaState, ApiError>;
+
     /// Says what this replica can hand over.
     ///
     /// # Errors
@@ -33,7 +37,8 @@ pub trait ReplicaPeer: Send + Sync {
 /// Timeout of one call. A list of millions of documents takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// [`ReplicaPeer`] over HTTP: `POST /internal/v1/join/{offer,list,documents}` in bincode.
+/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/replica` in JSON, `POST /internal/v1/join/{offer,list,documents}` in
+/// bincode.
 pub struct HttpReplicaPeer {
     client: MeshClient,
 }
@@ -47,6 +52,10 @@ impl HttpReplicaPeer {
 
 #[async_trait]
 impl ReplicaPeer for HttpReplicaPeer {
+    async fn replica_state(&self) -> Result<ReplicaState, ApiError> {
+        self.client.get_json("/internal/v1/replica").await
+    }
+
     async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError> {
         let path = "/internal/v1/join/offer";
         post(&self.client, path, &request, self.client.timeout()).await

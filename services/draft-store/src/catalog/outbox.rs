@@ -29,7 +29,7 @@ const SENT_MAX: usize = 65_536;
 struct Entry {
     record: OutboxRecord,
     version: u64,
-    /// What was read in an earlier version is of no use: the stream has a removal after it.
+    /// Reads of an earlier version are of no use: the stream has a removal after them.
     whole_since: u64,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Outbox {
     ready: BTreeSet<u64>,
     /// Documents with an entry that still grow.
     growing: BTreeSet<DocumentKey>,
-    /// What the stream has of growing documents.
+    /// The beginnings of growing documents that the stream has.
     sent: HashMap<DocumentKey, SentText>,
 }
 
@@ -170,13 +170,13 @@ impl Outbox {
         self.sent.insert(key, text);
     }
 
-    /// What the stream has of a document already.
+    /// The beginning of a document that the stream has already.
     pub(crate) fn sent(&self, key: DocumentKey) -> Option<SentText> {
         self.sent.get(&key).copied()
     }
 
-    /// Drops an entry that the broker has acknowledged. Returns whether it is gone: one that changed since it was read
-    /// stays.
+    /// Drops an entry that the broker has acknowledged. Returns whether it is gone: one that changed since it was
+    /// read stays.
     pub(crate) fn settle(&mut self, sent: EntryVersion) -> bool {
         let Some(entry) = self.entries.get(&sent.number) else {
             return false;

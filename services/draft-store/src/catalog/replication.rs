@@ -1,5 +1,5 @@
-//! What a replica knows beyond its documents: how far it has applied the stream, which erasures came by it, and what
-//! other replicas do not have yet.
+//! The knowledge of a replica beyond its documents: how far it has applied the stream, which erasures came by it, and
+//! what other replicas do not have yet.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -9,9 +9,9 @@ use serde::Deserialize;
 pub struct FeedConfig {
     /// URLs of the NATS servers, such as `nats://nats-0:4222` or `tls://user:password@nats.example:4222`.
     pub servers: Vec<String>,
-    /// URLs of the other replicas' listeners, such as `http://draft-store-1:7430`. A replica that is new, or was away for
-    /// longer than the stream goes back, takes over the documents of the first one that answers. The own URL may be
-    /// among them.
+    /// URLs of the other replicas' listeners, such as `http://draft-store-1:7430`. A replica that is new, or was away
+    /// for longer than the stream goes back, takes over the documents of the first one that answers. The own URL may
+    /// be among them.
     pub peers: Vec<String>,
     /// Number of the shard. Its stream is `refrain-<shard>`, with the subjects `refrain.<shard>.>`.
     pub shard: u32,

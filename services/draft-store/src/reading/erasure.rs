@@ -6,8 +6,8 @@ use crate::reading::selection;
 use crate::record::{DocumentKey, ErasureRecord};
 use crate::shared_store::SharedStore;
 
-/// The documents that an erasure hits. With `known_ms`, also those that came after the erasure and before that time, and
-/// began before the erasure by the clock of their worker: who took them did not know the erasure.
+/// The documents that an erasure hits. With `known_ms`, also those that came after the erasure and before that time,
+/// and began before the erasure by the clock of their worker: who took them did not know the erasure.
 ///
 /// Blocks on the disk and on the writer, so call it from blocking threads only.
 pub(crate) fn documents_hit(

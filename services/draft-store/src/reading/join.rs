@@ -1,4 +1,4 @@
-//! What a replica hands over to one that joins: its documents as they are now.
+//! The documents that a replica hands over to one that joins, as they are now.
 //!
 //! There is no snapshot. The one that joins notes the sequence that this replica has applied, reads all documents
 //! while they go on changing, and then applies the stream from that sequence. It may meet a change twice, which is
@@ -18,7 +18,7 @@ use crate::reading::outbox::whole_document;
 use crate::record::DocumentKey;
 use crate::shared_store::{SharedStore, unavailable};
 
-/// What this replica can hand over. `None` if it follows no stream, or still has documents that were erased.
+/// The offer of this replica. `None` if it follows no stream, or still has documents that were erased.
 pub(crate) fn offer(shared: &SharedStore) -> Result<Option<JoinOffer>, ApiError> {
     let open = shared.read()?;
     let catalog = &open.catalog;

@@ -22,7 +22,7 @@ pub(crate) struct Outgoing {
     pub(crate) document: Option<(DocumentKey, u64)>,
 }
 
-/// What is to be sent, and documents that cannot be read.
+/// The entries to be sent, and documents that cannot be read.
 #[derive(Debug, Default)]
 pub(crate) struct NextOutgoing {
     pub(crate) outgoing: Vec<Outgoing>,
@@ -151,7 +151,7 @@ fn document(
     Ok(outgoing)
 }
 
-/// What is to be said of a document besides its text. `None` if it is gone.
+/// The properties of a document besides its text. `None` if it is gone.
 fn properties(open: &OpenStore, key: DocumentKey) -> Result<Option<PartProperties>, TextError> {
     let catalog = &open.catalog;
     // A namespace without names was damaged. The next call for it brings them again.

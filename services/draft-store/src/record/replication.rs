@@ -41,7 +41,7 @@ pub(crate) struct StreamErasureRecord {
     /// Sequence of its message.
     pub(crate) sequence: u64,
     pub(crate) mark: ErasureRecord,
-    /// When it was applied here, in Unix milliseconds. What was stored later was stored by those who knew it.
+    /// When it was applied here, in Unix milliseconds. Later documents were stored by those who knew it.
     pub(crate) applied_ms: u64,
     /// This replica was asked for it, so it also clears the stream.
     pub(crate) is_own: bool,

@@ -1,5 +1,7 @@
 //! Carrying out erasures that came by the stream: on this replica, and in the stream itself.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{DeliverPolicy, PullConsumer, pull};
@@ -18,9 +20,37 @@ const DELETIONS_AT_ONCE: usize = 32;
 /// How long the broker may take for the next message of the search.
 const SEARCH_WAIT: Duration = Duration::from_secs(5);
 
+/// Pause of one who waits for erasures.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Begins to carry out the erasures of the stream that are open, unless that is going on.
+pub(super) fn begin(session: &Arc<Session>, stream: &Stream) {
+    let open = session.open_erasures();
+    if open.is_empty() || session.is_erasing.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let (session, stream) = (session.clone(), stream.clone());
+    tokio::spawn(async move {
+        for erasure in open {
+            if let Err(error) = carry_out(&session, &stream, erasure).await {
+                tracing::warn!(%error, "draft store erasure of the stream is not complete; it is tried again");
+            }
+        }
+        session.is_erasing.store(false, Ordering::Relaxed);
+    });
+}
+
+/// Carries out all open erasures, before this replica serves.
+pub(super) async fn finish(session: &Arc<Session>, stream: &Stream) {
+    while !session.open_erasures().is_empty() {
+        begin(session, stream);
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
 /// Removes what an erasure hits from all files of this replica. If this replica was asked for it, it also deletes the
 /// messages of the erased documents from the stream. An erasure that was interrupted begins again.
-pub(super) async fn carry_out(
+async fn carry_out(
     session: &Session,
     stream: &Stream,
     erasure: StreamErasureRecord,

@@ -10,6 +10,7 @@ use refrain_service_kit::clock::unix_ms;
 use tokio::sync::watch;
 
 use crate::message::{MessageError, decode};
+use crate::replication::erasures;
 use crate::replication::session::Session;
 use crate::replication::stream::{SessionError, consumer_after};
 use crate::writer::replication::ReceivedMessage;
@@ -57,9 +58,9 @@ pub(super) async fn follow(
         .await
         .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
     let mut delivered = 0;
-    session.carry_out_erasures(stream);
     loop {
         if sequence >= until && !*caught_up.borrow() {
+            erasures::finish(session, stream).await;
             session.status.caught_up();
             let _ = caught_up.send(true);
         }
@@ -84,7 +85,7 @@ pub(super) async fn follow(
             .feed_lag_seconds
             .set(lag_ms as f64 / 1_000.0);
         session.observe();
-        session.carry_out_erasures(stream);
+        erasures::begin(session, stream);
     }
 }
 

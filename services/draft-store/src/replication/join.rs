@@ -75,7 +75,7 @@ pub(super) async fn join(
         .writer
         .ask(move |writer| writer.note_erasures(&erasures));
     noted.await.map_err(|_| stopped())?.map_err(joining)?;
-    // They are about what this replica has now. What it takes over was stored by those who knew them.
+    // They are about what this replica has now. All else was stored by those who knew them.
     for erasure in session.open_erasures() {
         clear_replica(session, &erasure).await?;
     }
@@ -195,7 +195,7 @@ async fn fetch(
     Ok(read)
 }
 
-/// Makes a call, and repeats it after errors. What was read before stays.
+/// Makes a call, and repeats it after errors. Earlier answers stay.
 async fn repeated<T, F: Future<Output = Result<T, ApiError>>>(
     call: impl Fn() -> F,
 ) -> Result<T, SessionError> {

@@ -1,4 +1,4 @@
-//! What is known about the feed, for readiness and for callers that wait for replication.
+//! The state of the feed, for readiness and for callers that wait for replication.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -6,6 +6,7 @@ mod calls;
 mod checks;
 mod counted_call;
 mod erase;
+mod erased_replicas;
 mod join;
 
 use std::sync::Arc;

@@ -7,6 +7,7 @@ use refrain_protocol::admin::{
     CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, VerifyReply,
 };
 use refrain_protocol::document::StoreStats;
+use refrain_protocol::join::ReplicaState;
 use refrain_rpc::{
     BINCODE_CONTENT_TYPE, DraftStore as _, ReplicaPeer as _, StoreAdmin as _, decode_bincode,
     encode_bincode,
@@ -34,6 +35,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/documents", documents))
             .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
+            .service(get("/replica", replica_state))
             .service(post("/join/offer", join_offer))
             .service(post("/join/list", join_list))
             .service(post("/join/documents", join_documents))
@@ -83,6 +85,10 @@ bincode_calls! {
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
     Ok(Json(handle.stats().await?))
+}
+
+async fn replica_state(handle: Data<DraftStoreHandle>) -> HttpResult<Json<ReplicaState>> {
+    Ok(Json(handle.replica_state().await?))
 }
 
 async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

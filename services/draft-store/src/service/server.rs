@@ -17,7 +17,8 @@ use tokio::task::JoinHandle;
 use crate::config::DraftStoreConfig;
 use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
-use crate::replication::session::{self, Session};
+use crate::replication::run;
+use crate::replication::session::Session;
 use crate::replication::status::FeedStatus;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::routes;
@@ -99,7 +100,7 @@ pub async fn start(
             is_erasing: Arc::default(),
         };
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(session::run(Arc::new(session), stopped));
+        let task = tokio::spawn(run::run(Arc::new(session), stopped));
         RunningFeed { stop, task }
     });
     let server = match config.listen {
@@ -149,7 +150,7 @@ impl DraftStoreServer {
         if let Some(server) = &self.server {
             server.stop_within(grace).await;
         }
-        // What is not sent by now is in the outbox, and sent after the next start.
+        // All that is not sent by now is in the outbox, and is sent after the next start.
         if let Some(RunningFeed { stop, task }) = self.feed {
             let _ = stop.send(true);
             let _ = task.await;

@@ -1,8 +1,8 @@
 //! How a document of this replica and a part that came by the stream become one. A pure function.
 //!
 //! The states of a document are in one order, and the larger of two states wins. So replicas agree whatever order
-//! they learnt the states in, and repetitions are harmless. What counts first is the epoch, then the *revision*: how
-//! often the text was corrected within the epoch, which only a late update does (`placement.rs`). Then comes the text
+//! they learnt the states in, and repetitions are harmless. The epoch counts first, then the *revision*: how often
+//! the text was corrected within the epoch, which only a late update does (`placement.rs`). Then comes the text
 //! as in a dictionary, so that a text that goes on is larger than its beginning, and at last the finish reason.
 //!
 //! A long document comes in parts. The order by dictionary makes this exact: a text that differs from the beginning
@@ -39,7 +39,7 @@ pub(super) struct ReceivedText<'a> {
 /// The effect of a part on a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Joined {
-    /// What is before the part is missing: the document was removed, or it is another text.
+    /// The text before the part is missing: the document was removed, or it is another text.
     Gap,
     /// The document is at least as large.
     Nothing,

@@ -1,4 +1,4 @@
-//! What the core of a replica does besides: it applies messages of the stream, and keeps its outbox.
+//! The core of a replica, which applies messages of the stream and keeps its outbox.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub(crate) struct SentDocument {
     pub(crate) key: DocumentKey,
     /// Sequence of its last change when it was read.
     pub(crate) sequence: u64,
-    /// What the stream has of it, if it still grew.
+    /// The beginning of it that the stream has, if it still grew.
     pub(crate) text: Option<SentText>,
 }
 
@@ -146,8 +146,8 @@ impl WriterCore {
         Ok(outcome)
     }
 
-    /// Removes documents that another replica does not have any more. Those with changes that nobody has stay, and are
-    /// sent.
+    /// Removes documents that another replica does not have any more. Those with changes that nobody has stay, and
+    /// are sent.
     pub(crate) fn drop_missing(
         &mut self,
         catalog: &mut Catalog,

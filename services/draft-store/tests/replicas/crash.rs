@@ -124,7 +124,7 @@ async fn what_was_acknowledged_survives_kill_9_of_a_store() {
             b.metric("refrain_draft_store_feed_sequence") >= last as f64
         })
         .await;
-        // The store is gone now. What it acknowledged as replicated is here all the same.
+        // The store is gone now. All that it acknowledged as replicated is here nevertheless.
         let replicated = new.iter().filter(|(_, (level, _))| *level);
         for (document, (_, len)) in replicated.clone() {
             check(&b, *document, *len).await;

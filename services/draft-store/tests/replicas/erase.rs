@@ -1,4 +1,4 @@
-//! What was erased does not come back: not by a late message, a replica that was away, or the stream.
+//! Erased documents do not come back: not by a late message, a replica that was away, or the stream.
 
 use refrain_protocol::admin::EraseRequest;
 

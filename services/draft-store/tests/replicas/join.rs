@@ -144,3 +144,32 @@ async fn without_a_peer_that_can_help_it_says_why() {
     let b = cluster.start("b").await.caught_up().await;
     end_equal(&[&a, &b]).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_erasure_is_answered_with_the_state_of_the_other_replicas() {
+    let mut cluster = Cluster::new();
+    let a = cluster.start("a").await.caught_up().await;
+    let b = cluster.start("b").await.caught_up().await;
+    let c = cluster.start("c").await.caught_up().await;
+    for document in 0..10 {
+        c.append("one", vec![whole(document, 40)]).await;
+    }
+    end_equal(&[&a, &b, &c]).await;
+    let of_a = cluster.peers[0].clone();
+    b.stop().await;
+    let request = EraseRequest {
+        tenant: Some("one".into()),
+        ..EraseRequest::default()
+    };
+    let erased = c.handle().erase(request).await.unwrap();
+    assert_eq!((erased.documents, erased.replicas.len()), (10, 2));
+    for replica in &erased.replicas {
+        assert_eq!(replica.is_done, replica.url == of_a, "{replica:?}");
+        assert_eq!(replica.trouble.is_none(), replica.is_done, "{replica:?}");
+    }
+    assert_eq!(a.text("one", 3).await, None);
+    assert_eq!(
+        a.metric("refrain_draft_store_rewrites_total{outcome=\"done\"}"),
+        1.0
+    );
+}

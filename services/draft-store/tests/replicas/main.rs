@@ -150,7 +150,7 @@ impl Replica {
         reply.updates.into_iter().next().map(|update| update.tokens)
     }
 
-    /// What the replica holds, in numbers and checksums.
+    /// The documents of the replica in numbers and checksums.
     async fn sums(&self) -> Vec<NamespaceSum> {
         let reply = self.handle().verify().await.unwrap();
         assert_eq!(reply.damaged, 0, "{:?}", reply.damage);

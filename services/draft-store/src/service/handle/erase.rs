@@ -76,7 +76,7 @@ impl DraftStoreHandle {
             );
             return Err(ApiError::new(ErrorKind::Conflict, message));
         }
-        let _alone = self.inner.erasing.lock().await;
+        let alone = self.inner.erasing.lock().await;
         let openings = self.inner.shared.openings();
         let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
@@ -89,15 +89,18 @@ impl DraftStoreHandle {
             return Err(unavailable().with_detail(message));
         }
         // Exports that began since the mark may hold documents that were evicted before they could be erased.
-        let shared = self.inner.shared.clone();
+        let (shared, ended) = (self.inner.shared.clone(), mark.clone());
         tokio::task::spawn_blocking(move || {
             let open = shared.read()?;
             let catalog = &open.catalog;
-            catalog.end_exports(&mark);
+            catalog.end_exports(&ended);
             Ok(())
         })
         .await
         .map_err(ApiError::internal)??;
+        // The own message of the erasure comes back, and has to be carried out once more meanwhile.
+        drop(alone);
+        let replicas = self.erased_replicas(&mark).await;
         let (quarantines, quarantines_kept) = (cleared.deleted, cleared.kept);
         tracing::info!(
             documents,
@@ -110,10 +113,11 @@ impl DraftStoreHandle {
             documents,
             quarantines,
             quarantines_kept,
+            replicas,
         })
     }
 
-    /// Carries out an erasure that came by the stream. Nothing of its documents is on disk any more when this returns.
+    /// Carries out an erasure that came by the stream. Nothing of its documents is on disk when this returns.
     pub(crate) async fn carry_out(&self, erasure: &StreamErasureRecord) -> Result<(), ApiError> {
         let _running = self.enter()?;
         let _alone = self.inner.erasing.lock().await;

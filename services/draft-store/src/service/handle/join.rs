@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
+    ReplicaState,
 };
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::ReplicaPeer;
@@ -16,6 +17,20 @@ fn no_peer(message: &str) -> ApiError {
 
 #[async_trait]
 impl ReplicaPeer for DraftStoreHandle {
+    async fn replica_state(&self) -> Result<ReplicaState, ApiError> {
+        let _running = self.enter()?;
+        self.read_blocking(|shared| {
+            let open = shared.read()?;
+            let replication = &open.catalog.replication;
+            Ok(ReplicaState {
+                generation: open.catalog.generation(),
+                sequence: replication.sequence(),
+                erased_sequence: replication.seen(),
+            })
+        })
+        .await
+    }
+
     async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError> {
         let _running = self.enter()?;
         let inner = &*self.inner;

@@ -1,6 +1,6 @@
 //! The writer of a replica: messages that came, entries that were sent, and callers that wait for replication.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use refrain_protocol::{ApiError, NamespaceId};
 use tokio::sync::oneshot;
@@ -10,38 +10,6 @@ use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::actor::WriterActor;
 use crate::writer::outcome::CommitOutcome;
 use crate::writer::replication::{JoinedParts, ReceivedMessage, SentEntry};
-
-/// Callers that wait until the brokers have a document, with the sequence that they wait for.
-#[derive(Default)]
-pub(super) struct ReplicationWaiters(HashMap<DocumentKey, Vec<(u64, oneshot::Sender<()>)>>);
-
-impl ReplicationWaiters {
-    /// Answers those who wait for a document up to this change.
-    fn answer(&mut self, key: DocumentKey, sequence: u64) {
-        let Some(waiting) = self.0.get_mut(&key) else {
-            return;
-        };
-        let (answered, left) = std::mem::take(waiting)
-            .into_iter()
-            .partition(|(wanted, _)| *wanted <= sequence);
-        *waiting = left;
-        if waiting.is_empty() {
-            self.0.remove(&key);
-        }
-        let answered: Vec<(u64, oneshot::Sender<()>)> = answered;
-        for (_, reply) in answered {
-            let _ = reply.send(());
-        }
-    }
-
-    /// Forgets callers that wait no longer.
-    fn sweep(&mut self) {
-        self.0.retain(|_, waiting| {
-            waiting.retain(|(_, reply)| !reply.is_closed());
-            !waiting.is_empty()
-        });
-    }
-}
 
 impl WriterActor {
     /// Applies messages of the stream that was created at `stream`. Returns how many had been applied before.
@@ -107,7 +75,7 @@ impl WriterActor {
         let mut waiting = Vec::new();
         self.run(|_, catalog, _| {
             for key in keys {
-                // What is in no outbox has been taken already, or it was removed meanwhile.
+                // A document in no outbox has been taken already, or it was removed meanwhile.
                 let known = catalog.document(*key).map(|known| known.state.sequence);
                 if let Some(sequence) = known.filter(|_| catalog.replication.outbox.has(*key)) {
                     catalog.replication.outbox.release(*key);
@@ -123,8 +91,7 @@ impl WriterActor {
             .into_iter()
             .map(|(key, sequence)| {
                 let (reply, answer) = oneshot::channel();
-                let waiting = self.replication_waiters.0.entry(key).or_default();
-                waiting.push((sequence, reply));
+                self.replication_waiters.add(key, sequence, reply);
                 answer
             })
             .collect())

@@ -1,4 +1,4 @@
-//! What a commit adds to the outbox of a replica. A store without a feed adds nothing.
+//! The entries that a commit adds to the outbox of a replica. A store without a feed adds nothing.
 
 use crate::metrics::RemovalReason;
 use crate::record::replication::{OutboxRecord, RevisionRecord, outbox_key};

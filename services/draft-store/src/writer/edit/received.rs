@@ -190,7 +190,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Joins what does not depend on the text: when the document was first stored, whether it is static, and its head.
+    /// Joins what does not depend on the text: when the document was first stored, whether it is static, and its
+    /// head.
     fn join_properties(
         &mut self,
         key: DocumentKey,
@@ -258,7 +259,7 @@ impl Edit<'_> {
     /// Removes a document that others have removed, unless it has changes that they do not have.
     fn keep_or_remove(&mut self, key: DocumentKey) -> Result<(), LogError> {
         if self.catalog.replication.outbox.has(key) {
-            // What is on the way to others may be older than what is here now.
+            // Messages on the way to others may be older than the document here.
             self.send_again(key);
             return Ok(());
         }
@@ -299,8 +300,8 @@ impl Edit<'_> {
         }
     }
 
-    /// Sends a document once more as a whole. It counts as changed, so that the broker does not take the message for a
-    /// repetition of one that came before the removal.
+    /// Sends a document once more as a whole. It counts as changed, so that the broker does not take the message for
+    /// a repetition of one that came before the removal.
     fn send_again(&mut self, key: DocumentKey) {
         if let Ok(mut state) = self.state(key) {
             state.sequence = self.next_sequence();

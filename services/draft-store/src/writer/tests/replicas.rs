@@ -50,7 +50,7 @@ enum Op {
         replica: usize,
         count: usize,
     },
-    /// What is longest on the way arrives at the broker.
+    /// The message that is longest on the way arrives at the broker.
     Arrive {
         replica: usize,
     },
@@ -129,7 +129,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What is on the way from a replica to the broker.
+/// Messages on the way from a replica to the broker.
 struct OnTheWay {
     outgoing: Outgoing,
     /// Number of its messages that have arrived.
@@ -320,7 +320,7 @@ impl Cluster {
 
     fn reopen(&mut self, replica: usize) {
         let Replica { store, on_the_way } = &mut self.replicas[replica];
-        // What was on the way may still arrive, or not. Nobody waits for it any more.
+        // Messages on the way may still arrive, or not. Nobody waits for them any more.
         *store = Some(store.take().unwrap().reopen());
         let arriving = std::mem::take(on_the_way);
         for mut sent in arriving.into_iter().step_by(2) {
@@ -334,7 +334,7 @@ impl Cluster {
         handed_over::offer(&self.store(replica).shared).unwrap()
     }
 
-    /// What `replication/join.rs` does, without a network.
+    /// Takes over as `replication/join.rs` does, without a network.
     fn join(&mut self, replica: usize, peer: usize, meanwhile: usize) {
         let offer = self.offer(peer).unwrap();
         let erasures = offer.erasures.iter().map(|erasure| {
