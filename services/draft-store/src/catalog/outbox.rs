@@ -63,11 +63,6 @@ impl Outbox {
         self.entries.len()
     }
 
-    /// Number of entries that may be sent.
-    pub(crate) fn ready(&self) -> usize {
-        self.ready.len()
-    }
-
     /// Whether a document has changes that others do not have.
     pub(crate) fn has(&self, key: DocumentKey) -> bool {
         self.documents.contains_key(&key)

@@ -25,27 +25,32 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Begins to carry out the erasures of the stream that are open, unless that is going on.
 pub(super) fn begin(session: &Arc<Session>, stream: &Stream) {
-    let open = session.open_erasures();
-    if open.is_empty() || session.is_erasing.swap(true, Ordering::Relaxed) {
+    if session.is_erasing.swap(true, Ordering::Relaxed) {
         return;
     }
     let (session, stream) = (session.clone(), stream.clone());
     tokio::spawn(async move {
-        for erasure in open {
-            if let Err(error) = carry_out(&session, &stream, erasure).await {
-                tracing::warn!(%error, "draft store erasure of the stream is not complete; it is tried again");
-            }
+        if let Err(error) = all(&session, &stream).await {
+            tracing::warn!(%error, "draft store erasure of the stream is not complete; it is tried again");
         }
         session.is_erasing.store(false, Ordering::Relaxed);
     });
 }
 
+async fn all(session: &Session, stream: &Stream) -> Result<(), SessionError> {
+    for erasure in session.open_erasures().await? {
+        carry_out(session, stream, erasure).await?;
+    }
+    Ok(())
+}
+
 /// Carries out all open erasures, before this replica serves.
-pub(super) async fn finish(session: &Arc<Session>, stream: &Stream) {
-    while !session.open_erasures().is_empty() {
+pub(super) async fn finish(session: &Arc<Session>, stream: &Stream) -> Result<(), SessionError> {
+    while !session.open_erasures().await?.is_empty() {
         begin(session, stream);
         tokio::time::sleep(PAUSE).await;
     }
+    Ok(())
 }
 
 /// Removes what an erasure hits from all files of this replica. If this replica was asked for it, it also deletes the
@@ -92,11 +97,7 @@ async fn clear_stream(
     stream: &Stream,
     erasure: &StreamErasureRecord,
 ) -> Result<u64, SessionError> {
-    let namespaces = {
-        let open = session.shared.read();
-        let open = open.map_err(|error| SessionError::Store(error.to_string()))?;
-        open.catalog.namespaces()
-    };
+    let namespaces = session.look(|open| open.catalog.namespaces()).await?;
     let names = ShardNames::new(&session.feed);
     let mut deleted = 0;
     for (namespace, known) in namespaces {

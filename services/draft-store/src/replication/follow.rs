@@ -13,7 +13,7 @@ use crate::message::{MessageError, decode};
 use crate::replication::erasures;
 use crate::replication::session::Session;
 use crate::replication::stream::{SessionError, consumer_after};
-use crate::writer::replication::ReceivedMessage;
+use crate::writer::replication::{AppliedMessages, ReceivedMessage};
 
 /// Most messages of one commit. One `fdatasync` serves all of them.
 const BATCH_MESSAGES: usize = 512;
@@ -44,7 +44,7 @@ pub(super) async fn follow(
     until: u64,
     caught_up: watch::Sender<bool>,
 ) -> Result<(), SessionError> {
-    let mut sequence = session.position().sequence;
+    let mut sequence = session.position().await?.sequence;
     let consumer: PullConsumer = stream
         .create_consumer(consumer_after(sequence))
         .await
@@ -60,7 +60,7 @@ pub(super) async fn follow(
     let mut delivered = 0;
     loop {
         if sequence >= until && !*caught_up.borrow() {
-            erasures::finish(session, stream).await;
+            erasures::finish(session, stream).await?;
             session.status.caught_up();
             let _ = caught_up.send(true);
         }
@@ -68,7 +68,10 @@ pub(super) async fn follow(
         let last = received.messages.last().map_or(sequence, |(last, _)| *last);
         let pending = received.pending;
         let applied = received.messages.len() as u64;
-        let repeated = session.apply(stream_created, received.messages).await?;
+        let AppliedMessages {
+            repeated,
+            has_erasures,
+        } = session.apply(stream_created, received.messages).await?;
         session
             .metrics
             .feed_applied
@@ -85,7 +88,9 @@ pub(super) async fn follow(
             .feed_lag_seconds
             .set(lag_ms as f64 / 1_000.0);
         session.observe();
-        erasures::begin(session, stream);
+        if has_erasures {
+            erasures::begin(session, stream);
+        }
     }
 }
 

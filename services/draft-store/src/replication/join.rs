@@ -76,7 +76,7 @@ pub(super) async fn join(
         .ask(move |writer| writer.note_erasures(&erasures));
     noted.await.map_err(|_| stopped())?.map_err(joining)?;
     // They are about what this replica has now. All else was stored by those who knew them.
-    for erasure in session.open_erasures() {
+    for erasure in session.open_erasures().await? {
         clear_replica(session, &erasure).await?;
     }
     let mut kept: HashSet<DocumentKey> = HashSet::new();
@@ -105,7 +105,7 @@ async fn find(
     stream: u64,
     first: u64,
 ) -> Result<(HttpReplicaPeer, JoinOffer), SessionError> {
-    let own = session.generation();
+    let own = session.look(|open| open.catalog.generation()).await?;
     let mut refusals = Vec::new();
     for url in &session.feed.peers {
         let client = MeshClient::new(url, &session.secret, OFFER_TIMEOUT).map_err(joining)?;
@@ -212,16 +212,16 @@ async fn repeated<T, F: Future<Output = Result<T, ApiError>>>(
 
 /// Removes the documents that the other replica does not have, unless they are still to be sent.
 async fn drop_others(session: &Session, kept: HashSet<DocumentKey>) -> Result<(), SessionError> {
-    let others: Vec<DocumentKey> = {
-        let open = session.shared.read().map_err(joining)?;
+    let others = session.look(move |open| {
         let catalog = &open.catalog;
         let all = catalog.namespaces().into_iter().flat_map(|(namespace, _)| {
             catalog
                 .documents(namespace)
                 .map(move |(document, _)| DocumentKey::new(namespace, document))
         });
-        all.filter(|key| !kept.contains(key)).collect()
-    };
+        all.filter(|key| !kept.contains(key)).collect::<Vec<_>>()
+    });
+    let others = others.await?;
     for keys in others.chunks(REMOVALS_PER_COMMIT) {
         let keys = keys.to_vec();
         let dropped = session.writer.ask(move |writer| writer.drop_missing(&keys));

@@ -15,7 +15,6 @@ use crate::message::{PART_TOKENS_MAX, StreamChange, StreamMessage, Uses, encode,
 use crate::reading::outbox::{NextOutgoing, Outgoing, next_outgoing};
 use crate::replication::session::Session;
 use crate::replication::stream::{SessionError, ShardNames};
-use crate::shared_store::SharedStore;
 use crate::writer::replication::{SentDocument, SentEntry};
 
 /// How often the outbox is looked at when nobody says that it has something, and how often uses are sent.
@@ -42,7 +41,7 @@ pub(super) async fn start_stream(session: &Session, context: &Context) -> Result
         .message_id("start")
         .expected_last_sequence(0)
         .expected_stream(names.stream())
-        .payload(encode(&session.message(StreamChange::Start)).into());
+        .payload(encode(&session.message(StreamChange::Start).await?).into());
     let sent = context.send_publish(names.subject(None), publish).await;
     let sent = sent.map_err(|error| SessionError::broker("the stream cannot be begun", error))?;
     match sent.await {
@@ -93,23 +92,15 @@ async fn read(
     room: usize,
     numbers: &HashSet<u64>,
 ) -> Result<NextOutgoing, SessionError> {
-    // Most looks find nothing, and need no other thread.
-    if session.ready_entries() <= numbers.len() {
-        return Ok(NextOutgoing::default());
-    }
-    let (shared, busy) = (session.shared.clone(), numbers.clone());
+    let busy = numbers.clone();
     let entries_max = room.min(ENTRIES_PER_LOCK);
-    let read = move |shared: &SharedStore| {
-        let open = shared.read().map_err(|error| error.to_string())?;
-        next_outgoing(&open, entries_max, PART_TOKENS_MAX, |number| {
+    let read = session.look(move |open| {
+        next_outgoing(open, entries_max, PART_TOKENS_MAX, |number| {
             busy.contains(&number)
         })
-        .map_err(|error| error.to_string())
-    };
-    tokio::task::spawn_blocking(move || read(&shared))
-        .await
-        .map_err(|error| SessionError::Store(error.to_string()))?
-        .map_err(SessionError::Store)
+    });
+    read.await?
+        .map_err(|error| SessionError::Store(error.to_string()))
 }
 
 /// Sends what an entry has to say. A single message is handed to the connection at once, so that entries keep their
@@ -213,7 +204,7 @@ async fn send_uses(
             namespace: namespace.0,
             documents,
         };
-        let message = session.message(StreamChange::Uses(uses));
+        let message = session.message(StreamChange::Uses(uses)).await?;
         acknowledgement(hand_over(context, names, &message).await?).await?;
     }
     Ok(())

@@ -72,12 +72,13 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
     if info.state.last_sequence == 0 {
         start_stream(session, &connection.context).await?;
     }
-    let mut position = session.position();
+    let mut position = session.position().await?;
     let mut checked = check_position(position, &info);
     let last = info.state.last_sequence;
     let is_missed = matches!(checked, Err(SessionError::Missed(_)));
     // One that has nothing yet takes over sooner than the stream would give it everything.
-    let is_new = position.sequence == 0 && session.is_empty() && last > session.feed.lag_max;
+    let is_empty = session.look(|open| open.catalog.totals().documents == 0);
+    let is_new = position.sequence == 0 && last > session.feed.lag_max && is_empty.await?;
     if !session.feed.peers.is_empty() && (is_missed || is_new) {
         let first = info.state.first_sequence;
         match join(session, created(&info), first).await {
@@ -120,6 +121,12 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
 async fn retry_erasures(session: &Arc<Session>, stream: &Stream) {
     loop {
         tokio::time::sleep(PAUSE_LONGEST).await;
-        begin(session, stream);
+        if session
+            .open_erasures()
+            .await
+            .is_ok_and(|open| !open.is_empty())
+        {
+            begin(session, stream);
+        }
     }
 }

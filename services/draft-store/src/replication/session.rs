@@ -14,9 +14,9 @@ use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::replication::status::FeedStatus;
 use crate::replication::stream::SessionError;
 use crate::service::DraftStoreHandle;
-use crate::shared_store::SharedStore;
+use crate::shared_store::{OpenStore, SharedStore};
 use crate::writer::handle::WriterHandle;
-use crate::writer::replication::{ReceivedMessage, SentEntry};
+use crate::writer::replication::{AppliedMessages, ReceivedMessage, SentEntry};
 
 /// All that a session works with.
 pub(crate) struct Session {
@@ -41,53 +41,53 @@ pub(super) fn stopped() -> SessionError {
 }
 
 impl Session {
+    /// Looks at the store, on a thread that may wait for a commit.
+    pub(super) async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&OpenStore) -> T + Send + 'static,
+    ) -> Result<T, SessionError> {
+        let shared = self.shared.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let open = shared.read()?;
+            Ok(look(&open))
+        });
+        let looked = looked.await;
+        looked
+            .map_err(|error| SessionError::Store(error.to_string()))?
+            .map_err(store_error)
+    }
+
     /// How far the stream is applied.
-    pub(super) fn position(&self) -> PositionRecord {
-        let open = self.shared.read();
-        open.ok()
-            .and_then(|open| open.catalog.replication.position)
-            .unwrap_or_default()
-    }
-
-    /// A number that no other store has.
-    pub(super) fn generation(&self) -> u64 {
-        let open = self.shared.read();
-        open.map_or(0, |open| open.catalog.generation())
-    }
-
-    /// Whether the store has no documents.
-    pub(super) fn is_empty(&self) -> bool {
-        let open = self.shared.read();
-        open.is_ok_and(|open| open.catalog.totals().documents == 0)
-    }
-
-    /// Entries of the outbox that may be sent.
-    pub(super) fn ready_entries(&self) -> usize {
-        let open = self.shared.read();
-        open.map_or(0, |open| open.catalog.replication.outbox.ready())
+    pub(super) async fn position(&self) -> Result<PositionRecord, SessionError> {
+        let position = self.look(|open| open.catalog.replication.position);
+        Ok(position.await?.unwrap_or_default())
     }
 
     /// A message of this replica.
-    pub(super) fn message(&self, change: StreamChange) -> StreamMessage {
-        let open = self.shared.read();
-        let known = open.map(|open| {
-            let catalog = &open.catalog;
-            (catalog.generation(), catalog.replication.seen())
-        });
-        let (origin, seen) = known.unwrap_or_default();
-        StreamMessage {
-            origin,
-            seen,
+    pub(super) async fn message(
+        &self,
+        change: StreamChange,
+    ) -> Result<StreamMessage, SessionError> {
+        self.look(|open| StreamMessage {
+            origin: open.catalog.generation(),
+            seen: open.catalog.replication.seen(),
             change,
-        }
+        })
+        .await
     }
 
-    /// Applies messages durably. Returns how many had been applied before.
+    /// The erasures of the stream that are not carried out here.
+    pub(super) async fn open_erasures(&self) -> Result<Vec<StreamErasureRecord>, SessionError> {
+        self.look(|open| open.catalog.replication.open_erasures())
+            .await
+    }
+
+    /// Applies messages durably.
     pub(super) async fn apply(
         &self,
         stream: u64,
         messages: Vec<ReceivedMessage>,
-    ) -> Result<u64, SessionError> {
+    ) -> Result<AppliedMessages, SessionError> {
         let applied = self
             .writer
             .ask(move |writer| writer.apply_messages(stream, &messages));
@@ -123,14 +123,5 @@ impl Session {
         let state = self.status.state();
         self.metrics.feed_sequence.set(state.sequence as i64);
         self.metrics.feed_lag_messages.set(state.lag() as i64);
-    }
-
-    /// The erasures of the stream that are not carried out here.
-    pub(super) fn open_erasures(&self) -> Vec<StreamErasureRecord> {
-        let open = self.shared.read();
-        open.map_or_else(
-            |_| Vec::new(),
-            |open| open.catalog.replication.open_erasures(),
-        )
     }
 }

@@ -15,6 +15,15 @@ use crate::writer::outcome::CommitOutcome;
 /// A document of another replica as messages of its parts, and whether it has changes that are not in the stream.
 pub(crate) type JoinedParts = (Vec<StreamMessage>, bool);
 
+/// The outcome of applying messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AppliedMessages {
+    /// Messages that had been applied before.
+    pub(crate) repeated: u64,
+    /// There are erasures that are not carried out.
+    pub(crate) has_erasures: bool,
+}
+
 /// A message of the stream with its sequence. `None` stands for one that no replica can read.
 pub(crate) type ReceivedMessage = (u64, Option<StreamMessage>);
 

@@ -192,6 +192,6 @@ async fn what_was_acknowledged_survives_kill_9_of_the_broker() {
     for document in &stored {
         assert_eq!(b.text("one", *document).await, Some(text(*document, 60)));
     }
-    assert!(stored.len() > 300, "{} were stored", stored.len());
+    assert!(stored.len() > 100, "{} were stored", stored.len());
     assert!(refused > 0, "the broker was never missed");
 }

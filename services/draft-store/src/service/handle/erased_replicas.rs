@@ -38,14 +38,14 @@ impl DraftStoreHandle {
     /// The sequence that the stream gave to an erasure. `None` if the broker has not taken it in time.
     async fn sequence_of(&self, mark: &ErasureRecord, until: Instant) -> Option<u64> {
         loop {
-            let found = {
-                let open = self.inner.shared.read().ok();
-                open.and_then(|open| {
-                    let mut erasures = open.catalog.replication.erasures();
-                    let ours = erasures.find(|erasure| erasure.mark == *mark);
-                    ours.map(|erasure| erasure.sequence)
-                })
-            };
+            let wanted = mark.clone();
+            let found = self.read_blocking(move |shared| {
+                let open = shared.read()?;
+                let mut erasures = open.catalog.replication.erasures();
+                let ours = erasures.find(|erasure| erasure.mark == wanted);
+                Ok(ours.map(|erasure| erasure.sequence))
+            });
+            let found = found.await.ok().flatten();
             let status = self.inner.feed.as_ref();
             let is_connected = status.is_some_and(|status| status.state().connected);
             if found.is_some() || !is_connected || Instant::now() >= until {
@@ -62,10 +62,8 @@ impl DraftStoreHandle {
         wanted: Option<u64>,
         until: Instant,
     ) -> Option<ErasedReplica> {
-        let own = {
-            let open = self.inner.shared.read().ok();
-            open.map(|open| open.catalog.generation())
-        };
+        let own = self.read_blocking(|shared| Ok(shared.read()?.catalog.generation()));
+        let own = own.await.ok();
         let peer = MeshClient::new(url, self.inner.mesh.secret(), CALL_TIMEOUT);
         let peer = peer.map(HttpReplicaPeer::new);
         loop {

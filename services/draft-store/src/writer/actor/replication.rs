@@ -9,18 +9,25 @@ use crate::record::DocumentKey;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::actor::WriterActor;
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::replication::{JoinedParts, ReceivedMessage, SentEntry};
+use crate::writer::replication::{AppliedMessages, JoinedParts, ReceivedMessage, SentEntry};
 
 impl WriterActor {
-    /// Applies messages of the stream that was created at `stream`. Returns how many had been applied before.
+    /// Applies messages of the stream that was created at `stream`.
     pub(crate) fn apply_messages(
         &mut self,
         stream: u64,
         messages: &[ReceivedMessage],
-    ) -> Result<u64, ApiError> {
-        let outcome = self
-            .run(|core, catalog, now_ms| core.apply_messages(catalog, stream, messages, now_ms))?;
-        Ok(outcome.repeated_messages)
+    ) -> Result<AppliedMessages, ApiError> {
+        let mut has_erasures = false;
+        let outcome = self.run(|core, catalog, now_ms| {
+            let outcome = core.apply_messages(catalog, stream, messages, now_ms)?;
+            has_erasures = !catalog.replication.open_erasures().is_empty();
+            Ok(outcome)
+        })?;
+        Ok(AppliedMessages {
+            repeated: outcome.repeated_messages,
+            has_erasures,
+        })
     }
 
     /// Remembers erasures that another replica knows.
