@@ -4,9 +4,10 @@
 //! no clock and does no I/O, so a test is a list of events with made-up instants. Between two calls, these invariants
 //! hold:
 //!
-//! * No waiting request could be placed: every event that frees a slot also fills it. Three bounds limit this. Only the
-//!   first dozens of each line that have room in some KV cache are looked at. A worker can be kept free for a request
-//!   that needs much of its KV cache. And a long line waits for more workers after the first one has reported.
+//! * No waiting request could be placed: every event that frees a slot also fills it. Three bounds limit this. Only
+//!   the first dozens of each line that have room in some KV cache are looked at. A worker can be kept free for a
+//!   request that needs much of its KV cache. And a long line waits for more workers after the first one has
+//!   reported.
 //! * A worker holds at most as many leases as it had slots when the last of them was granted. A lease counts from its
 //!   grant, before any heartbeat names it.
 //! * The leases of a worker plan for no more KV tokens than it had when the last of them was granted, or there is

@@ -9,8 +9,8 @@
 //! * Probes by the fewest tokens first make all probes progress equally, so none of them ends early, and each change
 //!   of turns reads a context again. In `auto`, a request that has started goes before one that has not.
 //! * Estimates within the spread of a group order by noise. `auto` compares them in steps of half an octave.
-//! * Where the samples of a prompt do not resemble each other, the order is noise altogether. So `auto` goes by arrival
-//!   until [`Evidence`] says that an order by lengths pays.
+//! * Where the samples of a prompt do not resemble each other, the order is noise altogether. So `auto` goes by
+//!   arrival until [`Evidence`] says that an order by lengths pays.
 
 mod correlation;
 mod evidence;

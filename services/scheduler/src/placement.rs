@@ -25,8 +25,8 @@ const PREFERRED_LOAD_SLACK: f64 = 0.25;
 /// The part of a chunk's time by which a full worker is slower than an idle one.
 const FULL_LOAD_DELAY: f64 = 0.5;
 /// Requests above the mean that are no imbalance yet, beside the square root of the mean. With few requests every one
-/// is a large share, and independent arrivals alone differ by the root. A narrower bound moved conversations away from
-/// their prefixes although hardly anything else ran there.
+/// is a large share, and independent arrivals alone differ by the root. A narrower bound moved conversations away
+/// from their prefixes although hardly anything else ran there.
 const IMBALANCE_REQUESTS: f64 = 1.0;
 
 /// SGLang's rule (sgl-model-gateway 0.3): the part of a context that has to match.

@@ -53,6 +53,8 @@ pub(super) struct Seen {
 /// The state of the queue after some events.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
+    /// Slots that rollouts keep. Beyond them, interactive requests go first.
+    kept_slots: usize,
     waiting: HashMap<String, Request>,
     /// By lease.
     running: HashMap<String, (String, Request)>,
@@ -61,6 +63,14 @@ pub(super) struct Replay {
 }
 
 impl Replay {
+    /// The state before all events of a mesh whose workers have `slots` together. Rollouts keep a quarter of them.
+    pub(super) fn new(slots: usize) -> Self {
+        Replay {
+            kept_slots: slots / 4,
+            ..Replay::default()
+        }
+    }
+
     /// Applies an event.
     ///
     /// # Errors
@@ -158,9 +168,11 @@ impl Replay {
             is_choice |= own < rank;
         }
         let interactive = self.waiting.values().any(|other| other.group.is_none());
+        let running = self.running.values();
+        let rollouts = running.filter(|(_, other)| other.group.is_some()).count();
         ensure!(
-            !interactive,
-            "a rollout was granted while an interactive request waited"
+            !interactive || rollouts < self.kept_slots,
+            "a rollout was granted beside {rollouts} others while an interactive request waited"
         );
         self.seen.probes += usize::from(facts.0);
         self.seen.choices += usize::from(is_choice);

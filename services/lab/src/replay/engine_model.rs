@@ -36,8 +36,8 @@ pub struct EngineModel {
     /// Bytes of the keys and values of one token, over all layers: 2 * layers * KV heads * head size * bytes per
     /// number.
     pub kv_bytes_per_token: f64,
-    /// Operations of one token's attention to one token of its context, over all layers: 2 * layers * heads * (numbers
-    /// of a key + numbers of a value). 0: attention is never limited by arithmetic.
+    /// Operations of one token's attention to one token of its context, over all layers: 2 * layers * heads *
+    /// (numbers of a key + numbers of a value). 0: attention is never limited by arithmetic.
     #[serde(default)]
     pub attention_flop: f64,
     /// Memory bandwidth by the data sheet, terabytes per second; the sum over all devices.

@@ -55,7 +55,7 @@ pub(super) struct Desk {
     /// The request of each call.
     calls: Vec<usize>,
     jobs: usize,
-    /// What an instance reports, but for its state.
+    /// The report of an instance, without its state.
     report: KvReport,
     slots: u32,
     opened: Opened,
@@ -135,8 +135,8 @@ impl Desk {
         })
     }
 
-    /// Registers the instances, and lets the scheduler begin. Requests that were submitted before are known by then, as
-    /// those of a rollout are.
+    /// Registers the instances, and lets the scheduler begin. Requests that were submitted before are known by then,
+    /// as those of a rollout are.
     pub(super) fn open(&mut self, instances: usize) -> anyhow::Result<Vec<Granted>> {
         self.opened = Opened::Instances;
         let mut granted = Vec::new();

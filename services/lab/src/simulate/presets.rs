@@ -5,9 +5,9 @@
 //! both); 256 slots per instance; KV in what 90 % of the devices' 80 GB leave beside the weights; chunks of 8,192
 //! tokens (the paper's first version says 8 K); and a pool that each device reaches at 50 GB/s, its network card.
 //!
-//! Kimi-K2 is served with data-parallel attention (DP32 in the paper), so each device has a KV cache of its own for its
-//! own requests. Such a rank is simulated as an instance. The baseline pins a group to the 32 ranks of an engine, which
-//! get its samples in turn. The ranks of a real engine step together; here they do not.
+//! Kimi-K2 is served with data-parallel attention (DP32 in the paper), so each device has a KV cache of its own for
+//! its own requests. Such a rank is simulated as an instance. The baseline pins a group to the 32 ranks of an engine,
+//! which get its samples in turn. The ranks of a real engine step together; here they do not.
 
 use clap::ValueEnum;
 use serde::Serialize;

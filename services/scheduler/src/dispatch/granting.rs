@@ -14,8 +14,8 @@ use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
-/// Most waiting requests of a pool that are looked at for one slot. All have room in some KV cache. Those that no free
-/// worker can take for another reason are passed over.
+/// Most waiting requests of a pool that are looked at for one slot. All have room in some KV cache. Those that no
+/// free worker can take for another reason are passed over.
 const LOOKED_AT_MAX: usize = 128;
 /// How long the first request in line waits for room in a KV cache, until a worker is kept free for it.
 const ROOM_PATIENCE_MS: u64 = 1_000;
@@ -64,9 +64,9 @@ impl Dispatch {
 
     /// Lets rollouts wait for more workers to report, if the first worker of their model has just joined.
     ///
-    /// A long line can wait by then, after a restart of the scheduler for instance. It would fill that worker, and the
-    /// next ones would be idle. All live workers report within one interval of heartbeats. So a line that is longer
-    /// than the worker's slots waits for that time, and is then spread over the workers that have reported.
+    /// A long line can wait by then, after a restart of the scheduler for instance. It would fill that worker, and
+    /// the next ones would be idle. All live workers report within one interval of heartbeats. So a line that is
+    /// longer than the worker's slots waits for that time, and is then spread over the workers that have reported.
     pub(super) fn hold_rollouts(&mut self, worker: &WorkerId) {
         let Some(live) = self.workers.get(worker) else {
             return;

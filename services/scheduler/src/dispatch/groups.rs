@@ -39,7 +39,7 @@ struct Started {
     number: u32,
 }
 
-/// What the end of a member tells.
+/// The facts that the end of a member tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemberFinish {
     /// The estimate by which it was ordered when it started.

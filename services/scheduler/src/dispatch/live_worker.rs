@@ -79,8 +79,8 @@ impl LiveWorker {
         kv_tokens <= self.room_tokens()
     }
 
-    /// Most KV tokens for which there is room. A request that needs more than all of the KV cache gets it alone, so an
-    /// empty one has room for anything.
+    /// Most KV tokens for which there is room. A request that needs more than all of the KV cache gets it alone, so
+    /// an empty one has room for anything.
     pub(super) fn room_tokens(&self) -> u64 {
         match self.capacity_tokens() {
             None => u64::MAX,

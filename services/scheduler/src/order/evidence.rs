@@ -5,11 +5,11 @@
 //! they are certain enough, that order stays. So where estimates are noise, nothing is lost.
 //!
 //! There are two estimates. Earlier outputs to the same prompt are known before any request starts. Members of the
-//! same group become known during the run, and the first to finish are short ones. A group in which a long member still
-//! runs then looks short, so these estimates must tell much more before they are followed.
+//! same group become known during the run, and the first to finish are short ones. A group in which a long member
+//! still runs then looks short, so these estimates must tell much more before they are followed.
 //!
-//! What an estimate said at the end of a request is no evidence, since the order in which members finish would make
-//! any estimate look good. An estimate by earlier outputs is older than the request. Two members of a group are
+//! The estimate at the end of a request is no evidence, since the order in which members finish would make any
+//! estimate look good. An estimate by earlier outputs is older than the request. Two members of a group are
 //! compared when both have finished, and which two was settled when they started.
 
 use super::correlation::Correlation;
@@ -21,7 +21,7 @@ const SIBLINGS_SPREAD_MIN: f64 = 0.55;
 /// Estimates that are followed have to tell at least this part of the same spread.
 const STAYS_ABOVE: f64 = 0.5;
 
-/// What has been seen.
+/// The observations so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Evidence {
     history: Correlation,

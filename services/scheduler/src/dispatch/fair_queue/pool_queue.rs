@@ -316,9 +316,9 @@ impl PoolQueue {
         first.map(|(served, ..)| *served).min()
     }
 
-    /// The waiting calls that need at most `room_tokens`, in the order in which they should be placed. Calls that have
-    /// claimed a slot come first, whatever they need. Then come the classes, in each the tenants by tokens served, and
-    /// of each tenant the first few of its line.
+    /// The waiting calls that need at most `room_tokens`, in the order in which they should be placed. Calls that
+    /// have claimed a slot come first, whatever they need. Then come the classes, in each the tenants by tokens
+    /// served, and of each tenant the first few of its line.
     pub(super) fn in_order(
         &self,
         rollout_share: f64,
