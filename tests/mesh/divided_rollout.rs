@@ -258,8 +258,8 @@ async fn chunks_follow_the_order_of_lengths_and_let_interactive_requests_in() ->
         "{seen:?} of {} chunks",
         alone.chunks
     );
-    // Rollouts have more than their share, so the next free slot goes to the interactive request. A late heartbeat may
-    // name a chunk that has ended, and then that slot is free only after the next heartbeat.
+    // Rollouts have more than their share, so the next free slot goes to the interactive request. A late heartbeat
+    // may name a chunk that has ended, and then that slot is free only after the next heartbeat.
     ensure!(
         seen.interactive == interactive
             && seen.interactive_waited > 0
