@@ -97,7 +97,6 @@ async fn main() -> anyhow::Result<()> {
                             namespace: namespace.clone(),
                             updates,
                             waited_ms: 0,
-                            acknowledgement: None,
                         };
                         match handle.append(request).await {
                             Ok(_) => {

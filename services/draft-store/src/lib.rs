@@ -78,8 +78,7 @@
 //! rest, plus one segment or log in the making. A store that is filled faster than it can tidy up refuses appends for
 //! a while (`log_bytes_max`).
 //!
-//! With `[draft_store.feed]` the store is one of several replicas, which a stream of NATS JetStream keeps equal
-//! (`replication.rs`, docs/replication.md).
+//! Not here: replication.
 
 mod background;
 mod catalog;
@@ -88,11 +87,9 @@ mod codec;
 mod config;
 mod directory;
 mod log;
-mod message;
 mod metrics;
 mod reading;
 mod record;
-mod replication;
 mod segments;
 mod service;
 mod shared_store;
@@ -100,6 +97,5 @@ mod shared_store;
 mod tests;
 mod writer;
 
-pub use config::{DraftStoreConfig, FeedConfig, StoreTuning, TenantQuota};
-pub use replication::status::FeedState;
+pub use config::{DraftStoreConfig, StoreTuning, TenantQuota};
 pub use service::{ClosedStore, DraftStoreHandle, DraftStoreServer, StoreState, start};

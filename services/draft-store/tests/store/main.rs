@@ -145,7 +145,6 @@ impl Store {
             namespace: self.sign(tenant),
             updates,
             waited_ms: 0,
-            acknowledgement: None,
         };
         Ok(self.handle().append(request).await?.lengths)
     }

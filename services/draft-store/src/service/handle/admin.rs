@@ -62,8 +62,7 @@ impl StoreAdmin for DraftStoreHandle {
     async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError> {
         let _running = self.enter()?;
         self.check(&request.namespace, &request.updates)?;
-        let replicates = self.replicates(None)?;
-        let append = Append {
+        self.store(Append {
             namespace: request.namespace.id(),
             names: request.namespace,
             updates: request.updates,
@@ -71,8 +70,8 @@ impl StoreAdmin for DraftStoreHandle {
             author: UpdateAuthor::Operator {
                 is_static: request.is_static,
             },
-        };
-        self.store(append, replicates).await
+        })
+        .await
     }
 
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {

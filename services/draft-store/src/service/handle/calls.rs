@@ -50,15 +50,14 @@ impl DraftStore for DraftStoreHandle {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
         self.check(&request.namespace.namespace, &request.updates)?;
-        let replicates = self.replicates(request.acknowledgement)?;
-        let append = Append {
+        self.store(Append {
             namespace,
             names: request.namespace.namespace,
             updates: request.updates,
             waited_ms: request.waited_ms,
             author: UpdateAuthor::Worker,
-        };
-        self.store(append, replicates).await
+        })
+        .await
     }
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
@@ -272,7 +271,7 @@ impl DraftStore for DraftStoreHandle {
 
 impl DraftStoreHandle {
     /// Asks the writer to remove documents that a reader found damaged.
-    pub(super) fn report(&self, damaged: HashSet<DocumentKey>) {
+    fn report(&self, damaged: HashSet<DocumentKey>) {
         if !damaged.is_empty() {
             // If the mailbox is full, the next reader finds the damage again.
             let damaged = damaged.into_iter().collect();
