@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::ensure;
 use e2e::{
-    Answer, Chat, Client, HttpMesh, SchedulingEvent, Scrape, Service, UpMesh, varied_prompts,
-    wait_until,
+    Answer, Chat, Client, HttpMesh, SchedulingEvent, Service, UpMesh, varied_prompts, wait_until,
 };
 use futures_util::future::try_join_all;
 use tokio::sync::OnceCell;
@@ -100,16 +99,8 @@ async fn mesh_of(engines: usize) -> anyhow::Result<HttpMesh> {
          [worker]\nrunning_max = {SLOTS}\n"
     );
     let mesh = HttpMesh::start_children(engines, &settings, &[]).await?;
-    wait_until("all workers report", async || {
-        (of_scheduler(&mesh, "refrain_scheduler_workers").await? == engines as f64).then_some(())
-    })
-    .await;
+    mesh.workers_report(engines).await;
     Ok(mesh)
-}
-
-async fn of_scheduler(mesh: &HttpMesh, metric: &str) -> Option<f64> {
-    let scrape: Scrape = mesh.scrape(Service::Scheduler).await.ok()?;
-    Some(scrape.sum(metric, &[]))
 }
 
 /// Waits until as many chunks have ended whose requests go on.

@@ -57,12 +57,10 @@ async fn cost_of(placement: &str) -> anyhow::Result<Cost> {
         file.worker.profile_ms_max = 0;
     })
     .await?;
-    wait_until("all workers report", async || {
-        let client = mesh.client();
-        let models = client.get("/v1/models").await.ok()?;
-        let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
-        let workers = scrape.sum("refrain_scheduler_workers", &[]);
-        (models.text.contains(TINY_MODEL) && workers == ENGINES as f64).then_some(())
+    mesh.workers_report(ENGINES).await;
+    wait_until("the gateway knows the model", async || {
+        let models = mesh.client().get("/v1/models").await.ok()?;
+        models.text.contains(TINY_MODEL).then_some(())
     })
     .await;
     let conversations = (0..CONVERSATIONS).map(|number| converse(mesh.client(), number));

@@ -99,11 +99,7 @@ async fn over_workers(mesh: &HttpMesh, workers: &[usize], metric: &str) -> f64 {
 async fn rollouts_outlive_a_worker_and_the_scheduler() -> anyhow::Result<()> {
     let settings = format!("[worker]\nrunning_max = {SLOTS}\n");
     let mut mesh = HttpMesh::start_children(2, &settings, &[]).await?;
-    wait_until("both workers report", async || {
-        let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
-        (scrape.sum("refrain_scheduler_workers", &[]) == 2.0).then_some(())
-    })
-    .await;
+    mesh.workers_report(2).await;
     let client = mesh.client();
     let samples = || (0..GROUPS).flat_map(|group| (0..SAMPLES).map(move |sample| (group, sample)));
     let alone = samples().map(|(group, sample)| {

@@ -100,11 +100,7 @@ async fn a_hanging_scheduler_is_an_error_and_holds_no_lease_when_it_goes_on() ->
 async fn a_hanging_worker_is_left_after_the_lease_ttl() -> anyhow::Result<()> {
     let settings = "[scheduler]\nlease_ttl_ms = 2000";
     let mesh = HttpMesh::start_children(2, settings, &[]).await?;
-    wait_until("both workers report", async || {
-        let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
-        (scrape.sum("refrain_scheduler_workers", &[]) == 2.0).then_some(())
-    })
-    .await;
+    mesh.workers_report(2).await;
     let chat = Chat::new(&long_task(9))
         .sampled(0.9, 42)
         .max_tokens(400)

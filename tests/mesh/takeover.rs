@@ -1,8 +1,6 @@
 //! A new worker takes over the sealed segments of the store and drafts as the worker before it. A worker without room
 //! for them gets drafts from the store.
 
-use std::time::Duration;
-
 use anyhow::{bail, ensure};
 use e2e::{Chat, HttpMesh, Service, UpMesh, wait_until};
 use refrain::config::MeshFile;
@@ -121,10 +119,14 @@ async fn the_store_drafts_for_a_worker_without_room() -> anyhow::Result<()> {
     for number in 0..4 {
         said.push(client.chat(&chat(number)).await?.text);
     }
-    // The store seals once enough has come together, so the last answer may wait for others. Each further answer is
-    // followed by a pause of several ticks of the store and of the worker's upkeep.
+    // The store seals once enough has come together, so the last answer may wait for others.
     for number in 4.. {
-        let scrape = client.scrape().await?;
+        let scrape = wait_until("the store has all answers", async || {
+            let scrape = client.scrape().await.ok()?;
+            let stored = scrape.sum("refrain_draft_store_tokens", &[]);
+            (stored >= f64::from(TOKENS) * number as f64).then_some(scrape)
+        })
+        .await;
         let figure = |name: &str| scrape.sum(name, &[]);
         let sealed =
             figure("refrain_draft_store_tokens") - figure("refrain_draft_store_unsealed_tokens");
@@ -133,7 +135,6 @@ async fn the_store_drafts_for_a_worker_without_room() -> anyhow::Result<()> {
         }
         ensure!(number < 40, "the store has sealed {sealed} tokens only");
         client.chat(&chat(number)).await?;
-        tokio::time::sleep(Duration::from_millis(200)).await;
     }
     // The store updates the index of its look-ups at most four times a second, so the first drafts may be from before
     // the sealing.

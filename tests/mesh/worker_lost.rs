@@ -1,7 +1,7 @@
 //! The loss of a worker or an engine only delays a stream.
 
 use anyhow::{Context, ensure};
-use e2e::{Chat, EventStream, HttpMesh, Service, long_task, wait_until};
+use e2e::{Chat, EventStream, HttpMesh, Service, long_task};
 
 const TOKENS: u32 = 400;
 
@@ -53,15 +53,7 @@ async fn ensure_continued(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_goes_on_elsewhere_when_its_worker_is_lost() -> anyhow::Result<()> {
     let mut mesh = HttpMesh::start_children(2, "", &[]).await?;
-    wait_until("both workers report", async || {
-        let workers = mesh
-            .scrape(Service::Scheduler)
-            .await
-            .ok()?
-            .sum("refrain_scheduler_workers", &[]);
-        (workers == 2.0).then_some(())
-    })
-    .await;
+    mesh.workers_report(2).await;
     let undisturbed = mesh.client().chat(&chat()).await?.text;
     let (stream, begun, busy) = begin(&mesh, 2).await?;
     mesh.kill(Service::Worker(busy)).await?;

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use toml::{Table, Value};
 
 use crate::settings::{api_keys, set_defaults};
-use crate::{Client, KEY, Program, Scrape, TINY_MODEL};
+use crate::{Client, KEY, Program, Scrape, TINY_MODEL, wait_until};
 
 /// A service of the mesh. Workers and engines are numbered, and worker `n` uses engine `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -231,6 +231,15 @@ impl HttpMesh {
         for service in self.addrs.keys() {
             self.client_of(*service).ready(&service.name()).await;
         }
+    }
+
+    /// Waits until so many workers report to the scheduler. Before, it could give all requests to the first one.
+    pub async fn workers_report(&self, workers: usize) {
+        wait_until("all workers report", async || {
+            let scrape = self.scrape(Service::Scheduler).await.ok()?;
+            (scrape.sum("refrain_scheduler_workers", &[]) == workers as f64).then_some(())
+        })
+        .await;
     }
 
     fn services(&self) -> Vec<Service> {
