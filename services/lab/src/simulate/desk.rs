@@ -58,20 +58,13 @@ pub(super) struct Desk {
     /// The report of an instance, without its state.
     report: KvReport,
     slots: u32,
-    opened: Opened,
+    /// The scheduler's time at the start of the simulation. Requests may come before that, and then all instances.
+    began_ms: u64,
     output_max: u32,
 }
 
 fn worker(instance: usize) -> WorkerId {
     WorkerId(format!("{instance:04}"))
-}
-
-/// How far the start has come. The simulation begins when the scheduler has waited for all instances.
-#[derive(Clone, Copy, Debug)]
-enum Opened {
-    No,
-    Instances,
-    Yes,
 }
 
 impl Desk {
@@ -130,7 +123,7 @@ impl Desk {
                 ..KvReport::default()
             },
             slots: u32::try_from(shape.slots).unwrap_or(u32::MAX),
-            opened: Opened::No,
+            began_ms: START_MS,
             output_max: workload.output_max,
         })
     }
@@ -138,13 +131,13 @@ impl Desk {
     /// Registers the instances, and lets the scheduler begin. Requests that were submitted before are known by then,
     /// as those of a rollout are.
     pub(super) fn open(&mut self, instances: usize) -> anyhow::Result<Vec<Granted>> {
-        self.opened = Opened::Instances;
+        self.began_ms = START_MS + 1;
         let mut granted = Vec::new();
         for instance in 0..instances {
             let (of_report, _) = self.report(instance, InstanceReport::default(), 0.0)?;
             granted.extend(of_report);
         }
-        self.opened = Opened::Yes;
+        self.began_ms = START_MS + OPENING_MS;
         granted.extend(self.apply(DispatchEvent::Tick, 0.0)?);
         Ok(granted)
     }
@@ -187,13 +180,8 @@ impl Desk {
         Ok((self.granted(effects)?, next_in_s))
     }
 
-    /// Before the start, requests come first, and then all instances.
     fn now_ms(&self, now_s: f64) -> u64 {
-        match self.opened {
-            Opened::No => START_MS,
-            Opened::Instances => START_MS + 1,
-            Opened::Yes => START_MS + OPENING_MS + (now_s * 1e3) as u64,
-        }
+        self.began_ms + (now_s * 1e3) as u64
     }
 
     /// A request asks for a lease, and gives back the one of the chunk that has `ended`.
