@@ -32,7 +32,7 @@ impl Dispatch {
     /// Notes which waiting requests no worker can serve, in the pools whose workers have changed.
     pub(super) fn mark_all_stranded(&mut self) {
         for pool in self.queue.pools_waiting() {
-            let version = self.workers.version(&pool);
+            let version = Some(self.workers.version(&pool));
             let Some(queue) = self.queue.pool_mut(&pool) else {
                 continue;
             };

@@ -90,8 +90,9 @@ pub(in crate::dispatch) struct PoolQueue {
     pub(super) output_tokens: f64,
     /// Whether an order by lengths pays.
     pub(in crate::dispatch) estimates: Evidence,
-    /// The version of the pool's workers for which stranded requests were last looked for.
-    pub(in crate::dispatch) workers_version: u64,
+    /// The version of the pool's workers for which stranded requests were last looked for. `None` before the first
+    /// time: a pool whose last worker has gone has a version like one that never had any.
+    pub(in crate::dispatch) workers_version: Option<u64>,
     /// The worker that the last request got.
     pub(in crate::dispatch) last_worker: Option<usize>,
     /// A request that waits for room in a KV cache, and the worker that takes no others until it has some.
@@ -123,7 +124,7 @@ impl Default for PoolQueue {
             service_ms: SERVICE_MS_FIRST_GUESS,
             output_tokens: OUTPUT_TOKENS_FIRST_GUESS,
             estimates: Evidence::default(),
-            workers_version: 0,
+            workers_version: None,
             last_worker: None,
             reserved: None,
             held: None,

@@ -343,3 +343,22 @@ fn a_long_line_waits_for_all_workers_to_report_and_is_spread_over_them() {
         "#]],
     );
 }
+
+#[test]
+fn a_rollout_that_waits_when_the_last_worker_goes_is_refused_after_the_wait_for_workers() {
+    check(
+        "0 beat a slots=1
+         1 ask 1 acme
+         2 ask 2 acme group=g
+         5000 tick
+         14999 tick
+         15000 tick",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            5000 a lost
+            5000 end of 1 on a: worker_lost
+            15000 reject #2: 503 no live worker of model m can take a context of 100 tokens; try again later [retry in 10000 ms]
+        "#]],
+    );
+}
