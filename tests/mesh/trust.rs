@@ -176,6 +176,7 @@ async fn calls(
         namespace: namespace.clone(),
         updates: Vec::new(),
         waited_ms: 0,
+        acknowledgement: None,
     };
     let follow = FollowRequest {
         namespace: namespace.clone(),

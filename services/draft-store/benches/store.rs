@@ -88,6 +88,7 @@ impl Store {
                         namespace: signed.clone(),
                         updates: call.map(document).collect(),
                         waited_ms: 0,
+                        acknowledgement: None,
                     };
                     let started = Instant::now();
                     client.append(request).await?;

@@ -97,6 +97,7 @@ async fn main() -> anyhow::Result<()> {
                             namespace: namespace.clone(),
                             updates,
                             waited_ms: 0,
+                            acknowledgement: None,
                         };
                         match handle.append(request).await {
                             Ok(_) => {

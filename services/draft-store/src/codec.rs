@@ -166,6 +166,11 @@ impl PieceRecord {
         }
     }
 
+    /// Number of tokens.
+    pub(crate) fn len(&self) -> usize {
+        self.count as usize
+    }
+
     /// The tokens, or an error if the bytes are no valid run.
     pub(crate) fn tokens(&self) -> Result<Vec<TokenId>, Damage> {
         let mut tokens = Vec::with_capacity((self.count as usize).min(self.packed.len()));

@@ -1,7 +1,9 @@
 //! The draft store's section of the configuration file, with defaults and checks.
 
+mod feed;
 mod tuning;
 
+pub use feed::FeedConfig;
 pub use tuning::StoreTuning;
 
 use std::collections::BTreeMap;
@@ -61,6 +63,8 @@ pub struct DraftStoreConfig {
     pub seal_after_s: u64,
     /// Tokens of a namespace that are enough for a segment.
     pub seal_tokens: u64,
+    /// Keeps this store and others equal through a broker. Without this section the store is alone.
+    pub feed: Option<FeedConfig>,
     /// Values that are not read from the file.
     #[serde(skip)]
     pub tuning: StoreTuning,
@@ -100,6 +104,7 @@ impl Default for DraftStoreConfig {
             export_disk_bytes_max: 1 << 30,
             seal_after_s: 900,
             seal_tokens: 1 << 20,
+            feed: None,
             tuning: StoreTuning::default(),
         }
     }
@@ -164,6 +169,9 @@ impl Validate for DraftStoreConfig {
             at_least(&key("tokens_max"), tokens_max, document);
             let bytes_max = quota.bytes_max.unwrap_or(u64::MAX);
             at_least(&key("bytes_max"), bytes_max, document_bytes);
+        }
+        if let Some(feed) = &self.feed {
+            faults.extend(feed.faults());
         }
         let mut at_most = |key: &str, value: u64, most: u64| {
             if value > most {

@@ -39,4 +39,4 @@ pub(crate) use open::{OpenedDirectory, open};
 #[cfg(test)]
 pub(crate) use paths::log_numbers;
 pub(crate) use paths::{clear_leftovers, delete_log, disk_bytes, log_path};
-pub(crate) use quarantine::{clear_quarantines, count_quarantines};
+pub(crate) use quarantine::{Cleared, clear_quarantines, count_quarantines};

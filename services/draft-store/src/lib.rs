@@ -78,7 +78,8 @@
 //! rest, plus one segment or log in the making. A store that is filled faster than it can tidy up refuses appends for
 //! a while (`log_bytes_max`).
 //!
-//! Not here: replication.
+//! With `[draft_store.feed]` the store is one of several replicas, which a stream of NATS JetStream keeps equal
+//! (`replication.rs`, docs/replication.md).
 
 mod background;
 mod catalog;
@@ -87,9 +88,11 @@ mod codec;
 mod config;
 mod directory;
 mod log;
+mod message;
 mod metrics;
 mod reading;
 mod record;
+mod replication;
 mod segments;
 mod service;
 mod shared_store;
@@ -97,5 +100,6 @@ mod shared_store;
 mod tests;
 mod writer;
 
-pub use config::{DraftStoreConfig, StoreTuning, TenantQuota};
+pub use config::{DraftStoreConfig, FeedConfig, StoreTuning, TenantQuota};
+pub use replication::status::FeedState;
 pub use service::{ClosedStore, DraftStoreHandle, DraftStoreServer, StoreState, start};

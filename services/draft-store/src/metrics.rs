@@ -108,6 +108,36 @@ refrain_service_kit::metric_families! {
         pub(crate) erased_documents: IntGauge = "refrain_draft_store_erased_documents",
         /// Tokens that wait for a commit.
         pub(crate) pending_tokens: IntGauge = "refrain_draft_store_pending_tokens",
+        /// Changes that other replicas do not have yet.
+        pub(crate) outbox_entries: IntGauge = "refrain_draft_store_outbox_entries",
+        /// Whether there is a connection to the broker of the feed: 1 or 0.
+        pub(crate) feed_connected: IntGauge = "refrain_draft_store_feed_connected",
+        /// Sessions with the broker that ended.
+        pub(crate) feed_sessions: IntCounter = "refrain_draft_store_feed_sessions_total",
+        /// Sequence of the last message of the stream that was applied.
+        pub(crate) feed_sequence: IntGauge = "refrain_draft_store_feed_sequence",
+        /// Messages of the stream that are not applied.
+        pub(crate) feed_lag_messages: IntGauge = "refrain_draft_store_feed_lag_messages",
+        /// Age of the last applied message while others wait, in seconds; 0 at the end of the stream.
+        pub(crate) feed_lag_seconds: Gauge = "refrain_draft_store_feed_lag_seconds",
+        /// Messages of the stream that were applied.
+        pub(crate) feed_applied: IntCounter = "refrain_draft_store_feed_applied_total",
+        /// Messages that came again.
+        pub(crate) feed_repeated: IntCounter = "refrain_draft_store_feed_repeated_total",
+        /// Messages that nobody can read, which were skipped. Alert unless 0.
+        pub(crate) feed_unreadable: IntCounter = "refrain_draft_store_feed_unreadable_total",
+        /// Entries of the outbox that the broker took.
+        pub(crate) feed_sent: IntCounter = "refrain_draft_store_feed_sent_total",
+        /// Entries of the outbox that wait for the broker's acknowledgement.
+        pub(crate) feed_in_flight: IntGauge = "refrain_draft_store_feed_in_flight",
+        /// Times the replica took over the documents of another one.
+        pub(crate) feed_joins: IntCounter = "refrain_draft_store_feed_joins_total",
+        /// Documents that were taken over from another replica.
+        pub(crate) feed_joined_documents: IntCounter =
+            "refrain_draft_store_feed_joined_documents_total",
+        /// Messages deleted from the stream because their documents were erased.
+        pub(crate) feed_erased_messages: IntCounter =
+            "refrain_draft_store_feed_erased_messages_total",
         /// Times the writer was rebuilt from disk after an error or a panic.
         pub(crate) writer_restarts: IntCounter = "refrain_draft_store_writer_restarts_total",
     }

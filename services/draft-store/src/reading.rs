@@ -11,14 +11,20 @@
 //! * `segments.rs`: segments as files, and documents in no segment, for workers that take a namespace over
 //! * `lookup.rs`: drafts from sealed documents, for workers that do not hold a namespace
 //! * `selection.rs`: documents by state or head
+//! * `erasure.rs`: the documents that an erasure hits
+//! * `outbox.rs`: what is to be sent to other replicas
+//! * `join.rs`: what a replica hands over to one that joins
 //! * `export.rs`: pages of an export
 //! * `verify.rs`: a check of everything that is stored
 
 pub(crate) mod document_text;
+pub(crate) mod erasure;
 pub(crate) mod export;
 pub(crate) mod feed;
 pub(crate) mod groups;
+pub(crate) mod join;
 pub(crate) mod lookup;
+pub(crate) mod outbox;
 pub(crate) mod segments;
 pub(crate) mod selection;
 pub(crate) mod verify;

@@ -2,7 +2,12 @@
 //!
 //! All records live in one sled tree, so that every commit is one atomic batch. Two trees would need an optimistic
 //! transaction, which costs a third of the rate. The first byte of a key is the kind. Integers in keys are
-//! big-endian, so that a scan meets the pieces of a document in order of position.
+//! big-endian, so that a scan meets the pieces of a document in order of position. `record/replication.rs` has the
+//! records that only a replica of a cluster has.
+
+pub(crate) mod replication;
+#[cfg(test)]
+mod tests;
 
 use bincode::de::Decoder;
 use bincode::de::read::Reader as _;
@@ -57,6 +62,14 @@ pub(crate) enum RecordKind {
     Marks = b'k',
     /// [`AcceptanceStatisticsRecord`], a few per namespace in which drafts were verified.
     Statistics = b'c',
+    /// [`replication::PositionRecord`], one if the store is a replica.
+    Position = b'j',
+    /// [`replication::OutboxRecord`], one per change that other replicas do not have yet.
+    Outbox = b'o',
+    /// [`replication::RevisionRecord`], one per document whose text was corrected within an epoch.
+    Revision = b'v',
+    /// [`replication::StreamErasureRecord`], one per erasure that came by the stream.
+    StreamErasure = b'g',
 }
 
 impl RecordKind {
@@ -79,6 +92,10 @@ impl RecordKind {
             RecordKind::Segment,
             RecordKind::Marks,
             RecordKind::Statistics,
+            RecordKind::Position,
+            RecordKind::Outbox,
+            RecordKind::Revision,
+            RecordKind::StreamErasure,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)
@@ -178,6 +195,8 @@ impl<C> Decode<C> for HeadRecord {
         }))
     }
 }
+
+bincode::impl_borrow_decode!(HeadRecord);
 
 /// A document was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -370,30 +389,4 @@ pub(crate) fn piece_start_of(key: &[u8]) -> Option<u32> {
 /// The sequence in a tombstone's key.
 pub(crate) fn tombstone_sequence_of(key: &[u8]) -> Option<u64> {
     bytes_at(key, 17).map(u64::from_be_bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_sort_by_position_and_read_back() {
-        let key = DocumentKey::new(NamespaceId(7), DocumentId(9));
-        assert!(piece_key(key, 255) < piece_key(key, 256));
-        assert_eq!(document_of(&piece_key(key, 3)), Some(key));
-        assert_eq!(piece_start_of(&piece_key(key, 70_000)), Some(70_000));
-        assert_eq!(
-            tombstone_sequence_of(&tombstone_key(NamespaceId(1), 5)),
-            Some(5)
-        );
-        assert_eq!(document_of(b"short"), None);
-    }
-
-    #[test]
-    fn finish_codes_round_trip() {
-        for code in 0..=4 {
-            assert_eq!(finish_code(finish_of(code)), code);
-            assert_eq!(finish_of(code | STATIC), finish_of(code));
-        }
-    }
 }

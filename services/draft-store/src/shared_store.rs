@@ -18,7 +18,7 @@ use refrain_protocol::document::StoreStats;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::clock::unix_ms;
 use refrain_service_kit::clocks::Clocks;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::catalog::Catalog;
 use crate::clock::{StoreClock, since_boot};
@@ -48,6 +48,8 @@ pub(crate) struct SharedStore {
     clock: Mutex<Option<StoreClock>>,
     /// The clocks of the other services, to detect a wrong wall clock here.
     pub(crate) clocks: OnceLock<Clocks>,
+    /// Wakes the one who sends the outbox to other replicas.
+    pub(crate) outbox_changed: Notify,
     /// A loss that an operator must confirm before the store is ready.
     loss: Mutex<Option<Loss>>,
 }

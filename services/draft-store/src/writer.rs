@@ -13,6 +13,7 @@
 //! and read again from disk, so nobody ever sees a change that a crash could undo.
 //!
 //! Read `core.rs` first, then `placement.rs`, the rule that decides where an update belongs in a document.
+//! `replication.rs` is the core of a replica, and `join.rs` its rule for documents of other replicas.
 //! `requests.rs` and `outcome.rs` are a commit's input and output, `handle.rs` is how others reach the actor, and
 //! `mirror.rs` the second log that receives every commit while the log is rewritten.
 
@@ -20,9 +21,11 @@ pub(crate) mod actor;
 pub(crate) mod core;
 mod edit;
 pub(crate) mod handle;
+mod join;
 mod mirror;
 pub(crate) mod outcome;
 mod placement;
+pub(crate) mod replication;
 pub(crate) mod requests;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@
 //! `import` and `export` use the format of trace files, one JSON object per line. Every other command is a single
 //! call.
 
+mod cluster;
 mod export;
 mod finish_names;
 mod import;
@@ -42,8 +43,8 @@ enum StoreCommand {
     Import(ImportArgs),
     /// Write a tenant's documents as a trace file.
     Export(ExportArgs),
-    /// Read and check every record; fails if any is damaged.
-    Verify(PlainArgs),
+    /// Read and check every record; fails if any is damaged, or if replicas differ.
+    Verify(VerifyArgs),
     /// Seal documents at rest, and give unused disk space back.
     Compact(PlainArgs),
     /// Erase documents for good, from every file.
@@ -58,6 +59,18 @@ enum StoreCommand {
 struct PlainArgs {
     #[command(flatten)]
     target: TargetArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct VerifyArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// URLs of running replicas, separated by commas: check all of them, and compare them.
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["url", "data_dir"])]
+    cluster: Vec<String>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -177,7 +190,12 @@ fn table(stats: &StoreStats) -> String {
     text_table(1, &[], rows)
 }
 
-async fn verify(args: PlainArgs) -> anyhow::Result<()> {
+async fn verify(args: VerifyArgs) -> anyhow::Result<()> {
+    if !args.cluster.is_empty() {
+        let comparison = cluster::check(&args.target, &args.cluster).await?;
+        print(&comparison, args.json, &comparison.table())?;
+        return comparison.ensure_equal();
+    }
     let verify = async |store: &dyn StoreAdmin| store.verify().await;
     let reply = on_store(&args.target, Access::Read, verify).await?;
     let VerifyReply {
@@ -224,6 +242,16 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
     let (documents, quarantines) = (reply.documents, reply.quarantines);
     let line = format!("{documents} documents erased, {quarantines} quarantined logs deleted\n");
     print(&reply, args.json, &line)?;
+    for replica in &reply.replicas {
+        let trouble = replica.trouble.as_deref().unwrap_or("erased");
+        eprintln!("{}: {trouble}", replica.url);
+    }
+    let away = reply.replicas.iter().filter(|replica| !replica.is_done);
+    let away = away.count();
+    ensure!(
+        away == 0,
+        "{away} replicas have not erased yet; they do so before they serve again. Repeat the command to see it"
+    );
     ensure!(
         reply.quarantines_kept == 0,
         "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \

@@ -266,6 +266,7 @@ impl Inner {
                         namespace: request.namespace.clone(),
                         updates: vec![update],
                         waited_ms: request.waited_ms,
+                        acknowledgement: None,
                     };
                     if !Box::pin(self.send(store, namespace_id, single)).await {
                         // The updates that were not sent are still pending.

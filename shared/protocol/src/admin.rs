@@ -39,7 +39,7 @@ pub struct EraseRequest {
 }
 
 /// The answer to [`EraseRequest`]. Nothing of the documents is on disk any more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EraseReply {
     /// The time of the erasure. Documents that started before are gone; documents that start later stay.
     pub erased_at_ms: u64,
@@ -50,6 +50,23 @@ pub struct EraseReply {
     /// Quarantined logs and segments that could not be read completely, and may contain documents to be erased.
     #[serde(default)]
     pub quarantines_kept: u64,
+    /// The other replicas of the store, as far as the configuration names them. One that has not erased yet does so
+    /// before it serves again.
+    #[serde(default)]
+    pub replicas: Vec<ErasedReplica>,
+}
+
+/// The state of an erasure on another replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErasedReplica {
+    /// Its URL.
+    pub url: String,
+    /// Nothing of the documents is on its disk any more.
+    pub is_done: bool,
+    /// The last message of the stream up to which it has applied everything, and carried out all erasures.
+    pub sequence: Option<u64>,
+    /// The reason why it is not done.
+    pub trouble: Option<String>,
 }
 
 /// Confirmations of an operator, without which the store does not serve.
@@ -150,6 +167,25 @@ pub struct VerifyReply {
     pub quarantines: u64,
     /// The first damaged records and documents, at most [`DAMAGE_LISTED_MAX`].
     pub damage: Vec<Damage>,
+    /// The content of each namespace, in order of the namespaces. Replicas with everything applied have the same.
+    #[serde(default)]
+    pub namespaces: Vec<NamespaceSum>,
+    /// The last message of the feed's stream that was applied when the check began; `None` without a feed.
+    #[serde(default)]
+    pub feed_sequence: Option<u64>,
+}
+
+/// The documents of a namespace in numbers, for comparisons between replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceSum {
+    /// The namespace.
+    pub namespace: NamespaceId,
+    /// Number of documents that can be read.
+    pub documents: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// A checksum of all their texts and properties, in hex digits. It does not depend on any order.
+    pub checksum: String,
 }
 
 /// Most entries of [`VerifyReply::damage`].

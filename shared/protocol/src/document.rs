@@ -61,6 +61,17 @@ pub struct DocumentUpdate {
     pub finish: Option<FinishReason>,
 }
 
+/// When an append is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Acknowledgement {
+    /// When the updates are on the disk of the store that was called.
+    #[default]
+    Local,
+    /// When the brokers of the feed have them as well, so that other replicas get them even if that store is lost.
+    Replicated,
+}
+
 /// Stores updates of one namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AppendRequest {
@@ -71,6 +82,8 @@ pub struct AppendRequest {
     /// Milliseconds since the oldest token of a group's document in it was emitted; 0 without such tokens. From it
     /// readers of groups know how far they are behind.
     pub waited_ms: u32,
+    /// When to answer; `None`: as the store is configured.
+    pub acknowledgement: Option<Acknowledgement>,
 }
 
 /// The answer to [`AppendRequest`]. The updates are durable now.

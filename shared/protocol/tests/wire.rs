@@ -17,7 +17,9 @@ use std::panic::RefUnwindSafe;
 use std::path::PathBuf;
 
 use expect_test::expect_file;
-use refrain_protocol::admin::{ConfirmReply, ConfirmRequest, EraseReply, EraseRequest};
+use refrain_protocol::admin::{
+    ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ErasedReplica,
+};
 use refrain_protocol::chunk::{
     ChunkBudget, ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope,
     DraftShare, DraftSource, ParkedContext, Priority, Speculation, StepMessage, Urgency,
@@ -29,6 +31,7 @@ use refrain_protocol::engine::{
     StepResponse, TextForm, TokenLogprob,
 };
 use refrain_protocol::error::code;
+use refrain_protocol::join::ReplicaState;
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
@@ -462,6 +465,20 @@ fn formats() -> Vec<Format> {
                 documents: 2,
                 quarantines: 3,
                 quarantines_kept: 4,
+                replicas: vec![ErasedReplica {
+                    url: "http://store-1".into(),
+                    is_done: false,
+                    sequence: Some(5),
+                    trouble: Some("away".into()),
+                }],
+            },
+        ),
+        format(
+            "replica_state",
+            ReplicaState {
+                generation: 1,
+                sequence: 2,
+                erased_sequence: 3,
             },
         ),
         format(

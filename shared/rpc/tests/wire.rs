@@ -22,14 +22,18 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
-    FollowReply, FollowRequest, TouchRequest,
+    Acknowledgement, AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor,
+    FeedEvent, FinishReason, FollowReply, FollowRequest, TouchRequest,
 };
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::group::{
     FetchGroupsReply, FetchGroupsRequest, GroupCursor, GroupLog, RegisterGroupRequest,
 };
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
+use refrain_protocol::join::{
+    JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
+    JoinedDocument, JoinedErasure,
+};
 use refrain_protocol::lookup::{
     FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
 };
@@ -201,6 +205,51 @@ fn formats() -> Vec<Format> {
                 namespace: signed(),
                 updates: finishes.map(|finish| update(Some(finish))).to_vec(),
                 waited_ms: 40,
+                acknowledgement: Some(Acknowledgement::Replicated),
+            },
+        ),
+        format("join_offer_request", JoinOfferRequest { shard: 3 }),
+        format(
+            "join_offer",
+            JoinOffer {
+                generation: 7,
+                stream: 1_700_000_000_000_000_000,
+                sequence: 40,
+                namespaces: vec![NamespaceId(5)],
+                erasures: vec![JoinedErasure {
+                    sequence: 9,
+                    message: vec![1, 2, 3],
+                }],
+            },
+        ),
+        format(
+            "join_list_request",
+            JoinListRequest {
+                namespace: NamespaceId(5),
+            },
+        ),
+        format(
+            "join_list",
+            JoinList {
+                documents: vec![DocumentId(6), DocumentId(7)],
+            },
+        ),
+        format(
+            "join_documents_request",
+            JoinDocumentsRequest {
+                namespace: NamespaceId(5),
+                documents: vec![DocumentId(6)],
+                max_tokens: 1_000,
+            },
+        ),
+        format(
+            "join_documents",
+            JoinDocuments {
+                documents: vec![JoinedDocument {
+                    messages: vec![vec![4, 5], vec![6]],
+                    is_unsent: true,
+                }],
+                covered: 2,
             },
         ),
         format(

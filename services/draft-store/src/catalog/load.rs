@@ -7,6 +7,9 @@ use refrain_protocol::{DocumentId, NamespaceId};
 use crate::catalog::state::Catalog;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
+use crate::record::replication::{
+    OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord, outbox_key, outbox_number_of,
+};
 use crate::record::{
     self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, MarksRecord,
     NamespaceRecord, RecordKind, SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
@@ -47,6 +50,7 @@ pub(crate) fn load(
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
     load_statistics(log, &mut loaded)?;
+    load_replication(log, &mut loaded)?;
     loaded.catalog.skip_to(store.sequence_reserved);
     Ok(loaded)
 }
@@ -125,6 +129,49 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
         }
         true
     })
+}
+
+/// Reads what a replica knows of the stream, and its outbox.
+fn load_replication(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let visit = |loaded: &mut LoadedCatalog, (), record: Option<PositionRecord>| {
+        let is_kept = record.is_some();
+        loaded.catalog.replication.position = record;
+        is_kept
+    };
+    each(log, RecordKind::Position, loaded, |_| Some(()), visit)?;
+    let visit = |loaded: &mut LoadedCatalog, number, record: Option<OutboxRecord>| {
+        let is_kept = record.is_some();
+        if let Some(record) = record {
+            let outbox = &mut loaded.catalog.replication.outbox;
+            if let Some(earlier) = outbox.restore(number, record) {
+                loaded.repairs.remove(outbox_key(earlier));
+            }
+        } else {
+            // Nobody knows which change would not be sent, so all documents are sent again.
+            loaded.catalog.replication.position = None;
+        }
+        is_kept
+    };
+    each(log, RecordKind::Outbox, loaded, outbox_number_of, visit)?;
+    let visit = |loaded: &mut LoadedCatalog, key, record: Option<RevisionRecord>| {
+        let known = loaded.catalog.document(key).is_some();
+        let revision = record.filter(|_| known);
+        let is_kept = revision.is_some();
+        if let Some(RevisionRecord(revision)) = revision {
+            loaded.catalog.replication.set_revision(key, revision);
+        }
+        is_kept
+    };
+    let kind = RecordKind::Revision;
+    each(log, kind, loaded, record::document_of, visit)?;
+    let visit = |loaded: &mut LoadedCatalog, (), record: Option<StreamErasureRecord>| {
+        let is_kept = record.is_some();
+        if let Some(erasure) = record {
+            loaded.catalog.replication.note_erasure(erasure);
+        }
+        is_kept
+    };
+    each(log, RecordKind::StreamErasure, loaded, |_| Some(()), visit)
 }
 
 fn load_erasures(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {

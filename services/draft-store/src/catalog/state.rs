@@ -14,6 +14,7 @@ use crate::catalog::feed::Feed;
 use crate::catalog::groups::Groups;
 use crate::catalog::history::{PromptLengths, entry_of, short};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
+use crate::catalog::replication::Replication;
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
 
@@ -86,6 +87,7 @@ pub(crate) struct Catalog {
     /// Exports in progress. They end when the catalog is read again.
     pub(crate) exports: Exports,
     pub(crate) statistics: StatisticsSizes,
+    pub(crate) replication: Replication,
 }
 
 impl Catalog {
@@ -104,6 +106,7 @@ impl Catalog {
             segments: Segments::default(),
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
+            replication: Replication::default(),
         }
     }
 
@@ -141,6 +144,11 @@ impl Catalog {
 
     pub(crate) fn head(&self) -> u64 {
         self.head
+    }
+
+    /// A number that no other store has.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Skips all sequences up to `sequence`: some of them may have been used, and lost.

@@ -21,6 +21,7 @@ refrain_service_kit::label_values! {
         Exports = "exports_max",
         ExportHeld = "export_held_bytes_max",
         ExportDisk = "export_disk_bytes_max",
+        Outbox = "outbox_max",
     }
 }
 
@@ -34,5 +35,6 @@ refrain_service_kit::label_values! {
         Age = "age",
         Damage = "damage",
         Erased = "erased",
+        OtherReplica = "other_replica",
     }
 }

@@ -2,16 +2,22 @@
 //! meanwhile.
 
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::{DAMAGE_LISTED_MAX, Damage, VerifyReply};
+use refrain_protocol::admin::{DAMAGE_LISTED_MAX, Damage, NamespaceSum, VerifyReply};
+use refrain_protocol::document::DocumentUpdate;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::codec;
 use crate::log::LogError;
+use crate::message::{head_bytes, text_checksum};
 use crate::reading::document_text::{Piece, TextError, read_document};
 use crate::reading::selection;
+use crate::record::replication::{
+    OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord,
+};
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
     MarksRecord, NamespaceRecord, RecordKind, SegmentId, SegmentRecord, StateRecord, StoreRecord,
-    TombstoneRecord, document_of, piece_start_of,
+    TombstoneRecord, document_of, finish_code, piece_start_of,
 };
 use crate::shared_store::{SharedStore, unavailable};
 
@@ -23,8 +29,18 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
     let mut reply = VerifyReply::default();
     verify_records(shared, &mut reply)?;
     verify_segments(shared, &mut reply)?;
-    let namespaces = shared.read()?.catalog.namespaces();
+    let namespaces = {
+        let open = shared.read()?;
+        let position = open.catalog.replication.position;
+        reply.feed_sequence = position.map(|position| position.sequence);
+        open.catalog.namespaces()
+    };
     for (namespace, _) in namespaces {
+        let mut sum = NamespaceSum {
+            namespace,
+            ..NamespaceSum::default()
+        };
+        let mut checksum = 0u64;
         for key in selection::by_state(shared, namespace, |_| true)? {
             let open = shared.read()?;
             // Removed since it was listed.
@@ -33,15 +49,33 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
             }
             match read_document(&open, key) {
                 Ok(update) => {
-                    reply.documents += 1;
-                    reply.tokens += update.tokens.len() as u64;
+                    sum.documents += 1;
+                    sum.tokens += update.tokens.len() as u64;
+                    checksum = checksum.wrapping_add(document_checksum(&update));
                 }
                 Err(TextError::Damaged(damage)) => note(&mut reply, name(key), damage),
                 Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
             }
         }
+        if sum.documents > 0 {
+            reply.documents += sum.documents;
+            reply.tokens += sum.tokens;
+            sum.checksum = format!("{checksum:016x}");
+            reply.namespaces.push(sum);
+        }
     }
     Ok(reply)
+}
+
+/// A checksum of a document's text and of what replicas agree on besides.
+fn document_checksum(update: &DocumentUpdate) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&update.document.0.to_le_bytes());
+    hash.update(&update.epoch.to_le_bytes());
+    hash.update(&[finish_code(update.finish)]);
+    hash.update(&text_checksum(&update.tokens).to_le_bytes());
+    hash.update(&head_bytes(&update.head));
+    hash.digest()
 }
 
 /// Checks every segment again from its file, as at start.
@@ -121,6 +155,10 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::Segment => codec::open::<SegmentRecord>(key, value).map(drop),
         RecordKind::Marks => codec::open::<MarksRecord>(key, value).map(drop),
         RecordKind::Statistics => codec::open::<AcceptanceStatisticsRecord>(key, value).map(drop),
+        RecordKind::Position => codec::open::<PositionRecord>(key, value).map(drop),
+        RecordKind::Outbox => codec::open::<OutboxRecord>(key, value).map(drop),
+        RecordKind::Revision => codec::open::<RevisionRecord>(key, value).map(drop),
+        RecordKind::StreamErasure => codec::open::<StreamErasureRecord>(key, value).map(drop),
     }
 }
 

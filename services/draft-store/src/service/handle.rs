@@ -6,6 +6,8 @@ mod calls;
 mod checks;
 mod counted_call;
 mod erase;
+mod erased_replicas;
+mod join;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,6 +24,7 @@ use crate::config::DraftStoreConfig;
 use crate::directory::Loss;
 use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
+use crate::replication::status::{FeedState, FeedStatus};
 use crate::shared_store::SharedStore;
 use crate::writer::handle::WriterHandle;
 
@@ -44,6 +47,8 @@ struct Inner {
     config: DraftStoreConfig,
     metrics: StoreMetrics,
     mesh: MeshAuth,
+    /// The state of the feed, if the store is a replica.
+    feed: Option<Arc<FeedStatus>>,
     drain: Drain,
     reads: Arc<Semaphore>,
     /// Look-ups that may still start.
@@ -69,6 +74,8 @@ pub struct StoreState {
     pub waiters: i64,
     /// Namespaces that these calls wait for.
     pub namespaces_awaited: usize,
+    /// How far the feed is; `None` without a feed.
+    pub feed: Option<FeedState>,
 }
 
 impl DraftStoreHandle {
@@ -79,6 +86,7 @@ impl DraftStoreHandle {
         config: DraftStoreConfig,
         metrics: StoreMetrics,
         mesh: MeshAuth,
+        feed: Option<Arc<FeedStatus>>,
     ) -> Self {
         let permits = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         DraftStoreHandle {
@@ -92,6 +100,7 @@ impl DraftStoreHandle {
                 config,
                 metrics,
                 mesh,
+                feed,
                 drain: Drain::new(),
                 erasing: tokio::sync::Mutex::new(()),
             }),
@@ -108,6 +117,7 @@ impl DraftStoreHandle {
             pending_tokens: inner.shared.pending_tokens.load(Ordering::Relaxed),
             waiters: inner.metrics.feed_waiters.get(),
             namespaces_awaited: inner.shared.namespaces_awaited(),
+            feed: inner.feed.as_ref().map(|feed| feed.state()),
         }
     }
 
@@ -127,6 +137,9 @@ impl DraftStoreHandle {
                 "the draft store found only {found} of {expected} documents at its start: restore a copy of \
                  data_dir, look into its quarantine-* directories, or confirm the loss (refrain store confirm --loss)"
             ));
+        }
+        if let (Some(feed), Some(config)) = (&self.inner.feed, &self.inner.config.feed) {
+            feed.readiness(config.lag_max)?;
         }
         self.inner.mesh.clocks().readiness()
     }

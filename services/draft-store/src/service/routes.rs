@@ -7,8 +7,10 @@ use refrain_protocol::admin::{
     CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, VerifyReply,
 };
 use refrain_protocol::document::StoreStats;
+use refrain_protocol::join::ReplicaState;
 use refrain_rpc::{
-    BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
+    BINCODE_CONTENT_TYPE, DraftStore as _, ReplicaPeer as _, StoreAdmin as _, decode_bincode,
+    encode_bincode,
 };
 use refrain_service_kit::http::{HttpResult, RawBody, get, mesh_only, post};
 use refrain_service_kit::mesh::MeshAuth;
@@ -33,6 +35,10 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/documents", documents))
             .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
+            .service(get("/replica", replica_state))
+            .service(post("/join/offer", join_offer))
+            .service(post("/join/list", join_list))
+            .service(post("/join/documents", join_documents))
             .service(get("/stats", stats)),
     );
     app.service(
@@ -74,11 +80,15 @@ macro_rules! bincode_calls {
 
 bincode_calls! {
     append follow touch register_group fetch_groups output_lengths segments segment_piece documents lookup
-    acceptance_stats import export
+    acceptance_stats import export join_offer join_list join_documents
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
     Ok(Json(handle.stats().await?))
+}
+
+async fn replica_state(handle: Data<DraftStoreHandle>) -> HttpResult<Json<ReplicaState>> {
+    Ok(Json(handle.replica_state().await?))
 }
 
 async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

@@ -11,10 +11,15 @@ use refrain_service_kit::config::Validate as _;
 use refrain_service_kit::http::{ServeOptions, Server, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::config::DraftStoreConfig;
 use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
+use crate::replication::run;
+use crate::replication::session::Session;
+use crate::replication::status::FeedStatus;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::routes;
 use crate::shared_store::SharedStore;
@@ -32,6 +37,13 @@ pub struct DraftStoreServer {
     handle: DraftStoreHandle,
     server: Option<Server>,
     thread: ActorThread,
+    feed: Option<RunningFeed>,
+}
+
+/// The task of the feed, and what ends it.
+struct RunningFeed {
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
 }
 
 /// Opens the store, starts its writer, and starts the listener if the configuration has an address.
@@ -63,14 +75,34 @@ pub async fn start(
         Ok(WriterHandle::from(writer.start()))
     };
     let (thread, writer) = ActorThread::start("draft-store-writer", begin).await?;
+    let status = config
+        .feed
+        .as_ref()
+        .map(|_| Arc::new(FeedStatus::default()));
     let handle = DraftStoreHandle::new(
-        writer,
-        shared,
+        writer.clone(),
+        shared.clone(),
         lookup_views,
         config.clone(),
-        store_metrics,
+        store_metrics.clone(),
         mesh.clone(),
+        status.clone(),
     );
+    let feed = config.feed.clone().zip(status).map(|(feed, status)| {
+        let session = Session {
+            feed,
+            handle: handle.clone(),
+            writer,
+            shared,
+            status,
+            metrics: store_metrics,
+            secret: mesh.secret().to_owned(),
+            is_erasing: Arc::default(),
+        };
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(run::run(Arc::new(session), stopped));
+        RunningFeed { stop, task }
+    });
     let server = match config.listen {
         None => None,
         Some(listen) => {
@@ -96,6 +128,7 @@ pub async fn start(
         handle,
         server,
         thread,
+        feed,
     })
 }
 
@@ -116,6 +149,11 @@ impl DraftStoreServer {
         self.handle.drain(grace).await;
         if let Some(server) = &self.server {
             server.stop_within(grace).await;
+        }
+        // All that is not sent by now is in the outbox, and is sent after the next start.
+        if let Some(RunningFeed { stop, task }) = self.feed {
+            let _ = stop.send(true);
+            let _ = task.await;
         }
         self.handle.close().await;
         self.thread.stop().await;

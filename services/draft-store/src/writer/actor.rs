@@ -8,7 +8,7 @@
 //! Read `commits.rs` first, the way of an append. Then `jobs.rs`, which runs background jobs, and `sealing.rs`,
 //! `purging.rs` and `log_rewriting.rs`, which start them and install their results. `seal_state.rs`,
 //! `rewrite_state.rs` and `commit_queue.rs` hold what these files remember. `index_repair.rs`, `manifest.rs`,
-//! `requests.rs` and `gauges.rs` are one concern each.
+//! `requests.rs`, `replication.rs` and `gauges.rs` are one concern each.
 
 mod commit_queue;
 mod commits;
@@ -20,6 +20,8 @@ mod log_rewriting;
 mod manifest;
 mod next_segment;
 mod purging;
+mod replication;
+mod replication_waiters;
 mod requests;
 mod rewrite_state;
 mod seal_state;
@@ -50,6 +52,7 @@ use crate::segments;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 use crate::writer::actor::commit_queue::CommitQueue;
 use crate::writer::actor::errors::disk_refused;
+use crate::writer::actor::replication_waiters::ReplicationWaiters;
 use crate::writer::actor::rewrite_state::RewriteState;
 use crate::writer::actor::seal_state::SealState;
 use crate::writer::core::WriterCore;
@@ -85,6 +88,7 @@ pub(crate) struct WriterActor {
     rebuilds: u32,
     rebuild_not_before: Instant,
     hold: DirectoryLock,
+    replication_waiters: ReplicationWaiters,
     /// The last change in the manifest, and when it was written.
     manifest_head: u64,
     manifest_written: Instant,
@@ -143,6 +147,7 @@ impl WriterActor {
             rebuilds: 0,
             rebuild_not_before: Instant::now(),
             hold,
+            replication_waiters: ReplicationWaiters::default(),
             manifest_head: 0,
             manifest_written: Instant::now(),
         };
@@ -198,10 +203,9 @@ impl WriterActor {
             loaded.damaged,
         );
         core.rebuilt_for = Arc::new(self.rebuilt_for.clone());
-        self.shared.set_open(Some(OpenStore {
-            catalog: loaded.catalog,
-            log,
-        }));
+        let mut catalog = loaded.catalog;
+        core.prepare_replication(&mut catalog);
+        self.shared.set_open(Some(OpenStore { catalog, log }));
         self.core = Some(core);
         self.openings += 1;
         self.log_number = number;
@@ -273,6 +277,9 @@ impl WriterActor {
         }
         self.observe();
         self.shared.wake(&outcome.changed);
+        if outcome.sends {
+            self.shared.outbox_changed.notify_one();
+        }
     }
 
     /// Deletes the files of segments without documents. A file that cannot be deleted is an orphan, for the next
@@ -302,6 +309,7 @@ impl WriterActor {
         if self.close_suspect() {
             return;
         }
+        self.tend_outbox();
         let more = self.run(WriterCore::tick).is_ok_and(|outcome| outcome.more);
         self.drop_views();
         self.observe_disk();

@@ -3,7 +3,7 @@
 //! It does use the log. A change of the catalog is seen only by those who get the catalog's lock after the commit is
 //! durable.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use refrain_protocol::NamespaceId;
@@ -59,10 +59,12 @@ pub(crate) struct WriterCore {
     settling: VecDeque<(DocumentKey, u64)>,
     /// Touched documents whose time of use is to be written.
     uses: HashSet<DocumentKey>,
+    /// Uses that other replicas have not been told.
+    pub(super) uses_to_send: HashMap<DocumentKey, u64>,
     /// No document was stored before this time, in Unix milliseconds.
     earliest_ms: u64,
-    /// Repairs prepared when the store was opened, for the first commit.
-    repairs: Batch,
+    /// Writes that may wait for the next commit: repairs from when the store was opened, and what was sent since.
+    pub(super) repairs: Batch,
     damaged: Vec<DocumentKey>,
     /// Documents for which the log's index was rebuilt. If they are unreadable now, they are lost.
     pub(crate) rebuilt_for: Arc<HashSet<DocumentKey>>,
@@ -84,6 +86,7 @@ impl WriterCore {
             store,
             settling: VecDeque::new(),
             uses: HashSet::new(),
+            uses_to_send: HashMap::new(),
             earliest_ms: 0,
             repairs,
             damaged,
@@ -198,6 +201,9 @@ impl WriterCore {
             if catalog.touch(*key, now_ms, before_ms) && self.uses.len() < USES_MAX {
                 self.uses.insert(*key);
             }
+            if catalog.replication.is_on && self.uses_to_send.len() < USES_MAX {
+                self.uses_to_send.insert(*key, now_ms);
+            }
         }
     }
 
@@ -209,6 +215,7 @@ impl WriterCore {
     ) -> Result<CommitOutcome, LogError> {
         self.settle(catalog, now_ms);
         catalog.groups.expire(now_ms);
+        self.forget_stream_erasures(catalog, now_ms);
         let repairs = std::mem::take(&mut self.repairs);
         let damaged = std::mem::take(&mut self.damaged);
         let uses = std::mem::take(&mut self.uses);
@@ -247,7 +254,7 @@ impl WriterCore {
         self.commit(edit, now_ms)
     }
 
-    fn edit<'a>(&self, catalog: &'a mut Catalog, now_ms: u64) -> Edit<'a> {
+    pub(super) fn edit<'a>(&self, catalog: &'a mut Catalog, now_ms: u64) -> Edit<'a> {
         Edit::new(
             catalog,
             self.log.clone(),
@@ -259,7 +266,11 @@ impl WriterCore {
         )
     }
 
-    fn commit(&mut self, edit: Edit<'_>, now_ms: u64) -> Result<CommitOutcome, LogError> {
+    pub(super) fn commit(
+        &mut self,
+        edit: Edit<'_>,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
         let (mut batch, store, split, mut outcome) = edit.finish()?;
         if !batch.is_empty() {
             self.log.commit(&batch)?;
@@ -273,7 +284,7 @@ impl WriterCore {
     }
 
     /// Evicts the least recently used documents while a budget is exceeded, at most one step of them.
-    fn within_budgets(&self, edit: &mut Edit<'_>) -> Result<(), LogError> {
+    pub(super) fn within_budgets(&self, edit: &mut Edit<'_>) -> Result<(), LogError> {
         while let Some((key, removal)) = self.next_victim(edit.catalog) {
             if edit.outcome.removed.len() >= self.config.tuning.eviction_step {
                 edit.outcome.more = true;
@@ -321,6 +332,11 @@ impl WriterCore {
             edit.outcome.more |= self.earliest_ms < before_ms;
         }
         Ok(())
+    }
+
+    /// Notes a document of another replica that may be due earlier than all others.
+    pub(super) fn note_oldest(&mut self, stored_ms: Option<u64>) {
+        self.earliest_ms = self.earliest_ms.min(stored_ms.unwrap_or(u64::MAX));
     }
 
     fn settle(&mut self, catalog: &mut Catalog, now_ms: u64) {

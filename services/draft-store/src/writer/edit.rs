@@ -2,10 +2,13 @@
 //!
 //! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `text_pieces.rs`
 //! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments. `groups.rs`
-//! and `acceptance_statistics.rs` are one concern each.
+//! and `acceptance_statistics.rs` are one concern each. `outbox.rs` notes what other replicas must learn, and
+//! `received.rs` applies what they sent.
 
 pub(super) mod acceptance_statistics;
 mod groups;
+mod outbox;
+mod received;
 mod removal;
 mod sealed_documents;
 mod text_pieces;
@@ -47,6 +50,8 @@ pub(super) struct Edit<'a> {
     static_code: u8,
     /// Milliseconds that the current append had waited for its call.
     waited_ms: u32,
+    /// The current change came by the stream, so other replicas have it.
+    is_received: bool,
 }
 
 impl<'a> Edit<'a> {
@@ -73,6 +78,7 @@ impl<'a> Edit<'a> {
             marks: Marks::default(),
             static_code: 0,
             waited_ms: 0,
+            is_received: false,
         }
     }
 

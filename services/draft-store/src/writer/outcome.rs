@@ -25,6 +25,12 @@ pub(crate) struct CommitOutcome {
     pub(crate) more: bool,
     /// The sequence reservation moved, so the manifest must be written again.
     pub(crate) reserved: bool,
+    /// Something may be sent to other replicas.
+    pub(crate) sends: bool,
+    /// Messages that had been applied before.
+    pub(crate) repeated_messages: u64,
+    /// Earliest time at which a document from another replica was first stored.
+    pub(crate) oldest_ms: Option<u64>,
     /// Segments without documents, whose files must be deleted.
     pub(crate) emptied: Vec<SegmentId>,
 }

@@ -2,6 +2,7 @@
 
 mod acceptance_statistics;
 mod model;
+mod replicas;
 mod scripts;
 mod sealing;
 
@@ -75,8 +76,12 @@ fn finished(update: DocumentUpdate) -> DocumentUpdate {
 
 impl Store {
     fn new(config: DraftStoreConfig) -> Self {
+        Store::with_generation(config, 7)
+    }
+
+    fn with_generation(config: DraftStoreConfig, generation: u64) -> Self {
         let store = StoreRecord {
-            generation: 7,
+            generation,
             sequence_reserved: 0,
         };
         let log = MemoryLog::default();
@@ -90,16 +95,18 @@ impl Store {
         let stored = log.records()[&store_key()].clone();
         let store = codec::open::<StoreRecord>(&store_key(), &stored).unwrap();
         let loaded = load(&*log, store, find(dir.path(), &*log, false).unwrap(), 1).unwrap();
-        let core = WriterCore::new(
+        let mut core = WriterCore::new(
             log.clone(),
             config.clone(),
             store,
             loaded.repairs,
             loaded.damaged,
         );
+        let mut catalog = loaded.catalog;
+        core.prepare_replication(&mut catalog);
         let shared = SharedStore::default();
         *shared.write() = Some(OpenStore {
-            catalog: loaded.catalog,
+            catalog,
             log: log.clone(),
         });
         let damaged_records = loaded.damaged_records;

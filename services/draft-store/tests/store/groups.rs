@@ -114,6 +114,7 @@ async fn a_groups_log_consists_of_the_updates_of_its_documents() {
         namespace: store.sign("a"),
         updates: vec![of_group("g", 1, update(document, from, tokens))],
         waited_ms: 70,
+        acknowledgement: None,
     };
     // Two samples that grow in turn, with repeats, an update too far ahead, and other documents around them.
     for step in 0..6 {

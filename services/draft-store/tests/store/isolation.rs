@@ -56,6 +56,7 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
                 namespace: namespace.clone(),
                 updates: vec![grouped],
                 waited_ms: 0,
+                acknowledgement: None,
             }),
         ),
         (
@@ -288,6 +289,7 @@ async fn another_tenant_sees_an_empty_store() {
         namespace: full.sign("b"),
         updates: vec![update(1, 10, &[1]), update(2, 0, &[1])],
         waited_ms: 0,
+        acknowledgement: None,
     };
     assert_eq!(http.append(theirs).await.unwrap().lengths, [0, 1]);
     let mut follower = Follower::default();

@@ -145,6 +145,7 @@ impl Store {
             namespace: self.sign(tenant),
             updates,
             waited_ms: 0,
+            acknowledgement: None,
         };
         Ok(self.handle().append(request).await?.lengths)
     }

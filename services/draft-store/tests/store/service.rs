@@ -36,6 +36,7 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
         namespace: store.sign("a"),
         updates: vec![finished(update(1, 0, &tokens))],
         waited_ms: 0,
+        acknowledgement: None,
     };
     assert_eq!(http.append(request.clone()).await.unwrap().lengths, [3000]);
     let reply = http
@@ -141,6 +142,7 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
         namespace: store.sign("a"),
         updates: vec![update(1, 0, &[1])],
         waited_ms: 0,
+        acknowledgement: None,
     };
     let appending = tokio::spawn(async move { handle.append(request).await });
     eventually(async || {
@@ -160,6 +162,7 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
             namespace: late,
             updates: vec![],
             waited_ms: 0,
+            acknowledgement: None,
         })
         .await;
     assert_eq!(refused.unwrap_err().kind, ErrorKind::Unavailable);
@@ -245,6 +248,7 @@ async fn limits_refuse_calls_and_count_them() {
                 namespace,
                 updates,
                 waited_ms: 0,
+                acknowledgement: None,
             };
             handle.append(request).await
         }));

@@ -64,6 +64,14 @@ async fn documents(target: &TargetArgs) -> StoreStats {
     stats
 }
 
+fn checked(target: &TargetArgs) -> VerifyArgs {
+    VerifyArgs {
+        target: target.clone(),
+        cluster: Vec::new(),
+        json: true,
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_imported_is_exported_and_imported_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -142,7 +150,7 @@ async fn a_running_store_does_the_same_over_http() {
         target: target.clone(),
         json: true,
     };
-    verify(plain(&target)).await.unwrap();
+    verify(checked(&target)).await.unwrap();
     compact(plain(&target)).await.unwrap();
     let session = EraseArgs {
         target: target.clone(),
@@ -168,7 +176,7 @@ async fn a_running_store_does_the_same_over_http() {
     };
     assert!(stats(plain(&stranger)).await.is_err());
     store.drain(Duration::from_secs(5)).await;
-    verify(plain(&closed(&path("data")))).await.unwrap();
+    verify(checked(&closed(&path("data")))).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -194,13 +202,7 @@ async fn damage_is_named_and_left_as_it_is() {
         bytes[at + 12] ^= 1;
     }
     std::fs::write(&journal, &bytes).unwrap();
-    let verified = async || {
-        verify(PlainArgs {
-            target: closed(&path("data")),
-            json: false,
-        })
-        .await
-    };
+    let verified = async || verify(checked(&closed(&path("data")))).await;
     let outcome = verified().await.unwrap_err();
     assert!(outcome.to_string().contains("are damaged"), "{outcome}");
     // Nothing was moved to quarantine or rewritten: once repaired, everything is there.

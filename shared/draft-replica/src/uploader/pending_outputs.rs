@@ -265,6 +265,7 @@ impl PendingOutputs {
                         namespace: pending.namespace.clone(),
                         updates: Vec::new(),
                         waited_ms: 0,
+                        acknowledgement: None,
                     };
                     requests.push((namespace_id, request));
                     positions.insert(namespace_id, requests.len() - 1);

@@ -62,7 +62,8 @@ impl StoreAdmin for DraftStoreHandle {
     async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError> {
         let _running = self.enter()?;
         self.check(&request.namespace, &request.updates)?;
-        self.store(Append {
+        let replicates = self.replicates(None)?;
+        let append = Append {
             namespace: request.namespace.id(),
             names: request.namespace,
             updates: request.updates,
@@ -70,8 +71,8 @@ impl StoreAdmin for DraftStoreHandle {
             author: UpdateAuthor::Operator {
                 is_static: request.is_static,
             },
-        })
-        .await
+        };
+        self.store(append, replicates).await
     }
 
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {

@@ -50,14 +50,15 @@ impl DraftStore for DraftStoreHandle {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
         self.check(&request.namespace.namespace, &request.updates)?;
-        self.store(Append {
+        let replicates = self.replicates(request.acknowledgement)?;
+        let append = Append {
             namespace,
             names: request.namespace.namespace,
             updates: request.updates,
             waited_ms: request.waited_ms,
             author: UpdateAuthor::Worker,
-        })
-        .await
+        };
+        self.store(append, replicates).await
     }
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
@@ -271,7 +272,7 @@ impl DraftStore for DraftStoreHandle {
 
 impl DraftStoreHandle {
     /// Asks the writer to remove documents that a reader found damaged.
-    fn report(&self, damaged: HashSet<DocumentKey>) {
+    pub(super) fn report(&self, damaged: HashSet<DocumentKey>) {
         if !damaged.is_empty() {
             // If the mailbox is full, the next reader finds the damage again.
             let damaged = damaged.into_iter().collect();

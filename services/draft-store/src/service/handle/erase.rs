@@ -6,12 +6,13 @@
 use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 
-use crate::directory::clear_quarantines;
-use crate::reading::selection;
-use crate::record::{DocumentKey, ErasureRecord};
+use crate::directory::{Cleared, clear_quarantines};
+use crate::reading::erasure;
+use crate::record::ErasureRecord;
+use crate::record::replication::StreamErasureRecord;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
-use crate::shared_store::{SharedStore, unavailable};
+use crate::shared_store::unavailable;
 
 /// Checks that a request says what to erase.
 fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
@@ -63,26 +64,6 @@ fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
     })
 }
 
-/// The documents that an erasure hits.
-fn documents_hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
-    let mut found = Vec::new();
-    let namespaces = shared.read()?.catalog.namespaces();
-    for (namespace, names) in namespaces {
-        if !mark.hits_namespace(names.as_ref()) {
-            continue;
-        }
-        let keys = selection::by_state(shared, namespace, |state| mark.hits_time(state.stored_ms))?;
-        found.extend(match mark.session {
-            None => keys,
-            // A head that cannot be read may belong to that session.
-            Some(_) => selection::by_head(shared, keys, |head| {
-                head.is_none_or(|head| mark.hits_session(head.session.as_deref()))
-            })?,
-        });
-    }
-    Ok(found)
-}
-
 impl DraftStoreHandle {
     pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         let with_quarantines = request.quarantines;
@@ -95,31 +76,12 @@ impl DraftStoreHandle {
             );
             return Err(ApiError::new(ErrorKind::Conflict, message));
         }
-        let _alone = self.inner.erasing.lock().await;
+        let alone = self.inner.erasing.lock().await;
         let openings = self.inner.shared.openings();
         let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
-        let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
-        let keys = tokio::task::spawn_blocking(move || documents_hit(&shared, &wanted))
-            .await
-            .map_err(ApiError::internal)??;
-        let mut documents = 0;
-        for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
-            let keys = keys.to_vec();
-            // One erasure at a time, and one call at a time: a full mailbox must not stop it half way.
-            let erased = self.inner.writer.ask(move |writer| writer.erase(&keys));
-            documents += answer_of(erased).await?;
-        }
-        let dir = self.inner.config.data_dir.clone();
-        let cleared =
-            tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
-                .await
-                .map_err(ApiError::internal)?
-                .map_err(|error| unavailable().with_detail(error))?;
-        // The text of removed documents is still in files: in segments, and in the log.
-        self.purge(false).await?;
-        self.rewrite().await?;
-        self.inner.lookup_views.forget();
+        let documents = self.remove_hit(&mark, None).await?;
+        let cleared = self.clear_files(with_quarantines).await?;
         if self.inner.shared.openings() != openings {
             // Documents that were quarantined then, or that came back with a log that was rolled back, were not
             // searched.
@@ -127,15 +89,18 @@ impl DraftStoreHandle {
             return Err(unavailable().with_detail(message));
         }
         // Exports that began since the mark may hold documents that were evicted before they could be erased.
-        let shared = self.inner.shared.clone();
+        let (shared, ended) = (self.inner.shared.clone(), mark.clone());
         tokio::task::spawn_blocking(move || {
             let open = shared.read()?;
             let catalog = &open.catalog;
-            catalog.end_exports(&mark);
+            catalog.end_exports(&ended);
             Ok(())
         })
         .await
         .map_err(ApiError::internal)??;
+        // The own message of the erasure comes back, and has to be carried out once more meanwhile.
+        drop(alone);
+        let replicas = self.erased_replicas(&mark).await;
         let (quarantines, quarantines_kept) = (cleared.deleted, cleared.kept);
         tracing::info!(
             documents,
@@ -148,6 +113,54 @@ impl DraftStoreHandle {
             documents,
             quarantines,
             quarantines_kept,
+            replicas,
         })
+    }
+
+    /// Carries out an erasure that came by the stream. Nothing of its documents is on disk when this returns.
+    pub(crate) async fn carry_out(&self, erasure: &StreamErasureRecord) -> Result<(), ApiError> {
+        let _running = self.enter()?;
+        let _alone = self.inner.erasing.lock().await;
+        let known_ms = Some(erasure.applied_ms);
+        let documents = self.remove_hit(&erasure.mark, known_ms).await?;
+        self.clear_files(false).await?;
+        tracing::info!(documents, "draft store documents erased for the stream");
+        Ok(())
+    }
+
+    /// Removes the documents that an erasure hits. Returns how many.
+    async fn remove_hit(
+        &self,
+        mark: &ErasureRecord,
+        known_ms: Option<u64>,
+    ) -> Result<u64, ApiError> {
+        let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
+        let search = move || erasure::documents_hit(&shared, &wanted, known_ms);
+        let keys = tokio::task::spawn_blocking(search)
+            .await
+            .map_err(ApiError::internal)??;
+        let mut documents = 0;
+        for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
+            let keys = keys.to_vec();
+            // One erasure at a time, and one call at a time: a full mailbox must not stop it half way.
+            let erased = self.inner.writer.ask(move |writer| writer.erase(&keys));
+            documents += answer_of(erased).await?;
+        }
+        Ok(documents)
+    }
+
+    /// Rewrites or deletes all files that still hold the text of removed documents: quarantined data, segments, and
+    /// the log.
+    async fn clear_files(&self, with_quarantines: bool) -> Result<Cleared, ApiError> {
+        let dir = self.inner.config.data_dir.clone();
+        let cleared =
+            tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
+                .await
+                .map_err(ApiError::internal)?
+                .map_err(|error| unavailable().with_detail(error))?;
+        self.purge(false).await?;
+        self.rewrite().await?;
+        self.inner.lookup_views.forget();
+        Ok(cleared)
     }
 }

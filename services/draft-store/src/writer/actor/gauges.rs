@@ -17,6 +17,8 @@ impl WriterActor {
         };
         let (totals, segments) = (open.catalog.totals(), open.catalog.segments());
         let (metrics, erasures) = (&self.metrics, &open.catalog.erasures);
+        let outbox = &open.catalog.replication.outbox;
+        metrics.outbox_entries.set(outbox.len() as i64);
         metrics.segments.set(segments.len() as i64);
         let unsealed_tokens = segments.unsealed_tokens();
         metrics.unsealed_tokens.set(unsealed_tokens as i64);

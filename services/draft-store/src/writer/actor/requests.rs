@@ -29,6 +29,16 @@ impl WriterActor {
                 ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
             );
         }
+        if let Some(feed) = &self.config.feed
+            && self.outbox_entries() >= feed.outbox_max
+        {
+            self.metrics.reject(Limit::Outbox);
+            let message = "the broker of the feed is away or slow, and the outbox is full (feed.outbox_max): nothing \
+                           is stored until it has been sent";
+            return Some(
+                ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
+            );
+        }
         // Any job lets the log shrink, directly or with the next job.
         if self.job.is_some() && self.log_bytes() > self.config.log_bytes_max {
             self.metrics.reject(Limit::LogBytes);
@@ -43,6 +53,12 @@ impl WriterActor {
     fn log_bytes(&self) -> u64 {
         let open = self.shared.read();
         open.map_or(0, |open| open.log.disk_bytes())
+    }
+
+    /// Changes that other replicas do not have yet.
+    fn outbox_entries(&self) -> usize {
+        let open = self.shared.read();
+        open.map_or(0, |open| open.catalog.replication.outbox.len())
     }
 
     /// Registers a group, or renews it.

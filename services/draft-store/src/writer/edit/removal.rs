@@ -32,6 +32,7 @@ impl Edit<'_> {
             self.batch.remove(document_key(RecordKind::Head, key));
         }
         self.catalog.take(key);
+        self.note_removal(key, removal);
         self.add_tombstone(key);
         self.outcome.removed.push((key, removal));
         Ok(())
@@ -59,6 +60,7 @@ impl Edit<'_> {
     /// Remembers an erasure.
     pub(in crate::writer) fn mark(&mut self, mark: ErasureRecord) {
         self.batch.put_record(erasure_key(mark.id()), &mark);
+        self.note_erasure(&mark);
         self.catalog.erasures.mark(mark);
     }
 

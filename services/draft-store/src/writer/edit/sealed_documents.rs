@@ -87,7 +87,7 @@ impl Edit<'_> {
     }
 
     /// The complete document, including the writes of this commit.
-    fn current_document(&self, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
+    pub(super) fn current_document(&self, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
         let state = self.state(key)?;
         let (tokens, head) = if self.catalog.sealed(key).is_some() {
             let tokens = document_text::read(self.catalog, &*self.log, key, 0, state.len)?;

@@ -100,6 +100,9 @@ impl Edit<'_> {
                     }
                     None => self.create(key, update),
                 };
+                if update.epoch > state.epoch {
+                    self.set_revision(key, 0);
+                }
                 let state = StateRecord {
                     epoch: update.epoch,
                     epoch_start,
@@ -131,10 +134,11 @@ impl Edit<'_> {
         state.finish |= self.static_code;
         self.catalog.put(key, state, None);
         self.states.insert(key);
+        self.note_change(key, finish_of(state.finish).is_some());
         Ok(())
     }
 
-    fn create(&mut self, key: DocumentKey, update: &DocumentUpdate) -> StateRecord {
+    pub(super) fn create(&mut self, key: DocumentKey, update: &DocumentUpdate) -> StateRecord {
         let mut head = update.head.clone();
         let surplus = head.left_context.len().saturating_sub(LEFT_CONTEXT_TOKENS);
         head.left_context.drain(..surplus);
@@ -182,6 +186,7 @@ impl Edit<'_> {
         }
         let mut tokens = update.tokens.clone();
         tokens.extend_from_slice(&stands[common..]);
+        self.correct(key);
         // Within an epoch followers only ever append. So they are told to drop the document, and get it again.
         self.add_tombstone(key);
         let stored = finish_of(state.finish);
@@ -200,7 +205,7 @@ impl Edit<'_> {
     }
 
     /// Cuts the text to `to`, adds tokens, and tells followers.
-    fn write(
+    pub(super) fn write(
         &mut self,
         key: DocumentKey,
         mut state: StateRecord,
@@ -216,6 +221,7 @@ impl Edit<'_> {
         self.outcome.changed.insert(key.namespace);
         self.catalog.put(key, state, Some(to));
         self.states.insert(key);
+        self.note_change(key, update.finish.is_some());
         if let Some(group) = &update.head.group {
             let group_update = GroupUpdate {
                 weight_version: update.head.weight_version,

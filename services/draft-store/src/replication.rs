@@ -1,0 +1,22 @@
+//! The feed of a replica: what connects its store to the stream of its shard. docs/replication.md has the design.
+//!
+//! The store itself needs no broker: commits fill an outbox (`catalog/outbox.rs`), and the writer applies messages
+//! (`writer/replication.rs`). This module carries both ways, in *sessions*. A session lasts as long as one connection
+//! to the broker. It opens the stream, applies what came since the replica's position, and only then sends. Whatever
+//! goes wrong ends the session, and the next one begins from what is on disk.
+//!
+//! * `run.rs` runs sessions, one after the other; `session.rs` is the store as they see it
+//! * `stream.rs` has the connection and the stream with its limits
+//! * `follow.rs` applies messages, `publish.rs` sends the outbox
+//! * `join.rs` takes over what the stream does not have any more
+//! * `erasures.rs` carries out erasures of the stream
+//! * `status.rs` is what others see of it
+
+mod erasures;
+mod follow;
+mod join;
+mod publish;
+pub(crate) mod run;
+pub(crate) mod session;
+pub(crate) mod status;
+mod stream;

@@ -1,0 +1,169 @@
+//! Carrying out erasures that came by the stream: on this replica, and in the stream itself.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{DeliverPolicy, PullConsumer, pull};
+use async_nats::jetstream::stream::Stream;
+use futures_util::StreamExt as _;
+
+use crate::message::{StreamChange, decode};
+use crate::record::ErasureRecord;
+use crate::record::replication::StreamErasureRecord;
+use crate::replication::session::Session;
+use crate::replication::stream::{SessionError, ShardNames, consumer_after};
+
+/// Messages that are deleted from the stream at once.
+const DELETIONS_AT_ONCE: usize = 32;
+
+/// How long the broker may take for the next message of the search.
+const SEARCH_WAIT: Duration = Duration::from_secs(5);
+
+/// Pause of one who waits for erasures.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Begins to carry out the erasures of the stream that are open, unless that is going on.
+pub(super) fn begin(session: &Arc<Session>, stream: &Stream) {
+    if session.is_erasing.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let (session, stream) = (session.clone(), stream.clone());
+    tokio::spawn(async move {
+        if let Err(error) = all(&session, &stream).await {
+            tracing::warn!(%error, "draft store erasure of the stream is not complete; it is tried again");
+        }
+        session.is_erasing.store(false, Ordering::Relaxed);
+    });
+}
+
+async fn all(session: &Session, stream: &Stream) -> Result<(), SessionError> {
+    for erasure in session.open_erasures().await? {
+        carry_out(session, stream, erasure).await?;
+    }
+    Ok(())
+}
+
+/// Carries out all open erasures, before this replica serves.
+pub(super) async fn finish(session: &Arc<Session>, stream: &Stream) -> Result<(), SessionError> {
+    while !session.open_erasures().await?.is_empty() {
+        begin(session, stream);
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+/// Removes what an erasure hits from all files of this replica. If this replica was asked for it, it also deletes the
+/// messages of the erased documents from the stream. An erasure that was interrupted begins again.
+async fn carry_out(
+    session: &Session,
+    stream: &Stream,
+    erasure: StreamErasureRecord,
+) -> Result<(), SessionError> {
+    if erasure.is_own {
+        let deleted = clear_stream(session, stream, &erasure).await?;
+        session.metrics.feed_erased_messages.inc_by(deleted);
+        tracing::info!(deleted, "draft store messages of an erasure deleted");
+    }
+    clear_replica(session, &erasure).await
+}
+
+/// Removes what an erasure hits from all files of this replica.
+pub(super) async fn clear_replica(
+    session: &Session,
+    erasure: &StreamErasureRecord,
+) -> Result<(), SessionError> {
+    session
+        .handle
+        .carry_out(erasure)
+        .await
+        .map_err(|error| SessionError::Store(error.to_string()))?;
+    let (id, sequence) = (erasure.mark.id(), erasure.sequence);
+    let completed = session
+        .writer
+        .ask(move |writer| writer.complete_erasure(id, sequence));
+    completed
+        .await
+        .map_err(|_| SessionError::Store("the writer has stopped".into()))?
+        .map_err(|error| SessionError::Store(error.to_string()))
+}
+
+/// Deletes the messages before an erasure that have text of its scope. Returns their number.
+///
+/// A purge of the whole subject was rejected. A namespace has documents that an erasure of a session or of a time
+/// range does not hit, and replicas that are behind still need their messages.
+async fn clear_stream(
+    session: &Session,
+    stream: &Stream,
+    erasure: &StreamErasureRecord,
+) -> Result<u64, SessionError> {
+    let namespaces = session.look(|open| open.catalog.namespaces()).await?;
+    let names = ShardNames::new(&session.feed);
+    let mut deleted = 0;
+    for (namespace, known) in namespaces {
+        if erasure.mark.hits_namespace(known.as_ref()) {
+            let subject = names.subject(Some(namespace));
+            deleted += clear_subject(stream, subject, erasure).await?;
+        }
+    }
+    Ok(deleted)
+}
+
+async fn clear_subject(
+    stream: &Stream,
+    subject: String,
+    erasure: &StreamErasureRecord,
+) -> Result<u64, SessionError> {
+    let failed = |error: &dyn std::fmt::Display| {
+        SessionError::broker("messages of an erasure cannot be deleted", error)
+    };
+    let config = pull::Config {
+        deliver_policy: DeliverPolicy::All,
+        filter_subject: subject,
+        ..consumer_after(0)
+    };
+    let consumer: PullConsumer = stream
+        .create_consumer(config)
+        .await
+        .map_err(|error| failed(&error))?;
+    let mut left = consumer.cached_info().num_pending;
+    let mut messages = consumer.messages().await.map_err(|error| failed(&error))?;
+    let mut hits = Vec::new();
+    while left > 0 {
+        let next = tokio::time::timeout(SEARCH_WAIT, messages.next()).await;
+        let Some(message) = next.map_err(|error| failed(&error))? else {
+            break;
+        };
+        let message = message.map_err(|error| failed(&error))?;
+        let info = message.info().map_err(|error| failed(&error))?;
+        if info.stream_sequence >= erasure.sequence {
+            break;
+        }
+        if is_hit(&erasure.mark, &message.payload) {
+            hits.push(info.stream_sequence);
+        }
+        left = info.pending;
+    }
+    let deletions = futures_util::stream::iter(hits.clone());
+    let mut deletions = deletions
+        .map(|sequence| stream.delete_message(sequence))
+        .buffer_unordered(DELETIONS_AT_ONCE);
+    while let Some(deletion) = deletions.next().await {
+        deletion.map_err(|error| failed(&error))?;
+    }
+    Ok(hits.len() as u64)
+}
+
+/// Whether a message has text in the scope of an erasure.
+fn is_hit(mark: &ErasureRecord, payload: &[u8]) -> bool {
+    let Ok(message) = decode(payload) else {
+        return false;
+    };
+    let StreamChange::Document(part) = message.change else {
+        return false;
+    };
+    let head = part.head();
+    mark.hits_namespace(Some(&part.names))
+        && mark.hits_session(head.session.as_deref())
+        && mark.hits_begin(part.stored_ms, head.created_ms)
+}

@@ -1,0 +1,151 @@
+//! Applying the messages of the stream, in order and without gaps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{PullConsumer, pull};
+use async_nats::jetstream::stream::Stream;
+use futures_util::{FutureExt as _, StreamExt as _};
+use refrain_service_kit::clock::unix_ms;
+use tokio::sync::watch;
+
+use crate::message::{MessageError, decode};
+use crate::replication::erasures;
+use crate::replication::session::Session;
+use crate::replication::stream::{SessionError, consumer_after};
+use crate::writer::replication::{AppliedMessages, ReceivedMessage};
+
+/// Most messages of one commit. One `fdatasync` serves all of them.
+const BATCH_MESSAGES: usize = 512;
+
+/// Most bytes of the messages of one commit.
+const BATCH_BYTES: usize = 8 << 20;
+
+/// A broker that says nothing for twice this long is away.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// How long one request for messages lasts.
+const EXPIRES: Duration = Duration::from_secs(30);
+
+/// Messages that were received together.
+struct Received {
+    messages: Vec<ReceivedMessage>,
+    /// Messages of the stream after these.
+    pending: u64,
+    /// When the broker got the last of them, in Unix milliseconds.
+    published_ms: u64,
+}
+
+/// Applies messages for as long as the session lasts. `caught_up` learns when everything up to `until` is applied.
+pub(super) async fn follow(
+    session: &Arc<Session>,
+    stream: &Stream,
+    stream_created: u64,
+    until: u64,
+    caught_up: watch::Sender<bool>,
+) -> Result<(), SessionError> {
+    let mut sequence = session.position().await?.sequence;
+    let consumer: PullConsumer = stream
+        .create_consumer(consumer_after(sequence))
+        .await
+        .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
+    let mut messages = consumer
+        .stream()
+        .max_messages_per_batch(BATCH_MESSAGES)
+        .expires(EXPIRES)
+        .heartbeat(HEARTBEAT)
+        .messages()
+        .await
+        .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
+    let mut delivered = 0;
+    loop {
+        if sequence >= until && !*caught_up.borrow() {
+            erasures::finish(session, stream).await?;
+            session.status.caught_up();
+            let _ = caught_up.send(true);
+        }
+        let received = next(session, &mut messages, &mut delivered).await?;
+        let last = received.messages.last().map_or(sequence, |(last, _)| *last);
+        let pending = received.pending;
+        let applied = received.messages.len() as u64;
+        let AppliedMessages {
+            repeated,
+            has_erasures,
+        } = session.apply(stream_created, received.messages).await?;
+        session
+            .metrics
+            .feed_applied
+            .inc_by(applied - repeated.min(applied));
+        session.metrics.feed_repeated.inc_by(repeated);
+        sequence = sequence.max(last);
+        session.status.applied(sequence, pending);
+        let lag_ms = match pending {
+            0 => 0,
+            _ => unix_ms().saturating_sub(received.published_ms),
+        };
+        session
+            .metrics
+            .feed_lag_seconds
+            .set(lag_ms as f64 / 1_000.0);
+        session.observe();
+        if has_erasures {
+            erasures::begin(session, stream);
+        }
+    }
+}
+
+/// The next messages: at least one, and those that are there already.
+async fn next(
+    session: &Session,
+    stream: &mut pull::Stream,
+    delivered: &mut u64,
+) -> Result<Received, SessionError> {
+    let mut received = Received {
+        messages: Vec::new(),
+        pending: 0,
+        published_ms: 0,
+    };
+    let mut bytes = 0;
+    while received.messages.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
+        let next = match received.messages.is_empty() {
+            true => stream.next().await,
+            false => match stream.next().now_or_never() {
+                Some(next) => next,
+                None => break,
+            },
+        };
+        let message = next
+            .ok_or_else(|| SessionError::Broker("the broker ended the stream of messages".into()))?
+            .map_err(|error| SessionError::broker("the stream of messages broke off", error))?;
+        let info = message
+            .info()
+            .map_err(|error| SessionError::broker("a message without a sequence", error))?;
+        *delivered += 1;
+        if info.consumer_sequence != *delivered {
+            return Err(SessionError::Broker(format!(
+                "{} messages were lost on the way from the broker",
+                info.consumer_sequence.saturating_sub(*delivered)
+            )));
+        }
+        bytes += message.payload.len();
+        received.pending = info.pending;
+        received.published_ms =
+            u64::try_from(info.published.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
+        let sequence = info.stream_sequence;
+        let change = match decode(&message.payload) {
+            Ok(change) => Some(change),
+            Err(error @ MessageError::Later(_)) => {
+                return Err(SessionError::Operator(format!(
+                    "message {sequence} of the stream: {error}; update this replica"
+                )));
+            }
+            Err(error @ MessageError::Damaged(_)) => {
+                session.metrics.feed_unreadable.inc();
+                tracing::warn!(sequence, %error, "draft store skipped a message of the stream");
+                None
+            }
+        };
+        received.messages.push((sequence, change));
+    }
+    Ok(received)
+}

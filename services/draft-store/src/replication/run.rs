@@ -1,0 +1,132 @@
+//! Sessions with the broker, one after the other for as long as the store runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::stream::Stream;
+use refrain_service_kit::backoff::Backoff;
+use tokio::sync::watch;
+
+use crate::replication::erasures::begin;
+use crate::replication::follow::follow;
+use crate::replication::join::join;
+use crate::replication::publish::{publish, start_stream};
+use crate::replication::session::Session;
+use crate::replication::stream::{Connection, SessionError, check_position, created};
+
+/// Pauses between sessions.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_LONGEST: Duration = Duration::from_secs(5);
+
+/// Runs sessions until `stop` says so.
+pub(crate) async fn run(session: Arc<Session>, mut stop: watch::Receiver<bool>) {
+    let mut backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST);
+    loop {
+        let began = tokio::time::Instant::now();
+        let ended = tokio::select! {
+            ended = one(&session) => ended,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        session.metrics.feed_connected.set(0);
+        session.metrics.feed_sessions.inc();
+        match &ended {
+            SessionError::Operator(error) | SessionError::Missed(error) => {
+                tracing::error!(%error, "draft store cannot follow its stream");
+            }
+            error => tracing::warn!(%error, "draft store lost its stream"),
+        }
+        session.status.disconnected(ended.to_string());
+        if began.elapsed() > PAUSE_LONGEST {
+            backoff.reset();
+        }
+        tokio::select! {
+            () = tokio::time::sleep(backoff.pause()) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+    }
+}
+
+/// One session. It ends by an error.
+async fn one(session: &Arc<Session>) -> SessionError {
+    let mut connection = match Connection::open(&session.feed).await {
+        Ok(connection) => connection,
+        Err(error) => return error,
+    };
+    let ended = within(session, &mut connection).await;
+    connection.close().await;
+    match ended {
+        Ok(()) => SessionError::Broker("the session ended".into()),
+        Err(error) => error,
+    }
+}
+
+async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(), SessionError> {
+    if !session.shared.is_open() {
+        return Err(SessionError::Store("it is opening its log".into()));
+    }
+    let stream = connection.stream(&session.feed).await?;
+    let info = stream
+        .get_info()
+        .await
+        .map_err(|error| SessionError::broker("the stream cannot be opened", error))?;
+    if info.state.last_sequence == 0 {
+        start_stream(session, &connection.context).await?;
+    }
+    let mut position = session.position().await?;
+    let mut checked = check_position(position, &info);
+    let last = info.state.last_sequence;
+    let is_missed = matches!(checked, Err(SessionError::Missed(_)));
+    // One that has nothing yet takes over sooner than the stream would give it everything.
+    let is_empty = session.look(|open| open.catalog.totals().documents == 0);
+    let is_new = position.sequence == 0 && last > session.feed.lag_max && is_empty.await?;
+    if !session.feed.peers.is_empty() && (is_missed || is_new) {
+        let first = info.state.first_sequence;
+        match join(session, created(&info), first).await {
+            Ok(joined) => {
+                position = joined;
+                checked = check_position(position, &info);
+            }
+            // The stream has everything, it only takes longer.
+            Err(error) if is_new && !is_missed => {
+                tracing::warn!(%error, "draft store reads the stream from its beginning");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let until = checked?;
+    session.status.connected(position.sequence, until);
+    session.metrics.feed_connected.set(1);
+    tracing::info!(
+        stream = info.config.name,
+        from = position.sequence,
+        until,
+        "draft store follows its stream"
+    );
+    let (tell, mut caught_up) = watch::channel(false);
+    let context = connection.context.clone();
+    let send = async {
+        // Before that it might send what others have erased.
+        let _ = caught_up.wait_for(|caught_up| *caught_up).await;
+        publish(session, &context).await
+    };
+    tokio::select! {
+        ended = follow(session, &stream, created(&info), until, tell) => ended,
+        ended = send => ended,
+        () = retry_erasures(session, &stream) => Ok(()),
+        lost = connection.lost() => Err(lost),
+    }
+}
+
+/// Begins erasures again that could not be completed. It goes on for as long as the session.
+async fn retry_erasures(session: &Arc<Session>, stream: &Stream) {
+    loop {
+        tokio::time::sleep(PAUSE_LONGEST).await;
+        if session
+            .open_erasures()
+            .await
+            .is_ok_and(|open| !open.is_empty())
+        {
+            begin(session, stream);
+        }
+    }
+}

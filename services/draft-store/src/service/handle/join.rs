@@ -1,0 +1,71 @@
+//! Calls of other replicas that join: `refrain_rpc::ReplicaPeer` on the handle.
+
+use async_trait::async_trait;
+use refrain_protocol::join::{
+    JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
+    ReplicaState,
+};
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::ReplicaPeer;
+
+use crate::reading::join;
+use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
+
+fn no_peer(message: &str) -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(5_000)
+}
+
+#[async_trait]
+impl ReplicaPeer for DraftStoreHandle {
+    async fn replica_state(&self) -> Result<ReplicaState, ApiError> {
+        let _running = self.enter()?;
+        self.read_blocking(|shared| {
+            let open = shared.read()?;
+            let replication = &open.catalog.replication;
+            Ok(ReplicaState {
+                generation: open.catalog.generation(),
+                sequence: replication.sequence(),
+                erased_sequence: replication.seen(),
+            })
+        })
+        .await
+    }
+
+    async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError> {
+        let _running = self.enter()?;
+        let inner = &*self.inner;
+        let shard = inner.config.feed.as_ref().map(|feed| feed.shard);
+        if shard != Some(request.shard) {
+            return Err(no_peer("this draft store is no replica of that shard"));
+        }
+        let state = inner.feed.as_ref().map(|feed| feed.state());
+        if !state.is_some_and(|state| state.caught_up) {
+            return Err(no_peer("this replica has not caught up itself"));
+        }
+        let offer = self.read_blocking(join::offer).await?;
+        offer.ok_or_else(|| {
+            no_peer("this replica follows no stream yet, or is about to erase documents")
+        })
+    }
+
+    async fn join_list(&self, request: JoinListRequest) -> Result<JoinList, ApiError> {
+        let _running = self.enter()?;
+        self.read_blocking(move |shared| join::list(shared, request.namespace))
+            .await
+    }
+
+    async fn join_documents(
+        &self,
+        mut request: JoinDocumentsRequest,
+    ) -> Result<JoinDocuments, ApiError> {
+        let _running = self.enter()?;
+        // `covered` tells the caller to ask for the rest.
+        let most = self.inner.config.tuning.updates_max;
+        request.documents.truncate(most);
+        let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
+        let read = move |shared: &_| join::documents(shared, &request, tokens_max);
+        let (reply, damaged) = self.read_blocking(read).await?;
+        self.report(damaged);
+        Ok(reply)
+    }
+}

@@ -1,0 +1,142 @@
+//! The writer of a replica: messages that came, entries that were sent, and callers that wait for replication.
+
+use std::collections::BTreeMap;
+
+use refrain_protocol::{ApiError, NamespaceId};
+use tokio::sync::oneshot;
+
+use crate::record::DocumentKey;
+use crate::record::replication::{PositionRecord, StreamErasureRecord};
+use crate::writer::actor::WriterActor;
+use crate::writer::outcome::CommitOutcome;
+use crate::writer::replication::{AppliedMessages, JoinedParts, ReceivedMessage, SentEntry};
+
+impl WriterActor {
+    /// Applies messages of the stream that was created at `stream`.
+    pub(crate) fn apply_messages(
+        &mut self,
+        stream: u64,
+        messages: &[ReceivedMessage],
+    ) -> Result<AppliedMessages, ApiError> {
+        let mut has_erasures = false;
+        let outcome = self.run(|core, catalog, now_ms| {
+            let outcome = core.apply_messages(catalog, stream, messages, now_ms)?;
+            has_erasures = !catalog.replication.open_erasures().is_empty();
+            Ok(outcome)
+        })?;
+        Ok(AppliedMessages {
+            repeated: outcome.repeated_messages,
+            has_erasures,
+        })
+    }
+
+    /// Remembers erasures that another replica knows.
+    pub(crate) fn note_erasures(
+        &mut self,
+        erasures: &[StreamErasureRecord],
+    ) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.note_erasures(catalog, erasures, now_ms))?;
+        Ok(())
+    }
+
+    /// Stores documents of another replica.
+    pub(crate) fn store_joined(&mut self, documents: &[JoinedParts]) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.store_joined(catalog, documents, now_ms))?;
+        Ok(())
+    }
+
+    /// Removes documents that another replica does not have any more.
+    pub(crate) fn drop_missing(&mut self, keys: &[DocumentKey]) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.drop_missing(catalog, keys, now_ms))?;
+        Ok(())
+    }
+
+    /// Sets how far the stream is applied.
+    pub(crate) fn set_position(&mut self, position: PositionRecord) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.set_position(catalog, position, now_ms))?;
+        Ok(())
+    }
+
+    /// Drops entries of the outbox that the broker has taken, and answers those who wait for them.
+    pub(crate) fn settle_outbox(&mut self, sent: &[SentEntry]) {
+        // While the store is closed nothing is settled: the entries are sent again.
+        let settled = self.run(|core, catalog, _| {
+            core.settle_outbox(catalog, sent);
+            Ok(CommitOutcome::default())
+        });
+        if settled.is_ok() {
+            for (_, document) in sent {
+                if let Some(document) = document {
+                    self.replication_waiters
+                        .answer(document.key, document.sequence);
+                }
+            }
+        }
+    }
+
+    /// Has documents sent at once, finished or not. Each receiver learns when the brokers have what is stored now.
+    pub(crate) fn await_replication(
+        &mut self,
+        keys: &[DocumentKey],
+    ) -> Result<Vec<oneshot::Receiver<()>>, ApiError> {
+        let mut waiting = Vec::new();
+        self.run(|_, catalog, _| {
+            for key in keys {
+                // A document in no outbox has been taken already, or it was removed meanwhile.
+                let known = catalog.document(*key).map(|known| known.state.sequence);
+                if let Some(sequence) = known.filter(|_| catalog.replication.outbox.has(*key)) {
+                    catalog.replication.outbox.release(*key);
+                    waiting.push((*key, sequence));
+                }
+            }
+            Ok(CommitOutcome {
+                sends: true,
+                ..CommitOutcome::default()
+            })
+        })?;
+        Ok(waiting
+            .into_iter()
+            .map(|(key, sequence)| {
+                let (reply, answer) = oneshot::channel();
+                self.replication_waiters.add(key, sequence, reply);
+                answer
+            })
+            .collect())
+    }
+
+    /// Takes the uses that other replicas have not been told, by namespace.
+    pub(crate) fn take_uses(&mut self) -> BTreeMap<NamespaceId, Vec<(u128, u64)>> {
+        let mut uses: BTreeMap<NamespaceId, Vec<(u128, u64)>> = BTreeMap::new();
+        let taken = self
+            .core
+            .as_mut()
+            .map(|core| core.take_uses())
+            .unwrap_or_default();
+        for (key, used_ms) in taken {
+            let namespace = uses.entry(key.namespace).or_default();
+            namespace.push((key.document.0, used_ms));
+        }
+        uses
+    }
+
+    /// Records that this replica has carried out an erasure of the stream.
+    pub(crate) fn complete_erasure(&mut self, id: u128, sequence: u64) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.complete_erasure(catalog, id, sequence, now_ms))?;
+        Ok(())
+    }
+
+    /// Lets documents be sent that have been silent for long, and forgets callers that wait no longer.
+    pub(super) fn tend_outbox(&mut self) {
+        self.replication_waiters.sweep();
+        let Some(silent_s) = self.config.feed.as_ref().map(|feed| feed.silent_s) else {
+            return;
+        };
+        let _ = self.run(|core, catalog, now_ms| {
+            let silent_ms = now_ms.saturating_sub(silent_s.saturating_mul(1_000));
+            Ok(CommitOutcome {
+                sends: core.release_silent(catalog, silent_ms),
+                ..CommitOutcome::default()
+            })
+        });
+    }
+}

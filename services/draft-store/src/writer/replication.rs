@@ -1,0 +1,254 @@
+//! The core of a replica, which applies messages of the stream and keeps its outbox.
+
+use std::collections::HashMap;
+
+use crate::catalog::{Catalog, EntryVersion, SentText};
+use crate::log::LogError;
+use crate::message::StreamMessage;
+use crate::record::DocumentKey;
+use crate::record::replication::{
+    OutboxRecord, PositionRecord, StreamErasureRecord, outbox_key, position_key, stream_erasure_key,
+};
+use crate::writer::core::{DAY_MS, WriterCore};
+use crate::writer::outcome::CommitOutcome;
+
+/// A document of another replica as messages of its parts, and whether it has changes that are not in the stream.
+pub(crate) type JoinedParts = (Vec<StreamMessage>, bool);
+
+/// The outcome of applying messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AppliedMessages {
+    /// Messages that had been applied before.
+    pub(crate) repeated: u64,
+    /// There are erasures that are not carried out.
+    pub(crate) has_erasures: bool,
+}
+
+/// A message of the stream with its sequence. `None` stands for one that no replica can read.
+pub(crate) type ReceivedMessage = (u64, Option<StreamMessage>);
+
+/// A document that the broker has taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentDocument {
+    pub(crate) key: DocumentKey,
+    /// Sequence of its last change when it was read.
+    pub(crate) sequence: u64,
+    /// The beginning of it that the stream has, if it still grew.
+    pub(crate) text: Option<SentText>,
+}
+
+/// An entry of the outbox that the broker has taken.
+pub(crate) type SentEntry = (EntryVersion, Option<SentDocument>);
+
+impl WriterCore {
+    /// Prepares the catalog for replication, if the configuration asks for it. A store that was no replica so far
+    /// sends all that it has. One that was, and is no more, forgets where it was: when it is one again, it sends all.
+    pub(crate) fn prepare_replication(&mut self, catalog: &mut Catalog) {
+        let is_on = self.config.feed.is_some();
+        catalog.replication.is_on = is_on;
+        let is_known = catalog.replication.position.is_some();
+        if is_on && !is_known {
+            for (namespace, _) in catalog.namespaces() {
+                let documents: Vec<_> = catalog
+                    .documents(namespace)
+                    .map(|(document, known)| (document, known.state.finish != 0))
+                    .collect();
+                for (document, is_finished) in documents {
+                    let key = DocumentKey::new(namespace, document);
+                    let outbox = &mut catalog.replication.outbox;
+                    if let Some(number) = outbox.change(key, is_finished) {
+                        self.repairs
+                            .put_record(outbox_key(number), &OutboxRecord::document(key));
+                    }
+                }
+            }
+            let position = PositionRecord::default();
+            self.repairs.put_record(position_key(), &position);
+            catalog.replication.position = Some(position);
+        } else if !is_on && is_known {
+            self.repairs.remove(position_key());
+            catalog.replication.position = None;
+        }
+        // Those that had ended when the store was closed need not wait any more.
+        let ended: Vec<_> = catalog
+            .replication
+            .outbox
+            .growing()
+            .filter(|key| {
+                let known = catalog.document(*key);
+                known.is_none_or(|known| known.state.finish != 0)
+            })
+            .collect();
+        for key in ended {
+            catalog.replication.outbox.release(key);
+        }
+    }
+
+    /// Applies messages of the stream that was created at `stream`, in order. Repeated ones change nothing.
+    pub(crate) fn apply_messages(
+        &mut self,
+        catalog: &mut Catalog,
+        stream: u64,
+        messages: &[ReceivedMessage],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let repairs = std::mem::take(&mut self.repairs);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.batch.merge(repairs);
+        let mut position = PositionRecord {
+            stream,
+            sequence: edit.catalog.replication.sequence(),
+        };
+        for (sequence, message) in messages {
+            if *sequence <= position.sequence {
+                edit.outcome.repeated_messages += 1;
+                continue;
+            }
+            if let Some(message) = message {
+                edit.apply_message(*sequence, message)?;
+            }
+            position.sequence = *sequence;
+        }
+        if edit.catalog.replication.position != Some(position) {
+            edit.batch.put_record(position_key(), &position);
+            edit.catalog.replication.position = Some(position);
+        }
+        self.within_budgets(&mut edit)?;
+        let outcome = self.commit(edit, now_ms)?;
+        self.note_oldest(outcome.oldest_ms);
+        Ok(outcome)
+    }
+
+    /// Remembers erasures that another replica knows. Those that are new here are to be carried out.
+    pub(crate) fn note_erasures(
+        &mut self,
+        catalog: &mut Catalog,
+        erasures: &[StreamErasureRecord],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for erasure in erasures {
+            edit.note_joined_erasure(erasure);
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Stores documents of another replica. Those that it has not sent yet are sent by this one, too.
+    pub(crate) fn store_joined(
+        &mut self,
+        catalog: &mut Catalog,
+        documents: &[JoinedParts],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for (messages, is_unsent) in documents {
+            for message in messages {
+                edit.apply_message(0, message)?;
+            }
+            if let (true, Some(message)) = (is_unsent, messages.first()) {
+                edit.resend(message);
+            }
+        }
+        self.within_budgets(&mut edit)?;
+        let outcome = self.commit(edit, now_ms)?;
+        self.note_oldest(outcome.oldest_ms);
+        Ok(outcome)
+    }
+
+    /// Removes documents that another replica does not have any more. Those with changes that nobody has stay, and
+    /// are sent.
+    pub(crate) fn drop_missing(
+        &mut self,
+        catalog: &mut Catalog,
+        keys: &[DocumentKey],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for key in keys {
+            edit.remove_received(*key)?;
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Sets how far the stream is applied, after everything up to there was taken over.
+    pub(crate) fn set_position(
+        &mut self,
+        catalog: &mut Catalog,
+        position: PositionRecord,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let repairs = std::mem::take(&mut self.repairs);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.batch.merge(repairs);
+        edit.batch.put_record(position_key(), &position);
+        edit.catalog.replication.position = Some(position);
+        self.commit(edit, now_ms)
+    }
+
+    /// Drops entries of the outbox that the broker has acknowledged. That becomes durable with the next commit: until
+    /// then a restart sends them again, which is harmless.
+    pub(crate) fn settle_outbox(&mut self, catalog: &mut Catalog, sent: &[SentEntry]) {
+        let outbox = &mut catalog.replication.outbox;
+        for (entry, document) in sent {
+            if let Some(document) = document
+                && let Some(text) = document.text
+            {
+                outbox.note_sent(document.key, *entry, text);
+            }
+            if outbox.settle(*entry) {
+                self.repairs.remove(outbox_key(entry.number));
+            }
+        }
+    }
+
+    /// Takes the uses since the last time, with the times of use in Unix milliseconds.
+    pub(crate) fn take_uses(&mut self) -> HashMap<DocumentKey, u64> {
+        std::mem::take(&mut self.uses_to_send)
+    }
+
+    /// Lets growing documents be sent that are silent since `silent_ms`.
+    pub(crate) fn release_silent(&self, catalog: &mut Catalog, silent_ms: u64) -> bool {
+        let silent: Vec<DocumentKey> = catalog
+            .replication
+            .outbox
+            .growing()
+            .filter(|key| {
+                let known = catalog.document(*key);
+                known.is_none_or(|known| known.state.used_ms < silent_ms)
+            })
+            .collect();
+        for key in &silent {
+            catalog.replication.outbox.release(*key);
+        }
+        !silent.is_empty()
+    }
+
+    /// Records that this replica has carried out an erasure of the stream, if it is still the latest of its scope.
+    pub(crate) fn complete_erasure(
+        &mut self,
+        catalog: &mut Catalog,
+        id: u128,
+        sequence: u64,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        if let Some(erasure) = edit.catalog.replication.erasure_mut(id)
+            && erasure.sequence == sequence
+        {
+            erasure.is_done = true;
+            let record = erasure.clone();
+            edit.batch.put_record(stream_erasure_key(id), &record);
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Forgets erasures of the stream that are older than any document.
+    pub(super) fn forget_stream_erasures(&mut self, catalog: &mut Catalog, now_ms: u64) {
+        // A replica that was away that long has no document left that an earlier erasure could hit.
+        let retention_ms = u64::from(self.config.retention_days) * DAY_MS;
+        let before_ms = now_ms.saturating_sub(retention_ms);
+        for id in catalog.replication.forget_erasures(before_ms) {
+            self.repairs.remove(stream_erasure_key(id));
+        }
+    }
+}

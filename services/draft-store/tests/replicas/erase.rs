@@ -1,0 +1,116 @@
+//! Erased documents do not come back: not by a late message, a replica that was away, or the stream.
+
+use refrain_protocol::admin::EraseRequest;
+
+use super::nats::{Nats, Wire};
+use super::*;
+
+fn tenant(name: &str) -> EraseRequest {
+    EraseRequest {
+        tenant: Some(name.into()),
+        ..EraseRequest::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_erased_document_does_not_come_back_from_a_replica_that_was_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let wire = Wire::to(nats.addr()).await;
+    let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
+    let b = Replica::ready(config(dir.path(), "b", &wire.url())).await;
+    for document in 0..10 {
+        a.append("gone", vec![whole(document, 40)]).await;
+        a.append("kept", vec![whole(document, 40)]).await;
+    }
+    end_equal(&[&a, &b]).await;
+    wire.set_cut(true);
+    // They are here, and on the way to nobody.
+    for document in 10..20 {
+        b.append("gone", vec![whole(document, 40)]).await;
+        b.append("kept", vec![whole(document, 40)]).await;
+    }
+    b.append("gone", vec![update(30, 0, &text(30, 10))]).await;
+    let late = update(30, 10, &text(30, 20)[10..]);
+    let erased = a.handle().erase(tenant("gone")).await.unwrap();
+    assert_eq!(erased.documents, 10);
+    assert_eq!(a.text("gone", 3).await, None);
+    assert_eq!(b.text("gone", 3).await, Some(text(3, 40)), "it is away");
+    // A request that began after the erasure stays.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    a.append("gone", vec![whole(40, 40)]).await;
+    wire.set_cut(false);
+    eventually("the replica that was away erases", async || {
+        b.text("gone", 15).await.is_none() && b.text("gone", 30).await.is_none()
+    })
+    .await;
+    // Its worker goes on, and sends first the rest, then all of it.
+    b.append("gone", vec![late]).await;
+    let again = DocumentUpdate {
+        head: DocumentHead {
+            created_ms: erased.erased_at_ms - 1,
+            ..DocumentHead::default()
+        },
+        ..whole(30, 20)
+    };
+    b.append("gone", vec![again.clone()]).await;
+    a.append("gone", vec![again]).await;
+    let sums = end_equal(&[&a, &b]).await;
+    let of = |tenant: &str| {
+        let id = names(tenant).id();
+        let sum = sums.iter().find(|sum| sum.namespace == id);
+        sum.map_or(0, |sum| sum.documents)
+    };
+    assert_eq!(of("kept"), 20);
+    assert_eq!(of("gone"), 1, "the one that began later");
+    for replica in [&a, &b] {
+        assert_eq!(replica.text("gone", 40).await, Some(text(40, 40)));
+    }
+    // The stream has no text of the erased documents either. A new replica learns the same from it.
+    let subject = format!("refrain.0.{}", names("gone").id());
+    eventually("the stream is cleared", async || {
+        a.metric("refrain_draft_store_feed_erased_messages_total") >= 10.0
+    })
+    .await;
+    let left = nats.messages(&subject).await;
+    let c = Replica::ready(config(dir.path(), "c", &nats.url())).await;
+    end_equal(&[&a, &b, &c]).await;
+    assert_eq!(c.text("gone", 3).await, None);
+    // One message with the document, and messages of removals.
+    assert!((1..30).contains(&left), "{left} messages");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_erased_session_is_gone_everywhere_and_the_others_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
+    let b = Replica::ready(config(dir.path(), "b", &nats.url())).await;
+    let of = |session: &str, document| {
+        let mut sent = whole(document, 30);
+        sent.head.session = Some(session.into());
+        sent
+    };
+    for document in 0..10 {
+        a.append("one", vec![of("gone", document)]).await;
+        b.append("one", vec![of("kept", document + 100)]).await;
+    }
+    end_equal(&[&a, &b]).await;
+    let request = EraseRequest {
+        session: Some("gone".into()),
+        ..tenant("one")
+    };
+    b.handle().erase(request).await.unwrap();
+    let sums = end_equal(&[&a, &b]).await;
+    assert_eq!(sums[0].documents, 10);
+    eventually("the stream is cleared", async || {
+        b.metric("refrain_draft_store_feed_erased_messages_total") == 10.0
+    })
+    .await;
+    // Both have rewritten their files: no text of the session is left there.
+    eventually("nothing is left in the files", async || {
+        a.metric("refrain_draft_store_rewrites_total{outcome=\"done\"}") >= 1.0
+            && b.metric("refrain_draft_store_rewrites_total{outcome=\"done\"}") >= 1.0
+    })
+    .await;
+}

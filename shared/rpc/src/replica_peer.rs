@@ -1,0 +1,76 @@
+//! The interface of a draft store for other replicas of its shard.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use refrain_protocol::ApiError;
+use refrain_protocol::join::{
+    JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
+    ReplicaState,
+};
+use refrain_service_kit::http::MeshClient;
+
+use crate::codec::post;
+
+/// The calls of one replica to another. The mesh secret authorises the calls.
+#[async_trait]
+pub trait ReplicaPeer: Send + Sync {
+    /// Reads the progress of this replica.
+    async fn replica_state(&self) -> Result<ReplicaState, ApiError>;
+
+    /// Says what this replica can hand over.
+    ///
+    /// # Errors
+    /// `Unavailable` while it is no replica of this shard, or has not caught up itself.
+    async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError>;
+
+    /// Lists the documents of a namespace.
+    async fn join_list(&self, request: JoinListRequest) -> Result<JoinList, ApiError>;
+
+    /// Reads documents in their present state.
+    async fn join_documents(
+        &self,
+        request: JoinDocumentsRequest,
+    ) -> Result<JoinDocuments, ApiError>;
+}
+
+/// Timeout of one call. A list of millions of documents takes a while.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/replica` in JSON, `POST /internal/v1/join/{offer,list,documents}` in
+/// bincode.
+pub struct HttpReplicaPeer {
+    client: MeshClient,
+}
+
+impl HttpReplicaPeer {
+    /// Creates a client of the replica that `client` calls.
+    pub fn new(client: MeshClient) -> Self {
+        HttpReplicaPeer { client }
+    }
+}
+
+#[async_trait]
+impl ReplicaPeer for HttpReplicaPeer {
+    async fn replica_state(&self) -> Result<ReplicaState, ApiError> {
+        self.client.get_json("/internal/v1/replica").await
+    }
+
+    async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError> {
+        let path = "/internal/v1/join/offer";
+        post(&self.client, path, &request, self.client.timeout()).await
+    }
+
+    async fn join_list(&self, request: JoinListRequest) -> Result<JoinList, ApiError> {
+        let path = "/internal/v1/join/list";
+        post(&self.client, path, &request, CALL_TIMEOUT).await
+    }
+
+    async fn join_documents(
+        &self,
+        request: JoinDocumentsRequest,
+    ) -> Result<JoinDocuments, ApiError> {
+        let path = "/internal/v1/join/documents";
+        post(&self.client, path, &request, CALL_TIMEOUT).await
+    }
+}
