@@ -90,9 +90,15 @@ impl Erasures {
         self.marks.contains_key(&id)
     }
 
-    /// Remembers an erasure, and replaces an earlier one of the same scope.
-    pub(crate) fn mark(&mut self, mark: ErasureRecord) {
-        self.marks.insert(mark.id(), mark);
+    /// Remembers an erasure in place of the known one of the same scope. Returns it with the later time of the two,
+    /// since another replica's clock may be behind.
+    pub(crate) fn mark(&mut self, mut mark: ErasureRecord) -> ErasureRecord {
+        let id = mark.id();
+        if let Some(known) = self.marks.get(&id) {
+            mark.at_ms = mark.at_ms.max(known.at_ms);
+        }
+        self.marks.insert(id, mark.clone());
+        mark
     }
 
     /// Remembers an erased document.
@@ -181,8 +187,12 @@ mod tests {
         assert!(!erasures.refuses(key, true, &names("a", "m"), &head("s", 60)));
         let mut later = erasures.marks.values().next().unwrap().clone();
         later.at_ms = 200;
-        erasures.mark(later);
+        let earlier = erasures.mark(later.clone());
         assert_eq!(erasures.marks(), 1, "a repeat takes the place");
+        assert_eq!(earlier, later);
+        later.at_ms = 150;
+        let kept = erasures.mark(later);
+        assert_eq!(kept.at_ms, 200, "a clock that is behind takes nothing back");
     }
 
     #[test]

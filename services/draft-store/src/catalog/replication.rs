@@ -60,9 +60,20 @@ impl Replication {
         before.unwrap_or(0) != revision
     }
 
-    /// Remembers an erasure that came by the stream, in place of an earlier one of the same scope.
-    pub(crate) fn note_erasure(&mut self, erasure: StreamErasureRecord) {
-        self.erasures.insert(erasure.mark.id(), erasure);
+    /// Remembers an erasure that came by the stream in place of an earlier one of the same scope. Returns what is
+    /// remembered.
+    ///
+    /// The time is the later one of the two. The replica that was asked later may have a clock that is behind, and a
+    /// document that only the earlier erasure hits would come back. What the earlier one left to do is still to be
+    /// done.
+    pub(crate) fn note_erasure(&mut self, mut erasure: StreamErasureRecord) -> StreamErasureRecord {
+        let id = erasure.mark.id();
+        if let Some(known) = self.erasures.get(&id) {
+            erasure.mark.at_ms = erasure.mark.at_ms.max(known.mark.at_ms);
+            erasure.is_own |= known.is_own && !known.is_done;
+        }
+        self.erasures.insert(id, erasure.clone());
+        erasure
     }
 
     /// An erasure that came by the stream.

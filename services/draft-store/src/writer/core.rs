@@ -189,7 +189,7 @@ impl WriterCore {
         catalog.end_exports(&mark);
         let mut edit = self.edit(catalog, now_ms);
         edit.erase_statistics(|names| mark.hits_namespace(names));
-        edit.mark(mark.clone());
+        let mark = edit.mark(mark);
         Ok((Some(mark), self.commit(edit, now_ms)?))
     }
 

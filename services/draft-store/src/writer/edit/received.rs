@@ -333,15 +333,14 @@ impl Edit<'_> {
         self.catalog.end_exports(mark);
         self.erase_statistics(|names| mark.hits_namespace(names));
         self.mark(mark.clone());
-        let erasure = StreamErasureRecord {
+        let erasure = self.catalog.replication.note_erasure(StreamErasureRecord {
             sequence,
             mark: mark.clone(),
             applied_ms: self.now_ms,
             is_own: origin == self.store.generation,
             is_done: false,
-        };
+        });
         self.batch
             .put_record(stream_erasure_key(mark.id()), &erasure);
-        self.catalog.replication.note_erasure(erasure);
     }
 }

@@ -57,11 +57,12 @@ impl Edit<'_> {
         }
     }
 
-    /// Remembers an erasure.
-    pub(in crate::writer) fn mark(&mut self, mark: ErasureRecord) {
+    /// Remembers an erasure. Returns it with the latest time of its scope.
+    pub(in crate::writer) fn mark(&mut self, mark: ErasureRecord) -> ErasureRecord {
+        let mark = self.catalog.erasures.mark(mark);
         self.batch.put_record(erasure_key(mark.id()), &mark);
         self.note_erasure(&mark);
-        self.catalog.erasures.mark(mark);
+        mark
     }
 
     /// Remembers that a document was erased.
