@@ -6,8 +6,8 @@ use futures_util::future::try_join_all;
 use refrain::config::MeshFile;
 
 /// Worker 0 has no head and falls back to worker 1. Worker 1 accepts no suffix draft, and uses its head as soon as it
-/// has tried it, however slow the head is on this machine. Requests go to the least loaded worker, because the cheaper
-/// one could be worker 1, and a request that begins there is never transferred.
+/// has tried it, however slow the head is on this machine. Requests go to the least loaded worker. The cheaper one
+/// could be worker 1, and a request that begins there is never transferred.
 const SETTINGS: &str = r#"
 [scheduler]
 placement = "least_loaded"
