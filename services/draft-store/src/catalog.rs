@@ -29,6 +29,7 @@ mod follow;
 mod groups;
 mod history;
 mod load;
+mod moves;
 mod outbox;
 mod recency;
 mod replication;

@@ -55,6 +55,8 @@ refrain_service_kit::metric_families! {
         pub(crate) lock_seconds: HistogramVec = "refrain_replica_lock_seconds" ["job"] in LOCK_BUCKETS,
         /// Calls for the draft store's feed or segments that failed.
         pub(crate) follow_failures: IntCounter = "refrain_replica_follow_failures_total",
+        /// Times that a namespace is followed at another replica of the draft store.
+        pub(crate) moves: IntCounter = "refrain_replica_moves_total",
         /// Attempts to take over the draft store's segments of a namespace, by outcome.
         pub(crate) take_overs: IntCounterVec =
             "refrain_replica_take_overs_total" ["outcome"] with ["done", "nothing", "failed"],

@@ -107,6 +107,7 @@ impl DraftStore for RecordingStore {
                     cursor: FeedCursor {
                         generation: 1,
                         sequence: samples.len() as u64,
+                        ..FeedCursor::default()
                     },
                     caught_up: true,
                 },

@@ -94,6 +94,15 @@ pub struct AppendReply {
     pub lengths: Vec<u32>,
 }
 
+/// A position in the stream that the replicas of a shard share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StreamPosition {
+    /// The stream: when it was created, in Unix nanoseconds. 0: none.
+    pub stream: u64,
+    /// Sequence of a message.
+    pub sequence: u64,
+}
+
 /// A position in the feed of changes of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FeedCursor {
@@ -101,6 +110,9 @@ pub struct FeedCursor {
     pub generation: u64,
     /// Number of the last change that was read; 0 before the first.
     pub sequence: u64,
+    /// The message of the stream up to which the reader has everything of the namespace. With it another replica
+    /// knows where the reader goes on.
+    pub seen: StreamPosition,
 }
 
 /// Asks for the changes of a namespace.
@@ -151,6 +163,25 @@ impl FollowReply {
             .sum();
         u32::try_from(tokens).unwrap_or(u32::MAX)
     }
+}
+
+/// Asks which documents the store does not have.
+///
+/// A reader that goes on at another replica may have documents of a store that was lost before it could send them. It
+/// drops those, since an erasure would not reach it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UnknownDocumentsRequest {
+    /// The namespace, signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// The documents.
+    pub documents: Vec<DocumentId>,
+}
+
+/// The answer to [`UnknownDocumentsRequest`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnknownDocumentsReply {
+    /// The documents that the store does not have.
+    pub documents: Vec<DocumentId>,
 }
 
 /// Marks documents as used now, because drafts from them were accepted.

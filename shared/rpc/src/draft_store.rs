@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
+    UnknownDocumentsReply, UnknownDocumentsRequest,
 };
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
@@ -90,6 +91,15 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("segments"))
     }
 
+    /// Tells which documents the store does not have.
+    async fn unknown_documents(
+        &self,
+        request: UnknownDocumentsRequest,
+    ) -> Result<UnknownDocumentsReply, ApiError> {
+        drop(request);
+        Err(not_offered("comparisons of documents"))
+    }
+
     /// Searches the sealed segments for drafts, for all requests of a step.
     ///
     /// # Errors
@@ -119,7 +129,7 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// segments,segments/piece,documents,lookup,acceptance-stats}` in bincode, `GET /internal/v1/stats` in JSON.
+/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats}` in bincode, `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -192,6 +202,13 @@ impl DraftStore for HttpDraftStore {
 
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
         self.call("documents", &request).await
+    }
+
+    async fn unknown_documents(
+        &self,
+        request: UnknownDocumentsRequest,
+    ) -> Result<UnknownDocumentsReply, ApiError> {
+        self.call("documents/unknown", &request).await
     }
 
     async fn acceptance_stats(

@@ -23,7 +23,8 @@ use refrain_protocol::admin::{
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{
     Acknowledgement, AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor,
-    FeedEvent, FinishReason, FollowReply, FollowRequest, TouchRequest,
+    FeedEvent, FinishReason, FollowReply, FollowRequest, StreamPosition, TouchRequest,
+    UnknownDocumentsReply, UnknownDocumentsRequest,
 };
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::group::{
@@ -188,6 +189,10 @@ fn cursor() -> FeedCursor {
     FeedCursor {
         generation: 5,
         sequence: 6,
+        seen: StreamPosition {
+            stream: 7,
+            sequence: 8,
+        },
     }
 }
 
@@ -318,6 +323,19 @@ fn formats() -> Vec<Format> {
             TouchRequest {
                 namespace: signed(),
                 documents: vec![DocumentId(7)],
+            },
+        ),
+        format(
+            "unknown_documents_request",
+            UnknownDocumentsRequest {
+                namespace: signed(),
+                documents: vec![DocumentId(7), DocumentId(8)],
+            },
+        ),
+        format(
+            "unknown_documents_reply",
+            UnknownDocumentsReply {
+                documents: vec![DocumentId(8)],
             },
         ),
         format(

@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use refrain_protocol::DocumentId;
-use refrain_protocol::document::FeedCursor;
+use refrain_protocol::document::{FeedCursor, StreamPosition};
 
 use crate::record::FeedRecord;
 
@@ -119,6 +119,7 @@ pub(super) fn cursor(generation: u64, record: FeedRecord, sequence: u64) -> Feed
     FeedCursor {
         generation: generation.wrapping_add(u64::from(record.era)),
         sequence: sequence << TRIM_BITS | u64::from(record.trims),
+        seen: StreamPosition::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reading changes in order, for followers of a namespace or a group.
 
 use refrain_protocol::NamespaceId;
-use refrain_protocol::document::FeedCursor;
+use refrain_protocol::document::{FeedCursor, StreamPosition};
 
 use crate::catalog::feed::{self, FeedChange};
 use crate::catalog::groups::{GroupKey, GroupReader};
@@ -88,11 +88,37 @@ impl Catalog {
 
     /// The position of a cursor in a namespace's feed. `None` if the cursor is not valid here.
     pub(crate) fn position(&self, namespace: NamespaceId, cursor: FeedCursor) -> Option<u64> {
-        feed::position(
-            self.generation,
-            self.feed_record(namespace),
-            self.head,
-            cursor,
-        )
+        let record = self.feed_record(namespace);
+        feed::position(self.generation, record, self.head, cursor)
+            .or_else(|| self.position_from_elsewhere(namespace, cursor.seen))
+    }
+
+    /// The position of a reader who followed another replica so far.
+    fn position_from_elsewhere(&self, namespace: NamespaceId, seen: StreamPosition) -> Option<u64> {
+        let here = self.replication.position?;
+        if seen.stream == 0 || seen.stream != here.stream {
+            return None;
+        }
+        let moves = &self.replication.moves;
+        let position = moves.resume(namespace, seen.sequence, self.settled_head())?;
+        // Tombstones before the floor are lost, and reading from the beginning is no resumption.
+        let is_kept = position >= self.feed_record(namespace).floor;
+        (position > 0 && is_kept).then_some(position)
+    }
+
+    /// The last sequence, or the one before the oldest change that is not in the stream.
+    pub(crate) fn settled_head(&self) -> u64 {
+        let unsent = self.replication.outbox.before();
+        unsent.map_or(self.head, |before| before.min(self.head))
+    }
+
+    /// The message of the stream up to which a reader has everything who is at the end of a namespace's feed.
+    pub(crate) fn seen(&self, namespace: NamespaceId) -> StreamPosition {
+        let replication = &self.replication;
+        let position = replication.position.filter(|position| position.stream != 0);
+        position.map_or_else(StreamPosition::default, |position| StreamPosition {
+            stream: position.stream,
+            sequence: replication.moves.seen(namespace),
+        })
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use refrain_protocol::document::FeedCursor;
+use refrain_protocol::document::{FeedCursor, StreamPosition};
 use refrain_protocol::{DocumentId, NamespaceId};
 
 use crate::metrics::Limit;
@@ -221,6 +221,7 @@ impl Groups {
         FeedCursor {
             generation: generation.wrapping_add(born),
             sequence,
+            seen: StreamPosition::default(),
         }
     }
 

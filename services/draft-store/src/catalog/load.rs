@@ -135,7 +135,9 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
 fn load_replication(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
     let visit = |loaded: &mut LoadedCatalog, (), record: Option<PositionRecord>| {
         let is_kept = record.is_some();
-        loaded.catalog.replication.position = record;
+        let replication = &mut loaded.catalog.replication;
+        replication.position = record;
+        replication.moves.begin(replication.sequence());
         is_kept
     };
     each(log, RecordKind::Position, loaded, |_| Some(()), visit)?;

@@ -2,6 +2,9 @@
 //!
 //! An entry names a document and not its text, so a document that changes again before it is sent is sent once. A
 //! document that still grows waits until it ends, is silent for a while, or somebody waits for its replication.
+//!
+//! An entry stays until this replica has applied its messages itself. A removal by another replica may lie between
+//! the parts of a long document, and then the whole document has to be sent again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -31,14 +34,20 @@ struct Entry {
     version: u64,
     /// Reads of an earlier version are of no use: the stream has a removal after them.
     whole_since: u64,
+    /// A sequence of this replica's feed before the first change that the entry is about.
+    before: u64,
+    /// The last message of this version in the stream, once the broker has taken it.
+    taken_at: Option<u64>,
 }
 
 impl Entry {
-    fn new(record: OutboxRecord) -> Self {
+    fn new(record: OutboxRecord, before: u64) -> Self {
         Entry {
             record,
             version: 0,
             whole_since: 0,
+            before,
+            taken_at: None,
         }
     }
 }
@@ -54,6 +63,8 @@ pub(crate) struct Outbox {
     ready: BTreeSet<u64>,
     /// Documents with an entry that still grow.
     growing: BTreeSet<DocumentKey>,
+    /// Entries that the broker has taken, by the sequences of their last messages.
+    taken: BTreeSet<(u64, u64)>,
     /// The beginnings of growing documents that the stream has.
     sent: HashMap<DocumentKey, SentText>,
 }
@@ -63,7 +74,7 @@ impl Outbox {
         self.entries.len()
     }
 
-    /// Whether a document has changes that others do not have.
+    /// Whether a document has changes that this replica has not seen in the stream.
     pub(crate) fn has(&self, key: DocumentKey) -> bool {
         self.documents.contains_key(&key)
     }
@@ -83,26 +94,27 @@ impl Outbox {
                 self.ready.insert(number);
             }
         }
-        self.entries.insert(number, Entry::new(record));
+        self.entries.insert(number, Entry::new(record, 0));
         earlier
     }
 
-    /// Adds an entry that may be sent. Returns its number.
-    pub(crate) fn add(&mut self, record: OutboxRecord) -> u64 {
+    /// Adds an entry that may be sent. Its change comes after the sequence `before` of the feed. Returns its number.
+    pub(crate) fn add(&mut self, record: OutboxRecord, before: u64) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.entries.insert(number, Entry::new(record));
+        self.entries.insert(number, Entry::new(record, before));
         self.ready.insert(number);
         number
     }
 
-    /// Notes a change of a document. Returns the number of its entry if that is new.
-    pub(crate) fn change(&mut self, key: DocumentKey, is_ready: bool) -> Option<u64> {
+    /// Notes a change of a document, after the sequence `before` of the feed. Returns the number of its entry if that
+    /// is new.
+    pub(crate) fn change(&mut self, key: DocumentKey, is_ready: bool, before: u64) -> Option<u64> {
         let known = self.documents.get(&key).copied();
         let number = match known {
             Some(number) => number,
             None => {
-                let number = self.add(OutboxRecord::document(key));
+                let number = self.add(OutboxRecord::document(key), before);
                 self.documents.insert(key, number);
                 self.ready.remove(&number);
                 self.growing.insert(key);
@@ -111,6 +123,9 @@ impl Outbox {
         };
         if let Some(entry) = self.entries.get_mut(&number) {
             entry.version += 1;
+            if entry.taken_at.take().is_some() {
+                self.growing.insert(key);
+            }
         }
         if is_ready {
             self.release(key);
@@ -120,10 +135,19 @@ impl Outbox {
 
     /// Lets the change of a document be sent, finished or not.
     pub(crate) fn release(&mut self, key: DocumentKey) {
-        if let Some(number) = self.documents.get(&key) {
+        if let Some(number) = self.documents.get(&key)
+            && self.awaits_broker(key)
+        {
             self.growing.remove(&key);
             self.ready.insert(*number);
         }
+    }
+
+    /// Whether a document has changes that the broker has not taken.
+    pub(crate) fn awaits_broker(&self, key: DocumentKey) -> bool {
+        let number = self.documents.get(&key);
+        let entry = number.and_then(|number| self.entries.get(number));
+        entry.is_some_and(|entry| entry.taken_at.is_none())
     }
 
     /// The documents with an entry that still grow.
@@ -170,22 +194,46 @@ impl Outbox {
         self.sent.get(&key).copied()
     }
 
-    /// Drops an entry that the broker has acknowledged. Returns whether it is gone: one that changed since it was
-    /// read stays.
-    pub(crate) fn settle(&mut self, sent: EntryVersion) -> bool {
-        let Some(entry) = self.entries.get(&sent.number) else {
-            return false;
+    /// A sequence of the feed before the first change that others do not have; `None` if they have all.
+    pub(crate) fn before(&self) -> Option<u64> {
+        // Entries are numbered in the order in which they were added, and `before` never falls.
+        self.entries.values().next().map(|entry| entry.before)
+    }
+
+    /// Notes that the broker has taken an entry, with its last message at `sequence`. One that changed since it was
+    /// read is sent again.
+    pub(crate) fn taken(&mut self, sent: EntryVersion, sequence: u64) {
+        let entry = self.entries.get_mut(&sent.number);
+        let Some(entry) = entry.filter(|entry| entry.version == sent.version) else {
+            return;
         };
-        if entry.version != sent.version {
-            return false;
+        entry.taken_at = Some(sequence);
+        if let (OutboxRecord::Document { .. }, Some(key)) = (&entry.record, entry.record.key()) {
+            self.growing.remove(&key);
         }
-        if let OutboxRecord::Document { .. } = entry.record
-            && let Some(key) = entry.record.key()
-        {
-            self.documents.remove(&key);
+        self.ready.remove(&sent.number);
+        self.taken.insert((sequence, sent.number));
+    }
+
+    /// Drops the entries of which this replica has applied the last message, which is at most `sequence`. Returns
+    /// their numbers.
+    pub(crate) fn settle(&mut self, sequence: u64) -> Vec<u64> {
+        let later = self.taken.split_off(&(sequence + 1, 0));
+        let mut settled = Vec::new();
+        for (taken_at, number) in std::mem::replace(&mut self.taken, later) {
+            let entry = self.entries.get(&number);
+            let Some(entry) = entry.filter(|entry| entry.taken_at == Some(taken_at)) else {
+                continue;
+            };
+            if let OutboxRecord::Document { .. } = entry.record
+                && let Some(key) = entry.record.key()
+            {
+                self.documents.remove(&key);
+            }
+            self.drop_entry(number);
+            settled.push(number);
         }
-        self.drop_entry(sent.number);
-        true
+        settled
     }
 
     fn drop_entry(&mut self, number: u64) {
@@ -227,31 +275,52 @@ mod tests {
     #[test]
     fn a_growing_document_waits_and_a_changed_one_is_sent_again() {
         let mut outbox = Outbox::default();
-        assert_eq!(outbox.change(key(1), false), Some(0));
-        assert_eq!(outbox.change(key(2), true), Some(1));
+        assert_eq!(outbox.change(key(1), false, 3), Some(0));
+        assert_eq!(outbox.change(key(2), true, 5), Some(1));
         assert_eq!(numbers(&outbox), [1]);
-        assert_eq!(outbox.change(key(1), true), None);
+        assert_eq!(outbox.change(key(1), true, 7), None);
         assert_eq!(numbers(&outbox), [0, 1]);
         let sent: Vec<EntryVersion> = outbox.to_send().map(|(entry, _)| entry).collect();
         outbox.renew(key(1));
-        assert!(!outbox.settle(sent[0]), "it changed on the way");
-        assert!(outbox.settle(sent[1]));
-        assert_eq!(numbers(&outbox), [0]);
+        outbox.taken(sent[0], 11);
+        outbox.taken(sent[1], 12);
+        assert_eq!(numbers(&outbox), [0], "it changed on the way");
+        assert!(outbox.has(key(2)) && !outbox.awaits_broker(key(2)));
+        assert_eq!(outbox.settle(11), [0; 0]);
+        assert_eq!(outbox.settle(12), [1]);
+        assert_eq!(outbox.before(), Some(3));
         assert_eq!(outbox.forget(key(1)), Some(0));
         assert_eq!((outbox.len(), outbox.growing().count()), (0, 0));
+        assert_eq!(outbox.before(), None);
     }
 
     #[test]
     fn a_removal_does_not_stop_the_document_from_waiting() {
         let mut outbox = Outbox::default();
-        let removal = outbox.add(OutboxRecord::removal(key(1), false));
-        outbox.change(key(1), false);
+        let removal = outbox.add(OutboxRecord::removal(key(1), false), 0);
+        outbox.change(key(1), false, 3);
         let sent = EntryVersion {
             number: removal,
             version: 0,
         };
-        assert!(outbox.settle(sent));
+        outbox.taken(sent, 5);
+        assert_eq!(outbox.settle(5), [removal]);
         assert!(outbox.has(key(1)));
         assert_eq!(outbox.growing().collect::<Vec<_>>(), [key(1)]);
+    }
+
+    #[test]
+    fn a_document_that_changes_before_its_messages_come_back_is_sent_again() {
+        let mut outbox = Outbox::default();
+        outbox.change(key(1), true, 0);
+        let (sent, _) = outbox.to_send().next().unwrap();
+        outbox.taken(sent, 5);
+        outbox.release(key(1));
+        assert_eq!(numbers(&outbox), [0; 0], "the broker has it");
+        outbox.change(key(1), false, 9);
+        assert_eq!(outbox.growing().collect::<Vec<_>>(), [key(1)]);
+        assert_eq!(outbox.settle(5), [0; 0]);
+        outbox.release(key(1));
+        assert_eq!((numbers(&outbox), outbox.before()), (vec![0], Some(0)));
     }
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use refrain_protocol::Namespace;
 use refrain_protocol::document::DocumentHead;
 
+use crate::catalog::moves::Moves;
 use crate::catalog::outbox::Outbox;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::record::{DocumentKey, ErasureRecord};
@@ -18,6 +19,8 @@ pub(crate) struct Replication {
     /// How far the stream is applied. `None` if this store was no replica so far.
     pub(crate) position: Option<PositionRecord>,
     pub(crate) outbox: Outbox,
+    /// Where readers of other replicas go on.
+    pub(crate) moves: Moves,
     revisions: HashMap<DocumentKey, u32>,
     /// The latest erasure of each scope.
     erasures: BTreeMap<u128, StreamErasureRecord>,

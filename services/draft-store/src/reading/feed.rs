@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply};
+use refrain_protocol::document::{
+    DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StreamPosition,
+};
 use refrain_protocol::{ApiError, NamespaceId};
 
 use crate::catalog::{Catalog, FeedChange, GroupReader};
@@ -57,6 +59,15 @@ impl FeedSource<'_> {
         }
     }
 
+    /// The message of the stream up to which a reader at the end has everything.
+    fn seen(self, catalog: &Catalog) -> StreamPosition {
+        match self {
+            FeedSource::Namespace(namespace) => catalog.seen(namespace),
+            // A reader of a group's log begins anew at another replica: a group is small.
+            FeedSource::Group(_) => StreamPosition::default(),
+        }
+    }
+
     fn cursor(self, catalog: &Catalog, sequence: u64) -> FeedCursor {
         match self {
             FeedSource::Namespace(namespace) => catalog.cursor(namespace, sequence),
@@ -106,6 +117,8 @@ fn read(
     let namespace = source.namespace();
     let mut reset = false;
     let mut cursor = after;
+    // Until the end is reached, the reader has no more than before.
+    let mut seen_position = after.seen;
     let mut events = Vec::new();
     let mut tokens = 0;
     let mut damaged = HashSet::new();
@@ -116,6 +129,7 @@ fn read(
             Some(position) => position,
             None if events.is_empty() => {
                 reset = true;
+                seen_position = StreamPosition::default();
                 0
             }
             // The feed was reset during the read. The next call handles it.
@@ -124,6 +138,7 @@ fn read(
         let Some((sequence, change)) = source.next_change(catalog, position) else {
             // The end of this feed. The store's last change would reveal activity in other namespaces.
             cursor = source.cursor(catalog, source.end(catalog, position));
+            seen_position = source.seen(catalog);
             break true;
         };
         let size = match &change {
@@ -153,7 +168,10 @@ fn read(
         reply: FollowReply {
             reset,
             events,
-            cursor,
+            cursor: FeedCursor {
+                seen: seen_position,
+                ..cursor
+            },
             caught_up,
         },
         damaged,

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 
+use refrain_protocol::document::FeedCursor;
 use refrain_protocol::segment::{
     DocumentsReply, SegmentInfo, SegmentPiece, SegmentPieceRequest, SegmentsReply,
 };
@@ -29,7 +30,10 @@ pub(crate) fn list(
         masked,
     });
     Ok(SegmentsReply {
-        cursor: catalog.cursor(namespace, catalog.last_change(namespace)),
+        cursor: FeedCursor {
+            seen: catalog.seen(namespace),
+            ..catalog.cursor(namespace, catalog.last_change(namespace))
+        },
         segments: segments.collect(),
         unsealed,
     })

@@ -79,7 +79,7 @@ pub(super) async fn publish(session: &Session, context: &Context) -> Result<(), 
                 while let Some(Some(sent)) = on_the_way.next().now_or_never() {
                     all.push(sent?);
                 }
-                settle(session, all, &mut numbers).await?;
+                note_taken(session, all, &mut numbers).await?;
             }
             () = session.shared.outbox_changed.notified() => {}
             _ = interval.tick() => send_uses(session, context, &names).await?,
@@ -173,19 +173,22 @@ async fn acknowledgement(sent: PublishAckFuture) -> Result<u64, SessionError> {
     Ok(acknowledged.sequence)
 }
 
-async fn settle(
+async fn note_taken(
     session: &Session,
     sent: Vec<Sent>,
     numbers: &mut HashSet<u64>,
 ) -> Result<(), SessionError> {
-    let mut settled: Vec<SentEntry> = Vec::new();
+    let mut taken: Vec<SentEntry> = Vec::new();
     for sent in &sent {
         session.status.sent(sent.sequence);
-        let entries = sent.entries.iter();
-        settled.extend(entries.map(|entry| (*entry, sent.document)));
+        taken.extend(sent.entries.iter().map(|entry| SentEntry {
+            entry: *entry,
+            document: sent.document,
+            last: sent.sequence,
+        }));
     }
-    session.metrics.feed_sent.inc_by(settled.len() as u64);
-    session.settle(settled).await?;
+    session.metrics.feed_sent.inc_by(taken.len() as u64);
+    session.note_taken(taken).await?;
     for entry in sent.iter().flat_map(|sent| &sent.entries) {
         numbers.remove(&entry.number);
     }

@@ -94,10 +94,10 @@ impl Session {
         applied.await.map_err(|_| stopped())?.map_err(store_error)
     }
 
-    /// Drops entries that the broker has taken, and answers those who wait for them.
-    pub(super) async fn settle(&self, sent: Vec<SentEntry>) -> Result<(), SessionError> {
-        let settled = self.writer.ask(move |writer| writer.settle_outbox(&sent));
-        settled.await.map_err(|_| stopped())
+    /// Notes that the broker has taken entries, and answers those who wait for them.
+    pub(super) async fn note_taken(&self, sent: Vec<SentEntry>) -> Result<(), SessionError> {
+        let noted = self.writer.ask(move |writer| writer.note_taken(&sent));
+        noted.await.map_err(|_| stopped())
     }
 
     /// Takes the uses that other replicas have not been told.

@@ -33,6 +33,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/segments", segments))
             .service(post("/segments/piece", segment_piece))
             .service(post("/documents", documents))
+            .service(post("/documents/unknown", unknown_documents))
             .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
             .service(get("/replica", replica_state))
@@ -79,8 +80,8 @@ macro_rules! bincode_calls {
 }
 
 bincode_calls! {
-    append follow touch register_group fetch_groups output_lengths segments segment_piece documents lookup
-    acceptance_stats import export join_offer join_list join_documents
+    append follow touch register_group fetch_groups output_lengths segments segment_piece documents
+    unknown_documents lookup acceptance_stats import export join_offer join_list join_documents
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

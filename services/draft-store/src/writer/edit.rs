@@ -52,6 +52,8 @@ pub(super) struct Edit<'a> {
     waited_ms: u32,
     /// The current change came by the stream, so other replicas have it.
     is_received: bool,
+    /// The last sequence before this commit.
+    head_before: u64,
 }
 
 impl<'a> Edit<'a> {
@@ -64,6 +66,7 @@ impl<'a> Edit<'a> {
         group_tokens_max: u64,
         now_ms: u64,
     ) -> Self {
+        let head_before = catalog.head();
         Edit {
             catalog,
             outcome: CommitOutcome::default(),
@@ -79,6 +82,7 @@ impl<'a> Edit<'a> {
             static_code: 0,
             waited_ms: 0,
             is_received: false,
+            head_before,
         }
     }
 

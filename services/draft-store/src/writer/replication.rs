@@ -38,7 +38,13 @@ pub(crate) struct SentDocument {
 }
 
 /// An entry of the outbox that the broker has taken.
-pub(crate) type SentEntry = (EntryVersion, Option<SentDocument>);
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentEntry {
+    pub(crate) entry: EntryVersion,
+    pub(crate) document: Option<SentDocument>,
+    /// Sequence of its last message in the stream; 0 without a message.
+    pub(crate) last: u64,
+}
 
 impl WriterCore {
     /// Prepares the catalog for replication, if the configuration asks for it. A store that was no replica so far
@@ -56,7 +62,7 @@ impl WriterCore {
                 for (document, is_finished) in documents {
                     let key = DocumentKey::new(namespace, document);
                     let outbox = &mut catalog.replication.outbox;
-                    if let Some(number) = outbox.change(key, is_finished) {
+                    if let Some(number) = outbox.change(key, is_finished, 0) {
                         self.repairs
                             .put_record(outbox_key(number), &OutboxRecord::document(key));
                     }
@@ -106,6 +112,10 @@ impl WriterCore {
             }
             if let Some(message) = message {
                 edit.apply_message(*sequence, message)?;
+                if let Some(namespace) = message.namespace() {
+                    let moves = &mut edit.catalog.replication.moves;
+                    moves.applied(namespace, *sequence);
+                }
             }
             position.sequence = *sequence;
         }
@@ -113,7 +123,13 @@ impl WriterCore {
             edit.batch.put_record(position_key(), &position);
             edit.catalog.replication.position = Some(position);
         }
+        for number in edit.catalog.replication.outbox.settle(position.sequence) {
+            edit.batch.remove(outbox_key(number));
+        }
         self.within_budgets(&mut edit)?;
+        let settled_head = edit.catalog.settled_head();
+        let moves = &mut edit.catalog.replication.moves;
+        moves.passed(position.sequence, settled_head, now_ms);
         let outcome = self.commit(edit, now_ms)?;
         self.note_oldest(outcome.oldest_ms);
         Ok(outcome)
@@ -182,22 +198,30 @@ impl WriterCore {
         edit.batch.merge(repairs);
         edit.batch.put_record(position_key(), &position);
         edit.catalog.replication.position = Some(position);
+        edit.catalog.replication.moves.begin(position.sequence);
         self.commit(edit, now_ms)
     }
 
-    /// Drops entries of the outbox that the broker has acknowledged. That becomes durable with the next commit: until
-    /// then a restart sends them again, which is harmless.
-    pub(crate) fn settle_outbox(&mut self, catalog: &mut Catalog, sent: &[SentEntry]) {
+    /// Notes that the broker has taken entries of the outbox. They go once this replica has applied their messages,
+    /// and that becomes durable with the next commit. Until then a restart sends them again, which is harmless.
+    pub(crate) fn note_taken(&mut self, catalog: &mut Catalog, sent: &[SentEntry]) {
+        let applied = catalog.replication.sequence();
         let outbox = &mut catalog.replication.outbox;
-        for (entry, document) in sent {
+        for SentEntry {
+            entry,
+            document,
+            last,
+        } in sent
+        {
             if let Some(document) = document
                 && let Some(text) = document.text
             {
                 outbox.note_sent(document.key, *entry, text);
             }
-            if outbox.settle(*entry) {
-                self.repairs.remove(outbox_key(entry.number));
-            }
+            outbox.taken(*entry, *last);
+        }
+        for number in outbox.settle(applied) {
+            self.repairs.remove(outbox_key(number));
         }
     }
 

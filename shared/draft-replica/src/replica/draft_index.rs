@@ -282,9 +282,16 @@ impl DraftIndex {
 
     /// Removes all documents but those of requests that run here.
     pub(super) fn reset(&mut self) {
-        let mut others: Vec<DocumentId> = self.by_age.values().copied().collect();
-        others.retain(|document| !self.pinned.contains_key(document));
+        let others = self.unpinned();
         self.remove(&others);
+    }
+
+    /// All documents but those of requests that run here.
+    pub(super) fn unpinned(&self) -> Vec<DocumentId> {
+        let documents = self.by_age.values().copied();
+        documents
+            .filter(|document| !self.pinned.contains_key(document))
+            .collect()
     }
 
     /// The size that limits are compared with.

@@ -8,6 +8,7 @@ use refrain_protocol::document::{FeedCursor, FeedEvent, FollowReply, FollowReque
 use tokio::time::Instant;
 
 use super::ingest::Ingest;
+use super::moved::has_moved;
 use super::registry::SharedState;
 use super::take_over::{TakeOverRetry, store_backoff};
 
@@ -54,9 +55,15 @@ impl Ingest {
                     if outage.end() {
                         tracing::info!("the draft store is followed again");
                     }
+                    let has_moved = has_moved(cursor, &reply);
+                    namespace.is_mixed.fetch_or(has_moved, Ordering::Relaxed);
                     cursor = reply.cursor;
                     let is_caught_up = reply.caught_up;
                     self.apply(reply).await;
+                    if has_moved && !self.drop_unknown().await {
+                        cursor = FeedCursor::default();
+                        continue;
+                    }
                     if is_caught_up {
                         is_taken_over = false;
                         namespace.is_behind.store(false, Ordering::Relaxed);

@@ -31,7 +31,7 @@ impl Ingest {
     pub(super) async fn merge(&self, update: &DocumentUpdate) {
         for part in DocumentUpdateRef::from(update).parts() {
             drop(self.namespace.index.building.lock().await);
-            self.namespace.merge(part);
+            self.namespace.merge_received(part);
             tokio::task::yield_now().await;
         }
     }
@@ -47,6 +47,7 @@ impl Ingest {
     /// Removes all documents but those of requests that run here.
     pub(super) fn reset(&self) {
         self.namespace.is_behind.store(true, Ordering::Relaxed);
+        self.namespace.is_mixed.store(false, Ordering::Relaxed);
         self.namespace.write().reset();
         self.shared.groups.reset(self.namespace.id);
     }

@@ -23,6 +23,8 @@ pub struct NamespaceReplica {
     pub(super) renewed: Notify,
     /// The feed has not been followed to its end yet.
     pub(super) is_behind: AtomicBool,
+    /// Documents of several replicas of the store are here, so texts of one epoch may differ.
+    pub(super) is_mixed: AtomicBool,
     /// A part was left out or evicted for want of capacity.
     pub(super) lacks_capacity: AtomicBool,
     /// A look-up in the store is in flight.
@@ -37,6 +39,7 @@ impl NamespaceReplica {
             signed: Mutex::new(signed.clone()),
             renewed: Notify::new(),
             is_behind: AtomicBool::new(true),
+            is_mixed: AtomicBool::new(false),
             lacks_capacity: AtomicBool::new(false),
             is_looking_up: AtomicBool::new(false),
         }
@@ -88,6 +91,15 @@ impl NamespaceReplica {
     /// harm.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
         if let Err(error) = self.merge_emitted(update, true) {
+            tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
+        }
+    }
+
+    /// Applies an update of the store's feed. The text of an output that a request here emits is newer than that.
+    pub(super) fn merge_received(&self, update: DocumentUpdateRef<'_>) {
+        let is_mixed = self.is_mixed.load(Ordering::Relaxed);
+        let compares = is_mixed && !self.read().is_pinned(update.document);
+        if let Err(error) = self.merge_emitted(update, !compares) {
             tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
         }
     }

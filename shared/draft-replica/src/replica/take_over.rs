@@ -159,7 +159,7 @@ impl Ingest {
     }
 
     /// Calls the store, and again while it cannot be reached.
-    async fn persist<T, F>(&self, call: impl Fn() -> F) -> Result<T, ApiError>
+    pub(super) async fn persist<T, F>(&self, call: impl Fn() -> F) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>>,
     {

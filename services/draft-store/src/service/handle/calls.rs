@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
+    UnknownDocumentsReply, UnknownDocumentsRequest,
 };
 use refrain_protocol::error::code;
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
@@ -16,7 +17,7 @@ use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
 };
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind};
 use refrain_rpc::DraftStore;
 use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX};
 
@@ -195,6 +196,28 @@ impl DraftStore for DraftStoreHandle {
         let (reply, damaged) = self.read_blocking(read).await?;
         self.report(damaged);
         Ok(reply)
+    }
+
+    async fn unknown_documents(
+        &self,
+        mut request: UnknownDocumentsRequest,
+    ) -> Result<UnknownDocumentsReply, ApiError> {
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let most = self.inner.config.tuning.updates_max;
+        self.check_count(request.documents.len(), most, "documents", Limit::Updates)?;
+        self.read_blocking(move |shared| {
+            let open = shared.read()?;
+            let is_unknown = |document: &DocumentId| {
+                let key = DocumentKey::new(namespace, *document);
+                open.catalog.document(key).is_none()
+            };
+            request.documents.retain(is_unknown);
+            Ok(UnknownDocumentsReply {
+                documents: request.documents,
+            })
+        })
+        .await
     }
 
     /// A few look-ups run at once, and none waits for another.

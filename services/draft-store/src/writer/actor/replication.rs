@@ -57,19 +57,17 @@ impl WriterActor {
         Ok(())
     }
 
-    /// Drops entries of the outbox that the broker has taken, and answers those who wait for them.
-    pub(crate) fn settle_outbox(&mut self, sent: &[SentEntry]) {
-        // While the store is closed nothing is settled: the entries are sent again.
-        let settled = self.run(|core, catalog, _| {
-            core.settle_outbox(catalog, sent);
+    /// Notes that the broker has taken entries of the outbox, and answers those who wait for them.
+    pub(crate) fn note_taken(&mut self, sent: &[SentEntry]) {
+        // While the store is closed nothing is noted: the entries are sent again.
+        let noted = self.run(|core, catalog, _| {
+            core.note_taken(catalog, sent);
             Ok(CommitOutcome::default())
         });
-        if settled.is_ok() {
-            for (_, document) in sent {
-                if let Some(document) = document {
-                    self.replication_waiters
-                        .answer(document.key, document.sequence);
-                }
+        if noted.is_ok() {
+            for document in sent.iter().filter_map(|sent| sent.document) {
+                self.replication_waiters
+                    .answer(document.key, document.sequence);
             }
         }
     }
@@ -82,10 +80,11 @@ impl WriterActor {
         let mut waiting = Vec::new();
         self.run(|_, catalog, _| {
             for key in keys {
-                // A document in no outbox has been taken already, or it was removed meanwhile.
+                // The broker may have taken the document already, or it was removed meanwhile.
                 let known = catalog.document(*key).map(|known| known.state.sequence);
-                if let Some(sequence) = known.filter(|_| catalog.replication.outbox.has(*key)) {
-                    catalog.replication.outbox.release(*key);
+                let outbox = &mut catalog.replication.outbox;
+                if let Some(sequence) = known.filter(|_| outbox.awaits_broker(*key)) {
+                    outbox.release(*key);
                     waiting.push((*key, sequence));
                 }
             }

@@ -11,7 +11,8 @@ impl Edit<'_> {
         if self.is_received || !self.catalog.replication.is_on {
             return;
         }
-        let added = self.catalog.replication.outbox.change(key, is_ready);
+        let outbox = &mut self.catalog.replication.outbox;
+        let added = outbox.change(key, is_ready, self.head_before);
         if let Some(number) = added {
             self.batch
                 .put_record(outbox_key(number), &OutboxRecord::document(key));
@@ -40,7 +41,8 @@ impl Edit<'_> {
         if self.is_received || !self.catalog.replication.is_on {
             return;
         }
-        let number = self.catalog.replication.outbox.add(record.clone());
+        let outbox = &mut self.catalog.replication.outbox;
+        let number = outbox.add(record.clone(), self.head_before);
         self.batch.put_record(outbox_key(number), &record);
         self.outcome.sends = true;
     }

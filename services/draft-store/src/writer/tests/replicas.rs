@@ -1,4 +1,7 @@
-//! Replicas on one stream: random calls, lost acknowledgements, repetitions and restarts. At the end all are equal.
+//! Replicas on one stream: random calls, lost acknowledgements, repetitions and restarts. At the end all are equal, and
+//! so are readers who moved between them.
+
+mod reader;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,7 +21,10 @@ use crate::record::ErasureRecord;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::replication::{SentDocument, SentEntry};
 
+use self::reader::Reader;
+
 const REPLICAS: usize = 3;
+const READERS: usize = 2;
 const STREAM: u64 = 99;
 
 /// Most tokens of a part, so that most documents have several.
@@ -97,6 +103,16 @@ enum Op {
         /// Applied by the peer while its documents are read.
         meanwhile: usize,
     },
+    /// A reader reads on where it is.
+    Follow {
+        reader: usize,
+        tokens_max: usize,
+    },
+    /// A reader goes on at another replica.
+    Move {
+        reader: usize,
+        replica: usize,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -122,10 +138,13 @@ fn op() -> impl Strategy<Value = Op> {
         2 => replica().prop_map(|replica| Op::CarryOut { replica }),
         3 => replica().prop_map(|replica| Op::Release { replica }),
         3 => (replica(), 1u64..30).prop_map(|(replica, elapsed_ms)| Op::Tick { replica, elapsed_ms }),
+        1 => (replica(), 200u64..300).prop_map(|(replica, elapsed_ms)| Op::Tick { replica, elapsed_ms }),
         1 => replica().prop_map(|replica| Op::Seal { replica }),
         2 => replica().prop_map(|replica| Op::Reopen { replica }),
         2 => (replica(), replica(), 0usize..4)
             .prop_map(|(replica, peer, meanwhile)| Op::Join { replica, peer, meanwhile }),
+        8 => (0..READERS, 1usize..40).prop_map(|(reader, tokens_max)| Op::Follow { reader, tokens_max }),
+        2 => (0..READERS, replica()).prop_map(|(reader, replica)| Op::Move { reader, replica }),
     ]
 }
 
@@ -134,6 +153,8 @@ struct OnTheWay {
     outgoing: Outgoing,
     /// Number of its messages that have arrived.
     arrived: usize,
+    /// Sequence of the last one that has arrived.
+    sequence: u64,
 }
 
 impl OnTheWay {
@@ -159,6 +180,7 @@ struct Cluster {
     stream: Vec<Vec<u8>>,
     ids: HashMap<String, usize>,
     erasures: Vec<ErasureRecord>,
+    readers: Vec<Reader>,
     now_ms: u64,
 }
 
@@ -181,6 +203,7 @@ impl Cluster {
             stream: Vec::new(),
             ids: HashMap::new(),
             erasures: Vec::new(),
+            readers: (0..READERS).map(Reader::at).collect(),
             now_ms: 1_000_000_000_000,
         }
     }
@@ -189,12 +212,14 @@ impl Cluster {
         self.replicas[replica].store.as_mut().unwrap()
     }
 
-    /// The broker takes a message, unless it has its id.
-    fn accept(&mut self, message: &StreamMessage) {
+    /// The broker takes a message, unless it has its id. Returns its sequence.
+    fn accept(&mut self, message: &StreamMessage) -> u64 {
         let next = self.stream.len();
-        if self.ids.try_insert_new(message_id(message), next) {
+        let at = *self.ids.entry(message_id(message)).or_insert(next);
+        if at == next {
             self.stream.push(encode(message));
         }
+        at as u64 + 1
     }
 
     fn append(&mut self, replica: usize, sent: DocumentUpdate) {
@@ -216,13 +241,18 @@ impl Cluster {
         on_the_way.extend(next.outgoing.into_iter().map(|outgoing| OnTheWay {
             outgoing,
             arrived: 0,
+            sequence: 0,
         }));
     }
 
     fn arrive(&mut self, replica: usize) {
-        let sent = &mut self.replicas[replica].on_the_way;
-        if let Some(message) = sent.iter_mut().find_map(OnTheWay::next) {
-            self.accept(&message);
+        let sent = self.replicas[replica].on_the_way.iter_mut();
+        let next = sent
+            .enumerate()
+            .find_map(|(at, sent)| Some((at, sent.next()?)));
+        if let Some((at, message)) = next {
+            let sequence = self.accept(&message);
+            self.replicas[replica].on_the_way[at].sequence = sequence;
         }
     }
 
@@ -235,6 +265,7 @@ impl Cluster {
         if !arrives || sent.arrived < sent.outgoing.messages.len() {
             return;
         }
+        let sequence = sent.sequence;
         let Outgoing {
             entries,
             sent: text,
@@ -246,9 +277,14 @@ impl Cluster {
             sequence,
             text: text.map(|(_, text)| text),
         });
-        let settled: Vec<SentEntry> = entries.iter().map(|entry| (*entry, document)).collect();
+        let taken = entries.iter().map(|entry| SentEntry {
+            entry: *entry,
+            document,
+            last: sequence,
+        });
+        let taken: Vec<SentEntry> = taken.collect();
         store.as_mut().unwrap().run(|core, catalog| {
-            core.settle_outbox(catalog, &settled);
+            core.note_taken(catalog, &taken);
             Ok(CommitOutcome::default())
         });
     }
@@ -489,6 +525,10 @@ impl Cluster {
                     self.join(replica, peer, meanwhile);
                 }
             }
+            Op::Follow { reader, tokens_max } => {
+                self.follow(reader, tokens_max);
+            }
+            Op::Move { reader, replica } => self.readers[reader].replica = replica,
         }
     }
 
@@ -537,6 +577,28 @@ impl Cluster {
         held
     }
 
+    fn follow(&mut self, reader: usize, tokens_max: usize) -> bool {
+        let Cluster {
+            replicas, readers, ..
+        } = self;
+        let reader = &mut readers[reader];
+        let store = replicas[reader.replica].store.as_ref().unwrap();
+        reader.follow(&store.shared, tokens_max)
+    }
+
+    fn check_readers(&mut self) {
+        for reader in 0..READERS {
+            while !self.follow(reader, 1 << 20) {}
+            let held = self.held(self.readers[reader].replica);
+            let texts = held.into_iter().map(|(key, held)| (key, held.2.tokens));
+            assert_eq!(
+                self.readers[reader].texts(),
+                texts.collect(),
+                "reader {reader}"
+            );
+        }
+    }
+
     fn check_equal(&mut self) {
         let first = self.held(0);
         for replica in 1..REPLICAS {
@@ -555,22 +617,6 @@ impl Cluster {
     }
 }
 
-trait TryInsertNew {
-    fn try_insert_new(&mut self, id: String, at: usize) -> bool;
-}
-
-impl TryInsertNew for HashMap<String, usize> {
-    fn try_insert_new(&mut self, id: String, at: usize) -> bool {
-        match self.entry(id) {
-            std::collections::hash_map::Entry::Occupied(_) => false,
-            std::collections::hash_map::Entry::Vacant(free) => {
-                free.insert(at);
-                true
-            }
-        }
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
@@ -582,10 +628,12 @@ proptest! {
         }
         cluster.settle();
         cluster.check_equal();
+        cluster.check_readers();
         for replica in 0..REPLICAS {
             cluster.reopen(replica);
         }
         cluster.settle();
         cluster.check_equal();
+        cluster.check_readers();
     }
 }

@@ -49,6 +49,7 @@ impl DraftStore for CrowdedStore {
             cursor: FeedCursor {
                 generation: 1,
                 sequence: number,
+                ..FeedCursor::default()
             },
             caught_up: true,
         })

@@ -73,6 +73,7 @@ impl DraftStore for LogStore {
                     cursor: FeedCursor {
                         generation: 1,
                         sequence: events.len() as u64,
+                        ..FeedCursor::default()
                     },
                     caught_up: true,
                 },

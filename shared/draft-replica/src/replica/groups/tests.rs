@@ -175,6 +175,7 @@ fn removed_documents_are_removed_from_groups_too() {
     let read_to = FeedCursor {
         generation: 1,
         sequence: 9,
+        ..FeedCursor::default()
     };
     group.set_log_position(read_to);
     groups.reset(ONE);

@@ -58,6 +58,7 @@ impl DraftStore for Feed {
             cursor: FeedCursor {
                 generation: 0,
                 sequence,
+                ..FeedCursor::default()
             },
         })
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedEvent, FollowReply,
-    FollowRequest, StoreStats, TouchRequest,
+    FollowRequest, StoreStats, StreamPosition, TouchRequest,
 };
 use refrain_protocol::segment::{DocumentsReply, SegmentPiece};
 use refrain_protocol::{Namespace, NamespaceId};
@@ -27,6 +27,10 @@ const LEN: u32 = 50;
 const NOW: FeedCursor = FeedCursor {
     generation: 5,
     sequence: 70,
+    seen: StreamPosition {
+        stream: 0,
+        sequence: 0,
+    },
 };
 
 /// A fault of the store.
