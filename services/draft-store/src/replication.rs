@@ -10,8 +10,9 @@
 //! * `follow.rs` applies messages, `publish.rs` sends the outbox
 //! * `join.rs` takes over what the stream does not have any more
 //! * `erasures.rs` carries out erasures of the stream
-//! * `status.rs` is what others see of it
+//! * `status.rs` is what others see of it, and `directory.rs` what replicas say of themselves
 
+mod directory;
 mod erasures;
 mod follow;
 mod join;

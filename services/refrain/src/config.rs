@@ -67,8 +67,10 @@ impl Default for MeshFile {
 pub struct Urls {
     /// The scheduler, for gateways and workers.
     pub scheduler: String,
-    /// The draft store, for workers.
+    /// The draft store, for workers and gateways.
     pub draft_store: String,
+    /// In place of `draft_store`: some replicas of draft stores with a feed. They name the others.
+    pub draft_stores: Vec<String>,
     /// The engine, for workers.
     pub engine: String,
     /// Deadline of a call between services. An engine step is one call.
@@ -80,6 +82,7 @@ impl Default for Urls {
         Urls {
             scheduler: String::new(),
             draft_store: String::new(),
+            draft_stores: Vec::new(),
             engine: String::new(),
             timeout_ms: 30_000,
         }
@@ -221,13 +224,20 @@ impl MeshFile {
         let called = match role {
             Role::Up if is_external => vec![("engine", &urls.engine)],
             Role::Gateway => vec![("scheduler", &urls.scheduler)],
-            Role::Worker => vec![
-                ("scheduler", &urls.scheduler),
-                ("draft_store", &urls.draft_store),
-                ("engine", &urls.engine),
-            ],
+            Role::Worker => vec![("scheduler", &urls.scheduler), ("engine", &urls.engine)],
             _ => Vec::new(),
         };
+        let stores = urls.draft_stores.iter().map(|url| ("draft_stores", url));
+        let store = match role {
+            Role::Worker if urls.draft_stores.is_empty() => {
+                Some(("draft_store", &urls.draft_store))
+            }
+            _ => None,
+        };
+        if !urls.draft_store.is_empty() && !urls.draft_stores.is_empty() {
+            faults.push("urls: give draft_store or draft_stores, not both".to_owned());
+        }
+        let called = called.into_iter().chain(store).chain(stores);
         for (key, url) in called {
             if !url.starts_with("http://") && !url.starts_with("https://") {
                 faults.push(format!("urls.{key}: must be an http:// or https:// URL"));

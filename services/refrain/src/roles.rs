@@ -8,7 +8,7 @@ use anyhow::Context;
 use backon::{ExponentialBuilder, Retryable};
 use refrain_gateway::GatewayDeps;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{HttpDraftStore, HttpScheduler, HttpWorkers};
+use refrain_rpc::{HttpScheduler, HttpWorkers, draft_store};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
@@ -57,7 +57,7 @@ impl Process {
                 let client = client()?;
                 let deps = GatewayDeps {
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
-                    store: Arc::new(HttpDraftStore::new(client.at(&file.urls.draft_store))),
+                    store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
                     workers: Arc::new(HttpWorkers::new(client)),
                     signer: NamespaceSigner::new(&file.mesh)?,
                     model_files: Arc::new(model_files),
@@ -78,7 +78,7 @@ impl Process {
                 let with = Dependencies {
                     engine: connect_engine(&file, &client).await?,
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
-                    store: Arc::new(HttpDraftStore::new(client.at(&file.urls.draft_store))),
+                    store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
                     auth: auth()?,
                     metrics,
                 };

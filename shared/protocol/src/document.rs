@@ -213,3 +213,20 @@ pub struct StoreStats {
     /// Documents that were evicted since the start.
     pub evicted_documents: u64,
 }
+
+impl std::ops::Add for StoreStats {
+    type Output = StoreStats;
+
+    fn add(self, other: StoreStats) -> StoreStats {
+        StoreStats {
+            documents: self.documents + other.documents,
+            tokens: self.tokens + other.tokens,
+            logical_bytes: self.logical_bytes + other.logical_bytes,
+            log_bytes: self.log_bytes + other.log_bytes,
+            segment_bytes: self.segment_bytes + other.segment_bytes,
+            disk_bytes: self.disk_bytes + other.disk_bytes,
+            namespaces: self.namespaces + other.namespaces,
+            evicted_documents: self.evicted_documents + other.evicted_documents,
+        }
+    }
+}

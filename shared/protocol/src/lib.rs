@@ -28,6 +28,7 @@ pub mod openai;
 pub mod prefix;
 pub mod scheduling;
 pub mod segment;
+pub mod shard;
 
 pub use error::{ApiError, ErrorKind};
 pub use ids::{DocumentId, EngineSessionId, LeaseId, NamespaceId, RequestId, WorkerId};

@@ -12,6 +12,7 @@ mod draft_store;
 mod replica_peer;
 mod scheduler;
 mod store_admin;
+mod store_cluster;
 mod worker;
 
 pub use chunk_body::{CHUNK_CONTENT_TYPE, decode_chunk, encode_chunk};
@@ -20,4 +21,5 @@ pub use draft_store::{DraftStore, HttpDraftStore};
 pub use replica_peer::{HttpReplicaPeer, ReplicaPeer};
 pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};
 pub use store_admin::{HttpStoreAdmin, StoreAdmin};
+pub use store_cluster::{StoreCluster, draft_store};
 pub use worker::{ChunkStream, HttpWorker, HttpWorkers, Worker, Workers};

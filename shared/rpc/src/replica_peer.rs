@@ -8,6 +8,7 @@ use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
     ReplicaState,
 };
+use refrain_protocol::shard::StoreDirectory;
 use refrain_service_kit::http::MeshClient;
 
 use crate::codec::post;
@@ -17,6 +18,12 @@ use crate::codec::post;
 pub trait ReplicaPeer: Send + Sync {
     /// Reads the progress of this replica.
     async fn replica_state(&self) -> Result<ReplicaState, ApiError>;
+
+    /// Lists the replicas of all shards that this one has heard of.
+    ///
+    /// # Errors
+    /// `NotFound` from a store without a feed.
+    async fn directory(&self) -> Result<StoreDirectory, ApiError>;
 
     /// Says what this replica can hand over.
     ///
@@ -37,7 +44,7 @@ pub trait ReplicaPeer: Send + Sync {
 /// Timeout of one call. A list of millions of documents takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/replica` in JSON, `POST /internal/v1/join/{offer,list,documents}` in
+/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/{replica,directory}` in JSON, `POST /internal/v1/join/{offer,list,documents}` in
 /// bincode.
 pub struct HttpReplicaPeer {
     client: MeshClient,
@@ -54,6 +61,10 @@ impl HttpReplicaPeer {
 impl ReplicaPeer for HttpReplicaPeer {
     async fn replica_state(&self) -> Result<ReplicaState, ApiError> {
         self.client.get_json("/internal/v1/replica").await
+    }
+
+    async fn directory(&self) -> Result<StoreDirectory, ApiError> {
+        self.client.get_json("/internal/v1/directory").await
     }
 
     async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError> {

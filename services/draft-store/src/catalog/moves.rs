@@ -15,7 +15,8 @@ use std::collections::{HashMap, VecDeque};
 
 use refrain_protocol::NamespaceId;
 
-/// Shortest time between two checkpoints, in milliseconds. A reader gets at most that much once more.
+/// Checkpoints are no nearer to each other than this, in milliseconds, but for the last two. A reader gets at most that
+/// much once more.
 const INTERVAL_MS: u64 = 200;
 
 /// Most checkpoints: an hour of them. A reader of a namespace in which nothing happened needs none.
@@ -58,9 +59,13 @@ impl Moves {
     /// Notes that all messages up to `stream` are applied. `feed` is the last sequence of the feed, or the one before
     /// the oldest change in the outbox.
     pub(crate) fn passed(&mut self, stream: u64, feed: u64, now_ms: u64) {
-        let last = self.checkpoints.back();
-        if last.is_some_and(|last| now_ms.saturating_sub(last.at_ms) < INTERVAL_MS) {
-            return;
+        // The last checkpoint gives way while others are near. So after a quiet moment it is the last message before.
+        let mut latest = self.checkpoints.iter().rev().map(|at| at.at_ms);
+        if let (Some(last), Some(before)) = (latest.next(), latest.next())
+            && now_ms.saturating_sub(last) < INTERVAL_MS
+            && last.saturating_sub(before) < INTERVAL_MS
+        {
+            self.checkpoints.pop_back();
         }
         if self.checkpoints.len() == CHECKPOINTS_MAX {
             self.checkpoints.pop_front();
@@ -101,19 +106,15 @@ mod tests {
     fn a_reader_begins_at_the_last_checkpoint_that_it_has_passed() {
         let mut moves = Moves::default();
         moves.begin(10);
-        for (stream, feed, now_ms) in [(11, 100, 0), (12, 110, 100), (13, 120, 250), (14, 130, 500)]
-        {
+        let applied = [(11, 100, 0), (12, 110, 100), (13, 120, 150), (14, 130, 500)];
+        for (stream, feed, now_ms) in applied {
             moves.applied(A, stream);
             moves.passed(stream, feed, now_ms);
         }
         assert_eq!(moves.seen(A), 14);
         assert_eq!(moves.resume(A, 14, 140), Some(140), "it has everything");
-        assert_eq!(moves.resume(A, 13, 140), Some(120));
-        assert_eq!(
-            moves.resume(A, 12, 140),
-            Some(100),
-            "too soon for a checkpoint"
-        );
+        assert_eq!(moves.resume(A, 13, 140), Some(120), "before a quiet moment");
+        assert_eq!(moves.resume(A, 12, 140), Some(100), "too near to others");
         assert_eq!(moves.resume(A, 10, 140), None, "before the first");
         assert_eq!(
             moves.resume(B, 10, 140),

@@ -16,6 +16,8 @@ use crate::record::{DocumentKey, ErasureRecord};
 pub(crate) struct Replication {
     /// Whether changes are to reach other replicas.
     pub(crate) is_on: bool,
+    /// Whether samples of groups are sent while they grow.
+    pub(crate) sends_groups: bool,
     /// How far the stream is applied. `None` if this store was no replica so far.
     pub(crate) position: Option<PositionRecord>,
     pub(crate) outbox: Outbox,

@@ -13,7 +13,12 @@ pub struct FeedConfig {
     /// for longer than the stream goes back, takes over the documents of the first one that answers. The own URL may
     /// be among them.
     pub peers: Vec<String>,
-    /// Number of the shard. Its stream is `refrain-<shard>`, with the subjects `refrain.<shard>.>`.
+    /// URL under which workers and gateways reach this replica, such as `http://draft-store-0:7430`. Replicas tell it
+    /// each other. Without it this replica is in no directory.
+    pub advertise_url: String,
+    /// Number of shards. Each namespace belongs to one of them, and each shard has replicas of its own.
+    pub shards: u32,
+    /// Number of this replica's shard, from 0. Its stream is `refrain-<shard>`, with the subjects `refrain.<shard>.>`.
     pub shard: u32,
     /// Copies of each message that the brokers keep: 1, or 3 with at least three brokers.
     pub stream_replicas: usize,
@@ -33,6 +38,9 @@ pub struct FeedConfig {
     pub silent_s: u64,
     /// How long an append with the level `replicated` waits for the brokers, in milliseconds. After that it gets 503.
     pub acknowledgement_wait_ms: u64,
+    /// Whether samples of groups are sent while they grow, so that workers at different replicas draft from each
+    /// other's. Other outputs are sent once they have ended, or were silent.
+    pub groups: bool,
     /// Messages that a replica may be behind the stream and still be ready.
     pub lag_max: u64,
 }
@@ -42,6 +50,8 @@ impl Default for FeedConfig {
         FeedConfig {
             servers: vec!["nats://127.0.0.1:4222".into()],
             peers: Vec::new(),
+            advertise_url: String::new(),
+            shards: 1,
             shard: 0,
             stream_replicas: 1,
             max_age_s: 31 * 24 * 3_600,
@@ -51,12 +61,18 @@ impl Default for FeedConfig {
             in_flight_max: 256,
             silent_s: 60,
             acknowledgement_wait_ms: 5_000,
+            groups: false,
             lag_max: 10_000,
         }
     }
 }
 
 impl FeedConfig {
+    /// Whether a text can be the URL of a replica.
+    pub(crate) fn is_url(text: &str) -> bool {
+        text.len() <= 1_024 && (text.starts_with("http://") || text.starts_with("https://"))
+    }
+
     pub(super) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if self.servers.is_empty() {
@@ -64,6 +80,16 @@ impl FeedConfig {
         }
         if !(1..=5).contains(&self.stream_replicas) {
             faults.push("feed.stream_replicas: from 1 to 5".to_owned());
+        }
+        if self.shard >= self.shards {
+            faults.push(format!(
+                "feed.shard: from 0 to {}, since feed.shards is {}",
+                self.shards.saturating_sub(1),
+                self.shards
+            ));
+        }
+        if !self.advertise_url.is_empty() && !Self::is_url(&self.advertise_url) {
+            faults.push("feed.advertise_url: must be an http:// or https:// URL".to_owned());
         }
         let mut at_least = |key: &str, value: u64, least: u64| {
             if value < least {

@@ -7,6 +7,7 @@ use async_nats::jetstream::stream::Stream;
 use refrain_service_kit::backoff::Backoff;
 use tokio::sync::watch;
 
+use crate::replication::directory::announce;
 use crate::replication::erasures::begin;
 use crate::replication::follow::follow;
 use crate::replication::join::join;
@@ -103,7 +104,7 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
         "draft store follows its stream"
     );
     let (tell, mut caught_up) = watch::channel(false);
-    let context = connection.context.clone();
+    let (context, client) = (connection.context.clone(), connection.client.clone());
     let send = async {
         // Before that it might send what others have erased.
         let _ = caught_up.wait_for(|caught_up| *caught_up).await;
@@ -112,6 +113,7 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
     tokio::select! {
         ended = follow(session, &stream, created(&info), until, tell) => ended,
         ended = send => ended,
+        ended = announce(session, &client) => ended,
         () = retry_erasures(session, &stream) => Ok(()),
         lost = connection.lost() => Err(lost),
     }

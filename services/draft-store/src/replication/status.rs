@@ -2,7 +2,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use refrain_protocol::shard::ReplicaEntry;
 use serde::Serialize;
+
+use crate::config::FeedConfig;
+use crate::replication::directory::Directory;
 
 /// How far the feed is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -35,6 +39,8 @@ struct Inner {
 #[derive(Default)]
 pub(crate) struct FeedStatus {
     inner: Mutex<Inner>,
+    /// The other replicas.
+    pub(crate) directory: Directory,
 }
 
 impl FeedStatus {
@@ -44,6 +50,18 @@ impl FeedStatus {
 
     pub(crate) fn state(&self) -> FeedState {
         self.lock().state
+    }
+
+    /// What this replica says of itself.
+    pub(crate) fn entry(&self, config: &FeedConfig) -> ReplicaEntry {
+        let state = self.state();
+        ReplicaEntry {
+            url: config.advertise_url.trim_end_matches('/').to_owned(),
+            shard: config.shard,
+            is_ready: self.readiness(config.lag_max).is_ok(),
+            sequence: state.sequence,
+            lag: state.lag(),
+        }
     }
 
     /// The stream is open.

@@ -81,7 +81,7 @@ impl ShardNames {
 
 /// A connection to the broker.
 pub(super) struct Connection {
-    client: Client,
+    pub(super) client: Client,
     pub(super) context: Context,
     lost: mpsc::UnboundedReceiver<()>,
 }

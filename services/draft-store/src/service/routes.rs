@@ -8,6 +8,7 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::join::ReplicaState;
+use refrain_protocol::shard::StoreDirectory;
 use refrain_rpc::{
     BINCODE_CONTENT_TYPE, DraftStore as _, ReplicaPeer as _, StoreAdmin as _, decode_bincode,
     encode_bincode,
@@ -37,6 +38,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
             .service(get("/replica", replica_state))
+            .service(get("/directory", directory))
             .service(post("/join/offer", join_offer))
             .service(post("/join/list", join_list))
             .service(post("/join/documents", join_documents))
@@ -90,6 +92,10 @@ async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
 
 async fn replica_state(handle: Data<DraftStoreHandle>) -> HttpResult<Json<ReplicaState>> {
     Ok(Json(handle.replica_state().await?))
+}
+
+async fn directory(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreDirectory>> {
+    Ok(Json(handle.directory().await?))
 }
 
 async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

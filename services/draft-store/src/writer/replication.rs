@@ -52,6 +52,8 @@ impl WriterCore {
     pub(crate) fn prepare_replication(&mut self, catalog: &mut Catalog) {
         let is_on = self.config.feed.is_some();
         catalog.replication.is_on = is_on;
+        catalog.replication.sends_groups =
+            self.config.feed.as_ref().is_some_and(|feed| feed.groups);
         let is_known = catalog.replication.position.is_some();
         if is_on && !is_known {
             for (namespace, _) in catalog.namespaces() {
@@ -75,6 +77,8 @@ impl WriterCore {
             self.repairs.remove(position_key());
             catalog.replication.position = None;
         }
+        let (sequence, settled_head) = (catalog.replication.sequence(), catalog.settled_head());
+        catalog.replication.moves.passed(sequence, settled_head, 0);
         // Those that had ended when the store was closed need not wait any more.
         let ended: Vec<_> = catalog
             .replication
@@ -198,7 +202,10 @@ impl WriterCore {
         edit.batch.merge(repairs);
         edit.batch.put_record(position_key(), &position);
         edit.catalog.replication.position = Some(position);
-        edit.catalog.replication.moves.begin(position.sequence);
+        let settled_head = edit.catalog.settled_head();
+        let moves = &mut edit.catalog.replication.moves;
+        moves.begin(position.sequence);
+        moves.passed(position.sequence, settled_head, now_ms);
         self.commit(edit, now_ms)
     }
 

@@ -8,6 +8,7 @@
 )]
 
 mod broker;
+mod callers;
 mod crash;
 mod equal;
 mod erase;

@@ -62,6 +62,7 @@ impl StoreAdmin for DraftStoreHandle {
     async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError> {
         let _running = self.enter()?;
         self.check(&request.namespace, &request.updates)?;
+        self.check_shard(request.namespace.id())?;
         let replicates = self.replicates(None)?;
         let append = Append {
             namespace: request.namespace.id(),

@@ -49,7 +49,7 @@ const SEGMENT_WORDS_MAX: u32 = 1 << 20;
 impl DraftStore for DraftStoreHandle {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         self.check(&request.namespace.namespace, &request.updates)?;
         let replicates = self.replicates(request.acknowledgement)?;
         let append = Append {
@@ -65,7 +65,7 @@ impl DraftStore for DraftStoreHandle {
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
         let _running = self.enter()?;
         let inner = &*self.inner;
-        let namespace = inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         let tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX) as usize;
         let wait_ms = request.wait_ms.min(FOLLOW_WAIT_MS_MAX);
         let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
@@ -101,7 +101,7 @@ impl DraftStore for DraftStoreHandle {
 
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         let most = self.inner.config.tuning.updates_max;
         self.check_count(request.documents.len(), most, "documents", Limit::Updates)?;
         let unique: HashSet<DocumentKey> = request
@@ -115,7 +115,7 @@ impl DraftStore for DraftStoreHandle {
 
     async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         self.check_name("group", &request.group)?;
         let registration = GroupRegistration {
             group: (namespace, request.group),
@@ -130,7 +130,7 @@ impl DraftStore for DraftStoreHandle {
         request: FetchGroupsRequest,
     ) -> Result<FetchGroupsReply, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         let most = self.inner.config.tuning.updates_max;
         let own = request.groups.iter().map(|wanted| wanted.own.len());
         let items = request.groups.len() + own.sum::<usize>();
@@ -151,7 +151,7 @@ impl DraftStore for DraftStoreHandle {
         request: OutputLengthsRequest,
     ) -> Result<OutputLengths, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         // The catalog's lock is held during commits, so the wait for it is left to a blocking thread.
         self.read_blocking(move |shared| {
             let open = shared.read()?;
@@ -166,14 +166,14 @@ impl DraftStore for DraftStoreHandle {
 
     async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         self.read_blocking(move |shared| segments::list(shared, namespace))
             .await
     }
 
     async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         let words_max = request.max_words.min(SEGMENT_WORDS_MAX) as usize;
         let piece = self
             .read_blocking(move |shared| segments::piece(shared, namespace, &request, words_max))
@@ -185,7 +185,7 @@ impl DraftStore for DraftStoreHandle {
 
     async fn documents(&self, mut request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         // `covered` tells the caller to ask for the rest.
         let most = self.inner.config.tuning.updates_max;
         request.documents.truncate(most);
@@ -203,7 +203,7 @@ impl DraftStore for DraftStoreHandle {
         mut request: UnknownDocumentsRequest,
     ) -> Result<UnknownDocumentsReply, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         let most = self.inner.config.tuning.updates_max;
         self.check_count(request.documents.len(), most, "documents", Limit::Updates)?;
         self.read_blocking(move |shared| {
@@ -224,7 +224,7 @@ impl DraftStore for DraftStoreHandle {
     async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
         let _running = self.enter()?;
         let inner = &*self.inner;
-        let namespace = inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         self.check_count(
             request.contexts.len(),
             LOOKUP_CONTEXTS_MAX,
@@ -263,7 +263,7 @@ impl DraftStore for DraftStoreHandle {
         request: AcceptanceStatsRequest,
     ) -> Result<AcceptanceStatsReply, ApiError> {
         let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let namespace = self.namespace_of(&request.namespace)?;
         let names = request.namespace.namespace;
         self.check(&names, &[])?;
         if request.statistics.is_empty() {

@@ -3,7 +3,8 @@
 use actix::Context;
 use actix::prelude::SendError;
 use refrain_protocol::document::DocumentUpdate;
-use refrain_protocol::{ApiError, ErrorKind, Namespace};
+use refrain_protocol::shard::shard_of;
+use refrain_protocol::{ApiError, ErrorKind, Namespace, NamespaceId, SignedNamespace};
 use tokio::sync::oneshot;
 
 use crate::metrics::Limit;
@@ -16,6 +17,30 @@ use crate::writer::requests::Reply;
 pub(super) const NAME_BYTES_MAX: usize = 512;
 
 impl DraftStoreHandle {
+    /// The namespace of a call, if its signature is right and this replica's shard has it.
+    pub(super) fn namespace_of(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
+        let namespace = self.inner.mesh.verify(signed)?;
+        self.check_shard(namespace)?;
+        Ok(namespace)
+    }
+
+    /// Refuses a namespace of another shard: its replicas would never see it.
+    pub(super) fn check_shard(&self, namespace: NamespaceId) -> Result<(), ApiError> {
+        let Some(feed) = &self.inner.config.feed else {
+            return Ok(());
+        };
+        let shard = shard_of(namespace, feed.shards);
+        if shard == feed.shard {
+            return Ok(());
+        }
+        let message = format!(
+            "the namespace belongs to shard {shard} of {}, and this store is of shard {}; give the caller the list \
+             urls.draft_stores, and all stores the same feed.shards",
+            feed.shards, feed.shard
+        );
+        Err(ApiError::new(ErrorKind::Conflict, message))
+    }
+
     /// Sends a call to the writer, unless its mailbox is full.
     pub(super) fn send(
         &self,

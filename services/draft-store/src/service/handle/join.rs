@@ -5,6 +5,7 @@ use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
     ReplicaState,
 };
+use refrain_protocol::shard::StoreDirectory;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::ReplicaPeer;
 
@@ -29,6 +30,18 @@ impl ReplicaPeer for DraftStoreHandle {
             })
         })
         .await
+    }
+
+    async fn directory(&self) -> Result<StoreDirectory, ApiError> {
+        let inner = &*self.inner;
+        let feed = inner.config.feed.as_ref().zip(inner.feed.as_ref());
+        let Some((config, status)) = feed else {
+            let message = "this draft store has no feed, so it has no other replicas";
+            return Err(ApiError::new(ErrorKind::NotFound, message));
+        };
+        let mut own = status.entry(config);
+        own.is_ready &= self.readiness().is_ok();
+        Ok(status.directory.list(own, config.shards))
     }
 
     async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError> {

@@ -221,7 +221,9 @@ impl Edit<'_> {
         self.outcome.changed.insert(key.namespace);
         self.catalog.put(key, state, Some(to));
         self.states.insert(key);
-        self.note_change(key, update.finish.is_some());
+        let sends_groups = self.catalog.replication.sends_groups;
+        let is_ready = update.finish.is_some() || sends_groups && update.head.group.is_some();
+        self.note_change(key, is_ready);
         if let Some(group) = &update.head.group {
             let group_update = GroupUpdate {
                 weight_version: update.head.weight_version,

@@ -1,0 +1,139 @@
+//! The directory: every replica says where it is and how far, and hears that of the others.
+//!
+//! This travels beside the streams, on a subject that no stream keeps. A store of one shard so knows the replicas of
+//! all shards, and a worker has to be told only one of them.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_nats::Client;
+use futures_util::StreamExt as _;
+use refrain_protocol::shard::{ReplicaEntry, StoreDirectory};
+
+use crate::config::FeedConfig;
+use crate::replication::session::Session;
+use crate::replication::stream::SessionError;
+
+/// The subject of the directory.
+const SUBJECT: &str = "refrain.directory";
+
+/// How often a replica speaks.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// A replica that was silent for this long is not listed.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// Most replicas that are remembered. More than any mesh has, and a bound to what strangers may send.
+const REPLICAS_MAX: usize = 1_024;
+
+/// The replicas that this one has heard of.
+#[derive(Default)]
+pub(crate) struct Directory {
+    heard: Mutex<BTreeMap<String, (ReplicaEntry, Instant)>>,
+}
+
+impl Directory {
+    fn hear(&self, entry: ReplicaEntry, now: Instant) {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.retain(|_, (_, at)| now.saturating_duration_since(*at) < SILENCE_MAX);
+        if heard.len() < REPLICAS_MAX {
+            heard.insert(entry.url.clone(), (entry, now));
+        }
+    }
+
+    fn entries(&self, now: Instant) -> Vec<ReplicaEntry> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let lately = heard
+            .values()
+            .filter(|(_, at)| now.saturating_duration_since(*at) < SILENCE_MAX);
+        lately.map(|(entry, _)| entry.clone()).collect()
+    }
+
+    /// The directory with this replica as it is now.
+    pub(crate) fn list(&self, own: ReplicaEntry, shards: u32) -> StoreDirectory {
+        let (shard, is_ready) = (own.shard, own.is_ready);
+        let mut replicas = self.entries(Instant::now());
+        replicas.retain(|entry| entry.url != own.url);
+        if !own.url.is_empty() {
+            replicas.push(own);
+        }
+        replicas.sort_by(|a, b| a.url.cmp(&b.url));
+        StoreDirectory {
+            shards,
+            shard,
+            is_ready,
+            replicas,
+        }
+    }
+}
+
+/// Speaks and hears for as long as the session lasts.
+pub(super) async fn announce(session: &Session, client: &Client) -> Result<(), SessionError> {
+    let failed = |error: &dyn std::fmt::Display| {
+        SessionError::broker("the directory of replicas cannot be kept", error)
+    };
+    let mut heard = client
+        .subscribe(SUBJECT)
+        .await
+        .map_err(|error| failed(&error))?;
+    let mut interval = tokio::time::interval(INTERVAL);
+    loop {
+        tokio::select! {
+            message = heard.next() => {
+                let Some(message) = message else {
+                    return Err(failed(&"the subscription ended"));
+                };
+                // A later version may say something else, and that is no harm.
+                if let Ok(entry) = serde_json::from_slice::<ReplicaEntry>(&message.payload)
+                    && FeedConfig::is_url(&entry.url)
+                {
+                    session.status.directory.hear(entry, Instant::now());
+                }
+            }
+            _ = interval.tick() => {
+                let own = session.status.entry(&session.feed);
+                if own.url.is_empty() {
+                    continue;
+                }
+                let payload = serde_json::to_vec(&own).map_err(|error| failed(&error))?;
+                client
+                    .publish(SUBJECT, payload.into())
+                    .await
+                    .map_err(|error| failed(&error))?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(url: &str, sequence: u64) -> ReplicaEntry {
+        ReplicaEntry {
+            url: url.into(),
+            shard: 0,
+            is_ready: true,
+            sequence,
+            lag: 0,
+        }
+    }
+
+    #[test]
+    fn silent_replicas_are_not_listed_and_the_own_entry_is_fresh() {
+        let directory = Directory::default();
+        let now = Instant::now();
+        directory.hear(entry("http://gone", 1), now - 2 * SILENCE_MAX);
+        directory.hear(entry("http://b", 5), now);
+        directory.hear(entry("http://a", 3), now);
+        let list = directory.list(entry("http://a", 9), 2);
+        let listed: Vec<_> = list
+            .replicas
+            .iter()
+            .map(|entry| (entry.url.as_str(), entry.sequence))
+            .collect();
+        assert_eq!(listed, [("http://a", 9), ("http://b", 5)]);
+        assert_eq!(directory.list(entry("", 9), 2).replicas.len(), 2);
+    }
+}

@@ -1,0 +1,309 @@
+//! Callers of several replicas and shards, over HTTP.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use refrain_protocol::document::{
+    FeedCursor, FeedEvent, FollowReply, FollowRequest, UnknownDocumentsRequest,
+};
+use refrain_protocol::group::{FetchGroupsRequest, GroupCursor, RegisterGroupRequest};
+use refrain_protocol::shard::shard_of;
+use refrain_rpc::{DraftStore, StoreCluster};
+use refrain_service_kit::http::MeshClient;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::nats::Nats;
+use super::*;
+
+/// An address that a replica can have before it is started.
+fn free_addr() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn listening(dir: &Path, name: &str, nats: &str) -> DraftStoreConfig {
+    let addr = free_addr();
+    let mut config = config(dir, name, nats);
+    config.listen = Some(addr);
+    let feed = config.feed.as_mut().unwrap();
+    feed.advertise_url = format!("http://{addr}");
+    config
+}
+
+fn url(config: &DraftStoreConfig) -> String {
+    config.feed.as_ref().unwrap().advertise_url.clone()
+}
+
+fn caller(mesh: &MeshConfig, urls: &[String]) -> StoreCluster {
+    let client = MeshClient::new("", &mesh.secret, Duration::from_secs(60)).unwrap();
+    StoreCluster::new(client, urls).unwrap()
+}
+
+fn sign(mesh: &MeshConfig, tenant: &str) -> SignedNamespace {
+    NamespaceSigner::new(mesh).unwrap().sign(names(tenant))
+}
+
+/// Reads to the end of the feed, or waits for news there.
+async fn follow(
+    store: &dyn DraftStore,
+    mesh: &MeshConfig,
+    after: FeedCursor,
+    wait_ms: u32,
+) -> FollowReply {
+    let request = FollowRequest {
+        namespace: sign(mesh, "one"),
+        after,
+        max_tokens: 1 << 20,
+        wait_ms,
+    };
+    store.follow(request).await.unwrap()
+}
+
+fn documents(reply: &FollowReply) -> Vec<u128> {
+    let events = reply.events.iter().map(|event| match event {
+        FeedEvent::Update(update) => update.document.0,
+        FeedEvent::Remove(document) => panic!("{document:?} was removed"),
+    });
+    events.collect()
+}
+
+async fn append(store: &dyn DraftStore, mesh: &MeshConfig, update: DocumentUpdate) {
+    let request = AppendRequest {
+        namespace: sign(mesh, "one"),
+        updates: vec![update],
+        waited_ms: 0,
+        acknowledgement: None,
+    };
+    store.append(request).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_goes_on_at_another_replica_and_reads_nothing_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let mesh = MeshConfig::generate().unwrap();
+    let configs = ["a", "b"].map(|name| listening(dir.path(), name, &nats.url()));
+    let mut replicas = Vec::new();
+    for config in &configs {
+        let replica = Replica::start_in(config.clone(), mesh.clone()).await;
+        replicas.push(Some(replica.caught_up().await));
+    }
+    // It is told one of them. The other one it learns.
+    let store = caller(&mesh, &[url(&configs[0])]);
+    eventually("both are known", async || {
+        let directory = replicas[0].as_ref().unwrap().handle();
+        let directory = refrain_rpc::ReplicaPeer::directory(&directory).await;
+        directory.unwrap().replicas.len() == 2
+    })
+    .await;
+    eventually("the caller knows both", async || {
+        let signed = sign(&mesh, "one");
+        let request = UnknownDocumentsRequest {
+            namespace: signed,
+            documents: vec![DocumentId(1)],
+        };
+        store.unknown_documents(request).await.is_ok()
+    })
+    .await;
+    for document in 0..20 {
+        append(&store, &mesh, whole(document, 50)).await;
+    }
+    let first = follow(&store, &mesh, FeedCursor::default(), 0).await;
+    assert_eq!(documents(&first), (0..20).collect::<Vec<_>>());
+    let both: Vec<&Replica> = replicas.iter().flatten().collect();
+    end_equal(&both).await;
+    let caught_up = follow(&store, &mesh, first.cursor, 0).await;
+    assert!(caught_up.events.is_empty() && !caught_up.reset);
+
+    // A replica knows what came before a quiet moment.
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let used = if caught_up.cursor.generation == generation(both[0]).await {
+        0
+    } else {
+        1
+    };
+    replicas[used].take().unwrap().stop().await;
+    append(&store, &mesh, whole(20, 50)).await;
+    let moved = follow(&store, &mesh, caught_up.cursor, 10_000).await;
+    assert!(!moved.reset, "it began anew");
+    assert_ne!(moved.cursor.generation, caught_up.cursor.generation);
+    assert_eq!(documents(&moved), [20]);
+    for replica in replicas.into_iter().flatten() {
+        replica.stop().await;
+    }
+}
+
+async fn generation(replica: &Replica) -> u64 {
+    let state = refrain_rpc::ReplicaPeer::replica_state(&replica.handle()).await;
+    state.unwrap().generation
+}
+
+/// A listener in front of a replica that can fall silent: connections stay, and nothing passes.
+async fn silencer(target: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (tell, is_silent) = watch::channel(false);
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let mut is_silent = is_silent.clone();
+            tokio::spawn(async move {
+                let Ok(mut far) = TcpStream::connect(target).await else {
+                    return;
+                };
+                let silenced = async {
+                    drop(is_silent.wait_for(|silent| *silent).await);
+                };
+                let passed = tokio::select! {
+                    biased;
+                    () = silenced => None,
+                    passed = tokio::io::copy_bidirectional(&mut near, &mut far) => Some(passed),
+                };
+                if passed.is_none() {
+                    std::future::pending::<()>().await;
+                }
+            });
+        }
+    });
+    (addr, tell)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_to_a_replica_that_falls_silent_is_made_at_another_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let mesh = MeshConfig::generate().unwrap();
+    let mut silencers = Vec::new();
+    let mut replicas = Vec::new();
+    let mut urls = Vec::new();
+    for name in ["a", "b"] {
+        let mut config = listening(dir.path(), name, &nats.url());
+        let (addr, silence) = silencer(config.listen.unwrap()).await;
+        config.feed.as_mut().unwrap().advertise_url = format!("http://{addr}");
+        urls.push(url(&config));
+        silencers.push(silence);
+        let replica = Replica::start_in(config, mesh.clone()).await;
+        replicas.push(replica.caught_up().await);
+    }
+    let store = Arc::new(caller(&mesh, &urls));
+    append(&*store, &mesh, whole(0, 50)).await;
+    let at = follow(&*store, &mesh, FeedCursor::default(), 0)
+        .await
+        .cursor;
+    end_equal(&replicas.iter().collect::<Vec<_>>()).await;
+    let used = usize::from(at.generation != generation(&replicas[0]).await);
+    // The call waits for news for half a minute. It must not wait that long for a replica that is silent.
+    let began = Instant::now();
+    let (waiting, signed) = (store.clone(), mesh.clone());
+    let waiting = tokio::spawn(async move { follow(&*waiting, &signed, at, 25_000).await });
+    eventually("the call waits", async || {
+        replicas[used].metric("refrain_draft_store_feed_waiters") == 1.0
+    })
+    .await;
+    silencers[used].send_replace(true);
+    eventually("it is made elsewhere", async || {
+        replicas[1 - used].metric("refrain_draft_store_feed_waiters") == 1.0
+    })
+    .await;
+    append(&*store, &mesh, whole(1, 50)).await;
+    let news = waiting.await.unwrap();
+    assert!(!news.reset && documents(&news).contains(&1));
+    assert!(
+        began.elapsed() < Duration::from_secs(24),
+        "it waited for its deadline"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn namespaces_are_spread_over_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let mesh = MeshConfig::generate().unwrap();
+    let mut replicas = Vec::new();
+    let mut urls = Vec::new();
+    for shard in 0..2 {
+        let mut config = listening(dir.path(), &format!("s{shard}"), &nats.url());
+        let feed = config.feed.as_mut().unwrap();
+        (feed.shard, feed.shards) = (shard, 2);
+        urls.push(url(&config));
+        let replica = Replica::start_in(config, mesh.clone()).await;
+        replicas.push(replica.caught_up().await);
+    }
+    let store = caller(&mesh, &urls[..1]);
+    let mut counts = [0; 2];
+    for tenant in 0..16 {
+        let tenant = format!("tenant {tenant}");
+        let shard = shard_of(names(&tenant).id(), 2) as usize;
+        counts[shard] += 1;
+        let request = || AppendRequest {
+            namespace: sign(&mesh, &tenant),
+            updates: vec![whole(1, 10)],
+            waited_ms: 0,
+            acknowledgement: None,
+        };
+        eventually("both shards are known", async || {
+            store.append(request()).await.is_ok()
+        })
+        .await;
+        let text = replicas[shard].handle();
+        assert_eq!(text.append(request()).await.unwrap().lengths, [10]);
+        let refused = replicas[1 - shard].handle().append(request()).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("belongs to shard {shard} of 2")),
+            "{refused}"
+        );
+    }
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    assert_eq!(store.stats().await.unwrap().documents, 16);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn samples_of_a_group_are_read_at_another_replica_while_they_grow() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let mesh = MeshConfig::generate().unwrap();
+    let mut replicas = Vec::new();
+    for name in ["a", "b"] {
+        let mut config = config(dir.path(), name, &nats.url());
+        let feed = config.feed.as_mut().unwrap();
+        (feed.groups, feed.silent_s) = (true, 3_600);
+        let replica = Replica::start_in(config, mesh.clone()).await;
+        replicas.push(replica.caught_up().await);
+    }
+    for replica in &replicas {
+        let request = RegisterGroupRequest {
+            namespace: sign(&mesh, "one"),
+            group: "g".into(),
+            ttl_ms: 600_000,
+        };
+        replica.handle().register_group(request).await.unwrap();
+    }
+    let mut cursor = FeedCursor::default();
+    for part in 0..3 {
+        let mut piece = update(7, part * 40, &text(7, 200)[part as usize * 40..][..40]);
+        piece.head.group = Some("g".into());
+        replicas[0].append("one", vec![piece]).await;
+        let mut len = 0;
+        while len < (part + 1) * 40 {
+            let request = FetchGroupsRequest {
+                namespace: sign(&mesh, "one"),
+                groups: vec![GroupCursor {
+                    group: "g".into(),
+                    after: cursor,
+                    own: Vec::new(),
+                }],
+                max_tokens: 1 << 20,
+            };
+            let reply = replicas[1].handle().fetch_groups(request).await.unwrap();
+            let log = &reply.groups[0].log;
+            cursor = log.cursor;
+            for event in &log.events {
+                if let FeedEvent::Update(update) = event {
+                    len = update.prev_len + update.tokens.len() as u32;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! A draft store of several replicas and shards, as one.
+//!
+//! A namespace belongs to a shard ([`shard_of`]), and each call goes to a replica of it: the nearest that is well.
+//! When that one goes, the call is made again at the next. All calls of a draft store may be repeated: appends take
+//! only what is new, and a follower's cursor means the same at every replica.
+//!
+//! A caller is told some replicas and learns the others from their directory. It asks each for the directory every
+//! two seconds, and so notices too when one hangs: calls to it end then, and do not wait for their deadline.
+
+mod view;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
+use refrain_protocol::document::{
+    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
+    UnknownDocumentsReply, UnknownDocumentsRequest,
+};
+use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
+use refrain_protocol::lookup::{LookupReply, LookupRequest};
+use refrain_protocol::segment::{
+    DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
+    SegmentsRequest,
+};
+use refrain_protocol::shard::{StoreDirectory, shard_of};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::random;
+use tokio::sync::watch;
+
+use self::view::View;
+use crate::draft_store::{DraftStore, HttpDraftStore};
+use crate::replica_peer::{HttpReplicaPeer, ReplicaPeer as _};
+
+/// How often each replica is asked for its directory, and how long it may take.
+const INTERVAL: Duration = Duration::from_secs(2);
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
+
+/// Questions in a row without an answer after which a replica counts as gone.
+const SILENT_MAX: u32 = 2;
+
+/// How long a call waits for the first directory.
+const FIRST_WAIT: Duration = Duration::from_secs(5);
+
+/// [`DraftStore`] over several replicas. A clone is the same caller.
+#[derive(Clone)]
+pub struct StoreCluster {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    client: MeshClient,
+    view: Mutex<View>,
+    /// Counts the times that replicas went, so that calls to them end.
+    gone: Mutex<HashMap<String, Arc<watch::Sender<u64>>>>,
+    /// Whether a replica has answered so far.
+    is_known: watch::Sender<bool>,
+}
+
+/// The draft store of a configuration: one URL, or replicas of a store with a feed. `client` has the settings.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn draft_store(
+    client: &MeshClient,
+    url: &str,
+    replicas: &[String],
+) -> Result<Arc<dyn DraftStore>, ApiError> {
+    if replicas.is_empty() {
+        return Ok(Arc::new(HttpDraftStore::new(client.at(url))));
+    }
+    Ok(Arc::new(StoreCluster::new(client.clone(), replicas)?))
+}
+
+impl StoreCluster {
+    /// Creates a caller that knows these replicas. It needs a Tokio runtime, on which it asks for directories until
+    /// its last clone is dropped.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn new(client: MeshClient, urls: &[String]) -> Result<Self, ApiError> {
+        let urls: Vec<String> = urls
+            .iter()
+            .map(|url| url.trim_end_matches('/').to_owned())
+            .collect();
+        let caller = u64::from_le_bytes(random::bytes()?);
+        let shared = Arc::new(Shared {
+            client,
+            view: Mutex::new(View::new(caller, &urls, Instant::now())),
+            gone: Mutex::default(),
+            is_known: watch::Sender::new(false),
+        });
+        tokio::spawn(ask_all(Arc::downgrade(&shared)));
+        Ok(StoreCluster { shared })
+    }
+
+    /// Makes a call at a replica of a namespace's shard, and at the next one if that fails.
+    async fn call<T, F>(
+        &self,
+        namespace: NamespaceId,
+        call: impl Fn(HttpDraftStore) -> F,
+    ) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, ApiError>>,
+    {
+        let shared = &self.shared;
+        let shards = shared.shards().await?;
+        self.call_shard(shard_of(namespace, shards), call).await
+    }
+
+    async fn call_shard<T, F>(
+        &self,
+        shard: u32,
+        call: impl Fn(HttpDraftStore) -> F,
+    ) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, ApiError>>,
+    {
+        let shared = &self.shared;
+        let mut last = None;
+        let order = lock(&shared.view).order(shard, Instant::now());
+        for url in order {
+            let mut gone = shared.gone_counter(&url).subscribe();
+            let store = HttpDraftStore::new(shared.client.at(&url));
+            let answered = tokio::select! {
+                answered = call(store) => answered,
+                _ = gone.changed() => Err(
+                    ApiError::new(ErrorKind::Unavailable, "the draft store does not answer").with_detail(&url)
+                ),
+            };
+            match answered {
+                Err(error) if may_do_better(error.kind) => {
+                    tracing::debug!(%error, url, "a replica of the draft store failed a call");
+                    lock(&shared.view).failed(&url, Instant::now());
+                    last = Some(error);
+                }
+                answered => return answered,
+            }
+        }
+        Err(last.unwrap_or_else(|| {
+            ApiError::new(
+                ErrorKind::Unavailable,
+                format!("no replica of shard {shard} of the draft store is known"),
+            )
+            .with_retry_after_ms(1_000)
+        }))
+    }
+}
+
+impl Shared {
+    /// Number of shards, which the first answer of a replica tells.
+    async fn shards(&self) -> Result<u32, ApiError> {
+        if let Some(shards) = lock(&self.view).shards() {
+            return Ok(shards);
+        }
+        let mut known = self.is_known.subscribe();
+        // Without an answer in time, the view has nothing either.
+        let _ = tokio::time::timeout(FIRST_WAIT, known.wait_for(|known| *known)).await;
+        lock(&self.view).shards().ok_or_else(|| {
+            let message = "no replica of the draft store has answered yet; check urls.draft_stores";
+            ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(1_000)
+        })
+    }
+
+    fn gone_counter(&self, url: &str) -> Arc<watch::Sender<u64>> {
+        let mut gone = lock(&self.gone);
+        let counter = gone.entry(url.to_owned()).or_default();
+        counter.clone()
+    }
+
+    fn answered(&self, url: &str, directory: &StoreDirectory, round_trip: Duration) {
+        let mut view = lock(&self.view);
+        view.answered(url, directory, round_trip, Instant::now());
+        drop(view);
+        self.is_known.send_replace(true);
+    }
+
+    fn failed(&self, url: &str, silent: u32) {
+        lock(&self.view).failed(url, Instant::now());
+        if silent >= SILENT_MAX {
+            self.gone_counter(url).send_modify(|count| *count += 1);
+        }
+    }
+}
+
+/// Asks all known replicas for their directory, again and again while there is a caller.
+async fn ask_all(shared: Weak<Shared>) {
+    let mut interval = tokio::time::interval(INTERVAL);
+    let mut silent: HashMap<String, u32> = HashMap::new();
+    loop {
+        interval.tick().await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let urls = lock(&shared.view).urls();
+        lock(&shared.gone).retain(|url, _| urls.contains(url));
+        silent.retain(|url, _| urls.contains(url));
+        let questions = urls.into_iter().map(|url| {
+            let peer = HttpReplicaPeer::new(shared.client.at(&url));
+            async move {
+                let began = Instant::now();
+                let answer = tokio::time::timeout(ANSWER_WAIT, peer.directory()).await;
+                (url, answer, began.elapsed())
+            }
+        });
+        for (url, answer, round_trip) in futures_util::future::join_all(questions).await {
+            match answer {
+                Ok(Ok(directory)) => {
+                    silent.remove(&url);
+                    shared.answered(&url, &directory, round_trip);
+                }
+                Ok(Err(error)) if error.kind == ErrorKind::NotFound => {
+                    tracing::error!(url, %error, "urls.draft_stores names a draft store without a feed");
+                    shared.failed(&url, 0);
+                }
+                Ok(Err(_)) | Err(_) => {
+                    let count = silent.entry(url.clone()).or_default();
+                    *count += 1;
+                    shared.failed(&url, *count);
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether another replica may answer a call that failed like this.
+fn may_do_better(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Upstream
+    )
+}
+
+/// Defines methods of [`DraftStore`] that make the call of their name at the shard of the request's namespace.
+macro_rules! calls {
+    ($($call:ident: $request:ty => $reply:ty;)+) => {
+        #[async_trait]
+        impl DraftStore for StoreCluster {
+            $(async fn $call(&self, request: $request) -> Result<$reply, ApiError> {
+                let namespace = request.namespace.namespace.id();
+                self.call(namespace, |store| {
+                    let request = request.clone();
+                    async move { store.$call(request).await }
+                })
+                .await
+            })+
+
+            async fn stats(&self) -> Result<StoreStats, ApiError> {
+                let mut all = StoreStats::default();
+                for shard in 0..self.shared.shards().await? {
+                    all = all + self.call_shard(shard, async |store| store.stats().await).await?;
+                }
+                Ok(all)
+            }
+        }
+    };
+}
+
+calls! {
+    append: AppendRequest => AppendReply;
+    follow: FollowRequest => FollowReply;
+    touch: TouchRequest => ();
+    register_group: RegisterGroupRequest => ();
+    fetch_groups: FetchGroupsRequest => FetchGroupsReply;
+    output_lengths: OutputLengthsRequest => OutputLengths;
+    segments: SegmentsRequest => SegmentsReply;
+    segment_piece: SegmentPieceRequest => SegmentPiece;
+    documents: DocumentsRequest => DocumentsReply;
+    unknown_documents: UnknownDocumentsRequest => UnknownDocumentsReply;
+    lookup: LookupRequest => LookupReply;
+    acceptance_stats: AcceptanceStatsRequest => AcceptanceStatsReply;
+}
