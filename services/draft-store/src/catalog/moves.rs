@@ -38,12 +38,15 @@ pub(crate) struct Moves {
     checkpoints: VecDeque<Checkpoint>,
     /// Sequence of the last message that was applied, by namespace.
     last: HashMap<NamespaceId, u64>,
-    /// Sequence of the last message when this replica opened its log.
+    /// Sequence of the last message when this replica opened its log, or had joined.
     opened_at: u64,
+    /// Whether the end of the stream was reached since then. A replica that joins takes over what came later than
+    /// the message at which it goes on, and that is not after anything.
+    is_current: bool,
 }
 
 impl Moves {
-    /// Begins anew at a message: earlier ones are unknown.
+    /// Begins anew at a message, before the end of the stream is reached.
     pub(crate) fn begin(&mut self, stream: u64) {
         *self = Moves {
             opened_at: stream,
@@ -56,9 +59,17 @@ impl Moves {
         self.last.insert(namespace, stream);
     }
 
+    /// Notes that all messages are applied that were in the stream since [`Self::begin`].
+    pub(crate) fn reached_end(&mut self) {
+        self.is_current = true;
+    }
+
     /// Notes that all messages up to `stream` are applied. `feed` is the last sequence of the feed, or the one before
     /// the oldest change in the outbox.
     pub(crate) fn passed(&mut self, stream: u64, feed: u64, now_ms: u64) {
+        if !self.is_current {
+            return;
+        }
         // The last checkpoint gives way while others are near. So after a quiet moment it is the last message before.
         let mut latest = self.checkpoints.iter().rev().map(|at| at.at_ms);
         if let (Some(last), Some(before)) = (latest.next(), latest.next())
@@ -86,6 +97,9 @@ impl Moves {
     /// The sequence after which the feed has everything for a reader of `namespace` who has all up to the message
     /// `seen`. `feed` is as in [`Self::passed`], now. `None` if that is not known any more.
     pub(crate) fn resume(&self, namespace: NamespaceId, seen: u64, feed: u64) -> Option<u64> {
+        if !self.is_current {
+            return None;
+        }
         if seen >= self.seen(namespace) {
             return Some(feed);
         }
@@ -106,6 +120,8 @@ mod tests {
     fn a_reader_begins_at_the_last_checkpoint_that_it_has_passed() {
         let mut moves = Moves::default();
         moves.begin(10);
+        assert_eq!(moves.resume(A, 10, 90), None, "the end is not reached");
+        moves.reached_end();
         let applied = [(11, 100, 0), (12, 110, 100), (13, 120, 150), (14, 130, 500)];
         for (stream, feed, now_ms) in applied {
             moves.applied(A, stream);

@@ -61,6 +61,7 @@ pub(super) async fn follow(
     loop {
         if sequence >= until && !*caught_up.borrow() {
             erasures::finish(session, stream).await?;
+            session.note_end_of_stream().await?;
             session.status.caught_up();
             let _ = caught_up.send(true);
         }

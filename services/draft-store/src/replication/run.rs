@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream::stream::Stream;
+use async_nats::jetstream::stream::{Info, Stream};
 use refrain_service_kit::backoff::Backoff;
 use tokio::sync::watch;
 
@@ -66,10 +66,7 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
         return Err(SessionError::Store("it is opening its log".into()));
     }
     let stream = connection.stream(&session.feed).await?;
-    let info = stream
-        .get_info()
-        .await
-        .map_err(|error| SessionError::broker("the stream cannot be opened", error))?;
+    let mut info = get_info(&stream).await?;
     if info.state.last_sequence == 0 {
         start_stream(session, &connection.context).await?;
     }
@@ -85,6 +82,8 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
         match join(session, created(&info), first).await {
             Ok(joined) => {
                 position = joined;
+                // The peer may have applied more meanwhile.
+                info = get_info(&stream).await?;
                 checked = check_position(position, &info);
             }
             // The stream has everything, it only takes longer.
@@ -117,6 +116,11 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
         () = retry_erasures(session, &stream) => Ok(()),
         lost = connection.lost() => Err(lost),
     }
+}
+
+async fn get_info(stream: &Stream) -> Result<Info, SessionError> {
+    let info = stream.get_info().await;
+    info.map_err(|error| SessionError::broker("the stream cannot be opened", error))
 }
 
 /// Begins erasures again that could not be completed. It goes on for as long as the session.

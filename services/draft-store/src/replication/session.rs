@@ -94,6 +94,12 @@ impl Session {
         applied.await.map_err(|_| stopped())?.map_err(store_error)
     }
 
+    /// Notes that everything is applied that was in the stream when the session began.
+    pub(super) async fn note_end_of_stream(&self) -> Result<(), SessionError> {
+        let noted = self.writer.ask(|writer| writer.note_end_of_stream());
+        noted.await.map_err(|_| stopped())?.map_err(store_error)
+    }
+
     /// Notes that the broker has taken entries, and answers those who wait for them.
     pub(super) async fn note_taken(&self, sent: Vec<SentEntry>) -> Result<(), SessionError> {
         let noted = self.writer.ask(move |writer| writer.note_taken(&sent));

@@ -77,8 +77,6 @@ impl WriterCore {
             self.repairs.remove(position_key());
             catalog.replication.position = None;
         }
-        let (sequence, settled_head) = (catalog.replication.sequence(), catalog.settled_head());
-        catalog.replication.moves.passed(sequence, settled_head, 0);
         // Those that had ended when the store was closed need not wait any more.
         let ended: Vec<_> = catalog
             .replication
@@ -202,11 +200,16 @@ impl WriterCore {
         edit.batch.merge(repairs);
         edit.batch.put_record(position_key(), &position);
         edit.catalog.replication.position = Some(position);
-        let settled_head = edit.catalog.settled_head();
-        let moves = &mut edit.catalog.replication.moves;
-        moves.begin(position.sequence);
-        moves.passed(position.sequence, settled_head, now_ms);
+        edit.catalog.replication.moves.begin(position.sequence);
         self.commit(edit, now_ms)
+    }
+
+    /// Notes that everything is applied that was in the stream when the session began.
+    pub(crate) fn note_end_of_stream(&self, catalog: &mut Catalog, now_ms: u64) {
+        let (sequence, settled_head) = (catalog.replication.sequence(), catalog.settled_head());
+        let moves = &mut catalog.replication.moves;
+        moves.reached_end();
+        moves.passed(sequence, settled_head, now_ms);
     }
 
     /// Notes that the broker has taken entries of the outbox. They go once this replica has applied their messages,

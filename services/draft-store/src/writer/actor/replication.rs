@@ -57,6 +57,15 @@ impl WriterActor {
         Ok(())
     }
 
+    /// Notes that everything is applied that was in the stream when the session began.
+    pub(crate) fn note_end_of_stream(&mut self) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| {
+            core.note_end_of_stream(catalog, now_ms);
+            Ok(CommitOutcome::default())
+        })?;
+        Ok(())
+    }
+
     /// Notes that the broker has taken entries of the outbox, and answers those who wait for them.
     pub(crate) fn note_taken(&mut self, sent: &[SentEntry]) {
         // While the store is closed nothing is noted: the entries are sent again.

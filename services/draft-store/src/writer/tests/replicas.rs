@@ -298,12 +298,19 @@ impl Cluster {
         let position = self.position(replica) as usize;
         let from = position.saturating_sub(again);
         let until = self.stream.len().min(position + count);
+        let is_end = until == self.stream.len();
         let messages: Vec<_> = (from..until)
             .map(|at| (at as u64 + 1, Some(decode(&self.stream[at]).unwrap())))
             .collect();
         let store = self.store(replica);
         let now_ms = store.now_ms;
         store.run(|core, catalog| core.apply_messages(catalog, STREAM, &messages, now_ms));
+        if is_end {
+            store.run(|core, catalog| {
+                core.note_end_of_stream(catalog, now_ms);
+                Ok(CommitOutcome::default())
+            });
+        }
     }
 
     /// Removes what an erasure hits, here first or because the stream says so.
