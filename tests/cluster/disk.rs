@@ -8,6 +8,9 @@ use anyhow::{Context as _, ensure};
 /// Bytes of the disk while it is not full. It is in memory, and only takes what is written.
 const BYTES: u64 = 1 << 30;
 
+/// How often the disk is made full at most, until that succeeds.
+const ATTEMPTS_MAX: usize = 100;
+
 /// A mounted disk. It is unmounted when this is dropped.
 pub(crate) struct SmallDisk {
     at: PathBuf,
@@ -23,14 +26,23 @@ impl SmallDisk {
 
     /// Makes the disk as small as what is on it, or large again.
     pub(crate) fn set_full(&self, is_full: bool) -> anyhow::Result<()> {
-        let bytes = match is_full {
-            true => {
-                let used = run("df", &["--block-size=1", "--output=used"], &self.at)?;
-                let used = used.lines().last().unwrap_or_default().trim();
-                used.parse().with_context(|| format!("df says {used}"))?
+        if !is_full {
+            return self.resize(BYTES);
+        }
+        let mut attempts = 0;
+        loop {
+            let used = run("df", &["--block-size=1", "--output=used"], &self.at)?;
+            let used = used.lines().last().unwrap_or_default().trim();
+            let used = used.parse().with_context(|| format!("df says {used}"))?;
+            match self.resize(used) {
+                // The store has written more meanwhile.
+                Err(_) if attempts < ATTEMPTS_MAX => attempts += 1,
+                resized => return resized,
             }
-            false => BYTES,
-        };
+        }
+    }
+
+    fn resize(&self, bytes: u64) -> anyhow::Result<()> {
         let size = format!("remount,size={bytes}");
         run("mount", &["-o", &size], &self.at).map(drop)
     }

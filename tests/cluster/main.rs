@@ -50,7 +50,7 @@ async fn replicas_end_equal_and_keep_their_promises_after_faults() -> anyhow::Re
     match campaign(&mut cluster, rounds, seed).await {
         Ok(()) => Ok(()),
         Err(error) => {
-            let kept = cluster.keep()?;
+            let kept = cluster.keep().await?;
             let kept = format!(
                 "CLUSTER_SEED={seed}; logs and data are in {}",
                 kept.display()
@@ -78,13 +78,17 @@ async fn campaign(cluster: &mut Cluster, rounds: usize, seed: u64) -> anyhow::Re
         replicated += checked.replicated;
         eprintln!(
             "cluster: {names}: {} appends acknowledged, {} refused; {} documents were promised as replicated, {} as \
-             local; there are {} at {} s",
+             local; there are {} at {} s{}",
             account.acknowledged() - before,
             account.refused() - refused,
             checked.replicated,
             checked.local,
             checked.documents,
-            began.elapsed().as_secs()
+            began.elapsed().as_secs(),
+            match cluster.restarts().await? {
+                0.0 => String::new(),
+                restarts => format!("; {restarts} times a stream was applied anew"),
+            }
         );
     }
     compare_by_command(cluster).await?;

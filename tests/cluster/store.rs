@@ -141,9 +141,13 @@ impl Store {
         self.program.as_mut()?.status()
     }
 
-    pub(crate) fn output(&self) -> String {
-        let now = self.program.as_ref().map(Program::output);
-        format!("{}{}", self.earlier, now.unwrap_or_default())
+    /// Writes the output of all processes to a file, and keeps the data of a disk that is about to go.
+    pub(crate) fn keep(&self) -> anyhow::Result<()> {
+        std::fs::write(self.dir.join("log"), &self.earlier)?;
+        match self.disk {
+            Some(_) => copy_dir(&self.data_dir(), &self.dir.join("data")),
+            None => Ok(()),
+        }
     }
 
     /// Copies the data of a store that is not running. It replaces an earlier copy.

@@ -1,6 +1,8 @@
-//! Replicas on one stream: random calls, lost acknowledgements, repetitions and restarts. At the end all are equal.
+//! Replicas on one stream: random calls, lost acknowledgements, repetitions, restarts and old copies. At the end all
+//! are equal.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
 use super::*;
 use proptest::prelude::*;
@@ -90,6 +92,14 @@ enum Op {
     Reopen {
         replica: usize,
     },
+    /// Copies all files of a replica.
+    Save {
+        replica: usize,
+    },
+    /// Brings the last copy back, in place of the files.
+    Restore {
+        replica: usize,
+    },
     /// Takes over the documents of another replica, as if the stream had lost what came before.
     Join {
         replica: usize,
@@ -124,6 +134,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (replica(), 1u64..30).prop_map(|(replica, elapsed_ms)| Op::Tick { replica, elapsed_ms }),
         1 => replica().prop_map(|replica| Op::Seal { replica }),
         2 => replica().prop_map(|replica| Op::Reopen { replica }),
+        2 => replica().prop_map(|replica| Op::Save { replica }),
+        2 => replica().prop_map(|replica| Op::Restore { replica }),
         2 => (replica(), replica(), 0usize..4)
             .prop_map(|(replica, peer, meanwhile)| Op::Join { replica, peer, meanwhile }),
     ]
@@ -148,6 +160,25 @@ struct Replica {
     /// `None` only while it is opened again.
     store: Option<Store>,
     on_the_way: Vec<OnTheWay>,
+    copy: Option<Copy>,
+}
+
+/// A copy of the log and of the segments.
+struct Copy {
+    log: BTreeMap<Vec<u8>, Vec<u8>>,
+    dir: TempDir,
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_files(&entry.path(), &target),
+            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        }
+    }
 }
 
 /// A document with all that replicas must agree on.
@@ -158,7 +189,8 @@ struct Cluster {
     /// The stream; sequences begin with 1.
     stream: Vec<Vec<u8>>,
     ids: HashMap<String, usize>,
-    erasures: Vec<ErasureRecord>,
+    /// The erasures, with the replicas that were asked.
+    erasures: Vec<(usize, ErasureRecord)>,
     now_ms: u64,
 }
 
@@ -175,6 +207,7 @@ impl Cluster {
         let replica = |number| Replica {
             store: Some(Store::with_generation(config.clone(), 100 + number)),
             on_the_way: Vec::new(),
+            copy: None,
         };
         Cluster {
             replicas: (0..REPLICAS as u64).map(replica).collect(),
@@ -203,7 +236,9 @@ impl Cluster {
     }
 
     fn read(&mut self, replica: usize, count: usize) {
-        let Replica { store, on_the_way } = &mut self.replicas[replica];
+        let Replica {
+            store, on_the_way, ..
+        } = &mut self.replicas[replica];
         let open = store.as_ref().unwrap().shared.read().unwrap();
         let busy: BTreeSet<u64> = on_the_way
             .iter()
@@ -227,7 +262,9 @@ impl Cluster {
     }
 
     fn acknowledge(&mut self, replica: usize, arrives: bool) {
-        let Replica { store, on_the_way } = &mut self.replicas[replica];
+        let Replica {
+            store, on_the_way, ..
+        } = &mut self.replicas[replica];
         if on_the_way.is_empty() {
             return;
         }
@@ -267,7 +304,7 @@ impl Cluster {
             .collect();
         let store = self.store(replica);
         let now_ms = store.now_ms;
-        store.run(|core, catalog| core.apply_messages(catalog, STREAM, &messages, now_ms));
+        store.run(|core, catalog| core.apply_messages(catalog, STREAM, 1, &messages, now_ms));
     }
 
     /// Removes what an erasure hits, here first or because the stream says so.
@@ -308,7 +345,7 @@ impl Cluster {
         drop(open);
         let mark = mark.unwrap();
         self.remove_hit(replica, &mark, None);
-        self.erasures.push(mark);
+        self.erasures.push((replica, mark));
     }
 
     fn release(&mut self, replica: usize) {
@@ -319,15 +356,53 @@ impl Cluster {
     }
 
     fn reopen(&mut self, replica: usize) {
-        let Replica { store, on_the_way } = &mut self.replicas[replica];
-        // Messages on the way may still arrive, or not. Nobody waits for them any more.
+        let Replica { store, .. } = &mut self.replicas[replica];
         *store = Some(store.take().unwrap().reopen());
+        self.abandon(replica);
+    }
+
+    /// Messages on the way may still arrive, or not. Nobody waits for them any more.
+    fn abandon(&mut self, replica: usize) {
+        let on_the_way = &mut self.replicas[replica].on_the_way;
         let arriving = std::mem::take(on_the_way);
         for mut sent in arriving.into_iter().step_by(2) {
             if let Some(message) = sent.next() {
                 self.accept(&message);
             }
         }
+    }
+
+    fn save(&mut self, replica: usize) {
+        let Replica { store, copy, .. } = &mut self.replicas[replica];
+        let store = store.as_ref().unwrap();
+        let log = store.log.records().clone();
+        let dir = tempfile::tempdir().unwrap();
+        copy_files(store.dir.path(), dir.path());
+        *copy = Some(Copy { log, dir });
+    }
+
+    fn restore(&mut self, replica: usize) {
+        let Replica { store, copy, .. } = &mut self.replicas[replica];
+        let Some(copy) = copy else {
+            return;
+        };
+        let log = MemoryLog::default();
+        log.records().clone_from(&copy.log);
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        copy_files(copy.dir.path(), dir.path());
+        let Store { config, now_ms, .. } = store.take().unwrap();
+        *store = Some(Store::open(Arc::new(log), dir, config, now_ms));
+        self.abandon(replica);
+        // An erasure that has not reached the stream is forgotten.
+        let stream = self.stream.iter().map(|message| decode(message).unwrap());
+        let sent: Vec<ErasureRecord> = stream
+            .filter_map(|message| match message.change {
+                StreamChange::Erasure(mark) => Some(mark),
+                _ => None,
+            })
+            .collect();
+        self.erasures
+            .retain(|(asked, mark)| *asked != replica || sent.contains(mark));
     }
 
     fn offer(&mut self, replica: usize) -> Option<JoinOffer> {
@@ -384,6 +459,7 @@ impl Cluster {
         let position = PositionRecord {
             stream: STREAM,
             sequence: offer.sequence,
+            checksum: 0,
         };
         let others: Vec<DocumentKey> = {
             let open = self.store(replica).shared.read().unwrap();
@@ -476,6 +552,8 @@ impl Cluster {
                 }
             }
             Op::Reopen { replica } => self.reopen(replica),
+            Op::Save { replica } => self.save(replica),
+            Op::Restore { replica } => self.restore(replica),
             Op::Join {
                 replica,
                 peer,
@@ -542,7 +620,7 @@ impl Cluster {
         for replica in 1..REPLICAS {
             assert_eq!(self.held(replica), first, "replica {replica}");
         }
-        for mark in &self.erasures {
+        for (_, mark) in &self.erasures {
             for (key, (.., document, _, stored_ms)) in &first {
                 let session = document.head.session.as_deref();
                 let is_hit = key.namespace == names("a").id()
@@ -569,6 +647,31 @@ impl TryInsertNew for HashMap<String, usize> {
             }
         }
     }
+}
+
+/// A document is removed by another replica while its message is on the way, so it is sent once more. After a restart
+/// that message still has to differ from the first one, which the broker has.
+#[test]
+fn a_sealed_document_that_outlived_a_removal_is_sent_anew_after_a_restart() {
+    let mut cluster = Cluster::new();
+    cluster.append(0, finished(update(1, 1, 0, &[1, 2, 3])));
+    cluster.read(0, 1);
+    cluster.arrive(0);
+    cluster.apply(1, 1, 0);
+    cluster.step(&Op::Evict {
+        replica: 1,
+        document: 1,
+    });
+    cluster.read(1, 1);
+    cluster.arrive(1);
+    cluster.store(0).seal("a");
+    // The removal comes before the acknowledgement.
+    cluster.apply(0, 2, 0);
+    cluster.replicas[0].on_the_way.clear();
+    cluster.reopen(0);
+    cluster.settle();
+    cluster.check_equal();
+    assert_eq!(cluster.held(2).len(), 1);
 }
 
 proptest! {
