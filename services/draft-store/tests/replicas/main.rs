@@ -11,6 +11,8 @@ mod broker;
 mod crash;
 mod equal;
 mod erase;
+#[path = "../support/files.rs"]
+mod files;
 mod join;
 mod nats;
 
