@@ -28,6 +28,10 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long one request for messages lasts.
 const EXPIRES: Duration = Duration::from_secs(30);
 
+/// How long messages may be missing that the stream has. After that another session finds another copy of the stream:
+/// the one of a broker that crashed may end too early, and not notice it.
+const MISSING_MAX: Duration = Duration::from_secs(10);
+
 /// Messages that were received together.
 struct Received {
     messages: Vec<ReceivedMessage>,
@@ -75,7 +79,17 @@ pub(super) async fn follow(
             session.status.caught_up();
             let _ = caught_up.send(true);
         }
-        let received = next(session, &mut messages, &mut delivered).await?;
+        let next = next(session, &mut messages, &mut delivered);
+        let Ok(received) = tokio::time::timeout(MISSING_MAX, next).await else {
+            let lag = session.status.state().lag();
+            if lag > 0 {
+                return Err(SessionError::Broker(format!(
+                    "the broker's copy of the stream ends at {sequence}, {lag} messages too early"
+                )));
+            }
+            continue;
+        };
+        let received = received?;
         if std::mem::take(&mut is_first)
             && let Some((first, _)) = received.messages.first()
         {
