@@ -1,5 +1,6 @@
 //! The `refrain` binary as a child process.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -29,16 +30,28 @@ impl Program {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
+        Program::start_through(&[], dir, arguments, variables)
+    }
+
+    /// As [`Program::start`], by another program that becomes this one, such as `ip netns exec NAME`.
+    ///
+    /// # Errors
+    /// As [`Program::start`].
+    pub fn start_through(
+        through: &[String],
+        dir: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let binary = refrain_binary()?;
+        let mut words: Vec<OsString> = through.iter().map(OsString::from).collect();
         // A process under `nohup` ignores SIGHUP, and so would its children. The tests behave the same there.
-        let command = match ignores_hang_ups() {
-            true => {
-                let mut command = Command::new("env");
-                command.arg("--default-signal=HUP").arg(binary);
-                command
-            }
-            false => Command::new(binary),
-        };
+        if ignores_hang_ups() {
+            words.extend(["env", "--default-signal=HUP"].map(OsString::from));
+        }
+        words.push(binary.into());
+        let mut command = Command::new(words.remove(0));
+        command.args(words);
         Program::run(command, dir, arguments, variables)
     }
 
@@ -171,6 +184,11 @@ impl Program {
             .await?;
         ensure!(status.success(), "kill: {status}");
         Ok(())
+    }
+
+    /// The exit status, if it has ended.
+    pub fn status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
     }
 
     /// Waits until it has ended and all of its output was read.

@@ -132,6 +132,9 @@ refrain_service_kit::metric_families! {
         pub(crate) feed_in_flight: IntGauge = "refrain_draft_store_feed_in_flight",
         /// Times the replica took over the documents of another one.
         pub(crate) feed_joins: IntCounter = "refrain_draft_store_feed_joins_total",
+        /// Times the replica applied the stream once more, since the brokers had lost or renumbered messages. Alert
+        /// unless 0.
+        pub(crate) feed_restarts: IntCounter = "refrain_draft_store_feed_restarts_total",
         /// Documents that were taken over from another replica.
         pub(crate) feed_joined_documents: IntCounter =
             "refrain_draft_store_feed_joined_documents_total",

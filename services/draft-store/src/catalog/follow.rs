@@ -89,8 +89,12 @@ impl Catalog {
     /// The position of a cursor in a namespace's feed. `None` if the cursor is not valid here.
     pub(crate) fn position(&self, namespace: NamespaceId, cursor: FeedCursor) -> Option<u64> {
         let record = self.feed_record(namespace);
-        feed::position(self.generation, record, self.head, cursor)
-            .or_else(|| self.position_from_elsewhere(namespace, cursor.seen))
+        if cursor.generation != self.cursor(namespace, 0).generation {
+            return self.position_from_elsewhere(namespace, cursor.seen);
+        }
+        let position = feed::position(self.generation, record, self.head, cursor)?;
+        // A reader of changes that were lost has to drop them.
+        (!self.is_lost(position)).then_some(position)
     }
 
     /// The position of a reader who followed another replica so far.

@@ -31,6 +31,9 @@ pub(crate) struct LoadedCatalog {
 
 /// Reads everything but the text. `found` are the segments in use. `random` gives a damaged feed an era that no
 /// cursor has.
+///
+/// It also sets the sequences of a replica apart from those of any earlier run. A replica that was restored from an old
+/// copy would else give numbers again that it has sent before, and take its own old messages for what it has now.
 pub(crate) fn load(
     log: &dyn RecordLog,
     store: StoreRecord,
@@ -51,7 +54,13 @@ pub(crate) fn load(
     load_erasures(log, &mut loaded)?;
     load_statistics(log, &mut loaded)?;
     load_replication(log, &mut loaded)?;
-    loaded.catalog.skip_to(store.sequence_reserved);
+    let apart = match loaded.catalog.replication.position {
+        Some(_) => u64::from(random),
+        None => 0,
+    };
+    loaded
+        .catalog
+        .skip_to(store.sequence_reserved.saturating_add(apart));
     Ok(loaded)
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct Catalog {
     pub(super) head: u64,
     /// Sequences up to here are not used any more.
     skipped: u64,
+    /// The highest sequence that was on disk.
+    loaded_head: u64,
     pub(crate) uses: RecencyOrder,
     documents: u64,
     size: StoredSize,
@@ -96,6 +98,7 @@ impl Catalog {
             generation,
             head,
             skipped: 0,
+            loaded_head: 0,
             uses: RecencyOrder::default(),
             documents: 0,
             size: StoredSize::default(),
@@ -154,6 +157,12 @@ impl Catalog {
     /// Skips all sequences up to `sequence`: some of them may have been used, and lost.
     pub(super) fn skip_to(&mut self, sequence: u64) {
         self.skipped = sequence;
+        self.loaded_head = self.head;
+    }
+
+    /// Whether a sequence was given before the last opening, and the disk has lost it since.
+    pub(super) fn is_lost(&self, sequence: u64) -> bool {
+        sequence > self.loaded_head && sequence <= self.skipped
     }
 
     /// The next sequence.

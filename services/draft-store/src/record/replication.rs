@@ -13,6 +13,8 @@ pub(crate) struct PositionRecord {
     pub(crate) stream: u64,
     /// Sequence of the last message that was applied.
     pub(crate) sequence: u64,
+    /// Checksum of that message; 0 where it is not known. By it a replica notices that the brokers count otherwise.
+    pub(crate) checksum: u64,
 }
 
 /// A change that other replicas do not have yet. It names the document, not the text: what is sent is read when it is

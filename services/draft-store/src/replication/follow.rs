@@ -10,9 +10,10 @@ use refrain_service_kit::clock::unix_ms;
 use tokio::sync::watch;
 
 use crate::message::{MessageError, decode};
+use crate::record::replication::PositionRecord;
 use crate::replication::erasures;
 use crate::replication::session::Session;
-use crate::replication::stream::{SessionError, consumer_after};
+use crate::replication::stream::{SessionError, check_first, checksum, consumer_after};
 use crate::writer::replication::{AppliedMessages, ReceivedMessage};
 
 /// Most messages of one commit. One `fdatasync` serves all of them.
@@ -27,6 +28,10 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long one request for messages lasts.
 const EXPIRES: Duration = Duration::from_secs(30);
 
+/// How long messages may be missing that the stream has. After that another session finds another copy of the stream:
+/// the one of a broker that crashed may end too early, and not notice it.
+const MISSING_MAX: Duration = Duration::from_secs(10);
+
 /// Messages that were received together.
 struct Received {
     messages: Vec<ReceivedMessage>,
@@ -34,21 +39,31 @@ struct Received {
     pending: u64,
     /// When the broker got the last of them, in Unix milliseconds.
     published_ms: u64,
+    /// Checksums of the first and of the last of them.
+    first_checksum: u64,
+    last_checksum: u64,
 }
 
-/// Applies messages for as long as the session lasts. `caught_up` learns when everything up to `until` is applied.
+/// Applies messages for as long as the session lasts. `beginning` is before the first message of the stream.
+/// `caught_up` learns when everything up to `until` is applied.
 pub(super) async fn follow(
     session: &Arc<Session>,
     stream: &Stream,
-    stream_created: u64,
+    beginning: PositionRecord,
     until: u64,
     caught_up: watch::Sender<bool>,
 ) -> Result<(), SessionError> {
-    let mut sequence = session.position().await?.sequence;
+    let position = session.position().await?;
+    let mut sequence = position.sequence;
+    // The last message that was applied comes once more, to see that it is the same. Copies of a stream on brokers
+    // that crashed may differ in how they count.
+    let from = sequence - u64::from(position.checksum != 0).min(sequence);
     let consumer: PullConsumer = stream
-        .create_consumer(consumer_after(sequence))
+        .create_consumer(consumer_after(from))
         .await
         .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
+    let mut is_checked = position.checksum == 0 || consumer.cached_info().num_pending == 0;
+    let mut is_first = true;
     let mut messages = consumer
         .stream()
         .max_messages_per_batch(BATCH_MESSAGES)
@@ -59,20 +74,38 @@ pub(super) async fn follow(
         .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
     let mut delivered = 0;
     loop {
-        if sequence >= until && !*caught_up.borrow() {
+        if is_checked && sequence >= until && !*caught_up.borrow() {
             erasures::finish(session, stream).await?;
             session.note_end_of_stream().await?;
             session.status.caught_up();
             let _ = caught_up.send(true);
         }
-        let received = next(session, &mut messages, &mut delivered).await?;
+        let next = next(session, &mut messages, &mut delivered);
+        let Ok(received) = tokio::time::timeout(MISSING_MAX, next).await else {
+            let lag = session.status.state().lag();
+            if lag > 0 {
+                return Err(SessionError::Broker(format!(
+                    "the broker's copy of the stream ends at {sequence}, {lag} messages too early"
+                )));
+            }
+            continue;
+        };
+        let received = received?;
+        if std::mem::take(&mut is_first)
+            && let Some((first, _)) = received.messages.first()
+        {
+            check_first(position, beginning, *first, received.first_checksum)?;
+            is_checked = true;
+        }
         let last = received.messages.last().map_or(sequence, |(last, _)| *last);
         let pending = received.pending;
         let applied = received.messages.len() as u64;
         let AppliedMessages {
             repeated,
             has_erasures,
-        } = session.apply(stream_created, received.messages).await?;
+        } = session
+            .apply(beginning.stream, received.last_checksum, received.messages)
+            .await?;
         session
             .metrics
             .feed_applied
@@ -105,6 +138,8 @@ async fn next(
         messages: Vec::new(),
         pending: 0,
         published_ms: 0,
+        first_checksum: 0,
+        last_checksum: 0,
     };
     let mut bytes = 0;
     while received.messages.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
@@ -146,6 +181,10 @@ async fn next(
                 None
             }
         };
+        received.last_checksum = checksum(&message.payload);
+        if received.messages.is_empty() {
+            received.first_checksum = received.last_checksum;
+        }
         received.messages.push((sequence, change));
     }
     Ok(received)

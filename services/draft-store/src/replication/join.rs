@@ -87,6 +87,7 @@ pub(super) async fn join(
     let position = PositionRecord {
         stream,
         sequence: offer.sequence,
+        checksum: 0,
     };
     let set = session
         .writer

@@ -7,17 +7,22 @@ use async_nats::jetstream::stream::{Info, Stream};
 use refrain_service_kit::backoff::Backoff;
 use tokio::sync::watch;
 
+use crate::record::replication::PositionRecord;
 use crate::replication::directory::announce;
 use crate::replication::erasures::begin;
 use crate::replication::follow::follow;
 use crate::replication::join::join;
 use crate::replication::publish::{publish, start_stream};
 use crate::replication::session::Session;
-use crate::replication::stream::{Connection, SessionError, check_position, created};
+use crate::replication::stream::{Connection, SessionError, beginning, check_position, created};
 
 /// Pauses between sessions.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_LONGEST: Duration = Duration::from_secs(5);
+
+/// How long a stream has to end too early until it is believed. A broker that is cut off from the others may say so
+/// for ten seconds.
+const SHORT_FOR: Duration = Duration::from_secs(30);
 
 /// Runs sessions until `stop` says so.
 pub(crate) async fn run(session: Arc<Session>, mut stop: watch::Receiver<bool>) {
@@ -37,6 +42,13 @@ pub(crate) async fn run(session: Arc<Session>, mut stop: watch::Receiver<bool>) 
             error => tracing::warn!(%error, "draft store lost its stream"),
         }
         session.status.disconnected(ended.to_string());
+        match ended {
+            SessionError::Renumbered(_, beginning) => begin_anew(&session, beginning).await,
+            SessionError::Short(_, beginning) if session.status.short_for() > SHORT_FOR => {
+                begin_anew(&session, beginning).await;
+            }
+            _ => {}
+        }
         if began.elapsed() > PAUSE_LONGEST {
             backoff.reset();
         }
@@ -44,6 +56,17 @@ pub(crate) async fn run(session: Arc<Session>, mut stop: watch::Receiver<bool>) 
             () = tokio::time::sleep(backoff.pause()) => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
+    }
+}
+
+/// Applies the stream once more, and sends all documents again, since the brokers have lost messages or count them in
+/// another way.
+async fn begin_anew(session: &Session, beginning: PositionRecord) {
+    tracing::error!(
+        "draft store applies its stream from the beginning, and sends all documents again"
+    );
+    if let Err(error) = session.begin_anew(beginning).await {
+        tracing::warn!(%error, "draft store cannot begin its stream anew; it is tried again");
     }
 }
 
@@ -110,7 +133,7 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
         publish(session, &context).await
     };
     tokio::select! {
-        ended = follow(session, &stream, created(&info), until, tell) => ended,
+        ended = follow(session, &stream, beginning(&info), until, tell) => ended,
         ended = send => ended,
         ended = announce(session, &client) => ended,
         () = retry_erasures(session, &stream) => Ok(()),

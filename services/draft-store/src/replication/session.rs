@@ -82,15 +82,24 @@ impl Session {
             .await
     }
 
-    /// Applies messages durably.
+    /// Follows the stream once more from a position, and sends all documents again.
+    pub(super) async fn begin_anew(&self, from: PositionRecord) -> Result<(), SessionError> {
+        self.status.begins_anew();
+        self.metrics.feed_restarts.inc();
+        let begun = self.writer.ask(move |writer| writer.begin_anew(from));
+        begun.await.map_err(|_| stopped())?.map_err(store_error)
+    }
+
+    /// Applies messages durably. The last one has the checksum `checksum`.
     pub(super) async fn apply(
         &self,
         stream: u64,
+        checksum: u64,
         messages: Vec<ReceivedMessage>,
     ) -> Result<AppliedMessages, SessionError> {
         let applied = self
             .writer
-            .ask(move |writer| writer.apply_messages(stream, &messages));
+            .ask(move |writer| writer.apply_messages(stream, checksum, &messages));
         applied.await.map_err(|_| stopped())?.map_err(store_error)
     }
 

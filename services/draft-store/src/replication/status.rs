@@ -1,6 +1,7 @@
 //! The state of the feed, for readiness and for callers that wait for replication.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use refrain_protocol::shard::ReplicaEntry;
 use serde::Serialize;
@@ -33,6 +34,8 @@ struct Inner {
     state: FeedState,
     /// Why there is no session, or why the last one ended.
     trouble: Option<String>,
+    /// Since when the stream ends before the replica's position.
+    short_since: Option<Instant>,
 }
 
 /// The state of the feed, shared by its task and those who look at it.
@@ -68,6 +71,7 @@ impl FeedStatus {
     pub(super) fn connected(&self, sequence: u64, stream_sequence: u64) {
         let mut inner = self.lock();
         inner.trouble = None;
+        inner.short_since = None;
         inner.state = FeedState {
             connected: true,
             sequence,
@@ -92,6 +96,19 @@ impl FeedStatus {
     /// Everything is applied that was in the stream when the session began.
     pub(super) fn caught_up(&self) {
         self.lock().state.caught_up = true;
+    }
+
+    /// The stream ends before the replica's position. Returns for how long it has been like that.
+    pub(super) fn short_for(&self) -> Duration {
+        let mut inner = self.lock();
+        inner.short_since.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// The stream is applied once more from its beginning.
+    pub(super) fn begins_anew(&self) {
+        let mut inner = self.lock();
+        inner.state.caught_up = false;
+        inner.short_since = None;
     }
 
     /// The session ended.

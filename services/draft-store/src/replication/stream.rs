@@ -39,6 +39,12 @@ pub(super) enum SessionError {
     /// The store did not take messages. It is tried again.
     #[error("the store did not apply messages of the stream: {0}")]
     Store(String),
+    /// The stream ends before the position of this replica. A broker that was cut off from the others says so, too.
+    #[error("{0}")]
+    Short(String, PositionRecord),
+    /// The messages of the stream have other sequences than those that this replica has applied.
+    #[error("{0}")]
+    Renumbered(String, PositionRecord),
     /// The stream does not have any more what this replica has missed.
     #[error("{0}")]
     Missed(String),
@@ -245,6 +251,15 @@ pub(super) fn created(info: &stream::Info) -> u64 {
     u64::try_from(info.created.unix_timestamp_nanos()).unwrap_or(0)
 }
 
+/// The position before the first message of a stream.
+pub(super) fn beginning(info: &stream::Info) -> PositionRecord {
+    PositionRecord {
+        stream: created(info),
+        sequence: info.state.first_sequence.saturating_sub(1),
+        checksum: 0,
+    }
+}
+
 /// Checks that the stream goes on where the replica is. Returns the sequence of the last message of the stream.
 pub(super) fn check_position(
     position: PositionRecord,
@@ -259,11 +274,11 @@ pub(super) fn check_position(
         )));
     }
     if position.sequence > last {
-        return Err(SessionError::Operator(format!(
-            "this replica has applied message {} of the stream {name}, which ends at {last}: the brokers have lost \
-             messages; stop all replicas but one, move their data_dir away, and delete the stream",
+        let why = format!(
+            "this replica has applied message {} of the stream {name}, which ends at {last}",
             position.sequence
-        )));
+        );
+        return Err(SessionError::Short(why, beginning(info)));
     }
     if position.sequence + 1 < first {
         return Err(SessionError::Missed(format!(
@@ -274,6 +289,31 @@ pub(super) fn check_position(
         )));
     }
     Ok(last)
+}
+
+/// The checksum of a message, which is never 0.
+pub(super) fn checksum(payload: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(payload).max(1)
+}
+
+/// Checks that the first message that the stream gives, from the replica's position on, is the one that was applied
+/// last. An erasure may have deleted that one.
+pub(super) fn check_first(
+    position: PositionRecord,
+    beginning: PositionRecord,
+    sequence: u64,
+    checksum: u64,
+) -> Result<(), SessionError> {
+    let is_other = sequence == position.sequence && checksum != position.checksum;
+    match is_other && position.checksum != 0 {
+        true => Err(SessionError::Renumbered(
+            format!(
+                "message {sequence} of the stream is not the one that this replica has applied"
+            ),
+            beginning,
+        )),
+        false => Ok(()),
+    }
 }
 
 /// A consumer of all messages after a sequence. The position is the replica's own, so nothing is acknowledged.
@@ -295,6 +335,27 @@ pub(super) fn consumer_after(sequence: u64) -> pull::Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_message_at_the_position_is_noticed() {
+        let position = PositionRecord {
+            stream: 1,
+            sequence: 7,
+            checksum: checksum(b"seven"),
+        };
+        let beginning = PositionRecord::default();
+        let check = |position, sequence, text: &[u8]| {
+            check_first(position, beginning, sequence, checksum(text)).is_ok()
+        };
+        assert!(check(position, 7, b"seven"));
+        assert!(!check(position, 7, b"eight"));
+        assert!(check(position, 8, b"eight"), "it was deleted");
+        let unknown = PositionRecord {
+            checksum: 0,
+            ..position
+        };
+        assert!(check(unknown, 7, b"eight"));
+    }
 
     #[test]
     fn an_existing_stream_with_other_limits_is_refused_with_what_to_do() {

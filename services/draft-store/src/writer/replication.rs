@@ -56,20 +56,7 @@ impl WriterCore {
             self.config.feed.as_ref().is_some_and(|feed| feed.groups);
         let is_known = catalog.replication.position.is_some();
         if is_on && !is_known {
-            for (namespace, _) in catalog.namespaces() {
-                let documents: Vec<_> = catalog
-                    .documents(namespace)
-                    .map(|(document, known)| (document, known.state.finish != 0))
-                    .collect();
-                for (document, is_finished) in documents {
-                    let key = DocumentKey::new(namespace, document);
-                    let outbox = &mut catalog.replication.outbox;
-                    if let Some(number) = outbox.change(key, is_finished, 0) {
-                        self.repairs
-                            .put_record(outbox_key(number), &OutboxRecord::document(key));
-                    }
-                }
-            }
+            self.send_all(catalog);
             let position = PositionRecord::default();
             self.repairs.put_record(position_key(), &position);
             catalog.replication.position = Some(position);
@@ -92,21 +79,51 @@ impl WriterCore {
         }
     }
 
-    /// Applies messages of the stream that was created at `stream`, in order. Repeated ones change nothing.
+    /// Adds all documents to the outbox. That becomes durable with the next commit of messages or of a position.
+    fn send_all(&mut self, catalog: &mut Catalog) {
+        for (namespace, _) in catalog.namespaces() {
+            let documents: Vec<_> = catalog
+                .documents(namespace)
+                .map(|(document, known)| (document, known.state.finish != 0))
+                .collect();
+            for (document, is_finished) in documents {
+                let key = DocumentKey::new(namespace, document);
+                let outbox = &mut catalog.replication.outbox;
+                if let Some(number) = outbox.change(key, is_finished, 0) {
+                    self.repairs
+                        .put_record(outbox_key(number), &OutboxRecord::document(key));
+                }
+            }
+        }
+    }
+
+    /// Follows the stream once more from `from`, and sends all documents again. The brokers count its messages in
+    /// another way than before, so nobody knows what this replica and the others have missed.
+    pub(crate) fn begin_anew(
+        &mut self,
+        catalog: &mut Catalog,
+        from: PositionRecord,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        self.send_all(catalog);
+        self.set_position(catalog, from, now_ms)
+    }
+
+    /// Applies messages of the stream that was created at `stream`, in order. Repeated ones change nothing. The last
+    /// message has the checksum `checksum`.
     pub(crate) fn apply_messages(
         &mut self,
         catalog: &mut Catalog,
         stream: u64,
+        checksum: u64,
         messages: &[ReceivedMessage],
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
         let repairs = std::mem::take(&mut self.repairs);
         let mut edit = self.edit(catalog, now_ms);
         edit.batch.merge(repairs);
-        let mut position = PositionRecord {
-            stream,
-            sequence: edit.catalog.replication.sequence(),
-        };
+        let before = edit.catalog.replication.position.unwrap_or_default();
+        let mut position = PositionRecord { stream, ..before };
         for (sequence, message) in messages {
             if *sequence <= position.sequence {
                 edit.outcome.repeated_messages += 1;
@@ -119,7 +136,11 @@ impl WriterCore {
                     moves.applied(namespace, *sequence);
                 }
             }
-            position.sequence = *sequence;
+            position = PositionRecord {
+                stream,
+                sequence: *sequence,
+                checksum,
+            };
         }
         if edit.catalog.replication.position != Some(position) {
             edit.batch.put_record(position_key(), &position);
@@ -164,7 +185,7 @@ impl WriterCore {
                 edit.apply_message(0, message)?;
             }
             if let (true, Some(message)) = (is_unsent, messages.first()) {
-                edit.resend(message);
+                edit.resend(message)?;
             }
         }
         self.within_budgets(&mut edit)?;

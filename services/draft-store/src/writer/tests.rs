@@ -9,6 +9,7 @@ mod sealing;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use refrain_protocol::document::{
     DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
@@ -94,7 +95,13 @@ impl Store {
     fn open(log: Arc<MemoryLog>, dir: Arc<TempDir>, config: DraftStoreConfig, now_ms: u64) -> Self {
         let stored = log.records()[&store_key()].clone();
         let store = codec::open::<StoreRecord>(&store_key(), &stored).unwrap();
-        let loaded = load(&*log, store, find(dir.path(), &*log, false).unwrap(), 1).unwrap();
+        // Another one for each run, as random numbers would be.
+        static OPENINGS: AtomicU32 = AtomicU32::new(1);
+        let random = OPENINGS
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_mul(65_537);
+        let found = find(dir.path(), &*log, false).unwrap();
+        let loaded = load(&*log, store, found, random).unwrap();
         let mut core = WriterCore::new(
             log.clone(),
             config.clone(),

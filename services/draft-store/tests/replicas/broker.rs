@@ -145,3 +145,46 @@ async fn a_replica_that_missed_messages_for_good_says_so() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_broker_has_lost_comes_from_the_replicas_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nats = Nats::start(dir.path());
+    let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
+    let b = Replica::ready(config(dir.path(), "b", &nats.url())).await;
+    for document in 0..10 {
+        a.append("one", vec![whole(document, 40)]).await;
+    }
+    end_equal(&[&a, &b]).await;
+    nats.kill();
+    let copy = dir.path().join("copy");
+    files::copy(nats.dir(), &copy);
+    nats.restart();
+    for document in 10..20 {
+        a.append("one", vec![whole(document, 40)]).await;
+    }
+    end_equal(&[&a, &b]).await;
+    a.stop().await;
+    b.stop().await;
+    // The last messages are lost, and others get their sequences.
+    nats.kill();
+    std::fs::remove_dir_all(nats.dir()).unwrap();
+    files::copy(&copy, nats.dir());
+    nats.restart();
+    let c = Replica::ready(config(dir.path(), "c", &nats.url())).await;
+    for document in 20..50 {
+        c.append("one", vec![whole(document, 40)]).await;
+    }
+    end_equal(&[&c]).await;
+    let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
+    let b = Replica::ready(config(dir.path(), "b", &nats.url())).await;
+    let sums = end_equal(&[&a, &b, &c]).await;
+    assert_eq!(sums[0].documents, 50);
+    for replica in [&a, &b] {
+        assert_eq!(
+            replica.metric("refrain_draft_store_feed_restarts_total"),
+            1.0
+        );
+    }
+    assert_eq!(c.text("one", 15).await, Some(text(15, 40)));
+}

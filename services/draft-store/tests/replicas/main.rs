@@ -12,6 +12,8 @@ mod callers;
 mod crash;
 mod equal;
 mod erase;
+#[path = "../support/files.rs"]
+mod files;
 mod join;
 mod nats;
 

@@ -60,6 +60,11 @@ impl Nats {
         format!("nats://{}", self.addr())
     }
 
+    /// Its data.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Starts the server, and waits until it listens.
     pub(super) fn restart(&mut self) {
         assert!(self.process.is_none());

@@ -12,15 +12,16 @@ use crate::writer::outcome::CommitOutcome;
 use crate::writer::replication::{AppliedMessages, JoinedParts, ReceivedMessage, SentEntry};
 
 impl WriterActor {
-    /// Applies messages of the stream that was created at `stream`.
+    /// Applies messages of the stream that was created at `stream`. The last one has the checksum `checksum`.
     pub(crate) fn apply_messages(
         &mut self,
         stream: u64,
+        checksum: u64,
         messages: &[ReceivedMessage],
     ) -> Result<AppliedMessages, ApiError> {
         let mut has_erasures = false;
         let outcome = self.run(|core, catalog, now_ms| {
-            let outcome = core.apply_messages(catalog, stream, messages, now_ms)?;
+            let outcome = core.apply_messages(catalog, stream, checksum, messages, now_ms)?;
             has_erasures = !catalog.replication.open_erasures().is_empty();
             Ok(outcome)
         })?;
@@ -54,6 +55,12 @@ impl WriterActor {
     /// Sets how far the stream is applied.
     pub(crate) fn set_position(&mut self, position: PositionRecord) -> Result<(), ApiError> {
         self.run(|core, catalog, now_ms| core.set_position(catalog, position, now_ms))?;
+        Ok(())
+    }
+
+    /// Follows the stream once more from a position, and sends all documents again.
+    pub(crate) fn begin_anew(&mut self, from: PositionRecord) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.begin_anew(catalog, from, now_ms))?;
         Ok(())
     }
 

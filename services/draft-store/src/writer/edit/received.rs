@@ -55,7 +55,7 @@ impl Edit<'_> {
         if replication.refuses(message.seen, names, head, part.stored_ms) {
             if is_own && known.is_some() {
                 // This replica knows the erasure by now, and kept the document.
-                self.send_again(key);
+                self.send_again(key)?;
             }
             return Ok(());
         }
@@ -260,8 +260,7 @@ impl Edit<'_> {
     fn keep_or_remove(&mut self, key: DocumentKey) -> Result<(), LogError> {
         if self.catalog.replication.outbox.has(key) {
             // Messages on the way to others may be older than the document here.
-            self.send_again(key);
-            return Ok(());
+            return self.send_again(key);
         }
         self.remove(key, RemovalReason::OtherReplica)
     }
@@ -278,11 +277,12 @@ impl Edit<'_> {
     }
 
     /// Sends the document of a message, which its sender has not sent yet.
-    pub(in crate::writer) fn resend(&mut self, message: &StreamMessage) {
-        if let StreamChange::Document(part) = &message.change
-            && self.catalog.document(part.key()).is_some()
-        {
-            self.send_again(part.key());
+    pub(in crate::writer) fn resend(&mut self, message: &StreamMessage) -> Result<(), LogError> {
+        match &message.change {
+            StreamChange::Document(part) if self.catalog.document(part.key()).is_some() => {
+                self.send_again(part.key())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -302,7 +302,15 @@ impl Edit<'_> {
 
     /// Sends a document once more as a whole. It counts as changed, so that the broker does not take the message for
     /// a repetition of one that came before the removal.
-    fn send_again(&mut self, key: DocumentKey) {
+    fn send_again(&mut self, key: DocumentKey) -> Result<(), LogError> {
+        // The records of a segment do not change. So the document moves to the log, or a restart would send it with
+        // the sequence from before.
+        match self.unseal(key) {
+            Ok(()) => {}
+            Err(TextError::Log(error)) => return Err(error),
+            // Nobody can send it.
+            Err(TextError::Damaged(_)) => return Ok(()),
+        }
         if let Ok(mut state) = self.state(key) {
             state.sequence = self.next_sequence();
             self.catalog.put(key, state, Some(state.len));
@@ -313,6 +321,7 @@ impl Edit<'_> {
             self.is_received = is_received;
             self.catalog.replication.outbox.renew(key);
         }
+        Ok(())
     }
 
     fn apply_uses(&mut self, uses: &Uses) {

@@ -1,9 +1,11 @@
-//! Replicas on one stream: random calls, lost acknowledgements, repetitions and restarts. At the end all are equal, and
-//! so are readers who moved between them.
+//! Replicas on one stream: random calls, lost acknowledgements, repetitions, restarts and old copies. At the end all
+//! are equal, and so are readers who moved between them.
 
+mod op;
 mod reader;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
 use super::*;
 use proptest::prelude::*;
@@ -21,6 +23,7 @@ use crate::record::ErasureRecord;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::replication::{SentDocument, SentEntry};
 
+use self::op::{Op, op};
 use self::reader::Reader;
 
 const REPLICAS: usize = 3;
@@ -29,124 +32,6 @@ const STREAM: u64 = 99;
 
 /// Most tokens of a part, so that most documents have several.
 const PART_TOKENS: usize = 7;
-
-#[derive(Clone, Debug)]
-enum Op {
-    Append {
-        replica: usize,
-        document: u128,
-        epoch: u64,
-        prev_len: u32,
-        count: u32,
-        /// A faulty writer, whose text differs from that of others.
-        salt: u32,
-        finish: bool,
-        session: bool,
-        age_ms: u64,
-    },
-    /// Continues a document where it ends.
-    Grow {
-        replica: usize,
-        document: u128,
-        count: u32,
-        finish: bool,
-    },
-    /// Reads entries of the outbox, which are then on the way.
-    Read {
-        replica: usize,
-        count: usize,
-    },
-    /// The message that is longest on the way arrives at the broker.
-    Arrive {
-        replica: usize,
-    },
-    /// The broker's acknowledgement arrives, or it is lost, with or without the message.
-    Acknowledge {
-        replica: usize,
-        arrives: bool,
-    },
-    /// Applies messages, some of them again.
-    Apply {
-        replica: usize,
-        count: usize,
-        again: usize,
-    },
-    Evict {
-        replica: usize,
-        document: u128,
-    },
-    Erase {
-        replica: usize,
-        session: bool,
-        span: Option<(u64, u64)>,
-    },
-    CarryOut {
-        replica: usize,
-    },
-    Release {
-        replica: usize,
-    },
-    Tick {
-        replica: usize,
-        elapsed_ms: u64,
-    },
-    Seal {
-        replica: usize,
-    },
-    Reopen {
-        replica: usize,
-    },
-    /// Takes over the documents of another replica, as if the stream had lost what came before.
-    Join {
-        replica: usize,
-        peer: usize,
-        /// Applied by the peer while its documents are read.
-        meanwhile: usize,
-    },
-    /// A reader reads on where it is.
-    Follow {
-        reader: usize,
-        tokens_max: usize,
-    },
-    /// A reader goes on at another replica.
-    Move {
-        reader: usize,
-        replica: usize,
-    },
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let replica = || 0usize..REPLICAS;
-    let document = || 0u128..4;
-    prop_oneof![
-        8 => (replica(), document(), 1u64..4, 0u32..12, 0u32..12, 0u32..8, any::<bool>(), any::<bool>(), 0u64..50)
-            .prop_map(|(replica, document, epoch, prev_len, count, salt, finish, session, age_ms)| {
-                let salt = salt / 7;
-                Op::Append { replica, document, epoch, prev_len, count, salt, finish, session, age_ms }
-            }),
-        10 => (replica(), document(), 1u32..20, any::<bool>())
-            .prop_map(|(replica, document, count, finish)| Op::Grow { replica, document, count, finish }),
-        8 => (replica(), 1usize..4).prop_map(|(replica, count)| Op::Read { replica, count }),
-        20 => replica().prop_map(|replica| Op::Arrive { replica }),
-        10 => (replica(), prop::bool::weighted(0.7))
-            .prop_map(|(replica, arrives)| Op::Acknowledge { replica, arrives }),
-        10 => (replica(), 1usize..5, 0usize..4)
-            .prop_map(|(replica, count, again)| Op::Apply { replica, count, again }),
-        2 => (replica(), document()).prop_map(|(replica, document)| Op::Evict { replica, document }),
-        1 => (replica(), any::<bool>(), proptest::option::of((0u64..40, 1u64..40)))
-            .prop_map(|(replica, session, span)| Op::Erase { replica, session, span }),
-        2 => replica().prop_map(|replica| Op::CarryOut { replica }),
-        3 => replica().prop_map(|replica| Op::Release { replica }),
-        3 => (replica(), 1u64..30).prop_map(|(replica, elapsed_ms)| Op::Tick { replica, elapsed_ms }),
-        1 => (replica(), 200u64..300).prop_map(|(replica, elapsed_ms)| Op::Tick { replica, elapsed_ms }),
-        1 => replica().prop_map(|replica| Op::Seal { replica }),
-        2 => replica().prop_map(|replica| Op::Reopen { replica }),
-        2 => (replica(), replica(), 0usize..4)
-            .prop_map(|(replica, peer, meanwhile)| Op::Join { replica, peer, meanwhile }),
-        8 => (0..READERS, 1usize..40).prop_map(|(reader, tokens_max)| Op::Follow { reader, tokens_max }),
-        2 => (0..READERS, replica()).prop_map(|(reader, replica)| Op::Move { reader, replica }),
-    ]
-}
 
 /// Messages on the way from a replica to the broker.
 struct OnTheWay {
@@ -169,6 +54,25 @@ struct Replica {
     /// `None` only while it is opened again.
     store: Option<Store>,
     on_the_way: Vec<OnTheWay>,
+    copy: Option<Copy>,
+}
+
+/// A copy of the log and of the segments.
+struct Copy {
+    log: BTreeMap<Vec<u8>, Vec<u8>>,
+    dir: TempDir,
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_files(&entry.path(), &target),
+            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        }
+    }
 }
 
 /// A document with all that replicas must agree on.
@@ -179,7 +83,8 @@ struct Cluster {
     /// The stream; sequences begin with 1.
     stream: Vec<Vec<u8>>,
     ids: HashMap<String, usize>,
-    erasures: Vec<ErasureRecord>,
+    /// The erasures, with the replicas that were asked.
+    erasures: Vec<(usize, ErasureRecord)>,
     readers: Vec<Reader>,
     now_ms: u64,
 }
@@ -197,15 +102,21 @@ impl Cluster {
         let replica = |number| Replica {
             store: Some(Store::with_generation(config.clone(), 100 + number)),
             on_the_way: Vec::new(),
+            copy: None,
         };
-        Cluster {
+        let mut cluster = Cluster {
             replicas: (0..REPLICAS as u64).map(replica).collect(),
             stream: Vec::new(),
             ids: HashMap::new(),
             erasures: Vec::new(),
             readers: (0..READERS).map(Reader::at).collect(),
             now_ms: 1_000_000_000_000,
+        };
+        // From its first commit on, a store knows that it is a replica.
+        for replica in 0..REPLICAS {
+            cluster.apply(replica, 0, 0);
         }
+        cluster
     }
 
     fn store(&mut self, replica: usize) -> &mut Store {
@@ -228,7 +139,9 @@ impl Cluster {
     }
 
     fn read(&mut self, replica: usize, count: usize) {
-        let Replica { store, on_the_way } = &mut self.replicas[replica];
+        let Replica {
+            store, on_the_way, ..
+        } = &mut self.replicas[replica];
         let open = store.as_ref().unwrap().shared.read().unwrap();
         let busy: BTreeSet<u64> = on_the_way
             .iter()
@@ -257,7 +170,9 @@ impl Cluster {
     }
 
     fn acknowledge(&mut self, replica: usize, arrives: bool) {
-        let Replica { store, on_the_way } = &mut self.replicas[replica];
+        let Replica {
+            store, on_the_way, ..
+        } = &mut self.replicas[replica];
         if on_the_way.is_empty() {
             return;
         }
@@ -304,7 +219,7 @@ impl Cluster {
             .collect();
         let store = self.store(replica);
         let now_ms = store.now_ms;
-        store.run(|core, catalog| core.apply_messages(catalog, STREAM, &messages, now_ms));
+        store.run(|core, catalog| core.apply_messages(catalog, STREAM, 1, &messages, now_ms));
         if is_end {
             store.run(|core, catalog| {
                 core.note_end_of_stream(catalog, now_ms);
@@ -351,7 +266,7 @@ impl Cluster {
         drop(open);
         let mark = mark.unwrap();
         self.remove_hit(replica, &mark, None);
-        self.erasures.push(mark);
+        self.erasures.push((replica, mark));
     }
 
     fn release(&mut self, replica: usize) {
@@ -362,15 +277,68 @@ impl Cluster {
     }
 
     fn reopen(&mut self, replica: usize) {
-        let Replica { store, on_the_way } = &mut self.replicas[replica];
-        // Messages on the way may still arrive, or not. Nobody waits for them any more.
+        let Replica { store, .. } = &mut self.replicas[replica];
         *store = Some(store.take().unwrap().reopen());
+        self.abandon(replica);
+    }
+
+    /// Messages on the way may still arrive, or not. Nobody waits for them any more.
+    fn abandon(&mut self, replica: usize) {
+        let on_the_way = &mut self.replicas[replica].on_the_way;
         let arriving = std::mem::take(on_the_way);
         for mut sent in arriving.into_iter().step_by(2) {
             if let Some(message) = sent.next() {
                 self.accept(&message);
             }
         }
+    }
+
+    fn save(&mut self, replica: usize) {
+        let Replica { store, copy, .. } = &mut self.replicas[replica];
+        let store = store.as_ref().unwrap();
+        let log = store.log.records().clone();
+        let dir = tempfile::tempdir().unwrap();
+        copy_files(store.dir.path(), dir.path());
+        *copy = Some(Copy { log, dir });
+    }
+
+    fn restore(&mut self, replica: usize) {
+        let Replica { store, copy, .. } = &mut self.replicas[replica];
+        let Some(copy) = copy else {
+            return;
+        };
+        let log = MemoryLog::default();
+        log.records().clone_from(&copy.log);
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        copy_files(copy.dir.path(), dir.path());
+        let Store { config, now_ms, .. } = store.take().unwrap();
+        *store = Some(Store::open(Arc::new(log), dir, config, now_ms));
+        self.abandon(replica);
+        // Its readers ask every few seconds, so they notice before it has been restarted once more.
+        let generation = self
+            .store(replica)
+            .shared
+            .read()
+            .unwrap()
+            .catalog
+            .generation();
+        for number in 0..READERS {
+            let elsewhere = std::mem::replace(&mut self.readers[number].replica, replica);
+            if self.readers[number].is_at(generation) {
+                self.follow(number, 1);
+            }
+            self.readers[number].replica = elsewhere;
+        }
+        // An erasure that has not reached the stream is forgotten.
+        let stream = self.stream.iter().map(|message| decode(message).unwrap());
+        let sent: Vec<ErasureRecord> = stream
+            .filter_map(|message| match message.change {
+                StreamChange::Erasure(mark) => Some(mark),
+                _ => None,
+            })
+            .collect();
+        self.erasures
+            .retain(|(asked, mark)| *asked != replica || sent.contains(mark));
     }
 
     fn offer(&mut self, replica: usize) -> Option<JoinOffer> {
@@ -427,6 +395,7 @@ impl Cluster {
         let position = PositionRecord {
             stream: STREAM,
             sequence: offer.sequence,
+            checksum: 0,
         };
         let others: Vec<DocumentKey> = {
             let open = self.store(replica).shared.read().unwrap();
@@ -519,6 +488,8 @@ impl Cluster {
                 }
             }
             Op::Reopen { replica } => self.reopen(replica),
+            Op::Save { replica } => self.save(replica),
+            Op::Restore { replica } => self.restore(replica),
             Op::Join {
                 replica,
                 peer,
@@ -611,7 +582,7 @@ impl Cluster {
         for replica in 1..REPLICAS {
             assert_eq!(self.held(replica), first, "replica {replica}");
         }
-        for mark in &self.erasures {
+        for (_, mark) in &self.erasures {
             for (key, (.., document, _, stored_ms)) in &first {
                 let session = document.head.session.as_deref();
                 let is_hit = key.namespace == names("a").id()
@@ -622,6 +593,31 @@ impl Cluster {
             }
         }
     }
+}
+
+/// A document is removed by another replica while its message is on the way, so it is sent once more. After a restart
+/// that message still has to differ from the first one, which the broker has.
+#[test]
+fn a_sealed_document_that_outlived_a_removal_is_sent_anew_after_a_restart() {
+    let mut cluster = Cluster::new();
+    cluster.append(0, finished(update(1, 1, 0, &[1, 2, 3])));
+    cluster.read(0, 1);
+    cluster.arrive(0);
+    cluster.apply(1, 1, 0);
+    cluster.step(&Op::Evict {
+        replica: 1,
+        document: 1,
+    });
+    cluster.read(1, 1);
+    cluster.arrive(1);
+    cluster.store(0).seal("a");
+    // The removal comes before the acknowledgement.
+    cluster.apply(0, 2, 0);
+    cluster.replicas[0].on_the_way.clear();
+    cluster.reopen(0);
+    cluster.settle();
+    cluster.check_equal();
+    assert_eq!(cluster.held(2).len(), 1);
 }
 
 proptest! {

@@ -35,6 +35,13 @@ impl Reader {
         }
     }
 
+    /// Whether it has read from the store with this generation last.
+    pub(super) fn is_at(&self, generation: u64) -> bool {
+        self.copies
+            .iter()
+            .any(|copy| copy.cursor.generation == generation)
+    }
+
     /// Reads on in both namespaces. Returns whether it has reached both ends.
     pub(super) fn follow(&mut self, shared: &SharedStore, tokens_max: usize) -> bool {
         let mut caught_up = true;
