@@ -52,7 +52,7 @@ pub(crate) async fn check(
     let mut first: Option<BTreeMap<u128, State>> = None;
     for store in 0..NODES {
         for tenant in 0..TENANTS {
-            // What earlier rounds have left is the same everywhere, as the sums say. So it is read from one store.
+            // All that earlier rounds have left is the same everywhere, as the sums say. So one store is read.
             let numbers: Vec<u128> = {
                 let ledger = account.ledger();
                 let documents = ledger.documents().filter(|(_, written)| {

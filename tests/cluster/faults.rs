@@ -146,7 +146,7 @@ impl Erasure {
     }
 }
 
-/// What a round has done to a cluster.
+/// The state of a cluster's faults in a round.
 pub(crate) struct Damage<'a> {
     cluster: &'a mut Cluster,
     account: &'a Account,

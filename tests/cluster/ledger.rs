@@ -262,7 +262,7 @@ mod tests {
         ledger.acknowledge(1, 2, Acknowledgement::Replicated, state(1, 20, false));
         ledger.lose(2);
         assert!(ledger.judge(1, None).is_err());
-        // What all replicas had stays, too.
+        // All that every replica had stays, too.
         ledger.settle(1, Some(state(1, 20, false)));
         ledger.lose(2);
         assert!(ledger.judge(1, Some(state(1, 10, false))).is_err());

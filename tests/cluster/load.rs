@@ -27,7 +27,7 @@ const ATTEMPTS_MAX: usize = 6;
 /// Pause before another attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the writers share.
+/// The account that all writers share.
 #[derive(Clone, Default)]
 pub(crate) struct Account {
     ledger: Arc<Mutex<Ledger>>,

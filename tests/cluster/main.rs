@@ -1,8 +1,8 @@
 //! A campaign of faults against replicas of the draft store: three stores, and three brokers as one NATS cluster.
 //!
-//! Each round has writers append documents, and one to three faults meanwhile. Then everything heals, and the replicas
-//! have to be equal and to have what they have acknowledged (`check.rs`). `CLUSTER_ROUNDS` is the number of rounds,
-//! and `CLUSTER_SEED` draws the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used.
+//! Each round has writers append documents, and one to three faults meanwhile. Then everything heals, and the
+//! replicas have to be equal and to have what they have acknowledged (`check.rs`). `CLUSTER_ROUNDS` is the number of
+//! rounds, and `CLUSTER_SEED` draws the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used.
 
 mod broker;
 mod check;

@@ -11,7 +11,7 @@ use crate::network::{Node, Port};
 /// The interface in each namespace.
 const INTERFACE: &str = "eth0";
 
-/// A hardware address that nobody has. What is sent there is lost without a word, as in a network that is cut.
+/// A hardware address that nobody has. All that is sent there is lost without a word, as in a network that is cut.
 const NOBODY: &str = "02:00:00:00:00:01";
 
 /// The namespaces of one cluster. They are removed when this is dropped.

@@ -18,7 +18,7 @@ pub(crate) enum Node {
     Broker(usize),
 }
 
-/// What a process listens for.
+/// The purpose of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Port {
     /// A store's callers.

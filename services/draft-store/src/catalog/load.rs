@@ -32,8 +32,8 @@ pub(crate) struct LoadedCatalog {
 /// Reads everything but the text. `found` are the segments in use. `random` gives a damaged feed an era that no
 /// cursor has.
 ///
-/// It also sets the sequences of a replica apart from those of any earlier run. A replica that was restored from an old
-/// copy would else give numbers again that it has sent before, and take its own old messages for what it has now.
+/// It also sets the sequences of a replica apart from those of any earlier run. A replica that was restored from an
+/// old copy would else give numbers again that it has sent before, and take its own old messages for what it has now.
 pub(crate) fn load(
     log: &dyn RecordLog,
     store: StoreRecord,
