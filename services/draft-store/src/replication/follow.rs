@@ -7,7 +7,7 @@ use async_nats::jetstream::consumer::{PullConsumer, pull};
 use async_nats::jetstream::stream::Stream;
 use futures_util::{FutureExt as _, StreamExt as _};
 use refrain_service_kit::clock::unix_ms;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::message::{MessageError, decode};
 use crate::replication::erasures;
@@ -21,6 +21,9 @@ const BATCH_MESSAGES: usize = 512;
 /// Most bytes of the messages of one commit.
 const BATCH_BYTES: usize = 8 << 20;
 
+/// Batches that are received while one is applied.
+const BATCHES_AHEAD: usize = 2;
+
 /// A broker that says nothing for twice this long is away.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
@@ -30,6 +33,7 @@ const EXPIRES: Duration = Duration::from_secs(30);
 /// Messages that were received together.
 struct Received {
     messages: Vec<ReceivedMessage>,
+    bytes: usize,
     /// Messages of the stream after these.
     pending: u64,
     /// When the broker got the last of them, in Unix milliseconds.
@@ -57,41 +61,80 @@ pub(super) async fn follow(
         .messages()
         .await
         .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
-    let mut delivered = 0;
-    loop {
-        if sequence >= until && !*caught_up.borrow() {
-            erasures::finish(session, stream).await?;
-            session.status.caught_up();
-            let _ = caught_up.send(true);
+    // The next messages are received and decoded while the writer commits.
+    let (tell, mut received) = mpsc::channel::<Received>(BATCHES_AHEAD);
+    let receive = async {
+        let mut delivered = 0;
+        loop {
+            let next = next(session, &mut messages, &mut delivered).await?;
+            if tell.send(next).await.is_err() {
+                return Ok::<(), SessionError>(());
+            }
         }
-        let received = next(session, &mut messages, &mut delivered).await?;
-        let last = received.messages.last().map_or(sequence, |(last, _)| *last);
-        let pending = received.pending;
-        let applied = received.messages.len() as u64;
-        let AppliedMessages {
-            repeated,
-            has_erasures,
-        } = session.apply(stream_created, received.messages).await?;
-        session
-            .metrics
-            .feed_applied
-            .inc_by(applied - repeated.min(applied));
-        session.metrics.feed_repeated.inc_by(repeated);
-        sequence = sequence.max(last);
-        session.status.applied(sequence, pending);
-        let lag_ms = match pending {
-            0 => 0,
-            _ => unix_ms().saturating_sub(received.published_ms),
-        };
-        session
-            .metrics
-            .feed_lag_seconds
-            .set(lag_ms as f64 / 1_000.0);
-        session.observe();
-        if has_erasures {
-            erasures::begin(session, stream);
+    };
+    let apply = async {
+        loop {
+            if sequence >= until && !*caught_up.borrow() {
+                erasures::finish(session, stream).await?;
+                session.status.caught_up();
+                let _ = caught_up.send(true);
+            }
+            let Some(mut batch) = received.recv().await else {
+                return Ok(());
+            };
+            while batch.messages.len() < BATCH_MESSAGES
+                && batch.bytes < BATCH_BYTES
+                && let Ok(more) = received.try_recv()
+            {
+                batch.messages.extend(more.messages);
+                batch.bytes += more.bytes;
+                (batch.pending, batch.published_ms) = (more.pending, more.published_ms);
+            }
+            let last = batch.messages.last().map_or(sequence, |(last, _)| *last);
+            apply(session, stream, stream_created, batch).await?;
+            sequence = sequence.max(last);
         }
+    };
+    tokio::try_join!(receive, apply)?;
+    Ok(())
+}
+
+/// Applies messages that were received together.
+async fn apply(
+    session: &Arc<Session>,
+    stream: &Stream,
+    stream_created: u64,
+    received: Received,
+) -> Result<(), SessionError> {
+    let Received {
+        messages,
+        bytes: _,
+        pending,
+        published_ms,
+    } = received;
+    let last = messages.last().map_or(0, |(last, _)| *last);
+    let count = messages.len() as u64;
+    let AppliedMessages {
+        repeated,
+        has_erasures,
+    } = session.apply(stream_created, messages).await?;
+    let applied = count - repeated.min(count);
+    session.metrics.feed_applied.inc_by(applied);
+    session.metrics.feed_repeated.inc_by(repeated);
+    session.status.applied(last, pending);
+    let lag_ms = match pending {
+        0 => 0,
+        _ => unix_ms().saturating_sub(published_ms),
+    };
+    session
+        .metrics
+        .feed_lag_seconds
+        .set(lag_ms as f64 / 1_000.0);
+    session.observe();
+    if has_erasures {
+        erasures::begin(session, stream);
     }
+    Ok(())
 }
 
 /// The next messages: at least one, and those that are there already.
@@ -102,11 +145,11 @@ async fn next(
 ) -> Result<Received, SessionError> {
     let mut received = Received {
         messages: Vec::new(),
+        bytes: 0,
         pending: 0,
         published_ms: 0,
     };
-    let mut bytes = 0;
-    while received.messages.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
+    while received.messages.len() < BATCH_MESSAGES && received.bytes < BATCH_BYTES {
         let next = match received.messages.is_empty() {
             true => stream.next().await,
             false => match stream.next().now_or_never() {
@@ -127,7 +170,7 @@ async fn next(
                 info.consumer_sequence.saturating_sub(*delivered)
             )));
         }
-        bytes += message.payload.len();
+        received.bytes += message.payload.len();
         received.pending = info.pending;
         received.published_ms =
             u64::try_from(info.published.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);

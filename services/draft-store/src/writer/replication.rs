@@ -1,14 +1,16 @@
 //! The core of a replica, which applies messages of the stream and keeps its outbox.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use crate::catalog::{Catalog, EntryVersion, SentText};
 use crate::log::LogError;
 use crate::message::StreamMessage;
-use crate::record::DocumentKey;
 use crate::record::replication::{
     OutboxRecord, PositionRecord, StreamErasureRecord, outbox_key, position_key, stream_erasure_key,
 };
+use crate::record::{DocumentKey, SegmentId};
+use crate::segments::ReceivedSegment;
 use crate::writer::core::{DAY_MS, WriterCore};
 use crate::writer::outcome::CommitOutcome;
 
@@ -149,6 +151,23 @@ impl WriterCore {
                 edit.resend(message);
             }
         }
+        self.within_budgets(&mut edit)?;
+        let outcome = self.commit(edit, now_ms)?;
+        self.note_oldest(outcome.oldest_ms);
+        Ok(outcome)
+    }
+
+    /// Puts a segment file of another replica into use under the number `id`.
+    pub(crate) fn adopt_segment(
+        &mut self,
+        catalog: &mut Catalog,
+        dir: &Path,
+        id: SegmentId,
+        received: ReceivedSegment,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        edit.adopt_segment(dir, id, received)?;
         self.within_budgets(&mut edit)?;
         let outcome = self.commit(edit, now_ms)?;
         self.note_oldest(outcome.oldest_ms);

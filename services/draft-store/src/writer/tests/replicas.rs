@@ -1,21 +1,22 @@
 //! Replicas on one stream: random calls, lost acknowledgements, repetitions and restarts. At the end all are equal.
 
+mod join;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::*;
 use proptest::prelude::*;
 
 use crate::config::FeedConfig;
-use refrain_protocol::join::{JoinDocumentsRequest, JoinOffer};
+use refrain_protocol::join::JoinOffer;
 
-use crate::message::{StreamChange, StreamMessage, decode, encode, message_id};
+use crate::message::{StreamChange, StreamMessage, decode, encode_with_id};
 use crate::metrics::RemovalReason;
 use crate::reading::document_text::read_document;
 use crate::reading::erasure::documents_hit;
 use crate::reading::join as handed_over;
 use crate::reading::outbox::{Outgoing, next_outgoing};
 use crate::record::ErasureRecord;
-use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::replication::{SentDocument, SentEntry};
 
 const REPLICAS: usize = 3;
@@ -96,6 +97,10 @@ enum Op {
         peer: usize,
         /// Applied by the peer while its documents are read.
         meanwhile: usize,
+        /// The replica lost its disk before, unless something on it was not sent.
+        is_new: bool,
+        /// A document that a caller of the replica begins while files are on their way.
+        appended: Option<u128>,
     },
 }
 
@@ -124,8 +129,10 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (replica(), 1u64..30).prop_map(|(replica, elapsed_ms)| Op::Tick { replica, elapsed_ms }),
         1 => replica().prop_map(|replica| Op::Seal { replica }),
         2 => replica().prop_map(|replica| Op::Reopen { replica }),
-        2 => (replica(), replica(), 0usize..4)
-            .prop_map(|(replica, peer, meanwhile)| Op::Join { replica, peer, meanwhile }),
+        3 => (replica(), replica(), 0usize..4, any::<bool>(), proptest::option::of(document()))
+            .prop_map(|(replica, peer, meanwhile, is_new, appended)| {
+                Op::Join { replica, peer, meanwhile, is_new, appended }
+            }),
     ]
 }
 
@@ -153,6 +160,13 @@ struct Replica {
 /// A document with all that replicas must agree on.
 type Held = (u64, u32, DocumentUpdate, u8, u64);
 
+fn config() -> DraftStoreConfig {
+    DraftStoreConfig {
+        feed: Some(FeedConfig::default()),
+        ..DraftStoreConfig::default()
+    }
+}
+
 struct Cluster {
     replicas: Vec<Replica>,
     /// The stream; sequences begin with 1.
@@ -160,6 +174,8 @@ struct Cluster {
     ids: HashMap<String, usize>,
     erasures: Vec<ErasureRecord>,
     now_ms: u64,
+    /// Generation of the next new disk.
+    generation: u64,
 }
 
 fn tenant(document: u128) -> &'static str {
@@ -168,12 +184,8 @@ fn tenant(document: u128) -> &'static str {
 
 impl Cluster {
     fn new() -> Self {
-        let config = DraftStoreConfig {
-            feed: Some(FeedConfig::default()),
-            ..DraftStoreConfig::default()
-        };
         let replica = |number| Replica {
-            store: Some(Store::with_generation(config.clone(), 100 + number)),
+            store: Some(Store::with_generation(config(), 100 + number)),
             on_the_way: Vec::new(),
         };
         Cluster {
@@ -182,6 +194,7 @@ impl Cluster {
             ids: HashMap::new(),
             erasures: Vec::new(),
             now_ms: 1_000_000_000_000,
+            generation: 200,
         }
     }
 
@@ -192,8 +205,9 @@ impl Cluster {
     /// The broker takes a message, unless it has its id.
     fn accept(&mut self, message: &StreamMessage) {
         let next = self.stream.len();
-        if self.ids.try_insert_new(message_id(message), next) {
-            self.stream.push(encode(message));
+        let (id, bytes) = encode_with_id(message);
+        if self.ids.try_insert_new(id, next) {
+            self.stream.push(bytes);
         }
     }
 
@@ -334,72 +348,6 @@ impl Cluster {
         handed_over::offer(&self.store(replica).shared).unwrap()
     }
 
-    /// Takes over as `replication/join.rs` does, without a network.
-    fn join(&mut self, replica: usize, peer: usize, meanwhile: usize) {
-        let offer = self.offer(peer).unwrap();
-        let erasures = offer.erasures.iter().map(|erasure| {
-            let StreamChange::Erasure(mark) = decode(&erasure.message).unwrap().change else {
-                panic!("an erasure is offered");
-            };
-            StreamErasureRecord {
-                sequence: erasure.sequence,
-                mark,
-                applied_ms: 0,
-                is_own: false,
-                is_done: false,
-            }
-        });
-        let erasures: Vec<_> = erasures.collect();
-        let store = self.store(replica);
-        let now_ms = store.now_ms;
-        store.run(|core, catalog| core.note_erasures(catalog, &erasures, now_ms));
-        self.carry_out(replica);
-        let mut kept = BTreeSet::new();
-        for tenant in ["a", "b"] {
-            let namespace = names(tenant).id();
-            let list = handed_over::list(&self.store(peer).shared, namespace).unwrap();
-            let keys = list.documents.iter();
-            kept.extend(keys.map(|document| DocumentKey::new(namespace, *document)));
-            self.apply(peer, meanwhile, 0);
-            let request = JoinDocumentsRequest {
-                namespace,
-                documents: list.documents,
-                max_tokens: 1 << 20,
-            };
-            let read = handed_over::documents(&self.store(peer).shared, &request, 1 << 20);
-            let documents: Vec<_> = read
-                .unwrap()
-                .0
-                .documents
-                .iter()
-                .map(|document| {
-                    let messages = document.messages.iter();
-                    let messages = messages.map(|message| decode(message).unwrap());
-                    (messages.collect(), document.is_unsent)
-                })
-                .collect();
-            let store = self.store(replica);
-            store.run(|core, catalog| core.store_joined(catalog, &documents, now_ms));
-        }
-        let position = PositionRecord {
-            stream: STREAM,
-            sequence: offer.sequence,
-        };
-        let others: Vec<DocumentKey> = {
-            let open = self.store(replica).shared.read().unwrap();
-            let of = |tenant| {
-                let documents = open.catalog.documents(names(tenant).id());
-                let ids: Vec<u128> = documents.map(|(document, _)| document.0).collect();
-                ids.into_iter().map(move |document| key(tenant, document))
-            };
-            let all = of("a").chain(of("b"));
-            all.filter(|key| !kept.contains(key)).collect()
-        };
-        let store = self.store(replica);
-        store.run(|core, catalog| core.drop_missing(catalog, &others, now_ms));
-        store.run(|core, catalog| core.set_position(catalog, position, now_ms));
-    }
-
     fn step(&mut self, op: &Op) {
         match *op {
             Op::Append {
@@ -480,13 +428,18 @@ impl Cluster {
                 replica,
                 peer,
                 meanwhile,
+                is_new,
+                appended,
             } => {
+                if is_new && replica != peer && self.offer(peer).is_some() {
+                    self.lose(replica);
+                }
                 let here = self.position(replica);
                 if let Some(offer) = self.offer(peer)
                     && replica != peer
                     && offer.sequence >= here
                 {
-                    self.join(replica, peer, meanwhile);
+                    self.join(replica, peer, meanwhile, appended);
                 }
             }
         }
