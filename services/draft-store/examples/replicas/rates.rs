@@ -15,7 +15,7 @@ use crate::replica::{Replica, config, feed};
 const RATE_PER_S: u64 = 2_000;
 const RATE_SECONDS: u64 = 5;
 
-/// Messages of the brokers alone that wait for their acknowledgement, as many as the store has by default.
+/// Messages of the brokers alone that wait for their acknowledgement.
 const IN_FLIGHT: usize = 256;
 
 fn show(what: &str, documents: u64, took: Duration) {

@@ -22,7 +22,7 @@ pub(crate) const DOCUMENT_TOKENS: u32 = 1_024;
 
 /// Documents of one call, and calls at once.
 const CALL_DOCUMENTS: u64 = 64;
-const CALLERS: u64 = 8;
+const CALLERS: u64 = 32;
 
 pub(crate) fn feed(brokers: &Brokers, peers: Vec<String>) -> FeedConfig {
     FeedConfig {
@@ -116,8 +116,16 @@ impl Replica {
             waited_ms: 0,
             acknowledgement: Some(level),
         };
-        self.handle().append(request).await?;
-        Ok(())
+        // A store that is asked for too much says when to ask again.
+        loop {
+            match self.handle().append(request.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(error) => match error.retry_after_ms {
+                    Some(wait_ms) => tokio::time::sleep(Duration::from_millis(wait_ms)).await,
+                    None => return Err(error.into()),
+                },
+            }
+        }
     }
 
     /// Appends documents by several callers. Returns the time until all are acknowledged.

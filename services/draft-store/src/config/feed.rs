@@ -50,7 +50,7 @@ impl Default for FeedConfig {
             max_bytes: 8 << 30,
             acknowledgement: Acknowledgement::Local,
             outbox_max: 1_000_000,
-            in_flight_max: 256,
+            in_flight_max: 1_024,
             silent_s: 60,
             acknowledgement_wait_ms: 5_000,
             lag_max: 10_000,

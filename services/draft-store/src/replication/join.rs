@@ -16,6 +16,7 @@ use refrain_protocol::join::{
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_rpc::{HttpReplicaPeer, ReplicaPeer as _};
 use refrain_service_kit::http::MeshClient;
+use tokio::sync::mpsc;
 
 use crate::message::{StreamChange, decode};
 use crate::record::DocumentKey;
@@ -201,25 +202,44 @@ async fn take_over_texts(
     namespace: NamespaceId,
     documents: &[DocumentId],
 ) -> Result<(), SessionError> {
-    let session = under_way.session;
     let chunks = documents.chunks(DOCUMENTS_PER_CALL).map(<[_]>::to_vec);
     let calls = futures_util::stream::iter(chunks.collect::<Vec<_>>())
         .map(|chunk| fetch(under_way, namespace, chunk))
         .buffered(CALLS_AT_ONCE);
-    let mut calls = std::pin::pin!(calls);
-    while let Some(calls) = calls.try_next().await? {
-        for Texts { parts, tokens } in calls {
-            let count = parts.len();
-            let stored = session
-                .writer
-                .ask(move |writer| writer.store_joined(&parts));
-            stored.await.map_err(|_| stopped())?.map_err(joining)?;
-            let metrics = &session.metrics;
-            metrics.feed_joined_documents.inc_by(count as u64);
-            metrics.feed_join_documents.add(count as i64);
-            metrics.feed_join_tokens.add(tokens as i64);
+    // The calls go on while the writer stores what came before.
+    let (tell, mut fetched) = mpsc::channel::<Vec<Texts>>(CALLS_AT_ONCE);
+    let read = async move {
+        let mut calls = std::pin::pin!(calls);
+        while let Some(texts) = calls.try_next().await? {
+            if tell.send(texts).await.is_err() {
+                break;
+            }
         }
-    }
+        Ok::<(), SessionError>(())
+    };
+    let store = async {
+        while let Some(calls) = fetched.recv().await {
+            for texts in calls {
+                store(under_way.session, texts).await?;
+            }
+        }
+        Ok(())
+    };
+    tokio::try_join!(read, store)?;
+    Ok(())
+}
+
+async fn store(session: &Session, texts: Texts) -> Result<(), SessionError> {
+    let Texts { parts, tokens } = texts;
+    let count = parts.len();
+    let stored = session
+        .writer
+        .ask(move |writer| writer.store_joined(&parts));
+    stored.await.map_err(|_| stopped())?.map_err(joining)?;
+    let metrics = &session.metrics;
+    metrics.feed_joined_documents.inc_by(count as u64);
+    metrics.feed_join_documents.add(count as i64);
+    metrics.feed_join_tokens.add(tokens as i64);
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use refrain_protocol::join::{JoinList, JoinPiece, JoinPieceRequest, JoinSegment};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 use refrain_rpc::ReplicaPeer as _;
+use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::directory::DiskSpace;
@@ -58,12 +59,30 @@ pub(super) async fn take_over(
             Ok::<_, SessionError>(file.map(|file| (segment, file)))
         })
         .buffered(FILES_AT_ONCE);
-    let mut files = std::pin::pin!(files);
-    while let Some(received) = files.try_next().await? {
-        let Some((segment, file)) = received else {
-            return Ok(None);
-        };
-        adopt(joining, namespace, list.seen, segment, file, kept).await?;
+    // The next file is received while the writer puts one into use.
+    let (tell, mut received) = mpsc::channel(1);
+    let receive = async move {
+        let mut files = std::pin::pin!(files);
+        while let Some(file) = files.try_next().await? {
+            let is_gone = file.is_none();
+            if tell.send(file).await.is_err() || is_gone {
+                break;
+            }
+        }
+        Ok::<(), SessionError>(())
+    };
+    let adopt = async {
+        while let Some(received) = received.recv().await {
+            let Some((segment, file)) = received else {
+                return Ok(false);
+            };
+            adopt(joining, namespace, list.seen, segment, file, kept).await?;
+        }
+        Ok(true)
+    };
+    let ((), is_complete) = tokio::try_join!(receive, adopt)?;
+    if !is_complete {
+        return Ok(None);
     }
     Ok(Some(by_text))
 }

@@ -21,8 +21,9 @@ use crate::writer::replication::{SentDocument, SentEntry};
 /// How often the outbox is looked at when nobody says that it has something, and how often uses are sent.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Entries that are read under one lock. A commit may go between any two reads, and it takes much longer than them.
-const ENTRIES_PER_LOCK: usize = 256;
+/// Entries that are read under one lock. A busy store commits between any two reads, and a commit takes longer than a
+/// read: fewer entries would be sent more slowly than they are stored.
+const ENTRIES_PER_LOCK: usize = 1_024;
 
 /// Entries that the broker has taken may wait for the writer beside those that are on the way, so many times as many.
 const SETTLING_FACTOR: usize = 2;
