@@ -207,7 +207,6 @@ async fn receive(
     let mut pieces = std::pin::pin!(pieces);
     while let Some(piece) = pieces.try_next().await? {
         let Some(bytes) = piece else { return Ok(None) };
-        joining.pace.pass(bytes.len()).await;
         let written = path.clone();
         file = blocking(move || {
             file.write_all(&bytes)
@@ -231,6 +230,8 @@ async fn piece(
     request: JoinPieceRequest,
 ) -> Result<Option<Vec<u8>>, SessionError> {
     let peer = &joining.peer;
+    // Before the call, so that nothing waits in memory.
+    joining.pace.pass(request.bytes_max as usize).await;
     let piece = repeated(|| async {
         match peer.join_piece(request).await {
             Ok(piece) => checked(piece, request.bytes_max).map(Some),

@@ -83,6 +83,11 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// Whether nothing is to be written.
+    pub(in crate::writer) fn is_empty(&self) -> bool {
+        self.batch.is_empty() && self.states.is_empty() && self.marks.chunks.is_empty()
+    }
+
     /// The writes, the store's record after them, the documents with several feed entries, and the outcome.
     pub(in crate::writer) fn finish(
         mut self,

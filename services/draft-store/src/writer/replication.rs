@@ -94,9 +94,8 @@ impl WriterCore {
         messages: &[ReceivedMessage],
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
-        let repairs = std::mem::take(&mut self.repairs);
+        let mut repairs = std::mem::take(&mut self.repairs);
         let mut edit = self.edit(catalog, now_ms);
-        edit.batch.merge(repairs);
         let mut position = PositionRecord {
             stream,
             sequence: edit.catalog.replication.sequence(),
@@ -111,11 +110,18 @@ impl WriterCore {
             }
             position.sequence = *sequence;
         }
+        self.within_budgets(&mut edit)?;
         if edit.catalog.replication.position != Some(position) {
-            edit.batch.put_record(position_key(), &position);
+            repairs.put_record(position_key(), &position);
             edit.catalog.replication.position = Some(position);
         }
-        self.within_budgets(&mut edit)?;
+        if edit.is_empty() {
+            // Most own messages change nothing. After a crash before the next commit they are applied once more.
+            self.repairs = repairs;
+            return Ok(edit.outcome);
+        }
+        repairs.merge(std::mem::take(&mut edit.batch));
+        edit.batch = repairs;
         let outcome = self.commit(edit, now_ms)?;
         self.note_oldest(outcome.oldest_ms);
         Ok(outcome)

@@ -146,6 +146,9 @@ async fn filled(cluster: &mut Cluster) -> Replica {
     a
 }
 
+/// Slow enough to do something in the middle: there are seven megabytes, and two files come at once.
+const SLOW_BYTES_S: u64 = 1 << 20;
+
 const SEGMENTS: &str = "refrain_draft_store_feed_joined_segments_total";
 const BYTES: &str = "refrain_draft_store_feed_joined_bytes_total";
 
@@ -155,8 +158,7 @@ async fn a_join_over_a_wire_that_is_cut_goes_on_where_it_was() {
     let a = filled(&mut cluster).await;
     let wire = Wire::to(a.server.addr().unwrap()).await;
     cluster.peers = vec![wire.url().replace("nats://", "http://")];
-    // Slow enough to be cut in the middle: about eight megabytes are to come.
-    let b = cluster.start_at("b", 4 << 20).await;
+    let b = cluster.start_at("b", SLOW_BYTES_S).await;
     eventually("the first segment is there", async || {
         b.metric(SEGMENTS) >= 1.0
     })
@@ -199,7 +201,7 @@ async fn what_is_erased_while_files_travel_does_not_come() {
     let a = filled(&mut cluster).await;
     a.append("two", vec![whole(1, 5_000)]).await;
     a.handle().compact().await.unwrap();
-    let b = cluster.start_at("b", 4 << 20).await;
+    let b = cluster.start_at("b", SLOW_BYTES_S).await;
     eventually("the first segment is there", async || {
         b.metric(SEGMENTS) >= 1.0
     })
@@ -231,7 +233,7 @@ async fn a_peer_that_goes_away_in_the_middle_is_replaced_by_another() {
     let a = filled(&mut cluster).await;
     let c = cluster.start("c").await.caught_up().await;
     end_equal(&[&a, &c]).await;
-    let b = cluster.start_at("b", 4 << 20).await;
+    let b = cluster.start_at("b", SLOW_BYTES_S).await;
     eventually("the first segment is there", async || {
         b.metric(SEGMENTS) >= 1.0
     })
