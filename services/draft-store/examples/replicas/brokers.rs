@@ -100,7 +100,7 @@ impl Brokers {
             name: name.into(),
             subjects: vec![name.into()],
             num_replicas: self.copies,
-            max_bytes: 4 << 30,
+            max_bytes: 1 << 30,
             ..stream::Config::default()
         }
     }

@@ -29,7 +29,7 @@ pub(crate) fn feed(brokers: &Brokers, peers: Vec<String>) -> FeedConfig {
         servers: brokers.urls.clone(),
         peers,
         stream_replicas: brokers.copies,
-        max_bytes: 4 << 30,
+        max_bytes: 1 << 30,
         ..FeedConfig::default()
     }
 }
