@@ -1,8 +1,8 @@
 //! A segment file of another replica, on its way into use here.
 //!
 //! The index stays as it is: it is nearly all of the file, and sorting it is the work that the other replica has
-//! done. The records are written anew, since the sequences in them are those of the other store. Followers of this one
-//! would miss documents, or take one for another. The number of the segment is another one, too.
+//! done. The records are written anew, since the sequences in them are those of the other store. Followers of this
+//! one would miss documents, or take one for another. The number of the segment is another one, too.
 
 use std::fs::OpenOptions;
 use std::io::{Seek as _, SeekFrom, Write as _};
