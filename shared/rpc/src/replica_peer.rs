@@ -43,8 +43,8 @@ pub trait ReplicaPeer: Send + Sync {
 /// Timeout of one call. A list of millions of documents takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/replica` in JSON, `POST /internal/v1/join/{offer,list,piece,documents}` in
-/// bincode.
+/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/replica` in JSON, and
+/// `POST /internal/v1/join/{offer,list,piece,documents}` in bincode.
 pub struct HttpReplicaPeer {
     client: MeshClient,
 }

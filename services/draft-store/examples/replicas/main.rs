@@ -5,8 +5,8 @@
 //! ```
 //!
 //! `rates` stores documents of 1,024 tokens, and shows how many a second are acknowledged at each level, with one
-//! broker and with three. Beside that it shows a store without a feed, and the brokers alone, with messages of the
-//! same size. It also shows the lag at 2,000 documents a second.
+//! broker and with three. It also shows a store without a feed, and the brokers alone, with messages of the same
+//! size. It also shows the lag at 2,000 documents a second.
 //!
 //! `join` shows how long a new replica takes, by files and by texts.
 //!

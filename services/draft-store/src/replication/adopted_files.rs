@@ -1,4 +1,4 @@
-//! What this process has taken over as files from another replica, so that a join that was broken off goes on.
+//! The files that this process has taken over from another replica, so that a join that was broken off goes on.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

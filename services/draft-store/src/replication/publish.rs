@@ -96,7 +96,7 @@ pub(super) async fn publish(session: &Session, context: &Context) -> Result<(), 
                 let sending = send(context.clone(), names.clone(), outgoing).await?;
                 on_the_way.push(sending);
             }
-            // What the broker has taken meanwhile goes to the writer before more is read.
+            // Entries that the broker has taken meanwhile go to the writer before more is read.
             gather(&mut on_the_way, &mut taken)?;
             if settling.is_empty() && !taken.is_empty() {
                 settling.push(settle(session, std::mem::take(&mut taken)).boxed());

@@ -33,7 +33,7 @@ pub(crate) struct Session {
     /// Where received files go, and how much of the disk must stay free.
     pub(crate) data_dir: PathBuf,
     pub(crate) disk_reserve_bytes: u64,
-    /// What a join that was broken off has taken over as files.
+    /// The files that a join which was broken off has taken over.
     pub(crate) adopted: Mutex<AdoptedFiles>,
     /// Whether erasures of the stream are being carried out.
     pub(crate) is_erasing: Arc<AtomicBool>,
