@@ -53,6 +53,22 @@ fn config() -> impl bincode::config::Config {
 thread_local! {
     // Creating a zstd context costs more than compressing a small value with it.
     static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
+    static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// Decompresses at most `bytes_max` bytes. The buffer is as large as the frame says, and no larger than that.
+pub(crate) fn decompress(payload: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
+    let said = zstd::zstd_safe::get_frame_content_size(payload)
+        .ok()
+        .flatten();
+    let said = said.and_then(|bytes| usize::try_from(bytes).ok());
+    let capacity = said.map_or(bytes_max, |bytes| bytes.min(bytes_max));
+    DECOMPRESSOR.with_borrow_mut(|slot| {
+        if slot.is_none() {
+            *slot = zstd::bulk::Decompressor::new().ok();
+        }
+        slot.as_mut()?.decompress(payload, capacity).ok()
+    })
 }
 
 fn compress(payload: &[u8]) -> Option<Vec<u8>> {
@@ -126,8 +142,7 @@ pub(crate) fn open<T: Decode<()>>(key: &[u8], value: &[u8]) -> Result<T, Damage>
     let (flags, payload) = check(key, value)?;
     let unpacked;
     let plain = if flags & FLAG_ZSTD != 0 {
-        unpacked =
-            zstd::bulk::decompress(payload, PAYLOAD_BYTES_MAX).map_err(|_| Damage::Payload)?;
+        unpacked = decompress(payload, PAYLOAD_BYTES_MAX).ok_or(Damage::Payload)?;
         &unpacked[..]
     } else {
         payload

@@ -7,12 +7,14 @@
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
+
 use bincode::{Decode, Encode};
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::codec::{Damage, PieceRecord};
+use crate::codec::{Damage, PieceRecord, decompress};
 use crate::record::{DocumentKey, ErasureRecord, HeadRecord};
 
 /// Most tokens of one message. A longer document is sent in parts. Any ids and any head stay below a megabyte, the
@@ -162,6 +164,11 @@ impl DocumentPart {
         self.tokens.tokens()
     }
 
+    /// Number of its tokens.
+    pub(crate) fn token_count(&self) -> usize {
+        self.tokens.len()
+    }
+
     pub(crate) fn head(&self) -> &DocumentHead {
         &self.head
     }
@@ -228,14 +235,37 @@ fn checksum(header: &[u8], payload: &[u8]) -> [u8; 8] {
     hash.digest().to_le_bytes()
 }
 
+thread_local! {
+    // A document of a few kilobytes is compressed faster than a zstd context is made.
+    static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
+}
+
+fn compress(plain: &[u8]) -> Option<Vec<u8>> {
+    if plain.len() < COMPRESS_FROM_BYTES {
+        return None;
+    }
+    COMPRESSOR.with_borrow_mut(|slot| {
+        if slot.is_none() {
+            *slot = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok();
+        }
+        let compressed = slot.as_mut()?.compress(plain).ok()?;
+        (compressed.len() < plain.len()).then_some(compressed)
+    })
+}
+
 /// The bytes of a message.
 pub(crate) fn encode(message: &StreamMessage) -> Vec<u8> {
+    envelope(encoded(message))
+}
+
+/// The id of a message, by which the broker drops its repetition, and its bytes.
+pub(crate) fn encode_with_id(message: &StreamMessage) -> (String, Vec<u8>) {
     let plain = encoded(message);
-    let compressed = (plain.len() >= COMPRESS_FROM_BYTES)
-        .then(|| zstd::bulk::compress(&plain, ZSTD_LEVEL).ok())
-        .flatten()
-        .filter(|compressed| compressed.len() < plain.len());
-    let (flags, payload) = match compressed {
+    (id_of(message, &plain), envelope(plain))
+}
+
+fn envelope(plain: Vec<u8>) -> Vec<u8> {
+    let (flags, payload) = match compress(&plain) {
         Some(compressed) => (FLAG_ZSTD, compressed),
         None => (0, plain),
     };
@@ -269,8 +299,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<StreamMessage, MessageError> {
     }
     let unpacked;
     let plain = if header[3] & FLAG_ZSTD != 0 {
-        unpacked = zstd::bulk::decompress(payload, PAYLOAD_BYTES_MAX)
-            .map_err(|_| damaged(Damage::Payload))?;
+        unpacked = decompress(payload, PAYLOAD_BYTES_MAX).ok_or(damaged(Damage::Payload))?;
         &unpacked[..]
     } else {
         payload
@@ -281,15 +310,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<StreamMessage, MessageError> {
     }
 }
 
-/// The id by which the broker drops a repeated message: the document, the epoch and the length that it ends at, with
-/// the sender's change that it describes and a checksum of what a change may leave out. `seen` is not in it, since a
-/// repetition may know more.
-pub(crate) fn message_id(message: &StreamMessage) -> String {
-    let content = StreamMessage {
-        seen: 0,
-        ..message.clone()
-    };
-    let hash = xxhash_rust::xxh3::xxh3_64(&encoded(&content));
+/// The document, the epoch and the length that it ends at, with the sender's change that it describes and a checksum
+/// of what a change may leave out. `seen` is not in it, since a repetition may know more.
+fn id_of(message: &StreamMessage, plain: &[u8]) -> String {
+    // A message begins with the origin and with `seen`, of eight bytes each.
+    let mut hash = Xxh3::new();
+    hash.update(plain.get(..8).unwrap_or_default());
+    hash.update(plain.get(16..).unwrap_or_default());
+    let hash = hash.digest();
     let origin = message.origin;
     match &message.change {
         StreamChange::Document(part) => {

@@ -138,6 +138,21 @@ refrain_service_kit::metric_families! {
         /// Documents that were taken over from another replica.
         pub(crate) feed_joined_documents: IntCounter =
             "refrain_draft_store_feed_joined_documents_total",
+        /// Segments that were taken over from another replica as files.
+        pub(crate) feed_joined_segments: IntCounter =
+            "refrain_draft_store_feed_joined_segments_total",
+        /// Bytes of files and documents that came from another replica.
+        pub(crate) feed_joined_bytes: IntCounter = "refrain_draft_store_feed_joined_bytes_total",
+        /// Documents that the last join has taken over so far.
+        pub(crate) feed_join_documents: IntGauge = "refrain_draft_store_feed_join_documents",
+        /// Documents that the other replica had when the last join began.
+        pub(crate) feed_join_documents_wanted: IntGauge =
+            "refrain_draft_store_feed_join_documents_wanted",
+        /// Tokens that the last join has taken over so far.
+        pub(crate) feed_join_tokens: IntGauge = "refrain_draft_store_feed_join_tokens",
+        /// Tokens that the other replica had when the last join began.
+        pub(crate) feed_join_tokens_wanted: IntGauge =
+            "refrain_draft_store_feed_join_tokens_wanted",
         /// Messages deleted from the stream because their documents were erased.
         pub(crate) feed_erased_messages: IntCounter =
             "refrain_draft_store_feed_erased_messages_total",

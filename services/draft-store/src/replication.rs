@@ -8,14 +8,19 @@
 //! * `run.rs` runs sessions, one after the other; `session.rs` is the store as they see it
 //! * `stream.rs` has the connection and the stream with its limits
 //! * `follow.rs` applies messages, `publish.rs` sends the outbox
-//! * `join.rs` takes over what the stream does not have any more
+//! * `join.rs` takes over what the stream does not have any more; `join_files.rs` does so by files, `joining.rs` has
+//!   the calls, `pace.rs` their rate, and `adopted_files.rs` what is done if one breaks off
 //! * `erasures.rs` carries out erasures of the stream
 //! * `status.rs` is what others see of it, and `directory.rs` what replicas say of themselves
 
+pub(crate) mod adopted_files;
 mod directory;
 mod erasures;
 mod follow;
 mod join;
+mod join_files;
+mod joining;
+mod pace;
 mod publish;
 pub(crate) mod run;
 pub(crate) mod session;

@@ -14,12 +14,14 @@
 //! * `layout.rs`, `mapped.rs`: the footer and its checks, and the memory map (the only unsafe code of this crate)
 //! * `document_records.rs`, `packed_columns.rs`, `name_table.rs`: the packed records, from the whole to its parts
 //! * `write.rs`, `entry.rs`: writing a file from documents
+//! * `adopt.rs`: taking over a file of another replica
 //! * `paths.rs`, `discovery.rs`: which files exist, and which of them are in use at start
 //! * `mounted.rs`: the segments in use, and the documents that are in none
 //! * `policy.rs`: which documents to seal and which segments to merge, as pure functions
 //!
 //! `background/seal.rs` does the sealing and merging.
 
+mod adopt;
 mod discovery;
 mod document_records;
 mod entry;
@@ -36,6 +38,10 @@ mod policy;
 mod tests;
 mod write;
 
+pub(crate) use adopt::{
+    ReceivedSegment, adopt, clear_received, create_received, discard_received, is_there,
+    open_received,
+};
 pub(crate) use discovery::{FoundSegments, find};
 pub(crate) use entry::SegmentEntry;
 pub(crate) use file::{SegmentFile, check_versions};

@@ -127,6 +127,9 @@ fn unit(path: &str) -> &'static str {
     if name.ends_with("_per_s") {
         return "per second";
     }
+    if name.ends_with("_bytes_s") {
+        return "bytes per second";
+    }
     match name.rsplit('_').next().unwrap_or(name) {
         "ms" => "milliseconds",
         "us" => "microseconds",
@@ -343,6 +346,7 @@ fn units_follow_from_names() {
         ("worker.replica.bytes_max", "bytes"),
         ("prompt_tokens_at_once", "tokens"),
         ("gateway.retries_per_s_min", "per second"),
+        ("draft_store.feed.join_bytes_s_max", "bytes per second"),
         ("gateway.listen", ""),
     ] {
         assert_eq!(unit(path), expected, "{path}");

@@ -36,6 +36,10 @@ pub struct JoinOffer {
     pub sequence: u64,
     /// The namespaces that have documents.
     pub namespaces: Vec<NamespaceId>,
+    /// Documents of all namespaces, for the progress of a join.
+    pub documents: u64,
+    /// Their tokens.
+    pub tokens: u64,
     /// The erasures that replicas remember.
     pub erasures: Vec<JoinedErasure>,
 }
@@ -49,18 +53,99 @@ pub struct JoinedErasure {
     pub message: Vec<u8>,
 }
 
-/// Asks a replica for the ids of a namespace's documents.
+/// Asks a replica for what it has in a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinListRequest {
     /// The namespace.
     pub namespace: NamespaceId,
+    /// List documents in segments with their files, which can be taken over as a whole.
+    pub with_segments: bool,
 }
 
-/// The ids of a namespace's documents.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// All documents of a namespace: those in segments that can be taken over as files, and all others by their ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinList {
-    /// The documents, in no particular order.
+    /// The last message up to which the replica had applied everything, and had carried out all erasures.
+    pub seen: u64,
+    /// The files. Empty unless the request asked for them.
+    pub segments: Vec<JoinSegment>,
+    /// The documents that no file hands over, in no particular order.
     pub documents: Vec<DocumentId>,
+}
+
+/// A segment that can be taken over as a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinSegment {
+    /// The checksum in its footer, by which it is asked for.
+    pub checksum: u64,
+    /// Length of the file.
+    pub bytes: u64,
+    /// Tokens of the documents that it hands over.
+    pub tokens: u64,
+    /// Numbers of the documents that it does not hand over, in order. Some of them are removed. Others have changed,
+    /// and are listed by their ids.
+    pub gone: Vec<u32>,
+    /// When each document was last used, by its number, in Unix seconds. 0 where that is unknown.
+    pub used_s: Vec<u32>,
+}
+
+/// Asks a replica for a piece of a segment's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinPieceRequest {
+    /// The namespace of the segment.
+    pub namespace: NamespaceId,
+    /// [`JoinSegment::checksum`].
+    pub segment: u64,
+    /// Position of the first byte.
+    pub offset: u64,
+    /// Most bytes of the answer.
+    pub bytes_max: u32,
+}
+
+/// A piece of a segment's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinPiece {
+    /// The bytes. There are none beyond the end of the file.
+    #[serde(with = "raw_bytes")]
+    pub bytes: Vec<u8>,
+    /// xxh3 of the bytes.
+    pub checksum: u64,
+}
+
+/// Bytes as one value. serde takes them one by one otherwise, which is slow for a file.
+mod raw_bytes {
+    use std::fmt;
+
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytes)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<u8>, D::Error> {
+        deserializer.deserialize_byte_buf(Bytes)
+    }
+
+    struct Bytes;
+
+    impl Visitor<'_> for Bytes {
+        type Value = Vec<u8>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("bytes")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+            Ok(bytes.to_vec())
+        }
+
+        fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Vec<u8>, E> {
+            Ok(bytes)
+        }
+    }
 }
 
 /// Asks a replica for documents as they are now.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
-    ReplicaState,
+    JoinPiece, JoinPieceRequest, ReplicaState,
 };
 use refrain_protocol::shard::StoreDirectory;
 use refrain_service_kit::http::MeshClient;
@@ -31,8 +31,14 @@ pub trait ReplicaPeer: Send + Sync {
     /// `Unavailable` while it is no replica of this shard, or has not caught up itself.
     async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError>;
 
-    /// Lists the documents of a namespace.
+    /// Lists the documents of a namespace, and the files that have them.
     async fn join_list(&self, request: JoinListRequest) -> Result<JoinList, ApiError>;
+
+    /// Reads a piece of a segment's file.
+    ///
+    /// # Errors
+    /// `NotFound` if the segment was merged or rewritten since it was listed.
+    async fn join_piece(&self, request: JoinPieceRequest) -> Result<JoinPiece, ApiError>;
 
     /// Reads documents in their present state.
     async fn join_documents(
@@ -44,8 +50,8 @@ pub trait ReplicaPeer: Send + Sync {
 /// Timeout of one call. A list of millions of documents takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/{replica,directory}` in JSON, `POST /internal/v1/join/{offer,list,documents}` in
-/// bincode.
+/// [`ReplicaPeer`] over HTTP: `GET /internal/v1/{replica,directory}` in JSON, and
+/// `POST /internal/v1/join/{offer,list,piece,documents}` in bincode.
 pub struct HttpReplicaPeer {
     client: MeshClient,
 }
@@ -74,6 +80,11 @@ impl ReplicaPeer for HttpReplicaPeer {
 
     async fn join_list(&self, request: JoinListRequest) -> Result<JoinList, ApiError> {
         let path = "/internal/v1/join/list";
+        post(&self.client, path, &request, CALL_TIMEOUT).await
+    }
+
+    async fn join_piece(&self, request: JoinPieceRequest) -> Result<JoinPiece, ApiError> {
+        let path = "/internal/v1/join/piece";
         post(&self.client, path, &request, CALL_TIMEOUT).await
     }
 

@@ -33,7 +33,7 @@ use refrain_protocol::group::{
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
 use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
-    JoinedDocument, JoinedErasure,
+    JoinPiece, JoinPieceRequest, JoinSegment, JoinedDocument, JoinedErasure,
 };
 use refrain_protocol::lookup::{
     FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
@@ -221,6 +221,8 @@ fn formats() -> Vec<Format> {
                 stream: 1_700_000_000_000_000_000,
                 sequence: 40,
                 namespaces: vec![NamespaceId(5)],
+                documents: 12,
+                tokens: 3_400,
                 erasures: vec![JoinedErasure {
                     sequence: 9,
                     message: vec![1, 2, 3],
@@ -231,12 +233,37 @@ fn formats() -> Vec<Format> {
             "join_list_request",
             JoinListRequest {
                 namespace: NamespaceId(5),
+                with_segments: true,
             },
         ),
         format(
             "join_list",
             JoinList {
+                seen: 39,
+                segments: vec![JoinSegment {
+                    checksum: 0x1234_5678_9abc_def0,
+                    bytes: 4_096,
+                    tokens: 300,
+                    gone: vec![1, 4],
+                    used_s: vec![1_700_000_000, 0],
+                }],
                 documents: vec![DocumentId(6), DocumentId(7)],
+            },
+        ),
+        format(
+            "join_piece_request",
+            JoinPieceRequest {
+                namespace: NamespaceId(5),
+                segment: 0x1234_5678_9abc_def0,
+                offset: 1_024,
+                bytes_max: 512,
+            },
+        ),
+        format(
+            "join_piece",
+            JoinPiece {
+                bytes: vec![9, 8, 7],
+                checksum: 0x0fed_cba9_8765_4321,
             },
         ),
         format(

@@ -43,6 +43,8 @@ pub struct FeedConfig {
     pub groups: bool,
     /// Messages that a replica may be behind the stream and still be ready.
     pub lag_max: u64,
+    /// Most bytes per second that a replica takes over from another one while it joins.
+    pub join_bytes_s_max: u64,
 }
 
 impl Default for FeedConfig {
@@ -58,11 +60,12 @@ impl Default for FeedConfig {
             max_bytes: 8 << 30,
             acknowledgement: Acknowledgement::Local,
             outbox_max: 1_000_000,
-            in_flight_max: 256,
+            in_flight_max: 1_024,
             silent_s: 60,
             acknowledgement_wait_ms: 5_000,
             groups: false,
             lag_max: 10_000,
+            join_bytes_s_max: 128 << 20,
         }
     }
 }
@@ -103,6 +106,7 @@ impl FeedConfig {
         at_least("in_flight_max", self.in_flight_max as u64, 1);
         at_least("acknowledgement_wait_ms", self.acknowledgement_wait_ms, 1);
         at_least("lag_max", self.lag_max, 1);
+        at_least("join_bytes_s_max", self.join_bytes_s_max, 64 << 10);
         faults
     }
 }

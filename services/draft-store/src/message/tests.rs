@@ -95,10 +95,13 @@ fn an_id_tells_states_apart_and_not_what_the_sender_had_seen() {
             ..properties(DocumentHead::default())
         };
         let part = DocumentPart::split(&properties, text, 0, PART_TOKENS_MAX).remove(0);
-        message_id(&StreamMessage {
+        let sent = StreamMessage {
             seen,
             ..message(StreamChange::Document(Box::new(part)))
-        })
+        };
+        let (id, bytes) = encode_with_id(&sent);
+        assert_eq!(decode(&bytes), Ok(sent));
+        id
     };
     assert_eq!(of(&[1, 2], 1, 5), of(&[1, 2], 2, 5));
     assert_ne!(of(&[1, 2], 1, 5), of(&[1, 3], 1, 5));

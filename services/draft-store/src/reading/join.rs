@@ -4,18 +4,25 @@
 //! while they go on changing, and then applies the stream from that sequence. It may meet a change twice, which is
 //! harmless, and it misses none. A snapshot was rejected: it would have to be kept for as long as the slowest reader
 //! takes.
+//!
+//! Documents in segments can be taken over as files. A file has all that replicas agree on, except for the revision,
+//! and it does not say whether a document is still to be sent. So documents with either travel by their text, as
+//! those in no segment do.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use refrain_protocol::join::{
-    JoinDocuments, JoinDocumentsRequest, JoinList, JoinOffer, JoinedDocument, JoinedErasure,
+    JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinPiece,
+    JoinPieceRequest, JoinSegment, JoinedDocument, JoinedErasure,
 };
-use refrain_protocol::{ApiError, DocumentId, NamespaceId};
+use refrain_protocol::{ApiError, ErrorKind};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::message::{PART_TOKENS_MAX, StreamChange, StreamMessage, encode};
 use crate::reading::document_text::TextError;
 use crate::reading::outbox::whole_document;
-use crate::record::DocumentKey;
+use crate::record::{DocumentKey, SegmentId};
+use crate::segments::{ActiveSegment, mark_of};
 use crate::shared_store::{SharedStore, unavailable};
 
 /// The offer of this replica. `None` if it follows no stream, or still has documents that were erased.
@@ -37,7 +44,10 @@ pub(crate) fn offer(shared: &SharedStore) -> Result<Option<JoinOffer>, ApiError>
             change: StreamChange::Erasure(erasure.mark.clone()),
         }),
     });
+    let totals = catalog.totals();
     Ok(Some(JoinOffer {
+        documents: totals.documents,
+        tokens: totals.tokens,
         generation: catalog.generation(),
         stream: position.stream,
         sequence: position.sequence,
@@ -48,12 +58,83 @@ pub(crate) fn offer(shared: &SharedStore) -> Result<Option<JoinOffer>, ApiError>
     }))
 }
 
-/// The documents of a namespace.
-pub(crate) fn list(shared: &SharedStore, namespace: NamespaceId) -> Result<JoinList, ApiError> {
+/// The documents of a namespace, and the files that have them.
+pub(crate) fn list(shared: &SharedStore, request: &JoinListRequest) -> Result<JoinList, ApiError> {
+    let namespace = request.namespace;
     let open = shared.read()?;
-    let documents = open.catalog.documents(namespace);
-    let documents: Vec<DocumentId> = documents.map(|(id, _)| id).collect();
-    Ok(JoinList { documents })
+    let catalog = &open.catalog;
+    let replication = &catalog.replication;
+    let mut segments: BTreeMap<SegmentId, JoinSegment> = BTreeMap::new();
+    // The one that joins takes the names from the file.
+    if request.with_segments && catalog.names(namespace).is_some() {
+        let mounted = catalog.segments().iter();
+        let mounted = mounted.filter(|(_, mounted)| {
+            mounted.file.namespace == namespace && mounted.file.names.is_some()
+        });
+        segments.extend(mounted.map(|(id, mounted)| (id, listed(mounted))));
+    }
+    let mut documents = Vec::new();
+    for (document, known) in catalog.documents(namespace) {
+        let key = DocumentKey::new(namespace, document);
+        let slot = known.slot;
+        let segment = slot.and_then(|slot| Some((segments.get_mut(&slot.segment)?, slot.number)));
+        let Some((segment, number)) = segment else {
+            documents.push(document);
+            continue;
+        };
+        if replication.revision(key) != 0 || replication.outbox.has(key) {
+            segment.gone.push(number);
+            segment.tokens = segment.tokens.saturating_sub(u64::from(known.state.len));
+            documents.push(document);
+        } else if let Some(used_s) = segment.used_s.get_mut(number as usize) {
+            *used_s = mark_of(known.state.used_ms);
+        }
+    }
+    let mut segments: Vec<JoinSegment> = segments.into_values().collect();
+    segments.retain(|segment| segment.gone.len() < segment.used_s.len());
+    for segment in &mut segments {
+        segment.gone.sort_unstable();
+    }
+    Ok(JoinList {
+        seen: replication.seen(),
+        segments,
+        documents,
+    })
+}
+
+fn listed(mounted: &ActiveSegment) -> JoinSegment {
+    JoinSegment {
+        checksum: mounted.file.manifest().checksum,
+        bytes: mounted.file.file_bytes(),
+        tokens: mounted.live_tokens,
+        gone: mounted.gone(),
+        used_s: vec![0; mounted.file.documents() as usize],
+    }
+}
+
+/// A piece of a segment's file. It is read outside the lock; files are only ever deleted.
+pub(crate) fn piece(
+    shared: &SharedStore,
+    request: &JoinPieceRequest,
+    bytes_max: usize,
+) -> Result<JoinPiece, ApiError> {
+    let file = {
+        let open = shared.read()?;
+        let mut files = open.catalog.segments().files();
+        let found = files.find(|file| {
+            file.namespace == request.namespace && file.manifest().checksum == request.segment
+        });
+        found.cloned()
+    };
+    let file = file.ok_or_else(|| {
+        ApiError::new(
+            ErrorKind::NotFound,
+            "no such segment; it may have been merged, so list the segments again",
+        )
+    })?;
+    let bytes = file.piece(request.offset, bytes_max).to_vec();
+    let checksum = xxh3_64(&bytes);
+    Ok(JoinPiece { bytes, checksum })
 }
 
 /// Documents as they are now, and those that turned out to be damaged. The lock is taken for each of them.

@@ -7,6 +7,9 @@ use crate::record::replication::OutboxRecord;
 use crate::record::{DocumentKey, STATIC};
 use crate::shared_store::OpenStore;
 
+/// Tokens of documents that are enough for one look, so that it does not hold much memory.
+const TOKENS_PER_LOOK: usize = 1 << 20;
+
 /// Most removals in one message.
 const REMOVALS_MAX: usize = 1_024;
 
@@ -20,6 +23,17 @@ pub(crate) struct Outgoing {
     pub(crate) sent: Option<(DocumentKey, SentText)>,
     /// The document, with the sequence of its last change.
     pub(crate) document: Option<(DocumentKey, u64)>,
+}
+
+impl Outgoing {
+    /// Tokens of its messages.
+    fn tokens(&self) -> usize {
+        let parts = self.messages.iter().map(|message| match &message.change {
+            StreamChange::Document(part) => part.token_count(),
+            _ => 0,
+        });
+        parts.sum()
+    }
 }
 
 /// The entries to be sent, and documents that cannot be read.
@@ -41,12 +55,19 @@ pub(crate) fn next_outgoing(
     let catalog = &open.catalog;
     let waiting = catalog.replication.outbox.to_send();
     let waiting = waiting.filter(|(entry, _)| !is_on_the_way(entry.number));
+    let mut tokens = 0;
     for (entry, record) in waiting.take(entries_max) {
+        if tokens >= TOKENS_PER_LOOK {
+            break;
+        }
         match record {
             OutboxRecord::Document { .. } => {
                 let Some(key) = record.key() else { continue };
                 match document(open, entry, key, part_tokens_max) {
-                    Ok(outgoing) => next.outgoing.push(outgoing),
+                    Ok(outgoing) => {
+                        tokens += outgoing.tokens();
+                        next.outgoing.push(outgoing);
+                    }
                     Err(TextError::Damaged(_)) => next.damaged.push(key),
                     Err(error) => return Err(error),
                 }

@@ -7,7 +7,7 @@ use async_nats::jetstream::consumer::{PullConsumer, pull};
 use async_nats::jetstream::stream::Stream;
 use futures_util::{FutureExt as _, StreamExt as _};
 use refrain_service_kit::clock::unix_ms;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::message::{MessageError, decode};
 use crate::record::replication::PositionRecord;
@@ -22,6 +22,9 @@ const BATCH_MESSAGES: usize = 512;
 /// Most bytes of the messages of one commit.
 const BATCH_BYTES: usize = 8 << 20;
 
+/// Batches that are received while one is applied.
+const BATCHES_AHEAD: usize = 2;
+
 /// A broker that says nothing for twice this long is away.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
@@ -35,6 +38,7 @@ const MISSING_MAX: Duration = Duration::from_secs(10);
 /// Messages that were received together.
 struct Received {
     messages: Vec<ReceivedMessage>,
+    bytes: usize,
     /// Messages of the stream after these.
     pending: u64,
     /// When the broker got the last of them, in Unix milliseconds.
@@ -72,60 +76,100 @@ pub(super) async fn follow(
         .messages()
         .await
         .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
-    let mut delivered = 0;
-    loop {
-        if is_checked && sequence >= until && !*caught_up.borrow() {
-            erasures::finish(session, stream).await?;
-            session.note_end_of_stream().await?;
-            session.status.caught_up();
-            let _ = caught_up.send(true);
-        }
-        let next = next(session, &mut messages, &mut delivered);
-        let Ok(received) = tokio::time::timeout(MISSING_MAX, next).await else {
-            let lag = session.status.state().lag();
-            if lag > 0 {
-                return Err(SessionError::Broker(format!(
-                    "the broker's copy of the stream ends at {sequence}, {lag} messages too early"
-                )));
+    // The next messages are received and decoded while the writer commits.
+    let (tell, mut received) = mpsc::channel::<Received>(BATCHES_AHEAD);
+    let receive = async {
+        let mut delivered = 0;
+        loop {
+            let next = next(session, &mut messages, &mut delivered).await?;
+            if tell.send(next).await.is_err() {
+                return Ok::<(), SessionError>(());
             }
-            continue;
-        };
-        let received = received?;
-        if std::mem::take(&mut is_first)
-            && let Some((first, _)) = received.messages.first()
-        {
-            check_first(position, beginning, *first, received.first_checksum)?;
-            is_checked = true;
         }
-        let last = received.messages.last().map_or(sequence, |(last, _)| *last);
-        let pending = received.pending;
-        let applied = received.messages.len() as u64;
-        let AppliedMessages {
-            repeated,
-            has_erasures,
-        } = session
-            .apply(beginning.stream, received.last_checksum, received.messages)
-            .await?;
-        session
-            .metrics
-            .feed_applied
-            .inc_by(applied - repeated.min(applied));
-        session.metrics.feed_repeated.inc_by(repeated);
-        sequence = sequence.max(last);
-        session.status.applied(sequence, pending);
-        let lag_ms = match pending {
-            0 => 0,
-            _ => unix_ms().saturating_sub(received.published_ms),
-        };
-        session
-            .metrics
-            .feed_lag_seconds
-            .set(lag_ms as f64 / 1_000.0);
-        session.observe();
-        if has_erasures {
-            erasures::begin(session, stream);
+    };
+    let apply = async {
+        loop {
+            if is_checked && sequence >= until && !*caught_up.borrow() {
+                erasures::finish(session, stream).await?;
+                session.note_end_of_stream().await?;
+                session.status.caught_up();
+                let _ = caught_up.send(true);
+            }
+            let Ok(next) = tokio::time::timeout(MISSING_MAX, received.recv()).await else {
+                let lag = session.status.state().lag();
+                if lag > 0 {
+                    return Err(SessionError::Broker(format!(
+                        "the broker's copy of the stream ends at {sequence}, {lag} messages too early"
+                    )));
+                }
+                continue;
+            };
+            let Some(mut batch) = next else {
+                return Ok(());
+            };
+            while batch.messages.len() < BATCH_MESSAGES
+                && batch.bytes < BATCH_BYTES
+                && let Ok(more) = received.try_recv()
+            {
+                batch.messages.extend(more.messages);
+                batch.bytes += more.bytes;
+                batch.last_checksum = more.last_checksum;
+                (batch.pending, batch.published_ms) = (more.pending, more.published_ms);
+            }
+            if std::mem::take(&mut is_first)
+                && let Some((first, _)) = batch.messages.first()
+            {
+                check_first(position, beginning, *first, batch.first_checksum)?;
+                is_checked = true;
+            }
+            let last = batch.messages.last().map_or(sequence, |(last, _)| *last);
+            apply(session, stream, beginning.stream, batch).await?;
+            sequence = sequence.max(last);
         }
+    };
+    tokio::try_join!(receive, apply)?;
+    Ok(())
+}
+
+/// Applies messages that were received together.
+async fn apply(
+    session: &Arc<Session>,
+    stream: &Stream,
+    stream_created: u64,
+    received: Received,
+) -> Result<(), SessionError> {
+    let Received {
+        messages,
+        pending,
+        published_ms,
+        last_checksum,
+        ..
+    } = received;
+    let last = messages.last().map_or(0, |(last, _)| *last);
+    let count = messages.len() as u64;
+    let AppliedMessages {
+        repeated,
+        has_erasures,
+    } = session
+        .apply(stream_created, last_checksum, messages)
+        .await?;
+    let applied = count - repeated.min(count);
+    session.metrics.feed_applied.inc_by(applied);
+    session.metrics.feed_repeated.inc_by(repeated);
+    session.status.applied(last, pending);
+    let lag_ms = match pending {
+        0 => 0,
+        _ => unix_ms().saturating_sub(published_ms),
+    };
+    session
+        .metrics
+        .feed_lag_seconds
+        .set(lag_ms as f64 / 1_000.0);
+    session.observe();
+    if has_erasures {
+        erasures::begin(session, stream);
     }
+    Ok(())
 }
 
 /// The next messages: at least one, and those that are there already.
@@ -136,13 +180,13 @@ async fn next(
 ) -> Result<Received, SessionError> {
     let mut received = Received {
         messages: Vec::new(),
+        bytes: 0,
         pending: 0,
         published_ms: 0,
         first_checksum: 0,
         last_checksum: 0,
     };
-    let mut bytes = 0;
-    while received.messages.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
+    while received.messages.len() < BATCH_MESSAGES && received.bytes < BATCH_BYTES {
         let next = match received.messages.is_empty() {
             true => stream.next().await,
             false => match stream.next().now_or_never() {
@@ -163,7 +207,7 @@ async fn next(
                 info.consumer_sequence.saturating_sub(*delivered)
             )));
         }
-        bytes += message.payload.len();
+        received.bytes += message.payload.len();
         received.pending = info.pending;
         received.published_ms =
             u64::try_from(info.published.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);

@@ -2,24 +2,33 @@
 //!
 //! A replica joins when it is new, or when the stream has lost what it missed. It keeps what it has not sent itself:
 //! that goes to the others afterwards. All else that the other replica does not have was removed meanwhile.
+//!
+//! A namespace of which nothing is here comes as files, as far as it is in segments there. All other documents come
+//! by their text, each joined with what is here.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use refrain_protocol::join::{
-    JoinDocumentsRequest, JoinListRequest, JoinOffer, JoinOfferRequest, JoinedDocument,
+    JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest, JoinedDocument,
 };
-use refrain_protocol::{ApiError, DocumentId, NamespaceId};
-use refrain_rpc::{HttpReplicaPeer, ReplicaPeer};
+use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_rpc::{HttpReplicaPeer, ReplicaPeer as _};
 use refrain_service_kit::http::MeshClient;
+use tokio::sync::mpsc;
 
-use crate::message::{StreamChange, StreamMessage, decode};
+use crate::message::{StreamChange, decode};
 use crate::record::DocumentKey;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
+use crate::replication::adopted_files::AdoptedFiles;
 use crate::replication::erasures::clear_replica;
+use crate::replication::join_files;
+use crate::replication::joining::{Joining, joining, repeated};
+use crate::replication::pace::Pace;
 use crate::replication::session::{Session, stopped};
 use crate::replication::stream::SessionError;
+use crate::segments::clear_received;
 use crate::writer::replication::JoinedParts;
 
 /// Timeout of the first call to a peer.
@@ -34,15 +43,11 @@ const TOKENS_PER_CALL: u32 = 512 << 10;
 /// Calls that are under way while documents are stored.
 const CALLS_AT_ONCE: usize = 2;
 
-/// How often a call is repeated before another session begins anew.
-const REPEATS_MAX: usize = 5;
+/// How often the files of a namespace are listed. Each time some were merged while the others were read.
+const LISTS_MAX: usize = 5;
 
 /// Documents that are removed in one commit.
 const REMOVALS_PER_COMMIT: usize = 256;
-
-fn joining(error: impl std::fmt::Display) -> SessionError {
-    SessionError::broker("documents of another replica cannot be taken over", error)
-}
 
 /// Takes over everything from the first peer that follows the stream created at `stream`, and has what the stream has
 /// lost before `first`. Returns the position from which the stream goes on.
@@ -79,9 +84,16 @@ pub(super) async fn join(
     for erasure in session.open_erasures().await? {
         clear_replica(session, &erasure).await?;
     }
+    begin(session, &offer).await?;
+    let under_way = Joining {
+        session,
+        peer,
+        origin: offer.generation,
+        pace: Pace::new(session.feed.join_bytes_s_max),
+    };
     let mut kept: HashSet<DocumentKey> = HashSet::new();
     for namespace in &offer.namespaces {
-        take_over(session, &peer, *namespace, &mut kept).await?;
+        take_over(&under_way, *namespace, &mut kept).await?;
     }
     drop_others(session, kept).await?;
     let position = PositionRecord {
@@ -93,6 +105,7 @@ pub(super) async fn join(
         .writer
         .ask(move |writer| writer.set_position(position));
     set.await.map_err(|_| stopped())?.map_err(joining)?;
+    AdoptedFiles::of(&session.adopted, offer.generation).clear();
     tracing::info!(
         sequence = position.sequence,
         "draft store has joined, and follows the stream from here"
@@ -135,52 +148,114 @@ async fn find(
     )))
 }
 
+/// Deletes leftovers of an earlier attempt, and begins to show the progress.
+async fn begin(session: &Session, offer: &JoinOffer) -> Result<(), SessionError> {
+    let metrics = &session.metrics;
+    let gauge = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    metrics
+        .feed_join_documents_wanted
+        .set(gauge(offer.documents));
+    metrics.feed_join_tokens_wanted.set(gauge(offer.tokens));
+    metrics.feed_join_documents.set(0);
+    metrics.feed_join_tokens.set(0);
+    let dir = session.data_dir.clone();
+    let cleared = tokio::task::spawn_blocking(move || clear_received(&dir)).await;
+    cleared
+        .map_err(|error| SessionError::Store(error.to_string()))?
+        .map_err(|error| SessionError::Store(error.to_string()))
+}
+
+/// Takes a namespace over: what is in segments as files, if nothing of it is here, and all else by its text.
 async fn take_over(
-    session: &Session,
-    peer: &HttpReplicaPeer,
+    under_way: &Joining<'_>,
     namespace: NamespaceId,
     kept: &mut HashSet<DocumentKey>,
 ) -> Result<(), SessionError> {
-    let list = repeated(|| peer.join_list(JoinListRequest { namespace })).await?;
-    let documents = list.documents;
-    kept.extend(
-        documents
-            .iter()
-            .map(|document| DocumentKey::new(namespace, *document)),
-    );
+    let session = under_way.session;
+    let is_empty = session.look(move |open| open.catalog.documents(namespace).next().is_none());
+    let goes_on = AdoptedFiles::of(&session.adopted, under_way.origin).has(namespace);
+    let with_segments = is_empty.await? || goes_on;
+    for _ in 0..LISTS_MAX {
+        let request = JoinListRequest {
+            namespace,
+            with_segments,
+        };
+        let list = repeated(|| under_way.peer.join_list(request)).await?;
+        let files = join_files::take_over(under_way, namespace, &list, kept).await?;
+        if let Some(mut documents) = files {
+            let JoinList {
+                documents: others, ..
+            } = list;
+            let keys = others.iter();
+            kept.extend(keys.map(|document| DocumentKey::new(namespace, *document)));
+            documents.extend(others);
+            return take_over_texts(under_way, namespace, &documents).await;
+        }
+    }
+    Err(joining(
+        "the other replica merges its segments faster than they can be read",
+    ))
+}
+
+/// Takes documents over by their text.
+async fn take_over_texts(
+    under_way: &Joining<'_>,
+    namespace: NamespaceId,
+    documents: &[DocumentId],
+) -> Result<(), SessionError> {
     let chunks = documents.chunks(DOCUMENTS_PER_CALL).map(<[_]>::to_vec);
     let calls = futures_util::stream::iter(chunks.collect::<Vec<_>>())
-        .map(|chunk| fetch(peer, namespace, chunk))
+        .map(|chunk| fetch(under_way, namespace, chunk))
         .buffered(CALLS_AT_ONCE);
-    let mut calls = std::pin::pin!(calls);
-    while let Some(documents) = calls.try_next().await? {
-        let mut parts: Vec<JoinedParts> = Vec::with_capacity(documents.len());
-        for document in documents {
-            let messages: Result<Vec<StreamMessage>, _> = document
-                .messages
-                .iter()
-                .map(|message| decode(message))
-                .collect();
-            parts.push((messages.map_err(joining)?, document.is_unsent));
+    // The calls go on while the writer stores what came before.
+    let (tell, mut fetched) = mpsc::channel::<Vec<Texts>>(CALLS_AT_ONCE);
+    let read = async move {
+        let mut calls = std::pin::pin!(calls);
+        while let Some(texts) = calls.try_next().await? {
+            if tell.send(texts).await.is_err() {
+                break;
+            }
         }
-        session
-            .metrics
-            .feed_joined_documents
-            .inc_by(parts.len() as u64);
-        let stored = session
-            .writer
-            .ask(move |writer| writer.store_joined(&parts));
-        stored.await.map_err(|_| stopped())?.map_err(joining)?;
-    }
+        Ok::<(), SessionError>(())
+    };
+    let store = async {
+        while let Some(calls) = fetched.recv().await {
+            for texts in calls {
+                store(under_way.session, texts).await?;
+            }
+        }
+        Ok(())
+    };
+    tokio::try_join!(read, store)?;
     Ok(())
+}
+
+async fn store(session: &Session, texts: Texts) -> Result<(), SessionError> {
+    let Texts { parts, tokens } = texts;
+    let count = parts.len();
+    let stored = session
+        .writer
+        .ask(move |writer| writer.store_joined(&parts));
+    stored.await.map_err(|_| stopped())?.map_err(joining)?;
+    let metrics = &session.metrics;
+    metrics.feed_joined_documents.inc_by(count as u64);
+    metrics.feed_join_documents.add(count as i64);
+    metrics.feed_join_tokens.add(tokens as i64);
+    Ok(())
+}
+
+/// The documents of one call.
+struct Texts {
+    parts: Vec<JoinedParts>,
+    tokens: usize,
 }
 
 /// Reads documents, with as many calls as their length needs.
 async fn fetch(
-    peer: &HttpReplicaPeer,
+    under_way: &Joining<'_>,
     namespace: NamespaceId,
     documents: Vec<DocumentId>,
-) -> Result<Vec<JoinedDocument>, SessionError> {
+) -> Result<Vec<Texts>, SessionError> {
     let (mut read, mut left) = (Vec::new(), &documents[..]);
     while !left.is_empty() {
         let request = JoinDocumentsRequest {
@@ -188,27 +263,37 @@ async fn fetch(
             documents: left.to_vec(),
             max_tokens: TOKENS_PER_CALL,
         };
-        let reply = repeated(|| peer.join_documents(request.clone())).await?;
+        let reply = repeated(|| under_way.peer.join_documents(request.clone())).await?;
         let covered = (reply.covered as usize).clamp(1, left.len());
         left = &left[covered..];
-        read.extend(reply.documents);
+        let messages = reply.documents.iter().flat_map(|joined| &joined.messages);
+        let bytes: usize = messages.map(Vec::len).sum();
+        under_way
+            .session
+            .metrics
+            .feed_joined_bytes
+            .inc_by(bytes as u64);
+        under_way.pace.pass(bytes).await;
+        let decoded = tokio::task::spawn_blocking(move || texts(&reply.documents)).await;
+        read.push(decoded.map_err(joining)??);
     }
     Ok(read)
 }
 
-/// Makes a call, and repeats it after errors. Earlier answers stay.
-async fn repeated<T, F: Future<Output = Result<T, ApiError>>>(
-    call: impl Fn() -> F,
-) -> Result<T, SessionError> {
-    let mut failures = 0;
-    loop {
-        match call().await {
-            Ok(answer) => return Ok(answer),
-            Err(error) if failures == REPEATS_MAX => return Err(joining(error)),
-            Err(_) => failures += 1,
+/// Decodes documents, and checks them.
+fn texts(documents: &[JoinedDocument]) -> Result<Texts, SessionError> {
+    let (mut parts, mut tokens) = (Vec::with_capacity(documents.len()), 0);
+    for document in documents {
+        let messages = document.messages.iter().map(|message| decode(message));
+        let messages = messages.collect::<Result<Vec<_>, _>>().map_err(joining)?;
+        for message in &messages {
+            if let StreamChange::Document(part) = &message.change {
+                tokens += part.token_count();
+            }
         }
-        tokio::time::sleep(Duration::from_millis(200 << failures)).await;
+        parts.push((messages, document.is_unsent));
     }
+    Ok(Texts { parts, tokens })
 }
 
 /// Removes the documents that the other replica does not have, unless they are still to be sent.

@@ -1,6 +1,6 @@
 //! Sending the outbox, in order, with many messages on the way at once.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use async_nats::jetstream::Context;
@@ -11,8 +11,9 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 
 use crate::catalog::EntryVersion;
-use crate::message::{PART_TOKENS_MAX, StreamChange, StreamMessage, Uses, encode, message_id};
+use crate::message::{PART_TOKENS_MAX, StreamChange, StreamMessage, Uses, encode, encode_with_id};
 use crate::reading::outbox::{NextOutgoing, Outgoing, next_outgoing};
+use crate::record::DocumentKey;
 use crate::replication::session::Session;
 use crate::replication::stream::{SessionError, ShardNames};
 use crate::writer::replication::{SentDocument, SentEntry};
@@ -20,8 +21,12 @@ use crate::writer::replication::{SentDocument, SentEntry};
 /// How often the outbox is looked at when nobody says that it has something, and how often uses are sent.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Entries that are read under one lock.
-const ENTRIES_PER_LOCK: usize = 64;
+/// Entries that are read under one lock. A busy store commits between any two reads, and a commit takes longer than a
+/// read: fewer entries would be sent more slowly than they are stored.
+const ENTRIES_PER_LOCK: usize = 1_024;
+
+/// Entries that the broker has taken may wait for the writer beside those that are on the way, so many times as many.
+const SETTLING_FACTOR: usize = 2;
 
 /// An entry with its messages taken by the broker.
 struct Sent {
@@ -52,16 +57,36 @@ pub(super) async fn start_stream(session: &Session, context: &Context) -> Result
     }
 }
 
-/// Sends the outbox for as long as the session lasts.
+/// A message as it is sent.
+struct Encoded {
+    subject: String,
+    id: String,
+    payload: Vec<u8>,
+}
+
+/// The messages of an entry.
+struct ToSend {
+    messages: VecDeque<Encoded>,
+    entries: Vec<EntryVersion>,
+    document: Option<SentDocument>,
+}
+
+/// Sends the outbox for as long as the session lasts. While the writer settles what the broker has taken, the next
+/// entries are read and sent.
 pub(super) async fn publish(session: &Session, context: &Context) -> Result<(), SessionError> {
     let names = ShardNames::new(&session.feed);
+    let in_flight_max = session.feed.in_flight_max;
     let mut on_the_way: OnTheWay = FuturesUnordered::new();
+    // Entries on the way, and those that are not settled.
     let mut numbers: HashSet<u64> = HashSet::new();
+    let mut taken: Vec<Sent> = Vec::new();
+    let mut settling: FuturesUnordered<BoxFuture<'_, Result<Vec<Sent>, SessionError>>> =
+        FuturesUnordered::new();
     let mut interval = tokio::time::interval(INTERVAL);
     loop {
-        while numbers.len() < session.feed.in_flight_max {
-            let room = session.feed.in_flight_max - numbers.len();
-            let NextOutgoing { outgoing, damaged } = read(session, room, &numbers).await?;
+        while on_the_way.len() < in_flight_max && numbers.len() < SETTLING_FACTOR * in_flight_max {
+            let room = in_flight_max - on_the_way.len();
+            let (outgoing, damaged) = read(session, &names, room, &numbers).await?;
             session.report_damaged(damaged);
             if outgoing.is_empty() {
                 break;
@@ -71,36 +96,96 @@ pub(super) async fn publish(session: &Session, context: &Context) -> Result<(), 
                 let sending = send(context.clone(), names.clone(), outgoing).await?;
                 on_the_way.push(sending);
             }
+            // Entries that the broker has taken meanwhile go to the writer before more is read.
+            gather(&mut on_the_way, &mut taken)?;
+            if settling.is_empty() && !taken.is_empty() {
+                settling.push(note_taken(session, std::mem::take(&mut taken)).boxed());
+            }
         }
-        session.metrics.feed_in_flight.set(numbers.len() as i64);
+        session.metrics.feed_in_flight.set(on_the_way.len() as i64);
         tokio::select! {
             Some(sent) = on_the_way.next() => {
-                let mut all = vec![sent?];
-                while let Some(Some(sent)) = on_the_way.next().now_or_never() {
-                    all.push(sent?);
+                taken.push(sent?);
+                gather(&mut on_the_way, &mut taken)?;
+            }
+            Some(settled) = settling.next() => {
+                for entry in settled?.iter().flat_map(|sent| &sent.entries) {
+                    numbers.remove(&entry.number);
                 }
-                note_taken(session, all, &mut numbers).await?;
+                session.observe();
             }
             () = session.shared.outbox_changed.notified() => {}
             _ = interval.tick() => send_uses(session, context, &names).await?,
         }
+        if settling.is_empty() && !taken.is_empty() {
+            settling.push(note_taken(session, std::mem::take(&mut taken)).boxed());
+        }
     }
 }
 
+/// Adds what the broker has acknowledged by now.
+fn gather(on_the_way: &mut OnTheWay, taken: &mut Vec<Sent>) -> Result<(), SessionError> {
+    while let Some(Some(sent)) = on_the_way.next().now_or_never() {
+        taken.push(sent?);
+    }
+    Ok(())
+}
+
+/// Reads the next entries, and encodes them after the lock is given back.
 async fn read(
     session: &Session,
+    names: &ShardNames,
     room: usize,
     numbers: &HashSet<u64>,
-) -> Result<NextOutgoing, SessionError> {
-    let busy = numbers.clone();
+) -> Result<(Vec<ToSend>, Vec<DocumentKey>), SessionError> {
+    let (shared, names, busy) = (session.shared.clone(), names.clone(), numbers.clone());
     let entries_max = room.min(ENTRIES_PER_LOCK);
-    let read = session.look(move |open| {
-        next_outgoing(open, entries_max, PART_TOKENS_MAX, |number| {
-            busy.contains(&number)
-        })
+    let read = tokio::task::spawn_blocking(move || {
+        let next = {
+            let open = shared.read().map_err(|error| error.to_string())?;
+            next_outgoing(&open, entries_max, PART_TOKENS_MAX, |number| {
+                busy.contains(&number)
+            })
+        };
+        let NextOutgoing { outgoing, damaged } = next.map_err(|error| error.to_string())?;
+        let encoded = outgoing
+            .into_iter()
+            .map(|outgoing| encoded(&names, outgoing));
+        Ok::<_, String>((encoded.collect(), damaged))
     });
-    read.await?
-        .map_err(|error| SessionError::Store(error.to_string()))
+    let read = read.await;
+    read.map_err(|error| SessionError::Store(error.to_string()))?
+        .map_err(SessionError::Store)
+}
+
+fn encoded(names: &ShardNames, outgoing: Outgoing) -> ToSend {
+    let Outgoing {
+        entries,
+        messages,
+        sent,
+        document,
+    } = outgoing;
+    ToSend {
+        messages: messages
+            .iter()
+            .map(|message| as_sent(names, message))
+            .collect(),
+        entries,
+        document: document.map(|(key, sequence)| SentDocument {
+            key,
+            sequence,
+            text: sent.map(|(_, text)| text),
+        }),
+    }
+}
+
+fn as_sent(names: &ShardNames, message: &StreamMessage) -> Encoded {
+    let (id, payload) = encode_with_id(message);
+    Encoded {
+        subject: names.subject(message.namespace()),
+        id,
+        payload,
+    }
 }
 
 /// Sends what an entry has to say. A single message is handed to the connection at once, so that entries keep their
@@ -109,23 +194,17 @@ async fn read(
 async fn send(
     context: Context,
     names: ShardNames,
-    outgoing: Outgoing,
+    to_send: ToSend,
 ) -> Result<BoxFuture<'static, Result<Sent, SessionError>>, SessionError> {
-    let Outgoing {
-        entries,
+    let ToSend {
         mut messages,
-        sent,
+        entries,
         document,
-    } = outgoing;
-    let document = document.map(|(key, sequence)| SentDocument {
-        key,
-        sequence,
-        text: sent.map(|(_, text)| text),
-    });
+    } = to_send;
     if messages.len() == 1
-        && let Some(message) = messages.pop()
+        && let Some(message) = messages.pop_front()
     {
-        let acknowledged = hand_over(&context, &names, &message).await?;
+        let acknowledged = hand_over(&context, &names, message).await?;
         return Ok(async move {
             let sequence = acknowledgement(acknowledged).await?;
             Ok(Sent {
@@ -139,7 +218,7 @@ async fn send(
     Ok(async move {
         let mut sequence = 0;
         for message in messages {
-            let acknowledged = hand_over(&context, &names, &message).await?;
+            let acknowledged = hand_over(&context, &names, message).await?;
             sequence = acknowledgement(acknowledged).await?;
         }
         Ok(Sent {
@@ -154,14 +233,14 @@ async fn send(
 async fn hand_over(
     context: &Context,
     names: &ShardNames,
-    message: &StreamMessage,
+    message: Encoded,
 ) -> Result<PublishAckFuture, SessionError> {
     let publish = PublishMessage::build()
-        .message_id(message_id(message))
+        .message_id(message.id)
         .expected_stream(names.stream())
-        .payload(encode(message).into());
+        .payload(message.payload.into());
     context
-        .send_publish(names.subject(message.namespace()), publish)
+        .send_publish(message.subject, publish)
         .await
         .map_err(|error| SessionError::broker("a message cannot be sent", error))
 }
@@ -173,11 +252,8 @@ async fn acknowledgement(sent: PublishAckFuture) -> Result<u64, SessionError> {
     Ok(acknowledged.sequence)
 }
 
-async fn note_taken(
-    session: &Session,
-    sent: Vec<Sent>,
-    numbers: &mut HashSet<u64>,
-) -> Result<(), SessionError> {
+/// Tells the writer which entries the broker has taken.
+async fn note_taken(session: &Session, sent: Vec<Sent>) -> Result<Vec<Sent>, SessionError> {
     let mut taken: Vec<SentEntry> = Vec::new();
     for sent in &sent {
         session.status.sent(sent.sequence);
@@ -189,11 +265,7 @@ async fn note_taken(
     }
     session.metrics.feed_sent.inc_by(taken.len() as u64);
     session.note_taken(taken).await?;
-    for entry in sent.iter().flat_map(|sent| &sent.entries) {
-        numbers.remove(&entry.number);
-    }
-    session.observe();
-    Ok(())
+    Ok(sent)
 }
 
 /// Sends the uses since the last time. Nobody waits for them, and a lost one makes the order of use a little older.
@@ -208,7 +280,7 @@ async fn send_uses(
             documents,
         };
         let message = session.message(StreamChange::Uses(uses)).await?;
-        acknowledgement(hand_over(context, names, &message).await?).await?;
+        acknowledgement(hand_over(context, names, as_sent(names, &message)).await?).await?;
     }
     Ok(())
 }

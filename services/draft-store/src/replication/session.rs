@@ -1,8 +1,9 @@
 //! The store as sessions with the broker see it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use refrain_protocol::{ApiError, NamespaceId};
 
@@ -11,6 +12,7 @@ use crate::message::{StreamChange, StreamMessage};
 use crate::metrics::StoreMetrics;
 use crate::record::DocumentKey;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
+use crate::replication::adopted_files::AdoptedFiles;
 use crate::replication::status::FeedStatus;
 use crate::replication::stream::SessionError;
 use crate::service::DraftStoreHandle;
@@ -28,6 +30,11 @@ pub(crate) struct Session {
     pub(crate) metrics: StoreMetrics,
     /// The mesh secret, for calls to other replicas.
     pub(crate) secret: String,
+    /// Where received files go, and how much of the disk must stay free.
+    pub(crate) data_dir: PathBuf,
+    pub(crate) disk_reserve_bytes: u64,
+    /// The files that a join which was broken off has taken over.
+    pub(crate) adopted: Mutex<AdoptedFiles>,
     /// Whether erasures of the stream are being carried out.
     pub(crate) is_erasing: Arc<AtomicBool>,
 }

@@ -87,10 +87,23 @@ impl SegmentFile {
     /// refuses.
     pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<SegmentFile, LogError> {
         let path = path(dir, id);
-        let map = map(&path)?;
-        check_version(&map, &path)?;
+        let file = SegmentFile::open_any(&path)?;
+        if file.id != id {
+            let why = format!("{}: it belongs to another segment", path.display());
+            return Err(LogError::Corrupt(why));
+        }
+        Ok(file)
+    }
+
+    /// Opens a file whatever its segment's number is, and checks all of it.
+    ///
+    /// # Errors
+    /// As [`SegmentFile::open`].
+    pub(super) fn open_any(path: &Path) -> Result<SegmentFile, LogError> {
+        let map = map(path)?;
+        check_version(&map, path)?;
         let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
-        let (layout, namespace) = FileLayout::check(&map, id).map_err(|why| corrupt(&why))?;
+        let (layout, id, namespace) = FileLayout::check(&map).map_err(|why| corrupt(&why))?;
         let bytes = IndexBytes {
             map: map.clone(),
             len: layout.index,
@@ -116,7 +129,7 @@ impl SegmentFile {
             id,
             namespace,
             names,
-            path: path.clone(),
+            path: path.to_owned(),
             tokens: tokens.sum(),
             segment,
             map,
@@ -169,6 +182,24 @@ impl SegmentFile {
         words
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
             .collect()
+    }
+
+    /// A piece of the file.
+    pub(crate) fn piece(&self, offset: u64, bytes_max: usize) -> &[u8] {
+        let len = self.map.len();
+        let from = usize::try_from(offset).map_or(len, |offset| offset.min(len));
+        let to = len.min(from.saturating_add(bytes_max));
+        self.map.get(from..to).unwrap_or_default()
+    }
+
+    /// The path of the file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length of the index in bytes.
+    pub(super) fn index_bytes(&self) -> usize {
+        self.layout.index
     }
 
     /// The index itself.
@@ -225,12 +256,20 @@ impl SegmentFile {
     /// The complete document with this number.
     pub(crate) fn entry(&self, number: u32) -> Result<SegmentEntry, Damage> {
         let document = self.segment.document(number as usize);
+        let tokens = document.ok_or(Damage::Short)?.output.to_vec();
+        let entry = self.entry_without_text(number)?;
+        Ok(SegmentEntry { tokens, ..entry })
+    }
+
+    /// The document with this number, without its tokens.
+    pub(crate) fn entry_without_text(&self, number: u32) -> Result<SegmentEntry, Damage> {
+        let document = self.segment.document(number as usize);
         let document = document.ok_or(Damage::Short)?;
         Ok(SegmentEntry {
             document: DocumentId(document.key.0),
             state: self.state_of(number, &document)?,
             head: self.head_of(number, &document)?,
-            tokens: document.output.to_vec(),
+            tokens: Vec::new(),
         })
     }
 

@@ -112,8 +112,8 @@ impl FileLayout {
         self.index + self.records
     }
 
-    /// Reads the footer, and checks everything after the index.
-    pub(super) fn check(bytes: &[u8], id: SegmentId) -> Result<(FileLayout, NamespaceId), String> {
+    /// Reads the footer with the numbers of segment and namespace, and checks everything after the index.
+    pub(super) fn check(bytes: &[u8]) -> Result<(FileLayout, SegmentId, NamespaceId), String> {
         let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or("too short")?;
         let footer = &bytes[at..];
         if footer[..4] != MAGIC {
@@ -138,10 +138,7 @@ impl FileLayout {
         if xxh3_64(&bytes[parts.index..bytes.len() - 8]) != parts.checksum {
             return Err("the checksum of the records differs".into());
         }
-        if u64_at(footer, 8) != id {
-            return Err("it belongs to another segment".into());
-        }
         let namespace = u128::from(u64_at(footer, 16)) | u128::from(u64_at(footer, 24)) << 64;
-        Ok((parts, NamespaceId(namespace)))
+        Ok((parts, u64_at(footer, 8), NamespaceId(namespace)))
     }
 }

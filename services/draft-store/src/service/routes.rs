@@ -41,6 +41,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(get("/directory", directory))
             .service(post("/join/offer", join_offer))
             .service(post("/join/list", join_list))
+            .service(post("/join/piece", join_piece))
             .service(post("/join/documents", join_documents))
             .service(get("/stats", stats)),
     );
@@ -83,7 +84,7 @@ macro_rules! bincode_calls {
 
 bincode_calls! {
     append follow touch register_group fetch_groups output_lengths segments segment_piece documents
-    unknown_documents lookup acceptance_stats import export join_offer join_list join_documents
+    unknown_documents lookup acceptance_stats import export join_offer join_list join_piece join_documents
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

@@ -97,6 +97,9 @@ pub async fn start(
             status,
             metrics: store_metrics,
             secret: mesh.secret().to_owned(),
+            data_dir: config.data_dir.clone(),
+            disk_reserve_bytes: config.disk_reserve_bytes,
+            adopted: Default::default(),
             is_erasing: Arc::default(),
         };
         let (stop, stopped) = watch::channel(false);

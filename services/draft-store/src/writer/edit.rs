@@ -3,9 +3,10 @@
 //! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `text_pieces.rs`
 //! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments. `groups.rs`
 //! and `acceptance_statistics.rs` are one concern each. `outbox.rs` notes what other replicas must learn, and
-//! `received.rs` applies what they sent.
+//! `received.rs` applies what they sent, and `adopted_segment.rs` takes over a file of one.
 
 pub(super) mod acceptance_statistics;
+mod adopted_segment;
 mod groups;
 mod outbox;
 mod received;
@@ -84,6 +85,11 @@ impl<'a> Edit<'a> {
             is_received: false,
             head_before,
         }
+    }
+
+    /// Whether nothing is to be written.
+    pub(in crate::writer) fn is_empty(&self) -> bool {
+        self.batch.is_empty() && self.states.is_empty() && self.marks.chunks.is_empty()
     }
 
     /// The writes, the store's record after them, the documents with several feed entries, and the outcome.

@@ -1,14 +1,16 @@
 //! The core of a replica, which applies messages of the stream and keeps its outbox.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use crate::catalog::{Catalog, EntryVersion, SentText};
 use crate::log::LogError;
 use crate::message::StreamMessage;
-use crate::record::DocumentKey;
 use crate::record::replication::{
     OutboxRecord, PositionRecord, StreamErasureRecord, outbox_key, position_key, stream_erasure_key,
 };
+use crate::record::{DocumentKey, SegmentId};
+use crate::segments::ReceivedSegment;
 use crate::writer::core::{DAY_MS, WriterCore};
 use crate::writer::outcome::CommitOutcome;
 
@@ -119,9 +121,8 @@ impl WriterCore {
         messages: &[ReceivedMessage],
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
-        let repairs = std::mem::take(&mut self.repairs);
+        let mut repairs = std::mem::take(&mut self.repairs);
         let mut edit = self.edit(catalog, now_ms);
-        edit.batch.merge(repairs);
         let before = edit.catalog.replication.position.unwrap_or_default();
         let mut position = PositionRecord { stream, ..before };
         for (sequence, message) in messages {
@@ -142,17 +143,24 @@ impl WriterCore {
                 checksum,
             };
         }
+        self.within_budgets(&mut edit)?;
         if edit.catalog.replication.position != Some(position) {
-            edit.batch.put_record(position_key(), &position);
+            repairs.put_record(position_key(), &position);
             edit.catalog.replication.position = Some(position);
         }
         for number in edit.catalog.replication.outbox.settle(position.sequence) {
-            edit.batch.remove(outbox_key(number));
+            repairs.remove(outbox_key(number));
         }
-        self.within_budgets(&mut edit)?;
         let settled_head = edit.catalog.settled_head();
         let moves = &mut edit.catalog.replication.moves;
         moves.passed(position.sequence, settled_head, now_ms);
+        if edit.is_empty() {
+            // Most own messages change nothing. After a crash before the next commit they are applied once more.
+            self.repairs = repairs;
+            return Ok(edit.outcome);
+        }
+        repairs.merge(std::mem::take(&mut edit.batch));
+        edit.batch = repairs;
         let outcome = self.commit(edit, now_ms)?;
         self.note_oldest(outcome.oldest_ms);
         Ok(outcome)
@@ -188,6 +196,23 @@ impl WriterCore {
                 edit.resend(message)?;
             }
         }
+        self.within_budgets(&mut edit)?;
+        let outcome = self.commit(edit, now_ms)?;
+        self.note_oldest(outcome.oldest_ms);
+        Ok(outcome)
+    }
+
+    /// Puts a segment file of another replica into use under the number `id`.
+    pub(crate) fn adopt_segment(
+        &mut self,
+        catalog: &mut Catalog,
+        dir: &Path,
+        id: SegmentId,
+        received: ReceivedSegment,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        edit.adopt_segment(dir, id, received)?;
         self.within_budgets(&mut edit)?;
         let outcome = self.commit(edit, now_ms)?;
         self.note_oldest(outcome.oldest_ms);

@@ -1,6 +1,7 @@
 //! The core on a log in memory: scripts of calls, and random operations compared with a plain model.
 
 mod acceptance_statistics;
+mod adopted;
 mod model;
 mod replicas;
 mod scripts;

@@ -2,7 +2,7 @@
 
 use refrain_protocol::admin::EraseRequest;
 
-use super::nats::Nats;
+use super::nats::{Nats, Wire};
 use super::*;
 
 /// Drops the oldest messages of the stream, as its age or size would.
@@ -33,10 +33,16 @@ impl Cluster {
     }
 
     async fn start(&mut self, name: &str) -> Replica {
+        self.start_at(name, u64::MAX).await
+    }
+
+    /// Starts a replica that takes over so many bytes a second at most.
+    async fn start_at(&mut self, name: &str, join_bytes_s_max: u64) -> Replica {
         let mut config = config(self.dir.path(), name, &self.nats.url());
         config.listen = Some(([127, 0, 0, 1], 0).into());
         if let Some(feed) = &mut config.feed {
             feed.peers = self.peers.clone();
+            feed.join_bytes_s_max = join_bytes_s_max;
         }
         let replica = Replica::start_in(config, self.mesh.clone()).await;
         let addr = replica.server.addr().unwrap();
@@ -69,6 +75,11 @@ async fn a_new_replica_takes_over_what_the_stream_has_lost() {
     let b = cluster.start("b").await.caught_up().await;
     assert_eq!(b.metric("refrain_draft_store_feed_joins_total"), 1.0);
     assert!(b.metric("refrain_draft_store_feed_joined_documents_total") >= 2_001.0);
+    assert!(b.metric("refrain_draft_store_feed_joined_segments_total") >= 2.0);
+    assert!(b.metric("refrain_draft_store_feed_join_documents_wanted") >= 2_001.0);
+    let metric = |name: &str| b.metric(&format!("refrain_draft_store_feed_join_{name}"));
+    assert_eq!(metric("documents"), metric("documents_wanted"));
+    assert_eq!(metric("tokens"), metric("tokens_wanted"));
     a.append("three", vec![whole(7_000, 40)]).await;
     b.append("three", vec![whole(7_001, 40)]).await;
     let sums = end_equal(&[&a, &b]).await;
@@ -120,6 +131,121 @@ async fn a_replica_that_was_away_too_long_joins_anew() {
     assert_eq!(documents, 31);
     assert_eq!(a.text("one", 100).await, Some(text(100, 40)));
     assert_eq!(a.text("two", 101).await, None);
+}
+
+/// A replica with several segments of one tenant, whose documents the stream has lost.
+async fn filled(cluster: &mut Cluster) -> Replica {
+    let a = cluster.start("a").await.caught_up().await;
+    for segment in 0..4 {
+        let documents = (0..40).map(|document| whole(segment * 100 + document, 5_000));
+        a.append("one", documents.collect()).await;
+        a.handle().compact().await.unwrap();
+    }
+    end_equal(&[&a]).await;
+    shorten(&cluster.nats).await;
+    a
+}
+
+/// Slow enough to do something in the middle: there are seven megabytes, and two files come at once.
+const SLOW_BYTES_S: u64 = 1 << 20;
+
+const SEGMENTS: &str = "refrain_draft_store_feed_joined_segments_total";
+const BYTES: &str = "refrain_draft_store_feed_joined_bytes_total";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_join_over_a_wire_that_is_cut_goes_on_where_it_was() {
+    let mut cluster = Cluster::new();
+    let a = filled(&mut cluster).await;
+    let wire = Wire::to(a.server.addr().unwrap()).await;
+    cluster.peers = vec![wire.url().replace("nats://", "http://")];
+    let b = cluster.start_at("b", SLOW_BYTES_S).await;
+    eventually("the first segment is there", async || {
+        b.metric(SEGMENTS) >= 1.0
+    })
+    .await;
+    assert!(b.metric(SEGMENTS) < 4.0);
+    assert!(b.handle().readiness().is_err());
+    wire.set_cut(true);
+    // Longer than calls are repeated, so another session goes on.
+    eventually("the session ends", async || {
+        let trouble = b.handle().readiness().unwrap_err();
+        trouble.contains("documents of another replica cannot be taken over")
+            || trouble.contains("none of feed.peers can hand its documents over")
+    })
+    .await;
+    a.append(
+        "one",
+        vec![whole(1_000, 40), update(100, 5_000, &[1, 2, 3])],
+    )
+    .await;
+    wire.set_cut(false);
+    let b = b.caught_up().await;
+    end_equal(&[&a, &b]).await;
+    assert!(b.metric("refrain_draft_store_feed_joins_total") >= 2.0);
+    assert_eq!(b.metric(SEGMENTS), 4.0, "none came twice");
+    let files = a.handle().store_stats().await.unwrap().segment_bytes as f64;
+    // A piece whose answer was cut off comes again.
+    assert!(
+        b.metric(BYTES) < files * 1.6,
+        "{} of {files}",
+        b.metric(BYTES)
+    );
+    assert_eq!(b.text("one", 1_000).await, Some(text(1_000, 40)));
+    let longer = [text(100, 5_000), vec![1, 2, 3]].concat();
+    assert_eq!(b.text("one", 100).await, Some(longer));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_erased_while_files_travel_does_not_come() {
+    let mut cluster = Cluster::new();
+    let a = filled(&mut cluster).await;
+    a.append("two", vec![whole(1, 5_000)]).await;
+    a.handle().compact().await.unwrap();
+    let b = cluster.start_at("b", SLOW_BYTES_S).await;
+    eventually("the first segment is there", async || {
+        b.metric(SEGMENTS) >= 1.0
+    })
+    .await;
+    let request = EraseRequest {
+        tenant: Some("one".into()),
+        ..EraseRequest::default()
+    };
+    let erased = a.handle().erase(request).await.unwrap();
+    assert_eq!(erased.documents, 160);
+    let b = b.caught_up().await;
+    let sums = end_equal(&[&a, &b]).await;
+    let documents: u64 = sums.iter().map(|sum| sum.documents).sum();
+    assert_eq!(documents, 1);
+    assert_eq!(b.text("two", 1).await, Some(text(1, 5_000)));
+    assert_eq!(b.text("one", 3).await, None);
+    // Nothing of it is left in files either.
+    let segments = cluster.dir.path().join("b/segments");
+    let left: u64 = std::fs::read_dir(segments)
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap().len())
+        .sum();
+    assert!(left < 200_000, "{left} bytes are left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_goes_away_in_the_middle_is_replaced_by_another() {
+    let mut cluster = Cluster::new();
+    let a = filled(&mut cluster).await;
+    let c = cluster.start("c").await.caught_up().await;
+    end_equal(&[&a, &c]).await;
+    let b = cluster.start_at("b", SLOW_BYTES_S).await;
+    eventually("the first segment is there", async || {
+        b.metric(SEGMENTS) >= 1.0
+    })
+    .await;
+    a.stop().await;
+    c.append("one", vec![whole(1_000, 40)]).await;
+    let b = b.caught_up().await;
+    let sums = end_equal(&[&b, &c]).await;
+    let documents: u64 = sums.iter().map(|sum| sum.documents).sum();
+    assert_eq!(documents, 161);
+    assert!(b.metric("refrain_draft_store_feed_joins_total") >= 2.0);
+    assert_eq!(b.text("one", 301).await, Some(text(301, 5_000)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

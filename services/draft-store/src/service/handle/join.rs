@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest,
-    ReplicaState,
+    JoinPiece, JoinPieceRequest, ReplicaState,
 };
 use refrain_protocol::shard::StoreDirectory;
 use refrain_protocol::{ApiError, ErrorKind};
@@ -11,6 +11,9 @@ use refrain_rpc::ReplicaPeer;
 
 use crate::reading::join;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
+
+/// Most bytes of a piece of a file, whatever the caller asks for.
+const PIECE_BYTES_MAX: u32 = 8 << 20;
 
 fn no_peer(message: &str) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(5_000)
@@ -63,8 +66,21 @@ impl ReplicaPeer for DraftStoreHandle {
 
     async fn join_list(&self, request: JoinListRequest) -> Result<JoinList, ApiError> {
         let _running = self.enter()?;
-        self.read_blocking(move |shared| join::list(shared, request.namespace))
+        self.read_blocking(move |shared| join::list(shared, &request))
             .await
+    }
+
+    async fn join_piece(&self, request: JoinPieceRequest) -> Result<JoinPiece, ApiError> {
+        let _running = self.enter()?;
+        let bytes_max = request.bytes_max.min(PIECE_BYTES_MAX) as usize;
+        let piece = self
+            .read_blocking(move |shared| join::piece(shared, &request, bytes_max))
+            .await?;
+        self.inner
+            .metrics
+            .sent_segment_bytes
+            .inc_by(piece.bytes.len() as u64);
+        Ok(piece)
     }
 
     async fn join_documents(

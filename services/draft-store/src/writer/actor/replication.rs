@@ -7,6 +7,8 @@ use tokio::sync::oneshot;
 
 use crate::record::DocumentKey;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
+use crate::segments::{self, ReceivedSegment};
+use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
 use crate::writer::outcome::CommitOutcome;
 use crate::writer::replication::{AppliedMessages, JoinedParts, ReceivedMessage, SentEntry};
@@ -37,6 +39,18 @@ impl WriterActor {
         erasures: &[StreamErasureRecord],
     ) -> Result<(), ApiError> {
         self.run(|core, catalog, now_ms| core.note_erasures(catalog, erasures, now_ms))?;
+        Ok(())
+    }
+
+    /// Puts a segment file of another replica into use.
+    pub(crate) fn adopt_segment(&mut self, received: ReceivedSegment) -> Result<(), ApiError> {
+        if !segments::is_there(&received.file) {
+            let message = "an erasure has deleted the received file";
+            return Err(unavailable().with_detail(message));
+        }
+        let id = self.next_segment_id()?;
+        let dir = self.config.data_dir.clone();
+        self.run(|core, catalog, now_ms| core.adopt_segment(catalog, &dir, id, received, now_ms))?;
         Ok(())
     }
 

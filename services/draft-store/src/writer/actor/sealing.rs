@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use actix::Context;
+use refrain_protocol::ApiError;
 
 use crate::background::seal::{self, NewSegment, SealJob, SealReport};
 use crate::log::LogError;
@@ -82,13 +83,13 @@ impl WriterActor {
 
     fn begin_sealing(&mut self, planned: PlannedSegment, ctx: &mut Context<Self>) {
         let PlannedSegment { namespace, source } = planned;
-        let (names, highest) = {
-            let Ok(open) = self.shared.read() else { return };
-            let highest = open.catalog.segments().iter().map(|(id, _)| id).max();
-            (open.catalog.names(namespace).cloned(), highest)
+        let Ok(id) = self.next_segment_id() else {
+            return;
         };
-        let id = self.sealing.last.max(highest.unwrap_or(0)) + 1;
-        self.sealing.last = id;
+        let names = {
+            let Ok(open) = self.shared.read() else { return };
+            open.catalog.names(namespace).cloned()
+        };
         let from = match &source {
             SegmentSource::Log(_) => "log",
             SegmentSource::Segments(_) => "segments",
@@ -111,6 +112,16 @@ impl WriterActor {
             },
             move |writer, outcome, ctx| writer.end_sealing(outcome, from, id, ctx),
         );
+    }
+
+    /// A number that no segment has or had.
+    pub(super) fn next_segment_id(&mut self) -> Result<SegmentId, ApiError> {
+        let highest = {
+            let open = self.shared.read()?;
+            open.catalog.segments().iter().map(|(id, _)| id).max()
+        };
+        self.sealing.last = self.sealing.last.max(highest.unwrap_or(0)) + 1;
+        Ok(self.sealing.last)
     }
 
     /// Puts a new segment into use.

@@ -4,6 +4,8 @@
 mod op;
 mod reader;
 
+mod join;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
@@ -11,16 +13,15 @@ use super::*;
 use proptest::prelude::*;
 
 use crate::config::FeedConfig;
-use refrain_protocol::join::{JoinDocumentsRequest, JoinOffer};
+use refrain_protocol::join::JoinOffer;
 
-use crate::message::{StreamChange, StreamMessage, decode, encode, message_id};
+use crate::message::{StreamChange, StreamMessage, decode, encode_with_id};
 use crate::metrics::RemovalReason;
 use crate::reading::document_text::read_document;
 use crate::reading::erasure::documents_hit;
 use crate::reading::join as handed_over;
 use crate::reading::outbox::{Outgoing, next_outgoing};
 use crate::record::ErasureRecord;
-use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::writer::replication::{SentDocument, SentEntry};
 
 use self::op::{Op, op};
@@ -78,6 +79,13 @@ fn copy_files(from: &Path, to: &Path) {
 /// A document with all that replicas must agree on.
 type Held = (u64, u32, DocumentUpdate, u8, u64);
 
+fn config() -> DraftStoreConfig {
+    DraftStoreConfig {
+        feed: Some(FeedConfig::default()),
+        ..DraftStoreConfig::default()
+    }
+}
+
 struct Cluster {
     replicas: Vec<Replica>,
     /// The stream; sequences begin with 1.
@@ -87,6 +95,8 @@ struct Cluster {
     erasures: Vec<(usize, ErasureRecord)>,
     readers: Vec<Reader>,
     now_ms: u64,
+    /// Generation of the next new disk.
+    generation: u64,
 }
 
 fn tenant(document: u128) -> &'static str {
@@ -95,12 +105,8 @@ fn tenant(document: u128) -> &'static str {
 
 impl Cluster {
     fn new() -> Self {
-        let config = DraftStoreConfig {
-            feed: Some(FeedConfig::default()),
-            ..DraftStoreConfig::default()
-        };
         let replica = |number| Replica {
-            store: Some(Store::with_generation(config.clone(), 100 + number)),
+            store: Some(Store::with_generation(config(), 100 + number)),
             on_the_way: Vec::new(),
             copy: None,
         };
@@ -111,10 +117,11 @@ impl Cluster {
             erasures: Vec::new(),
             readers: (0..READERS).map(Reader::at).collect(),
             now_ms: 1_000_000_000_000,
+            generation: 200,
         };
-        // From its first commit on, a store knows that it is a replica.
+        // From its first tick on, a store knows that it is a replica.
         for replica in 0..REPLICAS {
-            cluster.apply(replica, 0, 0);
+            cluster.store(replica).tick(0);
         }
         cluster
     }
@@ -126,9 +133,10 @@ impl Cluster {
     /// The broker takes a message, unless it has its id. Returns its sequence.
     fn accept(&mut self, message: &StreamMessage) -> u64 {
         let next = self.stream.len();
-        let at = *self.ids.entry(message_id(message)).or_insert(next);
+        let (id, bytes) = encode_with_id(message);
+        let at = *self.ids.entry(id).or_insert(next);
         if at == next {
-            self.stream.push(encode(message));
+            self.stream.push(bytes);
         }
         at as u64 + 1
     }
@@ -302,7 +310,27 @@ impl Cluster {
         *copy = Some(Copy { log, dir });
     }
 
+    /// Has all who read from the store with this generation read to its end there.
+    fn follow_store(&mut self, replica: usize, generation: u64) {
+        for number in 0..READERS {
+            let elsewhere = std::mem::replace(&mut self.readers[number].replica, replica);
+            if self.readers[number].is_at(generation) {
+                while !self.follow(number, 1 << 20) {}
+            }
+            self.readers[number].replica = elsewhere;
+        }
+    }
+
     fn restore(&mut self, replica: usize) {
+        // Readers are mostly at the end. One who is not would keep a part of what the copy does not have.
+        let generation = self
+            .store(replica)
+            .shared
+            .read()
+            .unwrap()
+            .catalog
+            .generation();
+        self.follow_store(replica, generation);
         let Replica { store, copy, .. } = &mut self.replicas[replica];
         let Some(copy) = copy else {
             return;
@@ -314,21 +342,8 @@ impl Cluster {
         let Store { config, now_ms, .. } = store.take().unwrap();
         *store = Some(Store::open(Arc::new(log), dir, config, now_ms));
         self.abandon(replica);
-        // Its readers ask every few seconds, so they notice before it has been restarted once more.
-        let generation = self
-            .store(replica)
-            .shared
-            .read()
-            .unwrap()
-            .catalog
-            .generation();
-        for number in 0..READERS {
-            let elsewhere = std::mem::replace(&mut self.readers[number].replica, replica);
-            if self.readers[number].is_at(generation) {
-                self.follow(number, 1);
-            }
-            self.readers[number].replica = elsewhere;
-        }
+        // They notice before it has been restarted once more.
+        self.follow_store(replica, generation);
         // An erasure that has not reached the stream is forgotten.
         let stream = self.stream.iter().map(|message| decode(message).unwrap());
         let sent: Vec<ErasureRecord> = stream
@@ -343,73 +358,6 @@ impl Cluster {
 
     fn offer(&mut self, replica: usize) -> Option<JoinOffer> {
         handed_over::offer(&self.store(replica).shared).unwrap()
-    }
-
-    /// Takes over as `replication/join.rs` does, without a network.
-    fn join(&mut self, replica: usize, peer: usize, meanwhile: usize) {
-        let offer = self.offer(peer).unwrap();
-        let erasures = offer.erasures.iter().map(|erasure| {
-            let StreamChange::Erasure(mark) = decode(&erasure.message).unwrap().change else {
-                panic!("an erasure is offered");
-            };
-            StreamErasureRecord {
-                sequence: erasure.sequence,
-                mark,
-                applied_ms: 0,
-                is_own: false,
-                is_done: false,
-            }
-        });
-        let erasures: Vec<_> = erasures.collect();
-        let store = self.store(replica);
-        let now_ms = store.now_ms;
-        store.run(|core, catalog| core.note_erasures(catalog, &erasures, now_ms));
-        self.carry_out(replica);
-        let mut kept = BTreeSet::new();
-        for tenant in ["a", "b"] {
-            let namespace = names(tenant).id();
-            let list = handed_over::list(&self.store(peer).shared, namespace).unwrap();
-            let keys = list.documents.iter();
-            kept.extend(keys.map(|document| DocumentKey::new(namespace, *document)));
-            self.apply(peer, meanwhile, 0);
-            let request = JoinDocumentsRequest {
-                namespace,
-                documents: list.documents,
-                max_tokens: 1 << 20,
-            };
-            let read = handed_over::documents(&self.store(peer).shared, &request, 1 << 20);
-            let documents: Vec<_> = read
-                .unwrap()
-                .0
-                .documents
-                .iter()
-                .map(|document| {
-                    let messages = document.messages.iter();
-                    let messages = messages.map(|message| decode(message).unwrap());
-                    (messages.collect(), document.is_unsent)
-                })
-                .collect();
-            let store = self.store(replica);
-            store.run(|core, catalog| core.store_joined(catalog, &documents, now_ms));
-        }
-        let position = PositionRecord {
-            stream: STREAM,
-            sequence: offer.sequence,
-            checksum: 0,
-        };
-        let others: Vec<DocumentKey> = {
-            let open = self.store(replica).shared.read().unwrap();
-            let of = |tenant| {
-                let documents = open.catalog.documents(names(tenant).id());
-                let ids: Vec<u128> = documents.map(|(document, _)| document.0).collect();
-                ids.into_iter().map(move |document| key(tenant, document))
-            };
-            let all = of("a").chain(of("b"));
-            all.filter(|key| !kept.contains(key)).collect()
-        };
-        let store = self.store(replica);
-        store.run(|core, catalog| core.drop_missing(catalog, &others, now_ms));
-        store.run(|core, catalog| core.set_position(catalog, position, now_ms));
     }
 
     fn step(&mut self, op: &Op) {
@@ -494,13 +442,18 @@ impl Cluster {
                 replica,
                 peer,
                 meanwhile,
+                is_new,
+                appended,
             } => {
+                if is_new && replica != peer && self.offer(peer).is_some() {
+                    self.lose(replica);
+                }
                 let here = self.position(replica);
                 if let Some(offer) = self.offer(peer)
                     && replica != peer
                     && offer.sequence >= here
                 {
-                    self.join(replica, peer, meanwhile);
+                    self.join(replica, peer, meanwhile, appended);
                 }
             }
             Op::Follow { reader, tokens_max } => {

@@ -84,6 +84,10 @@ pub(super) enum Op {
         peer: usize,
         /// Applied by the peer while its documents are read.
         meanwhile: usize,
+        /// The replica lost its disk before, unless something on it was not sent.
+        is_new: bool,
+        /// A document that a caller of the replica begins while files are on their way.
+        appended: Option<u128>,
     },
     /// A reader reads on where it is.
     Follow {
@@ -125,8 +129,10 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         2 => replica().prop_map(|replica| Op::Reopen { replica }),
         2 => replica().prop_map(|replica| Op::Save { replica }),
         2 => replica().prop_map(|replica| Op::Restore { replica }),
-        2 => (replica(), replica(), 0usize..4)
-            .prop_map(|(replica, peer, meanwhile)| Op::Join { replica, peer, meanwhile }),
+        3 => (replica(), replica(), 0usize..4, any::<bool>(), proptest::option::of(document()))
+            .prop_map(|(replica, peer, meanwhile, is_new, appended)| {
+                Op::Join { replica, peer, meanwhile, is_new, appended }
+            }),
         8 => (0..READERS, 1usize..40).prop_map(|(reader, tokens_max)| Op::Follow { reader, tokens_max }),
         2 => (0..READERS, replica()).prop_map(|(reader, replica)| Op::Move { reader, replica }),
     ]
