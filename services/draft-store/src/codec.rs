@@ -6,7 +6,7 @@
 //! wrong key is damage too.
 //!
 //! The payload is bincode with fixed-width little-endian integers (`legacy`, which other crates write byte for byte),
-//! under a size limit. It is compressed with zstd if that makes it smaller.
+//! under a size limit. It is compressed with zstd if it is not tiny and that makes it smaller.
 
 use std::cell::RefCell;
 
@@ -25,8 +25,9 @@ const FLAG_ZSTD: u8 = 1;
 const HEADER_BYTES: usize = 8;
 const ENVELOPE_BYTES: usize = HEADER_BYTES + 8;
 
-/// Below this size the zstd frame costs more than compression gains.
-const COMPRESS_FROM_BYTES: usize = 48;
+/// Below this size, compression takes long and gains some dozen bytes, until the document is sealed. The state and
+/// the head of a document are that small.
+const COMPRESS_FROM_BYTES: usize = 192;
 const ZSTD_LEVEL: i32 = 3;
 
 /// Why a value cannot be trusted.

@@ -11,7 +11,7 @@ use refrain_output_parsers::{Detected, ToolParserKind, detect};
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
-use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
+use refrain_protocol::{ApiError, ErrorKind, Namespace, NamespaceId, SignedNamespace, TokenId};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner};
 use refrain_tokenization::{
@@ -56,8 +56,22 @@ pub(crate) struct Models {
     created: u64,
     served: RwLock<Vec<ServedModel>>,
     signer: NamespaceSigner,
-    /// Signed namespaces by tenant and model. Both come from the configuration, which bounds the table.
-    signed: Mutex<HashMap<(String, String), SignedNamespace>>,
+    /// Signed namespaces by model and tenant. Both come from the configuration, which bounds the table.
+    signed: Mutex<HashMap<String, HashMap<String, Arc<KnownNamespace>>>>,
+}
+
+/// A signed namespace, and its id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KnownNamespace {
+    pub(crate) signed: SignedNamespace,
+    pub(crate) id: NamespaceId,
+}
+
+impl From<SignedNamespace> for KnownNamespace {
+    fn from(signed: SignedNamespace) -> Self {
+        let id = signed.namespace.id();
+        KnownNamespace { signed, id }
+    }
 }
 
 /// Longest text in tokens, if neither the files nor the workers have a limit.
@@ -326,19 +340,23 @@ impl Models {
     }
 
     /// The signed namespace of a tenant and a model. It is signed anew after half of the life of a signature.
-    pub(crate) fn namespace(&self, tenant: &str, model: &Model) -> SignedNamespace {
+    pub(crate) fn namespace(&self, tenant: &str, model: &Model) -> Arc<KnownNamespace> {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (tenant.to_owned(), model.id.clone());
         let now_s = clock::unix_s();
         // A signature from the future was made before the clock was set back, and would be refused.
-        let is_fresh = |known: &&SignedNamespace| {
-            known.issued_at_s <= now_s && now_s - known.issued_at_s < NAMESPACE_TTL_S / 2
+        let is_fresh = |known: &&Arc<KnownNamespace>| {
+            let issued_at_s = known.signed.issued_at_s;
+            issued_at_s <= now_s && now_s - issued_at_s < NAMESPACE_TTL_S / 2
         };
-        if let Some(known) = signed.get(&key).filter(is_fresh) {
+        let of_model = signed.get(&model.id);
+        let known = of_model.and_then(|of_model| of_model.get(tenant));
+        if let Some(known) = known.filter(is_fresh) {
             return known.clone();
         }
-        let fresh = self.signer.sign(model.namespace(tenant));
-        signed.insert(key, fresh.clone());
+        let fresh: KnownNamespace = self.signer.sign(model.namespace(tenant)).into();
+        let fresh = Arc::new(fresh);
+        let of_model = signed.entry(model.id.clone()).or_default();
+        of_model.insert(tenant.to_owned(), fresh.clone());
         fresh
     }
 }
@@ -469,11 +487,8 @@ mod tests {
         let open = models.get("a", "open").unwrap();
         let first = models.namespace("a", &open);
         assert_eq!(models.namespace("a", &open), first);
-        assert_eq!(auth.verify(&first).unwrap(), first.namespace.id());
-        assert_ne!(
-            models.namespace("b", &open).namespace.id(),
-            first.namespace.id()
-        );
+        assert_eq!(auth.verify(&first.signed).unwrap(), first.id);
+        assert_ne!(models.namespace("b", &open).id, first.id);
     }
 
     #[test]
@@ -482,11 +497,12 @@ mod tests {
         let open = models.get("a", "open").unwrap();
         let signed = models.namespace("a", &open);
         let future_s = clock::unix_s() + 2 * NAMESPACE_TTL_S;
-        let ahead = models.signer.sign_at(signed.namespace, future_s);
+        let names = signed.signed.namespace.clone();
+        let ahead = models.signer.sign_at(names, future_s);
         assert!(auth.verify(&ahead).is_err());
-        let key = ("a".to_owned(), open.id.clone());
-        models.signed.lock().unwrap().insert(key, ahead);
-        assert!(auth.verify(&models.namespace("a", &open)).is_ok());
+        let known = HashMap::from([("a".to_owned(), Arc::new(ahead.into()))]);
+        models.signed.lock().unwrap().insert(open.id.clone(), known);
+        assert!(auth.verify(&models.namespace("a", &open).signed).is_ok());
     }
 
     #[test]

@@ -327,6 +327,7 @@ impl Dispatch {
             stranded_since_ms: None,
             deadline_ms: self.waits_until_ms(request.class, self.now_ms),
             request,
+            pool,
         });
     }
 

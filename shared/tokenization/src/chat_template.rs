@@ -89,6 +89,9 @@ const SAMPLE_INSTRUCTIONS_MAX: u64 = 20_000;
 /// Longest rendered prompt, bytes: several times the largest body of a request.
 const PROMPT_BYTES_MAX: usize = VALUE_LENGTH_MAX;
 
+/// Room that a rendered prompt begins with, bytes. Templates write it in many small pieces.
+const PROMPT_BYTES_USUAL: usize = 2 << 10;
+
 /// The end of the names under which templates may call special tokens, such as `bos_token`.
 const TOKEN_SUFFIX: &str = "_token";
 
@@ -371,7 +374,10 @@ impl ChatTemplate {
         );
         let now = move |format: &str| date.format(format);
         variables.insert(DATE_VARIABLE.into(), Value::from_function(now));
-        let mut prompt = BoundedText::default();
+        let mut prompt = BoundedText {
+            bytes: Vec::with_capacity(PROMPT_BYTES_USUAL),
+            is_full: false,
+        };
         let rendered = template.render_captured_to(Value::from(variables), &mut prompt);
         if prompt.is_full {
             return Err(TokenizationError::Input(format!(
@@ -416,7 +422,6 @@ fn faulty(error: Error) -> TokenizationError {
 }
 
 /// A rendered prompt of at most [`PROMPT_BYTES_MAX`] bytes.
-#[derive(Default)]
 struct BoundedText {
     bytes: Vec<u8>,
     /// Whether a longer text was refused.

@@ -11,12 +11,13 @@ use refrain_protocol::engine::Sampling;
 use refrain_protocol::error::code;
 use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{Lease, LeaseRequest};
-use refrain_protocol::{ApiError, ErrorKind, RequestId, SignedNamespace};
+use refrain_protocol::{ApiError, ErrorKind, RequestId};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock::millis;
 use refrain_service_kit::deadline::Deadline;
 use tokio::sync::mpsc;
 
+use crate::models::KnownNamespace;
 use crate::relay::attempts::{Attempts, NextChunk, OutputSoFar};
 use crate::relay::choice::{ChoiceProgress, ChoiceState};
 use crate::relay::context::RelayContext;
@@ -77,7 +78,8 @@ fn worker_failed(message: &str) -> ApiError {
 }
 
 impl ChoiceRun<'_> {
-    fn namespace(&self) -> SignedNamespace {
+    /// The namespace, whose signature is renewed now and then.
+    fn namespace(&self) -> Arc<KnownNamespace> {
         let models = &self.context.models;
         models.namespace(&self.request.tenant, &self.request.model)
     }
@@ -114,7 +116,7 @@ impl ChoiceRun<'_> {
         }
         LeaseRequest {
             request: self.id,
-            namespace,
+            namespace: namespace.signed.clone(),
             group,
             class: self.request.class,
             age_ms: millis(asked.elapsed()),
@@ -174,7 +176,7 @@ impl ChoiceRun<'_> {
             lease: lease.lease,
             epoch: lease.epoch,
             request: self.id,
-            namespace: self.namespace(),
+            namespace: self.namespace().signed.clone(),
             session: self.request.session.clone(),
             group: self.group(),
             resumes,

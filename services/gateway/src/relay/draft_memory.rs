@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use lru::LruCache;
 use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
-use refrain_protocol::{ApiError, NamespaceId, SignedNamespace};
+use refrain_protocol::{ApiError, NamespaceId};
 use refrain_rpc::DraftStore;
 use refrain_service_kit::clock::millis;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::metrics::GatewayMetrics;
+use crate::models::KnownNamespace;
 
 /// Time that a group lives in the store after it was registered last: longer than its samples wait for a worker.
 const GROUP_TTL: Duration = Duration::from_secs(3_600);
@@ -80,8 +81,8 @@ impl DraftMemory {
 
     /// Notes that a request of a group asks for a lease. The group is registered unless that was done not long ago.
     /// This does not wait.
-    pub(crate) fn group_runs(&self, namespace: &SignedNamespace, group: &str) {
-        let key: GroupKey = (namespace.namespace.id(), group.to_owned());
+    pub(crate) fn group_runs(&self, namespace: &KnownNamespace, group: &str) {
+        let key: GroupKey = (namespace.id, group.to_owned());
         let now = Instant::now();
         let is_fresh = |since: &Instant| now.saturating_duration_since(*since) < RENEWED_AFTER;
         if locked(&self.registered).get(&key).is_some_and(is_fresh) {
@@ -94,7 +95,7 @@ impl DraftMemory {
         locked(&self.registered).put(key.clone(), now);
         let (store, registered) = (self.store.clone(), self.registered.clone());
         let request = RegisterGroupRequest {
-            namespace: namespace.clone(),
+            namespace: namespace.signed.clone(),
             group: key.1.clone(),
             ttl_ms: millis(GROUP_TTL),
         };
@@ -116,10 +117,10 @@ impl DraftMemory {
     /// store does not answer at once. All samples of a prompt ask once.
     pub(crate) async fn expected_tokens(
         &self,
-        namespace: &SignedNamespace,
+        namespace: &KnownNamespace,
         prompt: PromptHash,
     ) -> Option<u32> {
-        let known = self.known_lengths((namespace.namespace.id(), prompt));
+        let known = self.known_lengths((namespace.id, prompt));
         let ask = async || self.ask(namespace, prompt).await;
         let lengths = known.get_or_try_init(ask).await.ok()?;
         (lengths.count > 0).then_some(lengths.median)
@@ -144,7 +145,7 @@ impl DraftMemory {
 
     async fn ask(
         &self,
-        namespace: &SignedNamespace,
+        namespace: &KnownNamespace,
         prompt: PromptHash,
     ) -> Result<OutputLengths, ApiError> {
         let is_away = locked(&self.away_until).is_some_and(|until| Instant::now() < until);
@@ -152,7 +153,7 @@ impl DraftMemory {
             return Err(ApiError::internal("the draft store did not answer"));
         }
         let request = OutputLengthsRequest {
-            namespace: namespace.clone(),
+            namespace: namespace.signed.clone(),
             prompt,
         };
         let asked = tokio::time::timeout(LENGTHS_WAIT, self.store.output_lengths(request)).await;

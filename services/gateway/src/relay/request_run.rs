@@ -14,7 +14,7 @@ use refrain_protocol::openai::{
 };
 use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{LeaseOutcome, RequestClass};
-use refrain_protocol::{ApiError, ErrorKind, RequestId};
+use refrain_protocol::{ApiError, ErrorKind, RequestId, TokenId};
 use refrain_service_kit::random;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -94,7 +94,7 @@ impl RelayContext {
     /// Hashes the prompts of a request, once for all their choices.
     fn prompts<'a>(&self, request: &'a GenerateRequest) -> Result<Vec<HashedPrompt<'a>>, ApiError> {
         let namespace = self.models.namespace(&request.tenant, &request.model);
-        let namespace = namespace.namespace.id();
+        let namespace = namespace.id;
         let hashed = request.prompts.iter().map(|prompt| {
             let mut prefixes = PrefixHasher::new(&namespace);
             prefixes.extend(&prompt.tokens);
@@ -135,12 +135,12 @@ impl RelayContext {
         dropped: &Arc<DropReason>,
     ) -> Result<ChoiceSummary, ApiError> {
         // A worker scores only tokens that it emits. So all but the first token of such a prompt are forced output.
-        let (first, forced) = match request.output.scores_prompt() {
-            true => prompt.tokens.split_at(1),
-            false => (&*prompt.tokens, &[][..]),
+        let (first, forced): (Arc<[TokenId]>, _) = match request.output.scores_prompt() {
+            true => (prompt.tokens[..1].into(), &prompt.tokens[1..]),
+            false => (prompt.tokens.clone(), &[][..]),
         };
         let plan = ChoicePlan {
-            prompt: first.into(),
+            prompt: first,
             max_new_tokens: prompt.max_new_tokens + forced.len() as u32,
             stop_token_ids: request.sampling.stop_token_ids.clone(),
             wants_logprobs: request.wants_logprobs(),

@@ -290,7 +290,9 @@ pub(super) fn check_chat(chat: &ChatFields) -> Result<(), ApiError> {
         if prediction.get("type").as_ref().and_then(JsonValue::as_str) != Some("content") {
             return invalid("prediction.type", "must be \"content\"");
         }
-        check_content(prediction.get("content"), "prediction.content")?;
+        check_content(prediction.get("content"), || {
+            "prediction.content".to_owned()
+        })?;
     }
     Ok(())
 }

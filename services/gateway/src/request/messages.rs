@@ -21,17 +21,18 @@ pub(super) fn check(messages: &JsonList) -> Result<(), ApiError> {
         return invalid("messages", "must have at least one message");
     }
     for (place, message) in messages.items().enumerate() {
-        check_message(&message, &format!("messages[{place}]"))?;
+        check_message(&message, place)?;
     }
     Ok(())
 }
 
-/// Checks one message. `place` is its path in the request.
-fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
+/// Checks the message that stands at `place` in the list. Paths are only written for errors.
+fn check_message(message: &JsonValue, place: usize) -> Result<(), ApiError> {
     if !message.is_object() {
-        return invalid(place, "must be an object with role and content");
+        let param = format!("messages[{place}]");
+        return invalid(&param, "must be an object with role and content");
     }
-    let at = |field: &str| format!("{place}.{field}");
+    let at = |field: &str| format!("messages[{place}].{field}");
     let role = message.get("role");
     let role = role.as_ref().and_then(JsonValue::as_str);
     if !role.is_some_and(|role| ROLES.contains(&role)) {
@@ -42,50 +43,56 @@ fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
             return invalid(&at("tool_calls"), "must be a list");
         };
         for (number, call) in calls.enumerate() {
-            let place = at(&format!("tool_calls[{number}].function"));
-            check_function(call.get("function"), &place)?;
+            let place = || at(&format!("tool_calls[{number}].function"));
+            check_function(call.get("function"), place)?;
         }
     }
     if let Some(call) = message.get("function_call") {
-        check_function(Some(call), &at("function_call"))?;
+        check_function(Some(call), || at("function_call"))?;
     }
     match message.get("content") {
         // Agents send a turn of the model without content where it only called tools, reasoned, or refused.
         None if role == Some("assistant") => Ok(()),
-        content => check_content(content, &at("content")),
+        content => check_content(content, || at("content")),
     }
 }
 
-/// Checks the function of a call in the history.
-fn check_function(function: Option<JsonValue>, place: &str) -> Result<(), ApiError> {
+/// Checks the function of a call in the history. `place` writes its path in the request.
+fn check_function(function: Option<JsonValue>, place: impl Fn() -> String) -> Result<(), ApiError> {
     let Some(function) = function.filter(JsonValue::is_object) else {
-        return invalid(place, "must be an object with name and arguments");
+        return invalid(&place(), "must be an object with name and arguments");
     };
     let name = function.get("name");
     if name.as_ref().and_then(JsonValue::as_str).is_none() {
-        return invalid(&format!("{place}.name"), "must be a text");
+        return invalid(&format!("{}.name", place()), "must be a text");
     }
     let arguments = function.get("arguments");
     let is_known = |value: &JsonValue| value.as_str().is_some() || value.is_object();
     match arguments.as_ref().is_none_or(is_known) {
         true => Ok(()),
-        false => invalid(&format!("{place}.arguments"), "must be a text of JSON"),
+        false => {
+            let param = format!("{}.arguments", place());
+            invalid(&param, "must be a text of JSON")
+        }
     }
 }
 
-/// Checks a content, which may only be text.
-pub(super) fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError> {
+/// Checks a content, which may only be text. `name` writes its path in the request.
+pub(super) fn check_content(
+    content: Option<JsonValue>,
+    name: impl Fn() -> String,
+) -> Result<(), ApiError> {
     if content.as_ref().and_then(JsonValue::as_str).is_some() {
         return Ok(());
     }
     let Some(parts) = content.as_ref().and_then(JsonValue::items) else {
-        return invalid(name, "must be a text or a list of text parts");
+        return invalid(&name(), "must be a text or a list of text parts");
     };
     for (place, part) in parts.enumerate() {
         let kind = part.get("type");
         let kind = kind.as_ref().and_then(JsonValue::as_str);
         let Some(field @ ("text" | "refusal")) = kind else {
-            let param = format!("{name}[{place}].type");
+            let param = format!("{}[{place}].type", name());
             let fault = "only text parts are supported, no images, audio or files";
             return invalid(&param, fault);
         };
@@ -95,7 +102,7 @@ pub(super) fn check_content(content: Option<JsonValue>, name: &str) -> Result<()
             .and_then(JsonValue::as_str)
             .is_none()
         {
-            let param = format!("{name}[{place}].{field}");
+            let param = format!("{}[{place}].{field}", name());
             return invalid(&param, format!("a {field} part must have a {field}"));
         }
     }

@@ -12,6 +12,7 @@ const PROMPT_END_TOKENS: usize = 64;
 
 /// Whether the output begins within the reasoning. `None` if the end of the prompt does not say so.
 pub(super) fn reasoning_is_open(model: &Model, prompt: &[TokenId]) -> Option<bool> {
+    model.formats.reasoning_as.markers()?;
     let from = prompt.len().saturating_sub(PROMPT_END_TOKENS);
     let bytes: Vec<u8> = prompt[from..]
         .iter()

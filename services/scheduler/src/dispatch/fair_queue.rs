@@ -122,7 +122,7 @@ impl FairQueue {
     pub(super) fn calls_in(&self, key: &PoolKey) -> Vec<LeaseCallId> {
         let waiting = self.waiting.iter();
         waiting
-            .filter(|(_, waiting)| PoolKey::is_of_request(key, &waiting.request))
+            .filter(|(_, waiting)| waiting.pool == *key)
             .map(|(call, _)| *call)
             .collect()
     }
@@ -131,7 +131,7 @@ impl FairQueue {
         let request = &waiting.request;
         let (class, place) = (request.class, waiting.place);
         let tenant = &request.namespace.namespace.tenant;
-        let pool = self.pools.entry(PoolKey::of_request(request)).or_default();
+        let pool = self.pools.entry(waiting.pool.clone()).or_default();
         pool.push(tenant, class, waiting.rank, place, waiting.kv_tokens);
         pool.forget_idle_past(self.tenants_tracked_max);
         self.by_class[index(class)] += 1;
@@ -165,7 +165,7 @@ impl FairQueue {
                 self.by_tenant.remove(tenant);
             }
         }
-        if let Some(pool) = self.pools.get_mut(&PoolKey::of_request(request)) {
+        if let Some(pool) = self.pools.get_mut(&waiting.pool) {
             pool.remove(tenant, request.class, waiting.rank, waiting.place);
         }
         Some(waiting)
@@ -179,7 +179,7 @@ impl FairQueue {
         read_tokens: u32,
     ) -> Option<(WaitingRequest, Charge)> {
         let waiting = self.remove(call)?;
-        let pool = self.pools.get_mut(&PoolKey::of_request(&waiting.request))?;
+        let pool = self.pools.get_mut(&waiting.pool)?;
         let charge = pool.charge(&waiting, read_tokens);
         Some((waiting, charge))
     }
@@ -195,7 +195,7 @@ impl FairQueue {
         let ranks = (std::mem::replace(&mut waiting.rank, rank), rank);
         let kv_tokens = waiting.kv_tokens;
         let request = &waiting.request;
-        if let Some(pool) = self.pools.get_mut(&PoolKey::of_request(request)) {
+        if let Some(pool) = self.pools.get_mut(&waiting.pool) {
             let tenant = &request.namespace.namespace.tenant;
             pool.rerank(tenant, request.class, waiting.place, ranks, kv_tokens);
         }

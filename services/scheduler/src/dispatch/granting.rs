@@ -149,11 +149,10 @@ impl Dispatch {
             return;
         };
         let facts = self.starts(&waiting);
-        let request = waiting.request;
+        let (request, pool) = (waiting.request, waiting.pool);
         self.waiting_by_request.remove(&request.request);
         // The id is unique because epochs are. Its low half tells a reader of logs which request it belongs to.
         let lease = LeaseId((u128::from(epoch) << 64) | (request.request.0 & u128::from(u64::MAX)));
-        let pool = PoolKey::of_request(&request);
         if let Some(queue) = self.queue.pool_mut(&pool) {
             queue.last_worker = Some(choice.index);
             queue.reserved = queue.reserved.filter(|(owner, _)| *owner != call);

@@ -51,11 +51,10 @@ impl Dispatch {
             return;
         };
         let request = &waiting.request;
-        let pool = PoolKey::of_request(request);
         let is_stranded = if request.exclude.is_empty() {
-            request.context_tokens >= self.workers.headroom(&pool).open_context_max
+            request.context_tokens >= self.workers.headroom(&waiting.pool).open_context_max
         } else {
-            let mut workers = self.workers.members(&pool);
+            let mut workers = self.workers.members(&waiting.pool);
             !workers.any(|(_, worker)| worker.suits(request, waiting.submitted_ms))
         };
         let since_ms = is_stranded.then(|| waiting.stranded_since_ms.unwrap_or(self.now_ms));

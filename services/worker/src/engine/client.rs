@@ -14,6 +14,7 @@ use lru::LruCache;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::failed_call_kind;
+use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -82,18 +83,24 @@ impl EngineClient {
         path: &str,
         body: &B,
     ) -> Result<Bytes, ApiError> {
-        let request = self.request(Method::POST, path)?.json(body);
+        let json = serde_json::to_vec(body).map_err(ApiError::internal)?;
+        self.post_json(path, json).await
+    }
+
+    /// As [`EngineClient::post`], for a body that is written already.
+    pub(super) async fn post_json(&self, path: &str, json: Vec<u8>) -> Result<Bytes, ApiError> {
+        let request = self.request(Method::POST, path)?.body(json);
+        let request = request.header(CONTENT_TYPE, "application/json");
         let response = self.send(request.timeout(self.call_timeout)).await?;
         read_whole(response).await
     }
 
     /// Posts JSON and expects a stream of events.
-    pub(super) async fn post_events<B: Serialize + Sync + ?Sized>(
+    pub(super) async fn post_events(
         &self,
         path: &str,
-        body: &B,
+        json: Vec<u8>,
     ) -> Result<EventResponse, ApiError> {
-        let json = serde_json::to_vec(body).map_err(ApiError::internal)?;
         let mut response = self.events.post(path, json).await?;
         let status = response.status();
         if status >= 400 {

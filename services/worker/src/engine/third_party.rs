@@ -150,7 +150,7 @@ impl ThirdPartyEngine {
                     let request = introduction.request()?;
                     let fields = dialect.introduction(&request)?;
                     let body = CallBody::new(&fields, dialect.tokens_field(), &request);
-                    client.post(dialect.path(), &body).await
+                    client.post_json(dialect.path(), body.to_json()?).await
                 };
                 match sent.await {
                     Ok(_) => introductions.succeeded(),
@@ -193,7 +193,8 @@ impl StreamingEngine for ThirdPartyEngine {
         let body = CallBody::new(&fields, self.dialect.tokens_field(), &request);
         // Created before the call, so that a caller that gives up during the call aborts it as well.
         let abort = AbortOnDrop::new(&self.client, &self.tasks, &*self.dialect, &request);
-        let response = self.client.post_events(self.dialect.path(), &body).await?;
+        let json = body.to_json()?;
+        let response = self.client.post_events(self.dialect.path(), json).await?;
         Ok(ResponseStream::new(response, self.dialect.decoder(&request), abort).boxed())
     }
 

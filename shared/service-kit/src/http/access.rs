@@ -16,11 +16,16 @@ pub struct AccessFacts {
     pub tokens: Option<(u64, u64)>,
 }
 
-/// The place where a handler notes the facts of its request. Cheap to clone.
+/// The place where a handler notes the facts of its request, if anybody reads them. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct AccessNote(Arc<Mutex<AccessFacts>>);
+pub struct AccessNote(Option<Arc<Mutex<AccessFacts>>>);
 
 impl AccessNote {
+    /// A note that is read at the end of the request. The default is one that nobody reads.
+    pub(super) fn read_at_end() -> Self {
+        AccessNote(Some(Arc::default()))
+    }
+
     /// The note of a request. Where no access is logged, it is a note that nobody reads.
     pub fn of(request: &HttpRequest) -> Self {
         let known = request.extensions().get::<AccessNote>().cloned();
@@ -29,14 +34,15 @@ impl AccessNote {
 
     /// Notes facts.
     pub fn note(&self, change: impl FnOnce(&mut AccessFacts)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(facts) = &self.0 {
+            change(&mut facts.lock().unwrap_or_else(PoisonError::into_inner));
+        }
     }
 
     fn facts(&self) -> AccessFacts {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.as_ref().map_or_else(AccessFacts::default, |facts| {
+            facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        })
     }
 }
 
@@ -60,6 +66,11 @@ pub(super) struct AccessLine {
 }
 
 impl AccessLine {
+    /// Whether the log takes such lines.
+    pub(super) fn is_logged() -> bool {
+        tracing::enabled!(target: TARGET, tracing::Level::INFO)
+    }
+
     /// Begins the line of a request.
     pub(super) fn new(method: String, identity: String, note: AccessNote, began: Instant) -> Self {
         AccessLine {

@@ -377,11 +377,14 @@ async fn observe(
         otel.kind = "server",
         request_id = identity,
     );
-    let parent = TraceContextPropagator::new().extract(&TraceHeaders(request.headers()));
-    // This fails only if no OpenTelemetry layer is installed, and then there is no trace to join.
-    let _ = span.set_parent(parent);
-    let mut access = observed.logs_access.then(|| {
-        let note = AccessNote::default();
+    if request.headers().contains_key(TRACE_PARENT) {
+        let parent = TraceContextPropagator::new().extract(&TraceHeaders(request.headers()));
+        // This fails only if no OpenTelemetry layer is installed, and then there is no trace to join.
+        let _ = span.set_parent(parent);
+    }
+    let is_logged = observed.logs_access && AccessLine::is_logged();
+    let mut access = is_logged.then(|| {
+        let note = AccessNote::read_at_end();
         request.extensions_mut().insert(note.clone());
         AccessLine::new(
             request.method().to_string(),
@@ -450,6 +453,9 @@ fn random_id() -> String {
         Err(_) => "req_unknown".to_owned(),
     }
 }
+
+/// The header that names the trace of the caller.
+const TRACE_PARENT: &str = "traceparent";
 
 /// Headers that a trace context is read from.
 struct TraceHeaders<'a>(&'a HeaderMap);

@@ -29,12 +29,12 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
     );
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(|out, state, value| {
-        let printed = match value.kind() {
-            ValueKind::String => value.clone(),
-            _ => Value::from(python_str(value)),
-        };
-        minijinja::escape_formatter(out, state, &printed)
+    environment.set_formatter(|out, state, value| match value.kind() {
+        ValueKind::String => match (value.as_str(), state.auto_escape()) {
+            (Some(text), AutoEscape::None) => out.write_str(text).map_err(Error::from),
+            _ => minijinja::escape_formatter(out, state, value),
+        },
+        _ => minijinja::escape_formatter(out, state, &Value::from(python_str(value))),
     });
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| python_str(value));

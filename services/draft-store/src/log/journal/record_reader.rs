@@ -26,7 +26,7 @@ const UNREADABLE_PAGES_MAX: u32 = 256;
 /// Replaces a byte that could not be read.
 const UNREADABLE: u8 = 0xee;
 
-/// This many zeros in a row never reached the disk, since what is written is compressed.
+/// This many zeros in a row never reached the disk, since values that could have them are compressed.
 const ZEROS_UNWRITTEN: usize = 256;
 
 /// The same at the end of a write.

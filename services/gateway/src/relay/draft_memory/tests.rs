@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
-use refrain_protocol::{ErrorKind, Namespace};
+use refrain_protocol::{ErrorKind, Namespace, SignedNamespace};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::*;
@@ -75,8 +75,8 @@ fn memory() -> (Arc<CountingStore>, DraftMemory) {
     (store, memory)
 }
 
-fn namespace() -> SignedNamespace {
-    SignedNamespace {
+fn namespace() -> KnownNamespace {
+    let signed = SignedNamespace {
         namespace: Namespace {
             tenant: "tenant".into(),
             model: "model".into(),
@@ -84,7 +84,8 @@ fn namespace() -> SignedNamespace {
         },
         issued_at_s: 0,
         signature: String::new(),
-    }
+    };
+    signed.into()
 }
 
 #[tokio::test]

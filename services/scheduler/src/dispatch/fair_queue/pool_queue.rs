@@ -1,6 +1,7 @@
 //! The waiting requests of one pool, by tenant and class, with the tokens that each tenant was served.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use refrain_protocol::scheduling::RequestClass;
 
@@ -41,6 +42,8 @@ pub(in crate::dispatch) struct Spent {
 /// The requests of one tenant.
 #[derive(Debug, Default)]
 pub(super) struct TenantQueue {
+    /// The name of the tenant.
+    name: Arc<str>,
     /// Weighted tokens served, in the virtual time of the pool.
     pub(super) served: u64,
     /// The waiting requests of each class.
@@ -63,15 +66,15 @@ impl TenantQueue {
 }
 
 /// A tenant's turn in a class: tokens served, then the longest wait.
-type Turn = (u64, Place, String);
+type Turn = (u64, Place, Arc<str>);
 
 #[derive(Debug)]
 pub(in crate::dispatch) struct PoolQueue {
-    pub(super) tenants: BTreeMap<String, TenantQueue>,
+    pub(super) tenants: BTreeMap<Arc<str>, TenantQueue>,
     /// The tenants that wait in each class, in the order of their turns.
     pub(super) turns: [BTreeSet<Turn>; 2],
     /// The tenants that neither wait nor run, the least served first.
-    idle: BTreeSet<(u64, String)>,
+    idle: BTreeSet<(u64, Arc<str>)>,
     /// Waiting requests for which a chunk is being preempted. They get the slot that becomes free.
     pub(super) claimed: BTreeSet<LeaseCallId>,
     /// Those of them that are rollouts.
@@ -162,12 +165,14 @@ impl PoolQueue {
         let queue = self.tenants.get_mut(tenant)?;
         let turn = |queue: &TenantQueue, class: usize| {
             let oldest = queue.lines[class].oldest()?;
-            Some((queue.served, oldest, tenant.to_owned()))
+            Some((queue.served, oldest, queue.name.clone()))
         };
         let before = [turn(queue, 0), turn(queue, 1)];
-        let idle_before = (!queue.is_active()).then_some(queue.served);
+        let idle =
+            |queue: &TenantQueue| (!queue.is_active()).then(|| (queue.served, queue.name.clone()));
+        let idle_before = idle(queue);
         let result = change(queue);
-        let idle_after = (!queue.is_active()).then_some(queue.served);
+        let idle_after = idle(queue);
         for (class, before) in before.into_iter().enumerate() {
             let after = turn(queue, class);
             if before == after {
@@ -179,12 +184,10 @@ impl PoolQueue {
             self.turns[class].extend(after);
         }
         if idle_before != idle_after {
-            if let Some(served) = idle_before {
-                self.idle.remove(&(served, tenant.to_owned()));
+            if let Some(before) = idle_before {
+                self.idle.remove(&before);
             }
-            if let Some(served) = idle_after {
-                self.idle.insert((served, tenant.to_owned()));
-            }
+            self.idle.extend(idle_after);
         }
         Some(result)
     }
@@ -199,9 +202,13 @@ impl PoolQueue {
     ) {
         let served_min = self.virtual_time().unwrap_or(self.served_at_empty);
         if !self.tenants.contains_key(tenant) {
-            self.tenants
-                .insert(tenant.to_owned(), TenantQueue::default());
-            self.idle.insert((0, tenant.to_owned()));
+            let name: Arc<str> = tenant.into();
+            let queue = TenantQueue {
+                name: name.clone(),
+                ..TenantQueue::default()
+            };
+            self.tenants.insert(name.clone(), queue);
+            self.idle.insert((0, name));
         }
         self.change(tenant, |queue| {
             if queue.waiting() == 0 {

@@ -100,7 +100,7 @@ impl PoolQueue {
         for (tenant, class, call) in claimants {
             let below_share = self
                 .tenants
-                .get(&tenant)
+                .get(tenant.as_str())
                 .is_some_and(|queue| queue.running + queue.claimed < share);
             let by_share = below_share.then(|| self.most_over(share, kept, class, &preemptible));
             let victim = by_share.flatten().or_else(|| {

@@ -54,7 +54,7 @@ impl PoolState {
             .tenants
             .iter()
             .map(|(tenant, queue)| TenantState {
-                tenant: tenant.clone(),
+                tenant: tenant.to_string(),
                 waiting: queue.waiting(),
                 running: queue.running,
                 served: queue.served,
@@ -66,8 +66,8 @@ impl PoolState {
         let [history, siblings] = pool.estimates.correlations();
         let percent = |value: f64| (value * 100.0).round() as i64;
         PoolState {
-            model: key.model.clone(),
-            tokenizer: key.tokenizer.clone(),
+            model: key.model.to_string(),
+            tokenizer: key.tokenizer.to_string(),
             waiting: pool.waiting(),
             rollouts_waiting: pool.waiting[1],
             rollouts_running: pool.running[1],

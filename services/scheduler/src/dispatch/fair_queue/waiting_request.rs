@@ -3,6 +3,7 @@
 use refrain_protocol::scheduling::LeaseRequest;
 
 use crate::dispatch::group_key::GroupKey;
+use crate::dispatch::pool_key::PoolKey;
 use crate::order::Rank;
 
 /// Names one call for a lease. The caller chooses it: ids grow, and none is used twice.
@@ -28,6 +29,7 @@ pub(in crate::dispatch) struct Place {
 #[derive(Debug)]
 pub(in crate::dispatch) struct WaitingRequest {
     pub(in crate::dispatch) request: LeaseRequest,
+    pub(in crate::dispatch) pool: PoolKey,
     pub(in crate::dispatch) place: Place,
     pub(in crate::dispatch) rank: Rank,
     /// The group of a rollout.
