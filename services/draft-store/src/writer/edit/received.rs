@@ -314,6 +314,8 @@ impl Edit<'_> {
         if let Ok(mut state) = self.state(key) {
             state.sequence = self.next_sequence();
             self.catalog.put(key, state, Some(state.len));
+            // A reader who came from the replica that removed it does not have it any more.
+            self.catalog.settle(key);
             self.states.insert(key);
             self.outcome.changed.insert(key.namespace);
             let is_received = std::mem::take(&mut self.is_received);

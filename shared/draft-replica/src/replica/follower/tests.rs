@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use async_trait::async_trait;
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentHead, DocumentUpdate, StoreStats, TouchRequest,
+    UnknownDocumentsReply, UnknownDocumentsRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId};
 use refrain_rpc::DraftStore;
@@ -64,18 +65,111 @@ impl DraftStore for CrowdedStore {
     }
 }
 
+/// Two replicas of a store behind one address. After the first reply the second one answers, which lacks document 2.
+#[derive(Default)]
+struct MovedStore {
+    calls: AtomicUsize,
+}
+
+fn document(number: u128, tokens: &[u32]) -> FeedEvent {
+    FeedEvent::Update(DocumentUpdate {
+        document: DocumentId(number),
+        epoch: 1,
+        prev_len: 0,
+        tokens: tokens.to_vec(),
+        head: DocumentHead::default(),
+        finish: None,
+    })
+}
+
+#[async_trait]
+impl DraftStore for MovedStore {
+    async fn append(&self, _: AppendRequest) -> Result<AppendReply, ApiError> {
+        Err(ApiError::internal("nothing is appended"))
+    }
+
+    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
+        let (generation, events) = match self.calls.fetch_add(1, Ordering::Relaxed) {
+            0 => (1, vec![document(1, &[1, 2, 3]), document(2, &[4, 5, 6])]),
+            // The other replica has another text of document 1.
+            1 => (2, vec![document(3, &[7, 8, 9])]),
+            2 => (2, vec![document(1, &[1, 2, 9, 9])]),
+            _ => {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                (2, Vec::new())
+            }
+        };
+        let sequence = request.after.sequence + 1;
+        Ok(FollowReply {
+            reset: false,
+            events,
+            cursor: FeedCursor {
+                generation,
+                sequence,
+                ..FeedCursor::default()
+            },
+            caught_up: true,
+        })
+    }
+
+    async fn unknown_documents(
+        &self,
+        mut request: UnknownDocumentsRequest,
+    ) -> Result<UnknownDocumentsReply, ApiError> {
+        request
+            .documents
+            .retain(|document| *document == DocumentId(2));
+        Ok(UnknownDocumentsReply {
+            documents: request.documents,
+        })
+    }
+
+    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    async fn stats(&self) -> Result<StoreStats, ApiError> {
+        Ok(StoreStats::default())
+    }
+}
+
+fn signed() -> refrain_protocol::SignedNamespace {
+    let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
+    signer.sign(Namespace {
+        tenant: "acme".into(),
+        model: "fake".into(),
+        tokenizer: "fake".into(),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_who_moves_keeps_what_the_other_replica_has() {
+    let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
+    let moves = metrics.moves.clone();
+    let store = Arc::new(MovedStore::default());
+    let replica = DraftReplica::new(ReplicaConfig::default(), 64, store, metrics);
+    let namespace = replica.namespace(NamespaceId(1), &signed());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let len = |number| namespace.read().len_of(DocumentId(number));
+    assert_eq!((len(1), len(2), len(3)), (Some(4), None, Some(3)));
+    assert_eq!(moves.get(), 1);
+    let index = namespace.read();
+    let at = index.cursor(DocumentId(1), 4, &[1, 2, 9, 9]);
+    assert_eq!(
+        at,
+        index.index().start(&[1, 2, 9, 9]),
+        "its text is the other one"
+    );
+    drop(index);
+    replica.stop();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_refused_follower_asks_ever_more_seldom_and_still_gets_news() {
     let store = Arc::new(CrowdedStore::default());
     let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
     let replica = DraftReplica::new(ReplicaConfig::default(), 64, store.clone(), metrics);
-    let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
-    let signed = signer.sign(Namespace {
-        tenant: "acme".into(),
-        model: "fake".into(),
-        tokenizer: "fake".into(),
-    });
-    let namespace = replica.namespace(NamespaceId(1), &signed);
+    let namespace = replica.namespace(NamespaceId(1), &signed());
     // Pauses of two to four seconds, after some short ones.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let calls = store.calls.load(Ordering::Relaxed);
