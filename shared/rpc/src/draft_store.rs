@@ -129,7 +129,8 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats}` in bincode, `GET /internal/v1/stats` in JSON.
+/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats}` in bincode, and
+/// `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }

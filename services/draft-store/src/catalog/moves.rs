@@ -15,8 +15,8 @@ use std::collections::{HashMap, VecDeque};
 
 use refrain_protocol::NamespaceId;
 
-/// Checkpoints are no nearer to each other than this, in milliseconds, but for the last two. A reader gets at most that
-/// much once more.
+/// Checkpoints are no nearer to each other than this, in milliseconds, but for the last two. A reader gets at most
+/// that much once more.
 const INTERVAL_MS: u64 = 200;
 
 /// Most checkpoints: an hour of them. A reader of a namespace in which nothing happened needs none.

@@ -18,7 +18,7 @@ pub struct FeedConfig {
     pub advertise_url: String,
     /// Number of shards. Each namespace belongs to one of them, and each shard has replicas of its own.
     pub shards: u32,
-    /// Number of this replica's shard, from 0. Its stream is `refrain-<shard>`, with the subjects `refrain.<shard>.>`.
+    /// Number of this replica's shard, from 0. Its stream is `refrain-<shard>`, with subjects `refrain.<shard>.>`.
     pub shard: u32,
     /// Copies of each message that the brokers keep: 1, or 3 with at least three brokers.
     pub stream_replicas: usize,

@@ -8,7 +8,7 @@ use refrain_service_kit::backoff::Backoff;
 use tokio::sync::watch;
 
 use crate::record::replication::PositionRecord;
-use crate::replication::directory::announce;
+use crate::replication::announce::announce;
 use crate::replication::erasures::begin;
 use crate::replication::follow::follow;
 use crate::replication::join::join;

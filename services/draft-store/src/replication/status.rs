@@ -55,7 +55,7 @@ impl FeedStatus {
         self.lock().state
     }
 
-    /// What this replica says of itself.
+    /// The entry of this replica in directories.
     pub(crate) fn entry(&self, config: &FeedConfig) -> ReplicaEntry {
         let state = self.state();
         ReplicaEntry {

@@ -172,7 +172,9 @@ impl Edit<'_> {
                 ..created
             }
         };
-        if (part.epoch, part.revision) > (epoch, self.catalog.replication.revision(key)) {
+        let is_newer =
+            (part.epoch, part.revision) > (epoch, self.catalog.replication.revision(key));
+        if is_newer {
             state.epoch_start = 0;
         }
         state.epoch = part.epoch;
@@ -184,7 +186,8 @@ impl Edit<'_> {
         }
         let tokens = update.tokens.get(skip..).unwrap_or_default();
         self.write(key, state, update, to, tokens)?;
-        if is_corrected {
+        if is_corrected || is_newer {
+            // A reader who came from another replica may have a shorter text.
             self.catalog.settle(key);
         }
         Ok(())

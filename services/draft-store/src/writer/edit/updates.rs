@@ -100,7 +100,8 @@ impl Edit<'_> {
                     }
                     None => self.create(key, update),
                 };
-                if update.epoch > state.epoch {
+                let is_newer = update.epoch > state.epoch;
+                if is_newer {
                     self.set_revision(key, 0);
                 }
                 let state = StateRecord {
@@ -108,13 +109,13 @@ impl Edit<'_> {
                     epoch_start,
                     ..state
                 };
-                self.write(
-                    key,
-                    state,
-                    update,
-                    to,
-                    update.tokens.get(skip..).unwrap_or_default(),
-                )
+                let tokens = update.tokens.get(skip..).unwrap_or_default();
+                self.write(key, state, update, to, tokens)?;
+                if is_newer && self.catalog.replication.is_on {
+                    // A reader who came from another replica may have a shorter text.
+                    self.catalog.settle(key);
+                }
+                Ok(())
             }
             Placement::Overwrite { epoch_start } => {
                 self.keep_for_exports(key)?;

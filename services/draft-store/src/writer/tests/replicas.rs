@@ -11,6 +11,7 @@ use std::path::Path;
 
 use super::*;
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use crate::config::FeedConfig;
 use refrain_protocol::join::JoinOffer;
@@ -573,8 +574,23 @@ fn a_sealed_document_that_outlived_a_removal_is_sent_anew_after_a_restart() {
     assert_eq!(cluster.held(2).len(), 1);
 }
 
+/// The same cases in each run, unless `PROPTEST_RNG_SEED` and `PROPTEST_CASES` say otherwise. docs/replication.md has
+/// the command for others.
+fn config_of_cases() -> ProptestConfig {
+    let drawn = ProptestConfig::default();
+    let usual = ProptestConfig {
+        cases: 150,
+        rng_seed: RngSeed::Fixed(1),
+        ..drawn.clone()
+    };
+    match drawn.rng_seed {
+        RngSeed::Random => usual,
+        RngSeed::Fixed(_) => drawn,
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+    #![proptest_config(config_of_cases())]
 
     #[test]
     fn replicas_end_equal(ops in proptest::collection::vec(op(), 1..150)) {
