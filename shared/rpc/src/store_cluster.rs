@@ -154,12 +154,14 @@ impl StoreCluster {
 impl Shared {
     /// Number of shards, which the first answer of a replica tells.
     async fn shards(&self) -> Result<u32, ApiError> {
-        if let Some(shards) = lock(&self.view).shards() {
+        let known = lock(&self.view).shards();
+        if let Some(shards) = known {
             return Ok(shards);
         }
-        let mut known = self.is_known.subscribe();
+        let mut answered = self.is_known.subscribe();
         // Without an answer in time, the view has nothing either.
-        let _ = tokio::time::timeout(FIRST_WAIT, known.wait_for(|known| *known)).await;
+        let first = answered.wait_for(|answered| *answered);
+        let _ = tokio::time::timeout(FIRST_WAIT, first).await;
         lock(&self.view).shards().ok_or_else(|| {
             let message = "no replica of the draft store has answered yet; check urls.draft_stores";
             ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(1_000)
