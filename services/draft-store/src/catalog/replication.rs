@@ -69,8 +69,7 @@ impl Replication {
     /// remembered.
     ///
     /// The time is the later one of the two. The replica that was asked later may have a clock that is behind, and a
-    /// document that only the earlier erasure hits would come back. The rest of the earlier
-    /// one is still to be done.
+    /// document that only the earlier erasure hits would come back. The rest of the earlier one is still to be done.
     pub(crate) fn note_erasure(&mut self, mut erasure: StreamErasureRecord) -> StreamErasureRecord {
         let id = erasure.mark.id();
         if let Some(known) = self.erasures.get(&id) {

@@ -11,16 +11,17 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use refrain_protocol::ApiError;
 use refrain_protocol::join::{
     JoinDocuments, JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinPiece,
     JoinPieceRequest, JoinSegment, JoinedDocument, JoinedErasure,
 };
-use refrain_protocol::{ApiError, ErrorKind};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::message::{PART_TOKENS_MAX, StreamChange, StreamMessage, encode};
 use crate::reading::document_text::TextError;
 use crate::reading::outbox::whole_document;
+use crate::reading::segments;
 use crate::record::{DocumentKey, SegmentId};
 use crate::segments::{ActiveSegment, mark_of};
 use crate::shared_store::{SharedStore, unavailable};
@@ -118,20 +119,7 @@ pub(crate) fn piece(
     request: &JoinPieceRequest,
     bytes_max: usize,
 ) -> Result<JoinPiece, ApiError> {
-    let file = {
-        let open = shared.read()?;
-        let mut files = open.catalog.segments().files();
-        let found = files.find(|file| {
-            file.namespace == request.namespace && file.manifest().checksum == request.segment
-        });
-        found.cloned()
-    };
-    let file = file.ok_or_else(|| {
-        ApiError::new(
-            ErrorKind::NotFound,
-            "no such segment; it may have been merged, so list the segments again",
-        )
-    })?;
+    let file = segments::file(shared, request.namespace, request.segment)?;
     let bytes = file.piece(request.offset, bytes_max).to_vec();
     let checksum = xxh3_64(&bytes);
     Ok(JoinPiece { bytes, checksum })

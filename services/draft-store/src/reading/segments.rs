@@ -4,6 +4,7 @@
 //! its file until it is done.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use refrain_protocol::document::FeedCursor;
 use refrain_protocol::segment::{
@@ -13,6 +14,7 @@ use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 
 use crate::reading::document_text::{TextError, read_document};
 use crate::record::DocumentKey;
+use crate::segments::SegmentFile;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 
 /// The segments of a namespace, its other documents, and the cursor from which the feed goes on.
@@ -46,26 +48,27 @@ pub(crate) fn piece(
     request: &SegmentPieceRequest,
     words_max: usize,
 ) -> Result<SegmentPiece, ApiError> {
-    let sealed = {
-        let open = shared.read()?;
-        let OpenStore { catalog, .. } = &*open;
-        // A segment of another namespace is reported as missing.
-        let mut of_namespace = catalog
-            .segments()
-            .files()
-            .filter(|sealed| sealed.namespace == namespace);
-        of_namespace
-            .find(|sealed| sealed.manifest().checksum == request.segment)
-            .cloned()
-    };
-    let sealed = sealed.ok_or_else(|| {
+    let sealed = file(shared, namespace, request.segment)?;
+    Ok(SegmentPiece {
+        words: sealed.index_piece(request.offset, words_max),
+    })
+}
+
+/// The file of a segment by its checksum. A segment of another namespace is reported as missing.
+pub(super) fn file(
+    shared: &SharedStore,
+    namespace: NamespaceId,
+    checksum: u64,
+) -> Result<Arc<SegmentFile>, ApiError> {
+    let open = shared.read()?;
+    let mut files = open.catalog.segments().files();
+    let found =
+        files.find(|file| file.namespace == namespace && file.manifest().checksum == checksum);
+    found.cloned().ok_or_else(|| {
         ApiError::new(
             ErrorKind::NotFound,
             "no such segment; it may have been merged, so list the segments again",
         )
-    })?;
-    Ok(SegmentPiece {
-        words: sealed.index_piece(request.offset, words_max),
     })
 }
 
