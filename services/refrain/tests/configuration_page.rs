@@ -307,6 +307,7 @@ fn deployed_files_name_keys_that_exist_with_their_defaults() {
     assert!(check_file("mesh.toml", &keys::<MeshFile>(), &mesh) > 15);
     let client = [
         "store_url",
+        "store_urls",
         "token_file",
         "tokenizer",
         "metrics_listen",

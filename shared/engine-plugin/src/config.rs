@@ -14,6 +14,7 @@ const ENV_RULE: EnvRule = EnvRule {
     prefix: "REFRAIN_CLIENT_",
     top_level: &[
         "STORE_URL",
+        "STORE_URLS",
         "TOKEN",
         "TOKEN_FILE",
         "TOKENIZER",
@@ -30,6 +31,8 @@ const ENV_RULE: EnvRule = EnvRule {
 pub struct PluginConfig {
     /// URL of the draft store.
     pub store_url: String,
+    /// In place of `store_url`: some replicas of draft stores with a feed. They name the others.
+    pub store_urls: Vec<String>,
     /// The mesh's keys, without the gateway's private one.
     pub mesh: PluginMeshConfig,
     /// The namespace of requests that bring none, as a token that `refrain store sign` prints. It is valid for a day.
@@ -118,6 +121,7 @@ impl Default for PluginConfig {
     fn default() -> Self {
         PluginConfig {
             store_url: String::new(),
+            store_urls: Vec::new(),
             mesh: PluginMeshConfig::default(),
             token: None,
             token_file: None,
@@ -158,9 +162,18 @@ impl PluginConfig {
                 faults.push(fault.to_owned());
             }
         };
+        let is_url = |url: &String| url.starts_with("http://") || url.starts_with("https://");
         check(
-            self.store_url.starts_with("http://") || self.store_url.starts_with("https://"),
+            is_url(&self.store_url) || self.store_url.is_empty() && !self.store_urls.is_empty(),
             "store_url: must be an http:// or https:// URL",
+        );
+        check(
+            self.store_urls.iter().all(is_url),
+            "store_urls: each must be an http:// or https:// URL",
+        );
+        check(
+            self.store_url.is_empty() || self.store_urls.is_empty(),
+            "store_url and store_urls: set only one of them",
         );
         check(
             self.token.is_none() || self.token_file.is_none(),
@@ -174,6 +187,25 @@ impl PluginConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_store_or_several_replicas_are_named() {
+        let mesh = MeshConfig::generate().unwrap();
+        let faults = |store_url: &str, store_urls: &[&str]| {
+            let config = PluginConfig {
+                store_url: store_url.into(),
+                store_urls: store_urls.iter().map(|url| (*url).into()).collect(),
+                mesh: mesh.clone().into(),
+                ..PluginConfig::default()
+            };
+            config.faults().join("; ")
+        };
+        assert_eq!(faults("http://a", &[]), "");
+        assert_eq!(faults("", &["http://a", "https://b"]), "");
+        assert!(faults("", &[]).starts_with("store_url: must be"));
+        assert!(faults("", &["http://a", "b"]).starts_with("store_urls: each"));
+        assert!(faults("http://a", &["http://b"]).contains("set only one"));
+    }
 
     #[test]
     fn keys_without_an_effect_are_refused() {

@@ -3,9 +3,9 @@
     --speculative-algorithm REFRAIN --speculative-num-draft-tokens 16
 
 SGLang loads it in each of its processes (entry point `sglang.srt.plugins`). It does nothing unless a draft store is
-configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). It was tested with SGLang 0.5.16 on an H100; by its
-source, 0.5.23 has the same interface. SGLang's own `NGRAMWorker` verifies the drafts, and only its corpus is
-replaced.
+configured (REFRAIN_CLIENT_STORE_URL or REFRAIN_CLIENT_STORE_URLS, or REFRAIN_CLIENT_CONFIG). It was tested with SGLang
+0.5.16 on an H100; by its source, 0.5.23 has the same interface. SGLang's own `NGRAMWorker` verifies the drafts, and
+only its corpus is replaced.
 """
 
 import atexit
@@ -19,7 +19,7 @@ RUNNING_REQUESTS = 48
 
 def register():
     """The entry point, which SGLang calls once in each process."""
-    if not {"REFRAIN_CLIENT_STORE_URL", "REFRAIN_CLIENT_CONFIG"} & os.environ.keys():
+    if not any(f"REFRAIN_CLIENT_{name}" in os.environ for name in ("STORE_URL", "STORE_URLS", "CONFIG")):
         return
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo

@@ -1,8 +1,9 @@
 """The plugin for vLLM: `method: suffix` drafts from a Refrain mesh.
 
 vLLM loads it in each of its processes (entry point `vllm.general_plugins`). It does nothing unless a draft store is
-configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). No file of vLLM or of arctic-inference is changed:
-only in this process, the module from which vLLM imports the suffix cache is replaced by Refrain's.
+configured (REFRAIN_CLIENT_STORE_URL or REFRAIN_CLIENT_STORE_URLS, or REFRAIN_CLIENT_CONFIG). No file of vLLM or of
+arctic-inference is changed: only in this process, the module from which vLLM imports the suffix cache is replaced by
+Refrain's.
 """
 
 import importlib.util
@@ -22,7 +23,7 @@ MODULE = "arctic_inference.suffix_decoding"
 
 def register():
     """The entry point, which vLLM calls once or more."""
-    if not {"REFRAIN_CLIENT_STORE_URL", "REFRAIN_CLIENT_CONFIG"} & os.environ.keys():
+    if not any(f"REFRAIN_CLIENT_{name}" in os.environ for name in ("STORE_URL", "STORE_URLS", "CONFIG")):
         return
     if importlib.util.find_spec(PACKAGE) is None:
         package = types.ModuleType(PACKAGE, "Replaces a package that is not installed.")

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use lru::LruCache;
 use parking_lot::Mutex;
 use refrain_draft_replica::{DraftReplica, ReplicaMetrics, Uploader, UploaderMetrics};
-use refrain_rpc::{DraftStore, HttpDraftStore};
+use refrain_rpc::{DraftStore, draft_store};
 use refrain_service_kit::http::{MeshClient, Server};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::{self, Metrics, TelemetryConfig};
@@ -50,18 +50,20 @@ impl Proposer {
         // The first client of a process sets up the log, and further ones use it.
         let _ = telemetry::init(&telemetry, "refrain-client");
         let client = MeshClient::new(&config.store_url, &config.mesh.secret, CALL_TIMEOUT)?;
-        let store = Arc::new(HttpDraftStore::new(client));
-        Proposer::start(config, tokenizer.identity(), store)
+        Proposer::start(config, tokenizer.identity(), |config| {
+            Ok(draft_store(&client, &config.store_url, &config.store_urls)?)
+        })
     }
 
-    /// Follows a store for an engine whose tokenizer has this identity.
+    /// Follows the store that `connect` returns, for an engine whose tokenizer has this identity. `connect` is called
+    /// on the runtime of the client.
     ///
     /// # Errors
     /// The keys or the token are wrong, or the system has no more threads.
     pub(crate) fn start(
         config: PluginConfig,
         tokenizer: &str,
-        store: Arc<dyn DraftStore>,
+        connect: impl FnOnce(&PluginConfig) -> anyhow::Result<Arc<dyn DraftStore>>,
     ) -> anyhow::Result<Self> {
         let auth = MeshAuth::new(&config.mesh.clone().into())?;
         let registry = Metrics::new()?;
@@ -80,6 +82,7 @@ impl Proposer {
             .enable_all()
             .build()?;
         let entered = runtime.enter();
+        let store = connect(&config)?;
         let replica = Arc::new(DraftReplica::new(
             config.replica.clone(),
             config.pattern_tokens_max,
