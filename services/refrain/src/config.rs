@@ -1,5 +1,6 @@
 //! One configuration file for the whole mesh: each process reads the sections of its role, `refrain up` reads all.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -135,7 +136,16 @@ impl MeshFile {
     /// # Errors
     /// All faults of the sections that the role reads.
     pub(crate) fn load(role: Role, file: Option<&Path>) -> anyhow::Result<Self> {
-        load(file, ENV_RULE, std::env::vars_os(), |config: &MeshFile| {
+        MeshFile::read(role, file, std::env::vars_os())
+    }
+
+    /// As [`MeshFile::load`], with these variables.
+    pub(crate) fn read(
+        role: Role,
+        file: Option<&Path>,
+        variables: impl Iterator<Item = (OsString, OsString)>,
+    ) -> anyhow::Result<Self> {
+        load(file, ENV_RULE, variables, |config: &MeshFile| {
             config.faults(role)
         })
     }

@@ -2,11 +2,13 @@
 //!
 //! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all
 //! roles, [`serve`] has the commands that start services, and [`store`] has the operator's commands for the draft
-//! store.
+//! store. `cluster` runs several processes on one machine, for trying out.
 
+mod cluster;
 pub mod config;
 mod local;
 pub mod roles;
 pub mod serve;
 mod signals;
 pub mod store;
+mod welcome;

@@ -9,9 +9,11 @@ use clap::Args;
 use refrain_service_kit::descriptors;
 use refrain_service_kit::telemetry;
 
+use crate::cluster;
 use crate::config::{MeshFile, Role};
 use crate::roles::Process;
 use crate::signals::StopSignals;
+use crate::welcome::example_request;
 
 /// Arguments of `refrain up`.
 #[derive(Args)]
@@ -25,6 +27,11 @@ pub struct UpArgs {
     /// Directory of the draft store [default: ./refrain-data].
     #[arg(long)]
     data_dir: Option<PathBuf>,
+    /// Start separate processes instead, to see what happens when one goes: so many replicas of the draft store, two
+    /// workers with engines, two gateways, a scheduler and a nats-server, which has to be installed. Their data go to
+    /// the directory `cluster` under the data directory.
+    #[arg(long, value_name = "STORES", conflicts_with = "config", value_parser = clap::value_parser!(u16).range(1..=9))]
+    cluster: Option<u16>,
 }
 
 /// Arguments of the commands that start a single service.
@@ -41,6 +48,13 @@ pub struct ServiceArgs {
 /// A faulty configuration, or a service that cannot start.
 pub fn up(args: UpArgs) -> anyhow::Result<()> {
     let mut file = MeshFile::load(Role::Up, args.config.as_deref())?;
+    if let Some(stores) = args.cluster {
+        let listen = args
+            .listen
+            .map_or_else(|| file.gateway.listen.parse(), Ok)?;
+        let data_dir = args.data_dir.unwrap_or(file.draft_store.data_dir);
+        return cluster::run(stores.into(), listen, &data_dir.join("cluster"));
+    }
     if let Some(listen) = args.listen {
         file.gateway.listen = listen.to_string();
     }
@@ -88,22 +102,15 @@ fn welcome(addr: SocketAddr, model: &str, key: &str, verifies_drafts: bool) -> S
         }
         false => "",
     };
+    let example = example_request(addr, model, key);
     format!(
         "Refrain is up: http://{addr}/v1\n\n\
-         Try it:\n\
-         \x20 curl -s http://{addr}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n\
-         \x20   -H 'content-type: application/json' -d '{{\n\
-         \x20     \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'\n\n\
+         {example}\n\n\
          {repeat}\
          Metrics:   http://{addr}/metrics\n\
          Benchmark: refrain bench --url http://{addr}"
     )
 }
-
-/// A question of the kind that the shipped model was trained on.
-const DEMO_MESSAGES: &str = r#"
-        {"role": "system", "content": "You write SQL. Answer with one statement."},
-        {"role": "user", "content": "CREATE TABLE orders (\n  id INTEGER PRIMARY KEY,\n  city TEXT,\n  amount INTEGER\n);\n\nWhat is the average amount of the orders per city?"}"#;
 
 /// Starts a role, waits for a signal, and drains. A second signal skips the drain.
 fn run(role: Role, file: MeshFile, on_start: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
