@@ -1,13 +1,14 @@
-//! `refrain store`: the operator's commands for a draft store, either a running one over HTTP or a closed one's
-//! directory.
+//! `refrain store`: the operator's commands for a draft store: a running one over HTTP, several replicas and shards as
+//! one, or a closed one's directory.
 //!
 //! `import` and `export` use the format of trace files, one JSON object per line. Every other command is a single
 //! call.
 
-mod cluster;
+mod comparison;
 mod export;
 mod finish_names;
 mod import;
+mod replicas;
 mod sign;
 mod target;
 #[cfg(test)]
@@ -44,7 +45,7 @@ enum StoreCommand {
     /// Write a tenant's documents as a trace file.
     Export(ExportArgs),
     /// Read and check every record; fails if any is damaged, or if replicas differ.
-    Verify(VerifyArgs),
+    Verify(PlainArgs),
     /// Seal documents at rest, and give unused disk space back.
     Compact(PlainArgs),
     /// Erase documents for good, from every file.
@@ -59,18 +60,6 @@ enum StoreCommand {
 struct PlainArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Args)]
-struct VerifyArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    /// URLs of running replicas, separated by commas: check all of them, and compare them.
-    #[arg(long, value_delimiter = ',', conflicts_with_all = ["url", "data_dir"])]
-    cluster: Vec<String>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -170,9 +159,37 @@ fn print(reply: &impl Serialize, as_json: bool, lines: &str) -> serde_json::Resu
 }
 
 async fn stats(args: PlainArgs) -> anyhow::Result<()> {
-    let read = async |store: &dyn StoreAdmin| store.store_stats().await;
-    let stats = on_store(&args.target, Access::Read, read).await?;
-    Ok(print(&stats, args.json, &table(&stats))?)
+    let target = Target::open(&args.target, Access::Read).await?;
+    let stats = target.store().store_stats().await;
+    let replicas = match &target {
+        Target::Replicas(replicas) => Some(comparison::sizes(replicas).await),
+        _ => None,
+    };
+    target.close().await;
+    let stats = stats?;
+    match replicas {
+        None => print(&stats, args.json, &table(&stats))?,
+        Some(replicas) => {
+            let lines = format!("{}\n{}", table(&stats), replicas.table());
+            print(
+                &ClusterStats {
+                    all: stats,
+                    replicas,
+                },
+                args.json,
+                &lines,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// The size of a store of several replicas. Each document counts once in `all`.
+#[derive(Serialize)]
+struct ClusterStats {
+    all: StoreStats,
+    #[serde(flatten)]
+    replicas: comparison::Comparison,
 }
 
 fn table(stats: &StoreStats) -> String {
@@ -190,14 +207,16 @@ fn table(stats: &StoreStats) -> String {
     text_table(1, &[], rows)
 }
 
-async fn verify(args: VerifyArgs) -> anyhow::Result<()> {
-    if !args.cluster.is_empty() {
-        let comparison = cluster::check(&args.target, &args.cluster).await?;
+async fn verify(args: PlainArgs) -> anyhow::Result<()> {
+    let target = Target::open(&args.target, Access::Read).await?;
+    if let Target::Replicas(replicas) = &target {
+        let comparison = comparison::verify(replicas).await;
         print(&comparison, args.json, &comparison.table())?;
         return comparison.ensure_equal();
     }
-    let verify = async |store: &dyn StoreAdmin| store.verify().await;
-    let reply = on_store(&args.target, Access::Read, verify).await?;
+    let reply = target.store().verify().await;
+    target.close().await;
+    let reply = reply?;
     let VerifyReply {
         records,
         documents,

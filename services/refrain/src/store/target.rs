@@ -11,6 +11,7 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
 use refrain_service_kit::telemetry::Metrics;
 
+use super::replicas::Replicas;
 use crate::config::{MeshFile, Role};
 
 /// Deadline of a call. A batch of an import waits for one commit.
@@ -21,9 +22,13 @@ const CLOSE_GRACE: Duration = Duration::from_secs(60);
 /// Arguments that name the store.
 #[derive(Args, Clone, Default)]
 pub(super) struct TargetArgs {
-    /// URL of a running draft store.
+    /// URL of one running draft store.
     #[arg(long)]
     pub(super) url: Option<String>,
+    /// URLs of some replicas of a store with a feed, separated by commas [default: urls.draft_stores in --config].
+    /// They name the others, and the command is for all shards.
+    #[arg(long, value_delimiter = ',', conflicts_with = "url")]
+    pub(super) cluster: Vec<String>,
     /// The mesh's secret [default: the one in --config].
     #[arg(long, env = "REFRAIN_MESH__SECRET", hide_env_values = true)]
     pub(super) secret: Option<String>,
@@ -31,7 +36,7 @@ pub(super) struct TargetArgs {
     #[arg(long)]
     pub(super) config: Option<PathBuf>,
     /// Directory of a store that is not running.
-    #[arg(long, conflicts_with_all = ["url", "config"])]
+    #[arg(long, conflicts_with_all = ["url", "cluster", "config"])]
     pub(super) data_dir: Option<PathBuf>,
 }
 
@@ -45,9 +50,13 @@ pub(super) enum Access {
 }
 
 /// An open store.
-pub(super) struct Target {
-    store: Box<dyn StoreAdmin>,
-    running: Option<DraftStoreServer>,
+pub(super) enum Target {
+    /// A running one, or a directory that is only read.
+    Store(Box<dyn StoreAdmin>),
+    /// A directory, which is served for as long as the command takes.
+    Opened(Box<dyn StoreAdmin>, DraftStoreServer),
+    /// Replicas of one or several shards.
+    Replicas(Replicas),
 }
 
 impl Target {
@@ -59,10 +68,7 @@ impl Target {
                     let dir = dir.clone();
                     let store =
                         tokio::task::spawn_blocking(move || ClosedStore::open(dir)).await??;
-                    Ok(Target {
-                        store: Box::new(store),
-                        running: None,
-                    })
+                    Ok(Target::Store(Box::new(store)))
                 }
                 Access::Write => {
                     // No other process calls this store, so fresh keys serve.
@@ -70,10 +76,7 @@ impl Target {
                     let config = DraftStoreConfig::without_budgets(dir.clone());
                     let running =
                         refrain_draft_store::start(config, auth, &Metrics::new()?).await?;
-                    Ok(Target {
-                        store: Box::new(running.handle()),
-                        running: Some(running),
-                    })
+                    Ok(Target::Opened(Box::new(running.handle()), running))
                 }
             };
         }
@@ -82,31 +85,42 @@ impl Target {
             None => None,
         };
         let listen = file.as_ref().and_then(|file| file.draft_store.listen);
+        let urls = file.as_ref().map(|file| &*file.urls.draft_stores);
+        let cluster = match (&args.url, &*args.cluster) {
+            (Some(_), _) => &[],
+            (None, []) => urls.unwrap_or_default(),
+            (None, named) => named,
+        };
         let url = match (&args.url, listen) {
+            _ if !cluster.is_empty() => String::new(),
             (Some(url), _) => url.clone(),
             (None, Some(listen)) => format!("http://{listen}"),
-            (None, None) => bail!("name the store with --url, --config or --data-dir"),
+            (None, None) => bail!("name the store with --url, --cluster, --config or --data-dir"),
         };
+        let cluster = cluster.to_vec();
         let secret = args
             .secret
             .clone()
             .or_else(|| file.map(|file| file.mesh.secret))
             .context("a running store needs the mesh's secret: give --secret or --config")?;
         let client = MeshClient::new(&url, &secret, TIMEOUT)?;
-        Ok(Target {
-            store: Box::new(HttpStoreAdmin::new(client)),
-            running: None,
-        })
+        match cluster.is_empty() {
+            true => Ok(Target::Store(Box::new(HttpStoreAdmin::new(client)))),
+            false => Ok(Target::Replicas(Replicas::find(&client, &cluster).await?)),
+        }
     }
 
     pub(super) fn store(&self) -> &dyn StoreAdmin {
-        &*self.store
+        match self {
+            Target::Store(store) | Target::Opened(store, _) => &**store,
+            Target::Replicas(replicas) => replicas,
+        }
     }
 
     /// Closes the store, if it was opened here.
     pub(super) async fn close(self) {
-        drop(self.store);
-        if let Some(running) = self.running {
+        if let Target::Opened(store, running) = self {
+            drop(store);
             running.drain(CLOSE_GRACE).await;
         }
     }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use refrain_draft_store::{DraftStoreConfig, DraftStoreServer};
+use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, FeedConfig};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
 use refrain_service_kit::telemetry::Metrics;
 
@@ -64,10 +64,9 @@ async fn documents(target: &TargetArgs) -> StoreStats {
     stats
 }
 
-fn checked(target: &TargetArgs) -> VerifyArgs {
-    VerifyArgs {
+fn checked(target: &TargetArgs) -> PlainArgs {
+    PlainArgs {
         target: target.clone(),
-        cluster: Vec::new(),
         json: true,
     }
 }
@@ -113,24 +112,34 @@ async fn what_is_imported_is_exported_and_imported_again() {
 }
 
 async fn running(dir: &Path) -> (DraftStoreServer, TargetArgs) {
-    install_crypto_provider();
     let mesh = MeshConfig::generate().unwrap();
-    let config = DraftStoreConfig {
-        data_dir: dir.to_owned(),
-        listen: Some("127.0.0.1:0".parse().unwrap()),
-        ..DraftStoreConfig::default()
-    };
-    let metrics = Metrics::new().unwrap();
-    let auth = MeshAuth::new(&mesh).unwrap();
-    let running = refrain_draft_store::start(config, auth, &metrics)
-        .await
-        .unwrap();
+    let (running, url) = started(dir, &mesh, None).await;
     let target = TargetArgs {
-        url: Some(format!("http://{}", running.addr().unwrap())),
+        url: Some(url),
         secret: Some(mesh.secret),
         ..TargetArgs::default()
     };
     (running, target)
+}
+
+async fn started(
+    dir: &Path,
+    mesh: &MeshConfig,
+    feed: Option<FeedConfig>,
+) -> (DraftStoreServer, String) {
+    install_crypto_provider();
+    let config = DraftStoreConfig {
+        data_dir: dir.to_owned(),
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        feed,
+        ..DraftStoreConfig::default()
+    };
+    let metrics = Metrics::new().unwrap();
+    let auth = MeshAuth::new(mesh).unwrap();
+    let running = refrain_draft_store::start(config, auth, &metrics).await;
+    let running = running.unwrap();
+    let url = format!("http://{}", running.addr().unwrap());
+    (running, url)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,6 +186,87 @@ async fn a_running_store_does_the_same_over_http() {
     assert!(stats(plain(&stranger)).await.is_err());
     store.drain(Duration::from_secs(5)).await;
     verify(checked(&closed(&path("data")))).await.unwrap();
+}
+
+/// The broker of these stores is away, so each has only what it was sent itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_for_shards_reach_the_shard_of_each_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let mesh = MeshConfig::generate().unwrap();
+    let (mut stores, mut urls) = (Vec::new(), Vec::new());
+    for shard in 0..2 {
+        let feed = FeedConfig {
+            servers: vec!["nats://127.0.0.1:1".into()],
+            shards: 2,
+            shard,
+            ..FeedConfig::default()
+        };
+        let (store, url) = started(&path(&format!("store-{shard}")), &mesh, Some(feed)).await;
+        stores.push(store);
+        urls.push(url);
+    }
+    let cluster = |urls: &[String]| TargetArgs {
+        cluster: urls.to_vec(),
+        secret: Some(mesh.secret.clone()),
+        ..TargetArgs::default()
+    };
+    let both = cluster(&urls);
+    std::fs::write(path("trace"), trace(70)).unwrap();
+    for model in 0..8 {
+        let args = ImportArgs {
+            model: Some(format!("m{model}")),
+            ..import_args(both.clone(), &path("trace"))
+        };
+        let imported = import::run(&args, &mut Vec::new()).await.unwrap();
+        assert_eq!(imported.documents, 60);
+    }
+    assert_eq!(documents(&both).await.documents, 480);
+    let mut held = Vec::new();
+    for url in &urls {
+        let one = TargetArgs {
+            url: Some(url.clone()),
+            ..cluster(&[])
+        };
+        held.push(documents(&one).await.documents);
+    }
+    assert!(held.iter().all(|documents| *documents > 0), "{held:?}");
+    assert_eq!(held.iter().sum::<u64>(), 480);
+    assert_eq!(export(both.clone(), &path("out")).await, 480);
+    let plain = || PlainArgs {
+        target: both.clone(),
+        json: true,
+    };
+    stats(plain()).await.unwrap();
+    verify(plain()).await.unwrap();
+    compact(plain()).await.unwrap();
+    let tenant = EraseArgs {
+        target: both.clone(),
+        tenant: Some("acme".into()),
+        model: None,
+        session: None,
+        from_ms: None,
+        until_ms: None,
+        quarantines: false,
+        json: false,
+    };
+    erase(tenant).await.unwrap();
+    assert_eq!(documents(&both).await.documents, 0);
+    // A change is never made in some shards only because others are unknown.
+    let one = Target::open(&cluster(&urls[..1]), Access::Write).await;
+    let error = one.err().unwrap().to_string();
+    assert!(error.contains("of shard 1 is known, of 2"), "{error}");
+    let confirmed = confirm(ConfirmArgs {
+        target: both,
+        loss: true,
+        clock: false,
+        json: false,
+    });
+    let error = confirmed.await.unwrap_err().to_string();
+    assert!(error.contains("name it with --url"), "{error}");
+    for store in stores {
+        store.drain(Duration::from_secs(5)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
