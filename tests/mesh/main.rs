@@ -28,5 +28,6 @@ mod tools;
 mod traces;
 mod trust;
 mod up;
+mod up_cluster;
 mod work_counts;
 mod worker_lost;
