@@ -122,6 +122,15 @@ fn metrics_of(expression: &str, scrape: &Scrape) -> BTreeSet<String> {
         .collect()
 }
 
+/// A program of Prometheus, which `tests/run` unpacks or which is installed.
+fn tool(name: &str) -> PathBuf {
+    let unpacked = repository().join("target/tools/usr/bin").join(name);
+    match unpacked.exists() {
+        true => unpacked,
+        false => PathBuf::from(name),
+    }
+}
+
 struct Prometheus {
     _child: Child,
     client: Client,
@@ -130,12 +139,7 @@ struct Prometheus {
 impl Prometheus {
     /// Starts a Prometheus that scrapes these addresses every second.
     async fn start(dir: &Path, targets: &[&str]) -> anyhow::Result<Self> {
-        let unpacked = repository().join("target/tools/usr/bin/prometheus");
-        let binary = if unpacked.exists() {
-            unpacked
-        } else {
-            PathBuf::from("prometheus")
-        };
+        let binary = tool("prometheus");
         let targets: Vec<&str> = targets
             .iter()
             .map(|target| target.trim_start_matches("http://"))
@@ -319,6 +323,43 @@ fn every_panel_has_its_own_id_and_place() -> anyhow::Result<()> {
     Ok(())
 }
 
+fn alerts() -> anyhow::Result<String> {
+    let path = repository().join("deploy/observability/alerts.yml");
+    Ok(std::fs::read_to_string(path)?)
+}
+
+#[tokio::test]
+async fn every_alert_fires_when_it_should_and_only_then() -> anyhow::Result<()> {
+    let dir = repository().join("deploy/observability");
+    let tests = std::fs::read_to_string(dir.join("alerts_test.yml"))?;
+    let alerts = alerts()?;
+    let names: Vec<&str> = alerts
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    ensure!(names.len() > 5, "only {names:?}: the test is blind");
+    for name in names {
+        ensure!(
+            tests.contains(&format!("alertname: {name}")),
+            "{name} has no test"
+        );
+    }
+    let promtool = Command::new(tool("promtool"))
+        .args(["test", "rules", "alerts_test.yml"])
+        .current_dir(dir)
+        .output();
+    let outcome = promtool
+        .await
+        .context("promtool cannot be run: tests/run fetches it")?;
+    let said = [outcome.stdout, outcome.stderr].concat();
+    ensure!(
+        outcome.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said)
+    );
+    Ok(())
+}
+
 /// Metrics of the score router only.
 const OF_SCORE: &str = "refrain_spec_threshold";
 
@@ -379,6 +420,12 @@ async fn all_return_data(settings: &str, queries: &[Query]) -> anyhow::Result<()
                 query.place
             );
         }
+    }
+    for metric in metrics_of(&alerts()?, &scrape) {
+        ensure!(
+            scrape.kind(&metric).is_some(),
+            "an alert asks for {metric}, which /metrics does not have"
+        );
     }
     ensure!(silent.is_empty(), "no data for:\n{}", silent.join("\n"));
     mesh.stop().await;

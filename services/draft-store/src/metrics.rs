@@ -110,6 +110,8 @@ refrain_service_kit::metric_families! {
         pub(crate) pending_tokens: IntGauge = "refrain_draft_store_pending_tokens",
         /// Changes that other replicas do not have yet.
         pub(crate) outbox_entries: IntGauge = "refrain_draft_store_outbox_entries",
+        /// 1, with the number of the store's shard and whether it has a feed, for joins with other metrics.
+        pub(crate) info: IntGaugeVec = "refrain_draft_store_info" ["feed", "shard"],
         /// Whether there is a connection to the broker of the feed: 1 or 0.
         pub(crate) feed_connected: IntGauge = "refrain_draft_store_feed_connected",
         /// Sessions with the broker that ended.
@@ -153,6 +155,11 @@ refrain_service_kit::metric_families! {
         /// Tokens that the other replica had when the last join began.
         pub(crate) feed_join_tokens_wanted: IntGauge =
             "refrain_draft_store_feed_join_tokens_wanted",
+        /// Erasures of the stream that are not carried out here yet.
+        pub(crate) feed_erasures_open: IntGauge = "refrain_draft_store_feed_erasures_open",
+        /// Seconds since the oldest of them arrived; 0 if there is none.
+        pub(crate) feed_erasure_age_seconds: IntGauge =
+            "refrain_draft_store_feed_erasure_age_seconds",
         /// Messages deleted from the stream because their documents were erased.
         pub(crate) feed_erased_messages: IntCounter =
             "refrain_draft_store_feed_erased_messages_total",

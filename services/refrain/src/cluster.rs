@@ -20,8 +20,8 @@ use crate::welcome::example_request;
 /// The brokers' program.
 const BROKER: &str = "nats-server";
 
-/// Runs a mesh with `stores` replicas until a signal stops it. The first gateway listens on `listen`, the second one on
-/// the next port; with port 0 both listen on free ports. Data, logs and the configuration are in `data_dir`.
+/// Runs a mesh with `stores` replicas until a signal stops it. The first gateway listens on `listen`, the second one
+/// on the next port; with port 0 both listen on free ports. Data, logs and the configuration are in `data_dir`.
 ///
 /// # Errors
 /// There is no `nats-server`, or a process does not start.

@@ -1,5 +1,5 @@
-//! `refrain store`: the operator's commands for a draft store: a running one over HTTP, several replicas and shards as
-//! one, or a closed one's directory.
+//! `refrain store`: the operator's commands for a draft store. It is a running one over HTTP, several replicas and
+//! shards as one, or a closed one's directory.
 //!
 //! `import` and `export` use the format of trace files, one JSON object per line. Every other command is a single
 //! call.

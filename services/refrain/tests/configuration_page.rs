@@ -305,6 +305,18 @@ fn deployed_files_name_keys_that_exist_with_their_defaults() {
         "engine.draft_model",
     ];
     assert!(check_file("mesh.toml", &keys::<MeshFile>(), &mesh) > 15);
+    // Its listeners are those of a machine of its own.
+    let cluster: Vec<&str> = [
+        "gateway.listen",
+        "urls.draft_stores",
+        "draft_store.feed.servers",
+    ]
+    .into_iter()
+    .chain(["draft_store.feed.peers", "draft_store.feed.stream_replicas"])
+    .chain(["draft_store.feed.groups"])
+    .chain(mesh)
+    .collect();
+    assert!(check_file("cluster.toml", &keys::<MeshFile>(), &cluster) >= 1);
     let client = [
         "store_url",
         "store_urls",

@@ -63,6 +63,12 @@ pub async fn start(
         faults.join("; ")
     );
     let store_metrics = StoreMetrics::new(metrics)?;
+    let (feed, shard) = match &config.feed {
+        Some(feed) => ("on", feed.shard),
+        None => ("off", 0),
+    };
+    let info = &store_metrics.info;
+    info.with_label_values(&[feed, &*shard.to_string()]).set(1);
     let shared = Arc::new(SharedStore::default());
     shared.clocks.get_or_init(|| mesh.clocks().clone());
     let lookup_views = Arc::new(LookupViews::default());

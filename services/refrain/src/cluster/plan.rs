@@ -1,4 +1,4 @@
-//! What runs in a mesh of processes: each process with its arguments, variables and address. No I/O but one file.
+//! The processes of a mesh, each with its arguments, variables and address. The only I/O is writing one file.
 
 use std::io::Write as _;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! A draft store of several replicas and shards, as one store for an operator.
 //!
-//! What changes or reads a document goes to one replica of its shard, and the feed brings it to the others. What is
+//! A call about documents goes to one replica of their shard, and the feed brings its changes to the others. A call
 //! about a store's own files, as a compaction, goes to each.
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub(super) struct Replicas {
     pub(super) silent: Vec<(String, ApiError)>,
 }
 
-/// What a replica says of itself.
+/// The size of a replica and its place in the stream.
 pub(super) struct ReplicaReport {
     pub(super) stats: StoreStats,
     /// The last message of the stream that it has applied.
@@ -97,7 +97,7 @@ impl Replicas {
         of_shard(true).chain(of_shard(false))
     }
 
-    /// Makes a call at one replica of a shard, and at the next one where that does not answer. Errors name the replica.
+    /// Makes a call at one replica of a shard, and at the next one if that does not answer. Errors name the replica.
     async fn at_shard<T, F>(
         &self,
         shard: u32,

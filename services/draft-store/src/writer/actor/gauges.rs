@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use refrain_protocol::document::StoreStats;
+use refrain_service_kit::clock;
 
 use crate::catalog::ExportLimits;
 use crate::directory::{DiskSpace, count_quarantines, disk_bytes};
@@ -81,6 +82,16 @@ impl WriterActor {
             metrics.disk_free_bytes.set(room.free_bytes as i64);
         }
         metrics.segment_bytes.set(segment_bytes as i64);
+        if let Ok(open) = self.shared.read() {
+            let open = open.catalog.replication.open_erasures();
+            let oldest_ms = open.iter().map(|erasure| erasure.applied_ms).min();
+            let age_ms =
+                oldest_ms.map_or(0, |applied_ms| clock::unix_ms().saturating_sub(applied_ms));
+            metrics.feed_erasures_open.set(open.len() as i64);
+            metrics
+                .feed_erasure_age_seconds
+                .set((age_ms / 1_000) as i64);
+        }
         let offset_ms = self.shared.clock_offset_ms().unwrap_or(0);
         metrics.clock_offset_seconds.set(offset_ms / 1_000);
         let loss = self.shared.loss();
