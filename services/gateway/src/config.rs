@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -34,6 +35,11 @@ pub struct GatewayConfig {
     pub keys: Vec<KeyConfig>,
     /// Tenant of callers without a key. If no keys are configured, it is the tenant of all callers.
     pub anonymous_tenant: Option<String>,
+    /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
+    pub tenants_file: Option<PathBuf>,
+    /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count by
+    /// themselves, so with two of them behind one address it should be 0.5.
+    pub limit_share: f64,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
@@ -223,6 +229,8 @@ impl Default for GatewayConfig {
             cors_origins: Vec::new(),
             keys: Vec::new(),
             anonymous_tenant: None,
+            tenants_file: None,
+            limit_share: 1.0,
             models: Vec::new(),
             body_bytes_max: 8 << 20,
             requests_in_flight_max: 4_096,
@@ -290,8 +298,12 @@ impl Validate for GatewayConfig {
             "listen: must be an address and a port, such as 127.0.0.1:8080",
         );
         require(
-            !self.keys.is_empty() || self.anonymous_tenant.is_some(),
-            "keys: add at least one, or set anonymous_tenant to serve callers without a key",
+            !self.keys.is_empty() || self.anonymous_tenant.is_some() || self.tenants_file.is_some(),
+            "keys: add at least one or name a tenants_file, or set anonymous_tenant to serve callers without a key",
+        );
+        require(
+            self.limit_share > 0.0 && self.limit_share <= 1.0,
+            "limit_share: above 0, and at most 1",
         );
         require(
             self.anonymous_tenant.as_deref() != Some(""),

@@ -16,6 +16,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get, post};
 
+use crate::models::unknown_model;
 use crate::surfaces::Surface;
 use generate::generate;
 use state::finish;
@@ -80,8 +81,9 @@ async fn list_models(
     gateway: web::Data<GatewayState>,
     request: HttpRequest,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.tenant(&request)?;
-    Ok(HttpResponse::Ok().json(gateway.models.list(&tenant)))
+    let caller = gateway.caller(&request)?;
+    let is_listed = |model: &str| caller.may_use(model);
+    Ok(HttpResponse::Ok().json(gateway.models.list(&caller.tenant, is_listed)))
 }
 
 async fn get_model(
@@ -89,7 +91,10 @@ async fn get_model(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.tenant(&request)?;
-    let model = gateway.models.get(&tenant, &id)?;
+    let caller = gateway.caller(&request)?;
+    let model = gateway.models.get(&caller.tenant, &id)?;
+    if !caller.may_use(&model.id) {
+        return Err(unknown_model().into());
+    }
     Ok(HttpResponse::Ok().json(gateway.models.card(&model)))
 }

@@ -23,6 +23,7 @@ mod relay;
 mod request;
 mod response;
 mod surfaces;
+pub mod tenants;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -71,6 +72,8 @@ pub struct GatewayServer {
     server: Server,
     drain: Drain,
     models_poll: JoinHandle<()>,
+    /// Follows the file of tenants until it is dropped.
+    _tenants_follower: tenants::TenantsFollower,
     time: Arc<relay::RequestTime>,
     /// Ends overdue requests that nobody drives.
     end_overdue: JoinHandle<()>,
@@ -161,8 +164,18 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             },
         )
     };
+    let anonymous = config.anonymous_tenant.clone();
+    let directory = Arc::new(tenants::Directory::new(&config.keys, anonymous));
+    let limiter = tenants::Limiter::new(config.limit_share, metrics.clone());
+    let tenants_follower = tenants::TenantsFollower::start(
+        config.tenants_file.clone(),
+        directory.clone(),
+        limiter.clone(),
+        metrics.clone(),
+    )?;
     let gateway = Arc::new(http::GatewayState {
-        keys: intake::ApiKeys::new(&config.keys, config.anonymous_tenant.clone()),
+        directory,
+        limiter,
         models: models.clone(),
         admission: intake::Admission::new(
             admission_limits(&config),
@@ -230,6 +243,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         server,
         drain,
         models_poll,
+        _tenants_follower: tenants_follower,
         end_overdue: tokio::spawn(time.clone().end_overdue_requests()),
         time,
     })

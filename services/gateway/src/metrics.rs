@@ -29,7 +29,7 @@ const TOKEN_BUCKETS: &[f64] = &[
 ];
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 16] = [
+const LIMITS: [&str; 21] = [
     "requests",
     "tenant_requests",
     "rollouts",
@@ -46,6 +46,11 @@ const LIMITS: [&str; 16] = [
     "form_bytes",
     "scheduler_wait",
     "group_registrations",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "input_tokens_per_minute",
+    "output_tokens_per_minute",
+    "requests_in_flight_max",
 ];
 
 /// Values of the label `outcome` of tool calls.
@@ -90,6 +95,13 @@ refrain_service_kit::metric_families! {
         pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
         /// Requests refused because a limit was reached, by the limit.
         pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
+        /// Tenants in the file of tenants.
+        pub(crate) tenants: IntGauge = "refrain_gateway_tenants",
+        /// Keys in the file of tenants.
+        pub(crate) tenant_keys: IntGauge = "refrain_gateway_tenant_keys",
+        /// Times that the file of tenants was taken over, or failed to be. Alert on failures.
+        pub(crate) tenants_read: IntCounterVec =
+            "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
         /// Choices that continued after a chunk failed.
         pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
         /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was

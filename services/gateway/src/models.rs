@@ -261,18 +261,13 @@ impl Models {
             .models
             .iter()
             .find(|model| model.id == id && model.is_open_to(tenant));
-        found.cloned().ok_or_else(|| {
-            let message = "the model does not exist, or this key may not use it; GET /v1/models lists the models of this key";
-            ApiError {
-                kind: ErrorKind::NotFound,
-                ..ApiError::invalid("model", message).with_code(code::MODEL_NOT_FOUND)
-            }
-        })
+        found.cloned().ok_or_else(unknown_model)
     }
 
-    /// The models that a tenant may use.
-    pub(crate) fn list(&self, tenant: &str) -> ModelList {
-        let open = self.models.iter().filter(|model| model.is_open_to(tenant));
+    /// The models of a tenant, as far as `is_listed` holds for their ids.
+    pub(crate) fn list(&self, tenant: &str, is_listed: impl Fn(&str) -> bool) -> ModelList {
+        let models = self.models.iter();
+        let open = models.filter(|model| model.is_open_to(tenant) && is_listed(&model.id));
         ModelList {
             object: "list",
             data: open.map(|model| self.card(model)).collect(),
@@ -365,6 +360,15 @@ fn serves(entry: &ServedModel, model: &Model) -> bool {
     entry.workers > 0 && entry.model == model.id && entry.tokenizer == model.tokenizer_identity
 }
 
+/// The error for a model that there is not, or that the caller may not use.
+pub(crate) fn unknown_model() -> ApiError {
+    let message = "the model does not exist, or this key may not use it; GET /v1/models lists the models of this key";
+    ApiError {
+        kind: ErrorKind::NotFound,
+        ..ApiError::invalid("model", message).with_code(code::MODEL_NOT_FOUND)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::template::CHAT_TEMPLATE_FAILED;
@@ -406,8 +410,8 @@ mod tests {
     #[test]
     fn a_tenant_sees_only_its_models() {
         let (models, _) = models();
-        assert_eq!(models.list("acme").data.len(), 2);
-        assert_eq!(models.list("bolt").data.len(), 1);
+        assert_eq!(models.list("acme", |_| true).data.len(), 2);
+        assert_eq!(models.list("bolt", |_| true).data.len(), 1);
         let error = models.get("bolt", "closed").unwrap_err();
         assert_eq!(
             (error.kind, error.code.as_deref()),

@@ -26,6 +26,8 @@ use crate::config::GatewayTuning;
 use crate::models::Models;
 use crate::request::{Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
+use crate::tenants::file::KeyEndpoint;
+use crate::tenants::rate_headers::HeaderWords;
 
 pub(crate) use chat_body::ChatBody;
 pub(crate) use responses::{PageQuery, ResponseStore, StoreLimits, input_items, unknown_response};
@@ -72,6 +74,24 @@ impl Surface {
         match self {
             Surface::Completion => Endpoint::Completion.operation(),
             _ => Endpoint::Chat.operation(),
+        }
+    }
+
+    /// The endpoint, as the scopes of keys name it.
+    pub(crate) fn endpoint(self) -> KeyEndpoint {
+        match self {
+            Surface::Chat => KeyEndpoint::Chat,
+            Surface::Completion => KeyEndpoint::Completions,
+            Surface::Messages | Surface::MessagesCount => KeyEndpoint::Messages,
+            Surface::Responses | Surface::ResponsesCount => KeyEndpoint::Responses,
+        }
+    }
+
+    /// The words of its headers about limits.
+    pub(crate) fn header_words(self) -> HeaderWords {
+        match self {
+            Surface::Messages | Surface::MessagesCount => HeaderWords::Anthropic,
+            _ => HeaderWords::OpenAi,
         }
     }
 

@@ -162,7 +162,11 @@ impl MeshFile {
     /// Adds what `refrain up` needs where the file says nothing: a few tenants with keys for development, and the
     /// shipped model.
     pub(crate) fn fill_in_for_up(&mut self) {
-        if self.gateway.keys.is_empty() && self.gateway.anonymous_tenant.is_none() {
+        let gateway = &self.gateway;
+        let has_callers = !gateway.keys.is_empty()
+            || gateway.anonymous_tenant.is_some()
+            || gateway.tenants_file.is_some();
+        if !has_callers {
             self.gateway.keys = dev_keys()
                 .into_iter()
                 .map(|key| KeyConfig {

@@ -11,4 +11,5 @@ pub mod roles;
 pub mod serve;
 mod signals;
 pub mod store;
+pub mod tenants;
 mod welcome;

@@ -4,11 +4,11 @@ use clap::{Parser, Subcommand};
 use refrain::config::{Role, dev_keys};
 use refrain::serve::{self, ServiceArgs, UpArgs};
 use refrain::store::{self, StoreArgs};
+use refrain::tenants::{self, KeysArgs, TenantsArgs};
 use refrain_lab::analyze::{self, AnalyzeOptions};
 use refrain_lab::bench::{self, BenchOptions};
 use refrain_lab::replay::{self, ReplayOptions};
 use refrain_lab::simulate::{self, SimulateOptions};
-use refrain_service_kit::mesh::MeshConfig;
 
 /// Requests allocate hundreds of small values on several threads. The system's allocator takes a tenth of their time,
 /// and changes the protection of memory about once per request.
@@ -37,8 +37,10 @@ enum Command {
     DraftStore(ServiceArgs),
     /// Start the CPU engine that ships with Refrain.
     ReferenceEngine(ServiceArgs),
-    /// Print fresh keys for the [mesh] section of a configuration file.
-    Keys,
+    /// Print fresh keys for the [mesh] section of a configuration file, or manage the API keys of tenants.
+    Keys(KeysArgs),
+    /// Manage the tenants of the gateways and their limits.
+    Tenants(TenantsArgs),
     /// Measure a running mesh with drafts and without.
     Bench(BenchOptions),
     /// Replay recorded calls without an engine, and print what drafting brings.
@@ -62,15 +64,8 @@ fn main() -> anyhow::Result<()> {
         Command::Worker(args) => serve::service(Role::Worker, args),
         Command::DraftStore(args) => serve::service(Role::DraftStore, args),
         Command::ReferenceEngine(args) => serve::service(Role::ReferenceEngine, args),
-        Command::Keys => {
-            let keys = MeshConfig::generate()?;
-            println!("[mesh]\n# For every service.");
-            println!("secret = \"{}\"", keys.secret);
-            println!("namespace_public_key = \"{}\"", keys.namespace_public_key);
-            println!("# For gateways only.");
-            println!("namespace_signing_key = \"{}\"", keys.namespace_signing_key);
-            Ok(())
-        }
+        Command::Keys(args) => tenants::keys(args),
+        Command::Tenants(args) => tenants::tenants(args),
         Command::Bench(options) => bench::command(options.or_api_keys(dev_keys)),
         Command::Replay(options) => replay::command(&options),
         Command::Analyze(options) => analyze::command(&options),

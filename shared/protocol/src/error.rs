@@ -14,6 +14,8 @@ pub enum ErrorKind {
     InvalidRequest = 400,
     /// 401: the key or secret is missing or unknown.
     Unauthorized = 401,
+    /// 403: the key is known, and may not do this.
+    Forbidden = 403,
     /// 404: there is no such model, session or route.
     NotFound = 404,
     /// 405: the route exists, but takes other methods.

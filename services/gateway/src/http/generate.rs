@@ -10,11 +10,12 @@ use refrain_service_kit::http::AccessNote;
 use tracing::Instrument;
 
 use crate::http::state::{GatewayState, finish};
-use crate::intake::AdmissionTicket;
-use crate::intake::FormVerdict;
+use crate::intake::{AdmittedRequest, FormVerdict};
+use crate::models::unknown_model;
 use crate::relay::RelayEvent;
 use crate::response::EventStreamBody;
 use crate::surfaces::{AcceptedRequest, Surface};
+use crate::tenants::Caller;
 
 /// Carries out a request and answers it.
 pub(super) async fn generate(
@@ -26,8 +27,17 @@ pub(super) async fn generate(
     let received = Instant::now();
     let gateway = gateway.into_inner();
     let note = AccessNote::of(&request);
-    let outcome = match gateway.accept(surface, &request, payload, received).await {
-        Ok((accepted, ticket)) => {
+    // The key comes first: the body of a caller without one is not read.
+    let caller = match gateway.caller_at(&request, surface.endpoint()) {
+        Ok(caller) => caller,
+        Err(error) => {
+            gateway.count_refused(&error);
+            return finish(surface, received, Err(error));
+        }
+    };
+    let accepted = gateway.accept(surface, &caller, &request, payload, received);
+    let outcome = match accepted.await {
+        Ok((accepted, admitted)) => {
             let span = tracing::info_span!(
                 "generate",
                 otel.name = format!("{} {}", surface.operation(), accepted.request.model.id),
@@ -40,7 +50,7 @@ pub(super) async fn generate(
                 "error.type" = tracing::field::Empty,
             );
             gateway
-                .answer(accepted, ticket, received, note)
+                .answer(accepted, admitted, received, note)
                 .instrument(span)
                 .await
         }
@@ -49,7 +59,11 @@ pub(super) async fn generate(
             Err(error)
         }
     };
-    finish(surface, received, outcome)
+    let mut response = finish(surface, received, outcome);
+    let words = surface.header_words();
+    let headers = response.headers_mut();
+    gateway.limiter.write_headers(&caller, words, headers);
+    response
 }
 
 impl GatewayState {
@@ -57,17 +71,23 @@ impl GatewayState {
     async fn accept(
         self: &Arc<Self>,
         surface: Surface,
+        caller: &Caller,
         request: &HttpRequest,
         payload: web::Payload,
         received: Instant,
-    ) -> Result<(AcceptedRequest, AdmissionTicket), ApiError> {
-        let mut admitted = self.admit(request, payload, received).await?;
+    ) -> Result<(AcceptedRequest, AdmittedRequest), ApiError> {
+        let admitted = self.admit(caller, request, payload, received).await?;
+        let (mut ticket, mut quota) = (admitted.ticket, admitted.quota);
         let read = move |gateway: &GatewayState, body, tenant: &str| {
             surface.read(body, tenant, &gateway.surface_context())
         };
         let mut accepted = self
-            .parse(&admitted.tenant, admitted.body, received, read)
+            .parse(&caller.tenant, admitted.body, received, read)
             .await?;
+        let model = &accepted.request.model.id;
+        if !caller.may_use(model) {
+            return Err(unknown_model());
+        }
         self.unknown_fields.met(&accepted.request.unknown_fields)?;
         AccessNote::of(request).note(|facts| {
             facts.model = Some(accepted.request.model.id.clone());
@@ -89,21 +109,37 @@ impl GatewayState {
             return Err(error.with_code("unsupported_by_engine"));
         }
         let (class, choices) = (accepted.request.class, accepted.request.choice_count());
-        admitted.ticket.decide(class, choices)?;
-        Ok((accepted, admitted.ticket))
+        ticket.decide(class, choices)?;
+        let prompts = &accepted.request.prompts;
+        let input = prompts.iter().map(|prompt| prompt.tokens.len() as u64);
+        let per_prompt = accepted.request.choices_per_prompt as usize;
+        let choices = prompts
+            .iter()
+            .flat_map(|prompt| std::iter::repeat_n(u64::from(prompt.max_new_tokens), per_prompt));
+        quota.reserve(input.sum(), choices, Instant::now())?;
+        Ok((
+            accepted,
+            AdmittedRequest {
+                _ticket: ticket,
+                quota,
+            },
+        ))
     }
 
     async fn answer(
         &self,
         accepted: AcceptedRequest,
-        ticket: AdmissionTicket,
+        admitted: AdmittedRequest,
         received: Instant,
         note: AccessNote,
     ) -> Result<HttpResponse, ApiError> {
         let request = accepted.request.clone();
         let writer = accepted.writer()?;
         let is_stream = request.is_stream;
-        let mut events = self.relay.carry_out(request, ticket, received).noted(note);
+        let mut events = self
+            .relay
+            .carry_out(request, admitted, received)
+            .noted(note);
         if !is_stream {
             let body = writer.collect(&mut events).await?;
             return Ok(HttpResponse::Ok()

@@ -11,22 +11,25 @@ use bytes::Bytes;
 use refrain_protocol::error::code;
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::clock::millis;
+use refrain_service_kit::clock::{self, millis};
 use refrain_service_kit::http::{AccessNote, HttpError, Readiness};
 
 use crate::config::GatewayTuning;
 use crate::intake::{
-    Admission, AdmissionTicket, ApiKeys, BodyReader, FormCheck, TokenizingLimiter,
-    TokenizingThreads, UnknownFields,
+    Admission, AdmissionTicket, BodyReader, FormCheck, TokenizingLimiter, TokenizingThreads,
+    UnknownFields,
 };
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::RelayContext;
 use crate::surfaces::{ResponseStore, Surface, SurfaceContext};
+use crate::tenants::file::KeyEndpoint;
+use crate::tenants::{Caller, Directory, Limiter, QuotaTicket};
 
 /// The state that all handlers share.
 pub(crate) struct GatewayState {
-    pub(crate) keys: ApiKeys,
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) limiter: Limiter,
     pub(crate) models: Arc<Models>,
     pub(crate) admission: Admission,
     pub(crate) tokenizing: TokenizingLimiter,
@@ -43,9 +46,9 @@ pub(crate) struct GatewayState {
 
 /// The body of a request that was admitted.
 pub(super) struct AdmittedBody {
-    pub(super) tenant: String,
     pub(super) body: Bytes,
     pub(super) ticket: AdmissionTicket,
+    pub(super) quota: QuotaTicket,
 }
 
 /// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough
@@ -97,18 +100,38 @@ pub(super) fn finish(
 }
 
 impl GatewayState {
-    /// The tenant of a request, by either header that clients send keys in.
-    pub(super) fn tenant(&self, request: &HttpRequest) -> Result<String, ApiError> {
+    /// The caller of a request, by either header that clients send keys in.
+    ///
+    /// # Errors
+    /// `Unauthorized` without a valid key.
+    pub(super) fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
         let headers = request.headers();
         // A header that is not text matches no key.
         let text = |value: &HeaderValue| value.to_str().unwrap_or("Bearer \u{fffd}").to_owned();
-        let found = match (headers.get(AUTHORIZATION), headers.get(X_API_KEY)) {
-            (None, Some(key)) => self.keys.tenant_of_key(&text(key)),
-            (authorization, _) => self.keys.tenant(authorization.map(text).as_deref()),
-        };
-        let tenant = found.map(str::to_owned)?;
-        AccessNote::of(request).note(|facts| facts.tenant = Some(tenant.clone()));
-        Ok(tenant)
+        let now = clock::unix_s().cast_signed();
+        let caller = match (headers.get(AUTHORIZATION), headers.get(X_API_KEY)) {
+            (None, Some(key)) => self.directory.caller_of_key(&text(key), now),
+            (authorization, _) => {
+                let authorization = authorization.map(text);
+                self.directory.caller(authorization.as_deref(), now)
+            }
+        }?;
+        AccessNote::of(request).note(|facts| facts.tenant = Some(caller.tenant.clone()));
+        Ok(caller)
+    }
+
+    /// The caller of a request to an endpoint.
+    ///
+    /// # Errors
+    /// `Unauthorized` without a valid key, `Forbidden` if the key may not call the endpoint.
+    pub(super) fn caller_at(
+        &self,
+        request: &HttpRequest,
+        endpoint: KeyEndpoint,
+    ) -> Result<Caller, ApiError> {
+        let caller = self.caller(request)?;
+        caller.check_endpoint(endpoint)?;
+        Ok(caller)
     }
 
     pub(super) fn surface_context(&self) -> SurfaceContext<'_> {
@@ -126,27 +149,28 @@ impl GatewayState {
         }
     }
 
-    /// Authenticates a request, reads its body and admits it.
+    /// Reads the body of a caller's request and admits it.
     pub(super) async fn admit(
         &self,
+        caller: &Caller,
         request: &HttpRequest,
         payload: web::Payload,
         received: Instant,
     ) -> Result<AdmittedBody, ApiError> {
-        // The key comes first: the body of a caller without one is not read.
-        let tenant = self.tenant(request)?;
+        let tenant = &caller.tenant;
         // A full gateway refuses before it reads the body. The request is admitted only when there is something to
         // do.
-        self.admission.check(&tenant)?;
+        self.admission.check(tenant)?;
+        let quota = self.limiter.begin(caller, received)?;
         let body = self
             .bodies
-            .read(&tenant, announced_bytes(request), payload, received)
+            .read(tenant, announced_bytes(request), payload, received)
             .await?;
-        let ticket = self.admission.admit(&tenant)?;
+        let ticket = self.admission.admit(tenant)?;
         Ok(AdmittedBody {
-            tenant,
             body,
             ticket,
+            quota,
         })
     }
 

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::http::state::GatewayState;
 use crate::surfaces::{PageQuery, input_items, unknown_response};
+use crate::tenants::file::KeyEndpoint;
 
 /// A route that reads and deletes a response.
 pub(super) fn responses(path: &str) -> Resource {
@@ -37,7 +38,7 @@ async fn read(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.tenant(&request)?;
+    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
     let asked: ReadQuery = query(&request)?;
     if asked.stream == Some(true) {
         let message =
@@ -56,7 +57,7 @@ async fn list_inputs(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.tenant(&request)?;
+    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
     let page: PageQuery = query(&request)?;
     let page = input_items(&gateway.stored, &tenant, &id, &page, Instant::now())?;
     Ok(HttpResponse::Ok().json(page))
@@ -67,7 +68,7 @@ async fn refuse_cancel(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.tenant(&request)?;
+    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
     let stored = gateway.stored.body(&tenant, &id, Instant::now());
     stored.ok_or_else(unknown_response)?;
     let message = "only responses in the background can be cancelled; this one has ended";
@@ -79,7 +80,7 @@ async fn delete(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.tenant(&request)?;
+    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
     if !gateway.stored.remove(&tenant, &id) {
         return Err(unknown_response().into());
     }

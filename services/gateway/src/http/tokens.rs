@@ -15,6 +15,7 @@ use crate::http::state::{GatewayState, finish};
 use crate::models::Model;
 use crate::request::{GenerateRequest, read};
 use crate::surfaces::{ChatBody, Surface};
+use crate::tenants::file::KeyEndpoint;
 
 /// Fields of a chat that decide its prompt.
 const PROMPT_FIELDS: [&str; 6] = [
@@ -51,7 +52,15 @@ pub(super) async fn count(
             _ => json!({"input_tokens": tokens}),
         }))
     };
-    carry_out(gateway, surface, &request, payload, read).await
+    carry_out(
+        gateway,
+        surface,
+        surface.endpoint(),
+        &request,
+        payload,
+        read,
+    )
+    .await
 }
 
 /// `POST /tokenize`.
@@ -74,7 +83,8 @@ pub(super) async fn tokenize(
             "token_strs": texts,
         })))
     };
-    carry_out(gateway, Surface::Chat, &request, payload, read).await
+    let endpoint = KeyEndpoint::Tokenize;
+    carry_out(gateway, Surface::Chat, endpoint, &request, payload, read).await
 }
 
 /// `POST /detokenize`.
@@ -109,7 +119,8 @@ pub(super) async fn detokenize(
             json!({"prompt": String::from_utf8_lossy(&bytes)}),
         ))
     };
-    carry_out(gateway, Surface::Chat, &request, payload, read).await
+    let endpoint = KeyEndpoint::Tokenize;
+    carry_out(gateway, Surface::Chat, endpoint, &request, payload, read).await
 }
 
 /// The JSON of an answer.
@@ -119,6 +130,7 @@ struct HttpResponseJson(serde_json::Value);
 async fn carry_out(
     gateway: web::Data<GatewayState>,
     surface: Surface,
+    endpoint: KeyEndpoint,
     request: &HttpRequest,
     payload: web::Payload,
     read: impl FnOnce(&GatewayState, Bytes, &str) -> Result<HttpResponseJson, ApiError> + Send + 'static,
@@ -126,11 +138,12 @@ async fn carry_out(
     let received = Instant::now();
     let gateway = gateway.into_inner();
     let outcome = async {
-        let admitted = gateway.admit(request, payload, received).await?;
+        let caller = gateway.caller_at(request, endpoint)?;
+        let admitted = gateway.admit(&caller, request, payload, received).await?;
         let answer = gateway
-            .parse(&admitted.tenant, admitted.body, received, read)
+            .parse(&caller.tenant, admitted.body, received, read)
             .await?;
-        drop(admitted.ticket);
+        drop((admitted.ticket, admitted.quota));
         Ok(HttpResponse::Ok().json(answer.0))
     };
     let outcome = outcome.await;
@@ -201,7 +214,7 @@ fn too_long(error: &TokenizationError, context: usize) -> ApiError {
 impl GatewayState {
     /// The model of this name, or the tenant's only one where a request names none.
     fn model(&self, tenant: &str, name: Option<&str>) -> Result<Arc<Model>, ApiError> {
-        match (name, &*self.models.list(tenant).data) {
+        match (name, &*self.models.list(tenant, |_| true).data) {
             (Some(name), _) => self.models.get(tenant, name),
             (None, [only]) => self.models.get(tenant, &only.id),
             (None, _) => Err(ApiError::invalid(

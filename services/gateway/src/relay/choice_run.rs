@@ -1,6 +1,7 @@
 //! The chunks of one choice: asks a worker, reads its events, and passes on what a reader can use.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt};
@@ -68,6 +69,8 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) events: &'a mpsc::Sender<RelayEvent>,
     pub(super) received: Instant,
     pub(super) first_token: Option<Instant>,
+    /// Counts the output tokens of the request.
+    pub(super) made: Arc<AtomicU64>,
     /// Output that the reader does not have yet.
     pub(super) unsent: ChoiceProgress,
     pub(super) parked: ParkedAt,
@@ -276,6 +279,7 @@ impl ChoiceRun<'_> {
                     self.context.retries.worker_retried();
                 }
                 ChunkEvent::Step(message) => {
+                    let before = self.choice.output_len();
                     let progress = match self.choice.step(self.received.elapsed(), message) {
                         Ok(progress) => progress,
                         Err(fault) => {
@@ -284,6 +288,8 @@ impl ChoiceRun<'_> {
                         }
                     };
                     guard.set_emitted(self.choice.chunk_output_len());
+                    let made = self.choice.output_len() - before;
+                    self.made.fetch_add(made.into(), Ordering::Relaxed);
                     self.observe_first_token();
                     if progress.needs_cut {
                         *open = Some((worker.clone(), stream));

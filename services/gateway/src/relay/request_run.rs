@@ -1,6 +1,7 @@
 //! The run of one request: all its choices at once, and for each the loop over leases and chunks.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use futures_util::TryFutureExt as _;
@@ -21,7 +22,7 @@ use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
 
 use crate::STAGE;
-use crate::intake::AdmissionTicket;
+use crate::intake::AdmittedRequest;
 use crate::relay::attempts::Attempts;
 use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummary};
 use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
@@ -40,7 +41,7 @@ impl RelayContext {
     pub(crate) fn carry_out(
         self: &Arc<Self>,
         request: Arc<GenerateRequest>,
-        ticket: AdmissionTicket,
+        admitted: AdmittedRequest,
         received: Instant,
     ) -> RequestEvents {
         let (context, class) = (self.clone(), request.class);
@@ -52,7 +53,8 @@ impl RelayContext {
                     received,
                     outcome: None,
                 };
-                let outcome = context.run(&request, &events, received).await;
+                let made = admitted.quota.made();
+                let outcome = context.run(&request, &events, received, &made).await;
                 let outcome = record.outcome.insert(outcome).clone();
                 drop(record);
                 let last = match outcome {
@@ -61,7 +63,7 @@ impl RelayContext {
                 };
                 // An error means that the reader has left meanwhile.
                 let _ = events.send(last).await;
-                drop(ticket);
+                drop(admitted);
             };
             work.instrument(Span::current())
         });
@@ -73,6 +75,7 @@ impl RelayContext {
         request: &GenerateRequest,
         events: &mpsc::Sender<RelayEvent>,
         received: Instant,
+        made: &Arc<AtomicU64>,
     ) -> Result<RequestSummary, ApiError> {
         let class = request.class;
         let dropped = Arc::new(DropReason::new(self.time.clone(), class, received));
@@ -80,7 +83,15 @@ impl RelayContext {
         let per_prompt = request.choices_per_prompt as usize;
         let choices = (0..request.choice_count()).map(|index| {
             let prompt = &prompts[index / per_prompt];
-            let run = self.run_choice(request, prompt, index as u32, events, received, &dropped);
+            let run = self.run_choice(
+                request,
+                prompt,
+                index as u32,
+                events,
+                received,
+                made,
+                &dropped,
+            );
             // All other choices are dropped then.
             run.inspect_err(|_| dropped.choice_failed())
         });
@@ -132,6 +143,7 @@ impl RelayContext {
         index: u32,
         events: &mpsc::Sender<RelayEvent>,
         received: Instant,
+        made: &Arc<AtomicU64>,
         dropped: &Arc<DropReason>,
     ) -> Result<ChoiceSummary, ApiError> {
         // A worker scores only tokens that it emits. So all but the first token of such a prompt are forced output.
@@ -180,6 +192,7 @@ impl RelayContext {
             events,
             received,
             first_token: None,
+            made: made.clone(),
             unsent: ChoiceProgress::default(),
             parked: ParkedAt::default(),
         };

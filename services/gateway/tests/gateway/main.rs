@@ -18,4 +18,5 @@ mod rollouts;
 mod store;
 mod streams;
 mod surfaces;
+mod tenants;
 mod tools;

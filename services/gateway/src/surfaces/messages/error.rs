@@ -23,6 +23,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
         | ErrorKind::RequestTimeout
         | ErrorKind::Conflict => "invalid_request_error",
         ErrorKind::Unauthorized => "authentication_error",
+        ErrorKind::Forbidden => "permission_error",
         ErrorKind::NotFound => "not_found_error",
         ErrorKind::TooLarge => "request_too_large",
         ErrorKind::Overloaded => "rate_limit_error",

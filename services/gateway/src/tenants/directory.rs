@@ -1,0 +1,324 @@
+//! Finds the caller of an API key: its tenant, what the key may do, and the limits on both.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use refrain_protocol::{ApiError, ErrorKind};
+use subtle::ConstantTimeEq;
+
+use super::file::{KeyEndpoint, LimitsEntry, TenantsFile};
+use super::key::{digest, id_of};
+use crate::config::KeyConfig;
+
+/// Somebody who calls, once the key is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    pub(crate) tenant: String,
+    /// The limits on the tenant.
+    pub(crate) tenant_limits: LimitsEntry,
+    /// The key, if it is one of the file of tenants. Keys of the configuration may do everything.
+    pub(crate) key: Option<Arc<KnownKey>>,
+}
+
+/// A key of the file of tenants.
+#[derive(Debug)]
+pub(crate) struct KnownKey {
+    pub(crate) id: String,
+    digest: [u8; 32],
+    tenant: String,
+    models: HashSet<String>,
+    endpoints: HashSet<KeyEndpoint>,
+    expires_unix_s: Option<i64>,
+    pub(crate) limits: LimitsEntry,
+}
+
+impl Caller {
+    /// Whether the caller's key may use a model.
+    pub(crate) fn may_use(&self, model: &str) -> bool {
+        let models = self.key.as_ref().map(|key| &key.models);
+        models.is_none_or(|models| models.is_empty() || models.contains(model))
+    }
+
+    /// Checks that the caller's key may call an endpoint.
+    ///
+    /// # Errors
+    /// `Forbidden` with code `insufficient_permissions`.
+    pub(crate) fn check_endpoint(&self, endpoint: KeyEndpoint) -> Result<(), ApiError> {
+        let endpoints = self.key.as_ref().map(|key| &key.endpoints);
+        match endpoints.is_none_or(|some| some.is_empty() || some.contains(&endpoint)) {
+            true => Ok(()),
+            false => Err(ApiError::new(
+                ErrorKind::Forbidden,
+                "this API key may not call this endpoint; use another key, or ask for one that may",
+            )
+            .with_code("insufficient_permissions")),
+        }
+    }
+}
+
+/// All keys. It has only their hashes, so neither a memory dump nor the time of a comparison reveals a key.
+pub(crate) struct Directory {
+    /// Keys of the configuration, which have no public id.
+    fixed: Vec<([u8; 32], String)>,
+    anonymous_tenant: Option<String>,
+    of_file: RwLock<Arc<FileTable>>,
+}
+
+/// The file of tenants, by public id and by tenant.
+#[derive(Debug, Default)]
+struct FileTable {
+    keys: HashMap<String, Arc<KnownKey>>,
+    limits: HashMap<String, LimitsEntry>,
+}
+
+fn refused(message: &str) -> ApiError {
+    ApiError::new(ErrorKind::Unauthorized, message).with_code("invalid_api_key")
+}
+
+impl Directory {
+    /// Creates the directory from a checked configuration. An entry whose hash is malformed matches no key.
+    pub(crate) fn new(keys: &[KeyConfig], anonymous_tenant: Option<String>) -> Self {
+        let fixed = keys.iter().filter_map(|entry| {
+            let digest = match (&entry.key, &entry.key_sha256) {
+                (Some(key), _) => digest(key),
+                (None, digest) => hex::decode(digest.as_deref()?).ok()?.try_into().ok()?,
+            };
+            Some((digest, entry.tenant.clone()))
+        });
+        Directory {
+            fixed: fixed.collect(),
+            anonymous_tenant,
+            of_file: RwLock::default(),
+        }
+    }
+
+    /// Takes the file of tenants over, in place of an earlier one. Requests in flight go on.
+    pub(crate) fn replace(&self, file: &TenantsFile) {
+        let mut table = FileTable::default();
+        for tenant in &file.tenants {
+            table.limits.insert(tenant.name.clone(), tenant.limits);
+            for key in &tenant.keys {
+                let decoded = hex::decode(&key.sha256).ok();
+                let Some(digest) = decoded.and_then(|digest| digest.try_into().ok()) else {
+                    continue;
+                };
+                let known = KnownKey {
+                    id: key.id.clone(),
+                    digest,
+                    tenant: tenant.name.clone(),
+                    models: key.models.iter().cloned().collect(),
+                    endpoints: key.endpoints.iter().copied().collect(),
+                    // A time that nobody can read is past: the file was checked, so there is none.
+                    expires_unix_s: key.expires_unix_s().unwrap_or(Some(0)),
+                    limits: key.limits,
+                };
+                table.keys.insert(key.id.clone(), known.into());
+            }
+        }
+        *self.of_file.write().unwrap_or_else(PoisonError::into_inner) = table.into();
+    }
+
+    fn of_file(&self) -> Arc<FileTable> {
+        let table = self.of_file.read().unwrap_or_else(PoisonError::into_inner);
+        table.clone()
+    }
+
+    /// Finds the caller of an `Authorization` header, at a time in Unix seconds.
+    ///
+    /// # Errors
+    /// `Unauthorized` with code `invalid_api_key`.
+    pub(crate) fn caller(&self, authorization: Option<&str>, now: i64) -> Result<Caller, ApiError> {
+        let Some(authorization) = authorization else {
+            return self.anonymous().ok_or_else(|| {
+                refused(
+                    "the API key is missing; send it as `Authorization: Bearer <key>`, or as `x-api-key`",
+                )
+            });
+        };
+        if let Some(open) = self.open_to_all() {
+            return Ok(open);
+        }
+        let Some((scheme, key)) = authorization.trim().split_once(' ') else {
+            return Err(refused(
+                "the Authorization header is malformed; send `Bearer <key>`",
+            ));
+        };
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(refused(
+                "the authorization scheme is unknown; send `Bearer <key>`",
+            ));
+        }
+        self.owner(key.trim(), now)
+    }
+
+    /// Finds the caller of a bare key, such as an `x-api-key` header has.
+    ///
+    /// # Errors
+    /// As [`Directory::caller`].
+    pub(crate) fn caller_of_key(&self, key: &str, now: i64) -> Result<Caller, ApiError> {
+        match self.open_to_all() {
+            Some(open) => Ok(open),
+            None => self.owner(key.trim(), now),
+        }
+    }
+
+    fn anonymous(&self) -> Option<Caller> {
+        let tenant = self.anonymous_tenant.as_ref()?;
+        Some(self.of_tenant(&self.of_file(), tenant))
+    }
+
+    /// The caller that everybody is where there are no keys at all.
+    fn open_to_all(&self) -> Option<Caller> {
+        let has_keys = !self.fixed.is_empty() || !self.of_file().keys.is_empty();
+        self.anonymous().filter(|_| !has_keys)
+    }
+
+    fn of_tenant(&self, table: &FileTable, tenant: &str) -> Caller {
+        Caller {
+            tenant: tenant.to_owned(),
+            tenant_limits: table.limits.get(tenant).copied().unwrap_or_default(),
+            key: None,
+        }
+    }
+
+    fn owner(&self, given: &str, now: i64) -> Result<Caller, ApiError> {
+        let table = self.of_file();
+        let hash = digest(given);
+        if let Some(key) = id_of(given).and_then(|id| table.keys.get(id))
+            && bool::from(key.digest.ct_eq(&hash))
+        {
+            if key.expires_unix_s.is_some_and(|end| end <= now) {
+                return Err(refused("the API key has expired; ask for another one"));
+            }
+            let caller = self.of_tenant(&table, &key.tenant);
+            return Ok(Caller {
+                key: Some(key.clone()),
+                ..caller
+            });
+        }
+        // All entries are compared, so the time does not reveal which one matched.
+        let mut found = None;
+        for (digest, tenant) in &self.fixed {
+            if digest.ct_eq(&hash).into() {
+                found = Some(tenant.as_str());
+            }
+        }
+        let tenant = found.ok_or_else(|| refused("the API key is unknown"))?;
+        Ok(self.of_tenant(&table, tenant))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenants::file::{KeyEntry, TenantEntry, expiry_text};
+    use crate::tenants::key::NewKey;
+
+    const NOW: i64 = 1_800_000_000;
+
+    fn directory(anonymous: Option<&str>) -> Directory {
+        let entries = [
+            KeyConfig {
+                key: Some("sk-a".into()),
+                key_sha256: None,
+                tenant: "acme".into(),
+            },
+            KeyConfig {
+                key: None,
+                key_sha256: Some(hex::encode(digest("sk-b"))),
+                tenant: "bolt".into(),
+            },
+        ];
+        Directory::new(&entries, anonymous.map(str::to_owned))
+    }
+
+    fn tenant_of(directory: &Directory, authorization: Option<&str>) -> Result<String, ApiError> {
+        Ok(directory.caller(authorization, NOW)?.tenant)
+    }
+
+    #[test]
+    fn a_key_of_the_configuration_belongs_to_its_tenant() {
+        let keys = directory(None);
+        assert_eq!(tenant_of(&keys, Some("Bearer sk-a")).unwrap(), "acme");
+        assert_eq!(tenant_of(&keys, Some("bearer  sk-b ")).unwrap(), "bolt");
+        assert_eq!(keys.caller_of_key(" sk-a ", NOW).unwrap().tenant, "acme");
+        assert!(keys.caller_of_key("sk-c", NOW).is_err());
+        for bad in [
+            None,
+            Some(""),
+            Some("Bearer"),
+            Some("Bearer sk-c"),
+            Some("Basic sk-a"),
+            Some("sk-a"),
+        ] {
+            let error = tenant_of(&keys, bad).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Unauthorized);
+            assert_eq!(error.code.as_deref(), Some("invalid_api_key"));
+            assert!(!error.message.contains("sk-"));
+        }
+    }
+
+    #[test]
+    fn the_anonymous_tenant_is_for_callers_without_a_key_and_not_for_wrong_keys() {
+        let keys = directory(Some("local"));
+        assert_eq!(tenant_of(&keys, None).unwrap(), "local");
+        assert!(tenant_of(&keys, Some("Bearer wrong")).is_err());
+        let open = Directory::new(&[], Some("local".into()));
+        assert_eq!(tenant_of(&open, Some("Bearer whatever")).unwrap(), "local");
+        // The first key of the file ends that.
+        open.replace(&file(&NewKey::random().unwrap(), KeyEntry::default()));
+        assert!(tenant_of(&open, Some("Bearer whatever")).is_err());
+        assert_eq!(tenant_of(&open, None).unwrap(), "local");
+    }
+
+    fn file(key: &NewKey, entry: KeyEntry) -> TenantsFile {
+        TenantsFile {
+            tenants: vec![TenantEntry {
+                name: "acme".into(),
+                limits: LimitsEntry {
+                    requests_per_minute: Some(7),
+                    ..LimitsEntry::default()
+                },
+                keys: vec![KeyEntry {
+                    name: "ci".into(),
+                    id: key.id.clone(),
+                    sha256: key.sha256.clone(),
+                    ..entry
+                }],
+            }],
+        }
+    }
+
+    #[test]
+    fn a_key_of_the_file_may_do_what_its_entry_says_until_it_ends() {
+        let keys = directory(None);
+        let key = NewKey::random().unwrap();
+        let bearer = format!("Bearer {}", key.key);
+        assert!(tenant_of(&keys, Some(&bearer)).is_err());
+        let entry = KeyEntry {
+            models: vec!["small".into()],
+            endpoints: vec![KeyEndpoint::Chat],
+            expires_at: Some(expiry_text(NOW + 60).unwrap()),
+            ..KeyEntry::default()
+        };
+        keys.replace(&file(&key, entry));
+        let caller = keys.caller(Some(&bearer), NOW).unwrap();
+        assert_eq!(caller.tenant, "acme");
+        assert_eq!(caller.tenant_limits.requests_per_minute, Some(7));
+        assert!(caller.may_use("small") && !caller.may_use("large"));
+        assert!(caller.check_endpoint(KeyEndpoint::Chat).is_ok());
+        let error = caller.check_endpoint(KeyEndpoint::Completions).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Forbidden);
+        // The limits of the file are also for the tenant's other keys.
+        let other = keys.caller(Some("Bearer sk-a"), NOW).unwrap();
+        assert_eq!(other.tenant_limits.requests_per_minute, Some(7));
+        assert!(other.may_use("large"));
+        let expired = keys.caller(Some(&bearer), NOW + 60).unwrap_err();
+        assert!(expired.message.contains("expired"));
+        // The public id alone opens nothing.
+        let forged = format!("Bearer rfk-{}-{}", key.id, "A".repeat(43));
+        assert!(keys.caller(Some(&forged), NOW).is_err());
+        keys.replace(&TenantsFile::default());
+        assert!(keys.caller(Some(&bearer), NOW).is_err());
+    }
+}

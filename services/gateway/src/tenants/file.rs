@@ -1,0 +1,281 @@
+//! The file of tenants, in TOML. It has no secrets: keys are there as their SHA-256.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// Longest name of a tenant or a key, bytes.
+const NAME_BYTES_MAX: usize = 256;
+
+/// All tenants.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantsFile {
+    /// The tenants. Those of `gateway.keys` may be among them, to have limits.
+    pub tenants: Vec<TenantEntry>,
+}
+
+/// A tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantEntry {
+    /// Its name, which namespaces have.
+    pub name: String,
+    /// The limits on all of its keys together.
+    #[serde(skip_serializing_if = "LimitsEntry::is_empty")]
+    pub limits: LimitsEntry,
+    /// Its keys.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<KeyEntry>,
+}
+
+/// A key of a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KeyEntry {
+    /// Its name, for people.
+    pub name: String,
+    /// Its public id.
+    pub id: String,
+    /// SHA-256 of the key, in hex.
+    pub sha256: String,
+    /// The models that it may use. Empty: all of its tenant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<String>,
+    /// The endpoints that it may call. Empty: all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<KeyEndpoint>,
+    /// When it ends, as in RFC 3339: `2027-01-31T00:00:00Z`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
+    /// The limits on this key, beside those of its tenant.
+    #[serde(skip_serializing_if = "LimitsEntry::is_empty")]
+    pub limits: LimitsEntry,
+}
+
+/// An endpoint, or several of one kind. The list of models is open to every key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyEndpoint {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/messages` and its count of tokens.
+    Messages,
+    /// `/v1/responses` and all below it.
+    Responses,
+    /// `/tokenize` and `/detokenize`.
+    Tokenize,
+}
+
+/// Limits on use. A missing one does not limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LimitsEntry {
+    /// Requests per minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_per_minute: Option<u64>,
+    /// Tokens of prompts and outputs together, per minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_minute: Option<u64>,
+    /// Tokens of prompts per minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens_per_minute: Option<u64>,
+    /// Tokens of outputs per minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens_per_minute: Option<u64>,
+    /// Requests at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_in_flight_max: Option<u64>,
+}
+
+impl LimitsEntry {
+    /// Whether it limits nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == LimitsEntry::default()
+    }
+
+    fn faults(&self, place: &str, faults: &mut Vec<String>) {
+        for (name, limit) in [
+            ("requests_per_minute", self.requests_per_minute),
+            ("tokens_per_minute", self.tokens_per_minute),
+            ("input_tokens_per_minute", self.input_tokens_per_minute),
+            ("output_tokens_per_minute", self.output_tokens_per_minute),
+            ("requests_in_flight_max", self.requests_in_flight_max),
+        ] {
+            if limit == Some(0) {
+                faults.push(format!(
+                    "{place}.limits.{name}: at least 1; to keep everybody out, remove the keys"
+                ));
+            }
+        }
+    }
+}
+
+impl KeyEntry {
+    /// When it ends, in Unix seconds.
+    ///
+    /// # Errors
+    /// The text is not a time of RFC 3339.
+    pub fn expires_unix_s(&self) -> Result<Option<i64>, String> {
+        let Some(text) = &self.expires_at else {
+            return Ok(None);
+        };
+        let time = OffsetDateTime::parse(text, &Rfc3339);
+        let time = time.map_err(|_| "not a time such as 2027-01-31T00:00:00Z".to_owned())?;
+        Ok(Some(time.unix_timestamp()))
+    }
+}
+
+/// A time as the file has it.
+///
+/// # Errors
+/// The time is past the year 9999.
+pub fn expiry_text(unix_s: i64) -> anyhow::Result<String> {
+    Ok(OffsetDateTime::from_unix_timestamp(unix_s)?.format(&Rfc3339)?)
+}
+
+impl TenantsFile {
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// All faults, with their places.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let file: TenantsFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        let faults = file.faults();
+        match faults.is_empty() {
+            true => Ok(file),
+            false => Err(faults.join("; ")),
+        }
+    }
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// A number is larger than TOML has.
+    pub fn to_text(&self) -> anyhow::Result<String> {
+        let body = toml::to_string(self)?;
+        Ok(format!(
+            "# Tenants and their keys. `refrain tenants` and `refrain keys` edit it, and gateways follow it.\n{body}"
+        ))
+    }
+
+    /// The faults of the values, one sentence per fault.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let (mut names, mut ids) = (HashSet::new(), HashSet::new());
+        for (number, tenant) in self.tenants.iter().enumerate() {
+            let place = format!("tenants[{number}]");
+            let mut check = |holds: bool, fault: String| {
+                if !holds {
+                    faults.push(fault);
+                }
+            };
+            let is_name = |name: &str| !name.trim().is_empty() && name.len() <= NAME_BYTES_MAX;
+            check(
+                is_name(&tenant.name),
+                format!("{place}.name: must have 1 to {NAME_BYTES_MAX} bytes"),
+            );
+            check(
+                names.insert(&tenant.name),
+                format!("{place}.name: {} is there twice", tenant.name),
+            );
+            for (number, key) in tenant.keys.iter().enumerate() {
+                let place = format!("{place}.keys[{number}]");
+                check(
+                    is_name(&key.name),
+                    format!("{place}.name: must have 1 to {NAME_BYTES_MAX} bytes"),
+                );
+                let ends = key.expires_unix_s();
+                check(
+                    !key.id.is_empty() && !key.id.contains('-'),
+                    format!("{place}.id: missing, or has a dash"),
+                );
+                check(
+                    ids.insert(&key.id),
+                    format!("{place}.id: {} is there twice", key.id),
+                );
+                check(
+                    hex::decode(&key.sha256).is_ok_and(|digest| digest.len() == 32),
+                    format!("{place}.sha256: must be 64 hex digits"),
+                );
+                check(
+                    ends.is_ok(),
+                    format!("{place}.expires_at: {}", ends.err().unwrap_or_default()),
+                );
+            }
+            tenant.limits.faults(&place, &mut faults);
+            for (number, key) in tenant.keys.iter().enumerate() {
+                key.limits
+                    .faults(&format!("{place}.keys[{number}]"), &mut faults);
+            }
+        }
+        faults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_as_it_was_written() {
+        let file = TenantsFile {
+            tenants: vec![TenantEntry {
+                name: "acme".into(),
+                limits: LimitsEntry {
+                    tokens_per_minute: Some(100_000),
+                    ..LimitsEntry::default()
+                },
+                keys: vec![KeyEntry {
+                    name: "ci".into(),
+                    id: "0123456789ab".into(),
+                    sha256: "00".repeat(32),
+                    models: vec!["m".into()],
+                    endpoints: vec![KeyEndpoint::Chat],
+                    expires_at: Some(expiry_text(1_800_000_000).unwrap()),
+                    limits: LimitsEntry::default(),
+                }],
+            }],
+        };
+        let text = file.to_text().unwrap();
+        assert_eq!(TenantsFile::parse(&text).unwrap(), file);
+        assert!(!text.contains("requests_per_minute"));
+        let ends = file.tenants[0].keys[0].expires_unix_s();
+        assert_eq!(ends, Ok(Some(1_800_000_000)));
+    }
+
+    #[test]
+    fn all_faults_are_named_with_their_places() {
+        let text = r#"
+            [[tenants]]
+            name = "a"
+            limits = { requests_per_minute = 0 }
+            keys = [
+                { name = "", id = "x", sha256 = "ab", expires_at = "tomorrow" },
+                { name = "k", id = "x", sha256 = "ab" },
+                { name = "k", id = "a-b", sha256 = "ab", limits = { tokens_per_minute = 0 } },
+            ]
+            [[tenants]]
+            name = "a"
+        "#;
+        let faults = TenantsFile::parse(text).unwrap_err();
+        for place in [
+            "tenants[0].limits.requests_per_minute",
+            "tenants[0].keys[0].name",
+            "tenants[0].keys[0].sha256",
+            "tenants[0].keys[0].expires_at: not a time",
+            "tenants[0].keys[1].id: x is there twice",
+            "tenants[0].keys[2].id",
+            "tenants[0].keys[2].limits.tokens_per_minute",
+            "tenants[1].name: a is there twice",
+        ] {
+            assert!(faults.contains(place), "{place} in {faults}");
+        }
+        let unknown = TenantsFile::parse("[[tenants]]\nname = \"a\"\nkees = []");
+        assert!(unknown.unwrap_err().contains("kees"));
+    }
+}

@@ -1,0 +1,475 @@
+//! `refrain tenants` and `refrain keys`: the operator's commands for the file of tenants.
+//!
+//! Each command reads the file, changes it as a value, and puts a new file in its place. Gateways follow it. Each change
+//! is a line in an audit log beside the file.
+
+mod audit;
+mod change;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use refrain_gateway::tenants::file::{KeyEndpoint, LimitsEntry, TenantsFile};
+use refrain_gateway::tenants::key::NewKey;
+use refrain_lab::text_table::text_table;
+use refrain_service_kit::clock;
+use refrain_service_kit::mesh::MeshConfig;
+
+use self::change::NewKeyOptions;
+
+/// Arguments of `refrain tenants`.
+#[derive(Args)]
+pub struct TenantsArgs {
+    #[command(subcommand)]
+    command: TenantsCommand,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+/// Arguments of `refrain keys`.
+#[derive(Args)]
+pub struct KeysArgs {
+    /// Without a command: print fresh keys for the [mesh] section of a configuration file.
+    #[command(subcommand)]
+    command: Option<KeysCommand>,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+#[derive(Args)]
+struct FileArgs {
+    /// The file of tenants, as gateway.tenants_file names it.
+    #[arg(
+        long,
+        global = true,
+        default_value = "tenants.toml",
+        env = "REFRAIN_GATEWAY__TENANTS_FILE"
+    )]
+    file: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum TenantsCommand {
+    /// List the tenants with their limits.
+    List,
+    /// Add a tenant.
+    Add(TenantArgs),
+    /// Change the limits of a tenant. Limits that are not named stay.
+    Set(TenantArgs),
+    /// Remove a tenant and its keys. Its documents stay: `refrain store erase --tenant` erases them.
+    Remove {
+        /// Name of the tenant.
+        name: String,
+    },
+}
+
+#[derive(Args)]
+struct TenantArgs {
+    /// Name of the tenant.
+    name: String,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+#[derive(Subcommand)]
+enum KeysCommand {
+    /// List the keys of all tenants, without the keys themselves.
+    List,
+    /// Make a key and print it. It is shown only once.
+    Add(AddKeyArgs),
+    /// Make a key in place of another one, which goes on for a while.
+    Rotate {
+        /// Public id of the key that ends.
+        id: String,
+        /// Hours until it ends.
+        #[arg(long, default_value_t = 24)]
+        grace_hours: u32,
+    },
+    /// Remove a key. Requests that it began go on.
+    Revoke {
+        /// Public id of the key.
+        id: String,
+    },
+}
+
+#[derive(Args)]
+struct AddKeyArgs {
+    /// Name of the tenant.
+    tenant: String,
+    /// Name of the key, for people.
+    #[arg(long)]
+    name: String,
+    /// Models that it may use, separated by commas [default: all of the tenant].
+    #[arg(long, value_delimiter = ',')]
+    models: Vec<String>,
+    /// Endpoints that it may call, separated by commas: chat, completions, messages, responses, tokenize [default: all].
+    #[arg(long, value_delimiter = ',', value_parser = endpoint)]
+    endpoints: Vec<KeyEndpoint>,
+    /// Days until it ends [default: it does not end].
+    #[arg(long)]
+    days: Option<u32>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+#[derive(Args, Clone, Copy)]
+struct LimitArgs {
+    /// Requests per minute; 0 for no limit.
+    #[arg(long)]
+    requests_per_minute: Option<u64>,
+    /// Tokens of prompts and outputs per minute; 0 for no limit.
+    #[arg(long)]
+    tokens_per_minute: Option<u64>,
+    /// Tokens of prompts per minute; 0 for no limit.
+    #[arg(long)]
+    input_tokens_per_minute: Option<u64>,
+    /// Tokens of outputs per minute; 0 for no limit.
+    #[arg(long)]
+    output_tokens_per_minute: Option<u64>,
+    /// Requests at once; 0 for no limit.
+    #[arg(long)]
+    requests_in_flight_max: Option<u64>,
+}
+
+impl LimitArgs {
+    /// The limits with these changes.
+    fn over(self, before: LimitsEntry) -> LimitsEntry {
+        let changed = |given: Option<u64>, before| match given {
+            None => before,
+            Some(0) => None,
+            Some(limit) => Some(limit),
+        };
+        LimitsEntry {
+            requests_per_minute: changed(self.requests_per_minute, before.requests_per_minute),
+            tokens_per_minute: changed(self.tokens_per_minute, before.tokens_per_minute),
+            input_tokens_per_minute: changed(
+                self.input_tokens_per_minute,
+                before.input_tokens_per_minute,
+            ),
+            output_tokens_per_minute: changed(
+                self.output_tokens_per_minute,
+                before.output_tokens_per_minute,
+            ),
+            requests_in_flight_max: changed(
+                self.requests_in_flight_max,
+                before.requests_in_flight_max,
+            ),
+        }
+    }
+}
+
+fn endpoint(text: &str) -> Result<KeyEndpoint, String> {
+    let value = serde_json::Value::from(text);
+    serde_json::from_value(value).map_err(|_| {
+        "must be one of chat, completions, messages, responses and tokenize".to_owned()
+    })
+}
+
+/// Runs `refrain tenants`.
+///
+/// # Errors
+/// A file with faults, a name that is there already or is unknown, or a file that cannot be written.
+pub fn tenants(args: TenantsArgs) -> anyhow::Result<()> {
+    let path = &args.file.file;
+    match args.command {
+        TenantsCommand::List => print!("{}", tenants_table(&read(path)?)),
+        TenantsCommand::Add(TenantArgs { name, limits }) => {
+            let limits = limits.over(LimitsEntry::default());
+            edit(path, &format!("tenant {name} added"), |file| {
+                change::add_tenant(file, &name, limits)
+            })?;
+        }
+        TenantsCommand::Set(TenantArgs { name, limits }) => {
+            edit(path, &format!("limits of tenant {name} set"), |file| {
+                let tenant = change::tenant(file, &name)?;
+                tenant.limits = limits.over(tenant.limits);
+                Ok(())
+            })?;
+        }
+        TenantsCommand::Remove { name } => {
+            edit(path, &format!("tenant {name} removed"), |file| {
+                change::remove_tenant(file, &name)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs `refrain keys`.
+///
+/// # Errors
+/// As [`tenants`].
+pub fn keys(args: KeysArgs) -> anyhow::Result<()> {
+    let path = &args.file.file;
+    let now = clock::unix_s().cast_signed();
+    match args.command {
+        None => print_mesh_keys()?,
+        Some(KeysCommand::List) => print!("{}", keys_table(&read(path)?)),
+        Some(KeysCommand::Add(args)) => {
+            let key = NewKey::random()?;
+            let options = NewKeyOptions {
+                name: args.name,
+                models: args.models,
+                endpoints: args.endpoints,
+                expires_unix_s: args.days.map(|days| now + i64::from(days) * 24 * 3_600),
+                limits: args.limits.over(LimitsEntry::default()),
+            };
+            let what = format!("key {} of tenant {} added", key.id, args.tenant);
+            edit(path, &what, |file| {
+                change::add_key(file, &args.tenant, &key, options)
+            })?;
+            println!("{}", key.key);
+        }
+        Some(KeysCommand::Rotate { id, grace_hours }) => {
+            let key = NewKey::random()?;
+            let ends = now + i64::from(grace_hours) * 3_600;
+            let what = format!("key {id} rotated to {}", key.id);
+            edit(path, &what, |file| {
+                change::rotate_key(file, &id, &key, ends)
+            })?;
+            println!("{}", key.key);
+        }
+        Some(KeysCommand::Revoke { id }) => {
+            edit(path, &format!("key {id} revoked"), |file| {
+                change::revoke_key(file, &id)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn print_mesh_keys() -> anyhow::Result<()> {
+    let keys = MeshConfig::generate()?;
+    println!("[mesh]\n# For every service.");
+    println!("secret = \"{}\"", keys.secret);
+    println!("namespace_public_key = \"{}\"", keys.namespace_public_key);
+    println!("# For gateways only.");
+    println!("namespace_signing_key = \"{}\"", keys.namespace_signing_key);
+    Ok(())
+}
+
+fn read(path: &Path) -> anyhow::Result<TenantsFile> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("{}: cannot be read", path.display()))?;
+    TenantsFile::parse(&text).map_err(|faults| anyhow::anyhow!("{}: {faults}", path.display()))
+}
+
+/// Changes the file. Nobody else edits it meanwhile, and who reads it sees either state. Then the audit log gets a line.
+fn edit(
+    path: &Path,
+    what: &str,
+    change: impl FnOnce(&mut TenantsFile) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let name = || format!("{}: cannot be written", path.display());
+    let lock = path.with_added_extension("lock");
+    let lock = File::create(lock).with_context(name)?;
+    lock.lock().with_context(name)?;
+    let mut file = match path.exists() {
+        true => read(path)?,
+        false => TenantsFile::default(),
+    };
+    change(&mut file)?;
+    let faults = file.faults();
+    if !faults.is_empty() {
+        bail!("{}", faults.join("; "));
+    }
+    // The log comes first: an act that is not logged does not happen.
+    audit::append(&path.with_added_extension("audit.jsonl"), what)?;
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let mut new = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+    std::io::Write::write_all(&mut new, file.to_text()?.as_bytes()).with_context(name)?;
+    new.as_file().sync_all().with_context(name)?;
+    new.persist(path).with_context(name)?;
+    Ok(())
+}
+
+fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
+    let text = |limit: Option<u64>| limit.map_or("-".to_owned(), |limit| limit.to_string());
+    let tokens = [
+        (limits.tokens_per_minute, ""),
+        (limits.input_tokens_per_minute, " in"),
+        (limits.output_tokens_per_minute, " out"),
+    ];
+    let tokens: Vec<String> = tokens
+        .into_iter()
+        .filter_map(|(limit, what)| Some(format!("{}{what}", limit?)))
+        .collect();
+    let tokens = match tokens.is_empty() {
+        true => "-".to_owned(),
+        false => tokens.join(", "),
+    };
+    [
+        text(limits.requests_per_minute),
+        tokens,
+        text(limits.requests_in_flight_max),
+    ]
+}
+
+fn tenants_table(file: &TenantsFile) -> String {
+    let rows = file.tenants.iter().map(|tenant| {
+        let mut row = vec![tenant.name.clone(), tenant.keys.len().to_string()];
+        row.extend(limit_columns(&tenant.limits));
+        row
+    });
+    let head = ["tenant", "keys", "requests/min", "tokens/min", "at once"];
+    text_table(1, &head, rows)
+}
+
+fn keys_table(file: &TenantsFile) -> String {
+    let all = |names: Vec<String>| match names.is_empty() {
+        true => "all".to_owned(),
+        false => names.join(", "),
+    };
+    let keys = file
+        .tenants
+        .iter()
+        .flat_map(|tenant| tenant.keys.iter().map(|key| (&tenant.name, key)));
+    let rows = keys.map(|(tenant, key)| {
+        let endpoints = key.endpoints.iter();
+        let endpoints = endpoints.map(|endpoint| format!("{endpoint:?}").to_lowercase());
+        let mut row = vec![
+            key.id.clone(),
+            tenant.clone(),
+            key.name.clone(),
+            all(key.models.clone()),
+            all(endpoints.collect()),
+            key.expires_at.clone().unwrap_or_else(|| "never".to_owned()),
+        ];
+        row.extend(limit_columns(&key.limits));
+        row
+    });
+    let head = [
+        "id",
+        "tenant",
+        "name",
+        "models",
+        "endpoints",
+        "ends",
+        "requests/min",
+        "tokens/min",
+        "at once",
+    ];
+    text_table(6, &head, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> LimitArgs {
+        LimitArgs {
+            requests_per_minute: None,
+            tokens_per_minute: None,
+            input_tokens_per_minute: None,
+            output_tokens_per_minute: None,
+            requests_in_flight_max: None,
+        }
+    }
+
+    fn run_tenants(path: &Path, command: TenantsCommand) -> anyhow::Result<()> {
+        let file = FileArgs {
+            file: path.to_owned(),
+        };
+        tenants(TenantsArgs { command, file })
+    }
+
+    fn run_keys(path: &Path, command: KeysCommand) -> anyhow::Result<()> {
+        let file = FileArgs {
+            file: path.to_owned(),
+        };
+        let command = Some(command);
+        keys(KeysArgs { command, file })
+    }
+
+    #[test]
+    fn commands_edit_the_file_and_each_change_is_logged() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tenants.toml");
+        let tenant = |limits| TenantArgs {
+            name: "acme".into(),
+            limits,
+        };
+        let limited = LimitArgs {
+            requests_per_minute: Some(600),
+            tokens_per_minute: Some(9_000),
+            ..limits()
+        };
+        run_tenants(&path, TenantsCommand::Add(tenant(limited))).unwrap();
+        assert!(run_tenants(&path, TenantsCommand::Add(tenant(limits()))).is_err());
+        // A limit of 0 is none, and those that are not named stay.
+        let changed = LimitArgs {
+            requests_per_minute: Some(0),
+            ..limits()
+        };
+        run_tenants(&path, TenantsCommand::Set(tenant(changed))).unwrap();
+        let add = AddKeyArgs {
+            tenant: "acme".into(),
+            name: "ci".into(),
+            models: vec!["m".into()],
+            endpoints: vec![endpoint("chat").unwrap()],
+            days: Some(30),
+            limits: limits(),
+        };
+        run_keys(&path, KeysCommand::Add(add)).unwrap();
+        let file = read(&path).unwrap();
+        let [only] = &*file.tenants else {
+            panic!("{file:?}");
+        };
+        assert_eq!(only.limits.requests_per_minute, None);
+        assert_eq!(only.limits.tokens_per_minute, Some(9_000));
+        let first = only.keys[0].clone();
+        let table = keys_table(&file);
+        assert!(
+            table.contains(&first.id) && !table.contains(&first.sha256),
+            "{table}"
+        );
+        let rotate = KeysCommand::Rotate {
+            id: first.id.clone(),
+            grace_hours: 1,
+        };
+        run_keys(&path, rotate).unwrap();
+        let file = read(&path).unwrap();
+        let [old, new] = &*file.tenants[0].keys else {
+            panic!("{file:?}");
+        };
+        assert!(old.expires_unix_s().unwrap() < first.expires_unix_s().unwrap());
+        assert_eq!((&new.name, &new.models), (&first.name, &first.models));
+        assert_eq!(
+            new.expires_at, first.expires_at,
+            "the new one lives as long as planned"
+        );
+        let revoke = |id: &str| run_keys(&path, KeysCommand::Revoke { id: id.to_owned() });
+        revoke(&first.id).unwrap();
+        assert!(
+            revoke(&first.id)
+                .unwrap_err()
+                .to_string()
+                .contains("no key")
+        );
+        run_tenants(
+            &path,
+            TenantsCommand::Remove {
+                name: "acme".into(),
+            },
+        )
+        .unwrap();
+        assert_eq!(read(&path).unwrap(), TenantsFile::default());
+        let log = std::fs::read_to_string(path.with_added_extension("audit.jsonl")).unwrap();
+        let acts: Vec<serde_json::Value> = log
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(acts.len(), 6, "{log}");
+        assert_eq!(acts[0]["act"], "tenant acme added");
+        assert!(acts[0]["at"].as_str().unwrap().ends_with('Z') && acts[0]["by"].is_string());
+    }
+
+    #[test]
+    fn an_unknown_endpoint_is_refused() {
+        assert!(endpoint("chats").unwrap_err().contains("completions"));
+    }
+}
