@@ -46,7 +46,10 @@ async fn replicas_end_equal_and_keep_their_promises_after_faults() -> anyhow::Re
     let seed = variable("CLUSTER_SEED", SEED)?;
     let network = std::env::var("CLUSTER_NETWORK").unwrap_or_default();
     let mut cluster = Cluster::prepare(network != "relays").await?;
-    eprintln!("cluster: {rounds} rounds with CLUSTER_SEED={seed}");
+    eprintln!(
+        "cluster: {rounds} rounds with CLUSTER_SEED={seed} and {}",
+        broker::version()?
+    );
     match campaign(&mut cluster, rounds, seed).await {
         Ok(()) => Ok(()),
         Err(error) => {

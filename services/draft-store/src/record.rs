@@ -70,6 +70,8 @@ pub(crate) enum RecordKind {
     Revision = b'v',
     /// [`replication::StreamErasureRecord`], one per erasure that came by the stream.
     StreamErasure = b'g',
+    /// [`replication::CheckpointsRecord`], one if the store is a replica, and not while it joins.
+    Checkpoints = b'w',
 }
 
 impl RecordKind {
@@ -96,6 +98,7 @@ impl RecordKind {
             RecordKind::Outbox,
             RecordKind::Revision,
             RecordKind::StreamErasure,
+            RecordKind::Checkpoints,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)

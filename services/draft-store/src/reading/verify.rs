@@ -12,7 +12,7 @@ use crate::message::{head_bytes, text_checksum};
 use crate::reading::document_text::{Piece, TextError, read_document};
 use crate::reading::selection;
 use crate::record::replication::{
-    OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord,
+    CheckpointsRecord, OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord,
 };
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
@@ -159,6 +159,7 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::Outbox => codec::open::<OutboxRecord>(key, value).map(drop),
         RecordKind::Revision => codec::open::<RevisionRecord>(key, value).map(drop),
         RecordKind::StreamErasure => codec::open::<StreamErasureRecord>(key, value).map(drop),
+        RecordKind::Checkpoints => codec::open::<CheckpointsRecord>(key, value).map(drop),
     }
 }
 

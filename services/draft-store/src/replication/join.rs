@@ -76,6 +76,8 @@ pub(super) async fn join(
         })
     });
     let erasures: Vec<StreamErasureRecord> = erasures.collect();
+    let begun = session.writer.ask(|writer| writer.begin_joining());
+    begun.await.map_err(|_| stopped())?.map_err(joining)?;
     let noted = session
         .writer
         .ask(move |writer| writer.note_erasures(&erasures));

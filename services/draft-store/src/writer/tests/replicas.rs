@@ -1,10 +1,10 @@
 //! Replicas on one stream: random calls, lost acknowledgements, repetitions, restarts and old copies. At the end all
 //! are equal, and so are readers who moved between them.
 
+mod join;
+mod moves;
 mod op;
 mod reader;
-
-mod join;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;

@@ -108,6 +108,7 @@ impl Cluster {
         let erasures: Vec<_> = erasures.collect();
         let store = self.store(replica);
         let now_ms = store.now_ms;
+        store.run(|core, catalog| core.begin_joining(catalog, now_ms));
         store.run(|core, catalog| core.note_erasures(catalog, &erasures, now_ms));
         self.carry_out(replica);
         let mut kept = BTreeSet::new();

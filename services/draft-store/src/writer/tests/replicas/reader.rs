@@ -25,6 +25,9 @@ pub(super) struct Reader {
     /// The replica that it follows.
     pub(super) replica: usize,
     copies: [Copy; 2],
+    /// How often it had to begin anew, and changes that it has read.
+    pub(super) resets: usize,
+    pub(super) events: usize,
 }
 
 impl Reader {
@@ -32,6 +35,8 @@ impl Reader {
         Reader {
             replica,
             copies: Default::default(),
+            resets: 0,
+            events: 0,
         }
     }
 
@@ -50,7 +55,9 @@ impl Reader {
             let read = read_feed(shared, namespace, copy.cursor, tokens_max).unwrap();
             assert!(read.damaged.is_empty());
             let reply = read.reply;
+            self.events += reply.events.len();
             if reply.reset {
+                self.resets += usize::from(copy.cursor != FeedCursor::default());
                 copy.documents.clear();
                 copy.is_mixed = false;
             }
