@@ -122,7 +122,9 @@ fn program() -> anyhow::Result<PathBuf> {
         .chain([tools.join("usr/sbin"), PathBuf::from("/usr/sbin")])
         .map(|folder| folder.join("nats-server"))
         .find(|program| program.exists())
-        .context("nats-server is missing: tests/run unpacks it into target/tools, or set NATS_SERVER")
+        .context(
+            "nats-server is missing: tests/run unpacks it into target/tools, or set NATS_SERVER",
+        )
 }
 
 /// The version of the server's program, in its own words.

@@ -72,6 +72,8 @@ pub(crate) enum RecordKind {
     StreamErasure = b'g',
     /// [`replication::CheckpointsRecord`], one if the store is a replica, and not while it joins.
     Checkpoints = b'w',
+    /// [`replication::LastMessageRecord`], one per namespace of which a replica has applied a message.
+    LastMessage = b'l',
 }
 
 impl RecordKind {
@@ -99,6 +101,7 @@ impl RecordKind {
             RecordKind::Revision,
             RecordKind::StreamErasure,
             RecordKind::Checkpoints,
+            RecordKind::LastMessage,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)

@@ -105,9 +105,9 @@ impl Catalog {
         }
         let moves = &self.replication.moves;
         let position = moves.resume(namespace, seen.sequence, self.settled_head())?;
-        // Tombstones before the floor are lost.
+        // Tombstones before the floor are lost, and reading from the beginning is no resumption.
         let is_kept = position >= self.feed_record(namespace).floor;
-        is_kept.then_some(position)
+        (position > 0 && is_kept).then_some(position)
     }
 
     /// The last sequence, or the one before the oldest change that is not in the stream.

@@ -8,8 +8,8 @@ use crate::catalog::state::Catalog;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::replication::{
-    CheckpointsRecord, OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord,
-    outbox_key, outbox_number_of,
+    CheckpointsRecord, LastMessageRecord, OutboxRecord, PositionRecord, RevisionRecord,
+    StreamErasureRecord, outbox_key, outbox_number_of,
 };
 use crate::record::{
     self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, MarksRecord,
@@ -163,6 +163,20 @@ fn load_replication(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(
         is_kept
     };
     each(log, RecordKind::Checkpoints, loaded, |_| Some(()), visit)?;
+    let visit = |loaded: &mut LoadedCatalog, namespace, record: Option<LastMessageRecord>| {
+        let record = record.filter(|_| loaded.catalog.namespaces.contains_key(&namespace));
+        let is_kept = record.is_some();
+        if let Some(LastMessageRecord(sequence)) = record {
+            loaded
+                .catalog
+                .replication
+                .moves
+                .applied(namespace, sequence);
+        }
+        is_kept
+    };
+    let kind = RecordKind::LastMessage;
+    each(log, kind, loaded, record::namespace_of, visit)?;
     let visit = |loaded: &mut LoadedCatalog, number, record: Option<OutboxRecord>| {
         let is_kept = record.is_some();
         if let Some(record) = record {

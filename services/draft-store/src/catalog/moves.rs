@@ -9,8 +9,8 @@
 //! that. So a checkpoint is never later than the oldest change that the stream had not brought back by then.
 //!
 //! The checkpoints are stored every few seconds, with the position in the stream. A replica that opens its log adds
-//! the moment at which it ended. So a reader can move to one that was just restarted, also with a namespace in which
-//! nothing has happened for long. A record for each was rejected: it would grow with the writes.
+//! the moment at which it ended. So a reader can move to one that was just restarted. The last message of each
+//! namespace is stored as well, so a reader of one in which nothing has happened for long has everything.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,7 +22,8 @@ use crate::record::replication::{Checkpoint, CheckpointsRecord};
 /// that much once more.
 const INTERVAL_MS: u64 = 200;
 
-/// Older checkpoints are further apart: by one part in this many of their age.
+/// Older checkpoints are further apart: by one part in this many of their age. A reader who comes later gets more
+/// once more.
 const AGE_SHARE: u64 = 8;
 
 /// Most checkpoints, which is an hour of them at least, and days as a rule. They fit into one record.
@@ -94,7 +95,8 @@ impl Moves {
     /// Notes that all messages up to `stream` are applied. `feed` is the last sequence of the feed, or the one before
     /// the oldest change in the outbox.
     pub(crate) fn passed(&mut self, stream: u64, feed: u64, now_ms: u64) {
-        if !self.is_current {
+        let is_known = |last: &Checkpoint| (last.stream, last.feed) == (stream, feed);
+        if !self.is_current || self.checkpoints.back().is_some_and(is_known) {
             return;
         }
         // The last checkpoint gives way while others are near. So after a quiet moment it is the last message before.
@@ -139,6 +141,11 @@ impl Moves {
         }
         drop(checkpoints);
         self.checkpoints = kept;
+    }
+
+    /// The namespaces of which a message was applied since [`Self::begin`].
+    pub(crate) fn namespaces(&self) -> impl Iterator<Item = NamespaceId> {
+        self.last.keys().copied()
     }
 
     /// Whether the checkpoints are to be stored now, and then notes that they are.

@@ -12,7 +12,8 @@ use crate::message::{head_bytes, text_checksum};
 use crate::reading::document_text::{Piece, TextError, read_document};
 use crate::reading::selection;
 use crate::record::replication::{
-    CheckpointsRecord, OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord,
+    CheckpointsRecord, LastMessageRecord, OutboxRecord, PositionRecord, RevisionRecord,
+    StreamErasureRecord,
 };
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
@@ -160,6 +161,7 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::Revision => codec::open::<RevisionRecord>(key, value).map(drop),
         RecordKind::StreamErasure => codec::open::<StreamErasureRecord>(key, value).map(drop),
         RecordKind::Checkpoints => codec::open::<CheckpointsRecord>(key, value).map(drop),
+        RecordKind::LastMessage => codec::open::<LastMessageRecord>(key, value).map(drop),
     }
 }
 

@@ -66,6 +66,10 @@ pub(crate) struct Checkpoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct CheckpointsRecord(pub(crate) Vec<Checkpoint>);
 
+/// Sequence of the last message of a namespace that was applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct LastMessageRecord(pub(crate) u64);
+
 impl OutboxRecord {
     /// The record of a changed document.
     pub(crate) fn document(of: DocumentKey) -> Self {

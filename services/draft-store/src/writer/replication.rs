@@ -1,16 +1,16 @@
 //! The core of a replica, which applies messages of the stream and keeps its outbox.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use crate::catalog::{Catalog, EntryVersion, SentText};
 use crate::log::LogError;
 use crate::message::StreamMessage;
 use crate::record::replication::{
-    OutboxRecord, PositionRecord, StreamErasureRecord, checkpoints_key, outbox_key, position_key,
-    stream_erasure_key,
+    LastMessageRecord, OutboxRecord, PositionRecord, StreamErasureRecord, checkpoints_key,
+    outbox_key, position_key, stream_erasure_key,
 };
-use crate::record::{DocumentKey, SegmentId};
+use crate::record::{DocumentKey, RecordKind, SegmentId, namespace_key};
 use crate::segments::ReceivedSegment;
 use crate::writer::core::{DAY_MS, WriterCore};
 use crate::writer::outcome::CommitOutcome;
@@ -133,6 +133,7 @@ impl WriterCore {
         let mut edit = self.edit(catalog, now_ms);
         let before = edit.catalog.replication.position.unwrap_or_default();
         let mut position = PositionRecord { stream, ..before };
+        let mut namespaces = BTreeSet::new();
         for (sequence, message) in messages {
             if *sequence <= position.sequence {
                 edit.outcome.repeated_messages += 1;
@@ -143,6 +144,7 @@ impl WriterCore {
                 if let Some(namespace) = message.namespace() {
                     let moves = &mut edit.catalog.replication.moves;
                     moves.applied(namespace, *sequence);
+                    namespaces.insert(namespace);
                 }
             }
             position = PositionRecord {
@@ -162,6 +164,10 @@ impl WriterCore {
         let settled_head = edit.catalog.settled_head();
         let moves = &mut edit.catalog.replication.moves;
         moves.passed(position.sequence, settled_head, now_ms);
+        for namespace in namespaces {
+            let key = namespace_key(RecordKind::LastMessage, namespace);
+            repairs.put_record(key, &LastMessageRecord(moves.seen(namespace)));
+        }
         // They are stored with the position, so that none is ever later than that.
         if moves.take_due(now_ms) {
             repairs.put_record(checkpoints_key(), &moves.record());
@@ -269,6 +275,10 @@ impl WriterCore {
         edit.batch.merge(repairs);
         edit.batch.put_record(position_key(), &position);
         edit.batch.remove(checkpoints_key());
+        for namespace in edit.catalog.replication.moves.namespaces() {
+            edit.batch
+                .remove(namespace_key(RecordKind::LastMessage, namespace));
+        }
         edit.catalog.replication.position = Some(position);
         edit.catalog.replication.moves.begin(position.sequence);
         self.commit(edit, now_ms)

@@ -87,12 +87,27 @@ impl Reader {
         caught_up
     }
 
-    pub(super) fn texts(&self) -> BTreeMap<DocumentKey, Vec<TokenId>> {
+    /// Checks that it has the documents of its store, by their epochs and texts. A reader who moved may have a later
+    /// state of one: it was only in a store that has removed it since, or lost it.
+    pub(super) fn check(&self, stored: &BTreeMap<DocumentKey, (u64, Vec<TokenId>)>) {
         let copies = self.copies.iter();
-        let documents = copies.flat_map(|copy| &copy.documents);
-        documents
-            .map(|(key, (_, text))| (*key, text.clone()))
-            .collect()
+        let documents = copies.flat_map(|copy| {
+            let documents = copy.documents.iter();
+            documents.map(|(key, document)| (*key, (copy.is_mixed, document)))
+        });
+        let read: BTreeMap<_, _> = documents.collect();
+        assert!(read.keys().eq(stored.keys()), "{read:?} of {stored:?}");
+        for (key, (is_mixed, (epoch, text))) in read {
+            let (stored_epoch, stored) = &stored[&key];
+            let is_later = match is_mixed {
+                true => epoch > stored_epoch || epoch == stored_epoch && text.starts_with(stored),
+                false => false,
+            };
+            assert!(
+                is_later || (epoch, text) == (stored_epoch, stored),
+                "{key:?}: {epoch} {text:?}, and the store has {stored_epoch} {stored:?}"
+            );
+        }
     }
 }
 
