@@ -54,6 +54,10 @@ pub(crate) async fn moves_between_stores(cluster: &mut Cluster) -> anyhow::Resul
             let failed = |error: anyhow::Error| format!("{error:#}");
             let sums = all_sums(cluster).await.map_err(failed)?;
             let documents = 2 * chats.count();
+            let worker = read(&cluster.mesh.scrape(WORKER).await.map_err(failed)?);
+            if worker.documents != documents as f64 {
+                return Err(format!("the worker has {worker:?}"));
+            }
             if sums.iter().flatten().any(|sum| sum.documents != documents)
                 || sums.iter().any(Vec::is_empty)
             {

@@ -88,12 +88,12 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
     for sealed in segments {
         match sealed.check() {
             Ok(()) => reply.records += u64::from(sealed.documents()),
+            // It was merged or rewritten since it was listed, and its file is deleted.
+            Err(_) if !is_mounted(shared, sealed.id) => {}
             Err(LogError::Corrupt(why)) => {
                 let what = format!("segment {} of namespace {}", sealed.id, sealed.namespace);
                 note(reply, what, why);
             }
-            // Merged since it was listed. Another refusal of the disk is reported below.
-            Err(LogError::Refused(_)) if !is_mounted(shared, sealed.id) => {}
             Err(error) => return Err(unavailable().with_detail(error)),
         }
     }
