@@ -20,6 +20,7 @@ use crate::record::{
     MarksRecord, NamespaceRecord, RecordKind, SegmentId, SegmentRecord, StateRecord, StoreRecord,
     TombstoneRecord, document_of, finish_code, piece_start_of,
 };
+use crate::segments::SegmentFile;
 use crate::shared_store::{SharedStore, unavailable};
 
 /// Records that are checked under one lock.
@@ -86,16 +87,26 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
         open.catalog.segments().files().cloned().collect()
     };
     for sealed in segments {
-        match sealed.check() {
-            Ok(()) => reply.records += u64::from(sealed.documents()),
-            // It was merged or rewritten since it was listed, and its file is deleted.
-            Err(_) if !is_mounted(shared, sealed.id) => {}
-            Err(LogError::Corrupt(why)) => {
-                let what = format!("segment {} of namespace {}", sealed.id, sealed.namespace);
-                note(reply, what, why);
-            }
-            Err(error) => return Err(unavailable().with_detail(error)),
+        verify_segment(shared, &sealed, reply)?;
+    }
+    Ok(())
+}
+
+/// Checks a segment that was mounted a moment ago.
+pub(crate) fn verify_segment(
+    shared: &SharedStore,
+    sealed: &SegmentFile,
+    reply: &mut VerifyReply,
+) -> Result<(), ApiError> {
+    match sealed.check() {
+        Ok(()) => reply.records += u64::from(sealed.documents()),
+        // It was merged or rewritten since then, and its file is deleted.
+        Err(_) if !is_mounted(shared, sealed.id) => {}
+        Err(LogError::Corrupt(why)) => {
+            let what = format!("segment {} of namespace {}", sealed.id, sealed.namespace);
+            note(reply, what, why);
         }
+        Err(error) => return Err(unavailable().with_detail(error)),
     }
     Ok(())
 }
