@@ -398,6 +398,7 @@ impl<'a> Damage<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ROUNDS, SEED};
 
     #[test]
     fn every_kind_of_fault_is_drawn_before_one_is_drawn_again() {
@@ -408,6 +409,18 @@ mod tests {
                 .collect();
             assert!(KINDS.iter().all(|kind| drawn.contains(kind)), "{drawn:?}");
         }
+    }
+
+    #[test]
+    fn the_usual_rounds_have_every_kind_of_fault() {
+        let (mut deck, mut rng) = (Deck::new(true), Rng::with_seed(SEED));
+        let mut drawn = Vec::new();
+        for _ in 0..ROUNDS {
+            drawn.extend(deck.draw(&mut rng).into_iter().map(|fault| fault.kind));
+            // Each round draws the seed of its load after its faults.
+            rng.u64(..);
+        }
+        assert!(KINDS.iter().all(|kind| drawn.contains(kind)), "{drawn:?}");
     }
 
     #[test]
