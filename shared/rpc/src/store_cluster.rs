@@ -295,3 +295,72 @@ calls! {
     lookup: LookupRequest => LookupReply;
     acceptance_stats: AcceptanceStatsRequest => AcceptanceStatsReply;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    use refrain_protocol::shard::ReplicaEntry;
+    use refrain_service_kit::clocks::Clocks;
+
+    use super::*;
+
+    /// Answers one request: with the directory if it asks for that, and otherwise with an error. Returns its head.
+    fn answer(mut stream: &TcpStream, directory: &StoreDirectory) -> String {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.extend(byte);
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        let is_directory = head.contains("/directory");
+        let (status, body) = match is_directory {
+            true => ("200 OK", serde_json::to_string(directory).unwrap()),
+            false => ("404 Not Found", "{}".to_owned()),
+        };
+        let len = body.len();
+        let text = format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {len}\r\nconnection: close\r\n\r\n{body}"
+        );
+        stream.write_all(text.as_bytes()).unwrap();
+        head
+    }
+
+    #[tokio::test]
+    async fn a_replica_is_told_the_time_once_and_not_with_each_call() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let directory = StoreDirectory {
+            shards: 1,
+            shard: 0,
+            is_ready: true,
+            replicas: vec![ReplicaEntry {
+                url: url.clone(),
+                shard: 0,
+                is_ready: true,
+                sequence: 1,
+                lag: 0,
+            }],
+        };
+        let heads = Arc::new(Mutex::new(Vec::new()));
+        let seen = heads.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let head = answer(&stream.unwrap(), &directory);
+                lock(&seen).push(head);
+            }
+        });
+        let client = MeshClient::new("", &"0".repeat(64), Duration::from_secs(60)).unwrap();
+        let clocks = Clocks::new("worker", false, 60);
+        let cluster = StoreCluster::new(client.with_clocks(clocks), &[url]).unwrap();
+        for _ in 0..5 {
+            assert_eq!(cluster.stats().await.unwrap_err().kind, ErrorKind::NotFound);
+        }
+        let heads = lock(&heads);
+        let calls = heads.iter().filter(|head| head.contains("/stats"));
+        let with_time = heads.iter().filter(|head| head.contains("x-refrain-clock"));
+        assert_eq!((calls.count(), with_time.count()), (5, 1), "{heads:?}");
+    }
+}
