@@ -102,8 +102,8 @@ impl Drop for Broker {
     }
 }
 
-/// The server's program: the one that `NATS_SERVER` names, or the one that `tests/run` has unpacked for this test, or an
-/// installed one. After `kill -9` Debian's version 2.9 loses a stream's quorum now and then, so it comes last.
+/// The server's program: the one that `NATS_SERVER` names, or the one that `tests/run` has unpacked for this test, or
+/// an installed one. After `kill -9` Debian's version 2.9 loses a stream's quorum now and then, so it comes last.
 fn program() -> anyhow::Result<PathBuf> {
     if let Some(named) = std::env::var_os("NATS_SERVER") {
         let named = PathBuf::from(named);

@@ -126,7 +126,7 @@ fn state(update: &DocumentUpdate) -> State {
     }
 }
 
-/// What each store has, as it reports by itself.
+/// The documents of each store, as it reports them by itself.
 ///
 /// # Errors
 /// A store is damaged.

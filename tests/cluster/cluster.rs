@@ -182,7 +182,8 @@ impl Cluster {
             .set_cut(Node::Worker(worker), Node::Store(store), is_cut)
     }
 
-    /// Whether all processes are ready, and stores have sent and applied everything. Otherwise the text says what is missing.
+    /// Whether all processes are ready, and stores have sent and applied everything. Otherwise the text says what is
+    /// missing.
     pub(crate) async fn trouble(&self) -> Result<(), String> {
         for (number, store) in self.stores.iter().enumerate() {
             let failed = |error: anyhow::Error| format!("store {number}: {error:#}");

@@ -1,10 +1,10 @@
 //! A campaign of faults against replicas of the draft store and a mesh in front of them: three stores, three brokers
 //! as one NATS cluster, two gateways, the scheduler, and two workers with their engines.
 //!
-//! Each round has writers append documents and clients ask gateways, and one to three faults meanwhile. Clients are to
-//! get the right answers all the time (`clients.rs`). Then everything heals, and the replicas have to be equal and to
-//! have what they have acknowledged (`check.rs`). `CLUSTER_ROUNDS` is the number of rounds, and `CLUSTER_SEED` draws
-//! the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used. `NATS_SERVER` names another broker.
+//! Each round has writers append documents and clients ask gateways, and one to three faults meanwhile. Clients are
+//! to get the right answers all the time (`clients.rs`). Then everything heals, and the replicas have to be equal and
+//! to have what they have acknowledged (`check.rs`). `CLUSTER_ROUNDS` is the number of rounds, and `CLUSTER_SEED`
+//! draws the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used. `NATS_SERVER` names another broker.
 
 mod broker;
 mod check;
@@ -128,7 +128,7 @@ async fn campaign(cluster: &mut Cluster, rounds: usize, seed: u64) -> anyhow::Re
     Ok(())
 }
 
-/// What goes on over all rounds.
+/// The state that goes on over all rounds.
 struct Run {
     account: Account,
     tally: Tally,

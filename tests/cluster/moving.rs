@@ -12,7 +12,7 @@ use crate::network::NODES;
 /// The only worker that runs.
 const WORKER: usize = 0;
 
-/// What a worker has read from stores, and how often it has gone on at another one.
+/// The reads of a worker from stores, and how often it has gone on at another one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Read {
     take_overs: f64,

@@ -74,7 +74,7 @@ fn a_reader_may_be_ahead_of_a_replica_that_was_just_restarted() {
     let mut cluster = followed();
     append_and_apply(&mut cluster, 1, 2, &[0]);
     cluster.follow(0, 1 << 20);
-    // What only this replica has is not in the reader's copy.
+    // The reader's copy has nothing of a document that only this replica has.
     cluster.append(1, finished(update(3, 3, 0, &[8, 8])));
     cluster.reopen(1);
     cluster.readers[0].events = 0;
