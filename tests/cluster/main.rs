@@ -4,7 +4,8 @@
 //! Each round has writers append documents and clients ask gateways, and one to three faults meanwhile. Clients are
 //! to get the right answers all the time (`clients.rs`). Then everything heals, and the replicas have to be equal and
 //! to have what they have acknowledged (`check.rs`). `CLUSTER_ROUNDS` is the number of rounds, and `CLUSTER_SEED`
-//! draws the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used. `NATS_SERVER` names another broker.
+//! draws the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used. `NATS_SERVER` names another
+//! broker.
 
 mod broker;
 mod check;
