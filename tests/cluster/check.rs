@@ -126,7 +126,11 @@ fn state(update: &DocumentUpdate) -> State {
     }
 }
 
-async fn all_sums(cluster: &Cluster) -> anyhow::Result<Vec<Vec<NamespaceSum>>> {
+/// The documents of each store, as it reports them by itself.
+///
+/// # Errors
+/// A store is damaged.
+pub(crate) async fn all_sums(cluster: &Cluster) -> anyhow::Result<Vec<Vec<NamespaceSum>>> {
     let mut sums = Vec::new();
     for (number, store) in cluster.stores.iter().enumerate() {
         let reply = store.calls.verify().await?;

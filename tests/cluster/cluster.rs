@@ -1,4 +1,4 @@
-//! Three brokers and three stores as processes in one network.
+//! Three brokers, three stores and the mesh in front of them as processes in one network.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use refrain_service_kit::mesh::MeshConfig;
 use tempfile::TempDir;
 
 use crate::broker::Broker;
+use crate::mesh::Mesh;
 use crate::network::{NODES, Network, Node};
 use crate::store::{Calls, Store};
 
@@ -23,6 +24,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Cluster {
     pub(crate) stores: Vec<Store>,
     pub(crate) brokers: Vec<Broker>,
+    pub(crate) mesh: Mesh,
     pub(crate) network: Network,
     pub(crate) keys: MeshConfig,
     dir: TempDir,
@@ -52,6 +54,7 @@ impl Cluster {
         Ok(Cluster {
             stores,
             brokers,
+            mesh: Mesh::prepare(dir.path(), &network, &keys)?,
             network,
             keys,
             dir,
@@ -67,13 +70,37 @@ impl Cluster {
 
     /// Starts the processes that are not running.
     pub(crate) async fn start_missing(&mut self) -> anyhow::Result<()> {
+        self.start_all(|_| true).await
+    }
+
+    /// Starts all processes but the workers after the first, and their engines.
+    pub(crate) async fn start_with_one_worker(&mut self) -> anyhow::Result<()> {
+        self.start_all(|node| !matches!(node, Node::Worker(1..) | Node::Engine(1..)))
+            .await
+    }
+
+    async fn start_all(&mut self, is_wanted: impl Fn(Node) -> bool) -> anyhow::Result<()> {
         for number in 0..NODES {
             self.start_broker(number)?;
         }
         for number in 0..NODES {
             self.start_store(number).await?;
         }
+        for node in Mesh::nodes().filter(|node| is_wanted(*node)) {
+            self.start_node(node).await?;
+        }
         Ok(())
+    }
+
+    /// Starts a process of the mesh, unless it runs.
+    pub(crate) async fn start_node(&mut self, node: Node) -> anyhow::Result<()> {
+        self.mesh.start(node, &self.network).await
+    }
+
+    /// kill -9 of a process of the mesh, which must not have ended before.
+    pub(crate) async fn kill_node(&mut self, node: Node) -> anyhow::Result<()> {
+        self.check_running()?;
+        self.mesh.kill(node).await
     }
 
     pub(crate) fn start_broker(&mut self, number: usize) -> anyhow::Result<()> {
@@ -120,6 +147,9 @@ impl Cluster {
                 bail!("broker {number} ended by itself: {status}");
             }
         }
+        if let Some((node, status)) = self.mesh.ended() {
+            bail!("{node} ended by itself: {status}");
+        }
         Ok(())
     }
 
@@ -141,7 +171,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether all stores are ready, and have sent and applied everything. Otherwise the text says what is missing.
+    /// Cuts a worker off from a store, or connects it again.
+    pub(crate) fn set_worker_cut(
+        &self,
+        worker: usize,
+        store: usize,
+        is_cut: bool,
+    ) -> anyhow::Result<()> {
+        self.network
+            .set_cut(Node::Worker(worker), Node::Store(store), is_cut)
+    }
+
+    /// Whether all processes are ready, and stores have sent and applied everything. Otherwise the text says what is
+    /// missing.
     pub(crate) async fn trouble(&self) -> Result<(), String> {
         for (number, store) in self.stores.iter().enumerate() {
             let failed = |error: anyhow::Error| format!("store {number}: {error:#}");
@@ -160,7 +202,7 @@ impl Cluster {
                 ));
             }
         }
-        Ok(())
+        self.mesh.trouble().await
     }
 
     /// How often stores have applied their stream from the beginning, since brokers had lost or renumbered messages.
@@ -173,8 +215,9 @@ impl Cluster {
         Ok(restarts)
     }
 
-    /// Writes the output of all stores to the folder of the cluster and keeps it, for somebody to read.
+    /// Writes the output of all processes to the folder of the cluster and keeps it, for somebody to read.
     pub(crate) async fn keep(mut self) -> anyhow::Result<PathBuf> {
+        self.mesh.keep()?;
         for number in 0..NODES {
             self.stores[number].kill().await?;
             self.stores[number].keep()?;

@@ -9,10 +9,13 @@ use fastrand::Rng;
 use refrain_protocol::admin::EraseReply;
 use tokio::task::JoinHandle;
 
-use crate::cluster::{Cluster, PATIENCE, STORE_WITH_DISK};
+use crate::clients::Tally;
+use crate::cluster::{Cluster, PATIENCE, STORE_WITH_DISK, eventually};
 use crate::load::{Account, SESSIONS, session};
-use crate::network::NODES;
-use crate::store::TENANTS;
+use crate::mesh::Mesh;
+use crate::network::{GATEWAYS, NODES, Node, Port, WORKERS};
+use crate::redelivery::redeliver;
+use crate::store::{STREAM, TENANTS};
 
 /// Most faults of a round.
 const FAULTS_MAX: usize = 3;
@@ -22,6 +25,13 @@ const WORK: std::ops::Range<u64> = 20..80;
 
 /// How long a fault lasts at least, in milliseconds. Brokers notice a cut after about six seconds.
 const LASTS_MS: std::ops::Range<u64> = 0..9_000;
+
+/// How long a process of the mesh is gone at most. Gateways wait ten seconds for the scheduler, and it takes some to
+/// start.
+const MESH_LASTS_MAX: Duration = Duration::from_secs(3);
+
+/// Requests that clients are answered after a process of the mesh has come back.
+const ANSWERS: u64 = 6;
 
 /// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +45,18 @@ pub(crate) enum Kind {
     OldCopy,
     LostDisk,
     Erase,
+    /// Messages of the stream come again, in another order.
+    Redeliver,
+    KillGateway,
+    KillScheduler,
+    KillWorker,
+    KillEngine,
+    /// A worker is cut off from one store.
+    CutWorker,
 }
 
-const KINDS: [Kind; 9] = [
+/// All kinds.
+pub(crate) const KINDS: [Kind; 15] = [
     Kind::CutStore,
     Kind::CutBroker,
     Kind::KillStore,
@@ -47,14 +66,22 @@ const KINDS: [Kind; 9] = [
     Kind::OldCopy,
     Kind::LostDisk,
     Kind::Erase,
+    Kind::Redeliver,
+    Kind::KillGateway,
+    Kind::KillScheduler,
+    Kind::KillWorker,
+    Kind::KillEngine,
+    Kind::CutWorker,
 ];
 
 /// A fault with all that was drawn for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
-    /// The store or broker that it hits.
+    /// The store, broker, gateway or worker that it hits.
     node: usize,
+    /// The store from which a worker is cut off.
+    other: usize,
     /// Whether it ends before the next one begins.
     ends_early: bool,
     /// Whether a copy is made of the data of a store that is killed.
@@ -70,7 +97,8 @@ impl fmt::Display for Fault {
         write!(f, "{:?} of {}", self.kind, self.node)?;
         match self.kind {
             Kind::Erase => write!(f, " (tenant and session {:?})", self.erased),
-            Kind::RestartAll => Ok(()),
+            Kind::RestartAll | Kind::Redeliver => Ok(()),
+            Kind::CutWorker => write!(f, " from store {} for {:?}", self.other, self.lasts),
             _ => write!(f, " for {:?}", self.lasts),
         }?;
         f.write_str(if self.ends_early { "" } else { ", to the end" })
@@ -110,17 +138,40 @@ impl Deck {
                 None => {}
             }
         };
+        let lasts = Duration::from_millis(rng.u64(LASTS_MS));
+        let is_of_mesh = kind.node_of_mesh(0).is_some();
         Fault {
             kind,
             node: match kind {
                 Kind::FullDisk => STORE_WITH_DISK,
+                Kind::KillScheduler => 0,
+                Kind::KillGateway => rng.usize(..GATEWAYS),
+                Kind::KillWorker | Kind::KillEngine | Kind::CutWorker => rng.usize(..WORKERS),
                 _ => rng.usize(..NODES),
             },
-            ends_early: rng.bool(),
+            other: rng.usize(..NODES),
+            // With all workers gone for long, requests would be refused, and rightly so.
+            ends_early: rng.bool() || is_of_mesh,
             saves_copy: rng.bool(),
             erased: (rng.usize(..TENANTS), rng.usize(..SESSIONS)),
             work: rng.u64(WORK),
-            lasts: Duration::from_millis(rng.u64(LASTS_MS)),
+            lasts: match is_of_mesh {
+                true => lasts.min(MESH_LASTS_MAX),
+                false => lasts,
+            },
+        }
+    }
+}
+
+impl Kind {
+    /// The process of the mesh that is killed.
+    fn node_of_mesh(self, number: usize) -> Option<Node> {
+        match self {
+            Kind::KillGateway => Some(Node::Gateway(number)),
+            Kind::KillScheduler => Some(Node::Scheduler),
+            Kind::KillWorker => Some(Node::Worker(number)),
+            Kind::KillEngine => Some(Node::Engine(number)),
+            _ => None,
         }
     }
 }
@@ -150,17 +201,30 @@ impl Erasure {
 pub(crate) struct Damage<'a> {
     cluster: &'a mut Cluster,
     account: &'a Account,
+    tally: &'a Tally,
     round: usize,
+    rng: Rng,
     pub(crate) erasures: Vec<Erasure>,
+    /// Messages that came once more.
+    pub(crate) redelivered: usize,
 }
 
 impl<'a> Damage<'a> {
-    pub(crate) fn new(cluster: &'a mut Cluster, account: &'a Account, round: usize) -> Damage<'a> {
+    pub(crate) fn new(
+        cluster: &'a mut Cluster,
+        account: &'a Account,
+        tally: &'a Tally,
+        round: usize,
+        seed: u64,
+    ) -> Damage<'a> {
         Damage {
             cluster,
             account,
+            tally,
             round,
+            rng: Rng::with_seed(seed),
             erasures: Vec::new(),
+            redelivered: 0,
         }
     }
 
@@ -170,13 +234,31 @@ impl<'a> Damage<'a> {
         self.begin(fault)
             .await
             .with_context(|| format!("{fault} did not begin"))?;
-        self.work(fault.work, fault.lasts).await;
+        match fault.kind.node_of_mesh(fault.node) {
+            Some(_) => tokio::time::sleep(fault.lasts).await,
+            None => self.work(fault.work, fault.lasts).await,
+        }
         if fault.ends_early {
             self.end(fault)
                 .await
                 .with_context(|| format!("{fault} did not end"))?;
         }
+        if fault.kind.node_of_mesh(fault.node).is_some() {
+            self.serve().await?;
+        }
         Ok(())
+    }
+
+    /// Waits until clients have got some answers.
+    async fn serve(&self) -> anyhow::Result<()> {
+        let wanted = self.tally.answered() + ANSWERS;
+        eventually("clients are answered", async || {
+            match self.tally.answered() {
+                answered if answered >= wanted => Ok(()),
+                answered => Err(format!("{answered} of {wanted} answers")),
+            }
+        })
+        .await
     }
 
     /// Ends a fault. It may have ended before.
@@ -193,7 +275,14 @@ impl<'a> Damage<'a> {
             Kind::KillStore | Kind::OldCopy | Kind::LostDisk => {
                 cluster.start_store(fault.node).await
             }
-            Kind::RestartAll | Kind::Erase => Ok(()),
+            Kind::CutWorker => cluster.set_worker_cut(fault.node, fault.other, false),
+            Kind::KillGateway | Kind::KillScheduler | Kind::KillWorker | Kind::KillEngine => {
+                match fault.kind.node_of_mesh(fault.node) {
+                    Some(node) => cluster.start_node(node).await,
+                    None => Ok(()),
+                }
+            }
+            Kind::RestartAll | Kind::Erase | Kind::Redeliver => Ok(()),
         }
     }
 
@@ -215,6 +304,9 @@ impl<'a> Damage<'a> {
                 }
             }
             Kind::RestartAll => {
+                for node in Mesh::nodes() {
+                    self.cluster.kill_node(node).await?;
+                }
                 for number in 0..NODES {
                     self.cluster.kill_store(number).await?;
                     self.cluster.kill_broker(number)?;
@@ -231,6 +323,20 @@ impl<'a> Damage<'a> {
             Kind::Erase => {
                 self.erase(fault);
                 Ok(())
+            }
+            Kind::Redeliver => {
+                let broker = Node::Broker(node);
+                let broker = self.cluster.network.listen(broker, Port::Clients);
+                let url = format!("nats://{broker}");
+                self.redelivered += redeliver(&url, STREAM, &mut self.rng).await;
+                Ok(())
+            }
+            Kind::CutWorker => self.cluster.set_worker_cut(node, fault.other, true),
+            Kind::KillGateway | Kind::KillScheduler | Kind::KillWorker | Kind::KillEngine => {
+                match fault.kind.node_of_mesh(node) {
+                    Some(node) => self.cluster.kill_node(node).await,
+                    None => Ok(()),
+                }
             }
         }
     }
@@ -292,6 +398,7 @@ impl<'a> Damage<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ROUNDS, SEED};
 
     #[test]
     fn every_kind_of_fault_is_drawn_before_one_is_drawn_again() {
@@ -302,6 +409,18 @@ mod tests {
                 .collect();
             assert!(KINDS.iter().all(|kind| drawn.contains(kind)), "{drawn:?}");
         }
+    }
+
+    #[test]
+    fn the_usual_rounds_have_every_kind_of_fault() {
+        let (mut deck, mut rng) = (Deck::new(true), Rng::with_seed(SEED));
+        let mut drawn = Vec::new();
+        for _ in 0..ROUNDS {
+            drawn.extend(deck.draw(&mut rng).into_iter().map(|fault| fault.kind));
+            // Each round draws the seed of its load after its faults.
+            rng.u64(..);
+        }
+        assert!(KINDS.iter().all(|kind| drawn.contains(kind)), "{drawn:?}");
     }
 
     #[test]

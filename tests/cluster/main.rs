@@ -1,18 +1,25 @@
-//! A campaign of faults against replicas of the draft store: three stores, and three brokers as one NATS cluster.
+//! A campaign of faults against replicas of the draft store and a mesh in front of them: three stores, three brokers
+//! as one NATS cluster, two gateways, the scheduler, and two workers with their engines.
 //!
-//! Each round has writers append documents, and one to three faults meanwhile. Then everything heals, and the
-//! replicas have to be equal and to have what they have acknowledged (`check.rs`). `CLUSTER_ROUNDS` is the number of
-//! rounds, and `CLUSTER_SEED` draws the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used.
+//! Each round has writers append documents and clients ask gateways, and one to three faults meanwhile. Clients are
+//! to get the right answers all the time (`clients.rs`). Then everything heals, and the replicas have to be equal and
+//! to have what they have acknowledged (`check.rs`). `CLUSTER_ROUNDS` is the number of rounds, and `CLUSTER_SEED`
+//! draws the faults. With `CLUSTER_NETWORK=relays` no network namespaces are used. `NATS_SERVER` names another
+//! broker.
 
 mod broker;
 mod check;
+mod clients;
 mod cluster;
 mod disk;
 mod faults;
 mod ledger;
 mod load;
+mod mesh;
+mod moving;
 mod namespaces;
 mod network;
+mod redelivery;
 mod relays;
 mod store;
 
@@ -23,12 +30,15 @@ use anyhow::{Context as _, ensure};
 use fastrand::Rng;
 
 use crate::check::{Checked, check, compare_by_command};
+use crate::clients::{Chats, Clients, Tally};
 use crate::cluster::{Cluster, eventually};
-use crate::faults::{Damage, Deck, Erasure, Fault};
+use crate::faults::{Damage, Deck, Erasure, Fault, KINDS};
 use crate::load::{Account, Load};
+use crate::moving::moves_between_stores;
 
-const ROUNDS: usize = 5;
-const SEED: u64 = 1;
+/// With these, every kind of fault occurs.
+const ROUNDS: usize = 6;
+const SEED: u64 = 46;
 
 fn variable<T: FromStr>(name: &str, default: T) -> anyhow::Result<T> {
     match std::env::var(name) {
@@ -46,7 +56,10 @@ async fn replicas_end_equal_and_keep_their_promises_after_faults() -> anyhow::Re
     let seed = variable("CLUSTER_SEED", SEED)?;
     let network = std::env::var("CLUSTER_NETWORK").unwrap_or_default();
     let mut cluster = Cluster::prepare(network != "relays").await?;
-    eprintln!("cluster: {rounds} rounds with CLUSTER_SEED={seed}");
+    eprintln!(
+        "cluster: {rounds} rounds with CLUSTER_SEED={seed} and {}",
+        broker::version()?
+    );
     match campaign(&mut cluster, rounds, seed).await {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -62,9 +75,16 @@ async fn replicas_end_equal_and_keep_their_promises_after_faults() -> anyhow::Re
 
 async fn campaign(cluster: &mut Cluster, rounds: usize, seed: u64) -> anyhow::Result<()> {
     let began = Instant::now();
+    cluster.start_with_one_worker().await?;
+    eventually("all processes are ready", async || cluster.trouble().await).await?;
+    let chats = moves_between_stores(cluster).await?;
     cluster.start_missing().await?;
-    eventually("all stores are ready", async || cluster.trouble().await).await?;
-    let account = Account::default();
+    let mut run = Run {
+        account: Account::default(),
+        tally: Tally::default(),
+        chats,
+        redelivered: 0,
+    };
     let has_disk = cluster.stores.iter().any(|store| store.disk.is_some());
     let (mut deck, mut rng) = (Deck::new(has_disk), Rng::with_seed(seed));
     let mut replicated = 0;
@@ -72,15 +92,16 @@ async fn campaign(cluster: &mut Cluster, rounds: usize, seed: u64) -> anyhow::Re
         let faults = deck.draw(&mut rng);
         let names: Vec<String> = faults.iter().map(Fault::to_string).collect();
         let names = format!("round {number}: {}", names.join("; "));
-        let (before, refused) = (account.acknowledged(), account.refused());
-        let checked = round(cluster, &account, number, rng.u64(..), &faults).await;
+        let before = run.counts();
+        let checked = run.round(cluster, number, rng.u64(..), &faults).await;
         let checked = checked.with_context(|| names.clone())?;
         replicated += checked.replicated;
+        let [acknowledged, refused, answered, cut_off] =
+            std::array::from_fn(|at| run.counts()[at] - before[at]);
         eprintln!(
-            "cluster: {names}: {} appends acknowledged, {} refused; {} documents were promised as replicated, {} as \
-             local; there are {} at {} s{}",
-            account.acknowledged() - before,
-            account.refused() - refused,
+            "cluster: {names}: {acknowledged} appends acknowledged, {refused} refused; {answered} requests answered, \
+             {cut_off} cut off with their gateways; {} documents were promised as replicated, {} as local; there are \
+             {} at {} s{}",
             checked.replicated,
             checked.local,
             checked.documents,
@@ -92,37 +113,78 @@ async fn campaign(cluster: &mut Cluster, rounds: usize, seed: u64) -> anyhow::Re
         );
     }
     compare_by_command(cluster).await?;
+    let [_, refused, answered, cut_off] = run.counts();
     ensure!(
-        replicated > 0 && account.refused() > 0,
-        "{replicated} documents were replicated, and {} appends refused: the faults had no effect",
-        account.refused()
+        replicated > 0 && refused > 0 && answered > 0,
+        "{replicated} documents were replicated, {refused} appends refused, and {answered} requests answered: the \
+         faults had no effect"
     );
+    // Each kind of fault has come by then.
+    ensure!(
+        rounds < KINDS.len() || run.redelivered > 0 && cut_off > 0,
+        "{} messages came again, and {cut_off} requests were cut off",
+        run.redelivered
+    );
+    eprintln!("cluster: {} messages came again", run.redelivered);
     Ok(())
 }
 
-/// Load, faults, healing, and the check.
-async fn round(
-    cluster: &mut Cluster,
-    account: &Account,
-    number: usize,
-    seed: u64,
-    faults: &[Fault],
-) -> anyhow::Result<Checked> {
-    let load = Load::start(&cluster.calls(), account, number, seed)?;
-    let mut damage = Damage::new(cluster, account, number);
-    for fault in faults {
-        damage.strike(fault).await?;
+/// The state that goes on over all rounds.
+struct Run {
+    account: Account,
+    tally: Tally,
+    chats: Chats,
+    /// Messages of the stream that came again.
+    redelivered: usize,
+}
+
+impl Run {
+    /// Appends that were acknowledged and refused, and requests that were answered and cut off, so far.
+    fn counts(&self) -> [u64; 4] {
+        [
+            self.account.acknowledged(),
+            self.account.refused(),
+            self.tally.answered(),
+            self.tally.cut_off(),
+        ]
     }
-    for fault in faults {
-        damage.end(fault).await?;
+
+    /// Load, faults, healing, and the check.
+    async fn round(
+        &mut self,
+        cluster: &mut Cluster,
+        number: usize,
+        seed: u64,
+        faults: &[Fault],
+    ) -> anyhow::Result<Checked> {
+        let Run {
+            account,
+            tally,
+            chats,
+            ..
+        } = self;
+        let load = Load::start(&cluster.calls(), account, number, seed)?;
+        let mut clients = Clients::start(&cluster.mesh, chats, tally, seed);
+        let mut damage = Damage::new(cluster, account, tally, number, seed);
+        for fault in faults {
+            let struck = damage.strike(fault).await;
+            // Clients that have lost a request say more than those that wait for their answers.
+            clients.check()?;
+            struck?;
+        }
+        for fault in faults {
+            damage.end(fault).await?;
+        }
+        let erasures = std::mem::take(&mut damage.erasures);
+        self.redelivered += damage.redelivered;
+        load.stop().await?;
+        clients.stop().await?;
+        cluster.check_running()?;
+        for erasure in erasures {
+            complete(cluster, account, erasure).await?;
+        }
+        check(cluster, account, number).await
     }
-    let erasures = std::mem::take(&mut damage.erasures);
-    load.stop().await?;
-    cluster.check_running()?;
-    for erasure in erasures {
-        complete(cluster, account, erasure).await?;
-    }
-    check(cluster, account, number).await
 }
 
 /// Waits for an erasure. One that failed, or that its store has lost with its disk, is repeated until it is done.

@@ -66,6 +66,10 @@ impl Namespaces {
         let host = match node {
             Node::Store(number) => 1 + number as u8,
             Node::Broker(number) => 101 + number as u8,
+            Node::Scheduler => 50,
+            Node::Gateway(number) => 51 + number as u8,
+            Node::Worker(number) => 61 + number as u8,
+            Node::Engine(number) => 71 + number as u8,
         };
         let port = match port {
             Port::Calls => 8_203,
@@ -98,18 +102,20 @@ impl Drop for Namespaces {
 }
 
 fn name(process: u32, node: Node) -> String {
-    match node {
-        Node::Store(number) => format!("refrain-{process}-store-{number}"),
-        Node::Broker(number) => format!("refrain-{process}-broker-{number}"),
-    }
+    format!("refrain-{process}-{node}")
 }
 
 /// The bridge's end of a namespace's interface. Such names have at most 15 bytes.
 fn link(process: u32, node: Node) -> String {
-    match node {
-        Node::Store(number) => format!("rf{process}s{number}"),
-        Node::Broker(number) => format!("rf{process}b{number}"),
-    }
+    let (letter, number) = match node {
+        Node::Store(number) => ('s', number),
+        Node::Broker(number) => ('b', number),
+        Node::Scheduler => ('d', 0),
+        Node::Gateway(number) => ('g', number),
+        Node::Worker(number) => ('w', number),
+        Node::Engine(number) => ('e', number),
+    };
+    format!("rf{process}{letter}{number}")
 }
 
 fn bridge(process: u32) -> String {

@@ -1,27 +1,52 @@
-//! The network between stores and brokers, in which any two processes can be cut off from each other.
+//! The network of all processes, in which any two can be cut off from each other.
 //!
 //! As root each process has a network namespace of its own, so that packets are lost as between machines. Where that
 //! is not possible, all connections go through relays on the loopback interface. Nothing passes a relay that is cut.
 
+use std::fmt;
 use std::net::SocketAddr;
 
+use crate::mesh::Mesh;
 use crate::namespaces::Namespaces;
 use crate::relays::Relays;
 
 /// Number of stores, and of brokers.
 pub(crate) const NODES: usize = 3;
 
+/// Number of gateways.
+pub(crate) const GATEWAYS: usize = 2;
+
+/// Number of workers, each of which has an engine of its own.
+pub(crate) const WORKERS: usize = 2;
+
 /// A process of the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Node {
     Store(usize),
     Broker(usize),
+    Scheduler,
+    Gateway(usize),
+    Worker(usize),
+    Engine(usize),
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Node::Store(number) => write!(f, "store-{number}"),
+            Node::Broker(number) => write!(f, "broker-{number}"),
+            Node::Scheduler => f.write_str("scheduler"),
+            Node::Gateway(number) => write!(f, "gateway-{number}"),
+            Node::Worker(number) => write!(f, "worker-{number}"),
+            Node::Engine(number) => write!(f, "engine-{number}"),
+        }
+    }
 }
 
 /// The purpose of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Port {
-    /// A store's callers.
+    /// Callers over HTTP.
     Calls,
     /// A broker's clients.
     Clients,
@@ -33,13 +58,15 @@ impl Node {
     /// All processes.
     pub(crate) fn all() -> impl Iterator<Item = Node> {
         let stores = (0..NODES).map(Node::Store);
-        stores.chain((0..NODES).map(Node::Broker))
+        stores
+            .chain((0..NODES).map(Node::Broker))
+            .chain(Mesh::nodes())
     }
 
     pub(crate) fn ports(self) -> &'static [Port] {
         match self {
-            Node::Store(_) => &[Port::Calls],
             Node::Broker(_) => &[Port::Clients, Port::Routes],
+            _ => &[Port::Calls],
         }
     }
 }

@@ -7,7 +7,7 @@ use e2e::free_addr;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::network::{NODES, Node, Port};
+use crate::network::{NODES, Node, Port, WORKERS};
 
 /// A connection is made by the first process to the second.
 type Link = (Node, Node);
@@ -41,6 +41,12 @@ impl Relays {
             for (from, port) in stores.chain(brokers) {
                 let relay = Relay::start(listen[&(broker, port)]).await?;
                 links.insert((from, broker), relay);
+            }
+        }
+        for store in (0..NODES).map(Node::Store) {
+            for worker in (0..WORKERS).map(Node::Worker) {
+                let relay = Relay::start(listen[&(store, Port::Calls)]).await?;
+                links.insert((worker, store), relay);
             }
         }
         Ok(Relays { listen, links })

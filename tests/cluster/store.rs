@@ -19,6 +19,9 @@ use toml::{Table, Value};
 use crate::disk::SmallDisk;
 use crate::network::{NODES, Network, Node, Port};
 
+/// The stream of the only shard.
+pub(crate) const STREAM: &str = "refrain-0";
+
 /// Tenants of the documents.
 pub(crate) const TENANTS: usize = 2;
 
@@ -243,11 +246,23 @@ impl Calls {
         tenant: usize,
         session: &str,
     ) -> anyhow::Result<EraseReply> {
-        let request = EraseRequest {
+        self.erase(EraseRequest {
             tenant: Some(namespace(tenant).tenant),
             session: Some(session.to_owned()),
             ..EraseRequest::default()
-        };
+        })
+        .await
+    }
+
+    pub(crate) async fn erase_tenant(&self, tenant: &str) -> anyhow::Result<EraseReply> {
+        self.erase(EraseRequest {
+            tenant: Some(tenant.to_owned()),
+            ..EraseRequest::default()
+        })
+        .await
+    }
+
+    async fn erase(&self, request: EraseRequest) -> anyhow::Result<EraseReply> {
         Ok(HttpStoreAdmin::new(self.mesh()?).erase(request).await?)
     }
 

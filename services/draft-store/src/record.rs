@@ -70,6 +70,10 @@ pub(crate) enum RecordKind {
     Revision = b'v',
     /// [`replication::StreamErasureRecord`], one per erasure that came by the stream.
     StreamErasure = b'g',
+    /// [`replication::CheckpointsRecord`], one if the store is a replica, and not while it joins.
+    Checkpoints = b'w',
+    /// [`replication::LastMessageRecord`], one per namespace of which a replica has applied a message.
+    LastMessage = b'l',
 }
 
 impl RecordKind {
@@ -96,6 +100,8 @@ impl RecordKind {
             RecordKind::Outbox,
             RecordKind::Revision,
             RecordKind::StreamErasure,
+            RecordKind::Checkpoints,
+            RecordKind::LastMessage,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)

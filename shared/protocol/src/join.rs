@@ -53,24 +53,33 @@ pub struct JoinedErasure {
     pub message: Vec<u8>,
 }
 
-/// Asks a replica for what it has in a namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Asks a replica for what it has in a namespace, page by page.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinListRequest {
     /// The namespace.
     pub namespace: NamespaceId,
-    /// List documents in segments with their files, which can be taken over as a whole.
+    /// List documents in segments with their files, which can be taken over as a whole. Later pages list no files.
     pub with_segments: bool,
+    /// The last document of the page before. `None` asks for the first page.
+    pub after: Option<DocumentId>,
+    /// The files of the first page, by their checksums. Later pages do not list what they hand over.
+    pub handed_over: Vec<u64>,
+    /// Most documents of the page, beyond those in files.
+    pub documents_max: u32,
 }
 
-/// All documents of a namespace: those in segments that can be taken over as files, and all others by their ids.
+/// A page of the documents of a namespace. The first one has the files of segments that can be taken over. All other
+/// documents are listed by their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinList {
     /// The last message up to which the replica had applied everything, and had carried out all erasures.
     pub seen: u64,
     /// The files. Empty unless the request asked for them.
     pub segments: Vec<JoinSegment>,
-    /// The documents that no file hands over, in no particular order.
+    /// The next documents that no file hands over, in order.
     pub documents: Vec<DocumentId>,
+    /// There are more, on another page.
+    pub has_more: bool,
 }
 
 /// A segment that can be taken over as a file.

@@ -31,7 +31,7 @@ pub trait ReplicaPeer: Send + Sync {
     /// `Unavailable` while it is no replica of this shard, or has not caught up itself.
     async fn join_offer(&self, request: JoinOfferRequest) -> Result<JoinOffer, ApiError>;
 
-    /// Lists the documents of a namespace, and the files that have them.
+    /// Lists documents of a namespace, and the files that have the others.
     async fn join_list(&self, request: JoinListRequest) -> Result<JoinList, ApiError>;
 
     /// Reads a piece of a segment's file.
@@ -47,7 +47,7 @@ pub trait ReplicaPeer: Send + Sync {
     ) -> Result<JoinDocuments, ApiError>;
 }
 
-/// Timeout of one call. A list of millions of documents takes a while.
+/// Timeout of one call. A page of a list of millions of documents takes a while.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// [`ReplicaPeer`] over HTTP: `GET /internal/v1/{replica,directory}` in JSON, and

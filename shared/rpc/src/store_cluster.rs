@@ -55,10 +55,17 @@ pub struct StoreCluster {
 struct Shared {
     client: MeshClient,
     view: Mutex<View>,
-    /// Counts the times that replicas went, so that calls to them end.
-    gone: Mutex<HashMap<String, Arc<watch::Sender<u64>>>>,
+    replicas: Mutex<HashMap<String, Arc<Replica>>>,
     /// Whether a replica has answered so far.
     is_known: watch::Sender<bool>,
+}
+
+/// A replica as it is called.
+struct Replica {
+    store: HttpDraftStore,
+    peer: HttpReplicaPeer,
+    /// Counts the times that it went, so that calls to it end.
+    gone: watch::Sender<u64>,
 }
 
 /// The draft store of a configuration: one URL, or replicas of a store with a feed. `client` has the settings.
@@ -91,7 +98,7 @@ impl StoreCluster {
         let shared = Arc::new(Shared {
             client,
             view: Mutex::new(View::new(caller, &urls, Instant::now())),
-            gone: Mutex::default(),
+            replicas: Mutex::default(),
             is_known: watch::Sender::new(false),
         });
         tokio::spawn(ask_all(Arc::downgrade(&shared)));
@@ -102,7 +109,7 @@ impl StoreCluster {
     async fn call<T, F>(
         &self,
         namespace: NamespaceId,
-        call: impl Fn(HttpDraftStore) -> F,
+        call: impl Fn(Arc<Replica>) -> F,
     ) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>>,
@@ -115,7 +122,7 @@ impl StoreCluster {
     async fn call_shard<T, F>(
         &self,
         shard: u32,
-        call: impl Fn(HttpDraftStore) -> F,
+        call: impl Fn(Arc<Replica>) -> F,
     ) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>>,
@@ -124,10 +131,10 @@ impl StoreCluster {
         let mut last = None;
         let order = lock(&shared.view).order(shard, Instant::now());
         for url in order {
-            let mut gone = shared.gone_counter(&url).subscribe();
-            let store = HttpDraftStore::new(shared.client.at(&url));
+            let replica = shared.replica(&url);
+            let mut gone = replica.gone.subscribe();
             let answered = tokio::select! {
-                answered = call(store) => answered,
+                answered = call(replica) => answered,
                 _ = gone.changed() => Err(
                     ApiError::new(ErrorKind::Unavailable, "the draft store does not answer").with_detail(&url)
                 ),
@@ -168,10 +175,18 @@ impl Shared {
         })
     }
 
-    fn gone_counter(&self, url: &str) -> Arc<watch::Sender<u64>> {
-        let mut gone = lock(&self.gone);
-        let counter = gone.entry(url.to_owned()).or_default();
-        counter.clone()
+    fn replica(&self, url: &str) -> Arc<Replica> {
+        let mut replicas = lock(&self.replicas);
+        let replica = replicas.entry(url.to_owned()).or_insert_with(|| {
+            // One client for all calls: it knows when it has sent the time of this service's clock.
+            let client = self.client.at(url);
+            Arc::new(Replica {
+                store: HttpDraftStore::new(client.clone()),
+                peer: HttpReplicaPeer::new(client),
+                gone: watch::Sender::default(),
+            })
+        });
+        replica.clone()
     }
 
     fn answered(&self, url: &str, directory: &StoreDirectory, round_trip: Duration) {
@@ -184,7 +199,7 @@ impl Shared {
     fn failed(&self, url: &str, silent: u32) {
         lock(&self.view).failed(url, Instant::now());
         if silent >= SILENT_MAX {
-            self.gone_counter(url).send_modify(|count| *count += 1);
+            self.replica(url).gone.send_modify(|count| *count += 1);
         }
     }
 }
@@ -199,13 +214,13 @@ async fn ask_all(shared: Weak<Shared>) {
             return;
         };
         let urls = lock(&shared.view).urls();
-        lock(&shared.gone).retain(|url, _| urls.contains(url));
+        lock(&shared.replicas).retain(|url, _| urls.contains(url));
         silent.retain(|url, _| urls.contains(url));
         let questions = urls.into_iter().map(|url| {
-            let peer = HttpReplicaPeer::new(shared.client.at(&url));
+            let replica = shared.replica(&url);
             async move {
                 let began = Instant::now();
-                let answer = tokio::time::timeout(ANSWER_WAIT, peer.directory()).await;
+                let answer = tokio::time::timeout(ANSWER_WAIT, replica.peer.directory()).await;
                 (url, answer, began.elapsed())
             }
         });
@@ -248,9 +263,9 @@ macro_rules! calls {
         impl DraftStore for StoreCluster {
             $(async fn $call(&self, request: $request) -> Result<$reply, ApiError> {
                 let namespace = request.namespace.namespace.id();
-                self.call(namespace, |store| {
+                self.call(namespace, |replica| {
                     let request = request.clone();
-                    async move { store.$call(request).await }
+                    async move { replica.store.$call(request).await }
                 })
                 .await
             })+
@@ -258,7 +273,7 @@ macro_rules! calls {
             async fn stats(&self) -> Result<StoreStats, ApiError> {
                 let mut all = StoreStats::default();
                 for shard in 0..self.shared.shards().await? {
-                    all = all + self.call_shard(shard, async |store| store.stats().await).await?;
+                    all = all + self.call_shard(shard, async |replica| replica.store.stats().await).await?;
                 }
                 Ok(all)
             }
@@ -279,4 +294,73 @@ calls! {
     unknown_documents: UnknownDocumentsRequest => UnknownDocumentsReply;
     lookup: LookupRequest => LookupReply;
     acceptance_stats: AcceptanceStatsRequest => AcceptanceStatsReply;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    use refrain_protocol::shard::ReplicaEntry;
+    use refrain_service_kit::clocks::Clocks;
+
+    use super::*;
+
+    /// Answers one request: with the directory if it asks for that, and otherwise with an error. Returns its head.
+    fn answer(mut stream: &TcpStream, directory: &StoreDirectory) -> String {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.extend(byte);
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        let is_directory = head.contains("/directory");
+        let (status, body) = match is_directory {
+            true => ("200 OK", serde_json::to_string(directory).unwrap()),
+            false => ("404 Not Found", "{}".to_owned()),
+        };
+        let len = body.len();
+        let text = format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {len}\r\nconnection: close\r\n\r\n{body}"
+        );
+        stream.write_all(text.as_bytes()).unwrap();
+        head
+    }
+
+    #[tokio::test]
+    async fn a_replica_is_told_the_time_once_and_not_with_each_call() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let directory = StoreDirectory {
+            shards: 1,
+            shard: 0,
+            is_ready: true,
+            replicas: vec![ReplicaEntry {
+                url: url.clone(),
+                shard: 0,
+                is_ready: true,
+                sequence: 1,
+                lag: 0,
+            }],
+        };
+        let heads = Arc::new(Mutex::new(Vec::new()));
+        let seen = heads.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let head = answer(&stream.unwrap(), &directory);
+                lock(&seen).push(head);
+            }
+        });
+        let client = MeshClient::new("", &"0".repeat(64), Duration::from_secs(60)).unwrap();
+        let clocks = Clocks::new("worker", false, 60);
+        let cluster = StoreCluster::new(client.with_clocks(clocks), &[url]).unwrap();
+        for _ in 0..5 {
+            assert_eq!(cluster.stats().await.unwrap_err().kind, ErrorKind::NotFound);
+        }
+        let heads = lock(&heads);
+        let calls = heads.iter().filter(|head| head.contains("/stats"));
+        let with_time = heads.iter().filter(|head| head.contains("x-refrain-clock"));
+        assert_eq!((calls.count(), with_time.count()), (5, 1), "{heads:?}");
+    }
 }

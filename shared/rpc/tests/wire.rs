@@ -234,6 +234,9 @@ fn formats() -> Vec<Format> {
             JoinListRequest {
                 namespace: NamespaceId(5),
                 with_segments: true,
+                after: Some(DocumentId(6)),
+                handed_over: vec![0x1234_5678_9abc_def0],
+                documents_max: 1_024,
             },
         ),
         format(
@@ -248,6 +251,7 @@ fn formats() -> Vec<Format> {
                     used_s: vec![1_700_000_000, 0],
                 }],
                 documents: vec![DocumentId(6), DocumentId(7)],
+                has_more: true,
             },
         ),
         format(

@@ -8,7 +8,8 @@ use crate::catalog::state::Catalog;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::replication::{
-    OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord, outbox_key, outbox_number_of,
+    CheckpointsRecord, LastMessageRecord, OutboxRecord, PositionRecord, RevisionRecord,
+    StreamErasureRecord, outbox_key, outbox_number_of,
 };
 use crate::record::{
     self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, MarksRecord,
@@ -61,6 +62,8 @@ pub(crate) fn load(
     loaded
         .catalog
         .skip_to(store.sequence_reserved.saturating_add(apart));
+    let settled_head = loaded.catalog.settled_head();
+    loaded.catalog.replication.moves.open(settled_head);
     Ok(loaded)
 }
 
@@ -150,6 +153,30 @@ fn load_replication(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(
         is_kept
     };
     each(log, RecordKind::Position, loaded, |_| Some(()), visit)?;
+    let visit = |loaded: &mut LoadedCatalog, (), record: Option<CheckpointsRecord>| {
+        let replication = &mut loaded.catalog.replication;
+        let record = record.filter(|_| replication.position.is_some());
+        let is_kept = record.is_some();
+        if let Some(CheckpointsRecord(checkpoints)) = record {
+            replication.moves.restore(checkpoints);
+        }
+        is_kept
+    };
+    each(log, RecordKind::Checkpoints, loaded, |_| Some(()), visit)?;
+    let visit = |loaded: &mut LoadedCatalog, namespace, record: Option<LastMessageRecord>| {
+        let record = record.filter(|_| loaded.catalog.namespaces.contains_key(&namespace));
+        let is_kept = record.is_some();
+        if let Some(LastMessageRecord(sequence)) = record {
+            loaded
+                .catalog
+                .replication
+                .moves
+                .applied(namespace, sequence);
+        }
+        is_kept
+    };
+    let kind = RecordKind::LastMessage;
+    each(log, kind, loaded, record::namespace_of, visit)?;
     let visit = |loaded: &mut LoadedCatalog, number, record: Option<OutboxRecord>| {
         let is_kept = record.is_some();
         if let Some(record) = record {
@@ -164,6 +191,15 @@ fn load_replication(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(
         is_kept
     };
     each(log, RecordKind::Outbox, loaded, outbox_number_of, visit)?;
+    // Each document is in the feed once, at its last change. A reader who moves here drops those that were removed.
+    let catalog = &mut loaded.catalog;
+    let unsent = catalog.replication.outbox.documents();
+    let first = unsent
+        .filter_map(|key| catalog.document(key))
+        .map(|known| known.state.sequence.saturating_sub(1))
+        .min();
+    let before = first.map_or(catalog.head, |first| first.min(catalog.head));
+    catalog.replication.outbox.restored(before);
     let visit = |loaded: &mut LoadedCatalog, key, record: Option<RevisionRecord>| {
         let known = loaded.catalog.document(key).is_some();
         let revision = record.filter(|_| known);

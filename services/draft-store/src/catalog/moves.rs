@@ -8,29 +8,29 @@
 //! This replica's own callers change documents before the stream has them, and no other replica's reader has seen
 //! that. So a checkpoint is never later than the oldest change that the stream had not brought back by then.
 //!
-//! Checkpoints live in memory. After a restart of this replica, a reader from elsewhere may have to begin anew.
-//! Keeping them on disk was rejected: readers move when another replica goes, and seldom when this one came just now.
+//! The checkpoints are stored every few seconds, with the position in the stream. A replica that opens its log adds
+//! the moment at which it ended. So a reader can move to one that was just restarted. The last message of each
+//! namespace is stored as well, so a reader of one in which nothing has happened for long has everything.
 
 use std::collections::{HashMap, VecDeque};
 
 use refrain_protocol::NamespaceId;
 
+use crate::record::replication::{Checkpoint, CheckpointsRecord};
+
 /// Checkpoints are no nearer to each other than this, in milliseconds, but for the last two. A reader gets at most
 /// that much once more.
 const INTERVAL_MS: u64 = 200;
 
-/// Most checkpoints: an hour of them. A reader of a namespace in which nothing happened needs none.
-const CHECKPOINTS_MAX: usize = 18_000;
+/// Older checkpoints are further apart: by one part in this many of their age. A reader who comes later gets more
+/// once more.
+const AGE_SHARE: u64 = 8;
 
-/// A moment of this replica.
-#[derive(Clone, Copy, Debug)]
-struct Checkpoint {
-    /// Sequence of the last message that was applied.
-    stream: u64,
-    /// All that this replica has beyond the stream up to there comes after this sequence of its feed.
-    feed: u64,
-    at_ms: u64,
-}
+/// Most checkpoints, which is an hour of them at least, and days as a rule. They fit into one record.
+const CHECKPOINTS_MAX: usize = 160;
+
+/// How often they are stored, in milliseconds. After a crash a reader gets at most that much once more.
+const STORE_INTERVAL_MS: u64 = 5_000;
 
 /// The recent checkpoints, and the last message of each namespace.
 #[derive(Default)]
@@ -40,9 +40,12 @@ pub(crate) struct Moves {
     last: HashMap<NamespaceId, u64>,
     /// Sequence of the last message when this replica opened its log, or had joined.
     opened_at: u64,
-    /// Whether the end of the stream was reached since then. A replica that joins takes over what came later than
-    /// the message at which it goes on, and that is not after anything.
+    /// Whether all that is here comes from the stream up to the position, or is still to be sent. A replica that
+    /// joins takes over what came later than the message at which it goes on, so it first has to reach the end of
+    /// the stream.
     is_current: bool,
+    /// When the checkpoints were last stored.
+    stored_ms: Option<u64>,
 }
 
 impl Moves {
@@ -52,6 +55,31 @@ impl Moves {
             opened_at: stream,
             ..Moves::default()
         };
+    }
+
+    /// Goes on with checkpoints that were stored, after [`Self::begin`]. A replica only stores some while it is
+    /// current.
+    pub(crate) fn restore(&mut self, stored: Vec<Checkpoint>) {
+        self.checkpoints = stored.into();
+        self.is_current = true;
+    }
+
+    /// Notes the moment at which the log was opened. `feed` is as in [`Self::passed`].
+    pub(crate) fn open(&mut self, feed: u64) {
+        if !self.is_current {
+            return;
+        }
+        // Nothing is after the end of the feed, and a cursor there would be one of changes that were lost.
+        for checkpoint in &mut self.checkpoints {
+            checkpoint.feed = checkpoint.feed.min(feed);
+        }
+        // The clock is not known yet, and the log was not closed before its last checkpoint.
+        let at_ms = self.checkpoints.back().map_or(0, |last| last.at_ms);
+        self.push(Checkpoint {
+            stream: self.opened_at,
+            feed,
+            at_ms,
+        });
     }
 
     /// Notes that a message of a namespace was applied.
@@ -67,7 +95,8 @@ impl Moves {
     /// Notes that all messages up to `stream` are applied. `feed` is the last sequence of the feed, or the one before
     /// the oldest change in the outbox.
     pub(crate) fn passed(&mut self, stream: u64, feed: u64, now_ms: u64) {
-        if !self.is_current {
+        let is_known = |last: &Checkpoint| (last.stream, last.feed) == (stream, feed);
+        if !self.is_current || self.checkpoints.back().is_some_and(is_known) {
             return;
         }
         // The last checkpoint gives way while others are near. So after a quiet moment it is the last message before.
@@ -77,15 +106,63 @@ impl Moves {
             && last.saturating_sub(before) < INTERVAL_MS
         {
             self.checkpoints.pop_back();
+        } else {
+            self.thin(now_ms);
         }
-        if self.checkpoints.len() == CHECKPOINTS_MAX {
-            self.checkpoints.pop_front();
-        }
-        self.checkpoints.push_back(Checkpoint {
+        self.push(Checkpoint {
             stream,
             feed,
             at_ms: now_ms,
         });
+    }
+
+    fn push(&mut self, checkpoint: Checkpoint) {
+        if self.checkpoints.len() == CHECKPOINTS_MAX {
+            self.checkpoints.pop_front();
+        }
+        self.checkpoints.push_back(checkpoint);
+    }
+
+    /// Drops checkpoints whose neighbours are near to each other for their age.
+    fn thin(&mut self, now_ms: u64) {
+        let mut kept: VecDeque<Checkpoint> = VecDeque::with_capacity(self.checkpoints.len() + 1);
+        let mut checkpoints = self.checkpoints.iter().copied().peekable();
+        while let Some(checkpoint) = checkpoints.next() {
+            let is_near = match (kept.back(), checkpoints.peek()) {
+                (Some(before), Some(after)) => {
+                    let apart_ms = now_ms.saturating_sub(after.at_ms) / AGE_SHARE;
+                    after.at_ms.saturating_sub(before.at_ms) < apart_ms
+                }
+                _ => false,
+            };
+            if !is_near {
+                kept.push_back(checkpoint);
+            }
+        }
+        drop(checkpoints);
+        self.checkpoints = kept;
+    }
+
+    /// The namespaces of which a message was applied since [`Self::begin`].
+    pub(crate) fn namespaces(&self) -> impl Iterator<Item = NamespaceId> {
+        self.last.keys().copied()
+    }
+
+    /// Whether the checkpoints are to be stored now, and then notes that they are.
+    pub(crate) fn take_due(&mut self, now_ms: u64) -> bool {
+        let is_due = self
+            .stored_ms
+            .is_none_or(|stored_ms| now_ms.saturating_sub(stored_ms) >= STORE_INTERVAL_MS);
+        if !self.is_current || !is_due {
+            return false;
+        }
+        self.stored_ms = Some(now_ms);
+        true
+    }
+
+    /// The checkpoints as they are stored.
+    pub(crate) fn record(&self) -> CheckpointsRecord {
+        CheckpointsRecord(self.checkpoints.iter().copied().collect())
     }
 
     /// The last message of a namespace that a reader of its whole feed has. It reveals no more about other namespaces
@@ -120,6 +197,7 @@ mod tests {
     fn a_reader_begins_at_the_last_checkpoint_that_it_has_passed() {
         let mut moves = Moves::default();
         moves.begin(10);
+        moves.open(85);
         assert_eq!(moves.resume(A, 10, 90), None, "the end is not reached");
         moves.reached_end();
         let applied = [(11, 100, 0), (12, 110, 100), (13, 120, 150), (14, 130, 500)];
@@ -138,5 +216,51 @@ mod tests {
             "nothing happened there"
         );
         assert_eq!(moves.resume(B, 9, 140), None);
+    }
+
+    #[test]
+    fn checkpoints_outlive_a_restart_and_one_is_added() {
+        let mut moves = Moves::default();
+        moves.begin(10);
+        assert!(!moves.take_due(0), "a replica that joins stores none");
+        moves.reached_end();
+        moves.applied(A, 11);
+        moves.passed(11, 100, 0);
+        moves.applied(B, 12);
+        moves.passed(12, 110, 1_000);
+        assert!(moves.take_due(1_000) && !moves.take_due(1_001));
+        let CheckpointsRecord(stored) = moves.record();
+        let mut opened = Moves::default();
+        opened.begin(14);
+        opened.restore(stored);
+        opened.open(130);
+        assert_eq!(opened.resume(A, 15, 140), Some(140), "ahead of this one");
+        assert_eq!(opened.resume(A, 13, 140), Some(110));
+        assert_eq!(opened.resume(A, 11, 140), Some(100), "a quiet namespace");
+        opened.applied(A, 20);
+        opened.passed(20, 200, 2_000);
+        assert_eq!(opened.resume(A, 14, 200), Some(130), "when it was opened");
+    }
+
+    #[test]
+    fn old_checkpoints_are_far_apart_and_never_too_far() {
+        let mut moves = Moves::default();
+        moves.reached_end();
+        let day_ms = 24 * 3600 * 1_000;
+        for (stream, now_ms) in (0..day_ms).step_by(100).enumerate() {
+            moves.passed(stream as u64, stream as u64, now_ms);
+        }
+        let CheckpointsRecord(kept) = moves.record();
+        assert!(kept.len() < CHECKPOINTS_MAX, "{}", kept.len());
+        for pair in kept.windows(2) {
+            let age_ms = day_ms - pair[0].at_ms;
+            let apart_ms = pair[1].at_ms - pair[0].at_ms;
+            assert!(
+                apart_ms <= (age_ms / AGE_SHARE).max(2 * INTERVAL_MS),
+                "{apart_ms} at the age of {age_ms}"
+            );
+        }
+        let stored = crate::codec::seal(b"w", &moves.record());
+        assert!(stored.len() <= crate::codec::VALUE_BYTES_MAX);
     }
 }

@@ -80,7 +80,7 @@ impl Outbox {
     }
 
     /// Adds an entry that was read from the log. A document may be sent once [`Self::release`] says so. Returns the
-    /// number of an earlier entry of the document, which is not needed any more.
+    /// number of an earlier entry of the document, which is not needed any more. [`Self::restored`] comes after all.
     pub(super) fn restore(&mut self, number: u64, record: OutboxRecord) -> Option<u64> {
         self.next = self.next.max(number + 1);
         let mut earlier = None;
@@ -96,6 +96,18 @@ impl Outbox {
         }
         self.entries.insert(number, Entry::new(record, 0));
         earlier
+    }
+
+    /// Notes that all entries are read from the log. Their changes come after the sequence `before` of the feed.
+    pub(super) fn restored(&mut self, before: u64) {
+        for entry in self.entries.values_mut() {
+            entry.before = before;
+        }
+    }
+
+    /// The changed documents.
+    pub(super) fn documents(&self) -> impl Iterator<Item = DocumentKey> {
+        self.documents.keys().copied()
     }
 
     /// Adds an entry that may be sent. Its change comes after the sequence `before` of the feed. Returns its number.

@@ -26,6 +26,9 @@ use crate::record::{DocumentKey, SegmentId};
 use crate::segments::{ActiveSegment, mark_of};
 use crate::shared_store::{SharedStore, unavailable};
 
+/// Most documents of one page of a list. They take 16 MB.
+const LISTED_MAX: usize = 1 << 20;
+
 /// The offer of this replica. `None` if it follows no stream, or still has documents that were erased.
 pub(crate) fn offer(shared: &SharedStore) -> Result<Option<JoinOffer>, ApiError> {
     let open = shared.read()?;
@@ -59,9 +62,13 @@ pub(crate) fn offer(shared: &SharedStore) -> Result<Option<JoinOffer>, ApiError>
     }))
 }
 
-/// The documents of a namespace, and the files that have them.
+/// A page of the documents of a namespace, and at first the files that have the others.
+///
+/// A document that changes between two pages may be on both, or on none. In the second case the stream brings it, as
+/// all that the replica had not applied when it made its offer.
 pub(crate) fn list(shared: &SharedStore, request: &JoinListRequest) -> Result<JoinList, ApiError> {
     let namespace = request.namespace;
+    let is_first = request.after.is_none();
     let open = shared.read()?;
     let catalog = &open.catalog;
     let replication = &catalog.replication;
@@ -70,7 +77,10 @@ pub(crate) fn list(shared: &SharedStore, request: &JoinListRequest) -> Result<Jo
     if request.with_segments && catalog.names(namespace).is_some() {
         let mounted = catalog.segments().iter();
         let mounted = mounted.filter(|(_, mounted)| {
-            mounted.file.namespace == namespace && mounted.file.names.is_some()
+            let checksum = mounted.file.manifest().checksum;
+            mounted.file.namespace == namespace
+                && mounted.file.names.is_some()
+                && (is_first || request.handed_over.contains(&checksum))
         });
         segments.extend(mounted.map(|(id, mounted)| (id, listed(mounted))));
     }
@@ -91,7 +101,15 @@ pub(crate) fn list(shared: &SharedStore, request: &JoinListRequest) -> Result<Jo
             *used_s = mark_of(known.state.used_ms);
         }
     }
-    let mut segments: Vec<JoinSegment> = segments.into_values().collect();
+    documents.retain(|document| request.after.is_none_or(|after| *document > after));
+    documents.sort_unstable();
+    let page = (request.documents_max as usize).clamp(1, LISTED_MAX);
+    let has_more = documents.len() > page;
+    documents.truncate(page);
+    let mut segments: Vec<JoinSegment> = match is_first {
+        true => segments.into_values().collect(),
+        false => Vec::new(),
+    };
     segments.retain(|segment| segment.gone.len() < segment.used_s.len());
     for segment in &mut segments {
         segment.gone.sort_unstable();
@@ -100,6 +118,7 @@ pub(crate) fn list(shared: &SharedStore, request: &JoinListRequest) -> Result<Jo
         seen: replication.seen(),
         segments,
         documents,
+        has_more,
     })
 }
 

@@ -12,13 +12,15 @@ use crate::message::{head_bytes, text_checksum};
 use crate::reading::document_text::{Piece, TextError, read_document};
 use crate::reading::selection;
 use crate::record::replication::{
-    OutboxRecord, PositionRecord, RevisionRecord, StreamErasureRecord,
+    CheckpointsRecord, LastMessageRecord, OutboxRecord, PositionRecord, RevisionRecord,
+    StreamErasureRecord,
 };
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
     MarksRecord, NamespaceRecord, RecordKind, SegmentId, SegmentRecord, StateRecord, StoreRecord,
     TombstoneRecord, document_of, finish_code, piece_start_of,
 };
+use crate::segments::SegmentFile;
 use crate::shared_store::{SharedStore, unavailable};
 
 /// Records that are checked under one lock.
@@ -85,16 +87,26 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
         open.catalog.segments().files().cloned().collect()
     };
     for sealed in segments {
-        match sealed.check() {
-            Ok(()) => reply.records += u64::from(sealed.documents()),
-            Err(LogError::Corrupt(why)) => {
-                let what = format!("segment {} of namespace {}", sealed.id, sealed.namespace);
-                note(reply, what, why);
-            }
-            // Merged since it was listed. Another refusal of the disk is reported below.
-            Err(LogError::Refused(_)) if !is_mounted(shared, sealed.id) => {}
-            Err(error) => return Err(unavailable().with_detail(error)),
+        verify_segment(shared, &sealed, reply)?;
+    }
+    Ok(())
+}
+
+/// Checks a segment that was mounted a moment ago.
+pub(crate) fn verify_segment(
+    shared: &SharedStore,
+    sealed: &SegmentFile,
+    reply: &mut VerifyReply,
+) -> Result<(), ApiError> {
+    match sealed.check() {
+        Ok(()) => reply.records += u64::from(sealed.documents()),
+        // It was merged or rewritten since then, and its file is deleted.
+        Err(_) if !is_mounted(shared, sealed.id) => {}
+        Err(LogError::Corrupt(why)) => {
+            let what = format!("segment {} of namespace {}", sealed.id, sealed.namespace);
+            note(reply, what, why);
         }
+        Err(error) => return Err(unavailable().with_detail(error)),
     }
     Ok(())
 }
@@ -159,6 +171,8 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::Outbox => codec::open::<OutboxRecord>(key, value).map(drop),
         RecordKind::Revision => codec::open::<RevisionRecord>(key, value).map(drop),
         RecordKind::StreamErasure => codec::open::<StreamErasureRecord>(key, value).map(drop),
+        RecordKind::Checkpoints => codec::open::<CheckpointsRecord>(key, value).map(drop),
+        RecordKind::LastMessage => codec::open::<LastMessageRecord>(key, value).map(drop),
     }
 }
 

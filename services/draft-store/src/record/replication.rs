@@ -51,6 +51,25 @@ pub(crate) struct StreamErasureRecord {
     pub(crate) is_done: bool,
 }
 
+/// A moment of a replica; see `catalog/moves.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct Checkpoint {
+    /// Sequence of the last message that was applied.
+    pub(crate) stream: u64,
+    /// All that this replica has beyond the stream up to there comes after this sequence of its feed.
+    pub(crate) feed: u64,
+    /// Unix milliseconds.
+    pub(crate) at_ms: u64,
+}
+
+/// The checkpoints of a replica, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct CheckpointsRecord(pub(crate) Vec<Checkpoint>);
+
+/// Sequence of the last message of a namespace that was applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct LastMessageRecord(pub(crate) u64);
+
 impl OutboxRecord {
     /// The record of a changed document.
     pub(crate) fn document(of: DocumentKey) -> Self {
@@ -92,6 +111,11 @@ impl OutboxRecord {
 /// Key of the one [`PositionRecord`].
 pub(crate) fn position_key() -> Vec<u8> {
     key(RecordKind::Position, &[])
+}
+
+/// Key of the one [`CheckpointsRecord`].
+pub(crate) fn checkpoints_key() -> Vec<u8> {
+    key(RecordKind::Checkpoints, &[])
 }
 
 /// Key of the entry of the outbox with this number.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use refrain_protocol::join::{
-    JoinDocumentsRequest, JoinList, JoinListRequest, JoinOffer, JoinOfferRequest, JoinedDocument,
+    JoinDocumentsRequest, JoinListRequest, JoinOffer, JoinOfferRequest, JoinedDocument,
 };
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_rpc::{HttpReplicaPeer, ReplicaPeer as _};
@@ -76,6 +76,8 @@ pub(super) async fn join(
         })
     });
     let erasures: Vec<StreamErasureRecord> = erasures.collect();
+    let begun = session.writer.ask(|writer| writer.begin_joining());
+    begun.await.map_err(|_| stopped())?.map_err(joining)?;
     let noted = session
         .writer
         .ask(move |writer| writer.note_erasures(&erasures));
@@ -175,21 +177,35 @@ async fn take_over(
     let is_empty = session.look(move |open| open.catalog.documents(namespace).next().is_none());
     let goes_on = AdoptedFiles::of(&session.adopted, under_way.origin).has(namespace);
     let with_segments = is_empty.await? || goes_on;
+    let first_page = JoinListRequest {
+        namespace,
+        with_segments,
+        after: None,
+        handed_over: Vec::new(),
+        documents_max: u32::MAX,
+    };
     for _ in 0..LISTS_MAX {
-        let request = JoinListRequest {
-            namespace,
-            with_segments,
-        };
-        let list = repeated(|| under_way.peer.join_list(request)).await?;
+        let mut list = repeated(|| under_way.peer.join_list(first_page.clone())).await?;
         let files = join_files::take_over(under_way, namespace, &list, kept).await?;
-        if let Some(mut documents) = files {
-            let JoinList {
-                documents: others, ..
-            } = list;
-            let keys = others.iter();
+        let Some(by_text) = files else {
+            continue;
+        };
+        take_over_texts(under_way, namespace, &by_text).await?;
+        let segments = list.segments.iter();
+        let handed_over: Vec<u64> = segments.map(|segment| segment.checksum).collect();
+        loop {
+            let keys = list.documents.iter();
             kept.extend(keys.map(|document| DocumentKey::new(namespace, *document)));
-            documents.extend(others);
-            return take_over_texts(under_way, namespace, &documents).await;
+            take_over_texts(under_way, namespace, &list.documents).await?;
+            let Some(last) = list.documents.last().filter(|_| list.has_more) else {
+                return Ok(());
+            };
+            let next_page = JoinListRequest {
+                after: Some(*last),
+                handed_over: handed_over.clone(),
+                ..first_page.clone()
+            };
+            list = repeated(|| under_way.peer.join_list(next_page.clone())).await?;
         }
     }
     Err(joining(

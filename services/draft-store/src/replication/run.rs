@@ -103,18 +103,16 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
     if !session.feed.peers.is_empty() && (is_missed || is_new) {
         let first = info.state.first_sequence;
         match join(session, created(&info), first).await {
-            Ok(joined) => {
-                position = joined;
-                // The peer may have applied more meanwhile.
-                info = get_info(&stream).await?;
-                checked = check_position(position, &info);
-            }
+            Ok(joined) => position = joined,
             // The stream has everything, it only takes longer.
             Err(error) if is_new && !is_missed => {
                 tracing::warn!(%error, "draft store reads the stream from its beginning");
             }
             Err(error) => return Err(error),
         }
+        // The peer may have applied more meanwhile, and what came from it may have that.
+        info = get_info(&stream).await?;
+        checked = check_position(position, &info);
     }
     let until = checked?;
     session.status.connected(position.sequence, until);

@@ -1,15 +1,16 @@
 //! The core of a replica, which applies messages of the stream and keeps its outbox.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use crate::catalog::{Catalog, EntryVersion, SentText};
 use crate::log::LogError;
 use crate::message::StreamMessage;
 use crate::record::replication::{
-    OutboxRecord, PositionRecord, StreamErasureRecord, outbox_key, position_key, stream_erasure_key,
+    LastMessageRecord, OutboxRecord, PositionRecord, StreamErasureRecord, checkpoints_key,
+    outbox_key, position_key, stream_erasure_key,
 };
-use crate::record::{DocumentKey, SegmentId};
+use crate::record::{DocumentKey, RecordKind, SegmentId, namespace_key};
 use crate::segments::ReceivedSegment;
 use crate::writer::core::{DAY_MS, WriterCore};
 use crate::writer::outcome::CommitOutcome;
@@ -62,8 +63,15 @@ impl WriterCore {
             let position = PositionRecord::default();
             self.repairs.put_record(position_key(), &position);
             catalog.replication.position = Some(position);
+            // Nothing of the stream is here, and all that is here is still to be sent.
+            let settled_head = catalog.settled_head();
+            let moves = &mut catalog.replication.moves;
+            moves.restore(Vec::new());
+            moves.open(settled_head);
+            self.repairs.put_record(checkpoints_key(), &moves.record());
         } else if !is_on && is_known {
             self.repairs.remove(position_key());
+            self.repairs.remove(checkpoints_key());
             catalog.replication.position = None;
         }
         // Those that had ended when the store was closed need not wait any more.
@@ -125,6 +133,7 @@ impl WriterCore {
         let mut edit = self.edit(catalog, now_ms);
         let before = edit.catalog.replication.position.unwrap_or_default();
         let mut position = PositionRecord { stream, ..before };
+        let mut namespaces = BTreeSet::new();
         for (sequence, message) in messages {
             if *sequence <= position.sequence {
                 edit.outcome.repeated_messages += 1;
@@ -135,6 +144,7 @@ impl WriterCore {
                 if let Some(namespace) = message.namespace() {
                     let moves = &mut edit.catalog.replication.moves;
                     moves.applied(namespace, *sequence);
+                    namespaces.insert(namespace);
                 }
             }
             position = PositionRecord {
@@ -154,6 +164,14 @@ impl WriterCore {
         let settled_head = edit.catalog.settled_head();
         let moves = &mut edit.catalog.replication.moves;
         moves.passed(position.sequence, settled_head, now_ms);
+        for namespace in namespaces {
+            let key = namespace_key(RecordKind::LastMessage, namespace);
+            repairs.put_record(key, &LastMessageRecord(moves.seen(namespace)));
+        }
+        // They are stored with the position, so that none is ever later than that.
+        if moves.take_due(now_ms) {
+            repairs.put_record(checkpoints_key(), &moves.record());
+        }
         if edit.is_empty() {
             // Most own messages change nothing. After a crash before the next commit they are applied once more.
             self.repairs = repairs;
@@ -164,6 +182,17 @@ impl WriterCore {
         let outcome = self.commit(edit, now_ms)?;
         self.note_oldest(outcome.oldest_ms);
         Ok(outcome)
+    }
+
+    /// Begins to take over the documents of another replica. They may have more than the stream up to the position,
+    /// so readers of others cannot go on here before its end is reached.
+    pub(crate) fn begin_joining(
+        &mut self,
+        catalog: &mut Catalog,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let position = catalog.replication.position.unwrap_or_default();
+        self.set_position(catalog, position, now_ms)
     }
 
     /// Remembers erasures that another replica knows. Those that are new here are to be carried out.
@@ -245,17 +274,25 @@ impl WriterCore {
         let mut edit = self.edit(catalog, now_ms);
         edit.batch.merge(repairs);
         edit.batch.put_record(position_key(), &position);
+        edit.batch.remove(checkpoints_key());
+        for namespace in edit.catalog.replication.moves.namespaces() {
+            edit.batch
+                .remove(namespace_key(RecordKind::LastMessage, namespace));
+        }
         edit.catalog.replication.position = Some(position);
         edit.catalog.replication.moves.begin(position.sequence);
         self.commit(edit, now_ms)
     }
 
     /// Notes that everything is applied that was in the stream when the session began.
-    pub(crate) fn note_end_of_stream(&self, catalog: &mut Catalog, now_ms: u64) {
+    pub(crate) fn note_end_of_stream(&mut self, catalog: &mut Catalog, now_ms: u64) {
         let (sequence, settled_head) = (catalog.replication.sequence(), catalog.settled_head());
         let moves = &mut catalog.replication.moves;
         moves.reached_end();
         moves.passed(sequence, settled_head, now_ms);
+        if moves.take_due(now_ms) {
+            self.repairs.put_record(checkpoints_key(), &moves.record());
+        }
     }
 
     /// Notes that the broker has taken entries of the outbox. They go once this replica has applied their messages,

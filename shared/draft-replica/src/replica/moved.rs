@@ -3,6 +3,9 @@
 //! The new store knows where its feed goes on, so nothing is fetched twice. But the old one may have had documents
 //! that it had not sent to the others yet. If it never comes back, an erasure of their tenant would not reach them
 //! here. So documents that the new store does not have are dropped. If they reach it later, its feed brings them.
+//!
+//! The new store may have an earlier state of a document than the old one had. The later state stays here. It only
+//! makes drafts, and goes once the document is removed.
 
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::{FeedCursor, FollowReply, UnknownDocumentsRequest};

@@ -7,8 +7,10 @@ use super::*;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use refrain_protocol::admin::VerifyReply;
 use refrain_protocol::document::FinishReason;
 
+use crate::reading::verify::verify_segment;
 use crate::segments::list;
 use crate::tests::test_store::{TOKENS, TestStore, names};
 
@@ -150,6 +152,37 @@ fn a_merge_interrupted_anywhere_loses_nothing() {
     for broken in STEPS {
         broken_off(true, broken);
     }
+}
+
+#[test]
+fn a_segment_that_is_merged_while_it_is_verified_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = filled(dir.path());
+    let first = store.seal("a");
+    append(&store, "a", 50, TOKENS);
+    let all = vec![first, store.seal("a")];
+    let listed: Vec<_> = {
+        let open = store.shared.read().unwrap();
+        open.catalog.segments().files().cloned().collect()
+    };
+    let plan = store.plan("a", Some(SegmentSource::Segments(all)));
+    run(&plan, &store.shared, &store, &|_| Ok(())).unwrap();
+    let mut reply = VerifyReply::default();
+    for sealed in &listed {
+        assert!(!crate::segments::path(dir.path(), sealed.id).exists());
+        verify_segment(&store.shared, sealed, &mut reply).unwrap();
+    }
+    assert_eq!((listed.len(), reply.damaged), (2, 0));
+    // One that is in use is damaged if its file is gone.
+    let merged = {
+        let open = store.shared.read().unwrap();
+        open.catalog.segments().files().next().cloned().unwrap()
+    };
+    verify_segment(&store.shared, &merged, &mut reply).unwrap();
+    assert_eq!(reply.damaged, 0);
+    std::fs::remove_file(crate::segments::path(dir.path(), merged.id)).unwrap();
+    verify_segment(&store.shared, &merged, &mut reply).unwrap();
+    assert_eq!(reply.damaged, 1, "{:?}", reply.damage);
 }
 
 #[test]

@@ -33,6 +33,12 @@ impl WriterActor {
         })
     }
 
+    /// Begins to take over the documents of another replica.
+    pub(crate) fn begin_joining(&mut self) -> Result<(), ApiError> {
+        self.run(|core, catalog, now_ms| core.begin_joining(catalog, now_ms))?;
+        Ok(())
+    }
+
     /// Remembers erasures that another replica knows.
     pub(crate) fn note_erasures(
         &mut self,

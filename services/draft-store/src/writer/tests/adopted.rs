@@ -31,6 +31,9 @@ fn take_over(store: &mut Store, from: &Store) {
     let request = JoinListRequest {
         namespace,
         with_segments: true,
+        after: None,
+        handed_over: Vec::new(),
+        documents_max: 10,
     };
     let list = join::list(&from.shared, &request).unwrap();
     let [segment] = &list.segments[..] else {

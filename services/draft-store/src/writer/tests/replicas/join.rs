@@ -108,6 +108,7 @@ impl Cluster {
         let erasures: Vec<_> = erasures.collect();
         let store = self.store(replica);
         let now_ms = store.now_ms;
+        store.run(|core, catalog| core.begin_joining(catalog, now_ms));
         store.run(|core, catalog| core.note_erasures(catalog, &erasures, now_ms));
         self.carry_out(replica);
         let mut kept = BTreeSet::new();
@@ -117,11 +118,15 @@ impl Cluster {
                 let open = self.store(replica).shared.read().unwrap();
                 open.catalog.documents(namespace).next().is_none()
             };
+            // A page has one document, so that there are changes between two pages.
             let request = JoinListRequest {
                 namespace,
                 with_segments,
+                after: None,
+                handed_over: Vec::new(),
+                documents_max: 1,
             };
-            let list = loop {
+            let mut list = loop {
                 let list = handed_over::list(&self.store(peer).shared, &request).unwrap();
                 self.apply(peer, meanwhile, 0);
                 if let Some(document) = appended {
@@ -134,12 +139,25 @@ impl Cluster {
                     break list;
                 }
             };
-            let keys = list.documents.iter();
+            let mut documents = std::mem::take(&mut list.documents);
+            while list.has_more {
+                self.apply(peer, meanwhile, 0);
+                let request = JoinListRequest {
+                    after: documents.last().copied(),
+                    handed_over: list.segments.iter().map(|file| file.checksum).collect(),
+                    ..request.clone()
+                };
+                let page = handed_over::list(&self.store(peer).shared, &request).unwrap();
+                assert!(page.segments.is_empty() && page.documents.len() <= 1);
+                documents.extend(page.documents);
+                list.has_more = page.has_more;
+            }
+            let keys = documents.iter();
             kept.extend(keys.map(|document| DocumentKey::new(namespace, *document)));
             self.apply(peer, meanwhile, 0);
             let request = JoinDocumentsRequest {
                 namespace,
-                documents: list.documents,
+                documents,
                 max_tokens: 1 << 20,
             };
             let read = handed_over::documents(&self.store(peer).shared, &request, 1 << 20);

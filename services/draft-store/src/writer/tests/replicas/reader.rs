@@ -25,6 +25,9 @@ pub(super) struct Reader {
     /// The replica that it follows.
     pub(super) replica: usize,
     copies: [Copy; 2],
+    /// How often it had to begin anew, and changes that it has read.
+    pub(super) resets: usize,
+    pub(super) events: usize,
 }
 
 impl Reader {
@@ -32,6 +35,8 @@ impl Reader {
         Reader {
             replica,
             copies: Default::default(),
+            resets: 0,
+            events: 0,
         }
     }
 
@@ -50,7 +55,9 @@ impl Reader {
             let read = read_feed(shared, namespace, copy.cursor, tokens_max).unwrap();
             assert!(read.damaged.is_empty());
             let reply = read.reply;
+            self.events += reply.events.len();
             if reply.reset {
+                self.resets += usize::from(copy.cursor != FeedCursor::default());
                 copy.documents.clear();
                 copy.is_mixed = false;
             }
@@ -80,12 +87,27 @@ impl Reader {
         caught_up
     }
 
-    pub(super) fn texts(&self) -> BTreeMap<DocumentKey, Vec<TokenId>> {
+    /// Checks that it has the documents of its store, by their epochs and texts. A reader who moved may have a later
+    /// state of one: it was only in a store that has removed it since, or lost it.
+    pub(super) fn check(&self, stored: &BTreeMap<DocumentKey, (u64, Vec<TokenId>)>) {
         let copies = self.copies.iter();
-        let documents = copies.flat_map(|copy| &copy.documents);
-        documents
-            .map(|(key, (_, text))| (*key, text.clone()))
-            .collect()
+        let documents = copies.flat_map(|copy| {
+            let documents = copy.documents.iter();
+            documents.map(|(key, document)| (*key, (copy.is_mixed, document)))
+        });
+        let read: BTreeMap<_, _> = documents.collect();
+        assert!(read.keys().eq(stored.keys()), "{read:?} of {stored:?}");
+        for (key, (is_mixed, (epoch, text))) in read {
+            let (stored_epoch, stored) = &stored[&key];
+            let is_later = match is_mixed {
+                true => epoch > stored_epoch || epoch == stored_epoch && text.starts_with(stored),
+                false => false,
+            };
+            assert!(
+                is_later || (epoch, text) == (stored_epoch, stored),
+                "{key:?}: {epoch} {text:?}, and the store has {stored_epoch} {stored:?}"
+            );
+        }
     }
 }
 
