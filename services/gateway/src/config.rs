@@ -37,8 +37,8 @@ pub struct GatewayConfig {
     pub anonymous_tenant: Option<String>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
-    /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count by
-    /// themselves, so with two of them behind one address it should be 0.5.
+    /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
+    /// by themselves, so with two of them behind one address it should be 0.5.
     pub limit_share: f64,
     /// The models on offer.
     pub models: Vec<ModelConfig>,

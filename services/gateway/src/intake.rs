@@ -2,6 +2,7 @@
 //! has its own limit and its own error.
 
 mod admission;
+mod admitted_request;
 mod bodies;
 mod form_check;
 mod tenant_counts;
@@ -10,6 +11,7 @@ mod tokenizing_threads;
 mod unknown_fields;
 
 pub(crate) use admission::{Admission, AdmissionLimits, AdmissionTicket, ClassLimits};
+pub(crate) use admitted_request::AdmittedRequest;
 pub(crate) use bodies::{BodyLimits, BodyReader};
 pub(crate) use form_check::{FormCheck, FormLimits, FormVerdict};
 pub(crate) use tokenizing::TokenizingLimiter;
@@ -18,14 +20,6 @@ pub(crate) use unknown_fields::UnknownFields;
 
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-
-use crate::tenants::QuotaTicket;
-
-/// A request that was admitted, until it ends: it counts among those in flight, and in the limits of its caller.
-pub(crate) struct AdmittedRequest {
-    pub(crate) _ticket: AdmissionTicket,
-    pub(crate) quota: QuotaTicket,
-}
 
 /// Time after which a refused client may try again.
 const RETRY_AFTER_MS: u64 = 1_000;

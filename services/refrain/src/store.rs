@@ -258,8 +258,10 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
     };
     let erase = async |store: &dyn StoreAdmin| store.erase(request).await;
     let reply = on_store(&args.target, Access::Write, erase).await?;
-    let (documents, quarantines) = (reply.documents, reply.quarantines);
-    let line = format!("{documents} documents erased, {quarantines} quarantined logs deleted\n");
+    let (documents, quarantines, files) = (reply.documents, reply.quarantines, reply.files.len());
+    let line = format!(
+        "{documents} documents erased, {files} files rewritten, {quarantines} quarantined logs deleted\n"
+    );
     print(&reply, args.json, &line)?;
     for replica in &reply.replicas {
         let trouble = replica.trouble.as_deref().unwrap_or("erased");

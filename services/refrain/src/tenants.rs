@@ -1,7 +1,7 @@
 //! `refrain tenants` and `refrain keys`: the operator's commands for the file of tenants.
 //!
-//! Each command reads the file, changes it as a value, and puts a new file in its place. Gateways follow it. Each change
-//! is a line in an audit log beside the file.
+//! Each command reads the file, changes it as a value, and puts a new file in its place. Gateways follow it. Each
+//! change is a line in an audit log beside the file.
 
 mod audit;
 mod change;
@@ -104,7 +104,8 @@ struct AddKeyArgs {
     /// Models that it may use, separated by commas [default: all of the tenant].
     #[arg(long, value_delimiter = ',')]
     models: Vec<String>,
-    /// Endpoints that it may call, separated by commas: chat, completions, messages, responses, tokenize [default: all].
+    /// Endpoints that it may call, separated by commas: chat, completions, messages, responses, tokenize [default:
+    /// all].
     #[arg(long, value_delimiter = ',', value_parser = endpoint)]
     endpoints: Vec<KeyEndpoint>,
     /// Days until it ends [default: it does not end].
@@ -256,7 +257,8 @@ fn read(path: &Path) -> anyhow::Result<TenantsFile> {
     TenantsFile::parse(&text).map_err(|faults| anyhow::anyhow!("{}: {faults}", path.display()))
 }
 
-/// Changes the file. Nobody else edits it meanwhile, and who reads it sees either state. Then the audit log gets a line.
+/// Changes the file. Nobody else edits it meanwhile, and who reads it sees either state. Before that, the audit log
+/// gets a line.
 fn edit(
     path: &Path,
     what: &str,

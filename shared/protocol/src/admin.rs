@@ -45,6 +45,10 @@ pub struct EraseReply {
     pub erased_at_ms: u64,
     /// Documents that this call erased.
     pub documents: u64,
+    /// The files of the asked store that had text of removed documents, and were rewritten or deleted: paths in its
+    /// `data_dir`, at most [`ERASED_FILES_LISTED_MAX`].
+    #[serde(default)]
+    pub files: Vec<String>,
     /// Quarantined logs that were deleted.
     pub quarantines: u64,
     /// Quarantined logs and segments that could not be read completely, and may contain documents to be erased.
@@ -187,6 +191,9 @@ pub struct NamespaceSum {
     /// A checksum of all their texts and properties, in hex digits. It does not depend on any order.
     pub checksum: String,
 }
+
+/// Most entries of [`EraseReply::files`].
+pub const ERASED_FILES_LISTED_MAX: usize = 1_000;
 
 /// Most entries of [`VerifyReply::damage`].
 pub const DAMAGE_LISTED_MAX: usize = 1_000;

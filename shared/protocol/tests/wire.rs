@@ -461,6 +461,7 @@ fn formats() -> Vec<Format> {
         format(
             "erase_reply",
             EraseReply {
+                files: vec!["log".into()],
                 erased_at_ms: 1,
                 documents: 2,
                 quarantines: 3,

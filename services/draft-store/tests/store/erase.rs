@@ -187,6 +187,9 @@ async fn nothing_erased_is_left_in_any_file() {
         left.iter()
             .all(|path| path.display().to_string().contains("quarantine-"))
     );
+    // Each rewritten file is named, and the log always is one.
+    assert_eq!(reply.files.first().map(String::as_str), Some("log"));
+    assert!(reply.files.len() > 1, "{:?}", reply.files);
     let reply = erase(&store, with_quarantines(tenant("a"))).await;
     assert_eq!((reply.quarantines, reply.quarantines_kept), (1, 0));
     let left = planted_tokens.find(&dir.path().join("data"));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
     per_minute: f64,
-    /// What is left at `at`. Below zero more was used than was reserved.
+    /// The amount that is left at `at`. Below zero, more was used than was reserved.
     level: f64,
     at: Instant,
 }
@@ -42,7 +42,7 @@ impl Bucket {
         self.per_minute
     }
 
-    /// What may be taken now.
+    /// The amount that may be taken now.
     pub(super) fn left(&mut self, now: Instant) -> f64 {
         self.fill(now);
         self.level.max(0.0)

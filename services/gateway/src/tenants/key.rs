@@ -1,7 +1,7 @@
 //! API keys that Refrain makes: `rfk-<id>-<secret>`, with a public id and 256 random bits.
 //!
-//! The id finds the entry, so that one comparison is enough however many keys there are. Only the SHA-256 of the whole
-//! key is kept. A slow hash is for passwords: nobody can guess 256 random bits.
+//! The id finds the entry, so that one comparison is enough however many keys there are. Only the SHA-256 of the
+//! whole key is kept. A slow hash is for passwords: nobody can guess 256 random bits.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -1,8 +1,8 @@
 //! Counts what tenants and keys use, and refuses what is past their limits.
 //!
-//! A request counts when its head arrives. Its tokens are reserved once its prompt is known, and settled when it ends,
-//! also when its client leaves: prompt tokens as they are, output tokens as far as they were made. A request that
-//! made nothing gives its tokens back.
+//! A request counts when its head arrives. Its tokens are reserved once its prompt is known, and settled when it
+//! ends, also when its client leaves: prompt tokens as they are, output tokens as far as they were made. A request
+//! that made nothing gives its tokens back.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

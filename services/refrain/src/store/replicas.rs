@@ -295,6 +295,7 @@ impl StoreAdmin for Replicas {
                 .await?;
             all.erased_at_ms = all.erased_at_ms.max(reply.erased_at_ms);
             all.documents += reply.documents;
+            all.files.extend(reply.files);
             all.quarantines += reply.quarantines;
             all.quarantines_kept += reply.quarantines_kept;
             all.replicas.extend(reply.replicas);

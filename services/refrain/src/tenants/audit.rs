@@ -22,7 +22,7 @@ struct Act<'a> {
 /// Appends a line, durably. It names tenants and the public ids of keys, and never a key.
 pub(super) fn append(path: &Path, act: &str) -> anyhow::Result<()> {
     let name = || format!("the audit log, {}, cannot be written", path.display());
-    // Behind sudo the user is the one who asked.
+    // With sudo the user is the one who asked.
     let mut by = ["SUDO_USER", "USER", "LOGNAME"].into_iter();
     let by = by.find_map(|variable| std::env::var(variable).ok());
     let user = || format!("uid {}", rustix::process::getuid().as_raw());

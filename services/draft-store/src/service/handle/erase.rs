@@ -3,13 +3,16 @@
 //! First a mark is stored, so that nothing that began before it is accepted any more. Then the documents are removed,
 //! each with a tombstone for followers. Finally the files that still hold their text are rewritten.
 
-use refrain_protocol::admin::{EraseReply, EraseRequest};
+use std::path::Path;
+
+use refrain_protocol::admin::{ERASED_FILES_LISTED_MAX, EraseReply, EraseRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::directory::{Cleared, clear_quarantines};
 use crate::reading::erasure;
 use crate::record::ErasureRecord;
 use crate::record::replication::StreamErasureRecord;
+use crate::segments;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
 use crate::shared_store::unavailable;
@@ -81,6 +84,7 @@ impl DraftStoreHandle {
         let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
         let documents = self.remove_hit(&mark, None).await?;
+        let files = self.files_with_removed_text()?;
         let cleared = self.clear_files(with_quarantines).await?;
         if self.inner.shared.openings() != openings {
             // Documents that were quarantined then, or that came back with a log that was rolled back, were not
@@ -111,10 +115,22 @@ impl DraftStoreHandle {
         Ok(EraseReply {
             erased_at_ms,
             documents,
+            files,
             quarantines,
             quarantines_kept,
             replicas,
         })
+    }
+
+    /// The files that hold text of removed documents, as paths in `data_dir`: the log, and some of the segments.
+    fn files_with_removed_text(&self) -> Result<Vec<String>, ApiError> {
+        let open = self.inner.shared.read()?;
+        let segments = open.catalog.segments();
+        let worn = segments.iter().filter(|(_, mounted)| mounted.is_worn());
+        let worn = worn.map(|(segment, _)| segments::path(Path::new(""), segment));
+        let log = std::iter::once("log".into());
+        let paths = log.chain(worn).take(ERASED_FILES_LISTED_MAX);
+        Ok(paths.map(|path| path.display().to_string()).collect())
     }
 
     /// Carries out an erasure that came by the stream. Nothing of its documents is on disk when this returns.

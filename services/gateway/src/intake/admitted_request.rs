@@ -1,0 +1,10 @@
+//! A request between its admission and its end.
+
+use super::admission::AdmissionTicket;
+use crate::tenants::QuotaTicket;
+
+/// A request that was admitted, until it ends: it counts among those in flight, and in the limits of its caller.
+pub(crate) struct AdmittedRequest {
+    pub(crate) _ticket: AdmissionTicket,
+    pub(crate) quota: QuotaTicket,
+}
