@@ -6,6 +6,7 @@
 pub(crate) mod journal;
 pub(crate) mod journaled;
 pub(crate) mod memory;
+mod recent;
 pub(crate) mod sled;
 
 use std::collections::BTreeMap;
@@ -143,7 +144,7 @@ pub(crate) trait RecordLog: Send + Sync {
     /// One record.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError>;
 
-    /// Visits the records of `from..to` in order until `visit` returns `false`.
+    /// Visits the records of `from..to` in order until `visit` returns `false`. `visit` must not use the log.
     fn scan(
         &self,
         from: &[u8],
@@ -161,6 +162,9 @@ pub(crate) trait RecordLog: Send + Sync {
     fn can_be_rebuilt(&self) -> bool {
         false
     }
+
+    /// Notes that the log is about to be deleted, so that nothing is written to its index any more.
+    fn retire(&self) {}
 
     /// Whether it failed to read something that it holds, so that it should be reopened and repaired.
     fn is_suspect(&self) -> bool {
