@@ -34,9 +34,9 @@ const WRITES_AT_ONCE: usize = 256;
 /// document.
 const DOCUMENT_PART: std::ops::Range<usize> = 1..33;
 
-/// The part of the cache that sled gets, and the part that each generation of recent writes may take.
+/// The part of the cache that sled gets; what is new is not read from it. Each of two generations of recent writes may
+/// take as much as the whole cache.
 const SLED_SHARE: u64 = 2;
-const GENERATION_SHARE: u64 = 2;
 
 /// How sled's files are treated when a log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,7 +325,7 @@ impl Inner {
 
 /// Memory of a generation of recent writes.
 fn generation_bytes(cache_bytes: u64) -> usize {
-    usize::try_from(cache_bytes / GENERATION_SHARE).unwrap_or(usize::MAX)
+    usize::try_from(cache_bytes).unwrap_or(usize::MAX)
 }
 
 /// Writes a generation to the index, a few documents at a time.

@@ -16,6 +16,9 @@ use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::outdated;
 use crate::writer::handle::WriterHandle;
 
+/// How much a job gives way to others. It still gets a third of a core beside a busy writer.
+const NICE: i32 = 5;
+
 /// Wait after a failed job.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -56,6 +59,10 @@ impl WriterActor {
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let spawned = thread.spawn(move || {
+            // Callers do not wait for jobs, and jobs wait for callers: a store under load seals later, and more at once.
+            if let Err(error) = rustix::process::nice(NICE) {
+                tracing::debug!(%error, "draft store job runs with the usual priority");
+            }
             let mut end = end;
             end.outcome = run(&host, stop);
         });
