@@ -155,6 +155,11 @@ pub(crate) trait RecordLog: Send + Sync {
     /// Bytes on disk.
     fn disk_bytes(&self) -> u64;
 
+    /// Bytes of records that the index does not have yet, so that it will grow by about as much.
+    fn unindexed_bytes(&self) -> u64 {
+        0
+    }
+
     /// Number of files with values that are too large for the index's pages: an alarm unless 0.
     fn blob_files(&self) -> u64;
 

@@ -459,6 +459,10 @@ impl RecordLog for JournaledLog {
         self.inner.index.disk_bytes() + self.inner.journal().position().end
     }
 
+    fn unindexed_bytes(&self) -> u64 {
+        self.inner.recent().bytes() as u64
+    }
+
     fn blob_files(&self) -> u64 {
         self.inner.index.blob_files()
     }

@@ -10,7 +10,6 @@ use actix::{AsyncContext as _, Context};
 
 use crate::background::log_rewrite::RewriteHost;
 use crate::background::seal::{NewSegment, SealHost};
-use crate::directory::DiskSpace;
 use crate::log::{LogError, RecordLog};
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::outdated;
@@ -89,8 +88,8 @@ impl WriterActor {
 
     /// Whether the disk has space for what a job writes before it gives space back.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        let room = DiskSpace::of(&self.config.data_dir);
-        room.is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
+        self.disk_space()
+            .is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
     }
 }
 
