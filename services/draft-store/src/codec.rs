@@ -27,8 +27,19 @@ const ENVELOPE_BYTES: usize = HEADER_BYTES + 8;
 
 /// Below this size, compression takes long and gains some dozen bytes, until the document is sealed. The state and
 /// the head of a document are that small.
-const COMPRESS_FROM_BYTES: usize = 192;
-const ZSTD_LEVEL: i32 = 3;
+const COMPRESSION: Compression = Compression {
+    level: 3,
+    from_bytes: 192,
+};
+
+/// How much time is spent to make something smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Compression {
+    /// zstd's level.
+    pub(crate) level: i32,
+    /// Fewer bytes than this stay as they are.
+    pub(crate) from_bytes: usize,
+}
 
 /// Why a value cannot be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,8 +63,8 @@ fn config() -> impl bincode::config::Config {
 }
 
 thread_local! {
-    // Creating a zstd context costs more than compressing a small value with it.
-    static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
+    // Creating a zstd context costs more than compressing a small value with it. The level is the one of the context.
+    static COMPRESSOR: RefCell<Option<(i32, zstd::bulk::Compressor<'static>)>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
@@ -72,16 +83,23 @@ pub(crate) fn decompress(payload: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
     })
 }
 
-fn compress(payload: &[u8]) -> Option<Vec<u8>> {
-    if payload.len() < COMPRESS_FROM_BYTES {
+/// The compressed bytes, if they are fewer.
+pub(crate) fn compress(plain: &[u8], how: Compression) -> Option<Vec<u8>> {
+    if plain.len() < how.from_bytes {
         return None;
     }
     COMPRESSOR.with_borrow_mut(|slot| {
         if slot.is_none() {
-            *slot = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok();
+            let made = zstd::bulk::Compressor::new(how.level).ok()?;
+            *slot = Some((how.level, made));
         }
-        let compressed = slot.as_mut()?.compress(payload).ok()?;
-        (compressed.len() < payload.len()).then_some(compressed)
+        let (level, compressor) = slot.as_mut()?;
+        if *level != how.level {
+            compressor.set_compression_level(how.level).ok()?;
+            *level = how.level;
+        }
+        let compressed = compressor.compress(plain).ok()?;
+        (compressed.len() < plain.len()).then_some(compressed)
     })
 }
 
@@ -101,7 +119,7 @@ pub(crate) fn seal<T: Encode>(key: &[u8], record: &T) -> Vec<u8> {
     // Records are plain structs far below the limit, so encoding cannot fail. If it ever did, the empty payload would
     // decode to damage, which costs that record alone.
     let plain = bincode::encode_to_vec(record, config()).unwrap_or_default();
-    let (flags, payload) = match compress(&plain) {
+    let (flags, payload) = match compress(&plain, COMPRESSION) {
         Some(compressed) => (FLAG_ZSTD, compressed),
         None => (0, plain),
     };

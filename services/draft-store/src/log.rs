@@ -6,6 +6,7 @@
 pub(crate) mod journal;
 pub(crate) mod journaled;
 pub(crate) mod memory;
+mod recent;
 pub(crate) mod sled;
 
 use std::collections::BTreeMap;
@@ -143,7 +144,7 @@ pub(crate) trait RecordLog: Send + Sync {
     /// One record.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError>;
 
-    /// Visits the records of `from..to` in order until `visit` returns `false`.
+    /// Visits the records of `from..to` in order until `visit` returns `false`. `visit` must not use the log.
     fn scan(
         &self,
         from: &[u8],
@@ -154,6 +155,11 @@ pub(crate) trait RecordLog: Send + Sync {
     /// Bytes on disk.
     fn disk_bytes(&self) -> u64;
 
+    /// Bytes of records that the index does not have yet, so that it will grow by about as much.
+    fn unindexed_bytes(&self) -> u64 {
+        0
+    }
+
     /// Number of files with values that are too large for the index's pages: an alarm unless 0.
     fn blob_files(&self) -> u64;
 
@@ -161,6 +167,9 @@ pub(crate) trait RecordLog: Send + Sync {
     fn can_be_rebuilt(&self) -> bool {
         false
     }
+
+    /// Notes that the log is about to be deleted, so that nothing is written to its index any more.
+    fn retire(&self) {}
 
     /// Whether it failed to read something that it holds, so that it should be reopened and repaired.
     fn is_suspect(&self) -> bool {

@@ -7,14 +7,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
-
 use bincode::{Decode, Encode};
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::codec::{Damage, PieceRecord, decompress};
+use crate::codec::{Compression, Damage, PieceRecord, compress, decompress};
 use crate::record::{DocumentKey, ErasureRecord, HeadRecord};
 
 /// Most tokens of one message. A longer document is sent in parts. Any ids and any head stay below a megabyte, the
@@ -27,16 +25,20 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Largest payload after decompression.
 const PAYLOAD_BYTES_MAX: usize = 4 << 20;
 const MAGIC: [u8; 2] = *b"RF";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const FLAG_ZSTD: u8 = 1;
 const HEADER_BYTES: usize = 4;
 const ENVELOPE_BYTES: usize = HEADER_BYTES + 8;
 
-/// Messages are written once and read soon, so a fast level is enough.
-const ZSTD_LEVEL: i32 = 1;
+/// Messages are written once and read soon, so a fast level is enough. Below some size the zstd frame costs more than
+/// compression gains.
+const COMPRESSION: Compression = Compression {
+    level: 1,
+    from_bytes: 64,
+};
 
-/// Below this size the zstd frame costs more than compression gains.
-const COMPRESS_FROM_BYTES: usize = 64;
+/// Most documents in one message.
+pub(crate) const DOCUMENTS_MAX: usize = 32;
 
 /// One message of the stream.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
@@ -56,6 +58,8 @@ pub(crate) enum StreamChange {
     Start,
     /// A document as the sender has it, or a part of it.
     Document(Box<DocumentPart>),
+    /// Several documents of a namespace, each of them whole.
+    Documents(Vec<DocumentPart>),
     /// Documents that were removed.
     Removals(Removals),
     /// Documents that were used.
@@ -174,11 +178,31 @@ impl DocumentPart {
     }
 }
 
+impl StreamChange {
+    /// The documents or the part of one that it carries.
+    pub(crate) fn documents(&self) -> &[DocumentPart] {
+        match self {
+            StreamChange::Document(part) => std::slice::from_ref(part),
+            StreamChange::Documents(documents) => documents,
+            _ => &[],
+        }
+    }
+
+    pub(crate) fn into_documents(self) -> Vec<DocumentPart> {
+        match self {
+            StreamChange::Document(part) => vec![*part],
+            StreamChange::Documents(documents) => documents,
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl StreamMessage {
     /// The namespace that it is about. `None` if it is about several.
     pub(crate) fn namespace(&self) -> Option<NamespaceId> {
         match &self.change {
             StreamChange::Document(part) => Some(part.names.id()),
+            StreamChange::Documents(documents) => documents.first().map(|part| part.names.id()),
             StreamChange::Removals(removals) => Some(NamespaceId(removals.namespace)),
             StreamChange::Uses(uses) => Some(NamespaceId(uses.namespace)),
             StreamChange::Start | StreamChange::Erasure(_) => None,
@@ -235,24 +259,6 @@ fn checksum(header: &[u8], payload: &[u8]) -> [u8; 8] {
     hash.digest().to_le_bytes()
 }
 
-thread_local! {
-    // A document of a few kilobytes is compressed faster than a zstd context is made.
-    static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
-}
-
-fn compress(plain: &[u8]) -> Option<Vec<u8>> {
-    if plain.len() < COMPRESS_FROM_BYTES {
-        return None;
-    }
-    COMPRESSOR.with_borrow_mut(|slot| {
-        if slot.is_none() {
-            *slot = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok();
-        }
-        let compressed = slot.as_mut()?.compress(plain).ok()?;
-        (compressed.len() < plain.len()).then_some(compressed)
-    })
-}
-
 /// The bytes of a message.
 pub(crate) fn encode(message: &StreamMessage) -> Vec<u8> {
     envelope(encoded(message))
@@ -265,7 +271,7 @@ pub(crate) fn encode_with_id(message: &StreamMessage) -> (String, Vec<u8>) {
 }
 
 fn envelope(plain: Vec<u8>) -> Vec<u8> {
-    let (flags, payload) = match compress(&plain) {
+    let (flags, payload) = match compress(&plain, COMPRESSION) {
         Some(compressed) => (FLAG_ZSTD, compressed),
         None => (0, plain),
     };

@@ -69,7 +69,8 @@ pub(crate) async fn with_brokers(brokers: &Brokers, documents: u64) -> anyhow::R
     let context = brokers.context().await?;
     let mut stream = context.get_stream("refrain-0").await?;
     let state = &stream.info().await?.state;
-    let bytes = (state.bytes / state.messages.max(1)) as usize;
+    // Messages with one document each, whatever the store has sent.
+    let bytes = (state.bytes / (2 * documents).max(1)) as usize;
     let took = alone(brokers, bytes, documents).await?;
     show(
         &format!("{r}, async-nats alone, {bytes} bytes, {IN_FLIGHT} in flight"),

@@ -150,7 +150,8 @@ pub(super) fn run(
     let before_bytes = from.disk_bytes();
     let mirrored_bytes = host.swap(number)?;
     at(RewriteStep::Swapped)?;
-    // sled may write when it is closed, so the old log is dropped before its files are deleted.
+    // A log may write when it is closed, so the old one is dropped before its files are deleted.
+    from.retire();
     drop(from);
     delete_log(&job.dir, &log_path(&job.dir, job.from))?;
     at(RewriteStep::Deleted)?;

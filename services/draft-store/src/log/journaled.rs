@@ -1,9 +1,12 @@
 //! The log in use: a journal that is synced before anything is acknowledged, and sled as its index.
 //!
-//! Every batch goes to the journal first. It then goes to sled in one atomic batch, together with the position in the
-//! journal up to which sled is complete. Nobody waits for sled to sync. After a crash sled may be behind, and the
-//! journal is replayed from that position. If sled does not open, has lost something or cannot read a page, its files
-//! are deleted and rebuilt from the journal.
+//! Every batch goes to the journal first. It is then kept in memory (`recent.rs`) until there are many writes, or the
+//! log is closed. A thread of its own writes them to sled, and at last the position in the journal up to which sled is
+//! complete. After a crash sled is behind, and the journal is read into memory from that position. If sled does not
+//! open, has lost something or cannot read a page, its files are deleted and rebuilt from the journal.
+//!
+//! The records of a document go to sled in one atomic batch. So sled has each document as it was after some commit,
+//! even if a crash interrupts the thread, and what is salvaged from sled alone is never a mixture.
 //!
 //! Syncing sled as well was rejected: it would take a second trip to the disk and protect nothing that the journal
 //! does not have.
@@ -13,14 +16,27 @@ mod tests;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread::JoinHandle;
 
 use crate::log::journal::{self, Journal, JournalPosition, ScanReport};
+use crate::log::recent::{Generation, RecentWrites};
 use crate::log::sled::SledLog;
 use crate::log::{Batch, LogError, RecordLog, random};
 
-/// Bytes of records that are applied or copied at once.
+/// Bytes of records that are copied at once.
 const STEP_BYTES: u64 = 1 << 20;
+
+/// Writes that sled applies at once, unless a document has more. Readers of sled wait meanwhile.
+const WRITES_AT_ONCE: usize = 256;
+
+/// The first parts of a key, after the kind: the namespace and the document. Records that share them belong to one
+/// document.
+const DOCUMENT_PART: std::ops::Range<usize> = 1..33;
+
+/// The part of the cache that sled gets; what is new is not read from it. Each of two generations of recent writes may
+/// take as much as the whole cache.
+const SLED_SHARE: u64 = 2;
 
 /// How sled's files are treated when a log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +49,21 @@ pub(crate) enum IndexMode {
 
 /// A journal and its index; see the module.
 pub(crate) struct JournaledLog {
+    inner: Arc<Inner>,
+    /// The thread that writes the frozen generation to the index.
+    indexing: Mutex<Option<JoinHandle<Result<(), LogError>>>>,
+}
+
+struct Inner {
     index: SledLog,
     journal: Mutex<Journal>,
-    /// The index failed to read something, so it is to be reopened and repaired.
+    recent: RwLock<RecentWrites>,
+    /// Memory of a generation of recent writes.
+    generation_bytes: usize,
+    /// The index failed to read or write something, so it is to be reopened and repaired.
     is_suspect: AtomicBool,
+    /// The log is about to be deleted.
+    is_retired: AtomicBool,
 }
 
 impl JournaledLog {
@@ -48,14 +75,14 @@ impl JournaledLog {
     pub(crate) fn open(path: &Path, cache_bytes: u64, index: IndexMode) -> Result<Self, LogError> {
         if !journal::is_in(path)? {
             // Without a journal sled is all there is: logs of earlier versions have none.
-            let index = SledLog::open(path, cache_bytes)?;
+            let index = SledLog::open(path, cache_bytes / SLED_SHARE)?;
             if index.position()?.is_some() {
                 return Err(LogError::Corrupt(format!(
                     "the journal {} is missing",
                     journal::path_in(path).display()
                 )));
             }
-            return Self::with_new_journal(path, index);
+            return Self::with_new_journal(path, index, cache_bytes);
         }
         let found = journal::scan(path, 0, &mut |_| Ok(()))?;
         let trusted = match index {
@@ -69,10 +96,12 @@ impl JournaledLog {
                         damaged_ranges = found.damage.len(),
                         "draft store journal is damaged; rewriting it from its index, which is complete"
                     );
-                    if end < found.end {
-                        replay(path, &index, end)?;
+                    if let Some(name) = found.name.filter(|_| end < found.end) {
+                        let from = JournalPosition { journal: name, end };
+                        let mut recent = replay(path, &index, from, cache_bytes)?;
+                        write_to(&index, &recent.freeze())?;
                     }
-                    return Self::with_new_journal(path, index);
+                    return Self::with_new_journal(path, index, cache_bytes);
                 }
                 (index, end)
             }
@@ -96,32 +125,47 @@ impl JournaledLog {
                 tracing::warn!("draft store index is being rebuilt from the journal");
                 drop(trusted);
                 SledLog::delete(path)?;
-                (SledLog::open(path, cache_bytes)?, 0)
+                (SledLog::open(path, cache_bytes / SLED_SHARE)?, 0)
             }
         };
         let Some(name) = found.name else {
             // The journal was emptied, and the index has everything.
-            return Self::with_new_journal(path, index);
+            return Self::with_new_journal(path, index, cache_bytes);
         };
-        if from < found.end {
-            replay(path, &index, from)?;
+        let from = JournalPosition {
+            journal: name,
+            end: from,
+        };
+        if from.end == 0 {
+            // Without a position the index would be deleted once more after a crash.
+            index.write(&Batch::default(), from)?;
         }
+        let recent = replay(path, &index, from, cache_bytes)?;
         let journal = Journal::open(path, name, found.end)?;
-        Ok(Self::of(index, journal))
+        Ok(Self::of(index, journal, recent, cache_bytes))
     }
 
-    fn of(index: SledLog, journal: Journal) -> Self {
+    fn of(index: SledLog, journal: Journal, recent: RecentWrites, cache_bytes: u64) -> Self {
         JournaledLog {
-            index,
-            journal: Mutex::new(journal),
-            is_suspect: AtomicBool::new(false),
+            inner: Arc::new(Inner {
+                index,
+                journal: Mutex::new(journal),
+                recent: RwLock::new(recent),
+                generation_bytes: generation_bytes(cache_bytes),
+                is_suspect: AtomicBool::new(false),
+                is_retired: AtomicBool::new(false),
+            }),
+            indexing: Mutex::new(None),
         }
     }
 
     /// Copies an index into a new journal, which then replaces the existing one.
-    fn with_new_journal(path: &Path, index: SledLog) -> Result<Self, LogError> {
+    fn with_new_journal(path: &Path, index: SledLog, cache_bytes: u64) -> Result<Self, LogError> {
         match Self::new_journal(path, &index) {
-            Ok(journal) => Ok(Self::of(index, journal)),
+            Ok(journal) => {
+                let recent = RecentWrites::new(journal.position());
+                Ok(Self::of(index, journal, recent, cache_bytes))
+            }
             Err(error) => {
                 // A half-written journal takes space that the next attempt needs.
                 journal::remove_unfinished(path);
@@ -153,9 +197,106 @@ impl JournaledLog {
         Ok(journal)
     }
 
+    /// Whether there is no record at all.
+    pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
+        let mut is_empty = true;
+        self.scan(&[], &[u8::MAX], &mut |_, _| {
+            is_empty = false;
+            false
+        })?;
+        Ok(is_empty)
+    }
+
+    /// Keeps a batch that the journal has. If there is too much in memory, a thread begins to write it to the index.
+    ///
+    /// # Errors
+    /// The index did not take the earlier writes, and there is no memory for more.
+    fn keep(&self, batch: &Batch, position: JournalPosition) -> Result<(), LogError> {
+        let is_full = {
+            let mut recent = self.inner.recent_mut();
+            recent.add(batch, position);
+            recent.active_bytes() >= self.inner.generation_bytes
+        };
+        match is_full {
+            true => self.begin_indexing(),
+            false => Ok(()),
+        }
+    }
+
+    fn begin_indexing(&self) -> Result<(), LogError> {
+        // If the last generation is still being written, this one waits for it.
+        self.end_indexing()?;
+        let frozen = self.inner.recent_mut().freeze();
+        let inner = self.inner.clone();
+        let thread = std::thread::Builder::new().name("draft-store-index".to_owned());
+        let spawned = thread.spawn(move || inner.index_generation(&frozen));
+        let spawned = spawned.map_err(|error| {
+            LogError::Refused(format!(
+                "the thread of the log's index does not start: {error}"
+            ))
+        })?;
+        *self.indexing() = Some(spawned);
+        Ok(())
+    }
+
+    /// Waits until the frozen generation is written.
+    fn end_indexing(&self) -> Result<(), LogError> {
+        let Some(running) = self.indexing().take() else {
+            return Ok(());
+        };
+        let panicked = |_| {
+            Err(LogError::Corrupt(
+                "the thread of the log's index panicked".into(),
+            ))
+        };
+        self.inner
+            .note_damage(running.join().unwrap_or_else(panicked))
+    }
+
+    fn indexing(&self) -> MutexGuard<'_, Option<JoinHandle<Result<(), LogError>>>> {
+        self.indexing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes everything to the index that it does not have.
+    fn index_all(&self) -> Result<(), LogError> {
+        self.end_indexing()?;
+        // A generation that could not be written, and then the active one.
+        for _ in 0..2 {
+            if self.inner.recent().bytes() > 0 {
+                let frozen = self.inner.recent_mut().freeze();
+                self.inner.index_generation(&frozen)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for JournaledLog {
+    fn drop(&mut self) {
+        let is_retired = self.inner.is_retired.load(Ordering::Relaxed);
+        if is_retired || self.inner.is_suspect.load(Ordering::Relaxed) {
+            let _ = self.end_indexing();
+            return;
+        }
+        // The journal has everything, so a failure costs the second copy and some time at the next start.
+        if let Err(error) = self.index_all() {
+            tracing::warn!(%error, "draft store index not completed");
+        }
+    }
+}
+
+impl Inner {
     fn journal(&self) -> MutexGuard<'_, Journal> {
         // A panic during an append leaves a batch that was not acknowledged.
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recent(&self) -> RwLockReadGuard<'_, RecentWrites> {
+        self.recent.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recent_mut(&self) -> RwLockWriteGuard<'_, RecentWrites> {
+        self.recent.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note_damage<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
@@ -165,10 +306,47 @@ impl JournaledLog {
         outcome
     }
 
-    /// Whether there is no record at all.
-    pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
-        self.note_damage(self.index.is_empty())
+    fn sync(&self) -> Result<(), LogError> {
+        // A rewrite syncs its copy while commits go on in it. No commit waits for that here.
+        let (file, end) = self.journal().begin_sync()?;
+        let outcome = file.sync_data();
+        self.journal().end_sync(end, outcome)
     }
+
+    /// Writes the frozen generation to the index, and drops it.
+    fn index_generation(&self, frozen: &Generation) -> Result<(), LogError> {
+        // The index must not be ahead of what is durable.
+        self.sync()?;
+        self.note_damage(write_to(&self.index, frozen))?;
+        self.recent_mut().drop_frozen();
+        Ok(())
+    }
+}
+
+/// Memory of a generation of recent writes.
+fn generation_bytes(cache_bytes: u64) -> usize {
+    usize::try_from(cache_bytes).unwrap_or(usize::MAX)
+}
+
+/// Writes a generation to the index, a few documents at a time.
+fn write_to(index: &SledLog, generation: &Generation) -> Result<(), LogError> {
+    let document = |key: &[u8]| -> Vec<u8> {
+        let part = DOCUMENT_PART.start.min(key.len())..DOCUMENT_PART.end.min(key.len());
+        key[part].to_vec()
+    };
+    let mut writes: Vec<_> = generation.writes.iter().collect();
+    writes.sort_by_cached_key(|(key, _)| document(key));
+    let same = |a: &(&Vec<u8>, _), b: &(&Vec<u8>, _)| document(a.0) == document(b.0);
+    let mut step = Vec::new();
+    for of_document in writes.chunk_by(same) {
+        step.extend_from_slice(of_document);
+        if step.len() >= WRITES_AT_ONCE {
+            index.write_step(&step)?;
+            step.clear();
+        }
+    }
+    index.write_step(&step)?;
+    index.write(&Batch::default(), generation.position)
 }
 
 /// The index, and the position in the journal up to which it is complete. `None` if it does not belong to this
@@ -178,7 +356,7 @@ fn open_index(
     cache_bytes: u64,
     found: &ScanReport,
 ) -> Result<Option<(SledLog, u64)>, LogError> {
-    let opened = SledLog::open(path, cache_bytes).and_then(|index| {
+    let opened = SledLog::open(path, cache_bytes / SLED_SHARE).and_then(|index| {
         let position = index.position()?;
         Ok((index, position))
     });
@@ -193,66 +371,58 @@ fn open_index(
     }
 }
 
-/// Applies the journal to the index from the beginning of a batch on.
-fn replay(path: &Path, index: &SledLog, from: u64) -> Result<(), LogError> {
-    let mut gathered = Batch::default();
-    let (mut bytes, mut end) = (0, from);
-    let mut name = None;
-    // A scan that starts in the middle does not meet the record with the name.
-    if from > 0 {
-        name = index.position()?.map(|position| position.journal);
-    }
-    let apply = |batch: &mut Batch, name: Option<u64>, end: u64| {
-        let batch = std::mem::take(batch);
-        index.write(
-            &batch,
-            JournalPosition {
-                journal: name.unwrap_or_default(),
-                end,
-            },
-        )
-    };
-    let found = journal::scan(path, from, &mut |scanned| {
-        bytes += scanned.batch.bytes();
-        end = scanned.end;
-        gathered.merge(scanned.batch);
-        if bytes < STEP_BYTES {
-            return Ok(());
+/// Reads the journal into memory, from the beginning of a batch on. If that is too much, the index gets the earlier
+/// part of it.
+fn replay(
+    path: &Path,
+    index: &SledLog,
+    from: JournalPosition,
+    cache_bytes: u64,
+) -> Result<RecentWrites, LogError> {
+    let mut recent = RecentWrites::new(from);
+    journal::scan(path, from.end, &mut |scanned| {
+        let position = JournalPosition {
+            end: scanned.end,
+            ..from
+        };
+        recent.add(&scanned.batch, position);
+        if recent.active_bytes() >= generation_bytes(cache_bytes) {
+            write_to(index, &recent.freeze())?;
+            recent.drop_frozen();
         }
-        bytes = 0;
-        // Without a name the position is not trusted after an interruption, and the whole journal is applied again.
-        apply(&mut gathered, name, end)
+        Ok(())
     })?;
-    apply(&mut gathered, name.or(found.name), end)
+    Ok(recent)
 }
 
 impl RecordLog for JournaledLog {
     fn write(&self, batch: &Batch) -> Result<(), LogError> {
-        let mut journal = self.journal();
-        let position = journal.append(batch)?;
-        self.note_damage(self.index.write(batch, position))
+        let position = self.inner.journal().append(batch)?;
+        self.keep(batch, position)
     }
 
     fn sync(&self) -> Result<(), LogError> {
-        // A rewrite syncs its copy while commits go on in it. No commit waits for that here.
-        let (file, end) = self.journal().begin_sync()?;
-        let outcome = file.sync_data();
-        self.journal().end_sync(end, outcome)
+        self.inner.sync()
     }
 
     fn commit(&self, batch: &Batch) -> Result<(), LogError> {
         if batch.is_empty() {
             return Ok(());
         }
-        let mut journal = self.journal();
-        let position = journal.append(batch)?;
-        // The index must not be ahead of what is durable.
-        journal.sync()?;
-        self.note_damage(self.index.write(batch, position))
+        let position = {
+            let mut journal = self.inner.journal();
+            let position = journal.append(batch)?;
+            journal.sync()?;
+            position
+        };
+        self.keep(batch, position)
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
-        self.note_damage(self.index.get(key))
+        match self.inner.recent().get(key) {
+            Some(written) => Ok(written.cloned()),
+            None => self.inner.note_damage(self.inner.index.get(key)),
+        }
     }
 
     fn scan(
@@ -261,22 +431,51 @@ impl RecordLog for JournaledLog {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), LogError> {
-        self.note_damage(self.index.scan(from, to, visit))
+        let recent = self.inner.recent();
+        let mut recent = recent.range(from, to).peekable();
+        let mut goes_on = true;
+        let scanned = self.inner.index.scan(from, to, &mut |key, value| {
+            while let Some((newer, written)) = recent.next_if(|(newer, _)| &newer[..] < key) {
+                goes_on = written.is_none_or(|written| visit(newer, written));
+                if !goes_on {
+                    return false;
+                }
+            }
+            let newer = recent.next_if(|(newer, _)| &newer[..] == key);
+            goes_on = match newer {
+                Some((_, written)) => written.is_none_or(|written| visit(key, written)),
+                None => visit(key, value),
+            };
+            goes_on
+        });
+        self.inner.note_damage(scanned)?;
+        while goes_on && let Some((newer, written)) = recent.next() {
+            goes_on = written.is_none_or(|written| visit(newer, written));
+        }
+        Ok(())
     }
 
     fn disk_bytes(&self) -> u64 {
-        self.index.disk_bytes() + self.journal().position().end
+        self.inner.index.disk_bytes() + self.inner.journal().position().end
+    }
+
+    fn unindexed_bytes(&self) -> u64 {
+        self.inner.recent().bytes() as u64
     }
 
     fn blob_files(&self) -> u64 {
-        self.index.blob_files()
+        self.inner.index.blob_files()
     }
 
     fn is_suspect(&self) -> bool {
-        self.is_suspect.load(Ordering::Relaxed)
+        self.inner.is_suspect.load(Ordering::Relaxed)
     }
 
     fn can_be_rebuilt(&self) -> bool {
         true
+    }
+
+    fn retire(&self) {
+        self.inner.is_retired.store(true, Ordering::Relaxed);
     }
 }

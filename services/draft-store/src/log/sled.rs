@@ -89,16 +89,6 @@ impl SledLog {
         SledLog::open(path, cache_bytes)
     }
 
-    /// Whether there is no record at all.
-    pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
-        let mut is_empty = true;
-        self.scan(&[], &[u8::MAX], &mut |_, _| {
-            is_empty = false;
-            false
-        })?;
-        Ok(is_empty)
-    }
-
     /// How far the journal was applied. `None` if that was never recorded.
     pub(crate) fn position(&self) -> Result<Option<JournalPosition>, LogError> {
         Ok(self
@@ -116,6 +106,18 @@ impl SledLog {
             }
         }
         writes.insert(&POSITION_KEY, &position.to_bytes());
+        guarded(|| self.db.apply_batch(writes))
+    }
+
+    /// Applies writes atomically. The position in the journal stays: the index is not complete beyond it yet.
+    pub(crate) fn write_step(&self, step: &[(&Vec<u8>, &Option<Vec<u8>>)]) -> Result<(), LogError> {
+        let mut writes = sled::Batch::default();
+        for (key, value) in step {
+            match value {
+                Some(value) => writes.insert(key.as_slice(), value.as_slice()),
+                None => writes.remove(key.as_slice()),
+            }
+        }
         guarded(|| self.db.apply_batch(writes))
     }
 

@@ -1,7 +1,13 @@
 //! Reading what is to be sent to other replicas.
 
+use std::collections::HashMap;
+
+use refrain_protocol::NamespaceId;
+
 use crate::catalog::{Catalog, EntryVersion, SentText};
-use crate::message::{DocumentPart, PartProperties, Removals, StreamChange, StreamMessage};
+use crate::message::{
+    DOCUMENTS_MAX, DocumentPart, PartProperties, Removals, StreamChange, StreamMessage,
+};
 use crate::reading::document_text::{TextError, head, read};
 use crate::record::replication::OutboxRecord;
 use crate::record::{DocumentKey, STATIC};
@@ -13,26 +19,99 @@ const TOKENS_PER_LOOK: usize = 1 << 20;
 /// Most removals in one message.
 const REMOVALS_MAX: usize = 1_024;
 
-/// Messages of one entry, or of several removals.
+/// A document as it was read to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentDocument {
+    pub(crate) key: DocumentKey,
+    /// Sequence of its last change.
+    pub(crate) sequence: u64,
+    /// The beginning of it that the stream has then, if it still grows.
+    pub(crate) text: Option<SentText>,
+}
+
+/// Messages of one entry, or of several documents or removals.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    pub(crate) entries: Vec<EntryVersion>,
+    /// The entries, with the documents that they are about. Removed ones are missing.
+    pub(crate) entries: Vec<(EntryVersion, Option<SentDocument>)>,
     /// They have to arrive in this order. There is none if the document is gone.
     pub(crate) messages: Vec<StreamMessage>,
-    /// The document and what the stream has of it then, if it still grows.
-    pub(crate) sent: Option<(DocumentKey, SentText)>,
-    /// The document, with the sequence of its last change.
-    pub(crate) document: Option<(DocumentKey, u64)>,
 }
 
 impl Outgoing {
     /// Tokens of its messages.
     fn tokens(&self) -> usize {
-        let parts = self.messages.iter().map(|message| match &message.change {
-            StreamChange::Document(part) => part.token_count(),
-            _ => 0,
-        });
-        parts.sum()
+        let changes = self.messages.iter().map(|message| &message.change);
+        let parts = changes.flat_map(StreamChange::documents);
+        parts.map(DocumentPart::token_count).sum()
+    }
+
+    /// Its only document, if that has ended and is here as a whole. Such ones may share a message. If an erasure
+    /// deletes the message because of another one, this one is sent again, and whatever follows of a document that
+    /// had ended begins with all of it.
+    fn whole_document(&self) -> Option<&DocumentPart> {
+        match (&self.messages[..], &self.entries[..]) {
+            ([message], [(_, Some(document))]) if document.text.is_none() => {
+                match &message.change {
+                    StreamChange::Document(part) if part.start == 0 => Some(part),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Outgoing messages in order, with small documents of a namespace in one.
+struct Gathered {
+    outgoing: Vec<Outgoing>,
+    /// The last message of each namespace that documents may be added to, and its tokens. Documents may overtake each
+    /// other, and not removals.
+    open: HashMap<NamespaceId, (usize, usize)>,
+    tokens_max: usize,
+}
+
+impl Gathered {
+    /// Adds a document: to an earlier message, if there is room.
+    fn add_document(&mut self, outgoing: Outgoing) {
+        let Some(document) = outgoing.whole_document() else {
+            self.outgoing.push(outgoing);
+            return;
+        };
+        let (namespace, tokens) = (document.key().namespace, document.token_count());
+        if let Some((at, gathered)) = self.open.get_mut(&namespace)
+            && *gathered + tokens <= self.tokens_max
+            && let Some(open) = self.outgoing.get_mut(*at)
+            && open.entries.len() < DOCUMENTS_MAX
+        {
+            *gathered += tokens;
+            open.join(outgoing);
+            return;
+        }
+        self.open.insert(namespace, (self.outgoing.len(), tokens));
+        self.outgoing.push(outgoing);
+    }
+
+    /// Adds something that no later document may overtake.
+    fn add_other(&mut self, outgoing: Outgoing) {
+        self.open.clear();
+        self.outgoing.push(outgoing);
+    }
+}
+
+impl Outgoing {
+    /// Adds the document of another one. Both have one message.
+    fn join(&mut self, other: Outgoing) {
+        let Some(message) = self.messages.first_mut() else {
+            return;
+        };
+        let change = std::mem::replace(&mut message.change, StreamChange::Start);
+        let mut documents = change.into_documents();
+        for added in other.messages {
+            documents.extend(added.change.into_documents());
+        }
+        message.change = StreamChange::Documents(documents);
+        self.entries.extend(other.entries);
     }
 }
 
@@ -51,7 +130,12 @@ pub(crate) fn next_outgoing(
     part_tokens_max: usize,
     is_on_the_way: impl Fn(u64) -> bool,
 ) -> Result<NextOutgoing, TextError> {
-    let mut next = NextOutgoing::default();
+    let mut next = Gathered {
+        outgoing: Vec::new(),
+        open: HashMap::new(),
+        tokens_max: part_tokens_max,
+    };
+    let mut damaged = Vec::new();
     let catalog = &open.catalog;
     let waiting = catalog.replication.outbox.to_send();
     let waiting = waiting.filter(|(entry, _)| !is_on_the_way(entry.number));
@@ -66,9 +150,9 @@ pub(crate) fn next_outgoing(
                 match document(open, entry, key, part_tokens_max) {
                     Ok(outgoing) => {
                         tokens += outgoing.tokens();
-                        next.outgoing.push(outgoing);
+                        next.add_document(outgoing);
                     }
-                    Err(TextError::Damaged(_)) => next.damaged.push(key),
+                    Err(TextError::Damaged(_)) => damaged.push(key),
                     Err(error) => return Err(error),
                 }
             }
@@ -83,7 +167,7 @@ pub(crate) fn next_outgoing(
                         removals.namespace == *namespace && removals.is_erasure == *is_erased;
                     (is_same && removals.documents.len() < REMOVALS_MAX)
                         .then(|| removals.documents.push(*document))?;
-                    last.entries.push(entry);
+                    last.entries.push((entry, None));
                     Some(())
                 });
                 if added.is_none() {
@@ -92,16 +176,19 @@ pub(crate) fn next_outgoing(
                         documents: vec![*document],
                         is_erasure: *is_erased,
                     });
-                    next.outgoing.push(single(catalog, entry, change));
+                    next.add_other(single(catalog, entry, change));
                 }
             }
             OutboxRecord::Erasure(mark) => {
                 let change = StreamChange::Erasure(mark.clone());
-                next.outgoing.push(single(catalog, entry, change));
+                next.add_other(single(catalog, entry, change));
             }
         }
     }
-    Ok(next)
+    Ok(NextOutgoing {
+        outgoing: next.outgoing,
+        damaged,
+    })
 }
 
 fn removals_of(outgoing: &mut Outgoing) -> Option<&mut Removals> {
@@ -121,10 +208,8 @@ fn message(catalog: &Catalog, change: StreamChange) -> StreamMessage {
 
 fn single(catalog: &Catalog, entry: EntryVersion, change: StreamChange) -> Outgoing {
     Outgoing {
-        entries: vec![entry],
+        entries: vec![(entry, None)],
         messages: vec![message(catalog, change)],
-        sent: None,
-        document: None,
     }
 }
 
@@ -147,14 +232,11 @@ fn document(
     part_tokens_max: usize,
 ) -> Result<Outgoing, TextError> {
     let catalog = &open.catalog;
-    let mut outgoing = Outgoing {
-        entries: vec![entry],
-        messages: Vec::new(),
-        sent: None,
-        document: None,
-    };
     let Some(properties) = properties(open, key)? else {
-        return Ok(outgoing);
+        return Ok(Outgoing {
+            entries: vec![(entry, None)],
+            messages: Vec::new(),
+        });
     };
     let len = catalog.document(key).map_or(0, |known| known.state.len);
     let now = SentText {
@@ -166,10 +248,15 @@ fn document(
         (sent.epoch, sent.revision) == (now.epoch, now.revision) && sent.len <= now.len
     });
     let start = sent.map_or(0, |sent| sent.len);
-    outgoing.messages = parts(open, key, &properties, start, part_tokens_max)?;
-    outgoing.sent = (properties.finish == 0).then_some((key, now));
-    outgoing.document = Some((key, properties.sequence));
-    Ok(outgoing)
+    let document = SentDocument {
+        key,
+        sequence: properties.sequence,
+        text: (properties.finish == 0).then_some(now),
+    };
+    Ok(Outgoing {
+        entries: vec![(entry, Some(document))],
+        messages: parts(open, key, &properties, start, part_tokens_max)?,
+    })
 }
 
 /// The properties of a document besides its text. `None` if it is gone.

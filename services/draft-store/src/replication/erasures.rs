@@ -1,18 +1,19 @@
 //! Carrying out erasures that came by the stream: on this replica, and in the stream itself.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{DeliverPolicy, PullConsumer, pull};
-use async_nats::jetstream::stream::Stream;
 use futures_util::StreamExt as _;
 
-use crate::message::{StreamChange, decode};
+use crate::message::{DocumentPart, StreamMessage, decode};
 use crate::record::ErasureRecord;
 use crate::record::replication::StreamErasureRecord;
+use crate::replication::publish::send_whole;
 use crate::replication::session::Session;
-use crate::replication::stream::{SessionError, ShardNames, consumer_after};
+use crate::replication::stream::{SessionError, ShardNames, ShardStream, consumer_after};
 
 /// Messages that are deleted from the stream at once.
 const DELETIONS_AT_ONCE: usize = 32;
@@ -24,7 +25,7 @@ const SEARCH_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Begins to carry out the erasures of the stream that are open, unless that is going on.
-pub(super) fn begin(session: &Arc<Session>, stream: &Stream) {
+pub(super) fn begin(session: &Arc<Session>, stream: &ShardStream) {
     if session.is_erasing.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -37,7 +38,7 @@ pub(super) fn begin(session: &Arc<Session>, stream: &Stream) {
     });
 }
 
-async fn all(session: &Session, stream: &Stream) -> Result<(), SessionError> {
+async fn all(session: &Session, stream: &ShardStream) -> Result<(), SessionError> {
     for erasure in session.open_erasures().await? {
         carry_out(session, stream, erasure).await?;
     }
@@ -45,7 +46,10 @@ async fn all(session: &Session, stream: &Stream) -> Result<(), SessionError> {
 }
 
 /// Carries out all open erasures, before this replica serves.
-pub(super) async fn finish(session: &Arc<Session>, stream: &Stream) -> Result<(), SessionError> {
+pub(super) async fn finish(
+    session: &Arc<Session>,
+    stream: &ShardStream,
+) -> Result<(), SessionError> {
     while !session.open_erasures().await?.is_empty() {
         begin(session, stream);
         tokio::time::sleep(PAUSE).await;
@@ -57,7 +61,7 @@ pub(super) async fn finish(session: &Arc<Session>, stream: &Stream) -> Result<()
 /// messages of the erased documents from the stream. An erasure that was interrupted begins again.
 async fn carry_out(
     session: &Session,
-    stream: &Stream,
+    stream: &ShardStream,
     erasure: StreamErasureRecord,
 ) -> Result<(), SessionError> {
     if erasure.is_own {
@@ -88,13 +92,14 @@ pub(super) async fn clear_replica(
         .map_err(|error| SessionError::Store(error.to_string()))
 }
 
-/// Deletes the messages before an erasure that have text of its scope. Returns their number.
+/// Deletes the messages before an erasure that have text of its scope. Returns their number. The other documents of
+/// such a message are sent again first, so that a replica that has not read it does not miss them.
 ///
 /// A purge of the whole subject was rejected. A namespace has documents that an erasure of a session or of a time
 /// range does not hit, and replicas that are behind still need their messages.
 async fn clear_stream(
     session: &Session,
-    stream: &Stream,
+    stream: &ShardStream,
     erasure: &StreamErasureRecord,
 ) -> Result<u64, SessionError> {
     let namespaces = session.look(|open| open.catalog.namespaces()).await?;
@@ -103,14 +108,15 @@ async fn clear_stream(
     for (namespace, known) in namespaces {
         if erasure.mark.hits_namespace(known.as_ref()) {
             let subject = names.subject(Some(namespace));
-            deleted += clear_subject(stream, subject, erasure).await?;
+            deleted += clear_subject(session, stream, subject, erasure).await?;
         }
     }
     Ok(deleted)
 }
 
 async fn clear_subject(
-    stream: &Stream,
+    session: &Session,
+    stream: &ShardStream,
     subject: String,
     erasure: &StreamErasureRecord,
 ) -> Result<u64, SessionError> {
@@ -123,12 +129,13 @@ async fn clear_subject(
         ..consumer_after(0)
     };
     let consumer: PullConsumer = stream
+        .stream
         .create_consumer(config)
         .await
         .map_err(|error| failed(&error))?;
     let mut left = consumer.cached_info().num_pending;
     let mut messages = consumer.messages().await.map_err(|error| failed(&error))?;
-    let mut hits = Vec::new();
+    let (mut hits, mut others) = (Vec::new(), BTreeSet::new());
     while left > 0 {
         let next = tokio::time::timeout(SEARCH_WAIT, messages.next()).await;
         let Some(message) = next.map_err(|error| failed(&error))? else {
@@ -139,14 +146,21 @@ async fn clear_subject(
         if info.stream_sequence >= erasure.sequence {
             break;
         }
-        if is_hit(&erasure.mark, &message.payload) {
-            hits.push(info.stream_sequence);
+        if let Ok(StreamMessage { change, .. }) = decode(&message.payload) {
+            let documents = change.documents().iter();
+            let (hit, rest): (Vec<_>, Vec<_>) =
+                documents.partition(|part| is_hit(&erasure.mark, part));
+            if !hit.is_empty() {
+                hits.push(info.stream_sequence);
+                others.extend(rest.into_iter().map(DocumentPart::key));
+            }
         }
         left = info.pending;
     }
+    send_whole(session, &stream.context, others.into_iter().collect()).await?;
     let deletions = futures_util::stream::iter(hits.clone());
     let mut deletions = deletions
-        .map(|sequence| stream.delete_message(sequence))
+        .map(|sequence| stream.stream.delete_message(sequence))
         .buffer_unordered(DELETIONS_AT_ONCE);
     while let Some(deletion) = deletions.next().await {
         deletion.map_err(|error| failed(&error))?;
@@ -154,14 +168,8 @@ async fn clear_subject(
     Ok(hits.len() as u64)
 }
 
-/// Whether a message has text in the scope of an erasure.
-fn is_hit(mark: &ErasureRecord, payload: &[u8]) -> bool {
-    let Ok(message) = decode(payload) else {
-        return false;
-    };
-    let StreamChange::Document(part) = message.change else {
-        return false;
-    };
+/// Whether a document or a part of one is in the scope of an erasure.
+fn is_hit(mark: &ErasureRecord, part: &DocumentPart) -> bool {
     let head = part.head();
     mark.hits_namespace(Some(&part.names))
         && mark.hits_session(head.session.as_deref())

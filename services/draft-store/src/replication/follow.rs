@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{PullConsumer, pull};
-use async_nats::jetstream::stream::Stream;
 use futures_util::{FutureExt as _, StreamExt as _};
 use refrain_service_kit::clock::unix_ms;
 use tokio::sync::{mpsc, watch};
@@ -13,11 +12,16 @@ use crate::message::{MessageError, decode};
 use crate::record::replication::PositionRecord;
 use crate::replication::erasures;
 use crate::replication::session::Session;
-use crate::replication::stream::{SessionError, check_first, checksum, consumer_after};
+use crate::replication::stream::{
+    SessionError, ShardStream, check_first, checksum, consumer_after,
+};
 use crate::writer::replication::{AppliedMessages, ReceivedMessage};
 
 /// Most messages of one commit. One `fdatasync` serves all of them.
 const BATCH_MESSAGES: usize = 512;
+
+/// Messages that the broker sends ahead. One with several documents may have some hundred kilobytes.
+const MESSAGES_AHEAD: usize = 128;
 
 /// Most bytes of the messages of one commit.
 const BATCH_BYTES: usize = 8 << 20;
@@ -52,7 +56,7 @@ struct Received {
 /// `caught_up` learns when everything up to `until` is applied.
 pub(super) async fn follow(
     session: &Arc<Session>,
-    stream: &Stream,
+    stream: &ShardStream,
     beginning: PositionRecord,
     until: u64,
     caught_up: watch::Sender<bool>,
@@ -63,6 +67,7 @@ pub(super) async fn follow(
     // that crashed may differ in how they count.
     let from = sequence - u64::from(position.checksum != 0).min(sequence);
     let consumer: PullConsumer = stream
+        .stream
         .create_consumer(consumer_after(from))
         .await
         .map_err(|error| SessionError::broker("the stream cannot be read", error))?;
@@ -70,7 +75,7 @@ pub(super) async fn follow(
     let mut is_first = true;
     let mut messages = consumer
         .stream()
-        .max_messages_per_batch(BATCH_MESSAGES)
+        .max_messages_per_batch(MESSAGES_AHEAD)
         .expires(EXPIRES)
         .heartbeat(HEARTBEAT)
         .messages()
@@ -134,7 +139,7 @@ pub(super) async fn follow(
 /// Applies messages that were received together.
 async fn apply(
     session: &Arc<Session>,
-    stream: &Stream,
+    stream: &ShardStream,
     stream_created: u64,
     received: Received,
 ) -> Result<(), SessionError> {

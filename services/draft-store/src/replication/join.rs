@@ -18,7 +18,7 @@ use refrain_rpc::{HttpReplicaPeer, ReplicaPeer as _};
 use refrain_service_kit::http::MeshClient;
 use tokio::sync::mpsc;
 
-use crate::message::{StreamChange, decode};
+use crate::message::{DocumentPart, StreamChange, decode};
 use crate::record::DocumentKey;
 use crate::record::replication::{PositionRecord, StreamErasureRecord};
 use crate::replication::adopted_files::AdoptedFiles;
@@ -302,11 +302,9 @@ fn texts(documents: &[JoinedDocument]) -> Result<Texts, SessionError> {
     for document in documents {
         let messages = document.messages.iter().map(|message| decode(message));
         let messages = messages.collect::<Result<Vec<_>, _>>().map_err(joining)?;
-        for message in &messages {
-            if let StreamChange::Document(part) = &message.change {
-                tokens += part.token_count();
-            }
-        }
+        let changes = messages.iter().map(|message| &message.change);
+        let found = changes.flat_map(StreamChange::documents);
+        tokens += found.map(DocumentPart::token_count).sum::<usize>();
         parts.push((messages, document.is_unsent));
     }
     Ok(Texts { parts, tokens })

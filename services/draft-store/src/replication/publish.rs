@@ -9,14 +9,15 @@ use async_nats::jetstream::message::PublishMessage;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
+use refrain_service_kit::clock::unix_ms;
 
 use crate::catalog::EntryVersion;
 use crate::message::{PART_TOKENS_MAX, StreamChange, StreamMessage, Uses, encode, encode_with_id};
-use crate::reading::outbox::{NextOutgoing, Outgoing, next_outgoing};
+use crate::reading::outbox::{NextOutgoing, Outgoing, SentDocument, next_outgoing, whole_document};
 use crate::record::DocumentKey;
 use crate::replication::session::Session;
 use crate::replication::stream::{SessionError, ShardNames};
-use crate::writer::replication::{SentDocument, SentEntry};
+use crate::writer::replication::SentEntry;
 
 /// How often the outbox is looked at when nobody says that it has something, and how often uses are sent.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -25,13 +26,15 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// read: fewer entries would be sent more slowly than they are stored.
 const ENTRIES_PER_LOCK: usize = 1_024;
 
+/// Documents that are read at once to be sent once more.
+const WHOLE_AT_ONCE: usize = 64;
+
 /// Entries that the broker has taken may wait for the writer beside those that are on the way, so many times as many.
 const SETTLING_FACTOR: usize = 2;
 
-/// An entry with its messages taken by the broker.
+/// Entries with their messages taken by the broker.
 struct Sent {
-    entries: Vec<EntryVersion>,
-    document: Option<SentDocument>,
+    entries: Vec<(EntryVersion, Option<SentDocument>)>,
     /// The last sequence that the broker gave to one of its messages.
     sequence: u64,
 }
@@ -64,11 +67,10 @@ struct Encoded {
     payload: Vec<u8>,
 }
 
-/// The messages of an entry.
+/// The messages of an entry, or one message of several.
 struct ToSend {
     messages: VecDeque<Encoded>,
-    entries: Vec<EntryVersion>,
-    document: Option<SentDocument>,
+    entries: Vec<(EntryVersion, Option<SentDocument>)>,
 }
 
 /// Sends the outbox for as long as the session lasts. While the writer settles what the broker has taken, the next
@@ -92,7 +94,7 @@ pub(super) async fn publish(session: &Session, context: &Context) -> Result<(), 
                 break;
             }
             for outgoing in outgoing {
-                numbers.extend(outgoing.entries.iter().map(|entry| entry.number));
+                numbers.extend(outgoing.entries.iter().map(|(entry, _)| entry.number));
                 let sending = send(context.clone(), names.clone(), outgoing).await?;
                 on_the_way.push(sending);
             }
@@ -109,7 +111,7 @@ pub(super) async fn publish(session: &Session, context: &Context) -> Result<(), 
                 gather(&mut on_the_way, &mut taken)?;
             }
             Some(settled) = settling.next() => {
-                for entry in settled?.iter().flat_map(|sent| &sent.entries) {
+                for (entry, _) in settled?.iter().flat_map(|sent| &sent.entries) {
                     numbers.remove(&entry.number);
                 }
                 session.observe();
@@ -159,24 +161,42 @@ async fn read(
 }
 
 fn encoded(names: &ShardNames, outgoing: Outgoing) -> ToSend {
-    let Outgoing {
-        entries,
-        messages,
-        sent,
-        document,
-    } = outgoing;
+    let Outgoing { entries, messages } = outgoing;
     ToSend {
         messages: messages
             .iter()
             .map(|message| as_sent(names, message))
             .collect(),
         entries,
-        document: document.map(|(key, sequence)| SentDocument {
-            key,
-            sequence,
-            text: sent.map(|(_, text)| text),
-        }),
     }
+}
+
+/// Sends documents once more as they are now, apart from the outbox. Returns once the broker has them.
+pub(super) async fn send_whole(
+    session: &Session,
+    context: &Context,
+    keys: Vec<DocumentKey>,
+) -> Result<(), SessionError> {
+    let names = ShardNames::new(&session.feed);
+    for keys in keys.chunks(WHOLE_AT_ONCE) {
+        let keys = keys.to_vec();
+        let read = session.look(move |open| {
+            let documents = keys.iter();
+            documents
+                .map(|key| whole_document(open, *key, PART_TOKENS_MAX))
+                .collect::<Vec<_>>()
+        });
+        for messages in read.await? {
+            // Nobody can send a damaged document.
+            for message in messages.unwrap_or_default() {
+                let mut sent = as_sent(&names, &message);
+                // The broker may remember another message with this document, which is deleted by now.
+                sent.id = format!("{}.{}", unix_ms(), sent.id);
+                acknowledgement(hand_over(context, &names, sent).await?).await?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn as_sent(names: &ShardNames, message: &StreamMessage) -> Encoded {
@@ -199,7 +219,6 @@ async fn send(
     let ToSend {
         mut messages,
         entries,
-        document,
     } = to_send;
     if messages.len() == 1
         && let Some(message) = messages.pop_front()
@@ -207,11 +226,7 @@ async fn send(
         let acknowledged = hand_over(&context, &names, message).await?;
         return Ok(async move {
             let sequence = acknowledgement(acknowledged).await?;
-            Ok(Sent {
-                entries,
-                document,
-                sequence,
-            })
+            Ok(Sent { entries, sequence })
         }
         .boxed());
     }
@@ -221,11 +236,7 @@ async fn send(
             let acknowledged = hand_over(&context, &names, message).await?;
             sequence = acknowledgement(acknowledged).await?;
         }
-        Ok(Sent {
-            entries,
-            document,
-            sequence,
-        })
+        Ok(Sent { entries, sequence })
     }
     .boxed())
 }
@@ -257,9 +268,9 @@ async fn note_taken(session: &Session, sent: Vec<Sent>) -> Result<Vec<Sent>, Ses
     let mut taken: Vec<SentEntry> = Vec::new();
     for sent in &sent {
         session.status.sent(sent.sequence);
-        taken.extend(sent.entries.iter().map(|entry| SentEntry {
+        taken.extend(sent.entries.iter().map(|(entry, document)| SentEntry {
             entry: *entry,
-            document: sent.document,
+            document: *document,
             last: sent.sequence,
         }));
     }

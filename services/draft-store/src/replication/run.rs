@@ -14,7 +14,9 @@ use crate::replication::follow::follow;
 use crate::replication::join::join;
 use crate::replication::publish::{publish, start_stream};
 use crate::replication::session::Session;
-use crate::replication::stream::{Connection, SessionError, beginning, check_position, created};
+use crate::replication::stream::{
+    Connection, SessionError, ShardStream, beginning, check_position, created,
+};
 
 /// Pauses between sessions.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
@@ -125,6 +127,10 @@ async fn within(session: &Arc<Session>, connection: &mut Connection) -> Result<(
     );
     let (tell, mut caught_up) = watch::channel(false);
     let (context, client) = (connection.context.clone(), connection.client.clone());
+    let stream = ShardStream {
+        stream,
+        context: context.clone(),
+    };
     let send = async {
         // Before that it might send what others have erased.
         let _ = caught_up.wait_for(|caught_up| *caught_up).await;
@@ -145,7 +151,7 @@ async fn get_info(stream: &Stream) -> Result<Info, SessionError> {
 }
 
 /// Begins erasures again that could not be completed. It goes on for as long as the session.
-async fn retry_erasures(session: &Arc<Session>, stream: &Stream) {
+async fn retry_erasures(session: &Arc<Session>, stream: &ShardStream) {
     loop {
         tokio::time::sleep(PAUSE_LONGEST).await;
         if session

@@ -85,6 +85,13 @@ impl ShardNames {
     }
 }
 
+/// The stream, and what sends to it.
+#[derive(Clone)]
+pub(super) struct ShardStream {
+    pub(super) stream: Stream,
+    pub(super) context: Context,
+}
+
 /// A connection to the broker.
 pub(super) struct Connection {
     pub(super) client: Client,

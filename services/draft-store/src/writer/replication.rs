@@ -3,9 +3,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-use crate::catalog::{Catalog, EntryVersion, SentText};
+use crate::catalog::{Catalog, EntryVersion};
 use crate::log::LogError;
 use crate::message::StreamMessage;
+use crate::reading::outbox::SentDocument;
 use crate::record::replication::{
     LastMessageRecord, OutboxRecord, PositionRecord, StreamErasureRecord, checkpoints_key,
     outbox_key, position_key, stream_erasure_key,
@@ -29,16 +30,6 @@ pub(crate) struct AppliedMessages {
 
 /// A message of the stream with its sequence. `None` stands for one that no replica can read.
 pub(crate) type ReceivedMessage = (u64, Option<StreamMessage>);
-
-/// A document that the broker has taken.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SentDocument {
-    pub(crate) key: DocumentKey,
-    /// Sequence of its last change when it was read.
-    pub(crate) sequence: u64,
-    /// The beginning of it that the stream has, if it still grew.
-    pub(crate) text: Option<SentText>,
-}
 
 /// An entry of the outbox that the broker has taken.
 #[derive(Clone, Copy, Debug)]

@@ -114,3 +114,37 @@ async fn an_erased_session_is_gone_everywhere_and_the_others_stay() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_that_shared_a_message_with_erased_ones_are_in_the_stream_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
+    let of = |document: u128| {
+        let mut sent = whole(document, 30);
+        let session = if document % 4 == 0 { "gone" } else { "kept" };
+        sent.head.session = Some(session.into());
+        sent
+    };
+    // They are ready at once, so they travel together.
+    a.append("one", (0..40).map(of).collect()).await;
+    end_equal(&[&a]).await;
+    let subject = format!("refrain.0.{}", names("one").id());
+    let sent = nats.messages(&subject).await;
+    assert!((1..10).contains(&sent), "{sent} messages of 40 documents");
+    let request = EraseRequest {
+        session: Some("gone".into()),
+        ..tenant("one")
+    };
+    a.handle().erase(request).await.unwrap();
+    eventually("the stream is cleared", async || {
+        a.metric("refrain_draft_store_feed_erased_messages_total") == sent as f64
+    })
+    .await;
+    // It has nothing but the stream.
+    let b = Replica::ready(config(dir.path(), "b", &nats.url())).await;
+    let sums = end_equal(&[&a, &b]).await;
+    assert_eq!(sums[0].documents, 30);
+    assert_eq!(b.text("one", 5).await, Some(text(5, 30)));
+    assert_eq!(b.text("one", 8).await, None);
+}

@@ -181,3 +181,103 @@ fn a_log_of_an_earlier_version_gets_a_journal() {
     SledLog::delete(&path).unwrap();
     assert!(records(&open(&path).unwrap()) == whole);
 }
+
+/// A store of that little memory writes its index all the time.
+const CACHE_BYTES_SMALL: u64 = 8 << 10;
+
+#[test]
+fn reads_see_the_newest_write_wherever_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let open = || JournaledLog::open(&path, CACHE_BYTES_SMALL, IndexMode::Trust).unwrap();
+    let mut expected = Records::new();
+    let mut log = open();
+    for round in 0..400u32 {
+        let mut batch = Batch::default();
+        for record in 0..6u32 {
+            let number = (round * 7 + record * 13) % 90;
+            let key = [&b"d"[..], &number.to_be_bytes()].concat();
+            if (round + record) % 4 == 0 {
+                batch.remove(key.clone());
+                expected.remove(&key);
+            } else {
+                let value = vec![round as u8; 20 + record as usize * 30];
+                batch.put(key.clone(), value.clone());
+                expected.insert(key, value);
+            }
+        }
+        log.commit(&batch).unwrap();
+        if round % 50 == 7 {
+            assert!(records(&log) == expected, "round {round}");
+            let (from, to) = ([&b"d"[..], &20u32.to_be_bytes()].concat(), b"d\0\0\0\x30");
+            let mut part = Vec::new();
+            log.scan(&from, to, &mut |key, _| {
+                part.push(key.to_vec());
+                part.len() < 5
+            })
+            .unwrap();
+            let wanted = expected.range(from..to.to_vec()).take(5);
+            assert_eq!(part, wanted.map(|(key, _)| key.clone()).collect::<Vec<_>>());
+        }
+        for number in [round % 90, 89 - round % 90] {
+            let key = [&b"d"[..], &number.to_be_bytes()].concat();
+            assert_eq!(log.get(&key).unwrap(), expected.get(&key).cloned());
+        }
+        if round % 100 == 99 {
+            drop(log);
+            log = open();
+            assert!(records(&log) == expected, "opened in round {round}");
+        }
+    }
+    assert!(log.inner.recent().bytes() < 3 * generation_bytes(CACHE_BYTES_SMALL));
+}
+
+/// A process that was killed has written some documents to the index, and not the position.
+#[test]
+fn an_index_that_was_written_in_part_is_completed_and_mixes_no_document() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let document = |kind: u8, number: u32| {
+        let mut key = vec![kind];
+        key.extend_from_slice(&[7; 28]);
+        key.extend_from_slice(&number.to_be_bytes());
+        key
+    };
+    let commit = |log: &JournaledLog, round: u8| {
+        let mut batch = Batch::default();
+        for number in 0..300 {
+            batch.put(document(b'd', number), vec![round; 50]);
+            batch.put(document(b'p', number), vec![round; 300]);
+        }
+        log.commit(&batch).unwrap();
+        records(log)
+    };
+    let log = open(&path).unwrap();
+    commit(&log, 1);
+    drop(log);
+    let log = open(&path).unwrap();
+    let whole = commit(&log, 2);
+    let position = log.inner.index.position().unwrap().unwrap();
+    let frozen = log.inner.recent_mut().freeze();
+    // The documents go to the index one after the other, with all of their records.
+    write_to(&log.inner.index, &frozen).unwrap();
+    let ahead = log.inner.index.position().unwrap().unwrap();
+    assert!(ahead.end > position.end);
+    for number in 0..300 {
+        let of = |kind| {
+            log.inner
+                .index
+                .get(&document(kind, number))
+                .unwrap()
+                .unwrap()
+        };
+        assert_eq!((of(b'd')[0], of(b'p')[0]), (2, 2));
+    }
+    // Now as if it had been killed before the position was written.
+    log.inner.index.write(&Batch::default(), position).unwrap();
+    log.retire();
+    drop(log);
+    let log = open(&path).unwrap();
+    assert!(records(&log) == whole);
+    assert!(log.inner.recent().bytes() > 0, "the journal was read again");
+}

@@ -10,11 +10,13 @@ use actix::{AsyncContext as _, Context};
 
 use crate::background::log_rewrite::RewriteHost;
 use crate::background::seal::{NewSegment, SealHost};
-use crate::directory::DiskSpace;
 use crate::log::{LogError, RecordLog};
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::outdated;
 use crate::writer::handle::WriterHandle;
+
+/// How much a job gives way to others. It still gets a third of a core beside a busy writer.
+const NICE: i32 = 5;
 
 /// Wait after a failed job.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -56,6 +58,10 @@ impl WriterActor {
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let spawned = thread.spawn(move || {
+            // Callers do not wait for jobs, and jobs wait for callers: a store under load seals later, and more at once.
+            if let Err(error) = rustix::process::nice(NICE) {
+                tracing::debug!(%error, "draft store job runs with the usual priority");
+            }
             let mut end = end;
             end.outcome = run(&host, stop);
         });
@@ -82,8 +88,8 @@ impl WriterActor {
 
     /// Whether the disk has space for what a job writes before it gives space back.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        let room = DiskSpace::of(&self.config.data_dir);
-        room.is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
+        self.disk_space()
+            .is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
     }
 }
 

@@ -19,7 +19,9 @@ use crate::writer::requests::Reply;
 /// Bytes that an empty sled takes: eight of its segments of 512 KiB. No rewrite gives them back.
 const EMPTY_BYTES: u64 = 4 << 20;
 
-/// A larger measured overhead is not plausible: it includes what was appended meanwhile.
+/// A record is in the journal, and sooner or later in the index, which has the new ones in memory. A larger measured
+/// overhead is not plausible: it includes what was appended meanwhile.
+const OVERHEAD_MIN: f64 = 2.0;
 const OVERHEAD_MAX: f64 = 5.0;
 
 /// The log is rewritten when it takes this many times the size of a fresh one.
@@ -145,7 +147,7 @@ impl WriterActor {
             Ok(done) => {
                 let taken_bytes = done.after_bytes.saturating_sub(EMPTY_BYTES);
                 let overhead = taken_bytes as f64 / done.written_bytes.max(1) as f64;
-                self.rewriting.overhead = overhead.clamp(1.0, OVERHEAD_MAX);
+                self.rewriting.overhead = overhead.clamp(OVERHEAD_MIN, OVERHEAD_MAX);
                 self.metrics.rewrites.with_label_values(&["done"]).inc();
                 self.metrics
                     .reclaimed_bytes

@@ -16,10 +16,17 @@ use crate::writer::outcome::CommitOutcome;
 use crate::writer::requests::GroupRegistration;
 
 impl WriterActor {
+    /// The space on the disk, less what the log's index will take.
+    pub(super) fn disk_space(&self) -> Option<DiskSpace> {
+        let room = DiskSpace::of(&self.config.data_dir)?;
+        let log = self.core.as_ref().map(|core| core.log.unindexed_bytes());
+        Some(room.once_indexed(log.unwrap_or(0)))
+    }
+
     /// The error for appends if there is no space for them.
     pub(super) fn no_room(&self) -> Option<ApiError> {
-        let room = DiskSpace::of(&self.config.data_dir);
-        if room
+        if self
+            .disk_space()
             .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes()))
         {
             self.metrics.reject(Limit::Disk);

@@ -27,7 +27,10 @@ impl Edit<'_> {
         self.is_received = true;
         let applied = match &message.change {
             StreamChange::Start => Ok(()),
-            StreamChange::Document(part) => self.apply_document(message, part),
+            StreamChange::Document(_) | StreamChange::Documents(_) => {
+                let mut documents = message.change.documents().iter();
+                documents.try_for_each(|part| self.apply_document(message, part))
+            }
             StreamChange::Removals(removals) => self.apply_removals(removals),
             StreamChange::Uses(uses) => {
                 self.apply_uses(uses);
@@ -281,12 +284,12 @@ impl Edit<'_> {
 
     /// Sends the document of a message, which its sender has not sent yet.
     pub(in crate::writer) fn resend(&mut self, message: &StreamMessage) -> Result<(), LogError> {
-        match &message.change {
-            StreamChange::Document(part) if self.catalog.document(part.key()).is_some() => {
-                self.send_again(part.key())
+        for part in message.change.documents() {
+            if self.catalog.document(part.key()).is_some() {
+                self.send_again(part.key())?;
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Remembers an erasure that another replica knows, unless this one knows it.

@@ -23,7 +23,7 @@ use crate::reading::erasure::documents_hit;
 use crate::reading::join as handed_over;
 use crate::reading::outbox::{Outgoing, next_outgoing};
 use crate::record::ErasureRecord;
-use crate::writer::replication::{SentDocument, SentEntry};
+use crate::writer::replication::SentEntry;
 
 use self::op::{Op, op};
 use self::reader::Reader;
@@ -154,7 +154,7 @@ impl Cluster {
         let open = store.as_ref().unwrap().shared.read().unwrap();
         let busy: BTreeSet<u64> = on_the_way
             .iter()
-            .flat_map(|sent| sent.outgoing.entries.iter().map(|entry| entry.number))
+            .flat_map(|sent| sent.outgoing.entries.iter().map(|(entry, _)| entry.number))
             .collect();
         let next =
             next_outgoing(&open, count, PART_TOKENS, |number| busy.contains(&number)).unwrap();
@@ -190,22 +190,15 @@ impl Cluster {
             return;
         }
         let sequence = sent.sequence;
-        let Outgoing {
-            entries,
-            sent: text,
-            document,
-            ..
-        } = sent.outgoing;
-        let document = document.map(|(key, sequence)| SentDocument {
-            key,
-            sequence,
-            text: text.map(|(_, text)| text),
-        });
-        let taken = entries.iter().map(|entry| SentEntry {
-            entry: *entry,
-            document,
-            last: sequence,
-        });
+        let taken = sent
+            .outgoing
+            .entries
+            .iter()
+            .map(|(entry, document)| SentEntry {
+                entry: *entry,
+                document: *document,
+                last: sequence,
+            });
         let taken: Vec<SentEntry> = taken.collect();
         store.as_mut().unwrap().run(|core, catalog| {
             core.note_taken(catalog, &taken);
