@@ -123,7 +123,11 @@ async fn documents_that_shared_a_message_with_erased_ones_are_in_the_stream_all_
     let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
     let of = |document: u128| {
         let mut sent = whole(document, 30);
-        let session = if document % 4 == 0 { "gone" } else { "kept" };
+        let session = if document.is_multiple_of(4) {
+            "gone"
+        } else {
+            "kept"
+        };
         sent.head.session = Some(session.into());
         sent
     };
