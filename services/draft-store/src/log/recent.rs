@@ -23,6 +23,8 @@ const WRITE_OVERHEAD_BYTES: usize = 128;
 
 type Writes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
+type GenerationRange<'a> = Peekable<Range<'a, Vec<u8>, Option<Vec<u8>>>>;
+
 /// Writes up to a position in the journal. `None` as the value of a key is a removal.
 pub(super) struct Generation {
     pub(super) writes: Writes,
@@ -124,8 +126,8 @@ impl RecentWrites {
 
 /// Writes of both generations in order of their keys; see [`RecentWrites::range`].
 pub(super) struct RecentRange<'a> {
-    active: Option<Peekable<Range<'a, Vec<u8>, Option<Vec<u8>>>>>,
-    frozen: Option<Peekable<Range<'a, Vec<u8>, Option<Vec<u8>>>>>,
+    active: Option<GenerationRange<'a>>,
+    frozen: Option<GenerationRange<'a>>,
 }
 
 impl<'a> Iterator for RecentRange<'a> {

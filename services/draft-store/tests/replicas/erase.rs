@@ -69,7 +69,7 @@ async fn an_erased_document_does_not_come_back_from_a_replica_that_was_away() {
     // The stream has no text of the erased documents either. A new replica learns the same from it.
     let subject = format!("refrain.0.{}", names("gone").id());
     eventually("the stream is cleared", async || {
-        a.metric("refrain_draft_store_feed_erased_messages_total") >= 10.0
+        a.metric("refrain_draft_store_feed_erased_messages_total") >= 1.0
     })
     .await;
     let left = nats.messages(&subject).await;
@@ -104,7 +104,8 @@ async fn an_erased_session_is_gone_everywhere_and_the_others_stay() {
     let sums = end_equal(&[&a, &b]).await;
     assert_eq!(sums[0].documents, 10);
     eventually("the stream is cleared", async || {
-        b.metric("refrain_draft_store_feed_erased_messages_total") == 10.0
+        // Documents that were ready together have shared a message.
+        (1.0..=10.0).contains(&b.metric("refrain_draft_store_feed_erased_messages_total"))
     })
     .await;
     // Both have rewritten their files: no text of the session is left there.
@@ -122,7 +123,11 @@ async fn documents_that_shared_a_message_with_erased_ones_are_in_the_stream_all_
     let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
     let of = |document: u128| {
         let mut sent = whole(document, 30);
-        let session = if document % 4 == 0 { "gone" } else { "kept" };
+        let session = if document.is_multiple_of(4) {
+            "gone"
+        } else {
+            "kept"
+        };
         sent.head.session = Some(session.into());
         sent
     };
