@@ -86,7 +86,6 @@ fn find_program(name: &str, path: Option<std::ffi::OsString>) -> Option<PathBuf>
 impl Addresses {
     /// Chooses free ports. Another process may take one of them before the child does, which then says so.
     fn choose(stores: usize, listen: SocketAddr) -> anyhow::Result<Self> {
-        // All stay open until the last is known, so that none comes twice.
         let mut open = Vec::new();
         let mut free = |ip| {
             let listener = TcpListener::bind(SocketAddr::new(ip, 0))?;
@@ -107,14 +106,17 @@ impl Addresses {
                 .map(|_| free(local))
                 .collect::<Result<Vec<_>, _>>()
         };
-        Ok(Addresses {
+        let addresses = Addresses {
             gateways,
             scheduler: several(1)?[0],
             broker: several(1)?[0],
             stores: several(stores)?,
             workers: several(plan::WORKERS)?,
             engines: several(plan::WORKERS)?,
-        })
+        };
+        // All were open until the last was known, so none came twice.
+        drop(open);
+        Ok(addresses)
     }
 }
 

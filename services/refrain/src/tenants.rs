@@ -265,7 +265,7 @@ fn edit(
     change: impl FnOnce(&mut TenantsFile) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let name = || format!("{}: cannot be written", path.display());
-    let lock = path.with_added_extension("lock");
+    let lock = beside(path, "lock");
     let lock = File::create(lock).with_context(name)?;
     lock.lock().with_context(name)?;
     let mut file = match path.exists() {
@@ -278,7 +278,7 @@ fn edit(
         bail!("{}", faults.join("; "));
     }
     // The log comes first: an act that is not logged does not happen.
-    audit::append(&path.with_added_extension("audit.jsonl"), what)?;
+    audit::append(&beside(path, "audit.jsonl"), what)?;
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
@@ -287,6 +287,13 @@ fn edit(
     new.as_file().sync_all().with_context(name)?;
     new.persist(path).with_context(name)?;
     Ok(())
+}
+
+/// The path with another extension after its own.
+fn beside(path: &Path, extension: &str) -> PathBuf {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{extension}"));
+    beside.into()
 }
 
 fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
@@ -460,7 +467,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(read(&path).unwrap(), TenantsFile::default());
-        let log = std::fs::read_to_string(path.with_added_extension("audit.jsonl")).unwrap();
+        let log = std::fs::read_to_string(beside(&path, "audit.jsonl")).unwrap();
         let acts: Vec<serde_json::Value> = log
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())

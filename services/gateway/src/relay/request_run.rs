@@ -53,8 +53,12 @@ impl RelayContext {
                     received,
                     outcome: None,
                 };
-                let made = admitted.quota.made();
-                let outcome = context.run(&request, &events, received, &made).await;
+                let reports = Reports {
+                    events: &events,
+                    received,
+                    made: admitted.quota.made(),
+                };
+                let outcome = context.run(&request, &reports).await;
                 let outcome = record.outcome.insert(outcome).clone();
                 drop(record);
                 let last = match outcome {
@@ -73,25 +77,15 @@ impl RelayContext {
     async fn run(
         &self,
         request: &GenerateRequest,
-        events: &mpsc::Sender<RelayEvent>,
-        received: Instant,
-        made: &Arc<AtomicU64>,
+        reports: &Reports<'_>,
     ) -> Result<RequestSummary, ApiError> {
-        let class = request.class;
+        let (class, received) = (request.class, reports.received);
         let dropped = Arc::new(DropReason::new(self.time.clone(), class, received));
         let prompts = self.prompts(request)?;
         let per_prompt = request.choices_per_prompt as usize;
         let choices = (0..request.choice_count()).map(|index| {
             let prompt = &prompts[index / per_prompt];
-            let run = self.run_choice(
-                request,
-                prompt,
-                index as u32,
-                events,
-                received,
-                made,
-                &dropped,
-            );
+            let run = self.run_choice(request, prompt, index as u32, reports, &dropped);
             // All other choices are dropped then.
             run.inspect_err(|_| dropped.choice_failed())
         });
@@ -141,11 +135,10 @@ impl RelayContext {
             group,
         }: &HashedPrompt<'_>,
         index: u32,
-        events: &mpsc::Sender<RelayEvent>,
-        received: Instant,
-        made: &Arc<AtomicU64>,
+        reports: &Reports<'_>,
         dropped: &Arc<DropReason>,
     ) -> Result<ChoiceSummary, ApiError> {
+        let (events, received) = (reports.events, reports.received);
         // A worker scores only tokens that it emits. So all but the first token of such a prompt are forced output.
         let (first, forced): (Arc<[TokenId]>, _) = match request.output.scores_prompt() {
             true => (prompt.tokens[..1].into(), &prompt.tokens[1..]),
@@ -192,7 +185,7 @@ impl RelayContext {
             events,
             received,
             first_token: None,
-            made: made.clone(),
+            made: reports.made.clone(),
             unsent: ChoiceProgress::default(),
             parked: ParkedAt::default(),
         };
@@ -284,6 +277,14 @@ impl RelayContext {
             }
         }
     }
+}
+
+/// The places to which the run of a request reports, and when it arrived.
+struct Reports<'a> {
+    events: &'a mpsc::Sender<RelayEvent>,
+    received: Instant,
+    /// Counts the output tokens.
+    made: Arc<AtomicU64>,
 }
 
 /// Waits until the scheduler has a lease back. If the task panicked, the lease ends by its time to live.

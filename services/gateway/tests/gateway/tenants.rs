@@ -67,7 +67,7 @@ impl Tenants {
 
 /// Puts a file in another one's place, as commands and mounted Secrets do.
 fn replace(path: &Path, text: &str) {
-    let new = path.with_added_extension("new");
+    let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();
     std::fs::rename(new, path).unwrap();
 }

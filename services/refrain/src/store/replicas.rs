@@ -36,8 +36,7 @@ pub(super) struct Replica {
 pub(super) struct Replicas {
     all: Vec<Replica>,
     shards: u32,
-    /// Replicas that were named and do not answer, with the reasons.
-    pub(super) silent: Vec<(String, ApiError)>,
+    pub(super) silent: Silent,
 }
 
 /// The size of a replica and its place in the stream.
@@ -148,11 +147,14 @@ impl Replica {
 /// Replicas by shard and URL, with whether they may serve.
 type Found = BTreeMap<(u32, String), bool>;
 
+/// Replicas that were named and do not answer, with the reasons.
+type Silent = Vec<(String, ApiError)>;
+
 /// Puts the answers of the named replicas together: the replicas, those that do not answer, and the number of shards.
 fn merge(
     answers: Vec<(String, Result<StoreDirectory, ApiError>)>,
-) -> anyhow::Result<(Found, Vec<(String, ApiError)>, u32)> {
-    let (mut found, mut silent, mut shards) = (Found::new(), Vec::new(), None);
+) -> anyhow::Result<(Found, Silent, u32)> {
+    let (mut found, mut silent, mut shards) = (Found::new(), Silent::new(), None);
     for (url, answer) in answers {
         let directory = match answer {
             Ok(directory) => directory,
