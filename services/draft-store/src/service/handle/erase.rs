@@ -10,8 +10,8 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::directory::{Cleared, clear_quarantines};
 use crate::reading::erasure;
-use crate::record::ErasureRecord;
 use crate::record::replication::StreamErasureRecord;
+use crate::record::{ErasureRecord, SegmentId};
 use crate::segments;
 use crate::service::handle::DraftStoreHandle;
 use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
@@ -83,8 +83,9 @@ impl DraftStoreHandle {
         let openings = self.inner.shared.openings();
         let mark = self.ask(|writer| writer.mark(mark)).await?;
         let erased_at_ms = mark.at_ms;
+        let before = self.segments()?;
         let documents = self.remove_hit(&mark, None).await?;
-        let files = self.files_with_removed_text()?;
+        let files = self.files_with_removed_text(before)?;
         let cleared = self.clear_files(with_quarantines).await?;
         if self.inner.shared.openings() != openings {
             // Documents that were quarantined then, or that came back with a log that was rolled back, were not
@@ -122,14 +123,23 @@ impl DraftStoreHandle {
         })
     }
 
-    /// The files that hold text of removed documents, as paths in `data_dir`: the log, and some of the segments.
-    fn files_with_removed_text(&self) -> Result<Vec<String>, ApiError> {
+    /// The segments in use.
+    fn segments(&self) -> Result<Vec<SegmentId>, ApiError> {
+        let open = self.inner.shared.read()?;
+        let segments = open.catalog.segments().iter();
+        Ok(segments.map(|(segment, _)| segment).collect())
+    }
+
+    /// The files that hold text of removed documents, as paths in `data_dir`: the log, and of the segments that were
+    /// in use before the removal those that have removed documents. A segment without any others has gone already.
+    fn files_with_removed_text(&self, before: Vec<SegmentId>) -> Result<Vec<String>, ApiError> {
         let open = self.inner.shared.read()?;
         let segments = open.catalog.segments();
-        let worn = segments.iter().filter(|(_, mounted)| mounted.is_worn());
-        let worn = worn.map(|(segment, _)| segments::path(Path::new(""), segment));
+        let is_hit = |segment: &SegmentId| segments.get(*segment).is_none_or(|of| of.is_worn());
+        let hit = before.into_iter().filter(is_hit);
+        let hit = hit.map(|segment| segments::path(Path::new(""), segment));
         let log = std::iter::once("log".into());
-        let paths = log.chain(worn).take(ERASED_FILES_LISTED_MAX);
+        let paths = log.chain(hit).take(ERASED_FILES_LISTED_MAX);
         Ok(paths.map(|path| path.display().to_string()).collect())
     }
 
