@@ -11,7 +11,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{HttpScheduler, HttpWorkers, draft_store};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
-use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
 use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, connect_third_party};
@@ -45,10 +45,15 @@ impl Process {
         };
         let clocks = clocks(role, &file);
         clocks.register(&metrics)?;
-        let auth = || anyhow::Ok(MeshAuth::new(&file.mesh)?.with_clocks(clocks.clone()));
+        // The keys that `refrain up` makes are in no file.
+        let credentials = MeshCredentials::open(&file.mesh, &metrics)?;
+        let auth = || {
+            let auth = MeshAuth::with_credentials(&file.mesh, credentials.clone())?;
+            anyhow::Ok(auth.with_clocks(clocks.clone()))
+        };
         let client = || {
             let timeout = Duration::from_millis(file.urls.timeout_ms);
-            let client = MeshClient::new("", &file.mesh.secret, timeout)?;
+            let client = MeshClient::with_credentials("", credentials.clone(), timeout)?;
             anyhow::Ok(client.with_clocks(clocks.clone()))
         };
         match role {
@@ -114,7 +119,8 @@ impl Process {
         } else {
             MeshConfig::generate()?
         };
-        let auth = MeshAuth::new(&mesh)?;
+        let credentials = MeshCredentials::open(&mesh, &metrics)?;
+        let auth = MeshAuth::with_credentials(&mesh, credentials)?;
         let engine = if file.worker.engine.is_external() {
             third_party_engine(&file).await?
         } else {

@@ -151,6 +151,7 @@ fn signed() -> SignedNamespace {
         namespace: plain(),
         issued_at_s: 1_700_000_000,
         signature: "00ff".into(),
+        kid: String::new(),
     }
 }
 

@@ -3,12 +3,19 @@
 //! The services of a mesh share a secret, which every internal call carries. The secret does not allow a service to
 //! name a tenant: namespaces are signed by an Ed25519 key that only the gateway holds, and all other services have
 //! its public half. An HMAC would be simpler, but then every worker could sign for every tenant.
+//!
+//! Secrets and signing keys can be replaced under load: services accept several of either, and a signature names its
+//! key.
+
+mod credentials;
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use actix_web::HttpRequest;
+use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use lru::LruCache;
@@ -16,12 +23,15 @@ use refrain_protocol::error::code;
 use refrain_protocol::{
     ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
 };
+use ring::digest::{SHA256, digest};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
-use subtle::ConstantTimeEq;
 
 use crate::clocks::{CLOCK_SKEW_S_MAX, Clocks};
+use crate::telemetry::Metrics;
 use crate::{clock, random};
+
+pub use credentials::MeshCredentials;
 
 /// Seconds for which the signature of a namespace is valid. Gateways renew it well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
@@ -30,16 +40,42 @@ pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 /// and a gateway sends the same one for hours.
 const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
-/// The keys of a mesh, as hex strings that `refrain keys` makes.
+/// Fewest characters of a mesh secret.
+const SECRET_CHARS_MIN: usize = 32;
+
+/// Most keys that verify namespaces. A rotation needs two.
+const PUBLIC_KEYS_MAX: usize = 8;
+
+/// Bytes of the id of a key.
+const KID_BYTES: usize = 8;
+
+/// The keys of a mesh, as hex strings that `refrain keys` makes, and the certificates of calls inside it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshConfig {
     /// The secret that all services share, at least 32 characters.
     pub secret: String,
+    /// In place of `secret`: a file with it, which is read again when it changes. The secrets of further lines are
+    /// accepted as well.
+    pub secret_file: Option<PathBuf>,
+    /// Secrets that calls may carry besides, while the secret is being replaced.
+    pub secrets_accepted: Vec<String>,
     /// The key that verifies namespaces, 32 bytes in hex. Every service needs it.
     pub namespace_public_key: String,
+    /// Keys that verify namespaces besides, while the signing key is being replaced.
+    pub namespace_public_keys: Vec<String>,
     /// The key that signs namespaces, 32 bytes in hex. Only the gateway may have it.
     pub namespace_signing_key: String,
+    /// In place of `namespace_signing_key`: a file with it, which is read at the start.
+    pub namespace_signing_key_file: Option<PathBuf>,
+    /// PEM file with the authorities of the services' certificates. Calls to `https://` URLs of the mesh trust these
+    /// and no others; without it, they trust those of the system. It is read again when it changes.
+    pub ca: Option<PathBuf>,
+    /// PEM file with the certificate that calls present to services with `http.tls.client_ca`. It is read again when
+    /// it changes.
+    pub certificate: Option<PathBuf>,
+    /// PEM file with the private key of that certificate.
+    pub key: Option<PathBuf>,
     /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is
     /// refused, and a service whose clock is off by more is not ready. At most half of the life of a signature, since
     /// gateways renew it then.
@@ -50,8 +86,15 @@ impl Default for MeshConfig {
     fn default() -> Self {
         MeshConfig {
             secret: String::new(),
+            secret_file: None,
+            secrets_accepted: Vec::new(),
             namespace_public_key: String::new(),
+            namespace_public_keys: Vec::new(),
             namespace_signing_key: String::new(),
+            namespace_signing_key_file: None,
+            ca: None,
+            certificate: None,
+            key: None,
             clock_skew_s_max: CLOCK_SKEW_S_MAX,
         }
     }
@@ -63,11 +106,20 @@ impl fmt::Debug for MeshConfig {
         let hidden = |secret: &str| if secret.is_empty() { "missing" } else { "set" };
         f.debug_struct("MeshConfig")
             .field("secret", &hidden(&self.secret))
+            .field("secret_file", &self.secret_file)
+            .field("secrets_accepted", &self.secrets_accepted.len())
             .field("namespace_public_key", &self.namespace_public_key)
+            .field("namespace_public_keys", &self.namespace_public_keys)
             .field(
                 "namespace_signing_key",
                 &hidden(&self.namespace_signing_key),
             )
+            .field(
+                "namespace_signing_key_file",
+                &self.namespace_signing_key_file,
+            )
+            .field("ca", &self.ca)
+            .field("certificate", &self.certificate)
             .field("clock_skew_s_max", &self.clock_skew_s_max)
             .finish()
     }
@@ -93,19 +145,33 @@ impl MeshConfig {
     /// Whether any key is set.
     pub fn has_keys(&self) -> bool {
         !self.secret.is_empty()
+            || self.secret_file.is_some()
             || !self.namespace_public_key.is_empty()
             || !self.namespace_signing_key.is_empty()
+            || self.namespace_signing_key_file.is_some()
     }
 
     /// The faults of the configuration, for a service that verifies namespaces and, if `signs`, also signs them.
     pub fn faults(&self, signs: bool) -> Vec<String> {
         let mut faults = Vec::new();
         let mut fault = |key: &str, rule: &str| faults.push(format!("mesh.{key}: {rule}"));
-        if self.secret.len() < 32 {
-            fault(
-                "secret",
-                "must have at least 32 characters; `refrain keys` makes one",
-            );
+        let too_short = "must have at least 32 characters; `refrain keys` makes one";
+        match (&self.secret_file, self.secret.len()) {
+            (None, ..SECRET_CHARS_MIN) => fault("secret", too_short),
+            (Some(_), 1..) => fault("secret_file", "give it or mesh.secret, not both"),
+            _ => {}
+        }
+        let accepted = &self.secrets_accepted;
+        if accepted
+            .iter()
+            .any(|secret| secret.len() < SECRET_CHARS_MIN)
+        {
+            fault("secrets_accepted", too_short);
+        }
+        match (&self.certificate, &self.key, &self.ca) {
+            (None, None, _) | (Some(_), Some(_), Some(_)) => {}
+            (Some(_), Some(_), None) => fault("certificate", "needs mesh.ca as well"),
+            _ => fault("certificate", "give both mesh.certificate and mesh.key"),
         }
         let skew_s_max = NAMESPACE_TTL_S / 2;
         if !(1..=skew_s_max).contains(&self.clock_skew_s_max) {
@@ -117,16 +183,63 @@ impl MeshConfig {
         if hex::decode(&public_key).map(|key| key.len()) != Ok(32) {
             fault("namespace_public_key", not_a_key);
         }
-        match NamespaceSigner::new(self) {
-            _ if !signs => {}
-            Err(_) => fault("namespace_signing_key", not_a_key),
-            Ok(signer) if signer.public_key_hex() == public_key => {}
-            Ok(_) => fault(
-                "namespace_signing_key",
-                "does not belong to mesh.namespace_public_key",
-            ),
+        let others = &self.namespace_public_keys;
+        let is_key = |key: &String| hex::decode(key).is_ok_and(|key| key.len() == 32);
+        if !others.iter().all(is_key) {
+            fault("namespace_public_keys", not_a_key);
+        }
+        if others.len() >= PUBLIC_KEYS_MAX {
+            let rule = format!("must be fewer than {PUBLIC_KEYS_MAX}");
+            fault("namespace_public_keys", &rule);
+        }
+        if self.namespace_signing_key_file.is_some() && !self.namespace_signing_key.is_empty() {
+            let rule = "give it or mesh.namespace_signing_key, not both";
+            fault("namespace_signing_key_file", rule);
+        } else if signs && self.namespace_signing_key_file.is_none() {
+            // A file is read and checked when the gateway starts.
+            match NamespaceSigner::of(self, &self.namespace_signing_key) {
+                Err(SigningKeyFault::NotAKey) => fault("namespace_signing_key", not_a_key),
+                Err(SigningKeyFault::Unknown) => {
+                    fault("namespace_signing_key", SIGNING_KEY_UNKNOWN);
+                }
+                Ok(_) => {}
+            }
         }
         faults
+    }
+
+    /// The keys that verify namespaces, by their ids.
+    fn public_keys(&self) -> anyhow::Result<Vec<PublicKey>> {
+        let keys = std::iter::once(&self.namespace_public_key).chain(&self.namespace_public_keys);
+        let decoded = keys.map(|key| anyhow::Ok(PublicKey::new(hex::decode(key)?)));
+        decoded.collect()
+    }
+}
+
+const SIGNING_KEY_UNKNOWN: &str =
+    "does not belong to mesh.namespace_public_key or one of mesh.namespace_public_keys";
+
+/// Why a text is no signing key of this mesh.
+#[derive(Clone, Copy, Debug)]
+enum SigningKeyFault {
+    NotAKey,
+    /// No service could verify its signatures.
+    Unknown,
+}
+
+/// A key that verifies namespaces.
+struct PublicKey {
+    kid: String,
+    bytes: Vec<u8>,
+}
+
+impl PublicKey {
+    fn new(bytes: Vec<u8>) -> Self {
+        let kid = digest(&SHA256, &bytes);
+        PublicKey {
+            kid: hex::encode(&kid.as_ref()[..KID_BYTES]),
+            bytes,
+        }
     }
 }
 
@@ -138,24 +251,35 @@ pub struct MeshAuth {
 }
 
 struct MeshAuthInner {
-    secret: String,
-    public_key: Vec<u8>,
+    credentials: MeshCredentials,
+    public_keys: Vec<PublicKey>,
     clock_skew_s_max: u64,
     /// Namespaces whose signature is valid, by the signature, with their ids.
     verified: Mutex<LruCache<String, (SignedNamespace, NamespaceId)>>,
 }
 
 impl MeshAuth {
-    /// Creates it from a checked configuration.
+    /// Creates it from a checked configuration, with credentials of its own.
     ///
     /// # Errors
-    /// The public key is not hex.
+    /// As [`MeshAuth::with_credentials`], or a file cannot be used.
     pub fn new(config: &MeshConfig) -> anyhow::Result<Self> {
-        let public_key = hex::decode(&config.namespace_public_key)?;
+        let credentials = MeshCredentials::open(config, &Metrics::new()?)?;
+        MeshAuth::with_credentials(config, credentials)
+    }
+
+    /// Creates it from a checked configuration and the credentials of this service.
+    ///
+    /// # Errors
+    /// A public key is not hex.
+    pub fn with_credentials(
+        config: &MeshConfig,
+        credentials: MeshCredentials,
+    ) -> anyhow::Result<Self> {
         Ok(MeshAuth {
             inner: Arc::new(MeshAuthInner {
-                secret: config.secret.clone(),
-                public_key,
+                credentials,
+                public_keys: config.public_keys()?,
                 clock_skew_s_max: config.clock_skew_s_max,
                 verified: Mutex::new(LruCache::new(VERIFIED_MAX)),
             }),
@@ -174,9 +298,9 @@ impl MeshAuth {
         &self.clocks
     }
 
-    /// The secret, for clients of the same mesh.
-    pub fn secret(&self) -> &str {
-        &self.inner.secret
+    /// The credentials, for clients of the same mesh.
+    pub fn credentials(&self) -> &MeshCredentials {
+        &self.inner.credentials
     }
 
     /// Checks that a call carries the secret of the mesh.
@@ -189,7 +313,7 @@ impl MeshAuth {
             .get(MESH_SECRET_HEADER)
             .map(|value| value.as_bytes())
             .unwrap_or_default();
-        if bool::from(given.ct_eq(self.inner.secret.as_bytes())) {
+        if self.inner.credentials.accepts(given) {
             return Ok(());
         }
         let message = format!(
@@ -240,9 +364,23 @@ impl MeshAuth {
         let signature =
             hex::decode(&signed.signature).map_err(|_| refused("its signature is not hex"))?;
         let bytes = SignedNamespace::signed_bytes(&signed.namespace, signed.issued_at_s);
-        UnparsedPublicKey::new(&ED25519, &self.inner.public_key)
-            .verify(&bytes, &signature)
-            .map_err(|_| refused("it is not signed by the gateway of this mesh"))?;
+        // Services of older versions, and those that speak bincode, do not say which key it is.
+        let is_named = |key: &&PublicKey| signed.kid.is_empty() || signed.kid == key.kid;
+        let mut keys = self.inner.public_keys.iter().filter(is_named).peekable();
+        if keys.peek().is_none() {
+            let kid: String = signed.kid.chars().take(2 * KID_BYTES).collect();
+            let why = format!(
+                "it is signed with the key {kid}, which is not among this service's public keys"
+            );
+            return Err(refused(&why));
+        }
+        let verifies = |key: &PublicKey| {
+            let key = UnparsedPublicKey::new(&ED25519, &key.bytes);
+            key.verify(&bytes, &signature).is_ok()
+        };
+        if !keys.any(verifies) {
+            return Err(refused("it is not signed by the gateway of this mesh"));
+        }
         let id = signed.namespace.id();
         verified().put(signed.signature.clone(), (signed.clone(), id));
         Ok(id)
@@ -262,15 +400,43 @@ pub fn is_too_old(issued_at_s: u64, now_s: u64) -> bool {
 #[derive(Clone)]
 pub struct NamespaceSigner {
     key: Arc<Ed25519KeyPair>,
+    /// The id of its public half.
+    kid: Arc<str>,
 }
 
 impl NamespaceSigner {
-    /// Creates it from a checked configuration.
+    /// Creates it from a checked configuration, whose file it reads.
     ///
     /// # Errors
-    /// The key is not 32 bytes of hex.
+    /// The file cannot be read. The key is not 32 bytes of hex, or is not one of this mesh.
     pub fn new(config: &MeshConfig) -> anyhow::Result<Self> {
-        NamespaceSigner::from_seed(&hex::decode(&config.namespace_signing_key)?)
+        let (name, key) = match &config.namespace_signing_key_file {
+            None => (
+                "mesh.namespace_signing_key",
+                config.namespace_signing_key.clone(),
+            ),
+            Some(path) => {
+                let key = std::fs::read_to_string(path).with_context(|| {
+                    format!("mesh.namespace_signing_key_file: {}", path.display())
+                })?;
+                ("mesh.namespace_signing_key_file", key)
+            }
+        };
+        NamespaceSigner::of(config, &key).map_err(|fault| match fault {
+            SigningKeyFault::NotAKey => anyhow::anyhow!("{name}: must hold 64 hex digits"),
+            SigningKeyFault::Unknown => anyhow::anyhow!("{name}: {SIGNING_KEY_UNKNOWN}"),
+        })
+    }
+
+    fn of(config: &MeshConfig, key: &str) -> Result<Self, SigningKeyFault> {
+        let seed = hex::decode(key.trim()).map_err(|_| SigningKeyFault::NotAKey)?;
+        let signer = NamespaceSigner::from_seed(&seed).map_err(|_| SigningKeyFault::NotAKey)?;
+        // Public keys that are malformed are faults of their own.
+        let keys = config.public_keys().unwrap_or_default();
+        match keys.iter().any(|key| key.kid == *signer.kid) {
+            true => Ok(signer),
+            false => Err(SigningKeyFault::Unknown),
+        }
     }
 
     fn from_seed(seed: &[u8]) -> anyhow::Result<Self> {
@@ -280,7 +446,11 @@ impl NamespaceSigner {
                 seed.len()
             )
         })?;
-        Ok(NamespaceSigner { key: Arc::new(key) })
+        let public_key = PublicKey::new(key.public_key().as_ref().to_vec());
+        Ok(NamespaceSigner {
+            key: Arc::new(key),
+            kid: public_key.kid.into(),
+        })
     }
 
     fn public_key_hex(&self) -> String {
@@ -301,6 +471,7 @@ impl NamespaceSigner {
             namespace,
             issued_at_s,
             signature: hex::encode(signature.as_ref()),
+            kid: self.kid.to_string(),
         }
     }
 }
