@@ -139,6 +139,42 @@ mod tests {
         }
     }
 
+    /// The type of the version before `kid`.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Earlier {
+        namespace: Namespace,
+        issued_at_s: u64,
+        signature: String,
+    }
+
+    #[test]
+    fn earlier_versions_read_what_is_written_and_the_other_way_round() {
+        let earlier = Earlier {
+            namespace: namespace("a", "m"),
+            issued_at_s: 7,
+            signature: "00ff".into(),
+        };
+        let mut signed = SignedNamespace {
+            namespace: namespace("a", "m"),
+            issued_at_s: 7,
+            signature: "00ff".into(),
+            kid: "1f".into(),
+        };
+        let written = serde_json::to_string(&signed).unwrap();
+        assert_eq!(
+            serde_json::from_str::<SignedNamespace>(&written).unwrap(),
+            signed
+        );
+        assert_eq!(serde_json::from_str::<Earlier>(&written).unwrap(), earlier);
+        let written = serde_json::to_string(&earlier).unwrap();
+        signed.kid.clear();
+        assert_eq!(
+            serde_json::from_str::<SignedNamespace>(&written).unwrap(),
+            signed
+        );
+        assert_eq!(serde_json::to_string(&signed).unwrap(), written);
+    }
+
     #[test]
     fn parts_do_not_run_into_each_other() {
         assert_ne!(namespace("ab", "c").id(), namespace("a", "bc").id());

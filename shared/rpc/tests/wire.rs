@@ -537,3 +537,15 @@ fn forged_messages_do_no_harm() {
             (format.survives)(&forged);
         });
 }
+
+#[test]
+fn the_id_of_a_signing_key_is_not_in_bincode() {
+    let named = SignedNamespace {
+        kid: "1f".into(),
+        ..signed()
+    };
+    let written = encode_bincode(&named).unwrap();
+    assert_eq!(written, encode_bincode(&signed()).unwrap());
+    let read: SignedNamespace = decode_bincode(&written).unwrap();
+    assert_eq!(read, signed());
+}
