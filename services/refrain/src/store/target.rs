@@ -85,7 +85,9 @@ impl Target {
             None => None,
         };
         let listen = file.as_ref().and_then(|file| file.draft_store.listen);
-        let tls = file.as_ref().and_then(|file| file.draft_store.http.tls.as_ref());
+        let tls = file
+            .as_ref()
+            .and_then(|file| file.draft_store.http.tls.as_ref());
         let scheme = if tls.is_some() { "https" } else { "http" };
         let urls = file.as_ref().map(|file| &*file.urls.draft_stores);
         let cluster = match (&args.url, &*args.cluster) {

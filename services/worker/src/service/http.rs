@@ -12,7 +12,8 @@ use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Worker, decode_chunk};
 use refrain_service_kit::http::{
-    HttpResult, ListenerConfig, RawBody, ServeOptions, Server, get, mesh_only, post, serve as listen_on,
+    HttpResult, ListenerConfig, RawBody, ServeOptions, Server, get, mesh_only, post,
+    serve as listen_on,
 };
 use refrain_service_kit::telemetry::Metrics;
 

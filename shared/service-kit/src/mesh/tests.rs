@@ -265,3 +265,39 @@ fn secrets_and_keys_can_be_in_files() {
     };
     assert_eq!(twice.faults(true).len(), 2);
 }
+
+#[test]
+fn keys_that_belong_together_are_checked() {
+    let keys = MeshConfig::generate().unwrap();
+    let path = |name: &str| Some(PathBuf::from(name));
+    let faults = |change: &dyn Fn(&mut MeshConfig)| {
+        let mut config = keys.clone();
+        change(&mut config);
+        config.faults(true).join("; ")
+    };
+    assert_eq!(faults(&|_| {}), "");
+    assert_eq!(faults(&|config| config.ca = path("ca")), "");
+    let alone = faults(&|config| config.certificate = path("cert"));
+    assert!(alone.starts_with("mesh.certificate: give both"), "{alone}");
+    let untrusting = faults(&|config| {
+        (config.certificate, config.key) = (path("cert"), path("key"));
+    });
+    assert!(untrusting.contains("needs mesh.ca"), "{untrusting}");
+    let short = faults(&|config| config.secrets_accepted = vec!["short".into()]);
+    assert!(short.starts_with("mesh.secrets_accepted: must"), "{short}");
+    let malformed = faults(&|config| config.namespace_public_keys = vec!["ab".into()]);
+    assert!(
+        malformed.starts_with("mesh.namespace_public_keys: must"),
+        "{malformed}"
+    );
+    let key = &keys.namespace_public_key;
+    let many = faults(&|config| config.namespace_public_keys = vec![key.clone(); PUBLIC_KEYS_MAX]);
+    assert!(many.contains("fewer than"), "{many}");
+    // A gateway may sign with any key that services accept.
+    let new = MeshConfig::generate().unwrap();
+    let signs_with_other = faults(&|config| {
+        config.namespace_public_keys = vec![new.namespace_public_key.clone()];
+        config.namespace_signing_key = new.namespace_signing_key.clone();
+    });
+    assert_eq!(signs_with_other, "");
+}
