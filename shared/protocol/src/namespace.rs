@@ -47,8 +47,8 @@ pub struct SignedNamespace {
     pub issued_at_s: u64,
     /// Ed25519 signature over [`SignedNamespace::signed_bytes`], in hex.
     pub signature: String,
-    /// The id of the key that signed it, so that the right one of several is tried. Empty if nobody said. JSON has it,
-    /// and bincode has not: there a message of an earlier version has no place for it.
+    /// The id of the key that signed it, so that the right one of several is tried. Empty if nobody said. Only JSON
+    /// has it: in bincode, earlier versions would not read it.
     pub kid: String,
 }
 

@@ -1,4 +1,4 @@
-//! Files that are read again when they change: certificates, keys and secrets that are renewed under a running service.
+//! Files that are read again when they change: certificates and secrets that are renewed under a running service.
 //!
 //! A thread looks at the contents and not at the time of the last change. Kubernetes exchanges a mounted Secret by a
 //! symbolic link, and a time of change may stay the same over two writes. A service goes on with what it has if the

@@ -1,7 +1,7 @@
 //! TLS by rustls with ring: certificates of listeners and of callers, from PEM files that may change.
 //!
-//! A listener takes a whole new configuration for its next connections, and those that are open keep theirs. So does a
-//! client, whose pool of connections is made anew.
+//! A listener takes a whole new configuration for its next connections, and those that are open keep theirs. A client
+//! does the same: its pool of connections is made anew.
 
 mod certificates;
 mod client;

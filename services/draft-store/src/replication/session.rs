@@ -29,7 +29,7 @@ pub(crate) struct Session {
     pub(crate) shared: Arc<SharedStore>,
     pub(crate) status: Arc<FeedStatus>,
     pub(crate) metrics: StoreMetrics,
-    /// What calls to other replicas carry.
+    /// The secret and the certificate of calls to other replicas.
     pub(crate) credentials: MeshCredentials,
     /// Where received files go, and how much of the disk must stay free.
     pub(crate) data_dir: PathBuf,

@@ -1,4 +1,4 @@
-//! What an operator sets for a listener.
+//! The settings of a listener that are an operator's.
 
 use std::time::Duration;
 

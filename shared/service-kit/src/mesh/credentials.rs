@@ -1,4 +1,4 @@
-//! What calls between services carry: the mesh secret, and a certificate. Both may change under a running service.
+//! The mesh secret and the certificate of calls between services. Both may change under a running service.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use rustls::ClientConfig;
 use subtle::{Choice, ConstantTimeEq};
 
-use super::{MeshConfig, SECRET_CHARS_MIN};
+use super::config::{MeshConfig, SECRET_CHARS_MIN};
 use crate::reload::Reloaded;
 use crate::telemetry::Metrics;
 use crate::tls::{ClientTlsFiles, open_client};

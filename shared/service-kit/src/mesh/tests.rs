@@ -1,6 +1,10 @@
 //! Secrets, signatures, and how either is replaced.
 
+use std::path::PathBuf;
+
+use super::config::PUBLIC_KEYS_MAX;
 use super::*;
+use crate::clocks::CLOCK_SKEW_S_MAX;
 
 fn namespace(tenant: &str) -> Namespace {
     Namespace {
@@ -214,7 +218,7 @@ fn a_signature_names_its_key() {
         ..mine
     };
     let mut renamed = signed;
-    renamed.kid = NamespaceSigner::new(&other).unwrap().kid.to_string();
+    renamed.kid = NamespaceSigner::new(&other).unwrap().key.public.kid.clone();
     assert!(MeshAuth::new(&both).unwrap().verify(&renamed).is_err());
 }
 
