@@ -24,6 +24,7 @@ mod stopped;
 mod store_import;
 mod takeover;
 mod tidy;
+mod tls;
 mod tools;
 mod traces;
 mod trust;

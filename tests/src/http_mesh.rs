@@ -38,6 +38,8 @@ pub struct HttpMesh {
     settings: Table,
     variables: Vec<(String, String)>,
     addrs: BTreeMap<Service, SocketAddr>,
+    /// Whether the listeners inside the mesh speak TLS. The gateway's does not.
+    is_tls: bool,
     running: BTreeMap<Service, RunningService>,
 }
 
@@ -65,7 +67,27 @@ impl HttpMesh {
         settings: &str,
         tune: impl Fn(Service, &mut MeshFile),
     ) -> anyhow::Result<Self> {
-        let mut mesh = HttpMesh::prepare(workers, settings, &[])?;
+        let mesh = HttpMesh::prepare(workers, settings, &[])?;
+        Box::pin(mesh.start_tuned(tune)).await
+    }
+
+    /// [`start_here`](Self::start_here) with `https://` URLs inside the mesh: `tune` sets the certificates.
+    ///
+    /// # Errors
+    /// A service does not start.
+    pub async fn start_here_with_tls(
+        workers: usize,
+        tune: impl Fn(Service, &mut MeshFile),
+    ) -> anyhow::Result<Self> {
+        let mesh = HttpMesh {
+            is_tls: true,
+            ..HttpMesh::prepare(workers, "", &[])?
+        };
+        Box::pin(mesh.start_tuned(tune)).await
+    }
+
+    async fn start_tuned(self, tune: impl Fn(Service, &mut MeshFile)) -> anyhow::Result<Self> {
+        let mut mesh = self;
         for service in mesh.services() {
             let mut file: MeshFile = mesh.file(service)?.try_into()?;
             tune(service, &mut file);
@@ -110,6 +132,7 @@ impl HttpMesh {
             settings: settings.parse()?,
             variables: variables.iter().map(own).collect(),
             addrs,
+            is_tls: false,
             running: BTreeMap::new(),
         })
     }
@@ -202,7 +225,11 @@ impl HttpMesh {
     /// # Panics
     /// The mesh has no such service.
     pub fn url(&self, service: Service) -> String {
-        format!("http://{}", self.addrs[&service])
+        let scheme = match self.is_tls && service != Service::Gateway {
+            true => "https",
+            false => "http",
+        };
+        format!("{scheme}://{}", self.addrs[&service])
     }
 
     /// A client of the gateway.
@@ -226,9 +253,10 @@ impl HttpMesh {
             .with_context(|| service.name())
     }
 
-    /// Waits until every service is ready.
+    /// Waits until every service is ready. Under TLS that is the gateway, which is ready last.
     pub async fn ready(&self) {
-        for service in self.addrs.keys() {
+        let services = self.addrs.keys();
+        for service in services.filter(|service| !self.is_tls || **service == Service::Gateway) {
             self.client_of(*service).ready(&service.name()).await;
         }
     }

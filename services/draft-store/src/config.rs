@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use refrain_service_kit::config::Validate;
+use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
 
 /// The draft store's section of the configuration file.
@@ -19,6 +20,8 @@ use serde::Deserialize;
 pub struct DraftStoreConfig {
     /// Address of the HTTP listener. None if all callers live in the same process.
     pub listen: Option<SocketAddr>,
+    /// The certificate and the time limits of that listener.
+    pub http: ListenerConfig,
     /// Most connections of the listener. Each waiting call of `follow` holds one.
     pub connections_max: usize,
     /// The data directory. Only one process at a time can use it.
@@ -84,6 +87,7 @@ impl Default for DraftStoreConfig {
     fn default() -> Self {
         DraftStoreConfig {
             listen: None,
+            http: ListenerConfig::default(),
             connections_max: 16_384,
             data_dir: PathBuf::from("refrain-data"),
             disk_reserve_bytes: 256 << 20,
@@ -170,6 +174,7 @@ impl Validate for DraftStoreConfig {
             let bytes_max = quota.bytes_max.unwrap_or(u64::MAX);
             at_least(&key("bytes_max"), bytes_max, document_bytes);
         }
+        faults.extend(self.http.faults("http"));
         if let Some(feed) = &self.feed {
             faults.extend(feed.faults());
         }

@@ -1,14 +1,14 @@
 //! The configuration of the gateway: what an operator sets, and the fixed values beside it.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use refrain_output_grammar::GrammarLimits;
 use refrain_service_kit::config::Validate;
-use refrain_service_kit::http::AddressLimit;
+use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
 
 /// The gateway's section of the configuration.
@@ -17,6 +17,13 @@ use serde::Deserialize;
 pub struct GatewayConfig {
     /// Address of the HTTP listener, such as `127.0.0.1:8080`. Port 0 takes a free one.
     pub listen: String,
+    /// The certificate and the time limits of that listener.
+    pub http: ListenerConfig,
+    /// Address of a second listener, for operators only, such as `127.0.0.1:8090`. It has `/metrics`, `/healthz` and
+    /// `/readyz`. With it, the first listener has no `/metrics`, which name the tenants.
+    pub operations_listen: Option<SocketAddr>,
+    /// The certificate and the time limits of the second listener.
+    pub operations_http: ListenerConfig,
     /// Threads that serve requests.
     pub threads: usize,
     /// Most connections of all callers at once; fewer if the process may not open twice as many files. At the limit
@@ -108,8 +115,6 @@ pub struct GatewayTuning {
     /// Bytes of bodies that wait to be tokenized, and bytes of bodies that are arriving. A tenant may have half of
     /// either. At least one body of the largest size always fits.
     pub tokenizing_waiting_bytes_max: usize,
-    /// How long a body may take to arrive: long enough for the largest body over a slow line.
-    pub body_time_max: Duration,
     /// Most choices (prompts times `n`) of one request: OpenAI's limit on `n`.
     pub choices_max: u32,
     /// Default of `chunk_tokens` of rollouts; 0 leaves the length of a chunk to the scheduler alone.
@@ -148,7 +153,6 @@ impl Default for GatewayTuning {
         GatewayTuning {
             tokenizing_bytes_max: 8 << 20,
             tokenizing_waiting_bytes_max: 64 << 20,
-            body_time_max: Duration::from_secs(60),
             choices_max: 128,
             rollout_chunk_tokens: 0,
             chunk_tokens: 0,
@@ -222,6 +226,9 @@ impl Default for GatewayConfig {
     fn default() -> Self {
         GatewayConfig {
             listen: "127.0.0.1:8080".into(),
+            http: ListenerConfig::default(),
+            operations_listen: None,
+            operations_http: ListenerConfig::default(),
             threads: 2,
             connections_max: 16_384,
             address_connections_max: 1_024,
@@ -294,7 +301,7 @@ impl Validate for GatewayConfig {
             }
         };
         require(
-            self.listen.parse::<std::net::SocketAddr>().is_ok(),
+            self.listen.parse::<SocketAddr>().is_ok(),
             "listen: must be an address and a port, such as 127.0.0.1:8080",
         );
         require(
@@ -389,6 +396,8 @@ impl Validate for GatewayConfig {
             require(!files.is_empty(), &fault);
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
         }
+        faults.extend(self.http.faults("http"));
+        faults.extend(self.operations_http.faults("operations_http"));
         faults
     }
 }

@@ -65,6 +65,11 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
         .service(get("/v1/models/{id:.*}", get_model));
 }
 
+/// Adds the routes of the operations listener, beside those that every listener has.
+pub(crate) fn operations_routes(app: &mut web::ServiceConfig) {
+    app.service(get("/version", probes::version));
+}
+
 /// Refuses a method of Anthropic's routes in its shape.
 async fn refuse_method() -> HttpResponse {
     let error = ApiError::new(

@@ -19,6 +19,7 @@ mod http;
 mod intake;
 mod metrics;
 mod models;
+mod operations;
 mod relay;
 mod request;
 mod response;
@@ -70,6 +71,8 @@ pub struct GatewayDeps {
 /// The handle of a running gateway.
 pub struct GatewayServer {
     server: Server,
+    /// The listener for operators, which stays until all requests have ended.
+    operations: Option<Server>,
     drain: Drain,
     models_poll: JoinHandle<()>,
     /// Follows the file of tenants until it is dropped.
@@ -81,6 +84,12 @@ pub struct GatewayServer {
 
 /// How long the clients of requests that are cut off have to read the error, after the grace of a drain.
 const CUT_GRACE: Duration = Duration::from_secs(2);
+
+/// How long calls to the operations listener may take after all requests have ended.
+const OPERATIONS_GRACE: Duration = Duration::from_secs(1);
+
+/// How much later than the gateway the listener refuses a late body, milliseconds.
+const BODY_SLACK_MS: u64 = 1_000;
 
 /// Pause before another attempt to cut off a request that was being polled.
 const CUT_PAUSE: Duration = Duration::from_millis(5);
@@ -200,7 +209,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         bodies: intake::BodyReader::new(
             intake::BodyLimits {
                 bytes_max: config.body_bytes_max,
-                time_max: tuning.body_time_max,
+                time_max: config.http.body_time_max(),
                 bodies_max: config.requests_in_flight_max,
                 tenant_bodies_max: config.tenant_requests_in_flight_max,
                 arrived_bytes_max: waiting_bytes_max,
@@ -223,24 +232,47 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
+    let operations = config.operations_listen.map(|listen| {
+        let (metrics, ready) = (&deps.metrics, readiness.clone());
+        operations::listen(listen, &config, metrics, ready, |app| {
+            http::operations_routes(app);
+        })
+    });
+    let operations = operations.transpose()?;
+    let mut http = config.http.clone();
+    // Bodies that are late are refused by `BodyReader`, which counts them. The listener's own limit comes after it.
+    http.body_ms_max = http.body_ms_max.saturating_add(BODY_SLACK_MS);
     let options = ServeOptions {
         service: "gateway",
         listen,
         threads: config.threads,
         body_bytes_max: config.body_bytes_max,
         connections_max: config.connections_max,
+        http,
     };
     let public = PublicOptions {
         address: config.address_limit(),
         cors_origins: config.cors_origins.clone(),
         logs_access: true,
+        hides_metrics: operations.is_some(),
     };
     let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);
     })?;
     tracing::info!(addr = %server.addr(), "the gateway listens");
+    match &operations {
+        Some(operations) => {
+            tracing::info!(addr = %operations.addr(), "the gateway's operations listener listens");
+        }
+        None if !server.addr().ip().is_loopback() => tracing::warn!(
+            addr = %server.addr(),
+            "whoever reaches this address can read /metrics, which name the tenants; set gateway.operations_listen"
+        ),
+        None => {}
+    }
     Ok(GatewayServer {
         server,
+        operations,
         drain,
         models_poll,
         _tenants_follower: tenants_follower,
@@ -268,6 +300,11 @@ impl GatewayServer {
         self.server.addr()
     }
 
+    /// The address of the operations listener, if there is one.
+    pub fn operations_addr(&self) -> Option<SocketAddr> {
+        self.operations.as_ref().map(Server::addr)
+    }
+
     /// Stops the gateway. It takes nothing new and waits at most `grace` for requests in flight. Then it cuts off the
     /// others with an error and closes the connections, which takes at most two seconds more. Returns the number of
     /// requests that were cut off.
@@ -292,6 +329,9 @@ impl GatewayServer {
             }
             let rest = CUT_GRACE.saturating_sub(cut_at.elapsed());
             self.server.stop_within(rest).await;
+        }
+        if let Some(operations) = &self.operations {
+            operations.stop_within(OPERATIONS_GRACE).await;
         }
         left
     }

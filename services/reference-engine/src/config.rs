@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use refrain_output_grammar::GrammarLimits;
 use refrain_service_kit::config::Validate;
+use refrain_service_kit::http::ListenerConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::kernels::WeightFormat;
@@ -32,6 +33,8 @@ pub struct EngineConfig {
     pub weight_version: u64,
     /// Address of the HTTP listener. Leave it out if all callers live in the same process.
     pub listen: Option<SocketAddr>,
+    /// The certificate and the time limits of that listener.
+    pub http: ListenerConfig,
     /// Number of threads that share the products of a step.
     pub threads: usize,
     /// Most sessions in one step.
@@ -103,6 +106,7 @@ impl Default for EngineConfig {
             weights: WeightFormat::default(),
             weight_version: 0,
             listen: None,
+            http: ListenerConfig::default(),
             threads: 1,
             max_batch: 32,
             max_sessions: 256,
@@ -163,6 +167,7 @@ impl Validate for EngineConfig {
                 faults.push(format!("{key}: must be at most {THREADS_MAX}"));
             }
         }
+        faults.extend(self.http.faults("http"));
         if self.model.is_empty() {
             faults.push(format!("model: must be a folder or {SHIPPED_MODEL:?}"));
         }

@@ -134,7 +134,7 @@ fn welcome([first, second]: [SocketAddr; 2], config: &Path, processes: &Processe
          The answer is the same, and it is still drafted from the first one. A process that ended is started again.\n\n\
          Compare the stores: refrain store verify --config {config}\n\
          Logs and data:      {dir}",
-        request = example_request(first, plan::MODEL, plan::KEY),
+        request = example_request(&format!("http://{first}"), plan::MODEL, plan::KEY),
         config = config.display(),
         dir = config.parent().unwrap_or(Path::new(".")).display(),
     )

@@ -11,7 +11,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{HttpScheduler, HttpWorkers, draft_store};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
-use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
 use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, connect_third_party};
@@ -45,14 +45,18 @@ impl Process {
         };
         let clocks = clocks(role, &file);
         clocks.register(&metrics)?;
-        let auth = || anyhow::Ok(MeshAuth::new(&file.mesh)?.with_clocks(clocks.clone()));
+        let credentials = MeshCredentials::open(&file.mesh, &metrics)?;
+        let auth = || {
+            let auth = MeshAuth::with_credentials(&file.mesh, credentials.clone())?;
+            anyhow::Ok(auth.with_clocks(clocks.clone()))
+        };
         let client = || {
             let timeout = Duration::from_millis(file.urls.timeout_ms);
-            let client = MeshClient::new("", &file.mesh.secret, timeout)?;
+            let client = MeshClient::with_credentials("", credentials.clone(), timeout)?;
             anyhow::Ok(client.with_clocks(clocks.clone()))
         };
         match role {
-            Role::Up => process.up(file, clocks, metrics).await?,
+            Role::Up => process.up(file, credentials, clocks, metrics).await?,
             Role::Gateway => {
                 let client = client()?;
                 let deps = GatewayDeps {
@@ -104,17 +108,20 @@ impl Process {
     async fn up(
         &mut self,
         mut file: MeshFile,
+        credentials: MeshCredentials,
         clocks: Clocks,
         metrics: Metrics,
     ) -> anyhow::Result<()> {
         file.fill_in_for_up();
         // Without keys in the file, no other process can have them, so fresh keys serve for this run.
-        let mesh = if file.mesh.has_keys() {
-            file.mesh.clone()
+        let (mesh, credentials) = if file.mesh.has_keys() {
+            (file.mesh.clone(), credentials)
         } else {
-            MeshConfig::generate()?
+            let mesh = MeshConfig::generate()?;
+            let credentials = MeshCredentials::of_secret(&mesh.secret);
+            (mesh, credentials)
         };
-        let auth = MeshAuth::new(&mesh)?;
+        let auth = MeshAuth::with_credentials(&mesh, credentials)?;
         let engine = if file.worker.engine.is_external() {
             third_party_engine(&file).await?
         } else {
@@ -154,6 +161,12 @@ impl Process {
     /// The address on which the process listens; for `up`, the gateway's.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
+    }
+
+    /// The address of the gateway's operations listener, if it has one.
+    pub fn operations_addr(&self) -> Option<SocketAddr> {
+        let gateway = self.gateway.as_ref();
+        gateway.and_then(refrain_gateway::GatewayServer::operations_addr)
     }
 
     /// Stops the services in the order of the fields, so that running streams finish and their outputs are stored.

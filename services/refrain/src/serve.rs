@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use refrain_service_kit::descriptors;
+use refrain_service_kit::http::ListenerConfig;
 use refrain_service_kit::telemetry;
 
 use crate::cluster;
@@ -72,9 +73,19 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     let first_key = file.gateway.keys.first();
     let key = first_key.and_then(|key| key.key.clone());
     let verifies_drafts = !file.worker.engine.is_external();
-    run(Role::Up, file, |addr| {
+    let scheme = |http: &ListenerConfig| if http.tls.is_some() { "https" } else { "http" };
+    let (gateway, operations) = (
+        scheme(&file.gateway.http),
+        scheme(&file.gateway.operations_http),
+    );
+    run(Role::Up, file, |addr, process| {
         let (model, key) = (model.unwrap_or_default(), key.unwrap_or_default());
-        println!("{}", welcome(addr, &model, &key, verifies_drafts));
+        let url = format!("{gateway}://{addr}");
+        let operations = process
+            .operations_addr()
+            .map(|addr| format!("{operations}://{addr}"));
+        let metrics = operations.as_ref().unwrap_or(&url);
+        println!("{}", welcome(&url, metrics, &model, &key, verifies_drafts));
     })
 }
 
@@ -90,30 +101,34 @@ fn logs_only_warnings(is_configured: bool, is_terminal: bool) -> bool {
 /// A faulty configuration, or a service that cannot start.
 pub fn service(role: Role, args: ServiceArgs) -> anyhow::Result<()> {
     let file = MeshFile::load(role, Some(&args.config))?;
-    run(role, file, |addr| {
+    run(role, file, |addr, _| {
         println!("{} listens on {addr}", role.name());
     })
 }
 
-fn welcome(addr: SocketAddr, model: &str, key: &str, verifies_drafts: bool) -> String {
+fn welcome(url: &str, metrics: &str, model: &str, key: &str, verifies_drafts: bool) -> String {
     let repeat = match verifies_drafts {
         true => {
             "Send it twice: the second answer is drafted from the first (metrics.speculative_decoding).\n"
         }
         false => "",
     };
-    let example = example_request(addr, model, key);
+    let example = example_request(url, model, key);
     format!(
-        "Refrain is up: http://{addr}/v1\n\n\
+        "Refrain is up: {url}/v1\n\n\
          {example}\n\n\
          {repeat}\
-         Metrics:   http://{addr}/metrics\n\
-         Benchmark: refrain bench --url http://{addr}"
+         Metrics:   {metrics}/metrics\n\
+         Benchmark: refrain bench --url {url}"
     )
 }
 
 /// Starts a role, waits for a signal, and drains. A second signal skips the drain.
-fn run(role: Role, file: MeshFile, on_start: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
+fn run(
+    role: Role,
+    file: MeshFile,
+    on_start: impl FnOnce(SocketAddr, &Process),
+) -> anyhow::Result<()> {
     let _telemetry = telemetry::init(&file.telemetry, role.name())?;
     // The limit on connections follows from the limit on open files, so it is raised before anything listens.
     descriptors::raise_limit();
@@ -126,7 +141,8 @@ fn run(role: Role, file: MeshFile, on_start: impl FnOnce(SocketAddr)) -> anyhow:
             process = Process::start(role, file) => process?,
             () = stop.received() => return Ok(()),
         };
-        on_start(process.addr().context("the service has no listener")?);
+        let addr = process.addr().context("the service has no listener")?;
+        on_start(addr, &process);
         stop.received().await;
         tracing::info!("draining");
         tokio::select! {

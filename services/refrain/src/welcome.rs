@@ -1,12 +1,10 @@
 //! The example with which a started mesh greets people.
 
-use std::net::SocketAddr;
-
-/// A command that sends a request, for people to copy.
-pub(crate) fn example_request(addr: SocketAddr, model: &str, key: &str) -> String {
+/// A command that sends a request to the gateway at `url`, for people to copy.
+pub(crate) fn example_request(url: &str, model: &str, key: &str) -> String {
     format!(
         "Try it:\n\
-         \x20 curl -s http://{addr}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n\
+         \x20 curl -s {url}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n\
          \x20   -H 'content-type: application/json' -d '{{\n\
          \x20     \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'"
     )

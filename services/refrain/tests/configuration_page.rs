@@ -286,6 +286,7 @@ fn deployed_files_name_keys_that_exist_with_their_defaults() {
         "urls.scheduler",
         "urls.draft_store",
         "urls.engine",
+        "gateway.operations_listen",
         "gateway.keys[].key",
         "gateway.keys[].tenant",
         "gateway.models[].id",

@@ -146,6 +146,7 @@ impl Mesh {
                 },
                 issued_at_s: 0,
                 signature: String::new(),
+                kid: String::new(),
             },
             group: is_rollout.then(|| format!("group-{group}")),
             class: match is_rollout {

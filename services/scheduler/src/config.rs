@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use refrain_service_kit::config::Validate;
+use refrain_service_kit::http::ListenerConfig;
 use serde::{Deserialize, Serialize};
 
 /// Heartbeats that fit into `worker_ttl_ms`, so that a worker may miss some of them and still count as live.
@@ -62,6 +63,8 @@ pub enum PlacementPolicy {
 pub struct SchedulerConfig {
     /// Address of the HTTP listener. Leave it out when all callers live in the same process.
     pub listen: Option<SocketAddr>,
+    /// The certificate and the time limits of that listener.
+    pub http: ListenerConfig,
     /// Most requests that wait for a lease, of all tenants together. Further ones are refused with 429.
     pub queue_max: usize,
     /// Most requests of one tenant that wait for a lease. Further ones of that tenant are refused with 429.
@@ -132,6 +135,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         SchedulerConfig {
             listen: None,
+            http: ListenerConfig::default(),
             queue_max: 10_000,
             tenant_queue_max: 2_000,
             rollout_queue_max: 20_000,
@@ -180,6 +184,7 @@ impl Validate for SchedulerConfig {
                 faults.push(format!("{name} is 0; it must be at least 1"));
             }
         }
+        faults.extend(self.http.faults("http"));
         let grace_ms = self.lease_grace_ms();
         if self.lease_ttl_ms < grace_ms {
             faults.push(format!(

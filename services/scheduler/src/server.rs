@@ -61,6 +61,7 @@ pub async fn start(
             threads: HTTP_THREADS,
             body_bytes_max: BODY_BYTES_MAX,
             connections_max: config.connections_max,
+            http: config.http.clone(),
         };
         let (ready, handle) = (handle.clone(), handle.clone());
         let readiness = Arc::new(move || ready.readiness());

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use refrain_draft_replica::{RemoteLookupConfig, ReplicaConfig, UploaderConfig};
 use refrain_service_kit::config::Validate;
+use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
 
 pub use engine::{ApiKey, DriveMode, EngineConfig, EngineKind};
@@ -24,6 +25,8 @@ pub struct WorkerConfig {
     pub id: String,
     /// Address of the internal listener; `None` within one process.
     pub listen: Option<SocketAddr>,
+    /// The certificate and the time limits of that listener.
+    pub http: ListenerConfig,
     /// URL by which gateways reach that listener; leases carry it.
     pub advertise_url: String,
     /// Maximum number of chunks at once.
@@ -76,6 +79,7 @@ impl Default for WorkerConfig {
         WorkerConfig {
             id: "worker-0".into(),
             listen: None,
+            http: ListenerConfig::default(),
             advertise_url: String::new(),
             running_max: 16,
             step_tokens_max: 256,
@@ -126,6 +130,7 @@ impl Validate for WorkerConfig {
                 || self.advertise_url.starts_with("https://"),
             "advertise_url: a worker that listens needs its own http:// or https:// URL here",
         );
+        faults.extend(self.http.faults("http"));
         faults
     }
 }

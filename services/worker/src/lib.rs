@@ -157,9 +157,10 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
             shared: shared.clone(),
         }),
     };
+    let http = &config.http;
     let server = config
         .listen
-        .map(|listen| service::serve(listen, handle.clone(), &with.metrics))
+        .map(|listen| service::serve(listen, http.clone(), handle.clone(), &with.metrics))
         .transpose()?;
     let mut heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
     // Sent here, so that the scheduler knows a worker that has started.

@@ -83,8 +83,20 @@ pub struct PluginConfig {
 pub struct PluginMeshConfig {
     /// The secret that all services share, at least 32 characters.
     pub secret: String,
+    /// In place of `secret`: a file with it in its first line, which is read again when it changes.
+    pub secret_file: Option<PathBuf>,
     /// The key that verifies namespaces, 32 bytes in hex.
     pub namespace_public_key: String,
+    /// Keys that verify namespaces besides, while the signing key is being replaced.
+    pub namespace_public_keys: Vec<String>,
+    /// PEM file with the authorities of the services' certificates, for a store at an `https://` URL. Without it,
+    /// those of the system are trusted. It is read again when it changes.
+    pub ca: Option<PathBuf>,
+    /// PEM file with the certificate that calls present to a store with `http.tls.client_ca`. It is read again when
+    /// it changes.
+    pub certificate: Option<PathBuf>,
+    /// PEM file with the private key of that certificate.
+    pub key: Option<PathBuf>,
     /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is
     /// refused.
     pub clock_skew_s_max: u64,
@@ -100,7 +112,12 @@ impl From<MeshConfig> for PluginMeshConfig {
     fn from(mesh: MeshConfig) -> Self {
         PluginMeshConfig {
             secret: mesh.secret,
+            secret_file: mesh.secret_file,
             namespace_public_key: mesh.namespace_public_key,
+            namespace_public_keys: mesh.namespace_public_keys,
+            ca: mesh.ca,
+            certificate: mesh.certificate,
+            key: mesh.key,
             clock_skew_s_max: mesh.clock_skew_s_max,
         }
     }
@@ -110,7 +127,12 @@ impl From<PluginMeshConfig> for MeshConfig {
     fn from(mesh: PluginMeshConfig) -> Self {
         MeshConfig {
             secret: mesh.secret,
+            secret_file: mesh.secret_file,
             namespace_public_key: mesh.namespace_public_key,
+            namespace_public_keys: mesh.namespace_public_keys,
+            ca: mesh.ca,
+            certificate: mesh.certificate,
+            key: mesh.key,
             clock_skew_s_max: mesh.clock_skew_s_max,
             ..MeshConfig::default()
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use refrain_draft_replica::DraftReplica;
-use refrain_service_kit::http::{ServeOptions, Server, serve};
+use refrain_service_kit::http::{ListenerConfig, ServeOptions, Server, serve};
 use refrain_service_kit::telemetry::Metrics;
 
 /// How often the sizes of the replica are counted.
@@ -28,6 +28,7 @@ pub(crate) fn serve_metrics(
         threads: 1,
         body_bytes_max: BODY_BYTES_MAX,
         connections_max: CONNECTIONS_MAX,
+        http: ListenerConfig::default(),
     };
     let server = serve(options, metrics, Arc::new(|| Ok(())), |_| {});
     let server = server.inspect_err(|error| {

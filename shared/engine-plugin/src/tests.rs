@@ -149,7 +149,7 @@ impl Rig {
         };
         change(&mut config);
         let store = Arc::new(RecordingStore::default());
-        let proposer = Proposer::start(config, TOKENIZER, |_| Ok(store.clone())).unwrap();
+        let proposer = Proposer::start(config, TOKENIZER, |_, _| Ok(store.clone())).unwrap();
         Rig {
             proposer: Arc::new(proposer),
             store,

@@ -1,6 +1,8 @@
 //! Namespaces, the borders that drafts never cross.
 
-use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
 use crate::NamespaceId;
@@ -37,7 +39,7 @@ impl Namespace {
 /// A namespace with the signature of the gateway. Services accept no other form.
 ///
 /// The service kit signs and verifies it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedNamespace {
     /// The namespace.
     pub namespace: Namespace,
@@ -45,6 +47,72 @@ pub struct SignedNamespace {
     pub issued_at_s: u64,
     /// Ed25519 signature over [`SignedNamespace::signed_bytes`], in hex.
     pub signature: String,
+    /// The id of the key that signed it, so that the right one of several is tried. Empty if nobody said. Only JSON
+    /// has it: in bincode, earlier versions would not read it.
+    pub kid: String,
+}
+
+/// The form in JSON. Earlier versions ignore `kid`, and do not write it.
+#[derive(Serialize, Deserialize)]
+struct NamedForm<'a> {
+    namespace: Cow<'a, Namespace>,
+    issued_at_s: u64,
+    signature: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    kid: Cow<'a, str>,
+}
+
+/// The form in bincode, whose fields have no names.
+#[derive(Serialize, Deserialize)]
+struct BinaryForm<'a> {
+    namespace: Cow<'a, Namespace>,
+    issued_at_s: u64,
+    signature: Cow<'a, str>,
+}
+
+impl Serialize for SignedNamespace {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (namespace, signature) = (Cow::Borrowed(&self.namespace), (&*self.signature).into());
+        let issued_at_s = self.issued_at_s;
+        match serializer.is_human_readable() {
+            true => NamedForm {
+                namespace,
+                issued_at_s,
+                signature,
+                kid: (&*self.kid).into(),
+            }
+            .serialize(serializer),
+            false => BinaryForm {
+                namespace,
+                issued_at_s,
+                signature,
+            }
+            .serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SignedNamespace {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let form = match deserializer.is_human_readable() {
+            true => NamedForm::deserialize(deserializer)?,
+            false => {
+                let form = BinaryForm::deserialize(deserializer)?;
+                NamedForm {
+                    namespace: form.namespace,
+                    issued_at_s: form.issued_at_s,
+                    signature: form.signature,
+                    kid: Cow::default(),
+                }
+            }
+        };
+        Ok(SignedNamespace {
+            namespace: form.namespace.into_owned(),
+            issued_at_s: form.issued_at_s,
+            signature: form.signature.into_owned(),
+            kid: form.kid.into_owned(),
+        })
+    }
 }
 
 impl SignedNamespace {
@@ -69,6 +137,42 @@ mod tests {
             model: model.into(),
             tokenizer: "t".into(),
         }
+    }
+
+    /// The type of the version before `kid`.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Earlier {
+        namespace: Namespace,
+        issued_at_s: u64,
+        signature: String,
+    }
+
+    #[test]
+    fn earlier_versions_read_what_is_written_and_the_other_way_round() {
+        let earlier = Earlier {
+            namespace: namespace("a", "m"),
+            issued_at_s: 7,
+            signature: "00ff".into(),
+        };
+        let mut signed = SignedNamespace {
+            namespace: namespace("a", "m"),
+            issued_at_s: 7,
+            signature: "00ff".into(),
+            kid: "1f".into(),
+        };
+        let written = serde_json::to_string(&signed).unwrap();
+        assert_eq!(
+            serde_json::from_str::<SignedNamespace>(&written).unwrap(),
+            signed
+        );
+        assert_eq!(serde_json::from_str::<Earlier>(&written).unwrap(), earlier);
+        let written = serde_json::to_string(&earlier).unwrap();
+        signed.kid.clear();
+        assert_eq!(
+            serde_json::from_str::<SignedNamespace>(&written).unwrap(),
+            signed
+        );
+        assert_eq!(serde_json::to_string(&signed).unwrap(), written);
     }
 
     #[test]

@@ -88,6 +88,7 @@ fn signed() -> SignedNamespace {
         },
         issued_at_s: 1_700_000_000,
         signature: "00ff".into(),
+        kid: "1f2e3d4c5b6a7988".into(),
     }
 }
 

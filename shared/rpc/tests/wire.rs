@@ -151,6 +151,7 @@ fn signed() -> SignedNamespace {
         namespace: plain(),
         issued_at_s: 1_700_000_000,
         signature: "00ff".into(),
+        kid: String::new(),
     }
 }
 
@@ -539,4 +540,16 @@ fn forged_messages_do_no_harm() {
             }
             (format.survives)(&forged);
         });
+}
+
+#[test]
+fn the_id_of_a_signing_key_is_not_in_bincode() {
+    let named = SignedNamespace {
+        kid: "1f".into(),
+        ..signed()
+    };
+    let written = encode_bincode(&named).unwrap();
+    assert_eq!(written, encode_bincode(&signed()).unwrap());
+    let read: SignedNamespace = decode_bincode(&written).unwrap();
+    assert_eq!(read, signed());
 }

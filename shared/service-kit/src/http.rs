@@ -7,8 +7,10 @@ mod client;
 mod connection_table;
 mod connections;
 mod error;
+mod listener;
 mod mesh_only;
 mod server;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -17,5 +19,6 @@ pub use body::RawBody;
 pub use client::{MeshClient, failed_call_kind};
 pub use connection_table::AddressLimit;
 pub use error::{HttpError, HttpResult};
+pub use listener::ListenerConfig;
 pub use mesh_only::mesh_only;
 pub use server::{PublicOptions, Readiness, ServeOptions, Server, get, post, serve, serve_public};

@@ -21,4 +21,6 @@ pub mod guard;
 pub mod http;
 pub mod mesh;
 pub mod random;
+mod reload;
 pub mod telemetry;
+pub mod tls;

@@ -3,8 +3,14 @@
 //! The services of a mesh share a secret, which every internal call carries. The secret does not allow a service to
 //! name a tenant: namespaces are signed by an Ed25519 key that only the gateway holds, and all other services have
 //! its public half. An HMAC would be simpler, but then every worker could sign for every tenant.
+//!
+//! Secrets and signing keys can be replaced under load: services accept several of either, and a signature names its
+//! key.
 
-use std::fmt;
+mod config;
+mod credentials;
+mod keys;
+
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,119 +22,18 @@ use refrain_protocol::error::code;
 use refrain_protocol::{
     ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
 };
-use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
-use serde::{Deserialize, Serialize};
-use subtle::ConstantTimeEq;
 
-use crate::clocks::{CLOCK_SKEW_S_MAX, Clocks};
-use crate::{clock, random};
+use self::keys::{KID_BYTES, PublicKey, SigningKey};
+use crate::clock;
+use crate::clocks::Clocks;
+use crate::telemetry::Metrics;
 
-/// Seconds for which the signature of a namespace is valid. Gateways renew it well before.
-pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
+pub use config::{MeshConfig, NAMESPACE_TTL_S};
+pub use credentials::MeshCredentials;
 
 /// Most namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond to verify,
 /// and a gateway sends the same one for hours.
 const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
-
-/// The keys of a mesh, as hex strings that `refrain keys` makes.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct MeshConfig {
-    /// The secret that all services share, at least 32 characters.
-    pub secret: String,
-    /// The key that verifies namespaces, 32 bytes in hex. Every service needs it.
-    pub namespace_public_key: String,
-    /// The key that signs namespaces, 32 bytes in hex. Only the gateway may have it.
-    pub namespace_signing_key: String,
-    /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is
-    /// refused, and a service whose clock is off by more is not ready. At most half of the life of a signature, since
-    /// gateways renew it then.
-    pub clock_skew_s_max: u64,
-}
-
-impl Default for MeshConfig {
-    fn default() -> Self {
-        MeshConfig {
-            secret: String::new(),
-            namespace_public_key: String::new(),
-            namespace_signing_key: String::new(),
-            clock_skew_s_max: CLOCK_SKEW_S_MAX,
-        }
-    }
-}
-
-/// Written by hand, so that a configuration can be logged without its secrets.
-impl fmt::Debug for MeshConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hidden = |secret: &str| if secret.is_empty() { "missing" } else { "set" };
-        f.debug_struct("MeshConfig")
-            .field("secret", &hidden(&self.secret))
-            .field("namespace_public_key", &self.namespace_public_key)
-            .field(
-                "namespace_signing_key",
-                &hidden(&self.namespace_signing_key),
-            )
-            .field("clock_skew_s_max", &self.clock_skew_s_max)
-            .finish()
-    }
-}
-
-impl MeshConfig {
-    /// Generates random keys.
-    ///
-    /// # Errors
-    /// The system has no random numbers.
-    pub fn generate() -> anyhow::Result<Self> {
-        let bytes = random::bytes::<64>()?;
-        let (secret, seed) = bytes.split_at(32);
-        let signer = NamespaceSigner::from_seed(seed)?;
-        Ok(MeshConfig {
-            secret: hex::encode(secret),
-            namespace_public_key: signer.public_key_hex(),
-            namespace_signing_key: hex::encode(seed),
-            ..MeshConfig::default()
-        })
-    }
-
-    /// Whether any key is set.
-    pub fn has_keys(&self) -> bool {
-        !self.secret.is_empty()
-            || !self.namespace_public_key.is_empty()
-            || !self.namespace_signing_key.is_empty()
-    }
-
-    /// The faults of the configuration, for a service that verifies namespaces and, if `signs`, also signs them.
-    pub fn faults(&self, signs: bool) -> Vec<String> {
-        let mut faults = Vec::new();
-        let mut fault = |key: &str, rule: &str| faults.push(format!("mesh.{key}: {rule}"));
-        if self.secret.len() < 32 {
-            fault(
-                "secret",
-                "must have at least 32 characters; `refrain keys` makes one",
-            );
-        }
-        let skew_s_max = NAMESPACE_TTL_S / 2;
-        if !(1..=skew_s_max).contains(&self.clock_skew_s_max) {
-            let rule = format!("must be from 1 to {skew_s_max}, half of the life of a signature");
-            fault("clock_skew_s_max", &rule);
-        }
-        let not_a_key = "must be 64 hex digits; `refrain keys` makes one";
-        let public_key = self.namespace_public_key.to_ascii_lowercase();
-        if hex::decode(&public_key).map(|key| key.len()) != Ok(32) {
-            fault("namespace_public_key", not_a_key);
-        }
-        match NamespaceSigner::new(self) {
-            _ if !signs => {}
-            Err(_) => fault("namespace_signing_key", not_a_key),
-            Ok(signer) if signer.public_key_hex() == public_key => {}
-            Ok(_) => fault(
-                "namespace_signing_key",
-                "does not belong to mesh.namespace_public_key",
-            ),
-        }
-        faults
-    }
-}
 
 /// Checks the mesh secret of incoming calls and the signatures of namespaces. Cheap to clone.
 #[derive(Clone)]
@@ -138,24 +43,35 @@ pub struct MeshAuth {
 }
 
 struct MeshAuthInner {
-    secret: String,
-    public_key: Vec<u8>,
+    credentials: MeshCredentials,
+    public_keys: Vec<PublicKey>,
     clock_skew_s_max: u64,
     /// Namespaces whose signature is valid, by the signature, with their ids.
     verified: Mutex<LruCache<String, (SignedNamespace, NamespaceId)>>,
 }
 
 impl MeshAuth {
-    /// Creates it from a checked configuration.
+    /// Creates it from a checked configuration, with credentials of its own.
     ///
     /// # Errors
-    /// The public key is not hex.
+    /// As [`MeshAuth::with_credentials`], or a file cannot be used.
     pub fn new(config: &MeshConfig) -> anyhow::Result<Self> {
-        let public_key = hex::decode(&config.namespace_public_key)?;
+        let credentials = MeshCredentials::open(config, &Metrics::new()?)?;
+        MeshAuth::with_credentials(config, credentials)
+    }
+
+    /// Creates it from a checked configuration and the credentials of this service.
+    ///
+    /// # Errors
+    /// A public key is not hex.
+    pub fn with_credentials(
+        config: &MeshConfig,
+        credentials: MeshCredentials,
+    ) -> anyhow::Result<Self> {
         Ok(MeshAuth {
             inner: Arc::new(MeshAuthInner {
-                secret: config.secret.clone(),
-                public_key,
+                credentials,
+                public_keys: config.public_keys()?,
                 clock_skew_s_max: config.clock_skew_s_max,
                 verified: Mutex::new(LruCache::new(VERIFIED_MAX)),
             }),
@@ -174,9 +90,9 @@ impl MeshAuth {
         &self.clocks
     }
 
-    /// The secret, for clients of the same mesh.
-    pub fn secret(&self) -> &str {
-        &self.inner.secret
+    /// The credentials, for clients of the same mesh.
+    pub fn credentials(&self) -> &MeshCredentials {
+        &self.inner.credentials
     }
 
     /// Checks that a call carries the secret of the mesh.
@@ -189,7 +105,7 @@ impl MeshAuth {
             .get(MESH_SECRET_HEADER)
             .map(|value| value.as_bytes())
             .unwrap_or_default();
-        if bool::from(given.ct_eq(self.inner.secret.as_bytes())) {
+        if self.inner.credentials.accepts(given) {
             return Ok(());
         }
         let message = format!(
@@ -240,9 +156,19 @@ impl MeshAuth {
         let signature =
             hex::decode(&signed.signature).map_err(|_| refused("its signature is not hex"))?;
         let bytes = SignedNamespace::signed_bytes(&signed.namespace, signed.issued_at_s);
-        UnparsedPublicKey::new(&ED25519, &self.inner.public_key)
-            .verify(&bytes, &signature)
-            .map_err(|_| refused("it is not signed by the gateway of this mesh"))?;
+        // Services of older versions, and those that speak bincode, do not say which key it is.
+        let is_named = |key: &&PublicKey| signed.kid.is_empty() || signed.kid == key.kid;
+        let mut keys = self.inner.public_keys.iter().filter(is_named).peekable();
+        if keys.peek().is_none() {
+            let kid: String = signed.kid.chars().take(2 * KID_BYTES).collect();
+            let why = format!(
+                "it is signed with the key {kid}, which is not among this service's public keys"
+            );
+            return Err(refused(&why));
+        }
+        if !keys.any(|key| key.verifies(&bytes, &signature)) {
+            return Err(refused("it is not signed by the gateway of this mesh"));
+        }
         let id = signed.namespace.id();
         verified().put(signed.signature.clone(), (signed.clone(), id));
         Ok(id)
@@ -261,30 +187,17 @@ pub fn is_too_old(issued_at_s: u64, now_s: u64) -> bool {
 /// Signs namespaces. Only the gateway has one.
 #[derive(Clone)]
 pub struct NamespaceSigner {
-    key: Arc<Ed25519KeyPair>,
+    key: Arc<SigningKey>,
 }
 
 impl NamespaceSigner {
-    /// Creates it from a checked configuration.
+    /// Creates it from a checked configuration, whose file it reads.
     ///
     /// # Errors
-    /// The key is not 32 bytes of hex.
+    /// The file cannot be read. The key is not 32 bytes of hex, or is not one of this mesh.
     pub fn new(config: &MeshConfig) -> anyhow::Result<Self> {
-        NamespaceSigner::from_seed(&hex::decode(&config.namespace_signing_key)?)
-    }
-
-    fn from_seed(seed: &[u8]) -> anyhow::Result<Self> {
-        let key = Ed25519KeyPair::from_seed_unchecked(seed).map_err(|_| {
-            anyhow::anyhow!(
-                "a namespace signing key must have 32 bytes, but this one has {}",
-                seed.len()
-            )
-        })?;
-        Ok(NamespaceSigner { key: Arc::new(key) })
-    }
-
-    fn public_key_hex(&self) -> String {
-        hex::encode(self.key.public_key().as_ref())
+        let key = Arc::new(config.signing_key()?);
+        Ok(NamespaceSigner { key })
     }
 
     /// Signs a namespace, from now on for [`NAMESPACE_TTL_S`].
@@ -294,13 +207,12 @@ impl NamespaceSigner {
 
     /// Signs a namespace from the time `issued_at_s` on, in Unix seconds.
     pub fn sign_at(&self, namespace: Namespace, issued_at_s: u64) -> SignedNamespace {
-        let signature = self
-            .key
-            .sign(&SignedNamespace::signed_bytes(&namespace, issued_at_s));
+        let bytes = SignedNamespace::signed_bytes(&namespace, issued_at_s);
         SignedNamespace {
             namespace,
             issued_at_s,
-            signature: hex::encode(signature.as_ref()),
+            signature: self.key.sign(&bytes),
+            kid: self.key.public.kid.clone(),
         }
     }
 }
@@ -325,116 +237,4 @@ pub fn from_token(token: &str) -> Result<SignedNamespace, ApiError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn namespace(tenant: &str) -> Namespace {
-        Namespace {
-            tenant: tenant.into(),
-            model: "m".into(),
-            tokenizer: "t".into(),
-        }
-    }
-
-    #[test]
-    fn only_the_signature_of_the_gateway_is_valid() {
-        let config = MeshConfig::generate().unwrap();
-        assert!(config.faults(true).is_empty());
-        let auth = MeshAuth::new(&config).unwrap();
-        let signer = NamespaceSigner::new(&config).unwrap();
-        let signed = signer.sign_at(namespace("acme"), 1_000_000);
-        assert_eq!(
-            auth.verify_at(&signed, 1_000_000).unwrap(),
-            namespace("acme").id()
-        );
-
-        let mut forged = signed.clone();
-        forged.namespace.tenant = "other".into();
-        assert!(auth.verify_at(&forged, 1_000_000).is_err());
-        let mut renewed = signed.clone();
-        renewed.issued_at_s += 1;
-        assert!(auth.verify_at(&renewed, 1_000_000).is_err());
-        // Only what the gateway signed is remembered.
-        assert_eq!(
-            auth.verify_at(&signed, 1_000_000),
-            Ok(namespace("acme").id())
-        );
-        let remembered = auth.inner.verified.lock().unwrap();
-        assert_eq!(
-            remembered
-                .iter()
-                .map(|(_, (known, _))| known)
-                .collect::<Vec<_>>(),
-            [&signed]
-        );
-        drop(remembered);
-        let stranger = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
-        assert!(
-            auth.verify_at(&stranger.sign_at(namespace("acme"), 1_000_000), 1_000_000)
-                .is_err()
-        );
-        assert!(
-            auth.verify_at(&signed, 1_000_000 + NAMESPACE_TTL_S + 1)
-                .is_err()
-        );
-        assert!(
-            auth.verify_at(&signed, 1_000_000 - CLOCK_SKEW_S_MAX - 1)
-                .is_err()
-        );
-    }
-
-    #[test]
-    fn clocks_may_differ_by_the_configured_limit() {
-        let mut config = MeshConfig::generate().unwrap();
-        config.clock_skew_s_max = 600;
-        let auth = MeshAuth::new(&config).unwrap();
-        let signer = NamespaceSigner::new(&config).unwrap();
-        let now_s = 1_000_000;
-        let outcome = |issued_at_s| {
-            let signed = signer.sign_at(namespace("acme"), issued_at_s);
-            auth.verify_at(&signed, now_s).map(drop)
-        };
-        assert_eq!(outcome(now_s + 600), Ok(()));
-        let ahead = outcome(now_s + 601).unwrap_err();
-        assert_eq!(ahead.code.as_deref(), Some(code::CLOCK_SKEW));
-        assert!(ahead.message.contains("601 s ahead"), "{}", ahead.message);
-        assert_eq!(outcome(now_s - NAMESPACE_TTL_S), Ok(()));
-        let old = outcome(now_s - NAMESPACE_TTL_S - 1).unwrap_err();
-        assert_eq!(old.code.as_deref(), Some(code::NAMESPACE_EXPIRED));
-    }
-
-    #[test]
-    fn a_token_holds_what_was_signed() {
-        let config = MeshConfig::generate().unwrap();
-        let signed = NamespaceSigner::new(&config)
-            .unwrap()
-            .sign(namespace("acme"));
-        let token = token_of(&signed).unwrap();
-        assert_eq!(from_token(&format!("{token}\n")).unwrap(), signed);
-        assert!(from_token(&token[1..]).is_err());
-        assert!(from_token("").is_err());
-    }
-
-    #[test]
-    fn a_logged_configuration_holds_no_secret() {
-        let config = MeshConfig::generate().unwrap();
-        let logged = format!("{config:?}");
-        assert!(!logged.contains(&config.secret));
-        assert!(!logged.contains(&config.namespace_signing_key));
-        assert!(logged.contains(&config.namespace_public_key));
-    }
-
-    #[test]
-    fn faults_name_the_keys() {
-        let mut config = MeshConfig::generate().unwrap();
-        config.namespace_signing_key = MeshConfig::generate().unwrap().namespace_signing_key;
-        config.secret = "short".into();
-        assert_eq!(config.faults(true).len(), 2);
-        assert_eq!(config.faults(false).len(), 1);
-        for (skew_s, faults) in [(0, 1), (1, 0), (43_200, 0), (43_201, 1)] {
-            let mut config = MeshConfig::generate().unwrap();
-            config.clock_skew_s_max = skew_s;
-            assert_eq!(config.faults(false).len(), faults, "{skew_s}");
-        }
-    }
-}
+mod tests;

@@ -124,7 +124,9 @@ async fn find(
     let own = session.look(|open| open.catalog.generation()).await?;
     let mut refusals = Vec::new();
     for url in &session.feed.peers {
-        let client = MeshClient::new(url, &session.secret, OFFER_TIMEOUT).map_err(joining)?;
+        let credentials = session.credentials.clone();
+        let client = MeshClient::with_credentials(url, credentials, OFFER_TIMEOUT);
+        let client = client.map_err(joining)?;
         let peer = HttpReplicaPeer::new(client);
         let request = JoinOfferRequest {
             shard: session.feed.shard,

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use refrain_protocol::{ApiError, NamespaceId};
+use refrain_service_kit::mesh::MeshCredentials;
 
 use crate::config::FeedConfig;
 use crate::message::{StreamChange, StreamMessage};
@@ -28,8 +29,8 @@ pub(crate) struct Session {
     pub(crate) shared: Arc<SharedStore>,
     pub(crate) status: Arc<FeedStatus>,
     pub(crate) metrics: StoreMetrics,
-    /// The mesh secret, for calls to other replicas.
-    pub(crate) secret: String,
+    /// The secret and the certificate of calls to other replicas.
+    pub(crate) credentials: MeshCredentials,
     /// Where received files go, and how much of the disk must stay free.
     pub(crate) data_dir: PathBuf,
     pub(crate) disk_reserve_bytes: u64,

@@ -102,7 +102,7 @@ pub async fn start(
             shared,
             status,
             metrics: store_metrics,
-            secret: mesh.secret().to_owned(),
+            credentials: mesh.credentials().clone(),
             data_dir: config.data_dir.clone(),
             disk_reserve_bytes: config.disk_reserve_bytes,
             adopted: Default::default(),
@@ -121,6 +121,7 @@ pub async fn start(
                 threads: LISTENER_THREADS,
                 body_bytes_max: BODY_BYTES_MAX,
                 connections_max: config.connections_max,
+                http: config.http.clone(),
             };
             let (ready, routed) = (handle.clone(), handle.clone());
             Some(serve(

@@ -201,10 +201,9 @@ async fn rest(stream: &mut TcpStream) -> String {
 
 #[tokio::test]
 async fn a_body_that_does_not_arrive_in_time_is_408() {
-    let bench = Bench::with(tuned(|tuning| {
-        tuning.body_time_max = Duration::from_millis(50);
-    }))
-    .await;
+    let mut limited = config();
+    limited.http.body_ms_max = 50;
+    let bench = Bench::with(limited).await;
     let answer = rest(&mut send_chat(&bench, &chat(json!({})), 1).await).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains(r#""code":"body_timeout""#), "{answer}");

@@ -12,6 +12,7 @@ mod failures;
 mod forms;
 mod limits;
 mod mesh;
+mod operations;
 mod outcomes;
 mod plain;
 mod rollouts;

@@ -113,6 +113,7 @@ impl Desk {
                 },
                 issued_at_s: 0,
                 signature: String::new(),
+                kid: String::new(),
             },
             policy,
             calls: Vec::new(),

@@ -29,6 +29,7 @@ pub(super) fn listen(
         threads: config.http_threads,
         body_bytes_max: config.body_bytes_max,
         connections_max: config.connections_max,
+        http: config.http.clone(),
     };
     let (ready, routed) = (handle.clone(), handle.clone());
     let readiness = std::sync::Arc::new(move || ready.ready());

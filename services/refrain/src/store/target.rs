@@ -8,7 +8,7 @@ use clap::Args;
 use refrain_draft_store::{ClosedStore, DraftStoreConfig, DraftStoreServer};
 use refrain_rpc::{HttpStoreAdmin, StoreAdmin};
 use refrain_service_kit::http::MeshClient;
-use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::replicas::Replicas;
@@ -85,6 +85,10 @@ impl Target {
             None => None,
         };
         let listen = file.as_ref().and_then(|file| file.draft_store.listen);
+        let tls = file
+            .as_ref()
+            .and_then(|file| file.draft_store.http.tls.as_ref());
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let urls = file.as_ref().map(|file| &*file.urls.draft_stores);
         let cluster = match (&args.url, &*args.cluster) {
             (Some(_), _) => &[],
@@ -94,16 +98,18 @@ impl Target {
         let url = match (&args.url, listen) {
             _ if !cluster.is_empty() => String::new(),
             (Some(url), _) => url.clone(),
-            (None, Some(listen)) => format!("http://{listen}"),
+            (None, Some(listen)) => format!("{scheme}://{listen}"),
             (None, None) => bail!("name the store with --url, --cluster, --config or --data-dir"),
         };
         let cluster = cluster.to_vec();
-        let secret = args
-            .secret
-            .clone()
-            .or_else(|| file.map(|file| file.mesh.secret))
-            .context("a running store needs the mesh's secret: give --secret or --config")?;
-        let client = MeshClient::new(&url, &secret, TIMEOUT)?;
+        let of_file = file.map(|file| MeshCredentials::open(&file.mesh, &Metrics::new()?));
+        let credentials = match (&args.secret, of_file.transpose()?) {
+            (Some(secret), Some(of_file)) => of_file.with_secret(secret),
+            (Some(secret), None) => MeshCredentials::of_secret(secret),
+            (None, of_file) => of_file
+                .context("a running store needs the mesh's secret: give --secret or --config")?,
+        };
+        let client = MeshClient::with_credentials(&url, credentials, TIMEOUT)?;
         match cluster.is_empty() {
             true => Ok(Target::Store(Box::new(HttpStoreAdmin::new(client)))),
             false => Ok(Target::Replicas(Replicas::find(&client, &cluster).await?)),

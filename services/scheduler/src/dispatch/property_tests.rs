@@ -128,6 +128,7 @@ fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
             },
             issued_at_s: 0,
             signature: String::new(),
+            kid: String::new(),
         },
         group: None,
         class: Default::default(),

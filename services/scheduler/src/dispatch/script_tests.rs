@@ -120,6 +120,7 @@ impl Script {
                             },
                             issued_at_s: 0,
                             signature: String::new(),
+                            kid: String::new(),
                         },
                         group: given.get("group").map(|group| (*group).to_owned()),
                         class: if given.contains_key("group") || given.contains_key("rollout") {

@@ -86,6 +86,7 @@ impl Rollout {
                 },
                 issued_at_s: 0,
                 signature: String::new(),
+                kid: String::new(),
             },
             group: Some(sample.group.to_string()),
             class: sample.class,

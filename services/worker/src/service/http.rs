@@ -12,7 +12,8 @@ use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Worker, decode_chunk};
 use refrain_service_kit::http::{
-    HttpResult, RawBody, ServeOptions, Server, get, mesh_only, post, serve as listen_on,
+    HttpResult, ListenerConfig, RawBody, ServeOptions, Server, get, mesh_only, post,
+    serve as listen_on,
 };
 use refrain_service_kit::telemetry::Metrics;
 
@@ -31,6 +32,7 @@ const BODY_BYTES_MAX: usize = 8 << 20;
 /// Starts the listener.
 pub(crate) fn serve(
     listen: SocketAddr,
+    http: ListenerConfig,
     worker: WorkerHandle,
     metrics: &Metrics,
 ) -> anyhow::Result<Server> {
@@ -40,6 +42,7 @@ pub(crate) fn serve(
         threads: HTTP_THREADS,
         body_bytes_max: BODY_BYTES_MAX,
         connections_max: CONNECTIONS_MAX,
+        http,
     };
     let ready = worker.clone();
     listen_on(

@@ -80,6 +80,7 @@ fn namespace() -> SignedNamespace {
         },
         issued_at_s: 0,
         signature: String::new(),
+        kid: String::new(),
     }
 }
 

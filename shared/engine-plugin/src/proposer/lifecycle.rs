@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use refrain_draft_replica::{DraftReplica, ReplicaMetrics, Uploader, UploaderMetrics};
 use refrain_rpc::{DraftStore, draft_store};
 use refrain_service_kit::http::{MeshClient, Server};
-use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::mesh::{MeshAuth, MeshCredentials};
 use refrain_service_kit::telemetry::{self, Metrics, TelemetryConfig};
 use refrain_tokenization::ModelFiles;
 use tokio::sync::oneshot;
@@ -49,24 +49,27 @@ impl Proposer {
         };
         // The first client of a process sets up the log, and further ones use it.
         let _ = telemetry::init(&telemetry, "refrain-client");
-        let client = MeshClient::new(&config.store_url, &config.mesh.secret, CALL_TIMEOUT)?;
-        Proposer::start(config, tokenizer.identity(), |config| {
+        Proposer::start(config, tokenizer.identity(), |config, credentials| {
+            let client =
+                MeshClient::with_credentials(&config.store_url, credentials, CALL_TIMEOUT)?;
             Ok(draft_store(&client, &config.store_url, &config.store_urls)?)
         })
     }
 
     /// Follows the store that `connect` returns, for an engine whose tokenizer has this identity. `connect` is called
-    /// on the runtime of the client.
+    /// on the runtime of the client, with what calls carry.
     ///
     /// # Errors
     /// The keys or the token are wrong, or the system has no more threads.
     pub(crate) fn start(
         config: PluginConfig,
         tokenizer: &str,
-        connect: impl FnOnce(&PluginConfig) -> anyhow::Result<Arc<dyn DraftStore>>,
+        connect: impl FnOnce(&PluginConfig, MeshCredentials) -> anyhow::Result<Arc<dyn DraftStore>>,
     ) -> anyhow::Result<Self> {
-        let auth = MeshAuth::new(&config.mesh.clone().into())?;
         let registry = Metrics::new()?;
+        let mesh = config.mesh.clone().into();
+        let credentials = MeshCredentials::open(&mesh, &registry)?;
+        let auth = MeshAuth::with_credentials(&mesh, credentials.clone())?;
         let metrics = PluginMetrics::register(registry.registry())?;
         let default_namespace = Arc::new(DefaultNamespace {
             file: config.token_file.clone(),
@@ -82,7 +85,7 @@ impl Proposer {
             .enable_all()
             .build()?;
         let entered = runtime.enter();
-        let store = connect(&config)?;
+        let store = connect(&config, credentials)?;
         let replica = Arc::new(DraftReplica::new(
             config.replica.clone(),
             config.pattern_tokens_max,

@@ -29,7 +29,7 @@ impl Keys {
             ..PluginConfig::default()
         };
         change(&mut config);
-        Proposer::start(config, TOKENIZER, |_| Ok(self.store.clone()))
+        Proposer::start(config, TOKENIZER, |_, _| Ok(self.store.clone()))
     }
 
     fn token(&self) -> String {

@@ -1,6 +1,6 @@
 //! Calls between services.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -16,6 +16,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use super::error::api_error_of;
 use crate::clocks::{CLOCK_HEADER, Clocks, LastSent};
 use crate::descriptors;
+use crate::mesh::MeshCredentials;
 
 /// Largest response that is read into memory.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
@@ -42,14 +43,66 @@ pub fn failed_call_kind(error: &reqwest::Error) -> ErrorKind {
     }
 }
 
-/// A client of one service of the mesh: its base URL, the mesh secret, and a pool of connections. Cheap to clone.
+/// The connections of a client, and what its calls carry.
+struct Pool {
+    credentials: MeshCredentials,
+    /// The HTTP client, and the generation of the certificates that it was made with.
+    http: RwLock<(u64, reqwest::Client)>,
+}
+
+impl Pool {
+    fn new(credentials: MeshCredentials) -> anyhow::Result<Self> {
+        let http = RwLock::new(http_client(&credentials)?);
+        Ok(Pool { credentials, http })
+    }
+
+    /// The HTTP client, made anew if the certificates have changed. Calls in flight keep the connections of the
+    /// earlier one.
+    fn http(&self) -> reqwest::Client {
+        let (made_with, http) = {
+            let http = self.http.read().unwrap_or_else(PoisonError::into_inner);
+            http.clone()
+        };
+        if made_with == self.credentials.tls_generation() {
+            return http;
+        }
+        match http_client(&self.credentials) {
+            Ok(renewed) => {
+                let http = renewed.1.clone();
+                *self.http.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+                http
+            }
+            Err(error) => {
+                tracing::error!(%error, "no client can be made with the changed certificates");
+                http
+            }
+        }
+    }
+}
+
+fn http_client(credentials: &MeshCredentials) -> anyhow::Result<(u64, reqwest::Client)> {
+    let builder = reqwest::Client::builder()
+        .connect_timeout(Duration::from_secs(2))
+        .pool_idle_timeout(POOL_IDLE_TIMEOUT)
+        .tcp_nodelay(true)
+        .no_proxy();
+    Ok(match credentials.tls() {
+        None => (0, builder.build()?),
+        Some((generation, tls)) => {
+            let builder = builder.tls_backend_preconfigured((*tls).clone());
+            (generation, builder.build()?)
+        }
+    })
+}
+
+/// A client of one service of the mesh: its base URL, the credentials of calls, and a pool of connections. Cheap to
+/// clone.
 ///
 /// It does not retry, because whether a second attempt is right depends on the call.
 #[derive(Clone)]
 pub struct MeshClient {
-    http: reqwest::Client,
+    pool: Arc<Pool>,
     base_url: Arc<str>,
-    secret: Arc<str>,
     timeout: Duration,
     clocks: Option<Clocks>,
     /// When the clock was last sent to this service.
@@ -57,22 +110,28 @@ pub struct MeshClient {
 }
 
 impl MeshClient {
-    /// Creates a client of the service at `base_url`, whose ordinary calls may take `timeout`.
+    /// Creates a client of the service at `base_url`, whose calls carry `secret`, and whose ordinary calls may take
+    /// `timeout`.
     ///
     /// # Errors
     /// The HTTP client cannot be built.
     pub fn new(base_url: &str, secret: &str, timeout: Duration) -> anyhow::Result<Self> {
+        MeshClient::with_credentials(base_url, MeshCredentials::of_secret(secret), timeout)
+    }
+
+    /// As [`MeshClient::new`], with credentials that may change.
+    ///
+    /// # Errors
+    /// The HTTP client cannot be built.
+    pub fn with_credentials(
+        base_url: &str,
+        credentials: MeshCredentials,
+        timeout: Duration,
+    ) -> anyhow::Result<Self> {
         crate::telemetry::install_crypto_provider();
-        let http = reqwest::Client::builder()
-            .connect_timeout(Duration::from_secs(2))
-            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
-            .tcp_nodelay(true)
-            .no_proxy()
-            .build()?;
         Ok(MeshClient {
-            http,
+            pool: Arc::new(Pool::new(credentials)?),
             base_url: trim(base_url),
-            secret: secret.into(),
             timeout,
             clocks: None,
             clock_sent: LastSent::default(),
@@ -193,10 +252,11 @@ impl MeshClient {
     }
 
     fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
-        let request = self
-            .http
+        let pool = &self.pool;
+        let request = pool
+            .http()
             .request(method, format!("{}{path}", self.base_url))
-            .header(MESH_SECRET_HEADER, &*self.secret)
+            .header(MESH_SECRET_HEADER, &*pool.credentials.secret())
             .headers(trace_headers());
         let clocks = self.clocks.as_ref();
         match clocks.and_then(|clocks| clocks.request_header(&self.clock_sent)) {

@@ -18,6 +18,7 @@ use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::Sleep;
 
 use super::access::AccessLine;
 use super::connection_table::{AddressLimit, ConnectionId, ConnectionTable, Refusal};
@@ -31,6 +32,9 @@ const REFUSED_LINGER: Duration = Duration::from_millis(500);
 /// How long a caller has to read the answer if its body was not read to the end.
 const UNREAD_LINGER: Duration = Duration::from_secs(2);
 
+/// Resolution of the clock of the HTTP stack.
+const CLOCK_STEP: Duration = Duration::from_millis(500);
+
 /// Idle time of a connection before the system probes the caller, and time between two probes. It is shorter than the
 /// idle time after which firewalls and load balancers forget a connection, most of which wait for minutes.
 const PROBE_EVERY: Duration = Duration::from_secs(30);
@@ -43,6 +47,18 @@ fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
     rustix::net::sockopt::set_socket_keepalive(stream, true)
 }
 
+/// Limits on the connections of a listener.
+pub(super) struct ConnectionLimits {
+    /// Most connections at once.
+    pub(super) all_max: usize,
+    /// The limit on those of one address.
+    pub(super) address: AddressLimit,
+    /// How long the head of a request may take to arrive.
+    pub(super) head_time_max: Duration,
+    /// Whether callers speak TLS, so that they cannot read a refusal in clear.
+    pub(super) is_tls: bool,
+}
+
 /// All connections of one listener.
 pub(super) struct Connections {
     open: Mutex<OpenConnections>,
@@ -50,6 +66,9 @@ pub(super) struct Connections {
     open_gauge: IntGauge,
     gave_way: IntCounter,
     rejections: [(Refusal, IntCounter); 2],
+    late_heads: IntCounter,
+    head_time_max: Duration,
+    is_tls: bool,
 }
 
 struct OpenConnections {
@@ -64,6 +83,8 @@ struct CloseSignal {
     is_over: AtomicBool,
     /// Whether a request is in flight.
     is_busy: AtomicBool,
+    /// Requests whose head has arrived.
+    requests: AtomicU64,
     reader: AtomicWaker,
 }
 
@@ -79,27 +100,33 @@ pub(super) struct ConnectionGuard {
     connections: Arc<Connections>,
     signal: Arc<CloseSignal>,
     id: ConnectionId,
+    since: Instant,
 }
 
 /// The stream of an admitted connection, which ends when the connection has to give way.
 pub(super) struct AdmittedStream {
     stream: TcpStream,
     guard: Arc<ConnectionGuard>,
+    /// The deadline of a head that has begun to arrive, after the connection's first request.
+    head_deadline: Option<HeadDeadline>,
+}
+
+/// The time at which the head of a further request has to have arrived. The HTTP stack has a deadline for the first
+/// head only.
+struct HeadDeadline {
+    late_at: Pin<Box<Sleep>>,
+    /// Requests of the connection when the head began.
+    requests: u64,
 }
 
 impl Connections {
-    pub(super) fn new(
-        service: &str,
-        all_max: usize,
-        address: AddressLimit,
-        metrics: &Metrics,
-    ) -> Arc<Self> {
+    pub(super) fn new(service: &str, limits: ConnectionLimits, metrics: &Metrics) -> Arc<Self> {
         let rejections = [Refusal::All, Refusal::Address].map(|limit| {
             let counter = &metrics.http().rejections;
             (limit, counter.with_label_values(&[service, limit.as_str()]))
         });
         let open = OpenConnections {
-            table: ConnectionTable::new(all_max, address),
+            table: ConnectionTable::new(limits.all_max, limits.address),
             signals: HashMap::new(),
         };
         Arc::new(Connections {
@@ -108,6 +135,12 @@ impl Connections {
             open_gauge: metrics.http().connections.with_label_values(&[service]),
             gave_way: metrics.http().gave_way.with_label_values(&[service]),
             rejections,
+            late_heads: metrics
+                .http()
+                .rejections
+                .with_label_values(&[service, "head_ms_max"]),
+            head_time_max: limits.head_time_max,
+            is_tls: limits.is_tls,
         })
     }
 
@@ -123,10 +156,17 @@ impl Connections {
         match self.enter(peer) {
             Ok(guard) => {
                 let guard = Arc::new(guard);
-                Ok((AdmittedStream { stream, guard }, peer))
+                let stream = AdmittedStream {
+                    stream,
+                    guard,
+                    head_deadline: None,
+                };
+                Ok((stream, peer))
             }
             Err(refusal) => {
-                refuse(stream, refusal).await;
+                if !self.is_tls {
+                    refuse(stream, refusal).await;
+                }
                 Err(io::ErrorKind::ConnectionRefused.into())
             }
         }
@@ -157,6 +197,7 @@ impl Connections {
             connections: self.clone(),
             signal,
             id,
+            since: Instant::now(),
         })
     }
 
@@ -170,6 +211,12 @@ impl Drop for ConnectionGuard {
         let mut open = self.connections.open();
         open.table.leave(self.id);
         open.signals.remove(&self.id);
+        let requests = self.signal.requests.load(Ordering::Relaxed);
+        // The HTTP stack closed the connection. Its clock has a resolution of half a second.
+        let patience = self.connections.head_time_max.saturating_sub(CLOCK_STEP);
+        if requests == 0 && self.since.elapsed() >= patience {
+            self.connections.late_heads.inc();
+        }
         self.connections.open_gauge.set(open.table.len() as i64);
     }
 }
@@ -188,6 +235,30 @@ impl AdmittedStream {
             io::ErrorKind::BrokenPipe,
             "the connection was closed to make room for another one",
         )
+    }
+
+    /// Whether a head that began to arrive is late.
+    fn is_head_late(&mut self, context: &mut Context<'_>) -> bool {
+        let requests = self.guard.signal.requests.load(Ordering::Relaxed);
+        // The head has arrived if there is one request more.
+        let begun = self.head_deadline.take();
+        self.head_deadline = begun.filter(|head| head.requests == requests);
+        let deadline = self.head_deadline.as_mut();
+        deadline.is_some_and(|head| head.late_at.as_mut().poll(context).is_ready())
+    }
+
+    /// Notes that bytes have arrived. While no request is in flight, they begin the head of the next one.
+    fn expect_head(&mut self, context: &mut Context<'_>) {
+        let signal = &self.guard.signal;
+        let requests = signal.requests.load(Ordering::Relaxed);
+        let is_head = requests > 0 && !signal.is_busy.load(Ordering::Relaxed);
+        if is_head && self.head_deadline.is_none() {
+            let time_max = self.guard.connections.head_time_max;
+            let mut late_at = Box::pin(tokio::time::sleep(time_max));
+            // The task has to wake up at that time.
+            let _ = late_at.as_mut().poll(context);
+            self.head_deadline = Some(HeadDeadline { late_at, requests });
+        }
     }
 
     /// Notes that the caller goes on reading an answer. Bytes that are written while no request is in flight are the
@@ -215,7 +286,17 @@ impl AsyncRead for AdmittedStream {
             // The listener closes the connection, as if the caller had closed its side.
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        if self.is_head_late(context) {
+            self.guard.connections.late_heads.inc();
+            self.guard.signal.end();
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        if buffer.filled().len() > before {
+            self.expect_head(context);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -246,6 +327,7 @@ impl ConnectionGuard {
     /// Marks the connection as busy until the returned guard is dropped.
     pub(super) fn busy(self: &Arc<Self>) -> RequestGuard {
         self.signal.is_busy.store(true, Ordering::Relaxed);
+        self.signal.requests.fetch_add(1, Ordering::Relaxed);
         self.connections.open().table.busy(self.id);
         RequestGuard {
             connection: self.clone(),
@@ -397,8 +479,13 @@ mod tests {
         let addr = listener.local_addr().unwrap();
         let _caller = TcpStream::connect(addr).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let connections =
-            Connections::new("test", 1, AddressLimit::default(), &Metrics::new().unwrap());
+        let limits = ConnectionLimits {
+            all_max: 1,
+            address: AddressLimit::default(),
+            head_time_max: PROBE_EVERY,
+            is_tls: false,
+        };
+        let connections = Connections::new("test", limits, &Metrics::new().unwrap());
         let (admitted, _) = connections.admit(stream).await.unwrap();
         let stream = &admitted.stream;
         assert!(socket_keepalive(stream).unwrap());

@@ -28,12 +28,15 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::HttpError;
 use super::access::{AccessLine, AccessNote};
-use super::body::{BodyBytesMax, too_large};
+use super::body::{BodyBytesMax, BodyDeadline, late, too_large};
 use super::connection_table::AddressLimit;
-use super::connections::{AdmittedStream, ConnectionGuard, Connections, TrackedBody};
+use super::connections::{ConnectionGuard, ConnectionLimits, Connections, TrackedBody};
+use super::listener::ListenerConfig;
+use super::stream::ListenerStream;
 use crate::descriptors;
 use crate::random;
 use crate::telemetry::{HttpMetrics, Metrics};
+use crate::tls::ServerTls;
 
 /// Seconds that a graceful stop may take before connections are cut.
 const SHUTDOWN_TIMEOUT_S: u64 = 30;
@@ -42,9 +45,6 @@ const SHUTDOWN_TIMEOUT_S: u64 = 30;
 /// for a shorter time, so it is always the caller who closes. A request that is sent while the listener closes would
 /// be lost. A graceful stop does not wait for such connections.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(120);
-
-/// How long a new connection may take to send the head of its first request.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a connection that is being closed may take to read its last response.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -72,6 +72,8 @@ pub struct ServeOptions {
     /// Most connections at once, of all threads together. The limit is lower if the process may not open as many
     /// files.
     pub connections_max: usize,
+    /// The certificate and the time limits.
+    pub http: ListenerConfig,
 }
 
 /// Settings of a listener for clients outside the mesh.
@@ -83,6 +85,8 @@ pub struct PublicOptions {
     pub cors_origins: Vec<String>,
     /// Whether each request leaves a line in the log.
     pub logs_access: bool,
+    /// Whether there is no `/metrics`: the names of tenants, and how much they ask, are not for strangers.
+    pub hides_metrics: bool,
 }
 
 /// The handle of a running listener.
@@ -118,7 +122,7 @@ impl Server {
 /// thread.
 ///
 /// # Errors
-/// The address cannot be bound.
+/// The address cannot be bound, or the files of the certificate cannot be used.
 pub fn serve<F>(
     options: ServeOptions,
     metrics: &Metrics,
@@ -135,7 +139,7 @@ where
 /// Starts a listener for clients outside the mesh: as [`serve`], but with limits and headers for strangers.
 ///
 /// # Errors
-/// The address cannot be bound.
+/// As [`serve`].
 pub fn serve_public<F>(
     options: ServeOptions,
     public: PublicOptions,
@@ -150,8 +154,10 @@ where
         service: options.service,
         metrics: metrics.http().clone(),
         logs_access: public.logs_access,
+        body_time_max: options.http.body_time_max(),
     };
     let cors_origins = public.cors_origins;
+    let hides_metrics = public.hides_metrics;
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
     let connections_max = options.connections_max.min(descriptors::callers_max());
@@ -163,13 +169,28 @@ where
             "the limit on open files allows fewer connections than configured; raise it (ulimit -n)"
         );
     }
-    let connections = Connections::new(options.service, connections_max, public.address, &metrics);
+    let http = options.http;
+    let tls = http.tls.as_ref();
+    let tls = tls
+        .map(|tls| ServerTls::open(options.service, tls, &metrics))
+        .transpose()?;
+    let connections = Connections::new(
+        options.service,
+        ConnectionLimits {
+            all_max: connections_max,
+            address: public.address,
+            head_time_max: http.head_time_max(),
+            is_tls: tls.is_some(),
+        },
+        &metrics,
+    );
+    let head_time_max = http.head_time_max();
     let threads = options.threads.max(1);
     let builder = actix_server::Server::build();
     let shutdown = builder.graceful_shutdown_signal();
     let app = move || {
         let observed = observed.clone();
-        let metrics = metrics.clone();
+        let shown = (!hides_metrics).then(|| metrics.clone());
         let readiness = readiness.clone();
         App::new()
             .wrap(Condition::new(
@@ -191,17 +212,21 @@ where
                 Ok(()) => HttpResponse::Ok().body("ready\n"),
                 Err(reason) => HttpResponse::ServiceUnavailable().body(format!("{reason}\n")),
             }))
-            .service(get_or_head("/metrics", move || {
-                HttpResponse::Ok()
-                    .content_type("text/plain; version=0.0.4")
-                    .body(metrics.render())
-            }))
+            .configure(move |app| {
+                if let Some(metrics) = shown {
+                    app.service(get_or_head("/metrics", move || {
+                        HttpResponse::Ok()
+                            .content_type("text/plain; version=0.0.4")
+                            .body(metrics.render())
+                    }));
+                }
+            })
             .configure(configure.clone())
             .default_service(web::to(unknown_route))
     };
     // This is what the server of actix-web does, except for the stream below HTTP.
     let service = move || {
-        let connections = connections.clone();
+        let (connections, tls) = (connections.clone(), tls.clone());
         let shutdown = shutdown.clone();
         let app = app().into_factory();
         let http = HttpService::build()
@@ -210,11 +235,11 @@ where
                 async move { shutdown.notified().await }
             })
             .keep_alive(KEEP_ALIVE)
-            .client_request_timeout(HEAD_TIMEOUT)
+            .client_request_timeout(head_time_max)
             .client_disconnect_timeout(DISCONNECT_TIMEOUT)
             // A caller that closed its side is gone, so its handler is dropped with all that it waits for.
             .h1_allow_half_closed(false)
-            .on_connect_ext(|stream: &AdmittedStream, data| {
+            .on_connect_ext(|stream: &ListenerStream, data| {
                 data.insert(stream.connection());
             })
             .h1(map_config(
@@ -222,8 +247,11 @@ where
                 |()| AppConfig::default(),
             ));
         fn_service(move |stream: TcpStream| {
-            let connections = connections.clone();
-            async move { connections.admit(stream).await.map_err(DispatchError::Io) }
+            let (connections, tls) = (connections.clone(), tls.clone());
+            async move {
+                let stream = connect(stream, &connections, tls, head_time_max).await;
+                stream.map_err(DispatchError::Io)
+            }
         })
         .and_then(http)
     };
@@ -259,6 +287,24 @@ where
         handle,
         task: task.abort_handle(),
     })
+}
+
+/// Admits a connection, and makes it a TLS connection if the listener has a certificate.
+async fn connect(
+    stream: TcpStream,
+    connections: &Arc<Connections>,
+    tls: Option<ServerTls>,
+    handshake_time_max: Duration,
+) -> std::io::Result<(ListenerStream, Option<SocketAddr>)> {
+    let (stream, peer) = connections.admit(stream).await?;
+    let stream = match tls {
+        None => ListenerStream::Plain(stream),
+        Some(tls) => {
+            let accepted = tls.accept(stream, handshake_time_max).await?;
+            ListenerStream::Tls(Box::new(accepted))
+        }
+    };
+    Ok((stream, peer))
 }
 
 fn bind(listen: SocketAddr) -> std::io::Result<std::net::TcpListener> {
@@ -329,11 +375,13 @@ fn get_or_head(path: &str, show: impl Fn() -> HttpResponse + Clone + 'static) ->
 }
 
 fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
-    use actix_web::error::JsonPayloadError::{Overflow, OverflowKnownLength};
+    use actix_web::error::JsonPayloadError::{Overflow, OverflowKnownLength, Payload};
+    use actix_web::error::PayloadError;
     match error {
         Overflow { limit } | OverflowKnownLength { limit, .. } => too_large(*limit),
         // serde names the place and what it expected there. The strings that it quotes are field names or enum values
         // of the caller's own request.
+        Payload(PayloadError::Io(error)) if error.kind() == std::io::ErrorKind::TimedOut => late(),
         other => ApiError::new(
             ErrorKind::InvalidRequest,
             format!("the body is not valid JSON for this call: {other}"),
@@ -348,11 +396,12 @@ struct Observed {
     service: &'static str,
     metrics: Arc<HttpMetrics>,
     logs_access: bool,
+    body_time_max: Duration,
 }
 
 async fn observe(
     observed: Observed,
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     let started = Instant::now();
@@ -393,7 +442,16 @@ async fn observe(
             started,
         )
     });
+    let deadline = BodyDeadline::set(&mut request, started + observed.body_time_max);
     let outcome = next.call(request).instrument(span).await;
+    let is_late = deadline.is_some_and(|deadline| deadline.has_passed());
+    if is_late {
+        observed
+            .metrics
+            .rejections
+            .with_label_values(&[observed.service, "body_ms_max"])
+            .inc();
+    }
     if let Ok(response) = &outcome {
         let route = response
             .request()
@@ -421,6 +479,13 @@ async fn observe(
             response
                 .headers_mut()
                 .insert(HeaderName::from_static("x-request-id"), value);
+        }
+        if is_late {
+            // The rest of the body is not waited for.
+            response
+                .response_mut()
+                .head_mut()
+                .set_connection_type(ConnectionType::Close);
         }
         let closes = response.response().head().connection_type() == ConnectionType::Close;
         let busy = busy.map(|busy| busy.closing(closes));

@@ -1,6 +1,8 @@
 //! Tests of a listener and a client together.
 
 mod connections;
+mod slow_callers;
+mod tls;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +14,10 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::server::KEEP_ALIVE;
-use super::{HttpResult, MeshClient, RawBody, ServeOptions, Server, get, mesh_only, post, serve};
+use super::{
+    HttpResult, ListenerConfig, MeshClient, RawBody, ServeOptions, Server, get, mesh_only, post,
+    serve,
+};
 use crate::clocks::Clocks;
 use crate::mesh::{MeshAuth, MeshConfig};
 use crate::telemetry::Metrics;
@@ -44,6 +49,7 @@ fn listen() -> Listening {
         threads: 1,
         body_bytes_max: BODY_BYTES_MAX,
         connections_max: 16,
+        http: ListenerConfig::default(),
     };
     let (counted, counted_never) = (read.clone(), read.clone());
     let server = serve(options, &metrics, Arc::new(|| Ok(())), move |app| {

@@ -169,6 +169,12 @@ metric_families! {
         pub(crate) gave_way: IntCounterVec = "refrain_http_connections_gave_way_total" ["service"],
         /// Connections that were refused, by the limit that was reached.
         pub(crate) rejections: IntCounterVec = "refrain_http_rejections_total" ["service", "limit"],
+        /// TLS handshakes that failed, by the reason.
+        pub(crate) handshake_failures: IntCounterVec = "refrain_tls_handshake_failures_total" ["service", "reason"],
+        /// When a certificate of this process expires, in Unix seconds, by the listener or `mesh` for calls.
+        pub(crate) certificate_expiry: IntGaugeVec = "refrain_tls_certificate_expiry_seconds" ["certificate"],
+        /// Changed files that were read again, or refused while the earlier ones stay in use.
+        pub(crate) reloads: IntCounterVec = "refrain_reloads_total" ["files", "outcome"],
     }
 }
 

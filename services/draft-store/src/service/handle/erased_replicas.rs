@@ -64,7 +64,8 @@ impl DraftStoreHandle {
     ) -> Option<ErasedReplica> {
         let own = self.read_blocking(|shared| Ok(shared.read()?.catalog.generation()));
         let own = own.await.ok();
-        let peer = MeshClient::new(url, self.inner.mesh.secret(), CALL_TIMEOUT);
+        let credentials = self.inner.mesh.credentials().clone();
+        let peer = MeshClient::with_credentials(url, credentials, CALL_TIMEOUT);
         let peer = peer.map(HttpReplicaPeer::new);
         loop {
             let answer = match &peer {

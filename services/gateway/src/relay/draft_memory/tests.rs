@@ -84,6 +84,7 @@ fn namespace() -> KnownNamespace {
         },
         issued_at_s: 0,
         signature: String::new(),
+        kid: String::new(),
     };
     signed.into()
 }

@@ -15,6 +15,7 @@ fn signed() -> SignedNamespace {
         namespace,
         issued_at_s: 0,
         signature: String::new(),
+        kid: String::new(),
     }
 }
 

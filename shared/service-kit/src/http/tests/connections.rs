@@ -8,7 +8,9 @@ use actix_web::{HttpResponse, web};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::http::{AddressLimit, PublicOptions, ServeOptions, Server, serve_public};
+use crate::http::{
+    AddressLimit, ListenerConfig, PublicOptions, ServeOptions, Server, serve_public,
+};
 use crate::telemetry::Metrics;
 
 /// Longer than any step of these tests takes.
@@ -33,6 +35,7 @@ fn listen(connections_max: usize, address_max: Option<usize>) -> Listening {
         threads: 2,
         body_bytes_max: 1_000,
         connections_max,
+        http: ListenerConfig::default(),
     };
     let public = PublicOptions {
         address: AddressLimit {

@@ -1,0 +1,41 @@
+//! The operations listener: metrics, health and readiness, apart from the listener that strangers reach.
+
+use std::net::SocketAddr;
+
+use actix_web::web;
+use refrain_service_kit::http::{Readiness, ServeOptions, Server, serve};
+use refrain_service_kit::telemetry::Metrics;
+
+use crate::config::GatewayConfig;
+
+/// Most connections of the listener. Callers are scrapers, probes and operators.
+const CONNECTIONS_MAX: usize = 256;
+/// Threads of the listener.
+const THREADS: usize = 1;
+/// Largest body of a call, bytes.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// Starts the listener on the configured address. `routes` adds routes to `/metrics`, `/healthz` and `/readyz`.
+///
+/// # Errors
+/// The address cannot be bound, or the files of the certificate cannot be used.
+pub(crate) fn listen<F>(
+    listen: SocketAddr,
+    config: &GatewayConfig,
+    metrics: &Metrics,
+    readiness: Readiness,
+    routes: F,
+) -> anyhow::Result<Server>
+where
+    F: Fn(&mut web::ServiceConfig) + Clone + Send + 'static,
+{
+    let options = ServeOptions {
+        service: "gateway-operations",
+        listen,
+        threads: THREADS,
+        body_bytes_max: BODY_BYTES_MAX,
+        connections_max: CONNECTIONS_MAX,
+        http: config.operations_http.clone(),
+    };
+    serve(options, metrics, readiness, routes)
+}
