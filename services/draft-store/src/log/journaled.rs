@@ -1,9 +1,9 @@
 //! The log in use: a journal that is synced before anything is acknowledged, and sled as its index.
 //!
 //! Every batch goes to the journal first. It is then kept in memory (`recent.rs`) until there are many writes, or the
-//! log is closed. A thread of its own writes them to sled, and at last the position in the journal up to which sled is
-//! complete. After a crash sled is behind, and the journal is read into memory from that position. If sled does not
-//! open, has lost something or cannot read a page, its files are deleted and rebuilt from the journal.
+//! log is closed. A thread of its own writes them to sled, and at last the position in the journal up to which sled
+//! is complete. After a crash sled is behind, and the journal is read into memory from that position. If sled does
+//! not open, has lost something or cannot read a page, its files are deleted and rebuilt from the journal.
 //!
 //! The records of a document go to sled in one atomic batch. So sled has each document as it was after some commit,
 //! even if a crash interrupts the thread, and what is salvaged from sled alone is never a mixture.
@@ -34,8 +34,8 @@ const WRITES_AT_ONCE: usize = 256;
 /// document.
 const DOCUMENT_PART: std::ops::Range<usize> = 1..33;
 
-/// The part of the cache that sled gets; what is new is not read from it. Each of two generations of recent writes may
-/// take as much as the whole cache.
+/// The part of the cache that sled gets; what is new is not read from it. Each of two generations of recent writes
+/// may take as much as the whole cache.
 const SLED_SHARE: u64 = 2;
 
 /// How sled's files are treated when a log is opened.

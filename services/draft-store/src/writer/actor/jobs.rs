@@ -58,7 +58,8 @@ impl WriterActor {
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let spawned = thread.spawn(move || {
-            // Callers do not wait for jobs, and jobs wait for callers: a store under load seals later, and more at once.
+            // Callers do not wait for jobs, and jobs wait for callers: a store under load seals later, and more at
+            // once.
             if let Err(error) = rustix::process::nice(NICE) {
                 tracing::debug!(%error, "draft store job runs with the usual priority");
             }
