@@ -1,7 +1,7 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
-//! [`file`] is the file of tenants, which operators edit and gateways follow. [`directory`] finds the caller of a key
-//! in it, and [`limiter`] counts what tenants and keys have used.
+//! `file` is the file of tenants, which operators edit and gateways follow. `directory` finds the caller of a key
+//! in it, and `limiter` counts what tenants and keys have used.
 
 mod bucket;
 pub(crate) mod directory;
