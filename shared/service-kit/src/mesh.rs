@@ -162,7 +162,7 @@ impl MeshAuth {
         if keys.peek().is_none() {
             let kid: String = signed.kid.chars().take(2 * KID_BYTES).collect();
             let why = format!(
-                "it is signed with the key {kid}, which is not among this service's public keys"
+                "it is not signed by the gateway of this mesh: its key {kid} is not among this service's public keys"
             );
             return Err(refused(&why));
         }
