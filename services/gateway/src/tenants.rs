@@ -13,4 +13,4 @@ pub(crate) mod rate_headers;
 
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
-pub(crate) use limiter::{Limiter, QuotaTicket};
+pub(crate) use limiter::{Limiter, Made, QuotaTicket};

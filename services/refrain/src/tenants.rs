@@ -7,6 +7,7 @@ mod audit;
 mod change;
 
 use std::fs::File;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -228,7 +229,7 @@ pub fn keys(args: KeysArgs) -> anyhow::Result<()> {
             let ends = now + i64::from(grace_hours) * 3_600;
             let what = format!("key {id} rotated to {}", key.id);
             edit(path, &what, |file| {
-                change::rotate_key(file, &id, &key, ends)
+                change::rotate_key(file, &id, &key, now, ends)
             })?;
             println!("{}", key.key);
         }
@@ -284,9 +285,21 @@ fn edit(
         .filter(|folder| !folder.as_os_str().is_empty());
     let mut new = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
     std::io::Write::write_all(&mut new, file.to_text()?.as_bytes()).with_context(name)?;
+    // Gateways run as other users than operators, and the file has no secrets.
+    let mut mode = 0o644;
+    if let Ok(before) = std::fs::metadata(path) {
+        mode = before.permissions().mode();
+        // Only root may give files away. Others own what they may replace.
+        let _ = std::os::unix::fs::fchown(new.as_file(), Some(before.uid()), Some(before.gid()));
+    }
+    let permissions = std::fs::Permissions::from_mode(mode);
+    new.as_file()
+        .set_permissions(permissions)
+        .with_context(name)?;
     new.as_file().sync_all().with_context(name)?;
     new.persist(path).with_context(name)?;
-    Ok(())
+    let folder = File::open(folder.unwrap_or(Path::new("."))).with_context(name)?;
+    folder.sync_all().with_context(name)
 }
 
 /// The path with another extension after its own.
@@ -408,13 +421,17 @@ mod tests {
             ..limits()
         };
         run_tenants(&path, TenantsCommand::Add(tenant(limited))).unwrap();
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(), 0o644, "a gateway of another user has to read it");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         assert!(run_tenants(&path, TenantsCommand::Add(tenant(limits()))).is_err());
-        // A limit of 0 is none, and those that are not named stay.
+        // The file keeps its mode. A limit of 0 is none, and those that are not named stay.
         let changed = LimitArgs {
             requests_per_minute: Some(0),
             ..limits()
         };
         run_tenants(&path, TenantsCommand::Set(tenant(changed))).unwrap();
+        assert_eq!(mode(), 0o640);
         let add = AddKeyArgs {
             tenant: "acme".into(),
             name: "ci".into(),
@@ -474,7 +491,7 @@ mod tests {
             .collect();
         assert_eq!(acts.len(), 6, "{log}");
         assert_eq!(acts[0]["act"], "tenant acme added");
-        assert!(acts[0]["at"].as_str().unwrap().ends_with('Z') && acts[0]["by"].is_string());
+        assert!(acts[0]["at"].as_str().unwrap().ends_with('Z') && acts[0]["uid"].is_u64());
     }
 
     #[test]

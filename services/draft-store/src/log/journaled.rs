@@ -90,20 +90,23 @@ impl JournaledLog {
             IndexMode::Rebuild => None,
         };
         let (index, from) = match trusted {
-            Some((index, end)) if found.damage_end().is_none_or(|damage| damage <= end) => {
-                if !found.damage.is_empty() || end > found.end {
+            Some((index, position))
+                if found
+                    .damage_end()
+                    .is_none_or(|damage| damage <= position.end) =>
+            {
+                if !found.damage.is_empty() || position.end > found.end {
                     tracing::warn!(
                         damaged_ranges = found.damage.len(),
                         "draft store journal is damaged; rewriting it from its index, which is complete"
                     );
-                    if let Some(name) = found.name.filter(|_| end < found.end) {
-                        let from = JournalPosition { journal: name, end };
-                        let mut recent = replay(path, &index, from, cache_bytes)?;
+                    if position.end < found.end {
+                        let mut recent = replay(path, &index, position, cache_bytes)?;
                         write_to(&index, &recent.freeze())?;
                     }
                     return Self::with_new_journal(path, index, cache_bytes);
                 }
-                (index, end)
+                (index, position.end)
             }
             _ if !found.damage.is_empty() => {
                 let first = &found.damage[0];
@@ -355,16 +358,14 @@ fn open_index(
     path: &Path,
     cache_bytes: u64,
     found: &ScanReport,
-) -> Result<Option<(SledLog, u64)>, LogError> {
+) -> Result<Option<(SledLog, JournalPosition)>, LogError> {
     let opened = SledLog::open(path, cache_bytes / SLED_SHARE).and_then(|index| {
         let position = index.position()?;
         Ok((index, position))
     });
     match opened {
-        Ok((index, Some(JournalPosition { journal, end })))
-            if found.name.is_none_or(|name| name == journal) =>
-        {
-            Ok(Some((index, end)))
+        Ok((index, Some(position))) if found.name.is_none_or(|name| name == position.journal) => {
+            Ok(Some((index, position)))
         }
         Ok(_) | Err(LogError::Corrupt(_)) => Ok(None),
         Err(refused) => Err(refused),

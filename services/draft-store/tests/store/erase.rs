@@ -263,7 +263,7 @@ async fn nothing_erased_is_left_in_any_segment() {
     let reply = erase(&store, tenant("a")).await;
     let (log, segments) = reply.files.split_first().unwrap();
     assert!(log == "log" && !segments.is_empty(), "{:?}", reply.files);
-    // What is left of a segment gets another name.
+    // The rest of a segment gets another name.
     assert!(segments.iter().all(|segment| !data.join(segment).exists()));
     store.stop().await;
     assert!(planted.find(&data).is_empty());

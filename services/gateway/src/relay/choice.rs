@@ -155,7 +155,7 @@ impl ChoiceState {
     }
 
     /// Length of the output without forced tokens.
-    fn own_len(&self) -> usize {
+    pub(super) fn own_len(&self) -> usize {
         self.output.len().saturating_sub(self.plan.forced.len())
     }
 

@@ -1,7 +1,6 @@
 //! The chunks of one choice: asks a worker, reads its events, and passes on what a reader can use.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt};
@@ -27,6 +26,7 @@ use crate::relay::implicit_groups::PromptGroup;
 use crate::relay::lease_guard::LeaseGuard;
 use crate::relay::parked_at::ParkedAt;
 use crate::request::GenerateRequest;
+use crate::tenants::Made;
 
 /// Slack added to the deadline sent to workers, so that the gateway's own timer always fires first.
 const WORKER_TIME_SLACK: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) received: Instant,
     pub(super) first_token: Option<Instant>,
     /// Counts the output tokens of the request.
-    pub(super) made: Arc<AtomicU64>,
+    pub(super) made: Arc<Made>,
     /// Output that the reader does not have yet.
     pub(super) unsent: ChoiceProgress,
     pub(super) parked: ParkedAt,
@@ -279,7 +279,7 @@ impl ChoiceRun<'_> {
                     self.context.retries.worker_retried();
                 }
                 ChunkEvent::Step(message) => {
-                    let before = self.choice.output_len();
+                    let before = self.choice.own_len();
                     let progress = match self.choice.step(self.received.elapsed(), message) {
                         Ok(progress) => progress,
                         Err(fault) => {
@@ -288,8 +288,8 @@ impl ChoiceRun<'_> {
                         }
                     };
                     guard.set_emitted(self.choice.chunk_output_len());
-                    let made = self.choice.output_len() - before;
-                    self.made.fetch_add(made.into(), Ordering::Relaxed);
+                    let made = self.choice.own_len().saturating_sub(before);
+                    self.made.add(made as u64);
                     self.observe_first_token();
                     if progress.needs_cut {
                         *open = Some((worker.clone(), stream));

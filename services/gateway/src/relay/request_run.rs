@@ -1,7 +1,6 @@
 //! The run of one request: all its choices at once, and for each the loop over leases and chunks.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use futures_util::TryFutureExt as _;
@@ -35,6 +34,7 @@ use crate::relay::parked_at::ParkedAt;
 use crate::relay::parsing::{CallIds, Parsing};
 use crate::relay::request_events::RequestEvents;
 use crate::request::{GenerateRequest, PreparedPrompt};
+use crate::tenants::Made;
 
 impl RelayContext {
     /// Starts a request. It is carried out as its events are read.
@@ -284,7 +284,7 @@ struct Reports<'a> {
     events: &'a mpsc::Sender<RelayEvent>,
     received: Instant,
     /// Counts the output tokens.
-    made: Arc<AtomicU64>,
+    made: Arc<Made>,
 }
 
 /// Waits until the scheduler has a lease back. If the task panicked, the lease ends by its time to live.

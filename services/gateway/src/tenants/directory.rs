@@ -67,6 +67,8 @@ pub(crate) struct Directory {
 /// The file of tenants, by public id and by tenant.
 #[derive(Debug, Default)]
 struct FileTable {
+    /// Whether there is a file, even if it has no keys.
+    exists: bool,
     keys: HashMap<String, Arc<KnownKey>>,
     limits: HashMap<String, LimitsEntry>,
 }
@@ -94,7 +96,10 @@ impl Directory {
 
     /// Takes the file of tenants over, in place of an earlier one. Requests in flight go on.
     pub(crate) fn replace(&self, file: &TenantsFile) {
-        let mut table = FileTable::default();
+        let mut table = FileTable {
+            exists: true,
+            ..FileTable::default()
+        };
         for tenant in &file.tenants {
             table.limits.insert(tenant.name.clone(), tenant.limits);
             for key in &tenant.keys {
@@ -167,9 +172,10 @@ impl Directory {
         Some(self.of_tenant(&self.of_file(), tenant))
     }
 
-    /// The caller that everybody is where there are no keys at all.
+    /// The caller that everybody is where there are no keys at all. With a file of tenants nobody is: otherwise a
+    /// client whose key was the last to be revoked would write into the memory of others.
     fn open_to_all(&self) -> Option<Caller> {
-        let has_keys = !self.fixed.is_empty() || !self.of_file().keys.is_empty();
+        let has_keys = !self.fixed.is_empty() || self.of_file().exists;
         self.anonymous().filter(|_| !has_keys)
     }
 
@@ -269,6 +275,9 @@ mod tests {
         open.replace(&file(&NewKey::random().unwrap(), KeyEntry::default()));
         assert!(tenant_of(&open, Some("Bearer whatever")).is_err());
         assert_eq!(tenant_of(&open, None).unwrap(), "local");
+        // Without its last key the file does not open the gateway again.
+        open.replace(&TenantsFile::default());
+        assert!(tenant_of(&open, Some("Bearer whatever")).is_err());
     }
 
     fn file(key: &NewKey, entry: KeyEntry) -> TenantsFile {

@@ -144,7 +144,13 @@ impl TenantsFile {
     /// # Errors
     /// All faults, with their places.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let file: TenantsFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        // The whole error would show the line, and somebody may have written a key there.
+        let described = |error: toml::de::Error| {
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+            format!("line {line}: {}", error.message())
+        };
+        let file: TenantsFile = toml::from_str(text).map_err(described)?;
         let faults = file.faults();
         match faults.is_empty() {
             true => Ok(file),
@@ -275,7 +281,12 @@ mod tests {
         ] {
             assert!(faults.contains(place), "{place} in {faults}");
         }
-        let unknown = TenantsFile::parse("[[tenants]]\nname = \"a\"\nkees = []");
-        assert!(unknown.unwrap_err().contains("kees"));
+        let unknown = TenantsFile::parse("[[tenants]]\nname = \"a\"\nkees = [\"rfk-secret\"]");
+        let unknown = unknown.unwrap_err();
+        assert!(
+            unknown.starts_with("line 3") && unknown.contains("kees"),
+            "{unknown}"
+        );
+        assert!(!unknown.contains("secret"), "{unknown}");
     }
 }

@@ -13,7 +13,7 @@ use super::limiter::Limiter;
 use crate::metrics::GatewayMetrics;
 
 /// How often the file is looked at. The content is compared, because a mounted Secret changes by links.
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Largest file, bytes: some hundred thousand keys.
 const BYTES_MAX: u64 = 64 << 20;
@@ -47,7 +47,7 @@ impl TenantsFollower {
         }
         let follow = async move {
             let mut interval = tokio::time::interval(INTERVAL);
-            let mut trouble = None;
+            let (mut trouble, mut seen) = (None, None);
             loop {
                 interval.tick().await;
                 limiter.forget_idle(Instant::now());
@@ -65,6 +65,11 @@ impl TenantsFollower {
                 };
                 if known.as_ref() == Some(&text) {
                     trouble = None;
+                    continue;
+                }
+                // A file that is written in place may have been read half way, so two looks have to agree.
+                if seen.as_ref() != Some(&text) {
+                    seen = Some(text);
                     continue;
                 }
                 match take_over(&text, &directory, &metrics) {
@@ -92,6 +97,9 @@ fn read(path: &Path) -> anyhow::Result<String> {
 }
 
 fn take_over(text: &str, directory: &Directory, metrics: &GatewayMetrics) -> Result<(), String> {
+    if text.trim().is_empty() {
+        return Err("the file of tenants is empty".to_owned());
+    }
     let file = TenantsFile::parse(text)?;
     directory.replace(&file);
     let families = &metrics.families;

@@ -5,7 +5,7 @@
 //! that made nothing gives its tokens back.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,23 @@ pub(crate) struct QuotaTicket {
     /// The subjects with limits.
     subjects: Vec<(Subject, LimitsEntry)>,
     reserved: Option<Reserved>,
-    made: Arc<AtomicU64>,
+    made: Arc<Made>,
+}
+
+/// The output of a request so far.
+#[derive(Default)]
+pub(crate) struct Made {
+    /// Output tokens that count. Tokens of a prompt that is scored do not.
+    output: AtomicU64,
+    has_emitted: AtomicBool,
+}
+
+impl Made {
+    /// Counts output tokens of a step, which may have been scored ones only.
+    pub(crate) fn add(&self, output: u64) {
+        self.output.fetch_add(output, Ordering::Relaxed);
+        self.has_emitted.store(true, Ordering::Relaxed);
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -138,7 +154,8 @@ impl Usage {
     ) -> Option<(usize, Duration)> {
         let mut buckets = self.buckets.iter_mut().zip(PER_MINUTE).enumerate();
         buckets.find_map(|(at, (bucket, (of, _)))| {
-            let wait = bucket.as_mut()?.wait(amount(of), now);
+            let amount = Some(amount(of)).filter(|amount| *amount > 0.0)?;
+            let wait = bucket.as_mut()?.wait(amount, now);
             (!wait.is_zero()).then_some((at, wait))
         })
     }
@@ -316,13 +333,14 @@ impl QuotaTicket {
         Ok(())
     }
 
-    /// The counter of output tokens that were made.
-    pub(crate) fn made(&self) -> Arc<AtomicU64> {
+    /// The counter of the output.
+    pub(crate) fn made(&self) -> Arc<Made> {
         self.made.clone()
     }
 
     fn settle(&self, now: Instant) {
-        let made = self.made.load(Ordering::Relaxed);
+        let made = self.made.output.load(Ordering::Relaxed);
+        let has_emitted = self.made.has_emitted.load(Ordering::Relaxed);
         let mut usages = self.limiter.usages();
         for (subject, _) in &self.subjects {
             let Some(usage) = usages.get_mut(subject) else {
@@ -330,7 +348,7 @@ impl QuotaTicket {
             };
             usage.in_flight = usage.in_flight.saturating_sub(1);
             if let Some(Reserved { input, output }) = self.reserved {
-                let kept_input = if made > 0 { 0.0 } else { -(input as f64) };
+                let kept_input = if has_emitted { 0.0 } else { -(input as f64) };
                 let more_output = made as f64 - output as f64;
                 usage.take(|of| of.of_tokens(kept_input, more_output), now);
             }
@@ -422,7 +440,7 @@ mod tests {
             left(&limiter, &acme, PerMinute::OutputTokens),
             3_000 - 1_034
         );
-        ticket.made().fetch_add(34, Ordering::Relaxed);
+        ticket.made().add(34);
         drop(ticket);
         let near = |of, expected: u64| {
             let left = left(&limiter, &acme, of);
@@ -441,7 +459,7 @@ mod tests {
         // A longer output than was reserved is a debt, which holds the next request up before its body is read.
         let mut long = limiter.begin(&acme, now).unwrap();
         long.reserve(10, std::iter::once(100_000), now).unwrap();
-        long.made().fetch_add(5_000, Ordering::Relaxed);
+        long.made().add(5_000);
         drop(long);
         let error = limiter.begin(&acme, now).err().unwrap();
         assert!(
@@ -470,6 +488,21 @@ mod tests {
         limiter.forget_idle(now + Duration::from_secs(61));
         assert!(limiter.usages().is_empty());
         assert!(begin(400).is_ok());
+    }
+
+    #[test]
+    fn a_share_below_one_request_per_minute_still_lets_requests_through() {
+        let (limiter, _) = limiter(0.5);
+        let acme = caller(LimitsEntry {
+            requests_per_minute: Some(1),
+            ..LimitsEntry::default()
+        });
+        let now = Instant::now();
+        let mut ticket = limiter.begin(&acme, now).unwrap();
+        ticket.reserve(10, std::iter::once(10), now).unwrap();
+        drop(ticket);
+        assert!(limiter.begin(&acme, now).is_err());
+        assert!(limiter.begin(&acme, now + Duration::from_secs(121)).is_ok());
     }
 
     #[test]

@@ -14,8 +14,10 @@ use serde::Serialize;
 struct Act<'a> {
     /// The time, as in RFC 3339.
     at: String,
-    /// The user of the system who ran the command.
-    by: String,
+    /// The user of the system who ran the command, as the system says.
+    uid: u32,
+    /// The name of that user, or of the one who used sudo, as the environment says.
+    by: Option<String>,
     act: &'a str,
 }
 
@@ -25,10 +27,10 @@ pub(super) fn append(path: &Path, act: &str) -> anyhow::Result<()> {
     // With sudo the user is the one who asked.
     let mut by = ["SUDO_USER", "USER", "LOGNAME"].into_iter();
     let by = by.find_map(|variable| std::env::var(variable).ok());
-    let user = || format!("uid {}", rustix::process::getuid().as_raw());
     let line = serde_json::to_string(&Act {
         at: expiry_text(clock::unix_s().cast_signed())?,
-        by: by.unwrap_or_else(user),
+        uid: rustix::process::getuid().as_raw(),
+        by,
         act,
     })?;
     let mut log = OpenOptions::new()

@@ -69,11 +69,12 @@ pub(super) fn add_key(
     Ok(())
 }
 
-/// Adds a key with the properties of another one, which ends at `ends`, in Unix seconds, or earlier.
+/// Adds a key with the properties of another one, which ends at `ends` or earlier. Times are in Unix seconds.
 pub(super) fn rotate_key(
     file: &mut TenantsFile,
     id: &str,
     new: &NewKey,
+    now: i64,
     ends: i64,
 ) -> anyhow::Result<()> {
     let (tenant, at) = place_of(file, id)?;
@@ -84,6 +85,10 @@ pub(super) fn rotate_key(
         ..keys[at].clone()
     };
     let planned = keys[at].expires_unix_s().map_err(anyhow::Error::msg)?;
+    ensure!(
+        planned.is_none_or(|planned| planned > now),
+        "the key {id} has ended, and its successor would end with it; add another key"
+    );
     let ends = planned.map_or(ends, |planned| planned.min(ends));
     keys[at].expires_at = Some(expiry_text(ends)?);
     keys.push(successor);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use prometheus::IntCounterVec;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{Error, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
@@ -114,5 +114,10 @@ fn server_config(files: &[Vec<u8>]) -> anyhow::Result<(i64, ServerConfig)> {
         .with_single_cert(identity.chain, identity.key)
         .context("the certificate and the key")?;
     server.alpn_protocols = alpn();
+    if !client_ca.is_empty() {
+        // A resumed session would not check whether the caller's certificate has expired meanwhile.
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+    }
     Ok((identity.expiry_s, server))
 }

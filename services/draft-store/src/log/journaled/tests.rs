@@ -129,6 +129,25 @@ fn a_damaged_journal_is_rewritten_from_a_complete_index() {
 }
 
 #[test]
+fn what_only_a_journal_has_outlives_damage_to_its_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    fill(&open(&path).unwrap(), 0, 20);
+    let log = open(&path).unwrap();
+    let whole = fill(&log, 20, 50);
+    // As after a crash: the index does not get the newest writes.
+    log.retire();
+    drop(log);
+    let journal = journal::path_in(&path);
+    let mut bytes = std::fs::read(&journal).unwrap();
+    bytes[3] ^= 0x10;
+    std::fs::write(&journal, bytes).unwrap();
+    let found = journal::scan(&path, 0, &mut |_| Ok(())).unwrap();
+    assert!(found.name.is_none(), "the name is damaged");
+    assert!(records(&open(&path).unwrap()) == whole);
+}
+
+#[test]
 fn a_missing_or_empty_journal_beside_an_index_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
