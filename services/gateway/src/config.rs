@@ -11,6 +11,8 @@ use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
 
+use crate::tenants::LimitsRedisConfig;
+
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -44,9 +46,11 @@ pub struct GatewayConfig {
     pub anonymous_tenant: Option<String>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
-    /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
-    /// by themselves, so with two of them behind one address it should be 0.5.
+    /// The share of each limit per minute of that file that this gateway grants by itself (above 0, at most 1). With
+    /// two gateways behind one address it should be 0.5. Redis counts whole limits while it answers.
     pub limit_share: f64,
+    /// The Redis in which several gateways count these limits together. Without it, each gateway counts by itself.
+    pub limits_redis: Option<LimitsRedisConfig>,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
@@ -238,6 +242,7 @@ impl Default for GatewayConfig {
             anonymous_tenant: None,
             tenants_file: None,
             limit_share: 1.0,
+            limits_redis: None,
             models: Vec::new(),
             body_bytes_max: 8 << 20,
             requests_in_flight_max: 4_096,
@@ -395,6 +400,10 @@ impl Validate for GatewayConfig {
             let fault = format!("{at}.files: must be a folder, or builtin:name");
             require(!files.is_empty(), &fault);
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
+        }
+        if let Some(redis) = &self.limits_redis {
+            let of_redis = redis.faults().into_iter();
+            faults.extend(of_redis.map(|fault| format!("limits_redis.{fault}")));
         }
         faults.extend(self.http.faults("http"));
         faults.extend(self.operations_http.faults("operations_http"));

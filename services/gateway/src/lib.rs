@@ -45,6 +45,7 @@ use refrain_tokenization::{ModelFiles, STAGE};
 use tokio::task::JoinHandle;
 
 pub use config::{GatewayConfig, GatewayTuning, KeyConfig, ModelConfig};
+pub use tenants::LimitsRedisConfig;
 
 /// Reads the files of a model from the place that its configuration names.
 pub type ModelFilesOf = Arc<dyn Fn(&str) -> anyhow::Result<ModelFiles> + Send + Sync>;
@@ -175,7 +176,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     };
     let anonymous = config.anonymous_tenant.clone();
     let directory = Arc::new(tenants::Directory::new(&config.keys, anonymous));
-    let limiter = tenants::Limiter::new(config.limit_share, metrics.clone());
+    let redis = config.limits_redis.clone();
+    let redis = redis.map(|redis| tenants::RedisCounts::start(redis, &deps.metrics));
+    let redis = redis.transpose().context("limits_redis")?;
+    let limiter = tenants::Limiter::new(config.limit_share, redis, metrics.clone());
     let tenants_follower = tenants::TenantsFollower::start(
         config.tenants_file.clone(),
         directory.clone(),

@@ -2,6 +2,7 @@
 //!
 //! `file` is the file of tenants, which operators edit and gateways follow. `directory` finds the caller of a key
 //! in it, and `limiter` counts what tenants and keys have used.
+//! `redis_counts` does so for several gateways together, in Redis.
 
 mod bucket;
 pub(crate) mod directory;
@@ -10,7 +11,11 @@ mod follow;
 pub mod key;
 pub(crate) mod limiter;
 pub(crate) mod rate_headers;
+mod redis_counts;
+mod usage;
 
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
+pub use redis_counts::LimitsRedisConfig;
+pub(crate) use redis_counts::RedisCounts;

@@ -116,7 +116,7 @@ impl GatewayState {
         let choices = prompts
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(u64::from(prompt.max_new_tokens), per_prompt));
-        quota.reserve(input.sum(), choices, Instant::now())?;
+        quota.reserve(input.sum(), choices, Instant::now()).await?;
         Ok((
             accepted,
             AdmittedRequest {
