@@ -325,6 +325,7 @@ mod tests {
     use crate::tenants::LimitsRedisConfig;
     use crate::tenants::rate_headers::HeaderWords;
     use actix_web::http::header::HeaderMap;
+    use futures_util::FutureExt as _;
     use refrain_service_kit::telemetry::Metrics;
 
     fn limiter(share: f64) -> (Limiter, Arc<GatewayMetrics>) {
@@ -506,24 +507,19 @@ mod tests {
         let limiter = Limiter::new(1.0, Some(redis), families);
         let free = caller(LimitsEntry::default());
         let now = Instant::now();
-        // A second lock of this thread would never be granted.
-        let usages = limiter.shared.usages.lock().unwrap();
-        #[allow(
-            clippy::await_holding_lock,
-            reason = "nothing that is awaited here waits or locks, which is what this test shows"
-        )]
-        let mut ticket = limiter.begin(&free, now).await.unwrap();
-        #[allow(clippy::await_holding_lock, reason = "as above")]
-        ticket
-            .reserve(1_000, std::iter::once(10), now)
-            .await
-            .unwrap();
-        ticket.made().add(10);
-        let mut headers = HeaderMap::new();
-        limiter.write_headers(&free, HeaderWords::OpenAi, &mut headers);
-        drop(ticket);
-        assert!(headers.is_empty() && usages.is_empty());
-        drop(usages);
+        {
+            // A second lock of this thread would never be granted.
+            let usages = limiter.shared.usages.lock().unwrap();
+            let begun = limiter.begin(&free, now).now_or_never();
+            let mut ticket = begun.unwrap().unwrap();
+            let reserved = ticket.reserve(1_000, std::iter::once(10), now);
+            reserved.now_or_never().unwrap().unwrap();
+            ticket.made().add(10);
+            let mut headers = HeaderMap::new();
+            limiter.write_headers(&free, HeaderWords::OpenAi, &mut headers);
+            drop(ticket);
+            assert!(headers.is_empty() && usages.is_empty());
+        }
         let text = String::from_utf8(metrics.render()).unwrap();
         assert!(
             text.contains("refrain_gateway_limits_redis_fallbacks_total 0"),

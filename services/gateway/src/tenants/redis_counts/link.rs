@@ -106,7 +106,7 @@ impl Link {
         let asked = async |command: Cmd| {
             let mut connection = connected.connection.clone();
             let answer = connection.send_packed_command(&command).await;
-            answer.and_then(|value| Ok(value.extract_error()?))
+            answer.and_then(|value| value.extract_error())
         };
         let answer = async {
             match asked(by_name).await {
