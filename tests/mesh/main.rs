@@ -13,6 +13,7 @@ mod groups;
 mod limits;
 mod lossless;
 mod memory;
+mod mesh_roles;
 mod other_engine;
 mod parameters;
 mod placements;

@@ -427,3 +427,56 @@ async fn a_password_and_a_certificate_are_used_and_a_wrong_one_is_refused() {
     assert!(wrong.begin(requests(10)).await.is_some());
     assert_eq!((wrong.is_up(), wrong.fallbacks()), (false, 1));
 }
+
+/// For docs/benchmarks.md. The command is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it measures the time of checks, and tests nothing"]
+async fn the_time_of_ten_thousand_checks_a_second() {
+    const CALLERS: u32 = 200;
+    const CHECKS: u32 = 250;
+    let server = RedisServer::plain();
+    let gateway = Arc::new(Gateway::connected(config(&server), 1.0).await);
+    let limits = LimitsEntry {
+        requests_per_minute: Some(1_000_000),
+        tokens_per_minute: Some(1_000_000_000),
+        requests_in_flight_max: Some(100_000),
+        ..LimitsEntry::default()
+    };
+    let period = Duration::from_secs(1) * CALLERS / 10_000;
+    let began = Instant::now();
+    let callers = (0..CALLERS).map(|number| {
+        let gateway = gateway.clone();
+        tokio::spawn(async move {
+            let caller = Caller {
+                tenant: format!("tenant {}", number % 50),
+                tenant_limits: limits,
+                key: None,
+            };
+            let first = began + period * number / CALLERS;
+            let mut due = tokio::time::interval_at(first.into(), period);
+            let mut times = Vec::new();
+            for _ in 0..CHECKS {
+                // From the time at which it was due, so that a late one counts.
+                let due = due.tick().await;
+                let begun = gateway.limiter.begin(&caller, Instant::now()).await;
+                times.push(due.elapsed());
+                drop(begun.unwrap());
+            }
+            times
+        })
+    });
+    let mut times = Vec::new();
+    for caller in callers.collect::<Vec<_>>() {
+        times.extend(caller.await.unwrap());
+    }
+    let rate = f64::from(CALLERS * CHECKS) / began.elapsed().as_secs_f64();
+    times.sort_unstable();
+    let share = |share: f64| times[(times.len() as f64 * share) as usize];
+    println!(
+        "{rate:.0} checks/s, each with its settlement: p50 {:?}, p99 {:?}, p99.9 {:?}, {} fallbacks",
+        share(0.5),
+        share(0.99),
+        share(0.999),
+        gateway.fallbacks()
+    );
+}
