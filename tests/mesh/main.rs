@@ -32,5 +32,6 @@ mod traces;
 mod trust;
 mod up;
 mod up_cluster;
+mod usage;
 mod work_counts;
 mod worker_lost;

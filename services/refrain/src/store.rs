@@ -10,7 +10,7 @@ mod finish_names;
 mod import;
 mod replicas;
 mod sign;
-mod target;
+pub(crate) mod target;
 #[cfg(test)]
 mod tests;
 

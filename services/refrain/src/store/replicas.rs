@@ -16,7 +16,9 @@ use refrain_protocol::admin::{
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_protocol::shard::{StoreDirectory, shard_of};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{HttpReplicaPeer, HttpStoreAdmin, ReplicaPeer, StoreAdmin};
+use refrain_rpc::{
+    HttpReplicaPeer, HttpStoreAdmin, HttpUsageStore, ReplicaPeer, StoreAdmin, UsageReplica,
+};
 use refrain_service_kit::http::MeshClient;
 
 /// How long a replica may take to say where the others are.
@@ -30,6 +32,7 @@ pub(super) struct Replica {
     is_ready: bool,
     admin: Arc<HttpStoreAdmin>,
     peer: HttpReplicaPeer,
+    usage: Arc<HttpUsageStore>,
 }
 
 /// All replicas that are known, in the order of their shards and URLs.
@@ -66,6 +69,7 @@ impl Replicas {
             is_ready,
             admin: HttpStoreAdmin::new(client.at(&url)).into(),
             peer: HttpReplicaPeer::new(client.at(&url)),
+            usage: HttpUsageStore::new(client.at(&url)).into(),
             url,
         });
         let replicas = Replicas {
@@ -147,6 +151,14 @@ impl Replicas {
 }
 
 impl Replica {
+    /// It as a store of usage.
+    pub(super) fn usage(&self) -> UsageReplica {
+        UsageReplica {
+            name: self.url.clone(),
+            store: self.usage.clone(),
+        }
+    }
+
     fn named(&self, error: ApiError) -> ApiError {
         let message = format!("{}: {}", self.url, error.message);
         ApiError { message, ..error }
