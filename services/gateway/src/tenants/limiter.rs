@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
+use super::budget::{BudgetTicket, Budgets};
 use super::directory::Caller;
 use super::file::LimitsEntry;
+use super::limit_usage::{PER_MINUTE, PerMinute, Refusal, Subject, Usage, subjects};
 use super::redis_counts::{Answer, Place, RedisCounts};
-use super::usage::{PER_MINUTE, PerMinute, Refusal, Subject, Usage, subjects};
 use crate::metrics::GatewayMetrics;
 
 /// Output tokens that are reserved for each choice, or its limit if that is less. Clients often allow far more than
@@ -39,6 +40,7 @@ struct Shared {
     usages: Mutex<HashMap<Subject, Usage>>,
     /// The share of each limit per minute that this gateway grants by itself.
     share: f64,
+    budgets: Arc<Budgets>,
     /// The counts of several gateways together.
     redis: Option<RedisCounts>,
     metrics: Arc<GatewayMetrics>,
@@ -63,6 +65,7 @@ pub(crate) struct QuotaTicket {
     /// Its place in Redis.
     place: Option<Place>,
     made: Arc<Made>,
+    budget: Arc<BudgetTicket>,
 }
 
 /// The output of a request so far.
@@ -88,8 +91,15 @@ struct Reserved {
 }
 
 impl Limiter {
-    /// Creates limits of which nothing is used. This gateway grants `share` of each limit per minute by itself.
-    pub(crate) fn new(
+    /// Limits that this gateway counts by itself.
+    #[cfg(test)]
+    pub(crate) fn new(share: f64, metrics: Arc<GatewayMetrics>) -> Self {
+        Limiter::with_redis(share, None, metrics)
+    }
+
+    /// Creates limits of which nothing is used. `redis` counts for several gateways. This one grants `share` of each
+    /// limit per minute by itself.
+    pub(crate) fn with_redis(
         share: f64,
         redis: Option<RedisCounts>,
         metrics: Arc<GatewayMetrics>,
@@ -99,9 +109,15 @@ impl Limiter {
                 usages: Mutex::default(),
                 share,
                 redis,
+                budgets: Arc::new(Budgets::new(metrics.clone())),
                 metrics,
             }),
         }
+    }
+
+    /// The budgets per day and month.
+    pub(crate) fn budgets(&self) -> &Arc<Budgets> {
+        &self.shared.budgets
     }
 
     fn usages(&self) -> MutexGuard<'_, HashMap<Subject, Usage>> {
@@ -112,12 +128,13 @@ impl Limiter {
     /// Counts a request whose head has arrived. A caller without limits costs nothing.
     ///
     /// # Errors
-    /// `Overloaded` past a limit on requests, or while tokens of earlier ones are a debt.
+    /// `Overloaded` past a limit on requests, while tokens of earlier ones are a debt, or when a budget is spent.
     pub(crate) async fn begin(
         &self,
         caller: &Caller,
         now: Instant,
     ) -> Result<QuotaTicket, ApiError> {
+        let budget = self.shared.budgets.begin(caller)?;
         let mut ticket = QuotaTicket {
             limiter: self.clone(),
             subjects: subjects(caller),
@@ -125,6 +142,7 @@ impl Limiter {
             reserved: None,
             place: None,
             made: Arc::default(),
+            budget: Arc::new(budget),
         };
         if ticket.subjects.is_empty() {
             return Ok(ticket);
@@ -257,17 +275,18 @@ impl QuotaTicket {
     /// each.
     ///
     /// # Errors
-    /// `Overloaded` past a limit on tokens.
+    /// `Overloaded` past a limit on tokens, or what is left of a budget.
     pub(crate) async fn reserve(
         &mut self,
         input: u64,
         output_max: impl Iterator<Item = u64>,
         now: Instant,
     ) -> Result<(), ApiError> {
+        let output: u64 = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
+        self.budget.reserve(input.saturating_add(output))?;
         if self.subjects.is_empty() {
             return Ok(());
         }
-        let output = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
         let amount = |of: PerMinute| of.of_tokens(input as f64, output as f64);
         if let Some(place) = &mut self.place
             && let Ok(answer) = place.reserve(amount).await
@@ -280,6 +299,11 @@ impl QuotaTicket {
         }
         self.reserved = Some(Reserved { input, output });
         Ok(())
+    }
+
+    /// The part of the request in the budgets of its caller.
+    pub(crate) fn budget(&self) -> Arc<BudgetTicket> {
+        self.budget.clone()
     }
 
     /// The counter of the output.
@@ -330,7 +354,7 @@ mod tests {
 
     fn limiter(share: f64) -> (Limiter, Arc<GatewayMetrics>) {
         let metrics = Arc::new(GatewayMetrics::new(&Metrics::new().unwrap()).unwrap());
-        (Limiter::new(share, None, metrics.clone()), metrics)
+        (Limiter::new(share, metrics.clone()), metrics)
     }
 
     fn caller(limits: LimitsEntry) -> Caller {
@@ -504,7 +528,7 @@ mod tests {
         };
         let redis = RedisCounts::start(unreachable, &metrics).unwrap();
         let families = Arc::new(GatewayMetrics::new(&metrics).unwrap());
-        let limiter = Limiter::new(1.0, Some(redis), families);
+        let limiter = Limiter::with_redis(1.0, Some(redis), families);
         let free = caller(LimitsEntry::default());
         let now = Instant::now();
         {

@@ -28,7 +28,7 @@ pub(super) use self::script::Answer;
 use self::script::{Act, Amounts, CountedSubject, amounts};
 use self::settler::{Settlement, settle_all};
 use super::file::LimitsEntry;
-use super::usage::{PerMinute, Subject};
+use super::limit_usage::{PerMinute, Subject};
 
 /// Most settlements that wait for Redis. The tokens of further ones stay as they were reserved.
 const SETTLEMENTS_MAX: usize = 65_536;

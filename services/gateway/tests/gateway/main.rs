@@ -23,3 +23,5 @@ mod streams;
 mod surfaces;
 mod tenants;
 mod tools;
+mod usage;
+mod usage_store;

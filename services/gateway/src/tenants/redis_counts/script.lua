@@ -1,5 +1,5 @@
 -- Checks and takes the amounts of a request from the buckets of its tenant and key, and keeps its place among those in
--- flight. The maths are those of `bucket.rs` and `usage.rs`; a test compares them on random calls.
+-- flight. The maths are those of `bucket.rs` and `limit_usage.rs`; a test compares them on random calls.
 --
 -- KEYS: for each subject its buckets, and its places.
 -- ARGV: the act, the name of the place, and milliseconds until a place expires. Then for each subject the most requests

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Cmd;
 
 use crate::tenants::file::LimitsEntry;
-use crate::tenants::usage::{PER_MINUTE, PerMinute, Refusal, Subject};
+use crate::tenants::limit_usage::{PER_MINUTE, PerMinute, Refusal, Subject};
 
 /// The script. Redis runs it as one step.
 pub(super) const SCRIPT: &str = include_str!("script.lua");

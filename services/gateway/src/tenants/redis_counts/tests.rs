@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::script::SCRIPT;
 use super::*;
 use crate::metrics::GatewayMetrics;
-use crate::tenants::usage::{Refusal, Usage};
+use crate::tenants::limit_usage::{Refusal, Usage};
 use crate::tenants::{Caller, Limiter, QuotaTicket};
 use redis_server::RedisServer;
 
@@ -36,7 +36,7 @@ impl Gateway {
         let counts = RedisCounts::start(config, &metrics).unwrap();
         let families = Arc::new(GatewayMetrics::new(&metrics).unwrap());
         Gateway {
-            limiter: Limiter::new(share, Some(counts.clone()), families),
+            limiter: Limiter::with_redis(share, Some(counts.clone()), families),
             counts,
         }
     }

@@ -83,11 +83,17 @@ impl Subject {
     }
 }
 
+/// Whether there is a limit that is counted here. Budgets per day and month are not.
+fn has_any(limits: &LimitsEntry) -> bool {
+    let mut per_minute = PER_MINUTE.iter();
+    limits.requests_in_flight_max.is_some() || per_minute.any(|(of, _)| of.limit(limits).is_some())
+}
+
 /// The tenant and the key of a caller, as far as they have limits.
 pub(super) fn subjects(caller: &Caller) -> Vec<(Subject, LimitsEntry)> {
     let (tenant, limits) = (&caller.tenant, caller.tenant_limits);
-    let of_tenant = (!limits.is_empty()).then(|| (Subject::Tenant(tenant.clone()), limits));
-    let key = caller.key.as_ref().filter(|key| !key.limits.is_empty());
+    let of_tenant = has_any(&limits).then(|| (Subject::Tenant(tenant.clone()), limits));
+    let key = caller.key.as_ref().filter(|key| has_any(&key.limits));
     let of_key = key.map(|key| (Subject::Key(key.id.clone()), key.limits));
     of_tenant.into_iter().chain(of_key).collect()
 }
