@@ -47,7 +47,8 @@ pub struct GatewayConfig {
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
     /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and
-    /// month. Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
+    /// month. Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's
+    /// start.
     pub usage_dir: Option<PathBuf>,
     /// The share of each limit per minute of that file that this gateway grants by itself (above 0, at most 1). With
     /// two gateways behind one address it should be 0.5. Redis counts whole limits while it answers.

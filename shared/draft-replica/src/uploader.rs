@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::document::AppendRequest;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_service_kit::clock::millis;
@@ -334,7 +335,10 @@ impl Refusal {
     fn of(error: &ApiError) -> Self {
         match error.kind {
             ErrorKind::TooLarge | ErrorKind::InvalidRequest => Refusal::AsItStands,
-            ErrorKind::Unauthorized => Refusal::ForGood,
+            // A credential can be replaced, unlike the signature that an output came with.
+            ErrorKind::Unauthorized if !error.has_code(code::CREDENTIAL_REFUSED) => {
+                Refusal::ForGood
+            }
             _ => Refusal::ForNow,
         }
     }

@@ -124,7 +124,10 @@ impl MeshAuth {
             let (now_s, skew_s) = (clock::unix_s(), self.inner.clock_skew_s_max);
             let caller = match self.inner.issuers.verify(token, now_s, skew_s) {
                 Ok(credential) => MeshCaller::Role(credential),
-                Err(why) => return refused(format!("credential refused: {why}")),
+                Err(why) => {
+                    let refused = refused(format!("credential refused: {why}"));
+                    return refused.map_err(|error| error.with_code(code::CREDENTIAL_REFUSED));
+                }
             };
             caller.check_role(allowed)?;
             return Ok(caller);

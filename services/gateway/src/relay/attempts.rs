@@ -176,7 +176,9 @@ impl Attempts {
                 };
                 self.failed(error, failures_max)
             }
-            ErrorKind::Unauthorized => Err(signature_refused(error, "the scheduler")),
+            ErrorKind::Unauthorized | ErrorKind::Forbidden => {
+                Err(gateway_refused(error, "the scheduler"))
+            }
             _ => Err(error),
         }
     }
@@ -195,7 +197,9 @@ impl Attempts {
         self.prefer = None;
         self.after_failure = true;
         let error = match error.kind {
-            ErrorKind::Unauthorized => signature_refused(error, &format!("worker {worker}")),
+            ErrorKind::Unauthorized | ErrorKind::Forbidden => {
+                gateway_refused(error, &format!("worker {worker}"))
+            }
             _ => error,
         };
         let code = error.code.as_deref();
@@ -304,8 +308,9 @@ impl Attempts {
     }
 }
 
-/// A service refuses a signature of this gateway. That is not the fault of the client, which signs nothing.
-fn signature_refused(error: ApiError, service: &str) -> ApiError {
+/// A service refuses a signature or the credential of this gateway. That is not the fault of the client, which has
+/// neither.
+fn gateway_refused(error: ApiError, service: &str) -> ApiError {
     let detail = format!("{service}: {}", error.message);
     match error.code.as_deref() {
         Some(code::CLOCK_SKEW | code::NAMESPACE_EXPIRED) => {

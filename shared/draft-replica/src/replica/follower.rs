@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::document::{FeedCursor, FeedEvent, FollowReply, FollowRequest};
+use refrain_protocol::error::code;
 use tokio::time::Instant;
 
 use super::ingest::Ingest;
@@ -75,7 +76,10 @@ impl Ingest {
                         }
                     }
                 }
-                Err(error) if error.kind == ErrorKind::Unauthorized => {
+                Err(error)
+                    if error.kind == ErrorKind::Unauthorized
+                        && !error.has_code(code::CREDENTIAL_REFUSED) =>
+                {
                     metrics.follow_failures.inc();
                     tracing::info!(
                         %error,

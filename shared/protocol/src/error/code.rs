@@ -61,3 +61,6 @@ pub const STATISTICS_ERASED: &str = "statistics_erased";
 
 /// The worker no longer has the context that the request resumes, so it wants all of it. Nothing has failed.
 pub const CONTEXT_GONE: &str = "context_gone";
+
+/// The credential of a process of the mesh has ended, or is not one of this mesh. A new one may follow.
+pub const CREDENTIAL_REFUSED: &str = "credential_refused";
