@@ -15,6 +15,7 @@ use crate::catalog::groups::Groups;
 use crate::catalog::history::{PromptLengths, entry_of, short};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::catalog::replication::Replication;
+use crate::catalog::tenants::TenantTable;
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
 
@@ -90,6 +91,8 @@ pub(crate) struct Catalog {
     pub(crate) exports: Exports,
     pub(crate) statistics: StatisticsSizes,
     pub(crate) replication: Replication,
+    /// The tenants that gateways keep here.
+    pub(crate) tenants: Arc<TenantTable>,
 }
 
 impl Catalog {
@@ -110,6 +113,7 @@ impl Catalog {
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
             replication: Replication::default(),
+            tenants: Arc::default(),
         }
     }
 
@@ -133,6 +137,7 @@ impl Catalog {
         let sealed_documents = self.documents - documents;
         bytes
             + self.statistics.bytes()
+            + self.tenants.bytes()
             + documents * STATE_BYTES
             + self.segments.len() as u64 * SEGMENT_BYTES
             + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES
