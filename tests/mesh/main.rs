@@ -1,5 +1,6 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
+mod admin;
 mod cancel;
 mod connections;
 mod dashboards;
