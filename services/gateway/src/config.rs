@@ -44,12 +44,12 @@ pub struct GatewayConfig {
     pub anonymous_tenant: Option<String>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
-    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
-    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
-    pub usage_dir: Option<PathBuf>,
     /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
     /// by themselves, so with two of them behind one address it should be 0.5.
     pub limit_share: f64,
+    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
+    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
+    pub usage_dir: Option<PathBuf>,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
