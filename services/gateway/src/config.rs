@@ -46,9 +46,6 @@ pub struct GatewayConfig {
     pub anonymous_tenant: Option<String>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
-    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
-    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
-    pub usage_dir: Option<PathBuf>,
     /// Whether the draft store keeps the tenants, in place of a file. Operators change them by the admin API.
     pub tenants_in_store: bool,
     /// File in which the gateway keeps what the draft store said last, so that it can start while the store is away.
@@ -60,6 +57,9 @@ pub struct GatewayConfig {
     /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
     /// by themselves, so with two of them behind one address it should be 0.5.
     pub limit_share: f64,
+    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
+    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
+    pub usage_dir: Option<PathBuf>,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
