@@ -6,28 +6,18 @@
 mod acts;
 mod keys;
 mod operators;
+mod state;
 mod tenants;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use actix_web::{HttpResponse, web};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::HttpError;
 
-use crate::metrics::GatewayMetrics;
-use crate::tenants::TenantsSource;
-
 pub use operators::{OperatorConfig, OperatorToken};
 pub(crate) use operators::{Operators, operator_faults};
-
-/// What the handlers share.
-pub(crate) struct AdminState {
-    pub(crate) source: TenantsSource,
-    /// The audit log. Without it no act is carried out.
-    pub(crate) audit_file: Option<PathBuf>,
-    pub(crate) metrics: Arc<GatewayMetrics>,
-}
+pub(crate) use state::AdminState;
 
 /// Adds the routes under `/admin`, behind a token of one of the operators.
 pub(crate) fn routes(
