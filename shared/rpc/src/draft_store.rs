@@ -135,8 +135,8 @@ pub trait DraftStore: Send + Sync {
     /// Adds, replaces or removes a tenant durably.
     ///
     /// # Errors
-    /// `Conflict` with the code `tenant_changed` if the tenant has another version than the change expects, `TooLarge`
-    /// if there is no room, and as [`tenants`](Self::tenants).
+    /// `Conflict` with the code `tenant_changed` if the tenant has another version than the change expects,
+    /// `TooLarge` if there is no room, and as [`tenants`](Self::tenants).
     async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
         drop(change);
         Err(not_offered("tenants"))

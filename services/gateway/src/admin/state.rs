@@ -1,4 +1,4 @@
-//! What the handlers share.
+//! The state that the handlers share.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::metrics::GatewayMetrics;
 use crate::tenants::TenantsSource;
 
-/// What the handlers share.
+/// The state that the handlers share.
 pub(crate) struct AdminState {
     pub(crate) source: TenantsSource,
     /// The audit log. Without it no act is carried out.

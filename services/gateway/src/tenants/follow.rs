@@ -1,7 +1,7 @@
 //! Follows the tenants, in a file or in the draft store: changes hold within a second or so, and broken ones change
 //! nothing.
 
-mod file;
+pub(super) mod file;
 mod store;
 mod taking;
 
@@ -18,8 +18,6 @@ use super::directory::Directory;
 use super::limiter::Limiter;
 use super::source::TenantsSource;
 use crate::metrics::GatewayMetrics;
-
-pub(super) use self::file::read;
 
 /// How often the tenants are looked at.
 const INTERVAL: Duration = Duration::from_millis(500);

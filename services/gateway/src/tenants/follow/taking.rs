@@ -6,7 +6,7 @@ use crate::metrics::GatewayMetrics;
 use crate::tenants::directory::Directory;
 use crate::tenants::file::TenantsFile;
 
-/// What takes tenants over.
+/// The place that tenants are taken over to.
 pub(super) struct Taking {
     pub(super) directory: Arc<Directory>,
     pub(super) metrics: Arc<GatewayMetrics>,
