@@ -39,6 +39,7 @@ mod state;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 pub(crate) use exports::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_of};
 pub(crate) use feed::FeedChange;

@@ -3,13 +3,14 @@
 //! All records live in one sled tree, so that every commit is one atomic batch. Two trees would need an optimistic
 //! transaction, which costs a third of the rate. The first byte of a key is the kind. Integers in keys are
 //! big-endian, so that a scan meets the pieces of a document in order of position. `record/replication.rs` has the
-//! records that only a replica of a cluster has, and
-//! `record/tenants.rs` those of tenants.
+//! records that only a replica of a cluster has, `record/tenants.rs` those of tenants, and `record/usage.rs` those of
+//! usage.
 
 pub(crate) mod replication;
 pub(crate) mod tenants;
 #[cfg(test)]
 mod tests;
+pub(crate) mod usage;
 
 use bincode::de::Decoder;
 use bincode::de::read::Reader as _;
@@ -78,6 +79,10 @@ pub(crate) enum RecordKind {
     LastMessage = b'l',
     /// [`tenants::TenantPartRecord`], a few per tenant that gateways keep here.
     Tenant = b'a',
+    /// [`usage::UsageRecord`], one per hour, tenant, key, model and gateway.
+    Usage = b'u',
+    /// [`usage::UsageErasureRecord`], one per tenant whose usage was erased.
+    UsageErasure = b'y',
 }
 
 impl RecordKind {
@@ -107,6 +112,8 @@ impl RecordKind {
             RecordKind::Checkpoints,
             RecordKind::LastMessage,
             RecordKind::Tenant,
+            RecordKind::Usage,
+            RecordKind::UsageErasure,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)

@@ -19,11 +19,12 @@ pub use operators::{OperatorConfig, OperatorToken};
 pub(crate) use operators::{Operators, operator_faults};
 pub(crate) use state::AdminState;
 
-/// Adds the routes under `/admin`, behind a token of one of the operators.
+/// Adds the routes under `/admin`, behind a token of one of the operators. `others` adds routes of other modules.
 pub(crate) fn routes(
     state: &Arc<AdminState>,
     operators: &Arc<Operators>,
     app: &mut web::ServiceConfig,
+    others: impl FnOnce(&mut web::ServiceConfig),
 ) {
     if operators.is_empty() {
         app.service(web::scope("/admin").default_service(web::to(no_operators)));
@@ -36,7 +37,8 @@ pub(crate) fn routes(
             .service(tenants::one())
             .service(keys::of_tenant())
             .service(keys::rotation())
-            .service(keys::one()),
+            .service(keys::one())
+            .configure(others),
     );
 }
 

@@ -54,6 +54,9 @@ pub struct GatewayConfig {
     pub operators: Vec<OperatorConfig>,
     /// File to which each administrative act is appended before it is carried out. Operators need one.
     pub audit_file: Option<PathBuf>,
+    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
+    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
+    pub usage_dir: Option<PathBuf>,
     /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
     /// by themselves, so with two of them behind one address it should be 0.5.
     pub limit_share: f64,
@@ -251,6 +254,7 @@ impl Default for GatewayConfig {
             tenants_cache_file: None,
             operators: Vec::new(),
             audit_file: None,
+            usage_dir: None,
             limit_share: 1.0,
             models: Vec::new(),
             body_bytes_max: 8 << 20,

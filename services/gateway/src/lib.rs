@@ -3,7 +3,8 @@
 //! The way of a request: `intake` finds the tenant by its key, reads the body, admits the request, and lets a large
 //! body wait for its turn. `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads
 //! the chunks of workers, and turns their tokens into text, reasoning and calls. `response` writes what the client
-//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. All steps
+//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. `usage` counts
+//! for bills and budgets. All steps
 //! but the first have one driver: the task that writes to the client.
 //!
 //! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
@@ -26,6 +27,7 @@ mod request;
 mod response;
 mod surfaces;
 pub mod tenants;
+mod usage;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -79,6 +81,7 @@ pub struct GatewayServer {
     models_poll: JoinHandle<()>,
     /// Follows the tenants until it is dropped.
     _tenants_follower: tenants::TenantsFollower,
+    usage: usage::UsageService,
     time: Arc<relay::RequestTime>,
     /// Ends overdue requests that nobody drives.
     end_overdue: JoinHandle<()>,
@@ -201,7 +204,18 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         metrics: metrics.clone(),
     });
     let operators = Arc::new(admin::Operators::new(&config.operators));
+    let requests_max = config
+        .requests_in_flight_max
+        .saturating_add(config.rollouts_in_flight_max);
+    let usage = usage::UsageService::start(
+        config.usage_dir.as_deref(),
+        requests_max,
+        deps.store.clone(),
+        limiter.budgets(),
+        &metrics,
+    )?;
     let gateway = Arc::new(http::GatewayState {
+        usage: usage.usage(),
         directory,
         limiter,
         models: models.clone(),
@@ -253,9 +267,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
     let operations = config.operations_listen.map(|listen| {
         let (metrics, ready) = (&deps.metrics, readiness.clone());
+        let reader = http::UsageReader::new(deps.store.clone());
         operations::listen(listen, &config, metrics, ready, move |app| {
             http::operations_routes(app);
-            admin::routes(&admin, &operators, app);
+            admin::routes(&admin, &operators, app, |scope| {
+                http::usage_routes(&reader, scope);
+            });
         })
     });
     let operations = operations.transpose()?;
@@ -296,6 +313,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         drain,
         models_poll,
         _tenants_follower: tenants_follower,
+        usage,
         end_overdue: tokio::spawn(time.clone().end_overdue_requests()),
         time,
     })
@@ -350,6 +368,7 @@ impl GatewayServer {
             let rest = CUT_GRACE.saturating_sub(cut_at.elapsed());
             self.server.stop_within(rest).await;
         }
+        self.usage.close().await;
         if let Some(operations) = &self.operations {
             operations.stop_within(OPERATIONS_GRACE).await;
         }

@@ -18,9 +18,11 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::codec::post;
+use crate::usage_store::{HttpUsageStore, UsageReplica};
 
 /// The durable store of outputs.
 ///
@@ -141,6 +143,11 @@ pub trait DraftStore: Send + Sync {
         drop(change);
         Err(not_offered("tenants"))
     }
+
+    /// The replicas that are known now and keep usage, each as a store of its own.
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        Vec::new()
+    }
 }
 
 fn not_offered(feature: &str) -> ApiError {
@@ -245,5 +252,12 @@ impl DraftStore for HttpDraftStore {
 
     async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
         self.call("tenants/change", &change).await
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "draft store".to_owned(),
+            store: Arc::new(HttpUsageStore::new(self.client.clone())),
+        }]
     }
 }

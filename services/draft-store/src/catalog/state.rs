@@ -16,6 +16,7 @@ use crate::catalog::history::{PromptLengths, entry_of, short};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::catalog::replication::Replication;
 use crate::catalog::tenants::TenantTable;
+use crate::catalog::usage::UsageState;
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
 
@@ -93,6 +94,7 @@ pub(crate) struct Catalog {
     pub(crate) replication: Replication,
     /// The tenants that gateways keep here.
     pub(crate) tenants: Arc<TenantTable>,
+    pub(crate) usage: UsageState,
 }
 
 impl Catalog {
@@ -114,6 +116,7 @@ impl Catalog {
             statistics: StatisticsSizes::default(),
             replication: Replication::default(),
             tenants: Arc::default(),
+            usage: UsageState::default(),
         }
     }
 
@@ -138,6 +141,7 @@ impl Catalog {
         bytes
             + self.statistics.bytes()
             + self.tenants.bytes()
+            + self.usage.bytes()
             + documents * STATE_BYTES
             + self.segments.len() as u64 * SEGMENT_BYTES
             + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES

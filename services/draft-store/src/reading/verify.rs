@@ -16,6 +16,7 @@ use crate::record::replication::{
     StreamErasureRecord,
 };
 use crate::record::tenants::TenantPartRecord;
+use crate::record::usage::{UsageErasureRecord, UsageRecord};
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
     MarksRecord, NamespaceRecord, RecordKind, SegmentId, SegmentRecord, StateRecord, StoreRecord,
@@ -175,6 +176,8 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::Checkpoints => codec::open::<CheckpointsRecord>(key, value).map(drop),
         RecordKind::LastMessage => codec::open::<LastMessageRecord>(key, value).map(drop),
         RecordKind::Tenant => codec::open::<TenantPartRecord>(key, value).map(drop),
+        RecordKind::Usage => codec::open::<UsageRecord>(key, value).map(drop),
+        RecordKind::UsageErasure => codec::open::<UsageErasureRecord>(key, value).map(drop),
     }
 }
 

@@ -9,6 +9,7 @@ mod erase;
 mod erased_replicas;
 mod join;
 mod tenants;
+mod usage;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

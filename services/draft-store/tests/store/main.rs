@@ -25,6 +25,7 @@ mod service;
 mod takeover;
 mod tenants;
 mod trust;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::path::Path;

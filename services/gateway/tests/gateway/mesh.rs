@@ -32,6 +32,7 @@ use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
 use crate::store::KeptTenants;
+use crate::usage_store::FakeUsage;
 
 /// A planned failure of a chunk. The number is that of the steps before it.
 #[derive(Clone, Debug)]
@@ -119,6 +120,7 @@ pub(crate) struct FakeMesh {
     pub(crate) auth: MeshAuth,
     pub(crate) tenants: Mutex<KeptTenants>,
     tokenizer: Tokenizer,
+    pub(crate) usage: Arc<FakeUsage>,
 }
 
 impl FakeMesh {
@@ -559,6 +561,7 @@ impl Bench {
             auth: MeshAuth::new(&keys).unwrap(),
             tenants: Mutex::new(tenants),
             tokenizer,
+            usage: Arc::default(),
         });
         mesh.reply("hello world, this is the answer");
         let metrics = Metrics::new().unwrap();

@@ -11,7 +11,7 @@ use refrain_protocol::tenants::{
     TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest,
 };
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::DraftStore;
+use refrain_rpc::{DraftStore, UsageReplica};
 
 use crate::mesh::FakeMesh;
 
@@ -106,5 +106,12 @@ impl DraftStore for FakeMesh {
             entry,
         }));
         Ok(TenantChangeReply { version })
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "fake".to_owned(),
+            store: self.usage.clone(),
+        }]
     }
 }

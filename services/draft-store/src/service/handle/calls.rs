@@ -1,6 +1,7 @@
 //! The calls of other services: `refrain_rpc::DraftStore` on the handle.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -19,7 +20,7 @@ use refrain_protocol::segment::{
 };
 use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
-use refrain_rpc::DraftStore;
+use refrain_rpc::{DraftStore, UsageReplica};
 use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX};
 
 use crate::log::random;
@@ -301,6 +302,13 @@ impl DraftStore for DraftStoreHandle {
     async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
         let _running = self.enter()?;
         self.set_tenant(change).await
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "draft store".to_owned(),
+            store: Arc::new(self.clone()),
+        }]
     }
 }
 
