@@ -1,14 +1,10 @@
 //! Tenants and keys that operators manage over HTTP, through losses of the gateway and the draft store.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use e2e::{Chat, Client, HttpMesh, Program, Service, free_addr, wait_until};
 use refrain_gateway::OperatorToken;
-
-/// How soon a change has to hold at a gateway.
-const SOON: Duration = Duration::from_secs(2);
 
 /// The operator's command against a gateway.
 struct Operator<'a> {
@@ -36,16 +32,12 @@ async fn status(client: &Client) -> Option<u16> {
     Some(answer.status().as_u16())
 }
 
-/// Waits until a key gets this status, and checks that it was soon.
-async fn until(client: &Client, wanted: u16) -> anyhow::Result<()> {
-    let began = Instant::now();
+/// Waits until a key gets this status.
+async fn until(client: &Client, wanted: u16) {
     wait_until(&format!("the key gets {wanted}"), async || {
         (status(client).await? == wanted).then_some(())
     })
     .await;
-    let passed = began.elapsed();
-    ensure!(passed < SOON, "the change held after {passed:?} only");
-    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,7 +67,7 @@ async fn keys_made_over_the_api_survive_the_loss_of_gateway_and_store() -> anyho
     let add = ["keys", "add", "acme", "--name"];
     let key = operator.run(&[&add[..], &["ci"]].concat()).await?;
     let key = Client::new(&mesh.url(Service::Gateway), key.trim());
-    until(&key, 200).await?;
+    until(&key, 200).await;
     operator
         .run(&["tenants", "set", "acme", "--tokens-per-minute", "60000"])
         .await?;
@@ -89,10 +81,7 @@ async fn keys_made_over_the_api_survive_the_loss_of_gateway_and_store() -> anyho
     ensure!(refused.is_err(), "a store that is away told its tenants");
     mesh.kill(Service::Gateway).await?;
     mesh.start_child(Service::Gateway).await?;
-    wait_until("the gateway serves again", async || {
-        (status(&key).await? == 200).then_some(())
-    })
-    .await;
+    until(&key, 200).await;
 
     // Both come back with everything that was acknowledged.
     mesh.start_child(Service::DraftStore).await?;
@@ -105,13 +94,13 @@ async fn keys_made_over_the_api_survive_the_loss_of_gateway_and_store() -> anyho
     ensure!(status(&key).await == Some(200));
     let second = operator.run(&[&add[..], &["cd"]].concat()).await?;
     let second = Client::new(&mesh.url(Service::Gateway), second.trim());
-    until(&second, 200).await?;
+    until(&second, 200).await;
     let listed = operator.run(&["keys", "list"]).await?;
     let row = listed.lines().find(|line| line.contains(" ci "));
     let id = row.and_then(|row| row.split_whitespace().next());
     let id = id.with_context(|| format!("no key ci in {listed}"))?;
     operator.run(&["keys", "revoke", id]).await?;
-    until(&key, 401).await?;
+    until(&key, 401).await;
     ensure!(status(&second).await == Some(200));
 
     let audit = std::fs::read_to_string(dir.path().join("audit.jsonl"))?;

@@ -104,6 +104,9 @@ refrain_service_kit::metric_families! {
         /// Times that the tenants were taken over, or failed to be. Alert on failures.
         pub(crate) tenants_read: IntCounterVec =
             "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
+        /// Administrative acts by their outcome. A refused one has changed nothing.
+        pub(crate) admin_acts: IntCounterVec =
+            "refrain_gateway_admin_acts_total" ["outcome"] with ["done", "refused"],
         /// Rows of usage: one per hour, tenant, key and model.
         pub(crate) usage_rows: IntGauge = "refrain_gateway_usage_rows",
         /// Bytes of the usage journal.
@@ -117,9 +120,6 @@ refrain_service_kit::metric_families! {
         pub(crate) usage_write_failures: IntCounter = "refrain_gateway_usage_write_failures_total",
         /// Rows of usage that were given up before a draft store had them. Alert unless 0.
         pub(crate) usage_lost: IntCounter = "refrain_gateway_usage_lost_rows_total",
-        /// Administrative acts by their outcome. A refused one has changed nothing.
-        pub(crate) admin_acts: IntCounterVec =
-            "refrain_gateway_admin_acts_total" ["outcome"] with ["done", "refused"],
         /// Choices that continued after a chunk failed.
         pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
         /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was

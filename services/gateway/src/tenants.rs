@@ -1,8 +1,8 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
-//! where they are, and `follow` takes changes over. `directory` finds the caller of a key, `limiter` counts what tenants
-//! and keys have used in a minute, and `budget` counts days and months.
+//! where they are, and `follow` takes changes over. `directory` finds the caller of a key, and `limiter` counts what
+//! tenants and keys have used in a minute. `budget` counts days and months.
 
 pub mod act;
 pub mod audit;

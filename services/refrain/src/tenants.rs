@@ -1,7 +1,8 @@
 //! `refrain tenants` and `refrain keys`: the operator's commands for tenants, in a file or at a gateway.
 //!
-//! Each command that changes something is an act. On a file it is carried out here: a new file is put in the place of
-//! the old one, gateways follow it, and an audit log beside it has a line. At a gateway it is a call of the admin API.
+//! Each command that changes something is an act. On a file it is carried out here: a new file is put in the place
+//! of the old one, gateways follow it, and an audit log beside it has a line. At a gateway it is a call of the admin
+//! API.
 
 mod audit;
 mod source;

@@ -39,7 +39,7 @@ pub struct TenantChange {
     pub name: String,
     /// The version that the change was made from. `None`: there must be no such tenant.
     pub expected: Option<u64>,
-    /// What it becomes; `None` removes it.
+    /// The tenant as it becomes; `None` removes it.
     pub entry: Option<String>,
 }
 

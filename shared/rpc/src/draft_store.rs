@@ -125,11 +125,6 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("acceptance statistics"))
     }
 
-    /// The replicas that are known now and keep usage, each as a store of its own.
-    fn usage_replicas(&self) -> Vec<UsageReplica> {
-        Vec::new()
-    }
-
     /// Reads the tenants that gateways keep in the store.
     ///
     /// # Errors
@@ -142,11 +137,16 @@ pub trait DraftStore: Send + Sync {
     /// Adds, replaces or removes a tenant durably.
     ///
     /// # Errors
-    /// `Conflict` with the code `tenant_changed` if the tenant has another version than the change expects, `TooLarge`
-    /// if there is no room, and as [`tenants`](Self::tenants).
+    /// `Conflict` with the code `tenant_changed` if the tenant has another version than the change expects,
+    /// `TooLarge` if there is no room, and as [`tenants`](Self::tenants).
     async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
         drop(change);
         Err(not_offered("tenants"))
+    }
+
+    /// The replicas that are known now and keep usage, each as a store of its own.
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        Vec::new()
     }
 }
 
@@ -246,18 +246,18 @@ impl DraftStore for HttpDraftStore {
         self.call("acceptance-stats", &request).await
     }
 
-    fn usage_replicas(&self) -> Vec<UsageReplica> {
-        vec![UsageReplica {
-            name: "draft store".to_owned(),
-            store: Arc::new(HttpUsageStore::new(self.client.clone())),
-        }]
-    }
-
     async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
         self.call("tenants", &request).await
     }
 
     async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
         self.call("tenants/change", &change).await
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "draft store".to_owned(),
+            store: Arc::new(HttpUsageStore::new(self.client.clone())),
+        }]
     }
 }

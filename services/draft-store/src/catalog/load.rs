@@ -59,8 +59,8 @@ pub(crate) fn load(
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
     load_statistics(log, &mut loaded)?;
-    load_usage(log, &mut loaded)?;
     load_tenants(log, &mut loaded)?;
+    load_usage(log, &mut loaded)?;
     load_replication(log, &mut loaded)?;
     let apart = match loaded.catalog.replication.position {
         Some(_) => u64::from(random),
@@ -150,33 +150,6 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
     })
 }
 
-/// Reads erasures of usage, and counts its rows.
-fn load_usage(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
-    let visit = |loaded: &mut LoadedCatalog, tenant, record: Option<UsageErasureRecord>| {
-        let is_kept = record.is_some();
-        if let Some(UsageErasureRecord { at_ms }) = record {
-            loaded.catalog.usage.erase(tenant, at_ms);
-        }
-        is_kept
-    };
-    let kind = RecordKind::UsageErasure;
-    each(log, kind, loaded, usage_erasure_of, visit)?;
-    let (from, to) = RecordKind::Usage.range();
-    log.scan(&from, &to, &mut |key, value| {
-        let total = codec::open::<UsageRecord>(key, value).map(UsageTotal::from);
-        loaded.damaged_records += u64::from(total.is_err());
-        // Its gateway sends a damaged row again with the next change.
-        let (Some(id), Ok(total)) = (usage_of(key), total) else {
-            loaded.repairs.remove(key.to_vec());
-            return true;
-        };
-        let usage = &mut loaded.catalog.usage;
-        usage.add_row(id.hour, (key.len() + value.len()) as u64);
-        usage.spend(&id, total.counts.tokens());
-        true
-    })
-}
-
 /// Reads the tenants. One of which a part is damaged is gone: its keys open nothing until an operator adds it again.
 fn load_tenants(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
     let mut found: BTreeMap<Vec<u8>, TenantParts> = BTreeMap::new();
@@ -208,6 +181,33 @@ fn load_tenants(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), L
         }
     }
     Ok(())
+}
+
+/// Reads erasures of usage, and counts its rows.
+fn load_usage(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let visit = |loaded: &mut LoadedCatalog, tenant, record: Option<UsageErasureRecord>| {
+        let is_kept = record.is_some();
+        if let Some(UsageErasureRecord { at_ms }) = record {
+            loaded.catalog.usage.erase(tenant, at_ms);
+        }
+        is_kept
+    };
+    let kind = RecordKind::UsageErasure;
+    each(log, kind, loaded, usage_erasure_of, visit)?;
+    let (from, to) = RecordKind::Usage.range();
+    log.scan(&from, &to, &mut |key, value| {
+        let total = codec::open::<UsageRecord>(key, value).map(UsageTotal::from);
+        loaded.damaged_records += u64::from(total.is_err());
+        // Its gateway sends a damaged row again with the next change.
+        let (Some(id), Ok(total)) = (usage_of(key), total) else {
+            loaded.repairs.remove(key.to_vec());
+            return true;
+        };
+        let usage = &mut loaded.catalog.usage;
+        usage.add_row(id.hour, (key.len() + value.len()) as u64);
+        usage.spend(&id, total.counts.tokens());
+        true
+    })
 }
 
 /// Reads what a replica knows of the stream, and its outbox.

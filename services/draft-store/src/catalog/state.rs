@@ -92,9 +92,9 @@ pub(crate) struct Catalog {
     pub(crate) exports: Exports,
     pub(crate) statistics: StatisticsSizes,
     pub(crate) replication: Replication,
-    pub(crate) usage: UsageState,
     /// The tenants that gateways keep here.
     pub(crate) tenants: Arc<TenantTable>,
+    pub(crate) usage: UsageState,
 }
 
 impl Catalog {
@@ -115,8 +115,8 @@ impl Catalog {
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
             replication: Replication::default(),
-            usage: UsageState::default(),
             tenants: Arc::default(),
+            usage: UsageState::default(),
         }
     }
 
@@ -140,8 +140,8 @@ impl Catalog {
         let sealed_documents = self.documents - documents;
         bytes
             + self.statistics.bytes()
-            + self.usage.bytes()
             + self.tenants.bytes()
+            + self.usage.bytes()
             + documents * STATE_BYTES
             + self.segments.len() as u64 * SEGMENT_BYTES
             + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES

@@ -68,9 +68,9 @@ const KEPT: [RecordKind; 12] = [
     RecordKind::Head,
     RecordKind::State,
     RecordKind::Statistics,
+    RecordKind::Tenant,
     RecordKind::UsageErasure,
     RecordKind::Usage,
-    RecordKind::Tenant,
 ];
 
 /// The result of copying a quarantined log.

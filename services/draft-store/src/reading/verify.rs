@@ -175,9 +175,9 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::StreamErasure => codec::open::<StreamErasureRecord>(key, value).map(drop),
         RecordKind::Checkpoints => codec::open::<CheckpointsRecord>(key, value).map(drop),
         RecordKind::LastMessage => codec::open::<LastMessageRecord>(key, value).map(drop),
+        RecordKind::Tenant => codec::open::<TenantPartRecord>(key, value).map(drop),
         RecordKind::Usage => codec::open::<UsageRecord>(key, value).map(drop),
         RecordKind::UsageErasure => codec::open::<UsageErasureRecord>(key, value).map(drop),
-        RecordKind::Tenant => codec::open::<TenantPartRecord>(key, value).map(drop),
     }
 }
 

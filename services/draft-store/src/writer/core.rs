@@ -206,7 +206,10 @@ impl WriterCore {
             Ok(version) => version,
             refused => return Ok((refused, CommitOutcome::default())),
         };
+        // They may remove what is left of a damaged tenant of this name.
+        let repairs = std::mem::take(&mut self.repairs);
         let mut edit = self.edit(catalog, now_ms);
+        edit.batch.merge(repairs);
         edit.set_tenant(change, version);
         Ok((Ok(version), self.commit(edit, now_ms)?))
     }

@@ -11,8 +11,8 @@ use refrain_service_kit::clock;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::AdminState;
 use super::operators::Operator;
+use super::state::AdminState;
 use crate::tenants::act::TenantAct;
 use crate::tenants::key::NewKey;
 use crate::tenants::{VersionedTenant, audit, source};

@@ -7,9 +7,9 @@ use refrain_service_kit::http::{HttpResult, RawBody};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::AdminState;
 use super::acts::{Done, answer, expected_version, shown, without_hash};
 use super::operators::Operator;
+use super::state::AdminState;
 use crate::tenants::act::TenantAct;
 use crate::tenants::file::KeyEntry;
 

@@ -6,9 +6,9 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::HttpResult;
 use serde_json::{Value, json};
 
-use super::AdminState;
 use super::acts::{answer, expected_version, shown};
 use super::operators::Operator;
+use super::state::AdminState;
 use crate::tenants::VersionedTenant;
 use crate::tenants::act::TenantAct;
 use crate::tenants::file::TenantEntry;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::file::{KeyEntry, TenantEntry, TenantsFile, expiry_text};
 use super::key::NewKey;
 
-/// What an operator does.
+/// An act of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TenantAct {
     /// Adds a tenant without keys.
@@ -69,7 +69,7 @@ impl TenantAct {
         Ok(Some(key))
     }
 
-    /// What the act does, for the audit log. It names tenants and the public ids of keys.
+    /// A description for the audit log. It names tenants and the public ids of keys.
     pub fn description(&self) -> String {
         match self {
             TenantAct::AddTenant(TenantEntry { name, .. }) => format!("tenant {name} added"),

@@ -1,8 +1,9 @@
 //! Follows the tenants, in a file or in the draft store: changes hold within a second or so, and broken ones change
 //! nothing.
 
-mod file;
+pub(super) mod file;
 mod store;
+mod taking;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,13 +13,11 @@ use tokio::task::JoinHandle;
 
 use self::file::FileFollower;
 use self::store::StoreFollower;
+use self::taking::Taking;
 use super::directory::Directory;
-use super::file::TenantsFile;
 use super::limiter::Limiter;
 use super::source::TenantsSource;
 use crate::metrics::GatewayMetrics;
-
-pub(super) use self::file::read;
 
 /// How often the tenants are looked at.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -74,35 +73,5 @@ impl TenantsFollower {
             }
         };
         Ok(TenantsFollower(tokio::spawn(follow)))
-    }
-}
-
-/// What takes tenants over.
-struct Taking {
-    directory: Arc<Directory>,
-    metrics: Arc<GatewayMetrics>,
-}
-
-impl Taking {
-    fn take_over(&self, file: &TenantsFile) {
-        self.directory.replace(file);
-        let families = &self.metrics.families;
-        families.tenants.set(file.tenants.len() as i64);
-        let keys: usize = file.tenants.iter().map(|tenant| tenant.keys.len()).sum();
-        families.tenant_keys.set(keys as i64);
-        families.tenants_read.with_label_values(&["read"]).inc();
-    }
-
-    /// Logs a trouble once, and counts it each time.
-    fn report(&self, known: &mut Option<String>, trouble: String) {
-        let failed = &self.metrics.families.tenants_read;
-        failed.with_label_values(&["failed"]).inc();
-        if known.as_ref() != Some(&trouble) {
-            tracing::error!(
-                trouble,
-                "the gateway goes on with the tenants that it knows; mend this"
-            );
-            *known = Some(trouble);
-        }
     }
 }

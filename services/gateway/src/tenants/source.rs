@@ -10,7 +10,7 @@ use refrain_rpc::DraftStore;
 
 use super::act::TenantAct;
 use super::file::{TenantEntry, TenantsFile};
-use super::follow;
+use super::follow::file::read;
 
 /// How often a change is repeated that others came before.
 const ATTEMPTS_MAX: u32 = 8;
@@ -71,7 +71,7 @@ impl TenantsSource {
             TenantsSource::None => Err(nowhere()),
             TenantsSource::File(path) => {
                 let path = path.clone();
-                let read = tokio::task::spawn_blocking(move || follow::read(&path)).await;
+                let read = tokio::task::spawn_blocking(move || read(&path)).await;
                 let text = read.map_err(ApiError::internal)?;
                 let text = text.map_err(|error| unreadable(format!("{error:#}")))?;
                 let file = TenantsFile::parse(&text).map_err(unreadable)?;

@@ -20,7 +20,7 @@ struct Admin {
     dir: tempfile::TempDir,
 }
 
-fn with_operator(dir: &Path, base: GatewayConfig) -> (GatewayConfig, String) {
+pub(crate) fn with_operator(dir: &Path, base: GatewayConfig) -> (GatewayConfig, String) {
     let made = OperatorToken::random().unwrap();
     let config = GatewayConfig {
         operations_listen: Some(([127, 0, 0, 1], 0).into()),
@@ -208,6 +208,7 @@ async fn no_route_answers_without_the_token_of_an_operator() {
         (Method::POST, "tenants/acme/keys"),
         (Method::DELETE, "keys/x"),
         (Method::POST, "keys/x/rotate"),
+        (Method::GET, "usage"),
         (Method::GET, "anything/else"),
     ] {
         for token in [None, Some(&wrong.token), Some(&wrong.sha256), Some(&key)] {

@@ -79,13 +79,6 @@ impl DraftStore for FakeMesh {
         Ok(OutputLengths::of(self.script().lengths.clone()))
     }
 
-    fn usage_replicas(&self) -> Vec<UsageReplica> {
-        vec![UsageReplica {
-            name: "fake".to_owned(),
-            store: self.usage.clone(),
-        }]
-    }
-
     async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
         let kept = self.tenants.lock().unwrap();
         kept.check()?;
@@ -113,5 +106,12 @@ impl DraftStore for FakeMesh {
             entry,
         }));
         Ok(TenantChangeReply { version })
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "fake".to_owned(),
+            store: self.usage.clone(),
+        }]
     }
 }

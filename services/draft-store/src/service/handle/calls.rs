@@ -294,13 +294,6 @@ impl DraftStore for DraftStoreHandle {
         }
     }
 
-    fn usage_replicas(&self) -> Vec<UsageReplica> {
-        vec![UsageReplica {
-            name: "draft store".to_owned(),
-            store: Arc::new(self.clone()),
-        }]
-    }
-
     async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
         let _running = self.enter()?;
         self.list_tenants(request)
@@ -309,6 +302,13 @@ impl DraftStore for DraftStoreHandle {
     async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
         let _running = self.enter()?;
         self.set_tenant(change).await
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "draft store".to_owned(),
+            store: Arc::new(self.clone()),
+        }]
     }
 }
 

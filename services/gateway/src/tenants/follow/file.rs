@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
-use super::Taking;
+use super::taking::Taking;
 use crate::tenants::file::TenantsFile;
 
 /// Largest file, bytes: some hundred thousand keys.

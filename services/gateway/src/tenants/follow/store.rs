@@ -10,7 +10,7 @@ use refrain_protocol::tenants::{TenantsReply, TenantsRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::DraftStore;
 
-use super::Taking;
+use super::taking::Taking;
 use crate::tenants::file::TenantsFile;
 use crate::tenants::source::tenants_of;
 
