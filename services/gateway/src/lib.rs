@@ -185,6 +185,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let gateway = Arc::new(http::GatewayState {
         directory,
         limiter,
+        urgent_shares: tenants::UrgentShares::default(),
         models: models.clone(),
         admission: intake::Admission::new(
             admission_limits(&config),

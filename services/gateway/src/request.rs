@@ -20,7 +20,7 @@ use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::{OutputForm, Sampling};
 use refrain_protocol::openai::Parameters;
-use refrain_protocol::scheduling::RequestClass;
+use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::de::DeserializeOwned;
 
@@ -108,6 +108,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) group: Option<String>,
     /// Whether somebody waits for each token.
     pub(crate) class: RequestClass,
+    /// The weight of the tenant.
+    pub(crate) weight: TenantWeight,
     pub(crate) speculation: Speculation,
     pub(crate) urgency: Urgency,
     /// The output that the client predicts.
@@ -310,6 +312,7 @@ impl GenerateRequest {
             group: parameters.group.clone(),
             class: fields::class(parameters),
             speculation: parameters.speculation.unwrap_or_default(),
+            weight: TenantWeight::default(),
             urgency: fields::urgency(parameters)?,
             prediction: None,
             parsing: None,

@@ -26,6 +26,7 @@ use crate::config::GatewayTuning;
 use crate::models::Models;
 use crate::request::{Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
+use crate::tenants::TenantPolicy;
 use crate::tenants::file::KeyEndpoint;
 use crate::tenants::rate_headers::HeaderWords;
 
@@ -157,6 +158,21 @@ impl AcceptedRequest {
             && let Some(loose) = request.loose_form.take()
         {
             request.sampling.form = Some(loose);
+        }
+    }
+
+    /// Gives the request the standing of its tenant. Nobody else may have it yet.
+    pub(crate) fn hold_to(&mut self, policy: &TenantPolicy) {
+        if let Some(request) = Arc::get_mut(&mut self.request) {
+            request.weight = policy.weight;
+            request.class = policy.class(request.class);
+        }
+    }
+
+    /// Takes the hints away that make the request urgent. Nobody else may have it yet.
+    pub(crate) fn make_ordinary(&mut self) {
+        if let Some(request) = Arc::get_mut(&mut self.request) {
+            request.urgency = request.urgency.ordinary();
         }
     }
 

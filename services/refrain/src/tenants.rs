@@ -5,6 +5,7 @@
 
 mod audit;
 mod change;
+mod standing;
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -19,6 +20,7 @@ use refrain_service_kit::clock;
 use refrain_service_kit::mesh::MeshConfig;
 
 use self::change::NewKeyOptions;
+use self::standing::StandingArgs;
 
 /// Arguments of `refrain tenants`.
 #[derive(Args)]
@@ -57,7 +59,7 @@ enum TenantsCommand {
     List,
     /// Add a tenant.
     Add(TenantArgs),
-    /// Change the limits of a tenant. Limits that are not named stay.
+    /// Change a tenant. Values that are not named stay.
     Set(TenantArgs),
     /// Remove a tenant and its keys. Its documents stay: `refrain store erase --tenant` erases them.
     Remove {
@@ -70,6 +72,8 @@ enum TenantsCommand {
 struct TenantArgs {
     /// Name of the tenant.
     name: String,
+    #[command(flatten)]
+    standing: StandingArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -177,15 +181,26 @@ pub fn tenants(args: TenantsArgs) -> anyhow::Result<()> {
     let path = &args.file.file;
     match args.command {
         TenantsCommand::List => print!("{}", tenants_table(&read(path)?)),
-        TenantsCommand::Add(TenantArgs { name, limits }) => {
+        TenantsCommand::Add(TenantArgs {
+            name,
+            standing,
+            limits,
+        }) => {
             let limits = limits.over(LimitsEntry::default());
             edit(path, &format!("tenant {name} added"), |file| {
-                change::add_tenant(file, &name, limits)
+                change::add_tenant(file, &name, limits)?;
+                standing.apply(change::tenant(file, &name)?);
+                Ok(())
             })?;
         }
-        TenantsCommand::Set(TenantArgs { name, limits }) => {
-            edit(path, &format!("limits of tenant {name} set"), |file| {
+        TenantsCommand::Set(TenantArgs {
+            name,
+            standing,
+            limits,
+        }) => {
+            edit(path, &format!("tenant {name} set"), |file| {
                 let tenant = change::tenant(file, &name)?;
+                standing.apply(tenant);
                 tenant.limits = limits.over(tenant.limits);
                 Ok(())
             })?;
@@ -333,11 +348,22 @@ fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
 
 fn tenants_table(file: &TenantsFile) -> String {
     let rows = file.tenants.iter().map(|tenant| {
-        let mut row = vec![tenant.name.clone(), tenant.keys.len().to_string()];
+        let mut row = vec![
+            tenant.name.clone(),
+            tenant.keys.len().to_string(),
+            f64::from(tenant.weight).to_string(),
+        ];
         row.extend(limit_columns(&tenant.limits));
         row
     });
-    let head = ["tenant", "keys", "requests/min", "tokens/min", "at once"];
+    let head = [
+        "tenant",
+        "keys",
+        "weight",
+        "requests/min",
+        "tokens/min",
+        "at once",
+    ];
     text_table(1, &head, rows)
 }
 
@@ -412,6 +438,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tenants.toml");
         let tenant = |limits| TenantArgs {
+            standing: StandingArgs::default(),
             name: "acme".into(),
             limits,
         };

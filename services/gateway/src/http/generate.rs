@@ -108,6 +108,7 @@ impl GatewayState {
             let error = ApiError::invalid("chunk_tokens", message);
             return Err(error.with_code("unsupported_by_engine"));
         }
+        accepted.hold_to(&caller.policy);
         let (class, choices) = (accepted.request.class, accepted.request.choice_count());
         ticket.decide(class, choices)?;
         let prompts = &accepted.request.prompts;
@@ -116,12 +117,24 @@ impl GatewayState {
         let choices = prompts
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(u64::from(prompt.max_new_tokens), per_prompt));
-        quota.reserve(input.sum(), choices, Instant::now())?;
+        let reserved = quota.reserve(input.sum(), choices, Instant::now())?;
+        let urgent = self.urgent_shares.begin(
+            &caller.tenant,
+            &caller.policy,
+            accepted.request.urgency.is_urgent(),
+            reserved,
+            quota.made(),
+        );
+        if !urgent.is_urgent() && accepted.request.urgency.is_urgent() {
+            accepted.make_ordinary();
+            self.metrics.families.urgency_declined.inc();
+        }
         Ok((
             accepted,
             AdmittedRequest {
                 _ticket: ticket,
                 quota,
+                _urgent: urgent,
             },
         ))
     }

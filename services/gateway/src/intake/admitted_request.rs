@@ -1,10 +1,11 @@
 //! A request between its admission and its end.
 
 use super::admission::AdmissionTicket;
-use crate::tenants::QuotaTicket;
+use crate::tenants::{QuotaTicket, UrgentTicket};
 
 /// A request that was admitted, until it ends: it counts among those in flight, and in the limits of its caller.
 pub(crate) struct AdmittedRequest {
     pub(crate) _ticket: AdmissionTicket,
     pub(crate) quota: QuotaTicket,
+    pub(crate) _urgent: UrgentTicket,
 }

@@ -122,6 +122,7 @@ impl ChoiceRun<'_> {
             namespace: namespace.signed.clone(),
             group,
             class: self.request.class,
+            weight: self.request.weight,
             age_ms: millis(asked.elapsed()),
             ended: ended.and_then(LeaseGuard::continues),
             expected_tokens: self.expected_tokens,
@@ -280,6 +281,7 @@ impl ChoiceRun<'_> {
                 }
                 ChunkEvent::Step(message) => {
                     let before = self.choice.own_len();
+                    guard.add_rejected(message.rejected());
                     let progress = match self.choice.step(self.received.elapsed(), message) {
                         Ok(progress) => progress,
                         Err(fault) => {

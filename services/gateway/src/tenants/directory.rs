@@ -8,6 +8,7 @@ use subtle::ConstantTimeEq;
 
 use super::file::{KeyEndpoint, LimitsEntry, TenantsFile};
 use super::key::{digest, id_of};
+use super::policy::TenantPolicy;
 use crate::config::KeyConfig;
 
 /// Somebody who calls, once the key is known.
@@ -16,6 +17,8 @@ pub(crate) struct Caller {
     pub(crate) tenant: String,
     /// The limits on the tenant.
     pub(crate) tenant_limits: LimitsEntry,
+    /// The standing of the tenant among others.
+    pub(crate) policy: TenantPolicy,
     /// The key, if it is one of the file of tenants. Keys of the configuration may do everything.
     pub(crate) key: Option<Arc<KnownKey>>,
 }
@@ -71,6 +74,7 @@ struct FileTable {
     exists: bool,
     keys: HashMap<String, Arc<KnownKey>>,
     limits: HashMap<String, LimitsEntry>,
+    policies: HashMap<String, TenantPolicy>,
 }
 
 fn refused(message: &str) -> ApiError {
@@ -102,6 +106,7 @@ impl Directory {
         };
         for tenant in &file.tenants {
             table.limits.insert(tenant.name.clone(), tenant.limits);
+            table.policies.insert(tenant.name.clone(), tenant.into());
             for key in &tenant.keys {
                 let decoded = hex::decode(&key.sha256).ok();
                 let Some(digest) = decoded.and_then(|digest| digest.try_into().ok()) else {
@@ -183,6 +188,7 @@ impl Directory {
         Caller {
             tenant: tenant.to_owned(),
             tenant_limits: table.limits.get(tenant).copied().unwrap_or_default(),
+            policy: table.policies.get(tenant).copied().unwrap_or_default(),
             key: None,
         }
     }
@@ -216,6 +222,8 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::scheduling::RequestClass;
+
     use super::*;
     use crate::tenants::file::{KeyEntry, TenantEntry, expiry_text};
     use crate::tenants::key::NewKey;
@@ -288,12 +296,14 @@ mod tests {
                     requests_per_minute: Some(7),
                     ..LimitsEntry::default()
                 },
+                class_max: RequestClass::Rollout,
                 keys: vec![KeyEntry {
                     name: "ci".into(),
                     id: key.id.clone(),
                     sha256: key.sha256.clone(),
                     ..entry
                 }],
+                ..TenantEntry::default()
             }],
         }
     }
@@ -322,6 +332,13 @@ mod tests {
         let other = keys.caller(Some("Bearer sk-a"), NOW).unwrap();
         assert_eq!(other.tenant_limits.requests_per_minute, Some(7));
         assert!(other.may_use("large"));
+        // So is its standing, and who is not in the file has the usual one.
+        assert_eq!(
+            other.policy.class(RequestClass::Interactive),
+            RequestClass::Rollout
+        );
+        let elsewhere = keys.caller(Some("Bearer sk-b"), NOW).unwrap();
+        assert_eq!(elsewhere.policy, TenantPolicy::default());
         let expired = keys.caller(Some(&bearer), NOW + 60).unwrap_err();
         assert!(expired.message.contains("expired"));
         // The public id alone opens nothing.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -23,12 +24,26 @@ pub struct TenantsFile {
 pub struct TenantEntry {
     /// Its name, which namespaces have.
     pub name: String,
+    /// Its share of the engines among the tenants that wait, relative to theirs: 0.01 to 100.
+    #[serde(skip_serializing_if = "TenantWeight::is_default")]
+    pub weight: TenantWeight,
+    /// The highest class of its requests. With `rollout`, its interactive requests run as rollouts.
+    #[serde(skip_serializing_if = "is_interactive")]
+    pub class_max: RequestClass,
+    /// Percent of its tokens, 0 to 100, that may be urgent, which is a `priority` of `high` or a `tpot_ms`. Without it
+    /// 25. Urgent requests past it are ordinary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgent_percent_max: Option<u8>,
     /// The limits on all of its keys together.
     #[serde(skip_serializing_if = "LimitsEntry::is_empty")]
     pub limits: LimitsEntry,
     /// Its keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyEntry>,
+}
+
+fn is_interactive(class: &RequestClass) -> bool {
+    *class == RequestClass::Interactive
 }
 
 /// A key of a tenant.
@@ -186,6 +201,10 @@ impl TenantsFile {
                 format!("{place}.name: must have 1 to {NAME_BYTES_MAX} bytes"),
             );
             check(
+                tenant.urgent_percent_max.is_none_or(|most| most <= 100),
+                format!("{place}.urgent_percent_max: must be 0 to 100"),
+            );
+            check(
                 names.insert(&tenant.name),
                 format!("{place}.name: {} is there twice", tenant.name),
             );
@@ -232,6 +251,9 @@ mod tests {
         let file = TenantsFile {
             tenants: vec![TenantEntry {
                 name: "acme".into(),
+                weight: TenantWeight::try_from(2.5).unwrap(),
+                class_max: RequestClass::Rollout,
+                urgent_percent_max: Some(0),
                 limits: LimitsEntry {
                     tokens_per_minute: Some(100_000),
                     ..LimitsEntry::default()
@@ -250,6 +272,10 @@ mod tests {
         let text = file.to_text().unwrap();
         assert_eq!(TenantsFile::parse(&text).unwrap(), file);
         assert!(!text.contains("requests_per_minute"));
+        assert!(
+            text.contains("weight = 2.5\nclass_max = \"rollout\""),
+            "{text}"
+        );
         let ends = file.tenants[0].keys[0].expires_unix_s();
         assert_eq!(ends, Ok(Some(1_800_000_000)));
     }
@@ -259,6 +285,7 @@ mod tests {
         let text = r#"
             [[tenants]]
             name = "a"
+            urgent_percent_max = 101
             limits = { requests_per_minute = 0 }
             keys = [
                 { name = "", id = "x", sha256 = "ab", expires_at = "tomorrow" },
@@ -270,6 +297,7 @@ mod tests {
         "#;
         let faults = TenantsFile::parse(text).unwrap_err();
         for place in [
+            "tenants[0].urgent_percent_max: must be 0 to 100",
             "tenants[0].limits.requests_per_minute",
             "tenants[0].keys[0].name",
             "tenants[0].keys[0].sha256",
@@ -281,6 +309,11 @@ mod tests {
         ] {
             assert!(faults.contains(place), "{place} in {faults}");
         }
+        let heavy = TenantsFile::parse("[[tenants]]\nname = \"a\"\nweight = 0").unwrap_err();
+        assert!(
+            heavy.starts_with("line 3: a weight must be 0.01 to 100"),
+            "{heavy}"
+        );
         let unknown = TenantsFile::parse("[[tenants]]\nname = \"a\"\nkees = [\"rfk-secret\"]");
         let unknown = unknown.unwrap_err();
         assert!(

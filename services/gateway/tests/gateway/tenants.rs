@@ -8,6 +8,8 @@ use refrain_gateway::tenants::file::{
     KeyEndpoint, KeyEntry, LimitsEntry, TenantEntry, TenantsFile, expiry_text,
 };
 use refrain_gateway::tenants::key::NewKey;
+use refrain_protocol::chunk::{Priority, Urgency};
+use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use refrain_service_kit::clock;
 use serde_json::{Value, json};
 
@@ -32,7 +34,7 @@ impl Tenants {
                 tenants: vec![TenantEntry {
                     name: "acme".into(),
                     limits,
-                    keys: Vec::new(),
+                    ..TenantEntry::default()
                 }],
             },
         };
@@ -367,4 +369,42 @@ async fn a_client_that_leaves_pays_for_what_was_made() {
         "the reservation was not settled: {}",
         after.1
     );
+}
+
+#[tokio::test]
+async fn the_standing_of_a_tenant_goes_with_its_requests() {
+    let mut tenants = Tenants::new(LimitsEntry::default());
+    let key = tenants.add("ci", KeyEntry::default());
+    tenants.file.tenants[0] = TenantEntry {
+        weight: TenantWeight::try_from(2.5).unwrap(),
+        class_max: RequestClass::Rollout,
+        urgent_percent_max: Some(0),
+        ..tenants.file.tenants[0].clone()
+    };
+    tenants.write();
+    let bench = Bench::with(tenants.config()).await;
+    let body = chat(json!({"class": "interactive", "priority": "high", "tpot_ms": 20}));
+    for key in [&*key, "sk-bolt"] {
+        let (status, body) = bench.status(CHAT, &body, Some(key)).await;
+        assert_eq!(status, 200, "{body}");
+    }
+    bench.mesh.settled().await;
+    let log = bench.mesh.log();
+    let [held, free] = &log.leases[..] else {
+        panic!("{:?}", log.leases);
+    };
+    assert_eq!(f64::from(held.weight), 2.5);
+    assert_eq!(held.class, RequestClass::Rollout);
+    assert_eq!(log.chunks[0].urgency, Urgency::default());
+    // Another tenant has what everybody has.
+    assert!(free.weight.is_default());
+    assert_eq!(free.class, RequestClass::Interactive);
+    assert_eq!(log.chunks[1].urgency.priority, Priority::High);
+    // Drafts that the engine rejected are told: each step of the test's worker drafts 4, and adds a token of its own.
+    let emitted = log.finishes[0].emitted_tokens;
+    let steps = emitted.div_ceil(bench.mesh.script().step_tokens as u32);
+    assert_eq!(log.finishes[0].rejected_tokens, 5 * steps - emitted);
+    drop(log);
+    let declined = bench.metric("refrain_gateway_urgency_declined_total");
+    assert_eq!(declined, 1.0);
 }

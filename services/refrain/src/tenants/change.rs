@@ -39,7 +39,7 @@ pub(super) fn add_tenant(
     file.tenants.push(TenantEntry {
         name: name.to_owned(),
         limits,
-        keys: Vec::new(),
+        ..TenantEntry::default()
     });
     Ok(())
 }
