@@ -24,6 +24,7 @@ mod request_run;
 mod request_time;
 mod retry_budget;
 mod scheduler_absence;
+mod stream_shape;
 
 pub(crate) use choice::{ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;
@@ -33,3 +34,4 @@ pub(crate) use implicit_groups::ImplicitGroups;
 pub(crate) use request_events::RequestEvents;
 pub(crate) use request_time::RequestTime;
 pub(crate) use retry_budget::RetryBudget;
+pub(crate) use stream_shape::StreamShape;

@@ -26,7 +26,7 @@ use crate::config::GatewayTuning;
 use crate::models::Models;
 use crate::request::{Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
-use crate::tenants::TenantPolicy;
+use crate::tenants::Caller;
 use crate::tenants::file::KeyEndpoint;
 use crate::tenants::rate_headers::HeaderWords;
 
@@ -161,9 +161,13 @@ impl AcceptedRequest {
         }
     }
 
-    /// Gives the request the standing of its tenant. Nobody else may have it yet.
-    pub(crate) fn hold_to(&mut self, policy: &TenantPolicy) {
+    /// Gives the request the standing of its caller. Nobody else may have it yet.
+    pub(crate) fn hold_to(&mut self, caller: &Caller) {
+        let policy = &caller.policy;
         if let Some(request) = Arc::get_mut(&mut self.request) {
+            request.scope = caller.scope(request.end_user);
+            request.shape = policy.shape;
+            request.hides_metrics = policy.hides_metrics;
             request.weight = policy.weight;
             request.class = policy.class(request.class);
         }

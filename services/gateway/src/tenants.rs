@@ -17,5 +17,4 @@ mod urgent_share;
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
-pub(crate) use policy::TenantPolicy;
 pub(crate) use urgent_share::{UrgentShares, UrgentTicket};

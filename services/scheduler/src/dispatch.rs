@@ -258,7 +258,10 @@ impl Dispatch {
             self.end(lease, LeaseEnd::Superseded, false, effects);
         }
 
-        let (tenant, class) = (request.namespace.namespace.tenant.clone(), request.class);
+        let (tenant, class) = (
+            request.namespace.namespace.tenant_name().to_owned(),
+            request.class,
+        );
         // A request that has begun is let in again: it was let in before, and giving it up would waste its output.
         let is_admitted = class == RequestClass::Rollout && request.generated_tokens > 0;
         self.waits(call, request);

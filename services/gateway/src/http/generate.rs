@@ -108,7 +108,7 @@ impl GatewayState {
             let error = ApiError::invalid("chunk_tokens", message);
             return Err(error.with_code("unsupported_by_engine"));
         }
-        accepted.hold_to(&caller.policy);
+        accepted.hold_to(caller);
         let (class, choices) = (accepted.request.class, accepted.request.choice_count());
         ticket.decide(class, choices)?;
         let prompts = &accepted.request.prompts;

@@ -386,6 +386,7 @@ mod tests {
             tenant_limits: limits,
             policy: TenantPolicy::default(),
             key: None,
+            fixed_key: None,
         }
     }
 

@@ -137,7 +137,7 @@ impl FairQueue {
     pub(super) fn push(&mut self, waiting: WaitingRequest) {
         let request = &waiting.request;
         let (class, place) = (request.class, waiting.place);
-        let tenant = &request.namespace.namespace.tenant;
+        let tenant = request.namespace.namespace.tenant_name();
         let pool = self.pools.entry(waiting.pool.clone()).or_default();
         pool.push(&waiting);
         pool.forget_idle_past(self.tenants_tracked_max);
@@ -147,7 +147,7 @@ impl FairQueue {
             None => {
                 let mut by_class = [0; 2];
                 by_class[index(class)] = 1;
-                self.by_tenant.insert(tenant.clone(), by_class);
+                self.by_tenant.insert(tenant.to_owned(), by_class);
             }
         }
         self.deadlines.insert((waiting.deadline_ms, place.call));
@@ -162,7 +162,7 @@ impl FairQueue {
     pub(super) fn remove(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {
         let waiting = self.waiting.remove(&call)?;
         let request = &waiting.request;
-        let tenant = request.namespace.namespace.tenant.as_str();
+        let tenant = request.namespace.namespace.tenant_name();
         let index = index(request.class);
         self.deadlines.remove(&(waiting.deadline_ms, call));
         self.by_class[index] -= 1;
@@ -203,7 +203,7 @@ impl FairQueue {
         let kv_tokens = waiting.kv_tokens;
         let request = &waiting.request;
         if let Some(pool) = self.pools.get_mut(&waiting.pool) {
-            let tenant = &request.namespace.namespace.tenant;
+            let tenant = request.namespace.namespace.tenant_name();
             pool.rerank(tenant, request.class, waiting.place, ranks, kv_tokens);
         }
     }

@@ -45,7 +45,7 @@ impl Default for Tenant {
     }
 }
 
-/// What a tenant was served.
+/// The work that a tenant was served.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Served {
     cost: u64,

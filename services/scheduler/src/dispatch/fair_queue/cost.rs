@@ -4,7 +4,7 @@
 
 use refrain_protocol::scheduling::TenantWeight;
 
-/// Cost of a context token that the worker read. What its KV cache held is free: nothing was computed.
+/// Cost of a context token that the worker read. Tokens that its KV cache held are free: nothing was computed.
 const READ_COST: u64 = 1;
 /// Cost of an output token. Each one takes a step, while a few steps read a whole context. The VTC paper has the same.
 /// An output token that was drafted costs as much as another one: the step that drafts save is a gain for everybody.
@@ -37,7 +37,7 @@ pub(in crate::dispatch) struct Spent {
     pub(in crate::dispatch) rejected_tokens: u32,
 }
 
-/// What a tenant of this weight is charged for so many tokens, in parts of a token.
+/// The charge of a tenant of this weight for so many tokens, in parts of a token.
 fn parts(weight: TenantWeight, read: u32, output: u32, rejected: u32) -> u64 {
     let cost = CHUNK_COST
         + u64::from(read) * READ_COST
@@ -55,12 +55,12 @@ impl Charge {
         }
     }
 
-    /// What is charged at the grant. No drafts are expected to fail.
+    /// The charge at the grant. No drafts are expected to fail.
     pub(super) fn expected(&self) -> u64 {
         parts(self.weight, self.read_tokens, self.output_tokens, 0)
     }
 
-    /// What the chunk turned out to cost.
+    /// The charge for the cost that the chunk turned out to have.
     pub(super) fn real(&self, spent: Spent) -> u64 {
         let read_tokens = spent.read_tokens.unwrap_or(self.read_tokens);
         parts(

@@ -28,7 +28,7 @@ pub(super) struct TenantQueue {
     name: Arc<str>,
     /// The weight that its newest request had.
     pub(super) weight: TenantWeight,
-    /// What it was charged for, in the virtual time of the pool and in parts of a token, see `cost`.
+    /// All that it was charged, in the virtual time of the pool and in parts of a token, see `cost`.
     pub(super) served: u64,
     /// The waiting requests of each class.
     pub(super) lines: [Line; 2],
@@ -193,7 +193,7 @@ impl PoolQueue {
 
     pub(super) fn push(&mut self, waiting: &WaitingRequest) {
         let request = &waiting.request;
-        let (tenant, class) = (&*request.namespace.namespace.tenant, request.class);
+        let (tenant, class) = (request.namespace.namespace.tenant_name(), request.class);
         let served_min = self.virtual_time().unwrap_or(self.served_at_empty);
         if !self.tenants.contains_key(tenant) {
             let name: Arc<str> = tenant.into();
@@ -258,7 +258,7 @@ impl PoolQueue {
         self.class_turns
             .note(request.class, self.waiting[other] > 0);
         self.running[index(request.class)] += 1;
-        self.change(&request.namespace.namespace.tenant, |queue| {
+        self.change(request.namespace.namespace.tenant_name(), |queue| {
             queue.served = queue.served.saturating_add(charge.expected());
             queue.running += 1;
         });
