@@ -37,6 +37,7 @@ mod sealing;
 mod state;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 pub(crate) use exports::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_of};
 pub(crate) use feed::FeedChange;

@@ -52,6 +52,10 @@ pub struct DraftStoreConfig {
     pub tenants: BTreeMap<String, TenantQuota>,
     /// Documents stored longer ago than this are evicted, in days.
     pub retention_days: u32,
+    /// Rows of usage of hours longer ago than this are removed, in days.
+    pub usage_retention_days: u32,
+    /// Most rows of usage: one per hour, tenant, key, model and gateway. Further ones get 429, and gateways keep them.
+    pub usage_rows_max: u64,
     /// Calls of `follow` that wait at once: one per worker and namespace. Further ones get 429.
     pub waiters_max: usize,
     /// Look-ups that run at once. Further ones get 429, since a worker does not wait for a draft.
@@ -102,6 +106,8 @@ impl Default for DraftStoreConfig {
             tenant_bytes_max: 1 << 30,
             tenants: BTreeMap::new(),
             retention_days: 31,
+            usage_retention_days: 400,
+            usage_rows_max: 4_000_000,
             waiters_max: 8_192,
             lookups_max: 16,
             export_held_bytes_max: 256 << 20,
@@ -125,6 +131,8 @@ impl DraftStoreConfig {
             tenant_tokens_max: u64::MAX,
             tenant_bytes_max: u64::MAX,
             retention_days: u32::MAX,
+            usage_retention_days: u32::MAX,
+            usage_rows_max: u64::MAX,
             seal_after_s: 0,
             ..DraftStoreConfig::default()
         }
@@ -155,6 +163,8 @@ impl Validate for DraftStoreConfig {
         at_least("document_tokens_max", document, 1);
         at_least("namespaces_max", self.namespaces_max as u64, 1);
         at_least("retention_days", u64::from(self.retention_days), 1);
+        let usage_days = u64::from(self.usage_retention_days);
+        at_least("usage_retention_days", usage_days, 2);
         at_least("waiters_max", self.waiters_max as u64, 1);
         at_least("lookups_max", self.lookups_max as u64, 1);
         at_least("seal_tokens", self.seal_tokens, 1);

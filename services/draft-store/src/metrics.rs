@@ -102,6 +102,8 @@ refrain_service_kit::metric_families! {
         pub(crate) group_logs: IntCounter = "refrain_draft_store_group_logs_total",
         /// Tokens sent to workers in logs of groups.
         pub(crate) group_tokens: IntCounter = "refrain_draft_store_group_tokens_total",
+        /// Rows of usage.
+        pub(crate) usage_rows: IntGauge = "refrain_draft_store_usage_rows",
         /// Erasures remembered.
         pub(crate) erasures: IntGauge = "refrain_draft_store_erasures",
         /// Erased documents remembered.

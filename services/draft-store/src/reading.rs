@@ -15,6 +15,7 @@
 //! * `outbox.rs`: what is to be sent to other replicas
 //! * `join.rs`: what a replica hands over to one that joins
 //! * `export.rs`: pages of an export
+//! * `usage.rs`: pages of rows of usage
 //! * `verify.rs`: a check of everything that is stored
 
 pub(crate) mod document_text;
@@ -27,4 +28,5 @@ pub(crate) mod lookup;
 pub(crate) mod outbox;
 pub(crate) mod segments;
 pub(crate) mod selection;
+pub(crate) mod usage;
 pub(crate) mod verify;

@@ -3,11 +3,12 @@
 //! All records live in one sled tree, so that every commit is one atomic batch. Two trees would need an optimistic
 //! transaction, which costs a third of the rate. The first byte of a key is the kind. Integers in keys are
 //! big-endian, so that a scan meets the pieces of a document in order of position. `record/replication.rs` has the
-//! records that only a replica of a cluster has.
+//! records that only a replica of a cluster has, and `record/usage.rs` those of usage.
 
 pub(crate) mod replication;
 #[cfg(test)]
 mod tests;
+pub(crate) mod usage;
 
 use bincode::de::Decoder;
 use bincode::de::read::Reader as _;
@@ -74,6 +75,10 @@ pub(crate) enum RecordKind {
     Checkpoints = b'w',
     /// [`replication::LastMessageRecord`], one per namespace of which a replica has applied a message.
     LastMessage = b'l',
+    /// [`usage::UsageRecord`], one per hour, tenant, key, model and gateway.
+    Usage = b'u',
+    /// [`usage::UsageErasureRecord`], one per tenant whose usage was erased.
+    UsageErasure = b'y',
 }
 
 impl RecordKind {
@@ -102,6 +107,8 @@ impl RecordKind {
             RecordKind::StreamErasure,
             RecordKind::Checkpoints,
             RecordKind::LastMessage,
+            RecordKind::Usage,
+            RecordKind::UsageErasure,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)

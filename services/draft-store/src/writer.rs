@@ -29,3 +29,6 @@ pub(crate) mod replication;
 pub(crate) mod requests;
 #[cfg(test)]
 mod tests;
+mod usage;
+
+pub(crate) use edit::usage::usage_start;

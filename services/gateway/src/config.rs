@@ -45,6 +45,9 @@ pub struct GatewayConfig {
     pub anonymous_tenant: Option<String>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
+    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
+    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
+    pub usage_dir: Option<PathBuf>,
     /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
     /// by themselves, so with two of them behind one address it should be 0.5.
     pub limit_share: f64,
@@ -238,6 +241,7 @@ impl Default for GatewayConfig {
             keys: Vec::new(),
             anonymous_tenant: None,
             tenants_file: None,
+            usage_dir: None,
             limit_share: 1.0,
             models: Vec::new(),
             body_bytes_max: 8 << 20,

@@ -3,7 +3,8 @@
 //! The way of a request: `intake` finds the tenant by its key, reads the body, admits the request, and lets a large
 //! body wait for its turn. `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads
 //! the chunks of workers, and turns their tokens into text, reasoning and calls. `response` writes what the client
-//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. All steps
+//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. `usage` counts
+//! for bills and budgets. All steps
 //! but the first have one driver: the task that writes to the client.
 //!
 //! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
@@ -25,6 +26,7 @@ mod request;
 mod response;
 mod surfaces;
 pub mod tenants;
+mod usage;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -77,6 +79,7 @@ pub struct GatewayServer {
     models_poll: JoinHandle<()>,
     /// Follows the file of tenants until it is dropped.
     _tenants_follower: tenants::TenantsFollower,
+    usage: usage::UsageService,
     time: Arc<relay::RequestTime>,
     /// Ends overdue requests that nobody drives.
     end_overdue: JoinHandle<()>,
@@ -182,7 +185,18 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         limiter.clone(),
         metrics.clone(),
     )?;
+    let requests_max = config
+        .requests_in_flight_max
+        .saturating_add(config.rollouts_in_flight_max);
+    let usage = usage::UsageService::start(
+        config.usage_dir.as_deref(),
+        requests_max,
+        deps.store.clone(),
+        limiter.budgets(),
+        &metrics,
+    )?;
     let gateway = Arc::new(http::GatewayState {
+        usage: usage.usage(),
         directory,
         limiter,
         urgent_shares: tenants::UrgentShares::default(),
@@ -235,8 +249,9 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
     let operations = config.operations_listen.map(|listen| {
         let (metrics, ready) = (&deps.metrics, readiness.clone());
-        operations::listen(listen, &config, metrics, ready, |app| {
-            http::operations_routes(app);
+        let reader = http::UsageReader::new(deps.store.clone());
+        operations::listen(listen, &config, metrics, ready, move |app| {
+            http::operations_routes(&reader, app);
         })
     });
     let operations = operations.transpose()?;
@@ -277,6 +292,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         drain,
         models_poll,
         _tenants_follower: tenants_follower,
+        usage,
         end_overdue: tokio::spawn(time.clone().end_overdue_requests()),
         time,
     })
@@ -331,6 +347,7 @@ impl GatewayServer {
             let rest = CUT_GRACE.saturating_sub(cut_at.elapsed());
             self.server.stop_within(rest).await;
         }
+        self.usage.close().await;
         if let Some(operations) = &self.operations {
             operations.stop_within(OPERATIONS_GRACE).await;
         }

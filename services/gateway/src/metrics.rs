@@ -29,7 +29,7 @@ const TOKEN_BUCKETS: &[f64] = &[
 ];
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 21] = [
+const LIMITS: [&str; 23] = [
     "requests",
     "tenant_requests",
     "rollouts",
@@ -50,6 +50,8 @@ const LIMITS: [&str; 21] = [
     "tokens_per_minute",
     "input_tokens_per_minute",
     "output_tokens_per_minute",
+    "tokens_per_day",
+    "tokens_per_month",
     "requests_in_flight_max",
 ];
 
@@ -104,6 +106,19 @@ refrain_service_kit::metric_families! {
         /// Times that the file of tenants was taken over, or failed to be. Alert on failures.
         pub(crate) tenants_read: IntCounterVec =
             "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
+        /// Rows of usage: one per hour, tenant, key and model.
+        pub(crate) usage_rows: IntGauge = "refrain_gateway_usage_rows",
+        /// Bytes of the usage journal.
+        pub(crate) usage_journal_bytes: IntGauge = "refrain_gateway_usage_journal_bytes",
+        /// Rows of usage that the draft store that is furthest behind does not have.
+        pub(crate) usage_unsent_rows: IntGauge = "refrain_gateway_usage_unsent_rows",
+        /// Calls that sent usage to a draft store.
+        pub(crate) usage_sends: IntCounterVec =
+            "refrain_gateway_usage_sends_total" ["outcome"] with ["done", "failed"],
+        /// Times that the usage journal could not be written. Alert unless 0.
+        pub(crate) usage_write_failures: IntCounter = "refrain_gateway_usage_write_failures_total",
+        /// Rows of usage that were given up before a draft store had them. Alert unless 0.
+        pub(crate) usage_lost: IntCounter = "refrain_gateway_usage_lost_rows_total",
         /// Choices that continued after a chunk failed.
         pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
         /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was

@@ -16,6 +16,9 @@
 mod mesh;
 #[path = "gateway/store.rs"]
 mod store;
+#[path = "gateway/usage_store.rs"]
+#[allow(dead_code, reason = "this process reads no usage")]
+mod usage_store;
 
 use mesh::{Bench, tuned};
 use serde_json::{Value, json};

@@ -159,8 +159,8 @@ impl MeshFile {
         load(Some(file), ENV_RULE, std::env::vars_os(), faults)
     }
 
-    /// Adds what `refrain up` needs where the file says nothing: a few tenants with keys for development, and the
-    /// shipped model.
+    /// Adds what `refrain up` needs where the file says nothing: a few tenants with keys for development, the
+    /// shipped model, and a place for usage.
     pub(crate) fn fill_in_for_up(&mut self) {
         let gateway = &self.gateway;
         let has_callers = !gateway.keys.is_empty()
@@ -182,6 +182,9 @@ impl MeshFile {
                 files: SHIPPED_MODEL.into(),
                 ..ModelConfig::default()
             }];
+        }
+        if self.gateway.usage_dir.is_none() {
+            self.gateway.usage_dir = Some(self.draft_store.data_dir.join("usage"));
         }
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.

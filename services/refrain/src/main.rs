@@ -5,6 +5,7 @@ use refrain::config::{Role, dev_keys};
 use refrain::serve::{self, ServiceArgs, UpArgs};
 use refrain::store::{self, StoreArgs};
 use refrain::tenants::{self, KeysArgs, TenantsArgs};
+use refrain::usage::{self, UsageArgs};
 use refrain_lab::analyze::{self, AnalyzeOptions};
 use refrain_lab::bench::{self, BenchOptions};
 use refrain_lab::replay::{self, ReplayOptions};
@@ -51,6 +52,8 @@ enum Command {
     Simulate(Box<SimulateOptions>),
     /// Inspect, fill, verify or erase a draft store: a running one, or its directory.
     Store(StoreArgs),
+    /// Print the usage of tenants, keys and models, for bills, or erase that of a tenant.
+    Usage(Box<UsageArgs>),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -71,5 +74,6 @@ fn main() -> anyhow::Result<()> {
         Command::Analyze(options) => analyze::command(&options),
         Command::Simulate(options) => simulate::command(&options),
         Command::Store(args) => store::run(args),
+        Command::Usage(args) => usage::run(*args),
     }
 }

@@ -134,6 +134,12 @@ struct LimitArgs {
     /// Tokens of outputs per minute; 0 for no limit.
     #[arg(long)]
     output_tokens_per_minute: Option<u64>,
+    /// Tokens of prompts and outputs per day of the calendar in UTC; 0 for no budget.
+    #[arg(long)]
+    tokens_per_day: Option<u64>,
+    /// The same per month.
+    #[arg(long)]
+    tokens_per_month: Option<u64>,
     /// Requests at once; 0 for no limit.
     #[arg(long)]
     requests_in_flight_max: Option<u64>,
@@ -158,6 +164,8 @@ impl LimitArgs {
                 self.output_tokens_per_minute,
                 before.output_tokens_per_minute,
             ),
+            tokens_per_day: changed(self.tokens_per_day, before.tokens_per_day),
+            tokens_per_month: changed(self.tokens_per_month, before.tokens_per_month),
             requests_in_flight_max: changed(
                 self.requests_in_flight_max,
                 before.requests_in_flight_max,
@@ -330,6 +338,8 @@ fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
         (limits.tokens_per_minute, ""),
         (limits.input_tokens_per_minute, " in"),
         (limits.output_tokens_per_minute, " out"),
+        (limits.tokens_per_day, " a day"),
+        (limits.tokens_per_month, " a month"),
     ];
     let tokens: Vec<String> = tokens
         .into_iter()
@@ -414,6 +424,8 @@ mod tests {
             tokens_per_minute: None,
             input_tokens_per_minute: None,
             output_tokens_per_minute: None,
+            tokens_per_day: None,
+            tokens_per_month: None,
             requests_in_flight_max: None,
         }
     }
@@ -445,6 +457,7 @@ mod tests {
         let limited = LimitArgs {
             requests_per_minute: Some(600),
             tokens_per_minute: Some(9_000),
+            tokens_per_day: Some(70_000),
             ..limits()
         };
         run_tenants(&path, TenantsCommand::Add(tenant(limited))).unwrap();
@@ -474,6 +487,9 @@ mod tests {
         };
         assert_eq!(only.limits.requests_per_minute, None);
         assert_eq!(only.limits.tokens_per_minute, Some(9_000));
+        assert_eq!(only.limits.tokens_per_day, Some(70_000));
+        let all = tenants_table(&file);
+        assert!(all.contains("9000, 70000 a day"), "{all}");
         let first = only.keys[0].clone();
         let table = keys_table(&file);
         assert!(

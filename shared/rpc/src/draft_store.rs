@@ -17,9 +17,11 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::codec::post;
+use crate::usage_store::{HttpUsageStore, UsageReplica};
 
 /// The durable store of outputs.
 ///
@@ -121,6 +123,11 @@ pub trait DraftStore: Send + Sync {
         drop(request);
         Err(not_offered("acceptance statistics"))
     }
+
+    /// The replicas that are known now and keep usage, each as a store of its own.
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        Vec::new()
+    }
 }
 
 fn not_offered(feature: &str) -> ApiError {
@@ -217,5 +224,12 @@ impl DraftStore for HttpDraftStore {
         request: AcceptanceStatsRequest,
     ) -> Result<AcceptanceStatsReply, ApiError> {
         self.call("acceptance-stats", &request).await
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "draft store".to_owned(),
+            store: Arc::new(HttpUsageStore::new(self.client.clone())),
+        }]
     }
 }

@@ -13,6 +13,8 @@ mod replica_peer;
 mod scheduler;
 mod store_admin;
 mod store_cluster;
+mod usage_report;
+mod usage_store;
 mod worker;
 
 pub use chunk_body::{CHUNK_CONTENT_TYPE, decode_chunk, encode_chunk};
@@ -22,4 +24,6 @@ pub use replica_peer::{HttpReplicaPeer, ReplicaPeer};
 pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};
 pub use store_admin::{HttpStoreAdmin, StoreAdmin};
 pub use store_cluster::{StoreCluster, draft_store};
+pub use usage_report::{UsageGrouping, UsageLine, UsageQuery, UsageReport, read_usage};
+pub use usage_store::{HttpUsageStore, UsageReplica, UsageStore};
 pub use worker::{ChunkStream, HttpWorker, HttpWorkers, Worker, Workers};

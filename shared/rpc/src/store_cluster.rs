@@ -35,6 +35,7 @@ use tokio::sync::watch;
 use self::view::View;
 use crate::draft_store::{DraftStore, HttpDraftStore};
 use crate::replica_peer::{HttpReplicaPeer, ReplicaPeer as _};
+use crate::usage_store::{HttpUsageStore, UsageReplica};
 
 /// How often each replica is asked for its directory, and how long it may take.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -64,6 +65,7 @@ struct Shared {
 struct Replica {
     store: HttpDraftStore,
     peer: HttpReplicaPeer,
+    usage: Arc<HttpUsageStore>,
     /// Counts the times that it went, so that calls to it end.
     gone: watch::Sender<u64>,
 }
@@ -182,6 +184,7 @@ impl Shared {
             let client = self.client.at(url);
             Arc::new(Replica {
                 store: HttpDraftStore::new(client.clone()),
+                usage: Arc::new(HttpUsageStore::new(client.clone())),
                 peer: HttpReplicaPeer::new(client),
                 gone: watch::Sender::default(),
             })
@@ -276,6 +279,15 @@ macro_rules! calls {
                     all = all + self.call_shard(shard, async |replica| replica.store.stats().await).await?;
                 }
                 Ok(all)
+            }
+
+            fn usage_replicas(&self) -> Vec<UsageReplica> {
+                let urls = lock(&self.shared.view).urls();
+                let replicas = urls.into_iter().map(|url| UsageReplica {
+                    store: self.shared.replica(&url).usage.clone(),
+                    name: url,
+                });
+                replicas.collect()
             }
         }
     };

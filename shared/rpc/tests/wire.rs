@@ -42,6 +42,10 @@ use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentInfo, SegmentPiece, SegmentPieceRequest,
     SegmentsReply, SegmentsRequest,
 };
+use refrain_protocol::usage::{
+    RecordUsageReply, RecordUsageRequest, Spender, SpentTokens, UsageCounts, UsageErasure,
+    UsageRow, UsageRowId, UsageRowsReply, UsageRowsRequest, UsageTotal,
+};
 use refrain_protocol::{
     ApiError, DocumentId, LeaseId, Namespace, NamespaceId, RequestId, SignedNamespace,
 };
@@ -204,7 +208,7 @@ fn formats() -> Vec<Format> {
         FinishReason::Cancelled,
         FinishReason::Failed,
     ];
-    vec![
+    let mut formats = vec![
         format(
             "append_request",
             AppendRequest {
@@ -503,6 +507,79 @@ fn formats() -> Vec<Format> {
             },
         ),
         chunk_format(),
+    ];
+    formats.extend(usage_formats());
+    formats
+}
+
+/// The calls about usage.
+fn usage_formats() -> Vec<Format> {
+    let id = UsageRowId {
+        hour: 495_000,
+        tenant: "acme".into(),
+        key: "3f09c2a71b44".into(),
+        model: "m".into(),
+        gateway: 1 << 100,
+    };
+    let row = UsageRow {
+        id: id.clone(),
+        total: UsageTotal {
+            began_ms: 1_800_000_000_000,
+            counts: UsageCounts::of_values([1, 2, 3, 4, 5, 6, 7]),
+        },
+    };
+    let spender = |key: Option<&str>| Spender {
+        tenant: "acme".into(),
+        key: key.map(str::to_owned),
+    };
+    vec![
+        format(
+            "record_usage_request",
+            RecordUsageRequest {
+                gateway: 9,
+                rows: vec![row.clone()],
+                erasures_known_ms: 8,
+                spenders: vec![spender(None), spender(Some("3f09c2a71b44"))],
+                day: 20_000,
+                month: 24_324,
+            },
+        ),
+        format(
+            "record_usage_reply",
+            RecordUsageReply {
+                erasures: vec![UsageErasure {
+                    tenant: "bolt".into(),
+                    at_ms: 5,
+                }],
+                spent: vec![
+                    vec![SpentTokens {
+                        gateway: 7,
+                        day_tokens: 1,
+                        month_tokens: 2,
+                    }],
+                    Vec::new(),
+                ],
+            },
+        ),
+        format(
+            "usage_rows_request",
+            UsageRowsRequest {
+                from_hour: 1,
+                until_hour: 2,
+                tenant: Some("acme".into()),
+                key: None,
+                model: None,
+                after: Some(id.clone()),
+                rows_max: 100,
+            },
+        ),
+        format(
+            "usage_rows_reply",
+            UsageRowsReply {
+                rows: vec![row],
+                next: Some(id),
+            },
+        ),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use refrain_protocol::usage::UsageTotal;
 use refrain_protocol::{DocumentId, NamespaceId};
 
 use crate::catalog::state::Catalog;
@@ -11,6 +12,7 @@ use crate::record::replication::{
     CheckpointsRecord, LastMessageRecord, OutboxRecord, PositionRecord, RevisionRecord,
     StreamErasureRecord, outbox_key, outbox_number_of,
 };
+use crate::record::usage::{UsageErasureRecord, UsageRecord, usage_erasure_of, usage_of};
 use crate::record::{
     self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, MarksRecord,
     NamespaceRecord, RecordKind, SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
@@ -54,6 +56,7 @@ pub(crate) fn load(
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
     load_statistics(log, &mut loaded)?;
+    load_usage(log, &mut loaded)?;
     load_replication(log, &mut loaded)?;
     let apart = match loaded.catalog.replication.position {
         Some(_) => u64::from(random),
@@ -139,6 +142,33 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
             }
             None => loaded.repairs.remove(key.to_vec()),
         }
+        true
+    })
+}
+
+/// Reads erasures of usage, and counts its rows.
+fn load_usage(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let visit = |loaded: &mut LoadedCatalog, tenant, record: Option<UsageErasureRecord>| {
+        let is_kept = record.is_some();
+        if let Some(UsageErasureRecord { at_ms }) = record {
+            loaded.catalog.usage.erase(tenant, at_ms);
+        }
+        is_kept
+    };
+    let kind = RecordKind::UsageErasure;
+    each(log, kind, loaded, usage_erasure_of, visit)?;
+    let (from, to) = RecordKind::Usage.range();
+    log.scan(&from, &to, &mut |key, value| {
+        let total = codec::open::<UsageRecord>(key, value).map(UsageTotal::from);
+        loaded.damaged_records += u64::from(total.is_err());
+        // Its gateway sends a damaged row again with the next change.
+        let (Some(id), Ok(total)) = (usage_of(key), total) else {
+            loaded.repairs.remove(key.to_vec());
+            return true;
+        };
+        let usage = &mut loaded.catalog.usage;
+        usage.add_row(id.hour, (key.len() + value.len()) as u64);
+        usage.spend(&id, total.counts.tokens());
         true
     })
 }

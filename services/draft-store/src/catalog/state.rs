@@ -15,6 +15,7 @@ use crate::catalog::groups::Groups;
 use crate::catalog::history::{PromptLengths, entry_of, short};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::catalog::replication::Replication;
+use crate::catalog::usage::UsageState;
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
 
@@ -90,6 +91,7 @@ pub(crate) struct Catalog {
     pub(crate) exports: Exports,
     pub(crate) statistics: StatisticsSizes,
     pub(crate) replication: Replication,
+    pub(crate) usage: UsageState,
 }
 
 impl Catalog {
@@ -110,6 +112,7 @@ impl Catalog {
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
             replication: Replication::default(),
+            usage: UsageState::default(),
         }
     }
 
@@ -133,6 +136,7 @@ impl Catalog {
         let sealed_documents = self.documents - documents;
         bytes
             + self.statistics.bytes()
+            + self.usage.bytes()
             + documents * STATE_BYTES
             + self.segments.len() as u64 * SEGMENT_BYTES
             + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES

@@ -9,13 +9,17 @@ use refrain_protocol::admin::{
     ExportRequest, ImportRequest, VerifyReply,
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
+use refrain_protocol::usage::{
+    EraseUsageReply, EraseUsageRequest, RecordUsageReply, RecordUsageRequest, UsageRowsReply,
+    UsageRowsRequest,
+};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::StoreAdmin;
+use refrain_rpc::{StoreAdmin, UsageStore};
 
 use crate::catalog::ExportLimits;
 use crate::config::DraftStoreConfig;
 use crate::directory::{self, DirectoryLock, OpenedDirectory};
-use crate::reading::{export, verify};
+use crate::reading::{export, usage, verify};
 use crate::shared_store::{OpenStore, SharedStore};
 
 /// A data directory, opened for reading. It may be on a read-only disk. Its journal is read into memory. Nothing in
@@ -126,6 +130,24 @@ impl StoreAdmin for ClosedStore {
     }
 
     async fn confirm(&self, _request: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
+        read_only()
+    }
+}
+
+#[async_trait]
+impl UsageStore for ClosedStore {
+    async fn record_usage(
+        &self,
+        _request: RecordUsageRequest,
+    ) -> Result<RecordUsageReply, ApiError> {
+        read_only()
+    }
+
+    async fn usage_rows(&self, request: UsageRowsRequest) -> Result<UsageRowsReply, ApiError> {
+        self.read(move |shared| usage::page(shared, &request)).await
+    }
+
+    async fn erase_usage(&self, _request: EraseUsageRequest) -> Result<EraseUsageReply, ApiError> {
         read_only()
     }
 }

@@ -9,9 +9,10 @@ use refrain_protocol::admin::{
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::join::ReplicaState;
 use refrain_protocol::shard::StoreDirectory;
+use refrain_protocol::usage::{EraseUsageReply, EraseUsageRequest};
 use refrain_rpc::{
-    BINCODE_CONTENT_TYPE, DraftStore as _, ReplicaPeer as _, StoreAdmin as _, decode_bincode,
-    encode_bincode,
+    BINCODE_CONTENT_TYPE, DraftStore as _, ReplicaPeer as _, StoreAdmin as _, UsageStore as _,
+    decode_bincode, encode_bincode,
 };
 use refrain_service_kit::http::{HttpResult, RawBody, get, mesh_only, post};
 use refrain_service_kit::mesh::MeshAuth;
@@ -37,6 +38,8 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/documents/unknown", unknown_documents))
             .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
+            .service(post("/usage/record", record_usage))
+            .service(post("/usage/rows", usage_rows))
             .service(get("/replica", replica_state))
             .service(get("/directory", directory))
             .service(post("/join/offer", join_offer))
@@ -54,7 +57,8 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/verify", verify))
             .service(post("/compact", compact))
             .service(post("/erase", erase))
-            .service(post("/confirm", confirm)),
+            .service(post("/confirm", confirm))
+            .service(post("/usage/erase", erase_usage)),
     );
     app.service(
         web::resource("/debug/state")
@@ -84,7 +88,7 @@ macro_rules! bincode_calls {
 
 bincode_calls! {
     append follow touch register_group fetch_groups output_lengths segments segment_piece documents
-    unknown_documents lookup acceptance_stats import export join_offer join_list join_piece join_documents
+    unknown_documents lookup acceptance_stats record_usage usage_rows import export join_offer join_list join_piece join_documents
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
@@ -116,6 +120,13 @@ async fn erase(
     request: Json<EraseRequest>,
 ) -> HttpResult<Json<EraseReply>> {
     Ok(Json(handle.erase(request.into_inner()).await?))
+}
+
+async fn erase_usage(
+    handle: Data<DraftStoreHandle>,
+    request: Json<EraseUsageRequest>,
+) -> HttpResult<Json<EraseUsageReply>> {
+    Ok(Json(handle.erase_usage(request.into_inner()).await?))
 }
 
 async fn confirm(

@@ -8,7 +8,7 @@
 //! Read `commits.rs` first, the way of an append. Then `jobs.rs`, which runs background jobs, and `sealing.rs`,
 //! `purging.rs` and `log_rewriting.rs`, which start them and install their results. `seal_state.rs`,
 //! `rewrite_state.rs` and `commit_queue.rs` hold what these files remember. `index_repair.rs`, `manifest.rs`,
-//! `requests.rs`, `replication.rs` and `gauges.rs` are one concern each.
+//! `requests.rs`, `replication.rs`, `usage.rs` and `gauges.rs` are one concern each.
 
 mod commit_queue;
 mod commits;
@@ -28,6 +28,7 @@ mod seal_state;
 mod sealing;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -236,6 +236,7 @@ impl WriterCore {
             self.config.tuning.eviction_step,
         );
         self.remove_expired(&mut edit, now_ms)?;
+        edit.outcome.more |= self.expire_usage(&mut edit, now_ms)?;
         self.within_budgets(&mut edit)?;
         self.commit(edit, now_ms)
     }

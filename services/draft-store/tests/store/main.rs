@@ -24,6 +24,7 @@ mod segments;
 mod service;
 mod takeover;
 mod trust;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::path::Path;

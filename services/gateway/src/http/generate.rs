@@ -16,6 +16,7 @@ use crate::relay::RelayEvent;
 use crate::response::EventStreamBody;
 use crate::surfaces::{AcceptedRequest, Surface};
 use crate::tenants::Caller;
+use crate::usage::{UsageStart, UsageSubject};
 
 /// Carries out a request and answers it.
 pub(super) async fn generate(
@@ -117,7 +118,8 @@ impl GatewayState {
         let choices = prompts
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(u64::from(prompt.max_new_tokens), per_prompt));
-        let reserved = quota.reserve(input.sum(), choices, Instant::now())?;
+        let input_tokens = input.sum();
+        let reserved = quota.reserve(input_tokens, choices, Instant::now())?;
         let urgent = self.urgent_shares.begin(
             &caller.tenant,
             &caller.policy,
@@ -129,12 +131,29 @@ impl GatewayState {
             accepted.make_ordinary();
             self.metrics.families.urgency_declined.inc();
         }
+        let request = &accepted.request;
+        let meter = self.usage.begin(UsageStart {
+            subject: UsageSubject {
+                tenant: caller.tenant.clone(),
+                key: caller
+                    .key
+                    .as_ref()
+                    .map_or_else(String::new, |key| key.id.clone()),
+                model: request.model.id.clone(),
+            },
+            input_tokens,
+            choices_per_prompt: per_prompt,
+            choices: request.choice_count() as usize,
+            budget: quota.budget(),
+        });
+        let meter = Arc::new(meter.await?);
         Ok((
             accepted,
             AdmittedRequest {
                 _ticket: ticket,
                 quota,
                 _urgent: urgent,
+                meter,
             },
         ))
     }

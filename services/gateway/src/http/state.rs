@@ -25,6 +25,7 @@ use crate::relay::RelayContext;
 use crate::surfaces::{ResponseStore, Surface, SurfaceContext};
 use crate::tenants::file::KeyEndpoint;
 use crate::tenants::{Caller, Directory, Limiter, QuotaTicket, UrgentShares};
+use crate::usage::Usage;
 
 /// The state that all handlers share.
 pub(crate) struct GatewayState {
@@ -43,6 +44,7 @@ pub(crate) struct GatewayState {
     pub(crate) tuning: GatewayTuning,
     pub(crate) readiness: Readiness,
     pub(crate) stored: Arc<ResponseStore>,
+    pub(crate) usage: Usage,
 }
 
 /// The body of a request that was admitted.

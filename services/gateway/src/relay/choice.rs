@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use refrain_output_parsers::{Counts, Event};
 use refrain_protocol::TokenId;
-use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, SourceCounts, StepMessage};
+use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, SourceCounts, StepCounts, StepMessage};
 use refrain_protocol::engine::TokenLogprob;
 use refrain_protocol::openai::{FinishReason, Timings};
+use refrain_protocol::usage::UsageCounts;
 
 use crate::relay::output_text::OutputText;
 
@@ -342,13 +343,34 @@ impl ChoiceState {
         }
     }
 
+    /// The counts of the choice so far, for bills. A choice that made nothing has none.
+    pub(crate) fn usage(&self) -> UsageCounts {
+        if self.output.is_empty() {
+            return UsageCounts::default();
+        }
+        let sum = |of: fn(&StepCounts) -> u64| self.counts.values().map(of).sum();
+        UsageCounts {
+            requests: 1,
+            input_tokens: 0,
+            cached_input_tokens: self.cached(),
+            output_tokens: self.own_len() as u64,
+            reasoning_tokens: self.text.reasoning_tokens(),
+            verified_draft_tokens: sum(|counts| counts.drafted),
+            accepted_draft_tokens: sum(|counts| counts.accepted),
+        }
+    }
+
+    fn cached(&self) -> u64 {
+        u64::from(self.cached_tokens.unwrap_or(0).min(self.prompt_len()))
+    }
+
     /// The figures of the choice so far.
     pub(crate) fn summary(&self) -> ChoiceSummary {
         ChoiceSummary {
             completion_tokens: self.own_len() as u64,
             reasoning_tokens: self.text.reasoning_tokens(),
             calls: self.text.counts(),
-            cached_tokens: u64::from(self.cached_tokens.unwrap_or(0).min(self.prompt_len())),
+            cached_tokens: self.cached(),
             counts: self.counts.clone(),
             timings: self.timings,
         }

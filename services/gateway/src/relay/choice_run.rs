@@ -27,6 +27,7 @@ use crate::relay::lease_guard::LeaseGuard;
 use crate::relay::parked_at::ParkedAt;
 use crate::request::GenerateRequest;
 use crate::tenants::Made;
+use crate::usage::{ProgressClock, UsageMeter};
 
 /// Slack added to the deadline sent to workers, so that the gateway's own timer always fires first.
 const WORKER_TIME_SLACK: Duration = Duration::from_secs(1);
@@ -71,9 +72,19 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) first_token: Option<Instant>,
     /// Counts the output tokens of the request.
     pub(super) made: Arc<Made>,
+    /// Counts for bills and budgets.
+    pub(super) meter: Arc<UsageMeter>,
+    pub(super) usage_progress: ProgressClock,
     /// Output that the reader does not have yet.
     pub(super) unsent: ChoiceProgress,
     pub(super) parked: ParkedAt,
+}
+
+/// A choice counts however it ends, also when its client leaves.
+impl Drop for ChoiceRun<'_> {
+    fn drop(&mut self) {
+        self.meter.end_choice(self.index, self.choice.usage());
+    }
 }
 
 fn worker_failed(message: &str) -> ApiError {
@@ -295,6 +306,10 @@ impl ChoiceRun<'_> {
                     guard.set_emitted(self.choice.chunk_output_len());
                     let made = self.choice.own_len().saturating_sub(before);
                     self.made.add(made as u64);
+                    let tokens = u64::from(self.choice.output_len());
+                    if self.usage_progress.is_due(tokens, Instant::now()) {
+                        self.note_usage();
+                    }
                     self.observe_first_token();
                     for piece in pieces {
                         self.send(piece).await?;
@@ -335,6 +350,7 @@ impl ChoiceRun<'_> {
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();
+                    self.note_usage();
                     self.send(progress).await?;
                     return Ok(if finished {
                         ChunkOutcome::Finished
@@ -350,6 +366,11 @@ impl ChoiceRun<'_> {
         }
     }
 
+    /// Notes what was used so far.
+    fn note_usage(&self) {
+        self.meter.note(self.index, self.choice.usage());
+    }
+
     /// Ends a chunk that broke off. The output has often ended all the same.
     async fn chunk_lost(&mut self, error: ApiError) -> Result<ChunkOutcome, ApiError> {
         let output = match (self.choice.output_len(), self.choice.chunk_output_len()) {
@@ -357,6 +378,7 @@ impl ChoiceRun<'_> {
             (_, 0) => OutputSoFar::EarlierChunks,
             _ => OutputSoFar::ThisChunk,
         };
+        self.note_usage();
         let progress = self.choice.lost();
         let has_finished = progress.finish.is_some();
         self.send(progress).await?;

@@ -35,6 +35,7 @@ use crate::relay::parsing::{CallIds, Parsing};
 use crate::relay::request_events::RequestEvents;
 use crate::request::{GenerateRequest, PreparedPrompt};
 use crate::tenants::Made;
+use crate::usage::{ProgressClock, UsageMeter};
 
 impl RelayContext {
     /// Starts a request. It is carried out as its events are read.
@@ -57,6 +58,7 @@ impl RelayContext {
                     events: &events,
                     received,
                     made: admitted.quota.made(),
+                    meter: admitted.meter.clone(),
                 };
                 let outcome = context.run(&request, &reports).await;
                 let outcome = record.outcome.insert(outcome).clone();
@@ -189,6 +191,8 @@ impl RelayContext {
             received,
             first_token: None,
             made: reports.made.clone(),
+            meter: reports.meter.clone(),
+            usage_progress: ProgressClock::new(Instant::now()),
             unsent: ChoiceProgress::default(),
             parked: ParkedAt::default(),
         };
@@ -288,6 +292,8 @@ struct Reports<'a> {
     received: Instant,
     /// Counts the output tokens.
     made: Arc<Made>,
+    /// Counts for bills and budgets.
+    meter: Arc<UsageMeter>,
 }
 
 /// Waits until the scheduler has a lease back. If the task panicked, the lease ends by its time to live.

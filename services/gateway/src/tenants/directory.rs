@@ -23,7 +23,7 @@ pub(crate) struct Caller {
     /// The key, if it is one of the file of tenants. Keys of the configuration may do everything.
     pub(crate) key: Option<Arc<KnownKey>>,
     /// The name of a key of the configuration: the beginning of its hash.
-    pub(super) fixed_key: Option<String>,
+    pub(crate) fixed_key: Option<String>,
 }
 
 /// A key of the file of tenants.

@@ -141,6 +141,12 @@ pub struct LimitsEntry {
     /// Tokens of outputs per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_tokens_per_minute: Option<u64>,
+    /// Tokens of prompts and outputs together, per day of the calendar in UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_day: Option<u64>,
+    /// The same per month.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_month: Option<u64>,
     /// Requests at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_in_flight_max: Option<u64>,
@@ -158,6 +164,8 @@ impl LimitsEntry {
             ("tokens_per_minute", self.tokens_per_minute),
             ("input_tokens_per_minute", self.input_tokens_per_minute),
             ("output_tokens_per_minute", self.output_tokens_per_minute),
+            ("tokens_per_day", self.tokens_per_day),
+            ("tokens_per_month", self.tokens_per_month),
             ("requests_in_flight_max", self.requests_in_flight_max),
         ] {
             if limit == Some(0) {

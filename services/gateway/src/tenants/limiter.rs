@@ -13,6 +13,7 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::bucket::Bucket;
+use super::budget::{BudgetTicket, Budgets};
 use super::directory::Caller;
 use super::file::LimitsEntry;
 use crate::metrics::GatewayMetrics;
@@ -67,6 +68,7 @@ struct Shared {
     usages: Mutex<HashMap<Subject, Usage>>,
     /// The share of each limit per minute that this gateway grants.
     share: f64,
+    budgets: Arc<Budgets>,
     metrics: Arc<GatewayMetrics>,
 }
 
@@ -85,6 +87,7 @@ pub(crate) struct QuotaTicket {
     subjects: Vec<(Subject, LimitsEntry)>,
     reserved: Option<Reserved>,
     made: Arc<Made>,
+    budget: Arc<BudgetTicket>,
 }
 
 /// The output of a request so far.
@@ -189,9 +192,15 @@ impl Limiter {
             shared: Arc::new(Shared {
                 usages: Mutex::default(),
                 share,
+                budgets: Arc::new(Budgets::new(metrics.clone())),
                 metrics,
             }),
         }
+    }
+
+    /// The budgets per day and month.
+    pub(crate) fn budgets(&self) -> &Arc<Budgets> {
+        &self.shared.budgets
     }
 
     fn usages(&self) -> MutexGuard<'_, HashMap<Subject, Usage>> {
@@ -202,8 +211,9 @@ impl Limiter {
     /// Counts a request whose head has arrived.
     ///
     /// # Errors
-    /// `Overloaded` past a limit on requests, or while tokens of earlier ones are a debt.
+    /// `Overloaded` past a limit on requests, while tokens of earlier ones are a debt, or when a budget is spent.
     pub(crate) fn begin(&self, caller: &Caller, now: Instant) -> Result<QuotaTicket, ApiError> {
+        let budget = self.shared.budgets.begin(caller)?;
         let subjects = subjects(caller);
         let mut usages = self.usages();
         // A request counts as one, and the smallest amount of tokens shows whether there is a debt.
@@ -240,6 +250,7 @@ impl Limiter {
             subjects,
             reserved: None,
             made: Arc::default(),
+            budget: Arc::new(budget),
         })
     }
 
@@ -310,14 +321,15 @@ impl QuotaTicket {
     /// each. Returns the tokens of both that were reserved.
     ///
     /// # Errors
-    /// `Overloaded` past a limit on tokens.
+    /// `Overloaded` past a limit on tokens, or what is left of a budget.
     pub(crate) fn reserve(
         &mut self,
         input: u64,
         output_max: impl Iterator<Item = u64>,
         now: Instant,
     ) -> Result<(u64, u64), ApiError> {
-        let output = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
+        let output: u64 = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
+        self.budget.reserve(input.saturating_add(output))?;
         let amount = |of: PerMinute| of.of_tokens(input as f64, output as f64);
         let mut usages = self.limiter.usages();
         for (subject, limits) in &self.subjects {
@@ -336,6 +348,11 @@ impl QuotaTicket {
         drop(usages);
         self.reserved = Some(Reserved { input, output });
         Ok((input, output))
+    }
+
+    /// The part of the request in the budgets of its caller.
+    pub(crate) fn budget(&self) -> Arc<BudgetTicket> {
+        self.budget.clone()
     }
 
     /// The counter of the output.

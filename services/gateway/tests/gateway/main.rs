@@ -21,3 +21,5 @@ mod streams;
 mod surfaces;
 mod tenants;
 mod tools;
+mod usage;
+mod usage_store;

@@ -31,6 +31,8 @@ use refrain_tokenization::testing::{IM_END, byte_level_files};
 use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
+use crate::usage_store::FakeUsage;
+
 /// A planned failure of a chunk. The number is that of the steps before it.
 #[derive(Clone, Debug)]
 pub(crate) enum Mishap {
@@ -116,6 +118,7 @@ pub(crate) struct FakeMesh {
     open: Arc<AtomicI64>,
     pub(crate) auth: MeshAuth,
     tokenizer: Tokenizer,
+    pub(crate) usage: Arc<FakeUsage>,
 }
 
 impl FakeMesh {
@@ -554,6 +557,7 @@ impl Bench {
             open: Arc::default(),
             auth: MeshAuth::new(&keys).unwrap(),
             tokenizer,
+            usage: Arc::default(),
         });
         mesh.reply("hello world, this is the answer");
         let metrics = Metrics::new().unwrap();

@@ -7,7 +7,7 @@ use refrain_protocol::document::{
 use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::DraftStore;
+use refrain_rpc::{DraftStore, UsageReplica};
 
 use crate::mesh::FakeMesh;
 
@@ -47,5 +47,12 @@ impl DraftStore for FakeMesh {
         self.auth.verify(&request.namespace)?;
         self.log().prompts.push(request.prompt);
         Ok(OutputLengths::of(self.script().lengths.clone()))
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "fake".to_owned(),
+            store: self.usage.clone(),
+        }]
     }
 }

@@ -101,7 +101,12 @@ pub(super) fn plan(
         };
     let mut members = Vec::new();
     for (number, addr) in addresses.gateways.iter().enumerate() {
-        members.push(of_role(Role::Gateway, Some(number), *addr, Vec::new()));
+        let dir = data_dir.join(format!("usage-{number}"));
+        let more = vec![(
+            "REFRAIN_GATEWAY__USAGE_DIR",
+            dir.to_string_lossy().into_owned(),
+        )];
+        members.push(of_role(Role::Gateway, Some(number), *addr, more));
     }
     for (number, (addr, engine)) in addresses.workers.iter().zip(&addresses.engines).enumerate() {
         let more = vec![

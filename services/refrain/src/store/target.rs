@@ -1,17 +1,18 @@
 //! Opens the store that a command names.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use refrain_draft_store::{ClosedStore, DraftStoreConfig, DraftStoreServer};
-use refrain_rpc::{HttpStoreAdmin, StoreAdmin};
+use refrain_rpc::{HttpStoreAdmin, HttpUsageStore, StoreAdmin, UsageReplica, UsageStore};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials};
 use refrain_service_kit::telemetry::Metrics;
 
-use super::replicas::Replicas;
+use super::replicas::{Replica, Replicas};
 use crate::config::{MeshFile, Role};
 
 /// Deadline of a call. A batch of an import waits for one commit.
@@ -21,7 +22,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(60);
 
 /// Arguments that name the store.
 #[derive(Args, Clone, Default)]
-pub(super) struct TargetArgs {
+pub(crate) struct TargetArgs {
     /// URL of one running draft store.
     #[arg(long)]
     pub(super) url: Option<String>,
@@ -42,7 +43,7 @@ pub(super) struct TargetArgs {
 
 /// Whether a command changes the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// Read it and leave it unchanged.
     Read,
     /// Change it.
@@ -50,9 +51,9 @@ pub(super) enum Access {
 }
 
 /// An open store.
-pub(super) enum Target {
+pub(crate) enum Target {
     /// A running one, or a directory that is only read.
-    Store(Box<dyn StoreAdmin>),
+    Store(Arc<dyn StoreAdmin>, Arc<dyn UsageStore>),
     /// A directory, which is served for as long as the command takes.
     Opened(Box<dyn StoreAdmin>, DraftStoreServer),
     /// Replicas of one or several shards.
@@ -61,14 +62,15 @@ pub(super) enum Target {
 
 impl Target {
     /// Opens the store that the arguments name.
-    pub(super) async fn open(args: &TargetArgs, access: Access) -> anyhow::Result<Self> {
+    pub(crate) async fn open(args: &TargetArgs, access: Access) -> anyhow::Result<Self> {
         if let Some(dir) = &args.data_dir {
             return match access {
                 Access::Read => {
                     let dir = dir.clone();
                     let store =
                         tokio::task::spawn_blocking(move || ClosedStore::open(dir)).await??;
-                    Ok(Target::Store(Box::new(store)))
+                    let store = Arc::new(store);
+                    Ok(Target::Store(store.clone(), store))
                 }
                 Access::Write => {
                     // No other process calls this store, so fresh keys serve.
@@ -111,20 +113,39 @@ impl Target {
         };
         let client = MeshClient::with_credentials(&url, credentials, TIMEOUT)?;
         match cluster.is_empty() {
-            true => Ok(Target::Store(Box::new(HttpStoreAdmin::new(client)))),
+            true => {
+                let usage = Arc::new(HttpUsageStore::new(client.clone()));
+                Ok(Target::Store(Arc::new(HttpStoreAdmin::new(client)), usage))
+            }
             false => Ok(Target::Replicas(Replicas::find(&client, &cluster).await?)),
         }
     }
 
     pub(super) fn store(&self) -> &dyn StoreAdmin {
         match self {
-            Target::Store(store) | Target::Opened(store, _) => &**store,
+            Target::Store(store, _) => &**store,
+            Target::Opened(store, _) => &**store,
             Target::Replicas(replicas) => replicas,
         }
     }
 
+    /// The stores of usage, one per replica.
+    pub(crate) fn usage_replicas(&self) -> Vec<UsageReplica> {
+        let one = |store| {
+            vec![UsageReplica {
+                name: "draft store".to_owned(),
+                store,
+            }]
+        };
+        match self {
+            Target::Store(_, usage) => one(usage.clone()),
+            Target::Opened(_, running) => one(Arc::new(running.handle())),
+            Target::Replicas(replicas) => replicas.iter().map(Replica::usage).collect(),
+        }
+    }
+
     /// Closes the store, if it was opened here.
-    pub(super) async fn close(self) {
+    pub(crate) async fn close(self) {
         if let Target::Opened(store, running) = self {
             drop(store);
             running.drain(CLOSE_GRACE).await;

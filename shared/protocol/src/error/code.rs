@@ -47,6 +47,9 @@ pub const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
 /// A limit of the gateway on requests or bytes in flight is reached.
 pub const RATE_LIMIT_EXCEEDED: &str = "rate_limit_exceeded";
 
+/// A budget of tokens is spent. A retry before the next day or month is of no use.
+pub const INSUFFICIENT_QUOTA: &str = "insufficient_quota";
+
 /// The body is larger than the listener reads.
 pub const REQUEST_TOO_LARGE: &str = "request_too_large";
 

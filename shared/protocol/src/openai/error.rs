@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ApiError;
+use crate::error::code;
 
 /// `{"error": {..}}`, always with all four keys: the body of every error response, and the last event of a stream
 /// that fails.
@@ -28,10 +29,15 @@ pub struct ErrorFields {
 
 impl From<&ApiError> for ErrorBody {
     fn from(error: &ApiError) -> Self {
+        // OpenAI's own error of a spent quota has the code in both places.
+        let kind = match error.has_code(code::INSUFFICIENT_QUOTA) {
+            true => code::INSUFFICIENT_QUOTA,
+            false => error.kind.openai_type(),
+        };
         ErrorBody {
             error: ErrorFields {
                 message: error.message.clone(),
-                kind: error.kind.openai_type().to_owned(),
+                kind: kind.to_owned(),
                 param: error.param.clone(),
                 code: error.code.clone(),
             },

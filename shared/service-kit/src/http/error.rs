@@ -31,6 +31,10 @@ impl ResponseError for HttpError {
             response.insert_header(("retry-after", retry_after_ms.div_ceil(1000).to_string()));
             response.insert_header(("retry-after-ms", retry_after_ms.to_string()));
         }
+        if self.0.has_code(code::INSUFFICIENT_QUOTA) {
+            // OpenAI's SDKs would retry a 429 by themselves.
+            response.insert_header(("x-should-retry", "false"));
+        }
         response.json(ErrorBody::from(&self.0))
     }
 }

@@ -1,6 +1,7 @@
 //! The calls of other services: `refrain_rpc::DraftStore` on the handle.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -18,7 +19,7 @@ use refrain_protocol::segment::{
     SegmentsRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
-use refrain_rpc::DraftStore;
+use refrain_rpc::{DraftStore, UsageReplica};
 use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX};
 
 use crate::log::random;
@@ -290,6 +291,13 @@ impl DraftStore for DraftStoreHandle {
                 Err(ApiError::new(ErrorKind::Conflict, message).with_code(code::STATISTICS_ERASED))
             }
         }
+    }
+
+    fn usage_replicas(&self) -> Vec<UsageReplica> {
+        vec![UsageReplica {
+            name: "draft store".to_owned(),
+            store: Arc::new(self.clone()),
+        }]
     }
 }
 

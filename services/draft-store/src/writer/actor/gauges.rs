@@ -23,6 +23,7 @@ impl WriterActor {
         metrics.segments.set(segments.len() as i64);
         let unsealed_tokens = segments.unsealed_tokens();
         metrics.unsealed_tokens.set(unsealed_tokens as i64);
+        metrics.usage_rows.set(open.catalog.usage.rows() as i64);
         metrics.erasures.set(erasures.marks() as i64);
         metrics.erased_documents.set(erasures.documents() as i64);
         metrics.groups.set(open.catalog.groups.len() as i64);

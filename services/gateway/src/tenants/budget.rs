@@ -1,0 +1,432 @@
+//! Budgets of tokens per day and month of the calendar in UTC, for tenants and keys.
+//!
+//! A budget holds over all gateways: each adds what it has counted, what the others have told the draft store, and
+//! what its running requests have reserved. The counts of this gateway are those of its usage journal, so they survive
+//! a restart.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use refrain_protocol::error::code;
+use refrain_protocol::usage::{Period, PeriodTokens, Spender, SpentTokens, hour_of};
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clock::unix_s;
+
+use super::directory::Caller;
+use super::file::LimitsEntry;
+use crate::metrics::GatewayMetrics;
+
+/// The tokens that a tenant or key has spent.
+#[derive(Debug, Default)]
+struct Account {
+    /// Tokens that this gateway has counted.
+    own: PeriodTokens,
+    /// Tokens that running requests have reserved, and not counted yet.
+    reserved: u64,
+    /// Tokens that other gateways have counted.
+    others: HashMap<u128, PeriodTokens>,
+    /// Whether it has a budget, so that others have to be asked.
+    has_budget: bool,
+}
+
+/// A budget that is spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spent {
+    name: &'static str,
+    budget: u64,
+    /// Tokens that were counted or reserved.
+    tokens: u64,
+}
+
+/// All accounts. A plain state: the time is an argument.
+#[derive(Debug, Default)]
+struct Tally {
+    accounts: HashMap<Arc<Spender>, Account>,
+}
+
+/// The budgets of a gateway.
+pub(crate) struct Budgets {
+    tally: Mutex<Tally>,
+    metrics: Arc<GatewayMetrics>,
+}
+
+/// The part of a request in the budgets of its caller. Its reservation comes back when it is dropped.
+pub(crate) struct BudgetTicket {
+    budgets: Arc<Budgets>,
+    spenders: Vec<(Arc<Spender>, LimitsEntry)>,
+    /// Reserved tokens that were not counted yet. It changes under the lock of the tally only.
+    reserved: AtomicU64,
+}
+
+impl Account {
+    fn spent(&self, limits: &LimitsEntry, more: u64, hour: u32) -> Option<Spent> {
+        let (day, month) = (Period::Day.number(hour), Period::Month.number(hour));
+        let sum = |of: &dyn Fn(PeriodTokens) -> u64| {
+            let others = self.others.values().map(|tokens| of(*tokens));
+            let counted = others.fold(of(self.own), u64::saturating_add);
+            counted.saturating_add(self.reserved)
+        };
+        let budgets = [
+            (
+                "tokens_per_day",
+                limits.tokens_per_day,
+                sum(&|tokens| tokens.of_day(day)),
+            ),
+            (
+                "tokens_per_month",
+                limits.tokens_per_month,
+                sum(&|tokens| tokens.of_month(month)),
+            ),
+        ];
+        budgets.into_iter().find_map(|(name, budget, tokens)| {
+            let budget = budget?;
+            // A request that has reserved nothing yet needs one token at least.
+            let is_spent = tokens.saturating_add(more.max(1)) > budget;
+            is_spent.then_some(Spent {
+                name,
+                budget,
+                tokens,
+            })
+        })
+    }
+}
+
+impl Tally {
+    fn account(&mut self, spender: &Arc<Spender>) -> &mut Account {
+        self.accounts.entry(spender.clone()).or_default()
+    }
+
+    /// The first budget that `more` tokens would exceed.
+    fn refusal<'a>(
+        &mut self,
+        spenders: &'a [(Arc<Spender>, LimitsEntry)],
+        more: u64,
+        hour: u32,
+    ) -> Option<(&'a Spender, Spent)> {
+        spenders.iter().find_map(|(spender, limits)| {
+            if limits.tokens_per_day.is_none() && limits.tokens_per_month.is_none() {
+                return None;
+            }
+            let account = self.account(spender);
+            account.has_budget = true;
+            Some((&**spender, account.spent(limits, more, hour)?))
+        })
+    }
+
+    /// Forgets accounts of earlier months.
+    fn forget_before(&mut self, month: u32) {
+        self.accounts.retain(|_, account| {
+            account.others.retain(|_, tokens| tokens.month() >= month);
+            account.reserved > 0
+                || account.has_budget
+                || account.own.month() >= month
+                || !account.others.is_empty()
+        });
+    }
+}
+
+impl Budgets {
+    /// Budgets of which nothing is spent.
+    pub(crate) fn new(metrics: Arc<GatewayMetrics>) -> Self {
+        Budgets {
+            tally: Mutex::default(),
+            metrics,
+        }
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts tokens of an earlier run of this gateway.
+    pub(crate) fn restore(&self, tenant: &str, key: &str, hour: u32, tokens: u64) {
+        let mut tally = self.tally();
+        for spender in spenders_of(tenant, key) {
+            tally.account(&spender).own.add(hour, tokens);
+        }
+    }
+
+    /// Counts tokens of an earlier run of which only the month is known.
+    pub(crate) fn restore_month(&self, tenant: &str, key: &str, month: u32, tokens: u64) {
+        let mut tally = self.tally();
+        for spender in spenders_of(tenant, key) {
+            tally.account(&spender).own.add_to_month(month, tokens);
+        }
+    }
+
+    /// Begins a request whose head has arrived.
+    ///
+    /// # Errors
+    /// `Overloaded` with the code `insufficient_quota` when a budget is spent.
+    pub(super) fn begin(self: &Arc<Self>, caller: &Caller) -> Result<BudgetTicket, ApiError> {
+        let of_tenant = Spender {
+            tenant: caller.tenant.clone(),
+            key: None,
+        };
+        let of_key = caller.key.as_ref().map(|key| {
+            let spender = Spender {
+                tenant: caller.tenant.clone(),
+                key: Some(key.id.clone()),
+            };
+            (Arc::new(spender), key.limits)
+        });
+        let of_tenant = std::iter::once((Arc::new(of_tenant), caller.tenant_limits));
+        let ticket = BudgetTicket {
+            budgets: self.clone(),
+            spenders: of_tenant.chain(of_key).collect(),
+            reserved: AtomicU64::new(0),
+        };
+        let hour = hour_of(unix_s());
+        let refusal = self.tally().refusal(&ticket.spenders, 0, hour);
+        match refusal {
+            Some((spender, spent)) => Err(self.refused(spender, spent)),
+            None => Ok(ticket),
+        }
+    }
+
+    fn refused(&self, spender: &Spender, spent: Spent) -> ApiError {
+        self.metrics.rejected(spent.name);
+        let name = match &spender.key {
+            None => "your organization".to_owned(),
+            Some(id) => format!("the API key {id}"),
+        };
+        let Spent { budget, tokens, .. } = spent;
+        let (period, next) = match spent.name {
+            "tokens_per_day" => ("day", "the day ends at midnight UTC"),
+            _ => ("month", "the month ends at midnight UTC"),
+        };
+        let left = budget.saturating_sub(tokens);
+        let message = format!(
+            "{name} may use {budget} tokens per {period}, and {left} are left, which is too few for this request; \
+             {next}"
+        );
+        ApiError::new(ErrorKind::Overloaded, message).with_code(code::INSUFFICIENT_QUOTA)
+    }
+
+    /// Those with a budget, of whom other gateways are asked.
+    pub(crate) fn spenders(&self) -> Vec<Spender> {
+        let tally = self.tally();
+        let all = tally.accounts.iter();
+        let with_budget = all.filter(|(_, account)| account.has_budget);
+        with_budget
+            .map(|(spender, _)| (**spender).clone())
+            .collect()
+    }
+
+    /// Takes over what other gateways have counted in a day and a month.
+    pub(crate) fn learn(
+        &self,
+        spenders: &[Spender],
+        spent: &[Vec<SpentTokens>],
+        (day, month): (u32, u32),
+    ) {
+        let mut tally = self.tally();
+        tally.forget_before(month);
+        for (spender, spent) in spenders.iter().zip(spent) {
+            let account = tally.account(&Arc::new(spender.clone()));
+            for of in spent {
+                let tokens = PeriodTokens::of((day, of.day_tokens), (month, of.month_tokens));
+                let known = account.others.entry(of.gateway).or_default();
+                *known = known.merge(tokens);
+            }
+        }
+    }
+}
+
+/// A tenant and its key, if the row has one.
+fn spenders_of(tenant: &str, key: &str) -> impl Iterator<Item = Arc<Spender>> {
+    let spender = |key: Option<&str>| {
+        Arc::new(Spender {
+            tenant: tenant.to_owned(),
+            key: key.map(str::to_owned),
+        })
+    };
+    let of_key = (!key.is_empty()).then(|| spender(Some(key)));
+    std::iter::once(spender(None)).chain(of_key)
+}
+
+impl BudgetTicket {
+    /// Reserves the tokens of a request.
+    ///
+    /// # Errors
+    /// `Overloaded` with the code `insufficient_quota` when they exceed what is left of a budget.
+    pub(super) fn reserve(&self, tokens: u64) -> Result<(), ApiError> {
+        let mut tally = self.budgets.tally();
+        if let Some((spender, spent)) = tally.refusal(&self.spenders, tokens, hour_of(unix_s())) {
+            drop(tally);
+            return Err(self.budgets.refused(spender, spent));
+        }
+        for (spender, _) in &self.spenders {
+            let account = tally.account(spender);
+            account.reserved = account.reserved.saturating_add(tokens);
+        }
+        self.reserved.fetch_add(tokens, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts tokens that were used.
+    pub(crate) fn spend(&self, tokens: u64) {
+        if tokens == 0 {
+            return;
+        }
+        let hour = hour_of(unix_s());
+        let mut tally = self.budgets.tally();
+        let from_reserved = self.reserved.load(Ordering::Relaxed).min(tokens);
+        self.reserved.fetch_sub(from_reserved, Ordering::Relaxed);
+        for (spender, _) in &self.spenders {
+            let account = tally.account(spender);
+            account.own.add(hour, tokens);
+            account.reserved = account.reserved.saturating_sub(from_reserved);
+        }
+    }
+}
+
+impl Drop for BudgetTicket {
+    fn drop(&mut self) {
+        let left = self.reserved.load(Ordering::Relaxed);
+        if left == 0 {
+            return;
+        }
+        let mut tally = self.budgets.tally();
+        for (spender, _) in &self.spenders {
+            let account = tally.account(spender);
+            account.reserved = account.reserved.saturating_sub(left);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_service_kit::telemetry::Metrics;
+
+    use super::*;
+
+    fn budgets() -> Arc<Budgets> {
+        let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
+        Arc::new(Budgets::new(metrics.into()))
+    }
+
+    fn limits(tokens_per_day: Option<u64>, tokens_per_month: Option<u64>) -> LimitsEntry {
+        LimitsEntry {
+            tokens_per_day,
+            tokens_per_month,
+            ..LimitsEntry::default()
+        }
+    }
+
+    fn caller(limits: LimitsEntry) -> Caller {
+        Caller {
+            tenant: "acme".into(),
+            tenant_limits: limits,
+            policy: Default::default(),
+            fixed_key: None,
+            key: None,
+        }
+    }
+
+    fn acme() -> Spender {
+        Spender {
+            tenant: "acme".into(),
+            key: None,
+        }
+    }
+
+    #[test]
+    fn a_spent_budget_is_an_error_that_no_client_retries() {
+        let budgets = budgets();
+        let caller = caller(limits(Some(100), None));
+        let ticket = budgets.begin(&caller).unwrap();
+        ticket.reserve(60).unwrap();
+        ticket.spend(100);
+        drop(ticket);
+        let error = budgets.begin(&caller).err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Overloaded);
+        assert_eq!(error.code.as_deref(), Some("insufficient_quota"));
+        assert_eq!(error.retry_after_ms, None);
+        assert!(
+            error.message.contains("100 tokens per day"),
+            "{}",
+            error.message
+        );
+        let rejections = &budgets.metrics.families.rejections;
+        assert_eq!(rejections.with_label_values(&["tokens_per_day"]).get(), 1);
+        // Others are not concerned, and neither is one without a budget.
+        let without = Caller {
+            tenant_limits: LimitsEntry::default(),
+            policy: Default::default(),
+            fixed_key: None,
+            ..caller.clone()
+        };
+        assert!(budgets.begin(&without).is_ok());
+        let other = Caller {
+            tenant: "bolt".into(),
+            ..caller
+        };
+        assert!(budgets.begin(&other).is_ok());
+    }
+
+    #[test]
+    fn what_running_requests_have_reserved_counts_until_they_end() {
+        let budgets = budgets();
+        let caller = caller(limits(None, Some(100)));
+        let first = budgets.begin(&caller).unwrap();
+        first.reserve(60).unwrap();
+        let second = budgets.begin(&caller).unwrap();
+        assert!(second.reserve(41).is_err());
+        second.reserve(40).unwrap();
+        assert!(budgets.begin(&caller).is_err());
+        // Counted tokens take the place of reserved ones.
+        first.spend(50);
+        second.spend(45);
+        assert_eq!(budgets.tally().accounts[&acme()].reserved, 10);
+        drop((first, second));
+        assert_eq!(budgets.tally().accounts[&acme()].reserved, 0);
+        let third = budgets.begin(&caller).unwrap();
+        assert!(third.reserve(6).is_err());
+        assert!(third.reserve(5).is_ok());
+    }
+
+    #[test]
+    fn tokens_of_other_gateways_and_of_an_earlier_run_count() {
+        let budgets = budgets();
+        let caller = caller(limits(Some(100), Some(1_000)));
+        let hour = hour_of(unix_s());
+        let periods = (Period::Day.number(hour), Period::Month.number(hour));
+        budgets.restore("acme", "k", hour, 30);
+        budgets.restore_month("acme", "k", periods.1, 500);
+        assert!(budgets.begin(&caller).is_ok());
+        assert_eq!(budgets.spenders(), [acme()]);
+        let spent = |gateway, day_tokens| SpentTokens {
+            gateway,
+            day_tokens,
+            month_tokens: day_tokens,
+        };
+        // Two replicas answer, and one of them is behind.
+        budgets.learn(&[acme()], &[vec![spent(1, 40), spent(2, 29)]], periods);
+        budgets.learn(&[acme()], &[vec![spent(1, 20)]], periods);
+        assert!(budgets.begin(&caller).unwrap().reserve(1).is_ok());
+        budgets.learn(&[acme()], &[vec![spent(1, 41)]], periods);
+        assert!(budgets.begin(&caller).is_err());
+        // A new day begins, and the month goes on.
+        let mut tally = budgets.tally();
+        let tomorrow = hour - hour % 24 + 24;
+        let is_same_month = Period::Month.number(tomorrow) == periods.1;
+        let account = tally.account(&Arc::new(acme()));
+        assert_eq!(account.spent(&limits(Some(1), None), 1, tomorrow), None);
+        let month = account.spent(&limits(None, Some(600)), 1, tomorrow);
+        assert_eq!(month.is_some(), is_same_month);
+    }
+
+    #[test]
+    fn accounts_of_earlier_months_are_forgotten() {
+        let mut tally = Tally::default();
+        let hour = 24 * 365 * 50;
+        tally.account(&Arc::new(acme())).own.add(hour, 5);
+        let month = Period::Month.number(hour);
+        tally.forget_before(month);
+        assert_eq!(tally.accounts.len(), 1);
+        tally.forget_before(month + 1);
+        assert_eq!(tally.accounts.len(), 0);
+    }
+}

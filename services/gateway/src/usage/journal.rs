@@ -1,0 +1,287 @@
+//! The file of usage: a header, and records that are only appended until the file is rewritten.
+//!
+//! A record is its length, a checksum, and its bytes. Written records survive the end of the process at any moment;
+//! [`Journal::sync`] makes it survive a loss of power, too. A record that is torn ends what is read, and is cut off.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use refrain_rpc::{decode_bincode, encode_bincode};
+use refrain_service_kit::random;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::book::Record;
+
+const MAGIC: [u8; 8] = *b"RfUsage1";
+
+/// Bytes of the magic, the gateway's id and their checksum.
+const HEADER_BYTES: usize = 8 + 16 + 8;
+
+/// Bytes of a record's length and checksum.
+const FRAME_BYTES: usize = 4 + 8;
+
+/// A file of fewer bytes is not rewritten.
+const REWRITE_BYTES_MIN: u64 = 4 << 20;
+
+/// A file is rewritten when it has this many times the bytes that it had when it was new.
+const REWRITE_FACTOR: u64 = 3;
+
+const FILE: &str = "journal";
+const FILE_NEW: &str = "journal.new";
+const LOCK: &str = "lock";
+
+/// A directory as it was found.
+#[derive(Debug)]
+pub(super) struct FoundJournal {
+    /// The id of the gateway.
+    pub(super) gateway: u128,
+    pub(super) records: Vec<Record>,
+    dir: PathBuf,
+    lock: File,
+}
+
+/// The open file.
+pub(super) struct Journal {
+    dir: PathBuf,
+    gateway: u128,
+    file: File,
+    /// Bytes up to the end of the last complete record.
+    bytes: u64,
+    /// Bytes when it was rewritten last.
+    fresh_bytes: u64,
+    /// Records that are not written yet.
+    buffer: Vec<u8>,
+    /// A write failed, so something is missing until the file is rewritten.
+    is_incomplete: bool,
+    is_synced: bool,
+    _lock: File,
+}
+
+impl FoundJournal {
+    /// Reads the file in `dir`. A file that is not one of usage is set aside.
+    ///
+    /// # Errors
+    /// Another process uses the directory, or the disk refuses.
+    pub(super) fn read(dir: &Path, now_ms: u64) -> anyhow::Result<Self> {
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(dir)?;
+        let lock = File::create(dir.join(LOCK))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!("another gateway uses this directory"),
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        let path = dir.join(FILE);
+        let bytes = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read?),
+        };
+        let (gateway, records) = match bytes.as_deref().map(read_file) {
+            Some(Some((gateway, records, torn))) => {
+                if torn > 0 {
+                    tracing::warn!(
+                        bytes = torn,
+                        "the end of the usage journal was torn, and is cut off"
+                    );
+                }
+                (gateway, records)
+            }
+            unreadable => {
+                if unreadable.is_some() {
+                    let aside = dir.join(format!("journal.damaged-{now_ms}"));
+                    std::fs::rename(&path, &aside)?;
+                    tracing::error!(
+                        moved_to = %aside.display(),
+                        "the usage journal is damaged at its beginning; the gateway begins a new one"
+                    );
+                }
+                (random::u128().context("no random numbers")?, Vec::new())
+            }
+        };
+        Ok(FoundJournal {
+            gateway,
+            records,
+            dir: dir.to_owned(),
+            lock,
+        })
+    }
+
+    /// Puts a new file in the place of the one that was found, with these records.
+    ///
+    /// # Errors
+    /// The disk refuses. The file that was found is still there.
+    pub(super) fn replaced_by(self, records: impl Iterator<Item = Record>) -> io::Result<Journal> {
+        let (file, bytes) = write_new(&self.dir, self.gateway, records)?;
+        Ok(Journal {
+            dir: self.dir,
+            gateway: self.gateway,
+            file,
+            bytes,
+            fresh_bytes: bytes,
+            buffer: Vec::new(),
+            is_incomplete: false,
+            is_synced: true,
+            _lock: self.lock,
+        })
+    }
+}
+
+impl Journal {
+    /// Adds a record. It is in the file after the next [`Journal::write`].
+    pub(super) fn append(&mut self, record: &Record) {
+        if !frame(record, &mut self.buffer) {
+            self.is_incomplete = true;
+        }
+    }
+
+    /// Writes all records that were added.
+    ///
+    /// # Errors
+    /// The disk refuses. The file then has to be rewritten, which [`Journal::is_rewrite_due`] says.
+    pub(super) fn write(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let written = match self.is_incomplete {
+            // Nothing may follow a gap.
+            true => Ok(()),
+            false => self.file.write_all(&self.buffer),
+        };
+        match &written {
+            Ok(()) if !self.is_incomplete => {
+                self.bytes += self.buffer.len() as u64;
+                self.is_synced = false;
+            }
+            _ => self.is_incomplete = true,
+        }
+        self.buffer.clear();
+        written
+    }
+
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    /// The disk refuses, or something could not be written.
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        if self.is_incomplete {
+            return Err(io::Error::other("the usage journal lacks records"));
+        }
+        if !self.is_synced {
+            self.file.sync_data()?;
+            self.is_synced = true;
+        }
+        Ok(())
+    }
+
+    /// Whether the file is large enough to be rewritten, or lacks something.
+    pub(super) fn is_rewrite_due(&self) -> bool {
+        let most = REWRITE_BYTES_MIN.max(self.fresh_bytes.saturating_mul(REWRITE_FACTOR));
+        self.is_incomplete || self.bytes > most
+    }
+
+    /// Replaces the file by one with these records.
+    ///
+    /// # Errors
+    /// The disk refuses. The earlier file is still there.
+    pub(super) fn rewrite(&mut self, records: impl Iterator<Item = Record>) -> io::Result<()> {
+        let (file, bytes) = write_new(&self.dir, self.gateway, records)?;
+        self.file = file;
+        (self.bytes, self.fresh_bytes) = (bytes, bytes);
+        self.buffer.clear();
+        (self.is_incomplete, self.is_synced) = (false, true);
+        Ok(())
+    }
+
+    /// Bytes of the file.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Writes a file beside the present one, and puts it in its place.
+fn write_new(
+    dir: &Path,
+    gateway: u128,
+    records: impl Iterator<Item = Record>,
+) -> io::Result<(File, u64)> {
+    let new = dir.join(FILE_NEW);
+    let mut options = OpenOptions::new();
+    // Appends go to the end, wherever that is.
+    options.create(true).append(true).mode(0o600);
+    let file = options.open(&new)?;
+    // It may be a leftover.
+    file.set_len(0)?;
+    let mut writer = io::BufWriter::new(file);
+    let mut bytes = HEADER_BYTES as u64;
+    writer.write_all(&header(gateway))?;
+    let mut buffer = Vec::new();
+    for record in records {
+        buffer.clear();
+        if !frame(&record, &mut buffer) {
+            return Err(io::Error::other("a record of usage is too large"));
+        }
+        bytes += buffer.len() as u64;
+        writer.write_all(&buffer)?;
+    }
+    let file = writer
+        .into_inner()
+        .map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()?;
+    std::fs::rename(&new, dir.join(FILE))?;
+    File::open(dir)?.sync_all()?;
+    Ok((file, bytes))
+}
+
+fn header(gateway: u128) -> Vec<u8> {
+    let mut header = MAGIC.to_vec();
+    header.extend(gateway.to_le_bytes());
+    header.extend(xxh3_64(&header).to_le_bytes());
+    header
+}
+
+/// Appends a record with its frame. `false` if it cannot be encoded.
+fn frame(record: &Record, buffer: &mut Vec<u8>) -> bool {
+    let encoded = encode_bincode(record).ok();
+    let Some((payload, len)) = encoded.and_then(|payload| {
+        let len = u32::try_from(payload.len()).ok()?;
+        Some((payload, len))
+    }) else {
+        return false;
+    };
+    buffer.extend(len.to_le_bytes());
+    buffer.extend(xxh3_64(&payload).to_le_bytes());
+    buffer.extend(payload);
+    true
+}
+
+/// The gateway, the records and the number of bytes after the last whole one. `None` if the header is damaged.
+fn read_file(bytes: &[u8]) -> Option<(u128, Vec<Record>, usize)> {
+    let (head, mut rest) = bytes.split_at_checked(HEADER_BYTES)?;
+    let id = head.get(MAGIC.len()..)?.first_chunk()?;
+    let gateway = u128::from_le_bytes(*id);
+    if head != header(gateway) {
+        return None;
+    }
+    let mut records = Vec::new();
+    while let Some((record, after)) = read_record(rest) {
+        records.push(record);
+        rest = after;
+    }
+    Some((gateway, records, rest.len()))
+}
+
+fn read_record(bytes: &[u8]) -> Option<(Record, &[u8])> {
+    let (frame, rest) = bytes.split_at_checked(FRAME_BYTES)?;
+    let (len, checksum) = frame.split_first_chunk()?;
+    let len = u32::from_le_bytes(*len) as usize;
+    let (payload, rest) = rest.split_at_checked(len)?;
+    let is_whole = xxh3_64(payload).to_le_bytes() == *checksum;
+    let record = is_whole.then(|| decode_bincode(payload).ok())??;
+    Some((record, rest))
+}
+
+#[cfg(test)]
+mod tests;

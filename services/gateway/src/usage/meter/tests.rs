@@ -1,0 +1,147 @@
+use futures_util::FutureExt as _;
+use refrain_protocol::usage::UsageCounts;
+use refrain_service_kit::telemetry::Metrics;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::metrics::GatewayMetrics;
+use crate::tenants::{Caller, Limiter};
+use crate::usage::book::Book;
+use crate::usage::journal::FoundJournal;
+use crate::usage::keeper;
+
+fn metrics() -> Arc<GatewayMetrics> {
+    Arc::new(GatewayMetrics::new(&Metrics::new().unwrap()).unwrap())
+}
+
+fn start(limiter: &Limiter, tenant: &str) -> UsageStart {
+    let caller = Caller {
+        tenant: tenant.to_owned(),
+        tenant_limits: Default::default(),
+        policy: Default::default(),
+        fixed_key: None,
+        key: None,
+    };
+    let quota = limiter.begin(&caller, Instant::now()).unwrap();
+    UsageStart {
+        subject: UsageSubject {
+            tenant: tenant.to_owned(),
+            key: String::new(),
+            model: "m".to_owned(),
+        },
+        input_tokens: 7,
+        choices_per_prompt: 2,
+        choices: 4,
+        budget: quota.budget(),
+    }
+}
+
+fn counts(output_tokens: u64) -> UsageCounts {
+    UsageCounts {
+        requests: 1,
+        output_tokens,
+        cached_input_tokens: 3,
+        ..UsageCounts::default()
+    }
+}
+
+/// A queue for two messages that nobody reads yet.
+fn queue() -> (Usage, mpsc::Receiver<Message>) {
+    let (messages, received) = mpsc::channel(2);
+    let keeper = KeeperHandle {
+        messages,
+        gateway: 1,
+    };
+    (Usage::kept_by(keeper), received)
+}
+
+#[tokio::test]
+async fn a_request_waits_for_room_and_its_last_message_never_does() {
+    let limiter = Limiter::new(1.0, metrics());
+    let (usage, mut received) = queue();
+    let first = usage.begin(start(&limiter, "a")).await.unwrap();
+    let second = usage.begin(start(&limiter, "a")).await.unwrap();
+    assert!(usage.begin(start(&limiter, "a")).now_or_never().is_none());
+    // Without room, progress is left out. The last message has its own.
+    first.note(0, counts(5));
+    drop(first);
+    assert!(usage.begin(start(&limiter, "a")).now_or_never().is_none());
+    let Some(Message::Settled(of)) = received.recv().await else {
+        panic!("no settlement");
+    };
+    let expected = UsageCounts {
+        input_tokens: 7,
+        ..counts(5)
+    };
+    assert_eq!(of.counts, expected);
+    // A request that made nothing leaves no message, and its room is free again.
+    drop(second);
+    let third = usage.begin(start(&limiter, "a")).await.unwrap();
+    drop(third);
+    assert!(received.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn choices_are_summed_and_cached_tokens_count_once_per_prompt() {
+    let limiter = Limiter::new(1.0, metrics());
+    let (usage, mut received) = queue();
+    let meter = usage.begin(start(&limiter, "a")).await.unwrap();
+    for choice in 0..4 {
+        meter.end_choice(choice, counts(10));
+    }
+    drop(meter);
+    let Some(Message::Settled(of)) = received.recv().await else {
+        panic!("no settlement");
+    };
+    let expected = UsageCounts {
+        requests: 1,
+        input_tokens: 7,
+        cached_input_tokens: 6,
+        output_tokens: 40,
+        ..UsageCounts::default()
+    };
+    assert_eq!(of.counts, expected);
+}
+
+#[test]
+fn progress_is_due_after_tokens_or_time() {
+    let begin = Instant::now();
+    let mut clock = ProgressClock::new(begin);
+    assert!(!clock.is_due(PROGRESS_TOKENS - 1, begin));
+    assert!(clock.is_due(PROGRESS_TOKENS, begin));
+    assert!(!clock.is_due(PROGRESS_TOKENS + 1, begin));
+    assert!(clock.is_due(PROGRESS_TOKENS + 1, begin + PROGRESS_TIME));
+}
+
+/// Many short requests at once: nothing is lost, and the time that each pays is printed.
+#[tokio::test]
+async fn every_request_is_in_the_journal_and_the_time_of_one_is_printed() {
+    const REQUESTS: u64 = 20_000;
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = metrics();
+    let limiter = Limiter::new(1.0, metrics.clone());
+    let keeper = keeper::start(dir.path(), 100, limiter.budgets(), &metrics).unwrap();
+    let usage = Usage::kept_by(keeper.clone());
+    let began = Instant::now();
+    for number in 0..REQUESTS {
+        let tenant = ["a", "b", "c"][number as usize % 3];
+        let meter = usage.begin(start(&limiter, tenant)).await.unwrap();
+        meter.note(0, counts(4));
+        meter.end_choice(0, counts(9));
+    }
+    let each = began.elapsed() / REQUESTS as u32;
+    eprintln!("usage of a request with one progress: {each:?} in this build");
+    keeper.close().await;
+    let found = FoundJournal::read(dir.path(), 1).unwrap();
+    let book = Book::recovered(found.gateway, found.records.clone());
+    let sums = book.rows().map(|row| row.total.counts);
+    let sums = sums.fold(UsageCounts::default(), UsageCounts::plus);
+    let expected = UsageCounts {
+        requests: REQUESTS,
+        input_tokens: 7 * REQUESTS,
+        cached_input_tokens: 3 * REQUESTS,
+        output_tokens: 9 * REQUESTS,
+        ..UsageCounts::default()
+    };
+    assert_eq!(sums, expected);
+}

@@ -1,0 +1,246 @@
+//! Sends totals that changed to every replica of the draft store, and learns there what others have counted.
+//!
+//! Each replica has a task of its own, so a slow one holds up no other. A replica that is new or was away gets
+//! everything that this gateway still has.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use refrain_protocol::usage::{Period, RecordUsageRequest, hour_of};
+use refrain_rpc::{DraftStore, UsageReplica};
+use refrain_service_kit::backoff::jittered;
+use refrain_service_kit::clock::unix_s;
+use tokio::task::JoinHandle;
+
+use super::keeper::{ChangedRows, KeeperHandle, Message};
+use crate::metrics::GatewayMetrics;
+use crate::tenants::Budgets;
+
+/// Time between two calls of a replica, about. Budgets of several gateways are that far behind.
+const INTERVAL: Duration = Duration::from_millis(800);
+
+/// Longest time of a call. Another one follows in any case.
+const CALL_WAIT: Duration = Duration::from_secs(10);
+
+/// Rows of one call.
+const PAGE_ROWS: usize = 1_024;
+
+/// Time between two looks for new replicas.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time between two looks for rows that may be forgotten.
+const FORGET_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the last rows may take when the gateway stops.
+const FINISH_WAIT: Duration = Duration::from_secs(2);
+
+/// The task that keeps a task for each replica. All end when this is dropped.
+pub(super) struct UsageSender {
+    shared: Arc<Shared>,
+    supervisor: JoinHandle<()>,
+}
+
+struct Shared {
+    keeper: KeeperHandle,
+    store: Arc<dyn DraftStore>,
+    budgets: Arc<Budgets>,
+    metrics: Arc<GatewayMetrics>,
+    links: Mutex<HashMap<String, Arc<Link>>>,
+}
+
+/// The state of a replica.
+struct Link {
+    replica: UsageReplica,
+    /// The last change that it has.
+    sent: AtomicU64,
+    /// Rows that changed since then.
+    unsent: AtomicU64,
+    /// Erasures up to this time are known.
+    erasures_known_ms: AtomicU64,
+}
+
+/// A task that ends when this is dropped.
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Drop for UsageSender {
+    fn drop(&mut self) {
+        self.supervisor.abort();
+    }
+}
+
+impl UsageSender {
+    pub(super) fn start(
+        keeper: KeeperHandle,
+        store: Arc<dyn DraftStore>,
+        budgets: Arc<Budgets>,
+        metrics: Arc<GatewayMetrics>,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            keeper,
+            store,
+            budgets,
+            metrics,
+            links: Mutex::default(),
+        });
+        let supervisor = tokio::spawn(shared.clone().supervise());
+        UsageSender { shared, supervisor }
+    }
+
+    /// Sends what is left, once more to each replica.
+    pub(super) async fn finish(self) {
+        self.supervisor.abort();
+        let links: Vec<Arc<Link>> = self.shared.links().values().cloned().collect();
+        let last = links.iter().map(|link| self.shared.exchange(link));
+        let last = tokio::time::timeout(FINISH_WAIT, futures_util::future::join_all(last)).await;
+        if last.is_err() || last.is_ok_and(|all| all.iter().any(Result::is_err)) {
+            tracing::warn!(
+                "a draft store has not taken the last usage; it is sent when the gateway runs again"
+            );
+        }
+    }
+}
+
+impl Shared {
+    fn links(&self) -> MutexGuard<'_, HashMap<String, Arc<Link>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a task for each replica that is new, and ends those of replicas that are gone.
+    async fn supervise(self: Arc<Self>) {
+        let mut tasks: HashMap<String, Task> = HashMap::new();
+        let mut forgot = Instant::now();
+        loop {
+            let replicas = self.store.usage_replicas();
+            let is_known = |name: &String| replicas.iter().any(|replica| replica.name == *name);
+            tasks.retain(|name, _| is_known(name));
+            self.links().retain(|name, _| is_known(name));
+            for replica in replicas {
+                let name = replica.name.clone();
+                tasks.entry(name.clone()).or_insert_with(|| {
+                    let link = Arc::new(Link {
+                        replica,
+                        sent: AtomicU64::new(0),
+                        unsent: AtomicU64::new(0),
+                        erasures_known_ms: AtomicU64::new(0),
+                    });
+                    self.links().insert(name, link.clone());
+                    Task(tokio::spawn(self.clone().follow(link)))
+                });
+            }
+            self.observe();
+            if forgot.elapsed() >= FORGET_INTERVAL {
+                forgot = Instant::now();
+                self.forget().await;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    fn observe(&self) {
+        let links = self.links();
+        let unsent = links
+            .values()
+            .map(|link| link.unsent.load(Ordering::Relaxed));
+        let unsent = unsent.max().unwrap_or(0);
+        self.metrics
+            .families
+            .usage_unsent_rows
+            .set(unsent.cast_signed());
+    }
+
+    /// Tells the keeper what every replica has. Without a replica it is nothing.
+    async fn forget(&self) {
+        let sent = {
+            let links = self.links();
+            let sent = links.values().map(|link| link.sent.load(Ordering::Relaxed));
+            sent.min().unwrap_or(0)
+        };
+        let _ = self.keeper.messages.send(Message::Sent(sent)).await;
+    }
+
+    /// Exchanges usage with a replica, again and again.
+    async fn follow(self: Arc<Self>, link: Arc<Link>) {
+        let mut is_well = true;
+        loop {
+            let outcome = self.exchange(&link).await;
+            if outcome.is_ok() != is_well {
+                is_well = outcome.is_ok();
+                let store = &link.replica.name;
+                match outcome {
+                    Ok(()) => tracing::info!(store, "the draft store takes usage again"),
+                    Err(error) => tracing::warn!(
+                        store,
+                        error = format!("{error:#}"),
+                        "a draft store does not take usage; this gateway keeps it and sends it later"
+                    ),
+                }
+            }
+            tokio::time::sleep(jittered(INTERVAL)).await;
+        }
+    }
+
+    /// Sends all rows that changed, page by page.
+    async fn exchange(&self, link: &Link) -> anyhow::Result<()> {
+        loop {
+            let after = link.sent.load(Ordering::Relaxed);
+            let changed = self.keeper.ask(|reply| Message::Changed {
+                after,
+                rows_max: PAGE_ROWS,
+                reply,
+            });
+            let changed = changed.await.context("the usage journal is closed")?;
+            let count = (changed.rows.len() + changed.more) as u64;
+            link.unsent.store(count, Ordering::Relaxed);
+            let more = changed.more;
+            let outcome = self.send(link, changed).await;
+            let outcome_name = if outcome.is_ok() { "done" } else { "failed" };
+            let sends = &self.metrics.families.usage_sends;
+            sends.with_label_values(&[outcome_name]).inc();
+            outcome?;
+            link.unsent.store(more as u64, Ordering::Relaxed);
+            if more == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn send(&self, link: &Link, changed: ChangedRows) -> anyhow::Result<()> {
+        let hour = hour_of(unix_s());
+        let (day, month) = (Period::Day.number(hour), Period::Month.number(hour));
+        let spenders = self.budgets.spenders();
+        let request = RecordUsageRequest {
+            gateway: self.keeper.gateway,
+            rows: changed.rows,
+            erasures_known_ms: link.erasures_known_ms.load(Ordering::Relaxed),
+            spenders: spenders.clone(),
+            day,
+            month,
+        };
+        let call = link.replica.store.record_usage(request);
+        let reply = tokio::time::timeout(CALL_WAIT, call).await;
+        let reply = reply.map_err(|_| anyhow!("no answer in time"))??;
+        self.budgets.learn(&spenders, &reply.spent, (day, month));
+        if let Some(last) = reply.erasures.last() {
+            let known_ms = last.at_ms;
+            let erased = self.keeper.ask(|reply_to| Message::Erase {
+                erasures: reply.erasures,
+                reply: reply_to,
+            });
+            erased
+                .await
+                .context("the usage journal could not be rewritten for an erasure")?;
+            link.erasures_known_ms.store(known_ms, Ordering::Relaxed);
+        }
+        link.sent.store(changed.last_change, Ordering::Relaxed);
+        Ok(())
+    }
+}

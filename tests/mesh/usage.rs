@@ -1,0 +1,142 @@
+//! Usage for bills, with processes that are killed: the sums in the draft store are those of the answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use e2e::{Answer, Chat, Event, HttpMesh, Service, long_task, wait_until};
+use refrain_protocol::usage::UsageCounts;
+use refrain_rpc::{HttpUsageStore, UsageGrouping, UsageQuery, UsageReplica, read_usage};
+use refrain_service_kit::http::MeshClient;
+
+/// Tokens of a chunk. The gateway writes progress down at each end of one.
+const CHUNK_TOKENS: u64 = 8;
+
+/// Tokens of an answer that takes a while.
+const TOKENS: u32 = 400;
+
+/// The sums over everything that the store of a mesh has.
+async fn stored(mesh: &HttpMesh) -> anyhow::Result<UsageCounts> {
+    let url = mesh.url(Service::DraftStore);
+    let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
+    let replica = UsageReplica {
+        name: url,
+        store: Arc::new(HttpUsageStore::new(client)),
+    };
+    let query = UsageQuery {
+        until_hour: u32::MAX,
+        grouping: UsageGrouping::parse("tenant").map_err(anyhow::Error::msg)?,
+        lines_max: 10,
+        ..UsageQuery::default()
+    };
+    let report = read_usage(&[replica], &query).await?;
+    let sums = report.data.iter().map(|line| line.counts);
+    Ok(sums.fold(UsageCounts::default(), UsageCounts::plus))
+}
+
+async fn until_stored(
+    mesh: &HttpMesh,
+    what: &str,
+    is_so: impl Fn(UsageCounts) -> bool,
+) -> UsageCounts {
+    wait_until(what, async || {
+        let sums = stored(mesh).await.ok()?;
+        is_so(sums).then_some(sums)
+    })
+    .await
+}
+
+fn counts(answer: &Answer) -> UsageCounts {
+    let usage = &answer.body["usage"];
+    let drafts = &answer.body["metrics"]["speculative_decoding"];
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+    UsageCounts {
+        requests: 1,
+        input_tokens: number(&usage["prompt_tokens"]),
+        cached_input_tokens: number(&usage["prompt_tokens_details"]["cached_tokens"]),
+        output_tokens: number(&usage["completion_tokens"]),
+        reasoning_tokens: number(&usage["completion_tokens_details"]["reasoning_tokens"]),
+        verified_draft_tokens: number(&drafts["drafted"]),
+        accepted_draft_tokens: number(&drafts["accepted"]),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sums_are_exact_although_the_gateway_and_the_store_are_killed() -> anyhow::Result<()> {
+    // Relative to the folder of the mesh.
+    let settings = "[gateway]\nusage_dir = \"usage\"\n";
+    let mut mesh = HttpMesh::start_children(1, settings, &[]).await?;
+    mesh.workers_report(1).await;
+    let mut expected = UsageCounts::default();
+    for seed in 0..3 {
+        let chat = Chat::new("How many lamps are in stock?").set("seed", seed);
+        expected = expected.plus(counts(&mesh.client().chat(&chat).await?));
+    }
+    // The gateway is killed while it streams.
+    let long = Chat::new(&long_task(9))
+        .sampled(0.9, 42)
+        .max_tokens(TOKENS)
+        .endless()
+        .set("chunk_tokens", CHUNK_TOKENS)
+        .set("return_token_ids", true)
+        .speculation("off");
+    let mut stream = mesh.client().stream(&long).await?;
+    let mut seen = 0;
+    while seen < 3 * CHUNK_TOKENS {
+        let Event::Data(event) = stream.next().await?.context("the stream ended early")? else {
+            anyhow::bail!("the stream ended early");
+        };
+        let tokens = event["choices"][0]["token_ids"].as_array();
+        seen += tokens.map_or(0, |tokens| tokens.len() as u64);
+    }
+    mesh.kill(Service::Gateway).await?;
+    drop(stream);
+    mesh.start_child(Service::Gateway).await?;
+    mesh.ready().await;
+    let sums = until_stored(&mesh, "the killed request is settled", |sums| {
+        sums.requests == expected.requests + 1
+    })
+    .await;
+    let killed = sums.minus(expected);
+    ensure!(
+        killed.output_tokens + CHUNK_TOKENS >= seen && killed.output_tokens < u64::from(TOKENS),
+        "{seen} tokens seen, {killed:?}"
+    );
+    ensure!(
+        killed.input_tokens > 0 && killed.requests == 1,
+        "{killed:?}"
+    );
+    expected = sums;
+
+    // The store is killed, and requests go on meanwhile.
+    mesh.kill(Service::DraftStore).await?;
+    for seed in 3..6 {
+        let chat = Chat::new("How many lamps are in stock?").set("seed", seed);
+        expected = expected.plus(counts(&mesh.client().chat(&chat).await?));
+    }
+    mesh.kill(Service::Gateway).await?;
+    mesh.start_child(Service::DraftStore).await?;
+    mesh.start_child(Service::Gateway).await?;
+    mesh.ready().await;
+    let sums = until_stored(&mesh, "all requests are in the store", |sums| {
+        sums.requests == expected.requests
+    })
+    .await;
+    ensure!(sums == expected, "{sums:?}, not {expected:?}");
+
+    // One that ends by itself is counted once, also when both are killed again.
+    expected = expected.plus(counts(&mesh.client().chat(&Chat::new("Once more.")).await?));
+    until_stored(&mesh, "the last request", |sums| sums == expected).await;
+    for service in [Service::Gateway, Service::DraftStore] {
+        mesh.kill(service).await?;
+        mesh.start_child(service).await?;
+    }
+    mesh.ready().await;
+    let after = mesh.client().chat(&Chat::new("And again.")).await?;
+    expected = expected.plus(counts(&after));
+    until_stored(&mesh, "the sums after the last restart", |sums| {
+        sums == expected
+    })
+    .await;
+    mesh.stop().await
+}
