@@ -3,7 +3,7 @@
 //! In each trial a victim asks one of two questions. The attacker has another key of the same tenant. It asks both,
 //! and looks at everything in the answers but their text: metrics, usage, and the number of events in the stream. It
 //! guesses that the question with less work was asked before. Times are left out, since those of a test machine say
-//! little; `relay/stream_shape.rs` tests the pace.
+//! little; `relay/stream_shaper.rs` tests the pace.
 
 use std::cmp::Reverse;
 

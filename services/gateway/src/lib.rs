@@ -24,6 +24,7 @@ mod operations;
 mod relay;
 mod request;
 mod response;
+mod stream_shape;
 mod surfaces;
 pub mod tenants;
 mod usage;

@@ -24,7 +24,7 @@ mod request_run;
 mod request_time;
 mod retry_budget;
 mod scheduler_absence;
-mod stream_shape;
+mod stream_shaper;
 
 pub(crate) use choice::{ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;
@@ -34,4 +34,3 @@ pub(crate) use implicit_groups::ImplicitGroups;
 pub(crate) use request_events::RequestEvents;
 pub(crate) use request_time::RequestTime;
 pub(crate) use retry_budget::RetryBudget;
-pub(crate) use stream_shape::StreamShape;

@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 use crate::STAGE;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
-use crate::relay::StreamShape;
+use crate::stream_shape::StreamShape;
 use body::{ChatFields, CompletionFields, RequestBody};
 use tools::{CallDemand, Tools};
 

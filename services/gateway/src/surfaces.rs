@@ -24,7 +24,7 @@ use refrain_protocol::ApiError;
 
 use crate::config::GatewayTuning;
 use crate::models::Models;
-use crate::request::{Endpoint, GenerateRequest};
+use crate::request::{EndUser, Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
 use crate::tenants::Caller;
 use crate::tenants::file::KeyEndpoint;
@@ -165,7 +165,8 @@ impl AcceptedRequest {
     pub(crate) fn hold_to(&mut self, caller: &Caller) {
         let policy = &caller.policy;
         if let Some(request) = Arc::get_mut(&mut self.request) {
-            request.scope = caller.scope(request.end_user);
+            let end_user = request.end_user.map(EndUser::hex);
+            request.scope = caller.scope(end_user.as_deref());
             request.shape = policy.shape;
             request.hides_metrics = policy.hides_metrics;
             request.weight = policy.weight;

@@ -16,7 +16,8 @@ use tokio::sync::mpsc;
 use crate::relay::driven_work::DrivenWork;
 use crate::relay::events::RelayEvent;
 use crate::relay::request_time::{RequestTime, TimeEntry};
-use crate::relay::stream_shape::{StreamShape, StreamShaper};
+use crate::relay::stream_shaper::StreamShaper;
+use crate::stream_shape::StreamShape;
 
 /// The events of one request. Dropping it stops the request.
 pub(crate) struct RequestEvents {

@@ -10,7 +10,6 @@ use super::file::{Isolation, KeyEndpoint, LimitsEntry, TenantsFile};
 use super::key::{digest, id_of};
 use super::policy::TenantPolicy;
 use crate::config::KeyConfig;
-use crate::request::EndUser;
 
 /// Somebody who calls, once the key is known.
 #[derive(Clone, Debug)]
@@ -39,15 +38,16 @@ pub(crate) struct KnownKey {
 }
 
 impl Caller {
-    /// The name of the tenant in namespaces, with the part of it that a request stays in.
-    pub(crate) fn scope(&self, end_user: Option<EndUser>) -> String {
+    /// The name of the tenant in namespaces, with the part of it that a request stays in. `end_user` is the hash of the
+    /// end user's name.
+    pub(crate) fn scope(&self, end_user: Option<&str>) -> String {
         let of_key = || {
             let id = self.key.as_ref().map(|key| key.id.as_str());
             format!("key:{}", id.or(self.fixed_key.as_deref()).unwrap_or("none"))
         };
         let part = match (self.policy.isolation, end_user) {
             (Isolation::Tenant, _) => return self.tenant.clone(),
-            (Isolation::User, Some(user)) => format!("user:{}", user.hex()),
+            (Isolation::User, Some(user)) => format!("user:{user}"),
             (Isolation::Key | Isolation::User, _) => of_key(),
         };
         format!("{}{PARTITION_MARK}{part}", self.tenant)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 
 use super::file::{Isolation, StreamShaping, TenantEntry};
-use crate::relay::StreamShape;
+use crate::stream_shape::StreamShape;
 
 /// Percent of a tenant's tokens that may be urgent, where the file says nothing.
 const URGENT_PERCENT_MAX: u8 = 25;

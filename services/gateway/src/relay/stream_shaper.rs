@@ -6,25 +6,14 @@
 //! times. A pace hides what is faster than itself, so it has to be slower than plain decoding.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::relay::choice::ChoiceProgress;
 use crate::relay::events::RelayEvent;
+use crate::stream_shape::StreamShape;
 
 /// Tokens of an event. The last one of a choice has fewer.
 const EVENT_TOKENS: usize = 8;
-
-/// The shape of the events of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StreamShape {
-    /// Equal numbers of tokens.
-    Size,
-    /// Equal numbers of tokens at equal times.
-    Pace {
-        /// The time of a token.
-        per_token: Duration,
-    },
-}
 
 /// Events that wait until they have their shape.
 #[derive(Debug)]
@@ -114,6 +103,8 @@ impl StreamShaper {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use refrain_output_parsers::Event;
     use refrain_protocol::openai::FinishReason;
 
