@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use refrain_output_grammar::GrammarLimits;
+use refrain_protocol::PARTITION_MARK;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
@@ -436,6 +437,10 @@ impl Validate for GatewayConfig {
             require(
                 !tenant.is_empty(),
                 &format!("{at}.tenant: must not be empty"),
+            );
+            require(
+                !tenant.contains(PARTITION_MARK),
+                &format!("{at}.tenant: must not have the character U+001F"),
             );
             let is_hash = |text: &String| hex::decode(text).is_ok_and(|bytes| bytes.len() == 32);
             let (holds, fault) = match (&entry.key, &entry.key_sha256) {

@@ -25,6 +25,7 @@ mod operations;
 mod relay;
 mod request;
 mod response;
+mod stream_shape;
 mod surfaces;
 pub mod tenants;
 mod usage;
@@ -218,6 +219,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         usage: usage.usage(),
         directory,
         limiter,
+        urgent_shares: tenants::UrgentShares::default(),
         models: models.clone(),
         admission: intake::Admission::new(
             admission_limits(&config),

@@ -2,7 +2,8 @@
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
 //! where they are, and `follow` takes changes over. `directory` finds the caller of a key, and `limiter` counts what
-//! tenants and keys have used in a minute. `budget` counts days and months.
+//! tenants and keys have used in a minute. `budget` counts days and months. `policy` is the
+//! standing of a tenant's requests among those of others, and `urgent_share` keeps a tenant from being urgent all day.
 
 pub mod act;
 pub mod audit;
@@ -13,11 +14,14 @@ pub mod file;
 mod follow;
 pub mod key;
 pub(crate) mod limiter;
+mod policy;
 pub(crate) mod rate_headers;
 pub(crate) mod source;
+mod urgent_share;
 
 pub(crate) use budget::{BudgetTicket, Budgets};
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
 pub(crate) use source::{TenantsSource, VersionedTenant};
+pub(crate) use urgent_share::{UrgentShares, UrgentTicket};

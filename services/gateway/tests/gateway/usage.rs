@@ -42,6 +42,7 @@ fn tenants(
                 limits: key_limits,
                 ..KeyEntry::default()
             }],
+            ..TenantEntry::default()
         }],
     };
     let path = dir.join("tenants.toml");

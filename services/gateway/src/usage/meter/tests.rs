@@ -18,6 +18,8 @@ fn start(limiter: &Limiter, tenant: &str) -> UsageStart {
     let caller = Caller {
         tenant: tenant.to_owned(),
         tenant_limits: Default::default(),
+        policy: Default::default(),
+        fixed_key: None,
         key: None,
     };
     let quota = limiter.begin(&caller, Instant::now()).unwrap();
