@@ -12,6 +12,7 @@ use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
 
 use crate::admin::{OperatorConfig, operator_faults};
+use crate::tenants::jwt::JwtConfig;
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
@@ -50,6 +51,8 @@ pub struct GatewayConfig {
     pub tenants_in_store: bool,
     /// File in which the gateway keeps what the draft store said last, so that it can start while the store is away.
     pub tenants_cache_file: Option<PathBuf>,
+    /// Callers with a token (JWT) of an identity provider, in place of an API key.
+    pub jwt: Option<JwtConfig>,
     /// Operators, who may call `/admin` on the operations listener. Without any there is no such API.
     pub operators: Vec<OperatorConfig>,
     /// File to which each administrative act is appended before it is carried out. Operators need one.
@@ -252,6 +255,7 @@ impl Default for GatewayConfig {
             tenants_file: None,
             tenants_in_store: false,
             tenants_cache_file: None,
+            jwt: None,
             operators: Vec::new(),
             audit_file: None,
             usage_dir: None,
@@ -320,7 +324,11 @@ impl GatewayConfig {
         ];
         let broken = rules.into_iter().filter(|(is_broken, _)| *is_broken);
         let faults = broken.map(|(_, fault)| fault.to_owned());
-        faults.chain(operator_faults(&self.operators)).collect()
+        let of_jwt = self.jwt.iter().flat_map(|jwt| jwt.faults());
+        faults
+            .chain(operator_faults(&self.operators))
+            .chain(of_jwt.map(|fault| format!("jwt.{fault}")))
+            .collect()
     }
 
     /// The limit on connections of one address.
@@ -352,9 +360,10 @@ impl Validate for GatewayConfig {
             !self.keys.is_empty()
                 || self.anonymous_tenant.is_some()
                 || self.tenants_file.is_some()
-                || self.tenants_in_store,
-            "keys: add at least one, name a tenants_file or set tenants_in_store, or set anonymous_tenant to serve \
-             callers without a key",
+                || self.tenants_in_store
+                || self.jwt.is_some(),
+            "keys: add at least one, name a tenants_file, set tenants_in_store or jwt, or set anonymous_tenant to \
+             serve callers without a key",
         );
         require(
             self.limit_share > 0.0 && self.limit_share <= 1.0,

@@ -1,22 +1,26 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
-//! where they are, and `follow` takes changes over. `directory` finds the caller of a key, and `limiter` counts what
+//! where they are, and `follow` takes changes over. `callers` finds out who calls: `directory`
+//! knows the keys, and `jwt` the tokens of an identity provider. `limiter` counts what
 //! tenants and keys have used in a minute. `budget` counts days and months.
 
 pub mod act;
 pub mod audit;
 mod bucket;
 mod budget;
+mod callers;
 pub(crate) mod directory;
 pub mod file;
 mod follow;
+pub mod jwt;
 pub mod key;
 pub(crate) mod limiter;
 pub(crate) mod rate_headers;
 pub(crate) mod source;
 
 pub(crate) use budget::{BudgetTicket, Budgets};
+pub(crate) use callers::Callers;
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
