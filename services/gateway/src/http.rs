@@ -95,7 +95,7 @@ async fn list_models(
     gateway: web::Data<GatewayState>,
     request: HttpRequest,
 ) -> Result<HttpResponse, HttpError> {
-    let caller = gateway.caller(&request)?;
+    let caller = gateway.caller(&request).await?;
     let is_listed = |model: &str| caller.may_use(model);
     Ok(HttpResponse::Ok().json(gateway.models.list(&caller.tenant, is_listed)))
 }
@@ -105,7 +105,7 @@ async fn get_model(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let caller = gateway.caller(&request)?;
+    let caller = gateway.caller(&request).await?;
     let model = gateway.models.get(&caller.tenant, &id)?;
     if !caller.may_use(&model.id) {
         return Err(unknown_model().into());

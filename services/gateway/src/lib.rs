@@ -170,7 +170,15 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         tuning: tuning.clone(),
     };
     let anonymous = config.anonymous_tenant.clone();
-    let directory = Arc::new(tenants::Directory::new(&config.keys, anonymous));
+    let directory = tenants::Directory::new(&config.keys, anonymous);
+    let directory = Arc::new(match &config.jwt {
+        Some(_) => directory.beside_tokens(),
+        None => directory,
+    });
+    let jwt = match config.jwt.clone() {
+        Some(jwt) => Some(tenants::jwt::JwtVerifier::start(jwt, metrics.clone()).await?),
+        None => None,
+    };
     let readiness: Readiness = {
         let (drain, models, clocks) = (drain.clone(), models.clone(), deps.clocks);
         let directory = directory.clone();
@@ -217,7 +225,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     )?;
     let gateway = Arc::new(http::GatewayState {
         usage: usage.usage(),
-        directory,
+        callers: tenants::Callers::new(directory, jwt),
         limiter,
         urgent_shares: tenants::UrgentShares::default(),
         models: models.clone(),

@@ -106,6 +106,13 @@ refrain_service_kit::metric_families! {
         /// Times that the tenants were taken over, or failed to be. Alert on failures.
         pub(crate) tenants_read: IntCounterVec =
             "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
+        /// Public keys of the issuer of tokens.
+        pub(crate) jwks_keys: IntGauge = "refrain_gateway_jwks_keys",
+        /// Times that these keys were read, or failed to be.
+        pub(crate) jwks_read: IntCounterVec =
+            "refrain_gateway_jwks_read_total" ["outcome"] with ["read", "failed"],
+        /// Valid tokens that are remembered.
+        pub(crate) tokens_remembered: IntGauge = "refrain_gateway_tokens_remembered",
         /// Administrative acts by their outcome. A refused one has changed nothing.
         pub(crate) admin_acts: IntCounterVec =
             "refrain_gateway_admin_acts_total" ["outcome"] with ["done", "refused"],

@@ -1,17 +1,20 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
-//! where they are, and `follow` takes changes over. `directory` finds the caller of a key, and `limiter` counts what
-//! tenants and keys have used in a minute. `budget` counts days and months. `policy` is the
-//! standing of a tenant's requests among those of others, and `urgent_share` keeps a tenant from being urgent all day.
+//! where they are, and `follow` takes changes over. `callers` finds out who calls: `directory` knows the keys, and `jwt`
+//! the tokens of an identity provider. `limiter` counts what tenants and keys have used in a minute, and `budget` counts
+//! days and months. `policy` is the standing of a tenant's requests among those of others, and `urgent_share` keeps a
+//! tenant from being urgent all day.
 
 pub mod act;
 pub mod audit;
 mod bucket;
 mod budget;
+mod callers;
 pub(crate) mod directory;
 pub mod file;
 mod follow;
+pub mod jwt;
 pub mod key;
 pub(crate) mod limiter;
 mod policy;
@@ -20,6 +23,7 @@ pub(crate) mod source;
 mod urgent_share;
 
 pub(crate) use budget::{BudgetTicket, Budgets};
+pub(crate) use callers::Callers;
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};

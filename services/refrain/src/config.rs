@@ -166,7 +166,8 @@ impl MeshFile {
         let has_callers = !gateway.keys.is_empty()
             || gateway.anonymous_tenant.is_some()
             || gateway.tenants_file.is_some()
-            || gateway.tenants_in_store;
+            || gateway.tenants_in_store
+            || gateway.jwt.is_some();
         if !has_callers {
             self.gateway.tenants_in_store = self.draft_store.feed.is_none();
             self.gateway.keys = dev_keys()

@@ -7,7 +7,8 @@
 //! the draft store as pieces of documents ([`document`]), and read the logs of groups there ([`group`]). They load
 //! sealed segments from it ([`segment`]), look up drafts in it ([`lookup`]) and share acceptance statistics through
 //! it ([`acceptance`]). Gateways ask it for the lengths of earlier outputs ([`history`]), and keep their tenants
-//! ([`tenants`]) and their usage ([`usage`]) in it. Operators use [`admin`], and replicas of the draft store [`join`].
+//! ([`tenants`]) and their usage ([`usage`]) in it. Operators use [`admin`], and replicas of the draft store
+//! [`join`].
 //! Clients of the gateway use [`openai`].
 //!
 //! Read first: [`engine`], then [`chunk`].

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use actix_web::HttpRequest;
 use actix_web::http::header::{ETAG, HeaderValue, IF_MATCH};
+use actix_web::web::Data;
 use actix_web::{HttpResponse, HttpResponseBuilder};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock;
@@ -47,13 +48,24 @@ fn next_number() -> u64 {
     number.map_or(start, |last| start.max(last + 1))
 }
 
+/// Carries an act out for an operator, to its end even if the caller hangs up. With `expected`, the tenant must have
+/// this version before.
+///
+/// # Errors
+/// `Unavailable` if the audit log cannot be written; nothing has happened then. Otherwise as [`source::carry_out`].
+pub(super) async fn carry_out(
+    state: Data<AdminState>,
+    operator: Operator,
+    act: TenantAct,
+    expected: Option<u64>,
+) -> Result<Done, ApiError> {
+    let state = state.into_inner();
+    let act = tokio::spawn(async move { state.run(&operator, act, expected).await });
+    act.await.map_err(ApiError::internal)?
+}
+
 impl AdminState {
-    /// Carries an act out for an operator. With `expected`, the tenant must have this version before.
-    ///
-    /// # Errors
-    /// `Unavailable` if the audit log cannot be written; nothing has happened then. Otherwise as
-    /// [`source::carry_out`].
-    pub(super) async fn carry_out(
+    async fn run(
         &self,
         operator: &Operator,
         mut act: TenantAct,

@@ -7,7 +7,7 @@ use refrain_service_kit::http::{HttpResult, RawBody};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::acts::{Done, answer, expected_version, shown, without_hash};
+use super::acts::{Done, answer, carry_out, expected_version, shown, without_hash};
 use super::operators::Operator;
 use super::state::AdminState;
 use crate::tenants::act::TenantAct;
@@ -76,7 +76,7 @@ async fn add(
         tenant: tenant.into_inner(),
         entry: entry.into_inner(),
     };
-    let done = state.carry_out(&operator, act, expected).await?;
+    let done = carry_out(state, operator, act, expected).await?;
     created(&done)
 }
 
@@ -98,7 +98,7 @@ async fn rotate(
         grace_hours: rotation.grace_hours,
         new: KeyEntry::default(),
     };
-    let done = state.carry_out(&operator, act, expected).await?;
+    let done = carry_out(state, operator, act, expected).await?;
     created(&done)
 }
 
@@ -111,7 +111,7 @@ async fn revoke(
     let expected = expected_version(&request)?;
     let id = id.into_inner();
     let act = TenantAct::RevokeKey { id: id.clone() };
-    state.carry_out(&operator, act, expected).await?;
+    carry_out(state, operator, act, expected).await?;
     Ok(HttpResponse::Ok().json(json!({"id": id, "deleted": true})))
 }
 

@@ -6,7 +6,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::HttpResult;
 use serde_json::{Value, json};
 
-use super::acts::{answer, expected_version, shown};
+use super::acts::{answer, carry_out, expected_version, shown};
 use super::operators::Operator;
 use super::state::AdminState;
 use crate::tenants::VersionedTenant;
@@ -53,7 +53,7 @@ async fn add(
     entry: Json<TenantEntry>,
 ) -> HttpResult<HttpResponse> {
     let act = TenantAct::AddTenant(entry.into_inner());
-    let done = state.carry_out(&operator, act, None).await?;
+    let done = carry_out(state, operator, act, None).await?;
     respond(HttpResponse::Created(), done.tenant)
 }
 
@@ -74,7 +74,7 @@ async fn change(
         name: name.into_inner(),
         patch: patch.into_inner(),
     };
-    let done = state.carry_out(&operator, act, expected).await?;
+    let done = carry_out(state, operator, act, expected).await?;
     respond(HttpResponse::Ok(), done.tenant)
 }
 
@@ -87,7 +87,7 @@ async fn remove(
     let expected = expected_version(&request)?;
     let name = name.into_inner();
     let act = TenantAct::RemoveTenant { name: name.clone() };
-    state.carry_out(&operator, act, expected).await?;
+    carry_out(state, operator, act, expected).await?;
     Ok(HttpResponse::Ok().json(json!({"name": name, "deleted": true})))
 }
 

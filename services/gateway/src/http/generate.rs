@@ -29,7 +29,7 @@ pub(super) async fn generate(
     let gateway = gateway.into_inner();
     let note = AccessNote::of(&request);
     // The key comes first: the body of a caller without one is not read.
-    let caller = match gateway.caller_at(&request, surface.endpoint()) {
+    let caller = match gateway.caller_at(&request, surface.endpoint()).await {
         Ok(caller) => caller,
         Err(error) => {
             gateway.count_refused(&error);

@@ -19,7 +19,8 @@ pub(crate) struct Caller {
     pub(crate) tenant_limits: LimitsEntry,
     /// The standing of the tenant among others.
     pub(crate) policy: TenantPolicy,
-    /// The key, if it is one of the file of tenants. Keys of the configuration may do everything.
+    /// The key, if it is one of the file of tenants, or what a token says. Keys of the configuration may do
+    /// everything.
     pub(crate) key: Option<Arc<KnownKey>>,
     /// The name of a key of the configuration: the beginning of its hash.
     pub(crate) fixed_key: Option<String>,
@@ -35,6 +36,26 @@ pub(crate) struct KnownKey {
     endpoints: HashSet<KeyEndpoint>,
     expires_unix_s: Option<i64>,
     pub(crate) limits: LimitsEntry,
+}
+
+impl KnownKey {
+    /// A stand-in for the key of a token's owner. Nothing has its hash.
+    pub(crate) fn of_token(
+        id: String,
+        tenant: String,
+        models: HashSet<String>,
+        endpoints: HashSet<KeyEndpoint>,
+    ) -> Self {
+        KnownKey {
+            id,
+            digest: [0; 32],
+            tenant,
+            models,
+            endpoints,
+            expires_unix_s: None,
+            limits: LimitsEntry::default(),
+        }
+    }
 }
 
 impl Caller {
@@ -81,6 +102,8 @@ pub(crate) struct Directory {
     /// Keys of the configuration, which have no public id.
     fixed: Vec<([u8; 32], String)>,
     anonymous_tenant: Option<String>,
+    /// Whether callers may have tokens in place of keys.
+    has_tokens: bool,
     of_file: RwLock<Arc<FileTable>>,
 }
 
@@ -113,8 +136,41 @@ impl Directory {
         Directory {
             fixed: fixed.collect(),
             anonymous_tenant,
+            has_tokens: false,
             of_file: RwLock::default(),
         }
+    }
+
+    /// The same directory beside an identity provider, whose tokens close a gateway as keys do.
+    pub(crate) fn beside_tokens(self) -> Self {
+        Directory {
+            has_tokens: true,
+            ..self
+        }
+    }
+
+    /// The caller with a valid token.
+    ///
+    /// # Errors
+    /// `Forbidden` if its tenant is not known and has to be, or as [`Directory::check_known`].
+    pub(crate) fn caller_of_token(
+        &self,
+        key: &Arc<KnownKey>,
+        allows_unknown: bool,
+    ) -> Result<Caller, ApiError> {
+        self.check_known()?;
+        let (table, tenant) = (self.of_file(), &key.tenant);
+        let is_known = table.limits.contains_key(tenant)
+            || self.fixed.iter().any(|(_, fixed)| fixed == tenant);
+        if !is_known && !allows_unknown {
+            let message = "the token names a tenant that this gateway does not know; ask its operator to add it";
+            let error = ApiError::new(ErrorKind::Forbidden, message);
+            return Err(error.with_code("unknown_tenant"));
+        }
+        Ok(Caller {
+            key: Some(key.clone()),
+            ..self.of_tenant(&table, tenant)
+        })
     }
 
     /// Refuses all callers until tenants are taken over. Without them nobody knows what callers may do.
@@ -227,7 +283,7 @@ impl Directory {
     /// The caller that everybody is where there are no keys at all. With a file of tenants nobody is: otherwise a
     /// client whose key was the last to be revoked would write into the memory of others.
     fn open_to_all(&self) -> Option<Caller> {
-        let has_keys = !self.fixed.is_empty() || self.of_file().exists;
+        let has_keys = self.has_tokens || !self.fixed.is_empty() || self.of_file().exists;
         self.anonymous().filter(|_| !has_keys)
     }
 

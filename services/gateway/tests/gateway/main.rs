@@ -11,6 +11,7 @@ mod admin;
 mod errors;
 mod failures;
 mod forms;
+mod jwt;
 mod limits;
 mod mesh;
 mod operations;
