@@ -1,5 +1,6 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
+mod admin;
 mod cancel;
 mod connections;
 mod dashboards;
@@ -10,8 +11,10 @@ mod fairness;
 mod fallback;
 mod grammar_drafts;
 mod groups;
+mod hostile_http;
 mod limits;
 mod lossless;
+mod many_streams;
 mod memory;
 mod other_engine;
 mod parameters;

@@ -3,9 +3,10 @@
 //! All records live in one sled tree, so that every commit is one atomic batch. Two trees would need an optimistic
 //! transaction, which costs a third of the rate. The first byte of a key is the kind. Integers in keys are
 //! big-endian, so that a scan meets the pieces of a document in order of position. `record/replication.rs` has the
-//! records that only a replica of a cluster has, and `record/usage.rs` those of usage.
+//! records that only a replica of a cluster has, `record/usage.rs` those of usage, and `record/tenants.rs` those of tenants.
 
 pub(crate) mod replication;
+pub(crate) mod tenants;
 #[cfg(test)]
 mod tests;
 pub(crate) mod usage;
@@ -79,6 +80,8 @@ pub(crate) enum RecordKind {
     Usage = b'u',
     /// [`usage::UsageErasureRecord`], one per tenant whose usage was erased.
     UsageErasure = b'y',
+    /// [`tenants::TenantPartRecord`], a few per tenant that gateways keep here.
+    Tenant = b'a',
 }
 
 impl RecordKind {
@@ -109,6 +112,7 @@ impl RecordKind {
             RecordKind::LastMessage,
             RecordKind::Usage,
             RecordKind::UsageErasure,
+            RecordKind::Tenant,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)

@@ -11,6 +11,8 @@ use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
 
+use crate::admin::{OperatorConfig, operator_faults};
+
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -44,6 +46,14 @@ pub struct GatewayConfig {
     pub anonymous_tenant: Option<String>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
+    /// Whether the draft store keeps the tenants, in place of a file. Operators change them by the admin API.
+    pub tenants_in_store: bool,
+    /// File in which the gateway keeps what the draft store said last, so that it can start while the store is away.
+    pub tenants_cache_file: Option<PathBuf>,
+    /// Operators, who may call `/admin` on the operations listener. Without any there is no such API.
+    pub operators: Vec<OperatorConfig>,
+    /// File to which each administrative act is appended before it is carried out. Operators need one.
+    pub audit_file: Option<PathBuf>,
     /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
     /// by themselves, so with two of them behind one address it should be 0.5.
     pub limit_share: f64,
@@ -241,6 +251,10 @@ impl Default for GatewayConfig {
             anonymous_tenant: None,
             tenants_file: None,
             usage_dir: None,
+            tenants_in_store: false,
+            tenants_cache_file: None,
+            operators: Vec::new(),
+            audit_file: None,
             limit_share: 1.0,
             models: Vec::new(),
             body_bytes_max: 8 << 20,
@@ -283,6 +297,32 @@ fn is_origin(text: &str) -> bool {
 }
 
 impl GatewayConfig {
+    /// The faults of the keys about tenants and operators.
+    fn tenants_faults(&self) -> Vec<String> {
+        let has_operators = !self.operators.is_empty();
+        let rules = [
+            (
+                self.tenants_in_store && self.tenants_file.is_some(),
+                "tenants_in_store: not together with tenants_file",
+            ),
+            (
+                self.tenants_cache_file.is_some() && !self.tenants_in_store,
+                "tenants_cache_file: only with tenants_in_store",
+            ),
+            (
+                has_operators && self.operations_listen.is_none(),
+                "operators: set operations_listen as well, since the admin API is on that listener",
+            ),
+            (
+                has_operators && self.audit_file.is_none(),
+                "operators: set audit_file as well, since each act is logged there",
+            ),
+        ];
+        let broken = rules.into_iter().filter(|(is_broken, _)| *is_broken);
+        let faults = broken.map(|(_, fault)| fault.to_owned());
+        faults.chain(operator_faults(&self.operators)).collect()
+    }
+
     /// The limit on connections of one address.
     pub(crate) fn address_limit(&self) -> AddressLimit {
         AddressLimit {
@@ -309,8 +349,12 @@ impl Validate for GatewayConfig {
             "listen: must be an address and a port, such as 127.0.0.1:8080",
         );
         require(
-            !self.keys.is_empty() || self.anonymous_tenant.is_some() || self.tenants_file.is_some(),
-            "keys: add at least one or name a tenants_file, or set anonymous_tenant to serve callers without a key",
+            !self.keys.is_empty()
+                || self.anonymous_tenant.is_some()
+                || self.tenants_file.is_some()
+                || self.tenants_in_store,
+            "keys: add at least one, name a tenants_file or set tenants_in_store, or set anonymous_tenant to serve \
+             callers without a key",
         );
         require(
             self.limit_share > 0.0 && self.limit_share <= 1.0,
@@ -400,6 +444,7 @@ impl Validate for GatewayConfig {
             require(!files.is_empty(), &fault);
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
         }
+        faults.extend(self.tenants_faults());
         faults.extend(self.http.faults("http"));
         faults.extend(self.operations_http.faults("operations_http"));
         faults

@@ -15,6 +15,7 @@
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 
+mod admin;
 mod config;
 mod http;
 mod intake;
@@ -46,6 +47,7 @@ use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::{ModelFiles, STAGE};
 use tokio::task::JoinHandle;
 
+pub use admin::{OperatorConfig, OperatorToken};
 pub use config::{GatewayConfig, GatewayTuning, KeyConfig, ModelConfig};
 
 /// Reads the files of a model from the place that its configuration names.
@@ -77,7 +79,7 @@ pub struct GatewayServer {
     operations: Option<Server>,
     drain: Drain,
     models_poll: JoinHandle<()>,
-    /// Follows the file of tenants until it is dropped.
+    /// Follows the tenants until it is dropped.
     _tenants_follower: tenants::TenantsFollower,
     usage: usage::UsageService,
     time: Arc<relay::RequestTime>,
@@ -166,25 +168,36 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         time: time.clone(),
         tuning: tuning.clone(),
     };
+    let anonymous = config.anonymous_tenant.clone();
+    let directory = Arc::new(tenants::Directory::new(&config.keys, anonymous));
     let readiness: Readiness = {
         let (drain, models, clocks) = (drain.clone(), models.clone(), deps.clocks);
+        let directory = directory.clone();
         Arc::new(
             move || match (drain.is_draining(), models.is_any_served()) {
                 (true, _) => Err("draining".to_owned()),
                 (false, false) => Err("no worker serves any of the models".to_owned()),
-                (false, true) => clocks.readiness(),
+                (false, true) => {
+                    directory.check_known().map_err(|error| error.message)?;
+                    clocks.readiness()
+                }
             },
         )
     };
-    let anonymous = config.anonymous_tenant.clone();
-    let directory = Arc::new(tenants::Directory::new(&config.keys, anonymous));
     let limiter = tenants::Limiter::new(config.limit_share, metrics.clone());
+    let source = match &config.tenants_file {
+        Some(path) => tenants::TenantsSource::File(path.clone()),
+        None if config.tenants_in_store => tenants::TenantsSource::Store(deps.store.clone()),
+        None => tenants::TenantsSource::None,
+    };
     let tenants_follower = tenants::TenantsFollower::start(
-        config.tenants_file.clone(),
+        source.clone(),
+        config.tenants_cache_file.clone(),
         directory.clone(),
         limiter.clone(),
         metrics.clone(),
-    )?;
+    )
+    .await?;
     let requests_max = config
         .requests_in_flight_max
         .saturating_add(config.rollouts_in_flight_max);
@@ -195,6 +208,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         limiter.budgets(),
         &metrics,
     )?;
+    let admin = Arc::new(admin::AdminState {
+        source,
+        audit_file: config.audit_file.clone(),
+        metrics: metrics.clone(),
+    });
+    let operators = Arc::new(admin::Operators::new(&config.operators));
     let gateway = Arc::new(http::GatewayState {
         usage: usage.usage(),
         directory,
@@ -248,9 +267,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
     let operations = config.operations_listen.map(|listen| {
         let (metrics, ready) = (&deps.metrics, readiness.clone());
-        let reader = http::UsageReader::new(deps.store.clone());
+        let usage_reader = admin::UsageReader::new(deps.store.clone());
         operations::listen(listen, &config, metrics, ready, move |app| {
-            http::operations_routes(&reader, app);
+            http::operations_routes(app);
+            admin::routes(&admin, &operators, &usage_reader, app);
         })
     });
     let operations = operations.transpose()?;

@@ -97,11 +97,11 @@ refrain_service_kit::metric_families! {
         pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
         /// Requests refused because a limit was reached, by the limit.
         pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
-        /// Tenants in the file of tenants.
+        /// Tenants in the file of tenants, or in the draft store.
         pub(crate) tenants: IntGauge = "refrain_gateway_tenants",
-        /// Keys in the file of tenants.
+        /// Keys of these tenants.
         pub(crate) tenant_keys: IntGauge = "refrain_gateway_tenant_keys",
-        /// Times that the file of tenants was taken over, or failed to be. Alert on failures.
+        /// Times that the tenants were taken over, or failed to be. Alert on failures.
         pub(crate) tenants_read: IntCounterVec =
             "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
         /// Rows of usage: one per hour, tenant, key and model.
@@ -117,6 +117,9 @@ refrain_service_kit::metric_families! {
         pub(crate) usage_write_failures: IntCounter = "refrain_gateway_usage_write_failures_total",
         /// Rows of usage that were given up before a draft store had them. Alert unless 0.
         pub(crate) usage_lost: IntCounter = "refrain_gateway_usage_lost_rows_total",
+        /// Administrative acts by their outcome. A refused one has changed nothing.
+        pub(crate) admin_acts: IntCounterVec =
+            "refrain_gateway_admin_acts_total" ["outcome"] with ["done", "refused"],
         /// Choices that continued after a chunk failed.
         pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
         /// Tool calls in outputs. A failed one could not be parsed and came as text, or broke off. A dropped one was

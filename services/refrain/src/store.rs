@@ -271,7 +271,8 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
     let away = away.count();
     ensure!(
         away == 0,
-        "{away} replicas have not erased yet; they do so before they serve again. Repeat the command to see it"
+        "{away} replicas have not erased everything. One that is away does so when the erasure reaches it; repeat the \
+         command to see it"
     );
     ensure!(
         reply.quarantines_kept == 0,

@@ -54,8 +54,9 @@ pub struct EraseReply {
     /// Quarantined logs and segments that could not be read completely, and may contain documents to be erased.
     #[serde(default)]
     pub quarantines_kept: u64,
-    /// The other replicas of the store, as far as the configuration names them. One that has not erased yet does so
-    /// before it serves again.
+    /// The other replicas of the shard: those that the configuration names, and those that this one has heard of
+    /// lately. One that has not erased yet does so as soon as the erasure reaches it by the stream. A replica that is
+    /// started meanwhile does not serve before that.
     #[serde(default)]
     pub replicas: Vec<ErasedReplica>,
 }

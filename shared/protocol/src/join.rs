@@ -15,6 +15,10 @@ pub struct ReplicaState {
     pub sequence: u64,
     /// The last message up to which it has also carried out all erasures.
     pub erased_sequence: u64,
+    /// Its quarantined logs and segments that could not be read completely, and may contain documents that were
+    /// erased.
+    #[serde(default)]
+    pub quarantines: u64,
 }
 
 /// Asks a replica for what it could hand over.

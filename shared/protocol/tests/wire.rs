@@ -481,6 +481,7 @@ fn formats() -> Vec<Format> {
                 generation: 1,
                 sequence: 2,
                 erased_sequence: 3,
+                quarantines: 4,
             },
         ),
         format(

@@ -15,6 +15,7 @@ use crate::catalog::groups::Groups;
 use crate::catalog::history::{PromptLengths, entry_of, short};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::catalog::replication::Replication;
+use crate::catalog::tenants::TenantTable;
 use crate::catalog::usage::UsageState;
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
@@ -92,6 +93,8 @@ pub(crate) struct Catalog {
     pub(crate) statistics: StatisticsSizes,
     pub(crate) replication: Replication,
     pub(crate) usage: UsageState,
+    /// The tenants that gateways keep here.
+    pub(crate) tenants: Arc<TenantTable>,
 }
 
 impl Catalog {
@@ -113,6 +116,7 @@ impl Catalog {
             statistics: StatisticsSizes::default(),
             replication: Replication::default(),
             usage: UsageState::default(),
+            tenants: Arc::default(),
         }
     }
 
@@ -137,6 +141,7 @@ impl Catalog {
         bytes
             + self.statistics.bytes()
             + self.usage.bytes()
+            + self.tenants.bytes()
             + documents * STATE_BYTES
             + self.segments.len() as u64 * SEGMENT_BYTES
             + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES

@@ -23,6 +23,7 @@ refrain_service_kit::label_values! {
         ExportDisk = "export_disk_bytes_max",
         Outbox = "outbox_max",
         UsageRows = "usage_rows_max",
+        TenantRecords = "tenant_records_max",
     }
 }
 

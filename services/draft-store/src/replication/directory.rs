@@ -35,6 +35,13 @@ impl Directory {
         lately.map(|(entry, _)| entry.clone()).collect()
     }
 
+    /// The URLs of the replicas of a shard.
+    pub(crate) fn urls(&self, shard: u32) -> Vec<String> {
+        let mut entries = self.entries(Instant::now());
+        entries.retain(|entry| entry.shard == shard);
+        entries.into_iter().map(|entry| entry.url).collect()
+    }
+
     /// The directory with this replica as it is now.
     pub(crate) fn list(&self, own: ReplicaEntry, shards: u32) -> StoreDirectory {
         let (shard, is_ready) = (own.shard, own.is_ready);
@@ -82,5 +89,7 @@ mod tests {
             .collect();
         assert_eq!(listed, [("http://a", 9), ("http://b", 5)]);
         assert_eq!(directory.list(entry("", 9), 2).replicas.len(), 2);
+        assert_eq!(directory.urls(0), ["http://a", "http://b"]);
+        assert!(directory.urls(1).is_empty());
     }
 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use refrain_protocol::NamespaceId;
 use refrain_protocol::acceptance::AcceptanceStatsReply;
+use refrain_protocol::tenants::TenantChange;
 
 use crate::background::seal::NewSegment;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, TenantRefusal};
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::metrics::RemovalReason;
@@ -191,6 +192,23 @@ impl WriterCore {
         edit.erase_statistics(|names| mark.hits_namespace(names));
         let mark = edit.mark(mark);
         Ok((Some(mark), self.commit(edit, now_ms)?))
+    }
+
+    /// Changes a tenant. Returns the version of the change.
+    pub(crate) fn change_tenant(
+        &mut self,
+        catalog: &mut Catalog,
+        change: &TenantChange,
+        now_ms: u64,
+    ) -> Result<(Result<u64, TenantRefusal>, CommitOutcome), LogError> {
+        let most = self.config.tuning.tenant_records_max;
+        let version = match catalog.tenants.version_of(change, most, now_ms) {
+            Ok(version) => version,
+            refused => return Ok((refused, CommitOutcome::default())),
+        };
+        let mut edit = self.edit(catalog, now_ms);
+        edit.set_tenant(change, version);
+        Ok((Ok(version), self.commit(edit, now_ms)?))
     }
 
     /// Marks documents as used. The time is written later, and only if the stored one is old.

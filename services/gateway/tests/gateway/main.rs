@@ -7,6 +7,7 @@
     reason = "a test that panics has failed"
 )]
 
+mod admin;
 mod errors;
 mod failures;
 mod forms;

@@ -3,15 +3,15 @@
 //! A call about documents goes to one replica of their shard, and the feed brings its changes to the others. A call
 //! about a store's own files, as a compaction, goes to each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use async_trait::async_trait;
 use refrain_protocol::admin::{
-    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportCursor,
-    ExportReply, ExportRequest, ImportRequest, VerifyReply,
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ErasedReplica,
+    ExportCursor, ExportReply, ExportRequest, ImportRequest, VerifyReply,
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_protocol::shard::{StoreDirectory, shard_of};
@@ -73,7 +73,7 @@ impl Replicas {
             url,
         });
         let replicas = Replicas {
-            all: all.collect(),
+            all: without_twins(all.collect()).await,
             shards,
             silent,
         };
@@ -124,6 +124,29 @@ impl Replicas {
             )
         };
         Err(last.unwrap_or_else(none))
+    }
+}
+
+impl Replicas {
+    /// Repeats an erasure at the replicas of a shard that may have quarantined data with erased documents. One that
+    /// does not answer keeps its entry, which has its trouble.
+    async fn erase_quarantines(&self, shard: u32, request: &EraseRequest, reply: &mut EraseReply) {
+        // A document that began since the first erasure is not in its scope.
+        let again = EraseRequest {
+            until_ms: request.until_ms.or(Some(reply.erased_at_ms)),
+            ..request.clone()
+        };
+        for replica in self.of_shard(shard) {
+            let is_open = |of: &ErasedReplica| of.url == replica.url && !of.is_done;
+            if !reply.replicas.iter().any(is_open) {
+                continue;
+            }
+            if let Ok(more) = replica.admin.erase(again.clone()).await {
+                reply.quarantines += more.quarantines;
+                reply.quarantines_kept += more.quarantines_kept;
+                reply.replicas.retain(|of| of.url != replica.url);
+            }
+        }
     }
 }
 
@@ -202,6 +225,22 @@ fn merge(
             Err(error).with_context(|| format!("{url}, the last of the named replicas"))
         }
     }
+}
+
+/// Replicas without those that were named otherwise than they name themselves: a store has a generation that no other
+/// store has. A replica that does not answer stays.
+async fn without_twins(all: Vec<Replica>) -> Vec<Replica> {
+    let questions = all.iter().map(|replica| async {
+        let answer = tokio::time::timeout(DIRECTORY_WAIT, replica.peer.replica_state()).await;
+        Some(answer.ok()?.ok()?.generation)
+    });
+    let generations = futures_util::future::join_all(questions).await;
+    let mut known = BTreeSet::new();
+    let mut answered: Vec<_> = all.into_iter().zip(generations).collect();
+    answered.retain(|(replica, generation)| {
+        generation.is_none_or(|of| known.insert((replica.shard, of)))
+    });
+    answered.into_iter().map(|(replica, _)| replica).collect()
 }
 
 /// The cursor of an export over all shards. It has the number of the shard beside that of the store's snapshot, which
@@ -297,16 +336,20 @@ impl StoreAdmin for Replicas {
         Ok(all)
     }
 
-    /// Erases in every shard. Replicas that do not answer now erase before they serve again.
+    /// Erases in every shard. The stream brings the erasure to all replicas, but quarantined data is deleted only by
+    /// a replica that is asked for it, so with `quarantines` each of them is.
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         let mut all = EraseReply::default();
         for shard in 0..self.shards {
-            let reply = self
+            let mut reply = self
                 .at_shard(shard, |admin| {
                     let request = request.clone();
                     async move { admin.erase(request).await }
                 })
                 .await?;
+            if request.quarantines {
+                self.erase_quarantines(shard, &request, &mut reply).await;
+            }
             all.erased_at_ms = all.erased_at_ms.max(reply.erased_at_ms);
             all.documents += reply.documents;
             all.files.extend(reply.files);

@@ -61,3 +61,6 @@ pub const STATISTICS_ERASED: &str = "statistics_erased";
 
 /// The worker no longer has the context that the request resumes, so it wants all of it. Nothing has failed.
 pub const CONTEXT_GONE: &str = "context_gone";
+
+/// The tenant has another version than the change was made from, or has been removed.
+pub const TENANT_CHANGED: &str = "tenant_changed";

@@ -1,5 +1,6 @@
 //! Whether the other replicas have carried out an erasure.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::admin::ErasedReplica;
@@ -21,18 +22,23 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 impl DraftStoreHandle {
     /// Asks the other replicas until they have carried out an erasure, or the wait is over.
     pub(super) async fn erased_replicas(&self, mark: &ErasureRecord) -> Vec<ErasedReplica> {
-        let feed = self.inner.config.feed.as_ref();
-        let peers = feed.map_or(&[][..], |feed| &feed.peers);
-        if peers.is_empty() {
+        let (Some(feed), Some(status)) = (&self.inner.config.feed, &self.inner.feed) else {
+            return Vec::new();
+        };
+        let heard = status.directory.urls(feed.shard).into_iter();
+        let named = feed.peers.iter().cloned();
+        let mut urls: BTreeSet<_> = named.chain(heard).map(without_slash).collect();
+        urls.remove(&without_slash(feed.advertise_url.clone()));
+        if urls.is_empty() {
             return Vec::new();
         }
         let until = Instant::now() + REPLICAS_WAIT;
         let sequence = self.sequence_of(mark, until).await;
-        let asked = peers
+        let asked = urls
             .iter()
             .map(|url| self.erased_replica(url, sequence, until));
         let answers = futures_util::future::join_all(asked).await;
-        answers.into_iter().flatten().collect()
+        one_for_each(answers.into_iter().flatten().collect())
     }
 
     /// The sequence that the stream gave to an erasure. `None` if the broker has not taken it in time.
@@ -55,13 +61,14 @@ impl DraftStoreHandle {
         }
     }
 
-    /// Asks one replica. `None` if the URL is this one's own.
+    /// Asks one replica, and returns its generation, if it answered, with its state. `None` if the URL is this one's
+    /// own.
     async fn erased_replica(
         &self,
         url: &str,
         wanted: Option<u64>,
         until: Instant,
-    ) -> Option<ErasedReplica> {
+    ) -> Option<(Option<u64>, ErasedReplica)> {
         let own = self.read_blocking(|shared| Ok(shared.read()?.catalog.generation()));
         let own = own.await.ok();
         let credentials = self.inner.mesh.credentials().clone();
@@ -75,44 +82,125 @@ impl DraftStoreHandle {
                     .map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
-            if answer
-                .as_ref()
-                .is_ok_and(|state| Some(state.generation) == own)
-            {
+            let generation = answer.as_ref().ok().map(|state| state.generation);
+            if generation.is_some() && generation == own {
                 return None;
             }
-            let replica = described(url, answer, wanted);
-            if replica.is_done || wanted.is_none() || Instant::now() >= until {
-                return Some(replica);
+            let (is_carried_out, replica) = described(url, answer, wanted);
+            if is_carried_out || wanted.is_none() || Instant::now() >= until {
+                return Some((generation, replica));
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
+fn without_slash(url: String) -> String {
+    url.trim_end_matches('/').to_owned()
+}
+
+/// One entry for each replica, since the configuration may name one otherwise than it names itself.
+fn one_for_each(answers: Vec<(Option<u64>, ErasedReplica)>) -> Vec<ErasedReplica> {
+    let mut known = BTreeSet::new();
+    let is_new = |generation: Option<u64>| generation.is_none_or(|of| known.insert(of));
+    let kept = answers
+        .into_iter()
+        .scan(is_new, |is_new, (generation, replica)| {
+            Some(is_new(generation).then_some(replica))
+        });
+    kept.flatten().collect()
+}
+
+/// Whether a replica has carried out an erasure, and what its answer says.
 fn described(
     url: &str,
     answer: Result<ReplicaState, String>,
     wanted: Option<u64>,
-) -> ErasedReplica {
-    let sequence = answer.as_ref().ok().map(|state| state.erased_sequence);
-    let is_done = sequence
+) -> (bool, ErasedReplica) {
+    let state = answer.as_ref().ok();
+    let sequence = state.map(|state| state.erased_sequence);
+    let quarantines = state.map_or(0, |state| state.quarantines);
+    let is_carried_out = sequence
         .zip(wanted)
         .is_some_and(|(sequence, wanted)| sequence >= wanted);
     let trouble = match (answer, wanted) {
         (Err(error), _) => Some(error),
         (Ok(_), None) => Some("the broker is away; the erasure is sent when it is back".to_owned()),
-        (Ok(state), Some(wanted)) => (!is_done).then(|| {
+        (Ok(state), Some(wanted)) if !is_carried_out => {
             let sequence = state.erased_sequence;
-            format!(
+            Some(format!(
                 "it has carried out erasures up to message {sequence}, and this one is {wanted}"
+            ))
+        }
+        (Ok(_), Some(_)) => (quarantines > 0).then(|| {
+            format!(
+                "{quarantines} quarantine-* folders in its data_dir could not be fully read and may hold documents \
+                 that should be erased; inspect them, then erase there with --quarantines to delete them"
             )
         }),
     };
-    ErasedReplica {
+    let replica = ErasedReplica {
         url: url.to_owned(),
-        is_done,
+        is_done: trouble.is_none(),
         sequence,
         trouble,
+    };
+    (is_carried_out, replica)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(erased_sequence: u64, quarantines: u64) -> Result<ReplicaState, String> {
+        Ok(ReplicaState {
+            generation: 1,
+            sequence: 9,
+            erased_sequence,
+            quarantines,
+        })
+    }
+
+    #[test]
+    fn a_replica_is_done_when_nothing_of_the_documents_can_be_on_its_disk() {
+        let described = |answer, wanted| {
+            let (is_carried_out, replica) = described("u", answer, wanted);
+            let trouble = replica.trouble.unwrap_or_default();
+            (is_carried_out, replica.is_done, trouble)
+        };
+        assert_eq!(described(state(5, 0), Some(5)), (true, true, String::new()));
+        for (answer, wanted, is_carried_out, word) in [
+            (state(4, 0), Some(5), false, "up to message 4"),
+            (state(5, 2), Some(5), true, "2 quarantine-* folders"),
+            (state(5, 0), None, false, "the broker is away"),
+            (
+                Err("nobody listens".to_owned()),
+                Some(5),
+                false,
+                "nobody listens",
+            ),
+        ] {
+            let (carried_out, is_done, trouble) = described(answer, wanted);
+            assert_eq!((carried_out, is_done), (is_carried_out, false));
+            assert!(trouble.contains(word), "{trouble}");
+        }
+    }
+
+    #[test]
+    fn a_replica_with_two_urls_is_named_once() {
+        let replica = |generation, url: &str| {
+            let (_, replica) = described(url, state(5, 0), Some(5));
+            (generation, replica)
+        };
+        let answers = vec![
+            replica(Some(1), "a"),
+            replica(Some(1), "b"),
+            replica(Some(2), "c"),
+            replica(None, "d"),
+            replica(None, "e"),
+        ];
+        let kept = one_for_each(answers);
+        let urls: Vec<_> = kept.iter().map(|replica| &*replica.url).collect();
+        assert_eq!(urls, ["a", "c", "d", "e"]);
     }
 }

@@ -9,6 +9,7 @@ use refrain_protocol::shard::StoreDirectory;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::ReplicaPeer;
 
+use crate::directory::count_quarantines;
 use crate::reading::join;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 
@@ -23,13 +24,16 @@ fn no_peer(message: &str) -> ApiError {
 impl ReplicaPeer for DraftStoreHandle {
     async fn replica_state(&self) -> Result<ReplicaState, ApiError> {
         let _running = self.enter()?;
-        self.read_blocking(|shared| {
+        let dir = self.inner.config.data_dir.clone();
+        self.read_blocking(move |shared| {
+            let quarantines = count_quarantines(&dir);
             let open = shared.read()?;
             let replication = &open.catalog.replication;
             Ok(ReplicaState {
                 generation: open.catalog.generation(),
                 sequence: replication.sequence(),
                 erased_sequence: replication.seen(),
+                quarantines,
             })
         })
         .await
