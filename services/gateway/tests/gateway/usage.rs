@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use refrain_gateway::GatewayConfig;
 use refrain_gateway::tenants::file::{KeyEntry, LimitsEntry, TenantEntry, TenantsFile};
 use refrain_gateway::tenants::key::NewKey;
+use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
 use refrain_protocol::ErrorKind;
 use refrain_protocol::usage::{SpentTokens, UsageCounts, UsageErasure};
 use refrain_service_kit::clock::unix_ms;
@@ -225,7 +225,12 @@ async fn what_other_gateways_have_counted_is_part_of_a_budget() {
 async fn operators_read_usage_and_erased_usage_does_not_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = kept(dir.path());
+    let operator = OperatorToken::random().unwrap();
     config.operations_listen = Some(([127, 0, 0, 1], 0).into());
+    config.operators = vec![OperatorConfig {
+        name: "ann".into(),
+        token_sha256: operator.sha256,
+    }];
     let bench = Bench::with(config.clone()).await;
     assert_eq!(bench.chat(json!({})).await.0, 200);
     let usage = bench.mesh.usage.clone();
@@ -233,7 +238,8 @@ async fn operators_read_usage_and_erased_usage_does_not_come_back() {
     let operations = bench.gateway.operations_addr().unwrap();
     let url = format!("http://{operations}/admin/usage");
     let read = async |query: &str| {
-        let response = reqwest::get(format!("{url}{query}")).await.unwrap();
+        let request = bench.client.get(format!("{url}{query}"));
+        let response = request.bearer_auth(&operator.token).send().await.unwrap();
         let status = response.status().as_u16();
         (status, response.json::<Value>().await.unwrap())
     };
@@ -241,6 +247,7 @@ async fn operators_read_usage_and_erased_usage_does_not_come_back() {
     assert_eq!(status, 200);
     assert_eq!(report["data"][0]["tenant"], "acme");
     assert_eq!(report["data"][0]["output_tokens"], counts.output_tokens);
+    assert_eq!(reqwest::get(&url).await.unwrap().status(), 401, "no token");
     let (status, fault) = read("?group_by=colour").await;
     assert_eq!(
         (status, &fault["error"]["param"]),
