@@ -58,8 +58,9 @@ pub struct GatewayConfig {
     pub operators: Vec<OperatorConfig>,
     /// File to which each administrative act is appended before it is carried out. Operators need one.
     pub audit_file: Option<PathBuf>,
-    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
-    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
+    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and
+    /// month. Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's
+    /// start.
     pub usage_dir: Option<PathBuf>,
     /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
     /// by themselves, so with two of them behind one address it should be 0.5.

@@ -3,9 +3,8 @@
 //! The way of a request: `intake` finds the tenant by its key, reads the body, admits the request, and lets a large
 //! body wait for its turn. `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads
 //! the chunks of workers, and turns their tokens into text, reasoning and calls. `response` writes what the client
-//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. `usage` counts
-//! for bills and budgets. All steps
-//! but the first have one driver: the task that writes to the client.
+//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. `usage`
+//! counts for bills and budgets. All steps but the first have one driver: the task that writes to the client.
 //!
 //! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
 //!

@@ -1,8 +1,8 @@
 //! Budgets of tokens per day and month of the calendar in UTC, for tenants and keys.
 //!
 //! A budget holds over all gateways: each adds what it has counted, what the others have told the draft store, and
-//! what its running requests have reserved. The counts of this gateway are those of its usage journal, so they survive
-//! a restart.
+//! what its running requests have reserved. The counts of this gateway are those of its usage journal, so they
+//! survive a restart.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
