@@ -57,12 +57,12 @@ pub struct GatewayConfig {
     pub operators: Vec<OperatorConfig>,
     /// File to which each administrative act is appended before it is carried out. Operators need one.
     pub audit_file: Option<PathBuf>,
-    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
-    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
-    pub usage_dir: Option<PathBuf>,
     /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
     /// by themselves, so with two of them behind one address it should be 0.5.
     pub limit_share: f64,
+    /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
+    /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
+    pub usage_dir: Option<PathBuf>,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
@@ -253,12 +253,12 @@ impl Default for GatewayConfig {
             keys: Vec::new(),
             anonymous_tenant: None,
             tenants_file: None,
+            usage_dir: None,
             tenants_in_store: false,
             tenants_cache_file: None,
             jwt: None,
             operators: Vec::new(),
             audit_file: None,
-            usage_dir: None,
             limit_share: 1.0,
             models: Vec::new(),
             body_bytes_max: 8 << 20,

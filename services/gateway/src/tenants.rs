@@ -2,8 +2,8 @@
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
 //! where they are, and `follow` takes changes over. `callers` finds out who calls: `directory`
-//! knows the keys, and `jwt` the tokens of an identity provider. `limiter` counts what
-//! tenants and keys have used in a minute. `budget` counts days and months.
+//! knows the keys, and `jwt` the tokens of an identity provider. `limiter` counts what tenants and keys have used in a
+//! minute, and `budget` counts days and months.
 
 pub mod act;
 pub mod audit;
