@@ -17,6 +17,7 @@ mod limits;
 mod lossless;
 mod many_streams;
 mod memory;
+mod mesh_roles;
 mod other_engine;
 mod parameters;
 mod placements;

@@ -40,6 +40,8 @@ pub struct HttpMesh {
     addrs: BTreeMap<Service, SocketAddr>,
     /// Whether the listeners inside the mesh speak TLS. The gateway's does not.
     is_tls: bool,
+    /// The public key of an issuer, and the credentials that services have in place of the secret.
+    credentials: Option<(String, BTreeMap<Service, PathBuf>)>,
     running: BTreeMap<Service, RunningService>,
 }
 
@@ -116,6 +118,30 @@ impl HttpMesh {
         Ok(mesh)
     }
 
+    /// Starts each service as a child that has no secret, but the credential in its file, which an issuer with this
+    /// public key has signed.
+    ///
+    /// # Errors
+    /// A service does not start.
+    pub async fn start_children_with_credentials(
+        workers: usize,
+        issuer_public_key: &str,
+        file_of: impl Fn(Service) -> anyhow::Result<PathBuf>,
+    ) -> anyhow::Result<Self> {
+        let mut mesh = HttpMesh::prepare(workers, "", &[])?;
+        let services = mesh.services();
+        let files = services
+            .iter()
+            .map(|service| Ok((*service, file_of(*service)?)));
+        let files = files.collect::<anyhow::Result<_>>()?;
+        mesh.credentials = Some((issuer_public_key.to_owned(), files));
+        for service in services {
+            mesh.start_child(service).await?;
+        }
+        mesh.ready().await;
+        Ok(mesh)
+    }
+
     fn prepare(workers: usize, settings: &str, variables: &[(&str, &str)]) -> anyhow::Result<Self> {
         let numbered =
             (0..workers).flat_map(|number| [Service::Engine(number), Service::Worker(number)]);
@@ -133,6 +159,7 @@ impl HttpMesh {
             variables: variables.iter().map(own).collect(),
             addrs,
             is_tls: false,
+            credentials: None,
             running: BTreeMap::new(),
         })
     }
@@ -307,13 +334,18 @@ impl HttpMesh {
         let mut set = |section: &str, defaults: Vec<(&'static str, Value)>| {
             set_defaults(&mut file, section, defaults);
         };
-        let mut keys = vec![
-            ("secret", Value::from(self.keys.secret.clone())),
-            (
-                "namespace_public_key",
-                self.keys.namespace_public_key.clone().into(),
-            ),
-        ];
+        let mut keys = vec![(
+            "namespace_public_key",
+            Value::from(self.keys.namespace_public_key.clone()),
+        )];
+        match &self.credentials {
+            None => keys.push(("secret", self.keys.secret.clone().into())),
+            Some((issuer, files)) => {
+                let file = files[&service].display().to_string();
+                keys.push(("credential_file", file.into()));
+                keys.push(("issuer_public_keys", vec![issuer.clone()].into()));
+            }
+        }
         if service == Service::Gateway {
             keys.push((
                 "namespace_signing_key",

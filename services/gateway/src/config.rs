@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use crate::admin::{OperatorConfig, operator_faults};
 use crate::tenants::jwt::JwtConfig;
+use crate::tenants::LimitsRedisConfig;
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
@@ -62,9 +63,11 @@ pub struct GatewayConfig {
     /// month. Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's
     /// start.
     pub usage_dir: Option<PathBuf>,
-    /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
-    /// by themselves, so with two of them behind one address it should be 0.5.
+    /// The share of each limit per minute of that file that this gateway grants by itself (above 0, at most 1). With
+    /// two gateways behind one address it should be 0.5. Redis counts whole limits while it answers.
     pub limit_share: f64,
+    /// The Redis in which several gateways count these limits together. Without it, each gateway counts by itself.
+    pub limits_redis: Option<LimitsRedisConfig>,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
@@ -262,6 +265,7 @@ impl Default for GatewayConfig {
             audit_file: None,
             usage_dir: None,
             limit_share: 1.0,
+            limits_redis: None,
             models: Vec::new(),
             body_bytes_max: 8 << 20,
             requests_in_flight_max: 4_096,
@@ -460,6 +464,10 @@ impl Validate for GatewayConfig {
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
         }
         faults.extend(self.tenants_faults());
+        if let Some(redis) = &self.limits_redis {
+            let of_redis = redis.faults().into_iter();
+            faults.extend(of_redis.map(|fault| format!("limits_redis.{fault}")));
+        }
         faults.extend(self.http.faults("http"));
         faults.extend(self.operations_http.faults("operations_http"));
         faults

@@ -49,6 +49,7 @@ use tokio::task::JoinHandle;
 
 pub use admin::{OperatorConfig, OperatorToken};
 pub use config::{GatewayConfig, GatewayTuning, KeyConfig, ModelConfig};
+pub use tenants::LimitsRedisConfig;
 
 /// Reads the files of a model from the place that its configuration names.
 pub type ModelFilesOf = Arc<dyn Fn(&str) -> anyhow::Result<ModelFiles> + Send + Sync>;
@@ -192,7 +193,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             },
         )
     };
-    let limiter = tenants::Limiter::new(config.limit_share, metrics.clone());
+    let redis = config.limits_redis.clone();
+    let redis = redis.map(|redis| tenants::RedisCounts::start(redis, &deps.metrics));
+    let redis = redis.transpose().context("limits_redis")?;
+    let limiter = tenants::Limiter::with_redis(config.limit_share, redis, metrics.clone());
     let source = match &config.tenants_file {
         Some(path) => tenants::TenantsSource::File(path.clone()),
         None if config.tenants_in_store => tenants::TenantsSource::Store(deps.store.clone()),

@@ -5,6 +5,7 @@
 //! the tokens of an identity provider. `limiter` counts what tenants and keys have used in a minute, and `budget` counts
 //! days and months. `policy` is the standing of a tenant's requests among those of others, and `urgent_share` keeps a
 //! tenant from being urgent all day.
+//! `redis_counts` counts minutes for several gateways together, in Redis.
 
 pub mod act;
 pub mod audit;
@@ -16,9 +17,11 @@ pub mod file;
 mod follow;
 pub mod jwt;
 pub mod key;
+mod limit_usage;
 pub(crate) mod limiter;
 mod policy;
 pub(crate) mod rate_headers;
+mod redis_counts;
 pub(crate) mod source;
 mod urgent_share;
 
@@ -27,5 +30,7 @@ pub(crate) use callers::Callers;
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
+pub use redis_counts::LimitsRedisConfig;
+pub(crate) use redis_counts::RedisCounts;
 pub(crate) use source::{TenantsSource, VersionedTenant};
 pub(crate) use urgent_share::{UrgentShares, UrgentTicket};

@@ -1,13 +1,14 @@
 //! The `refrain` binary as a library, so that tests can run whole meshes in one process.
 //!
 //! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all
-//! roles, [`serve`] has the commands that start services, and [`store`] and [`usage`] have the operator's commands
-//! for the draft store. `cluster` runs several processes on one machine, for trying out.
+//! roles, [`serve`] has the commands that start services. [`store`], [`usage`], [`tenants`] and [`mesh_roles`] have the
+//! operator's commands. `cluster` runs several processes on one machine, for trying out.
 
 mod cluster;
 pub mod config;
 mod local;
 mod local_operator;
+pub mod mesh_roles;
 pub mod roles;
 pub mod serve;
 mod signals;

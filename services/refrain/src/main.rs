@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use refrain::config::{Role, dev_keys};
+use refrain::mesh_roles::{self, MeshArgs};
 use refrain::serve::{self, ServiceArgs, UpArgs};
 use refrain::store::{self, StoreArgs};
 use refrain::tenants::{self, KeysArgs, TenantsArgs};
@@ -42,6 +43,8 @@ enum Command {
     Keys(KeysArgs),
     /// Manage the tenants of the gateways and their limits.
     Tenants(TenantsArgs),
+    /// Make credentials, by which each process of a mesh proves its role.
+    Mesh(MeshArgs),
     /// Measure a running mesh with drafts and without.
     Bench(BenchOptions),
     /// Replay recorded calls without an engine, and print what drafting brings.
@@ -69,6 +72,7 @@ fn main() -> anyhow::Result<()> {
         Command::ReferenceEngine(args) => serve::service(Role::ReferenceEngine, args),
         Command::Keys(args) => tenants::keys(args),
         Command::Tenants(args) => tenants::tenants(args),
+        Command::Mesh(args) => mesh_roles::run(args),
         Command::Bench(options) => bench::command(options.or_api_keys(dev_keys)),
         Command::Replay(options) => replay::command(&options),
         Command::Analyze(options) => analyze::command(&options),

@@ -19,6 +19,7 @@ use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, conn
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
 use crate::local_operator;
+use crate::mesh_roles::check_own;
 
 /// The services of this process, in the order in which they stop. A caller stops before the service that it calls, so
 /// running requests find their services until they end. The draft store stops last, so that all outputs reach it.
@@ -47,6 +48,7 @@ impl Process {
         let clocks = clocks(role, &file);
         clocks.register(&metrics)?;
         let credentials = MeshCredentials::open(&file.mesh, &metrics)?;
+        check_own(role, &file, credentials.credential().as_ref())?;
         let auth = || {
             let auth = MeshAuth::with_credentials(&file.mesh, credentials.clone())?;
             anyhow::Ok(auth.with_clocks(clocks.clone()))

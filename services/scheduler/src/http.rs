@@ -1,4 +1,4 @@
-//! The HTTP routes for other processes: JSON, for callers that hold the mesh secret.
+//! The HTTP routes for other processes: JSON, for callers that hold the mesh secret or a credential of their role.
 //!
 //! A `lease` call stays open until its turn comes. Meanwhile the scheduler sends a line feed every second, so that
 //! the caller can tell a long queue from a dead scheduler. When the caller hangs up, the listener drops the handler
@@ -6,35 +6,47 @@
 
 use std::convert::Infallible;
 
-use actix_web::HttpResponse;
 use actix_web::web::{self, Bytes, Data, Json};
+use actix_web::{HttpRequest, HttpResponse};
 use futures_util::stream::{self, Stream};
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
 use refrain_rpc::{LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler as _};
-use refrain_service_kit::http::{HttpResult, get, mesh_only, post};
-use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::http::{HttpResult, RouteRoles, get, mesh_only, post};
+use refrain_service_kit::mesh::{MeshAuth, MeshCaller, MeshRole};
 
 use crate::dispatch::DispatchState;
 use crate::handle::SchedulerHandle;
+
+/// The roles that may call each route. A worker reports for itself only.
+const ROLES: &RouteRoles = &[
+    ("/internal/v1/lease", &[MeshRole::Gateway]),
+    ("/internal/v1/finish", &[MeshRole::Gateway]),
+    ("/internal/v1/heartbeat", &[MeshRole::Worker]),
+    (
+        "/internal/v1/models",
+        &[MeshRole::Gateway, MeshRole::Operator],
+    ),
+    ("/debug/state", &[MeshRole::Operator]),
+];
 
 /// Adds the routes to the listener's application.
 pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh: MeshAuth) {
     app.app_data(Data::new(handle));
     app.service(
         web::scope("/internal/v1")
-            .wrap(mesh_only(mesh.clone()))
+            .wrap(mesh_only(mesh.clone(), ROLES))
             .service(post("/lease", lease))
             .service(post("/finish", finish))
             .service(post("/heartbeat", heartbeat))
             .service(get("/models", models)),
     );
-    // The state names tenants, so this route asks for the mesh secret as well.
+    // The state names tenants, so this route is for the mesh as well.
     app.service(
         web::resource("/debug/state")
-            .wrap(mesh_only(mesh))
+            .wrap(mesh_only(mesh, ROLES))
             .route(web::get().to(observe)),
     );
 }
@@ -84,7 +96,9 @@ async fn finish(handle: Data<SchedulerHandle>, finish: Json<LeaseFinish>) -> Htt
 async fn heartbeat(
     handle: Data<SchedulerHandle>,
     heartbeat: Json<Heartbeat>,
+    request: HttpRequest,
 ) -> HttpResult<Json<HeartbeatReply>> {
+    MeshCaller::of(&request)?.check_name(MeshRole::Worker, &heartbeat.worker.0)?;
     Ok(Json(handle.heartbeat(heartbeat.into_inner()).await?))
 }
 

@@ -85,6 +85,11 @@ pub struct PluginMeshConfig {
     pub secret: String,
     /// In place of `secret`: a file with it in its first line, which is read again when it changes.
     pub secret_file: Option<PathBuf>,
+    /// In place of the secret: a file with the engine's credential, as `refrain mesh credential --role engine` prints
+    /// it. It is read again when it changes.
+    pub credential_file: Option<PathBuf>,
+    /// Keys that verify that credential, 32 bytes in hex each.
+    pub issuer_public_keys: Vec<String>,
     /// The key that verifies namespaces, 32 bytes in hex.
     pub namespace_public_key: String,
     /// Keys that verify namespaces besides, while the signing key is being replaced.
@@ -113,6 +118,8 @@ impl From<MeshConfig> for PluginMeshConfig {
         PluginMeshConfig {
             secret: mesh.secret,
             secret_file: mesh.secret_file,
+            credential_file: mesh.credential_file,
+            issuer_public_keys: mesh.issuer_public_keys,
             namespace_public_key: mesh.namespace_public_key,
             namespace_public_keys: mesh.namespace_public_keys,
             ca: mesh.ca,
@@ -128,6 +135,8 @@ impl From<PluginMeshConfig> for MeshConfig {
         MeshConfig {
             secret: mesh.secret,
             secret_file: mesh.secret_file,
+            credential_file: mesh.credential_file,
+            issuer_public_keys: mesh.issuer_public_keys,
             namespace_public_key: mesh.namespace_public_key,
             namespace_public_keys: mesh.namespace_public_keys,
             ca: mesh.ca,

@@ -20,5 +20,5 @@ pub use client::{MeshClient, failed_call_kind};
 pub use connection_table::AddressLimit;
 pub use error::{HttpError, HttpResult};
 pub use listener::ListenerConfig;
-pub use mesh_only::mesh_only;
+pub use mesh_only::{RouteRoles, mesh_only};
 pub use server::{PublicOptions, Readiness, ServeOptions, Server, get, post, serve, serve_public};

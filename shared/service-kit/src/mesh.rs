@@ -4,12 +4,16 @@
 //! name a tenant: namespaces are signed by an Ed25519 key that only the gateway holds, and all other services have
 //! its public half. An HMAC would be simpler, but then every worker could sign for every tenant.
 //!
+//! With an issuer's key there is a credential for each role in place of the secret: each internal route names the roles
+//! that may call it.
+//!
 //! Secrets and signing keys can be replaced under load: services accept several of either, and a signature names its
 //! key.
 
 mod config;
 mod credentials;
 mod keys;
+mod roles;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,18 +28,20 @@ use refrain_protocol::{
 };
 
 use self::keys::{KID_BYTES, PublicKey, SigningKey};
+use self::roles::Issuers;
 use crate::clock;
 use crate::clocks::Clocks;
 use crate::telemetry::Metrics;
 
 pub use config::{MeshConfig, NAMESPACE_TTL_S};
 pub use credentials::MeshCredentials;
+pub use roles::{CredentialIssuer, MeshCaller, MeshRole, RoleCredential};
 
 /// Most namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond to verify,
 /// and a gateway sends the same one for hours.
 const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
-/// Checks the mesh secret of incoming calls and the signatures of namespaces. Cheap to clone.
+/// Checks the secret or the credential of incoming calls and the signatures of namespaces. Cheap to clone.
 #[derive(Clone)]
 pub struct MeshAuth {
     inner: Arc<MeshAuthInner>,
@@ -44,6 +50,7 @@ pub struct MeshAuth {
 
 struct MeshAuthInner {
     credentials: MeshCredentials,
+    issuers: Issuers,
     public_keys: Vec<PublicKey>,
     clock_skew_s_max: u64,
     /// Namespaces whose signature is valid, by the signature, with their ids.
@@ -71,6 +78,7 @@ impl MeshAuth {
         Ok(MeshAuth {
             inner: Arc::new(MeshAuthInner {
                 credentials,
+                issuers: config.issuers()?,
                 public_keys: config.public_keys()?,
                 clock_skew_s_max: config.clock_skew_s_max,
                 verified: Mutex::new(LruCache::new(VERIFIED_MAX)),
@@ -95,23 +103,42 @@ impl MeshAuth {
         &self.inner.credentials
     }
 
-    /// Checks that a call carries the secret of the mesh.
+    /// Checks that a call carries the secret of the mesh, or a credential of one of these roles. Returns its caller.
     ///
     /// # Errors
-    /// `Unauthorized` if it does not.
-    pub fn check(&self, request: &HttpRequest) -> Result<(), ApiError> {
+    /// `Unauthorized` if it carries neither, `Forbidden` with a credential of another role.
+    pub fn check(
+        &self,
+        request: &HttpRequest,
+        allowed: &[MeshRole],
+    ) -> Result<MeshCaller, ApiError> {
         let given = request
             .headers()
             .get(MESH_SECRET_HEADER)
             .map(|value| value.as_bytes())
             .unwrap_or_default();
-        if self.inner.credentials.accepts(given) {
-            return Ok(());
+        let refused = |message| Err(ApiError::new(ErrorKind::Unauthorized, message));
+        let token = std::str::from_utf8(given).ok();
+        let token = token.filter(|token| token.starts_with(roles::PREFIX));
+        if let Some(token) = token.filter(|_| self.inner.issuers.exist()) {
+            let (now_s, skew_s) = (clock::unix_s(), self.inner.clock_skew_s_max);
+            let caller = match self.inner.issuers.verify(token, now_s, skew_s) {
+                Ok(credential) => MeshCaller::Role(credential),
+                Err(why) => return refused(format!("credential refused: {why}")),
+            };
+            caller.check_role(allowed)?;
+            return Ok(caller);
         }
-        let message = format!(
-            "this listener serves only the mesh; send the mesh secret in the header {MESH_SECRET_HEADER}"
-        );
-        Err(ApiError::new(ErrorKind::Unauthorized, message))
+        if self.inner.credentials.accepts(given) {
+            return Ok(MeshCaller::Secret);
+        }
+        let wanted = match self.inner.issuers.exist() {
+            true => "a credential of its role",
+            false => "the mesh secret",
+        };
+        refused(format!(
+            "this listener serves only the mesh; send {wanted} in the header {MESH_SECRET_HEADER}"
+        ))
     }
 
     /// Verifies the signature of a namespace and returns its id.

@@ -5,6 +5,7 @@
 
 mod certificates;
 mod client;
+mod outbound;
 mod server;
 
 use std::path::PathBuf;
@@ -12,6 +13,8 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 use serde::{Deserialize, Serialize};
+
+pub use outbound::connect;
 
 pub(crate) use client::{ClientTlsFiles, open as open_client};
 pub(crate) use server::ServerTls;

@@ -1,5 +1,5 @@
-//! The HTTP routes: bincode for calls with tokens, JSON for statistics and administration. All of them require the
-//! mesh secret.
+//! The HTTP routes: bincode for calls with tokens, JSON for statistics and administration. All of them are for
+//! the mesh: each names the roles that may call it.
 
 use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
@@ -14,18 +14,76 @@ use refrain_rpc::{
     BINCODE_CONTENT_TYPE, DraftStore as _, ReplicaPeer as _, StoreAdmin as _, UsageStore as _,
     decode_bincode, encode_bincode,
 };
-use refrain_service_kit::http::{HttpResult, RawBody, get, mesh_only, post};
-use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::http::{HttpResult, RawBody, RouteRoles, get, mesh_only, post};
+use refrain_service_kit::mesh::{MeshAuth, MeshRole};
 use serde::Serialize;
 
 use crate::service::handle::{DraftStoreHandle, StoreState};
+
+/// Those who draft: they store outputs of the namespaces that gateways have signed for them, and read them.
+const DRAFTERS: &[MeshRole] = &[MeshRole::Worker, MeshRole::Engine];
+
+/// Replicas of the store.
+const PEERS: &[MeshRole] = &[MeshRole::DraftStore];
+
+/// Those who may read and erase the outputs of every tenant.
+const OPERATORS: &[MeshRole] = &[MeshRole::Operator];
+
+/// All who look for a replica that serves them.
+const ALL_CALLERS: &[MeshRole] = &[
+    MeshRole::Gateway,
+    MeshRole::Worker,
+    MeshRole::Engine,
+    MeshRole::DraftStore,
+    MeshRole::Operator,
+];
+
+/// The roles that may call each route.
+const ROLES: &RouteRoles = &[
+    ("/internal/v1/append", DRAFTERS),
+    ("/internal/v1/follow", DRAFTERS),
+    ("/internal/v1/touch", DRAFTERS),
+    ("/internal/v1/groups/register", &[MeshRole::Gateway]),
+    ("/internal/v1/groups/fetch", DRAFTERS),
+    ("/internal/v1/output-lengths", &[MeshRole::Gateway]),
+    ("/internal/v1/segments", DRAFTERS),
+    ("/internal/v1/segments/piece", DRAFTERS),
+    ("/internal/v1/documents", DRAFTERS),
+    ("/internal/v1/documents/unknown", DRAFTERS),
+    ("/internal/v1/lookup", DRAFTERS),
+    ("/internal/v1/acceptance-stats", DRAFTERS),
+    ("/internal/v1/usage/record", &[MeshRole::Gateway]),
+    (
+        "/internal/v1/usage/rows",
+        &[MeshRole::Gateway, MeshRole::Operator],
+    ),
+    (
+        "/internal/v1/replica",
+        &[MeshRole::DraftStore, MeshRole::Operator],
+    ),
+    ("/internal/v1/directory", ALL_CALLERS),
+    ("/internal/v1/join/offer", PEERS),
+    ("/internal/v1/join/list", PEERS),
+    ("/internal/v1/join/piece", PEERS),
+    ("/internal/v1/join/documents", PEERS),
+    ("/internal/v1/stats", OPERATORS),
+    ("/admin/v1/stats", OPERATORS),
+    ("/admin/v1/import", OPERATORS),
+    ("/admin/v1/export", OPERATORS),
+    ("/admin/v1/verify", OPERATORS),
+    ("/admin/v1/compact", OPERATORS),
+    ("/admin/v1/erase", OPERATORS),
+    ("/admin/v1/confirm", OPERATORS),
+    ("/admin/v1/usage/erase", OPERATORS),
+    ("/debug/state", OPERATORS),
+];
 
 /// Adds the routes.
 pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mesh: MeshAuth) {
     app.app_data(Data::new(handle));
     app.service(
         web::scope("/internal/v1")
-            .wrap(mesh_only(mesh.clone()))
+            .wrap(mesh_only(mesh.clone(), ROLES))
             .service(post("/append", append))
             .service(post("/follow", follow))
             .service(post("/touch", touch))
@@ -52,7 +110,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
     );
     app.service(
         web::scope("/admin/v1")
-            .wrap(mesh_only(mesh.clone()))
+            .wrap(mesh_only(mesh.clone(), ROLES))
             .service(get("/stats", store_stats))
             .service(post("/import", import))
             .service(post("/export", export))
@@ -64,7 +122,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
     );
     app.service(
         web::resource("/debug/state")
-            .wrap(mesh_only(mesh))
+            .wrap(mesh_only(mesh, ROLES))
             .route(web::get().to(observe)),
     );
 }

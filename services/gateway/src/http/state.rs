@@ -163,7 +163,7 @@ impl GatewayState {
         // A full gateway refuses before it reads the body. The request is admitted only when there is something to
         // do.
         self.admission.check(tenant)?;
-        let quota = self.limiter.begin(caller, received)?;
+        let quota = self.limiter.begin(caller, received).await?;
         let body = self
             .bodies
             .read(tenant, announced_bytes(request), payload, received)

@@ -1,5 +1,8 @@
 //! A limit per minute as a bucket that fills continuously. Pure: the time is a parameter.
 //!
+//! These are the maths of all limits per minute. `redis_counts/script.lua` has them once more, for Redis to run, and a
+//! test compares both.
+//!
 //! `governor` was rejected for it. It takes cells and never gives them back, but a request reserves what it may use,
 //! and is settled for what it did use.
 
@@ -20,6 +23,15 @@ impl Bucket {
         Bucket {
             per_minute,
             level: per_minute,
+            at: now,
+        }
+    }
+
+    /// A bucket of which `level` is left, as somebody else counts it.
+    pub(super) fn at_level(per_minute: f64, level: f64, now: Instant) -> Self {
+        Bucket {
+            per_minute,
+            level,
             at: now,
         }
     }
@@ -57,6 +69,13 @@ impl Bucket {
             true => Duration::from_secs_f64(missing * 60.0 / self.per_minute),
             false => Duration::ZERO,
         }
+    }
+
+    /// The level, which is below zero for a debt.
+    #[cfg(test)]
+    pub(super) fn level_at(mut self, now: Instant) -> f64 {
+        self.fill(now);
+        self.level
     }
 
     /// How long it takes until the bucket is full.

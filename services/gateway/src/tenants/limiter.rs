@@ -3,6 +3,9 @@
 //! A request counts when its head arrives. Its tokens are reserved once its prompt is known, and settled when it
 //! ends, also when its client leaves: prompt tokens as they are, output tokens as far as they were made. A request
 //! that made nothing gives its tokens back.
+//!
+//! With a Redis, several gateways count together there. This gateway then copies what is left, for headers and for the
+//! times when Redis does not answer: it goes on from there by itself, with its share.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,10 +15,11 @@ use std::time::{Duration, Instant};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
-use super::bucket::Bucket;
 use super::budget::{BudgetTicket, Budgets};
 use super::directory::Caller;
 use super::file::LimitsEntry;
+use super::limit_usage::{PER_MINUTE, PerMinute, Refusal, Subject, Usage, subjects};
+use super::redis_counts::{Answer, Place, RedisCounts};
 use crate::metrics::GatewayMetrics;
 
 /// Output tokens that are reserved for each choice, or its limit if that is less. Clients often allow far more than
@@ -24,38 +28,6 @@ const OUTPUT_RESERVED_MAX: u64 = 1_024;
 
 /// Time after which a request may be tried again that was one too many at once.
 const IN_FLIGHT_RETRY: Duration = Duration::from_secs(1);
-
-/// The limits per minute, in the order of [`Usage::buckets`].
-pub(super) const PER_MINUTE: [(PerMinute, &str); 4] = [
-    (PerMinute::Requests, "requests_per_minute"),
-    (PerMinute::Tokens, "tokens_per_minute"),
-    (PerMinute::InputTokens, "input_tokens_per_minute"),
-    (PerMinute::OutputTokens, "output_tokens_per_minute"),
-];
-
-/// The amounts that are limited per minute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PerMinute {
-    Requests,
-    Tokens,
-    InputTokens,
-    OutputTokens,
-}
-
-/// A tenant, or a key by its id.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Subject {
-    Tenant(String),
-    Key(String),
-}
-
-/// The use of a tenant or key.
-#[derive(Default)]
-struct Usage {
-    in_flight: u64,
-    /// Those of [`PER_MINUTE`]; `None` where there is no limit.
-    buckets: [Option<Bucket>; PER_MINUTE.len()],
-}
 
 /// The limits and their use. Cheap to clone.
 #[derive(Clone)]
@@ -66,9 +38,11 @@ pub(crate) struct Limiter {
 struct Shared {
     /// Only tenants and keys with limits are here. The file of tenants bounds their number.
     usages: Mutex<HashMap<Subject, Usage>>,
-    /// The share of each limit per minute that this gateway grants.
+    /// The share of each limit per minute that this gateway grants by itself.
     share: f64,
     budgets: Arc<Budgets>,
+    /// The counts of several gateways together.
+    redis: Option<RedisCounts>,
     metrics: Arc<GatewayMetrics>,
 }
 
@@ -85,7 +59,11 @@ pub(crate) struct QuotaTicket {
     limiter: Limiter,
     /// The subjects with limits.
     subjects: Vec<(Subject, LimitsEntry)>,
+    /// Whether it counts among the requests in flight of this gateway.
+    has_begun: bool,
     reserved: Option<Reserved>,
+    /// Its place in Redis.
+    place: Option<Place>,
     made: Arc<Made>,
     budget: Arc<BudgetTicket>,
 }
@@ -117,81 +95,25 @@ struct Reserved {
     output: u64,
 }
 
-impl PerMinute {
-    fn limit(self, of: &LimitsEntry) -> Option<u64> {
-        match self {
-            PerMinute::Requests => of.requests_per_minute,
-            PerMinute::Tokens => of.tokens_per_minute,
-            PerMinute::InputTokens => of.input_tokens_per_minute,
-            PerMinute::OutputTokens => of.output_tokens_per_minute,
-        }
-    }
-
-    /// The amount of a request's tokens that counts here.
-    fn of_tokens(self, input: f64, output: f64) -> f64 {
-        match self {
-            PerMinute::Requests => 0.0,
-            PerMinute::Tokens => input + output,
-            PerMinute::InputTokens => input,
-            PerMinute::OutputTokens => output,
-        }
-    }
-}
-
-impl Usage {
-    /// Takes the present limits over.
-    fn follow(&mut self, limits: &LimitsEntry, share: f64, now: Instant) {
-        for (bucket, (of, _)) in self.buckets.iter_mut().zip(PER_MINUTE) {
-            let per_minute = of.limit(limits).map(|limit| limit as f64 * share);
-            match (&mut *bucket, per_minute) {
-                (_, None) => *bucket = None,
-                (None, Some(per_minute)) => *bucket = Some(Bucket::new(per_minute, now)),
-                (Some(bucket), Some(per_minute)) if bucket.per_minute() != per_minute => {
-                    bucket.resize(per_minute, now);
-                }
-                (Some(_), Some(_)) => {}
-            }
-        }
-    }
-
-    /// The first limit per minute that `amount` is past, and how long it takes until there is room.
-    fn refusal(
-        &mut self,
-        amount: impl Fn(PerMinute) -> f64,
-        now: Instant,
-    ) -> Option<(usize, Duration)> {
-        let mut buckets = self.buckets.iter_mut().zip(PER_MINUTE).enumerate();
-        buckets.find_map(|(at, (bucket, (of, _)))| {
-            let amount = Some(amount(of)).filter(|amount| *amount > 0.0)?;
-            let wait = bucket.as_mut()?.wait(amount, now);
-            (!wait.is_zero()).then_some((at, wait))
-        })
-    }
-
-    fn take(&mut self, amount: impl Fn(PerMinute) -> f64, now: Instant) {
-        for (bucket, (of, _)) in self.buckets.iter_mut().zip(PER_MINUTE) {
-            if let Some(bucket) = bucket {
-                bucket.take(amount(of), now);
-            }
-        }
-    }
-}
-
-fn subjects(caller: &Caller) -> Vec<(Subject, LimitsEntry)> {
-    let of_tenant = (Subject::Tenant(caller.tenant.clone()), caller.tenant_limits);
-    let key = caller.key.as_ref();
-    let of_key = key.map(|key| (Subject::Key(key.id.clone()), key.limits));
-    let all = std::iter::once(of_tenant).chain(of_key);
-    all.filter(|(_, limits)| !limits.is_empty()).collect()
-}
-
 impl Limiter {
-    /// Creates limits of which nothing is used. This gateway grants `share` of each limit per minute.
+    /// Limits that this gateway counts by itself.
+    #[cfg(test)]
     pub(crate) fn new(share: f64, metrics: Arc<GatewayMetrics>) -> Self {
+        Limiter::with_redis(share, None, metrics)
+    }
+
+    /// Creates limits of which nothing is used. `redis` counts for several gateways. This one grants `share` of each
+    /// limit per minute by itself.
+    pub(crate) fn with_redis(
+        share: f64,
+        redis: Option<RedisCounts>,
+        metrics: Arc<GatewayMetrics>,
+    ) -> Self {
         Limiter {
             shared: Arc::new(Shared {
                 usages: Mutex::default(),
                 share,
+                redis,
                 budgets: Arc::new(Budgets::new(metrics.clone())),
                 metrics,
             }),
@@ -208,71 +130,118 @@ impl Limiter {
         usages.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request whose head has arrived.
+    /// Counts a request whose head has arrived. A caller without limits costs nothing.
     ///
     /// # Errors
     /// `Overloaded` past a limit on requests, while tokens of earlier ones are a debt, or when a budget is spent.
-    pub(crate) fn begin(&self, caller: &Caller, now: Instant) -> Result<QuotaTicket, ApiError> {
+    pub(crate) async fn begin(
+        &self,
+        caller: &Caller,
+        now: Instant,
+    ) -> Result<QuotaTicket, ApiError> {
         let budget = self.shared.budgets.begin(caller)?;
-        let subjects = subjects(caller);
-        let mut usages = self.usages();
-        // A request counts as one, and the smallest amount of tokens shows whether there is a debt.
-        let least = |of| match of {
-            PerMinute::Requests => 1.0,
-            _ => f64::EPSILON,
-        };
-        for (subject, limits) in &subjects {
-            let usage = usages.entry(subject.clone()).or_default();
-            usage.follow(limits, self.shared.share, now);
-            let most = limits.requests_in_flight_max;
-            if most.is_some_and(|most| usage.in_flight >= most) {
-                let message = format!(
-                    "{} requests of {} are in flight, which is the limit; wait for some to end",
-                    usage.in_flight,
-                    subject.name(),
-                );
-                let name = "requests_in_flight_max";
-                return Err(self.refused(name, message, IN_FLIGHT_RETRY));
-            }
-            if let Some((at, wait)) = usage.refusal(least, now) {
-                return Err(self.refused_per_minute(at, subject, limits, wait));
-            }
-        }
-        for (subject, _) in &subjects {
-            let usage = usages.entry(subject.clone()).or_default();
-            usage.in_flight += 1;
-            let one = |of| f64::from(u8::from(of == PerMinute::Requests));
-            usage.take(one, now);
-        }
-        drop(usages);
-        Ok(QuotaTicket {
+        let mut ticket = QuotaTicket {
             limiter: self.clone(),
-            subjects,
+            subjects: subjects(caller),
+            has_begun: false,
             reserved: None,
+            place: None,
             made: Arc::default(),
             budget: Arc::new(budget),
+        };
+        if ticket.subjects.is_empty() {
+            return Ok(ticket);
+        }
+        let redis = self.shared.redis.as_ref();
+        ticket.place = redis.map(|redis| redis.place(&ticket.subjects));
+        if let Some(place) = &mut ticket.place
+            && let Ok(answer) = place.begin().await
+        {
+            self.copy(&ticket.subjects, &answer, 1)?;
+        } else {
+            let amount = PerMinute::of_one_request;
+            self.count(&ticket.subjects, Usage::begin_refusal, amount, 1, now)?;
+        }
+        ticket.has_begun = true;
+        Ok(ticket)
+    }
+
+    /// Checks the present limits by what this gateway has counted, and counts `amount` and `begun` requests.
+    ///
+    /// # Errors
+    /// The first refusal. Nothing is counted then.
+    fn count(
+        &self,
+        subjects: &[(Subject, LimitsEntry)],
+        refusal: impl Fn(&mut Usage, &LimitsEntry, Instant) -> Option<Refusal>,
+        amount: impl Fn(PerMinute) -> f64,
+        begun: u64,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        let mut usages = self.usages();
+        for (subject, limits) in subjects {
+            let usage = usages.entry(subject.clone()).or_default();
+            usage.follow(limits, self.shared.share, now);
+            if let Some(refusal) = refusal(usage, limits, now) {
+                return Err(self.refused(subject, limits, refusal));
+            }
+        }
+        for (subject, _) in subjects {
+            if let Some(usage) = usages.get_mut(subject) {
+                usage.in_flight += begun;
+                usage.take(&amount, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what Redis says is left, and counts `begun` requests in flight here unless it refuses.
+    ///
+    /// # Errors
+    /// The refusal in the answer.
+    fn copy(
+        &self,
+        subjects: &[(Subject, LimitsEntry)],
+        answer: &Answer,
+        begun: u64,
+    ) -> Result<(), ApiError> {
+        let now = Instant::now();
+        let begun = if answer.refusal.is_some() { 0 } else { begun };
+        let mut usages = self.usages();
+        for ((subject, limits), left) in subjects.iter().zip(&answer.left) {
+            let usage = usages.entry(subject.clone()).or_default();
+            usage.copy(limits, left, now);
+            usage.in_flight += begun;
+        }
+        drop(usages);
+        let refusal = answer.refusal;
+        let refused = refusal.and_then(|(at, refusal)| Some((subjects.get(at)?, refusal)));
+        refused.map_or(Ok(()), |((subject, limits), refusal)| {
+            Err(self.refused(subject, limits, refusal))
         })
     }
 
-    fn refused_per_minute(
-        &self,
-        at: usize,
-        subject: &Subject,
-        limits: &LimitsEntry,
-        wait: Duration,
-    ) -> ApiError {
-        let (of, name) = PER_MINUTE[at];
-        let limit = of.limit(limits).unwrap_or(0);
-        let message = format!(
-            "{} has reached its limit of {limit} {} per minute; try again in {:.1} s",
-            subject.name(),
-            name.trim_end_matches("_per_minute").replace('_', " "),
-            wait.as_secs_f64(),
-        );
-        self.refused(name, message, wait)
-    }
-
-    fn refused(&self, limit: &str, message: String, wait: Duration) -> ApiError {
+    fn refused(&self, subject: &Subject, limits: &LimitsEntry, refusal: Refusal) -> ApiError {
+        let (limit, message, wait) = match refusal {
+            Refusal::InFlight(in_flight) => {
+                let message = format!(
+                    "{in_flight} requests of {} are in flight, which is the limit; wait for some to end",
+                    subject.name(),
+                );
+                ("requests_in_flight_max", message, IN_FLIGHT_RETRY)
+            }
+            Refusal::PerMinute { at, wait } => {
+                let (of, name) = PER_MINUTE[at];
+                let message = format!(
+                    "{} has reached its limit of {} {} per minute; try again in {:.1} s",
+                    subject.name(),
+                    of.limit(limits).unwrap_or(0),
+                    name.trim_end_matches("_per_minute").replace('_', " "),
+                    wait.as_secs_f64(),
+                );
+                (name, message, wait)
+            }
+        };
         self.shared.metrics.rejected(limit);
         let wait_ms = wait.as_millis().max(1) as u64;
         ApiError::new(ErrorKind::Overloaded, message)
@@ -283,36 +252,26 @@ impl Limiter {
     /// The state of a limit of a caller: of the tenant's and the key's the one with less left.
     pub(super) fn state(&self, caller: &Caller, of: PerMinute, now: Instant) -> Option<LimitState> {
         let at = PER_MINUTE.iter().position(|(one, _)| *one == of)?;
+        let subjects = subjects(caller);
+        if subjects.is_empty() {
+            return None;
+        }
         let mut usages = self.usages();
-        let states = subjects(caller)
-            .into_iter()
-            .filter_map(|(subject, limits)| {
-                let limit = of.limit(&limits)?;
-                let bucket = usages.get_mut(&subject)?.buckets[at].as_mut()?;
-                Some(LimitState {
-                    limit,
-                    left: bucket.left(now) as u64,
-                    until_full: bucket.until_full(now),
-                })
-            });
+        let states = subjects.into_iter().filter_map(|(subject, limits)| {
+            let limit = of.limit(&limits)?;
+            let bucket = usages.get_mut(&subject)?.buckets[at].as_mut()?;
+            Some(LimitState {
+                limit,
+                left: bucket.left(now) as u64,
+                until_full: bucket.until_full(now),
+            })
+        });
         states.min_by_key(|state| state.left)
     }
 
     /// Forgets those of whom nothing is in flight. They begin with full limits, as they would after a minute.
     pub(crate) fn forget_idle(&self, now: Instant) {
-        self.usages().retain(|_, usage| {
-            let mut buckets = usage.buckets.iter_mut().flatten();
-            usage.in_flight > 0 || buckets.any(|bucket| !bucket.until_full(now).is_zero())
-        });
-    }
-}
-
-impl Subject {
-    fn name(&self) -> String {
-        match self {
-            Subject::Tenant(_) => "your organization".to_owned(),
-            Subject::Key(id) => format!("the API key {id}"),
-        }
+        self.usages().retain(|_, usage| !usage.is_idle(now));
     }
 }
 
@@ -322,7 +281,7 @@ impl QuotaTicket {
     ///
     /// # Errors
     /// `Overloaded` past a limit on tokens, or what is left of a budget.
-    pub(crate) fn reserve(
+    pub(crate) async fn reserve(
         &mut self,
         input: u64,
         output_max: impl Iterator<Item = u64>,
@@ -330,22 +289,19 @@ impl QuotaTicket {
     ) -> Result<(u64, u64), ApiError> {
         let output: u64 = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
         self.budget.reserve(input.saturating_add(output))?;
+        if self.subjects.is_empty() {
+            return Ok((input, output));
+        }
         let amount = |of: PerMinute| of.of_tokens(input as f64, output as f64);
-        let mut usages = self.limiter.usages();
-        for (subject, limits) in &self.subjects {
-            let usage = usages.entry(subject.clone()).or_default();
-            usage.follow(limits, self.limiter.shared.share, now);
-            if let Some((at, wait)) = usage.refusal(amount, now) {
-                let refused = self.limiter.refused_per_minute(at, subject, limits, wait);
-                return Err(refused);
-            }
+        if let Some(place) = &mut self.place
+            && let Ok(answer) = place.reserve(amount).await
+        {
+            self.limiter.copy(&self.subjects, &answer, 0)?;
+        } else {
+            let refusal = |usage: &mut Usage, _: &LimitsEntry, now| usage.refusal(amount, now);
+            self.limiter
+                .count(&self.subjects, refusal, amount, 0, now)?;
         }
-        for (subject, _) in &self.subjects {
-            if let Some(usage) = usages.get_mut(subject) {
-                usage.take(amount, now);
-            }
-        }
-        drop(usages);
         self.reserved = Some(Reserved { input, output });
         Ok((input, output))
     }
@@ -360,20 +316,26 @@ impl QuotaTicket {
         self.made.clone()
     }
 
-    fn settle(&self, now: Instant) {
+    fn settle(&mut self, now: Instant) {
         let made = self.made.output.load(Ordering::Relaxed);
         let has_emitted = self.made.has_emitted();
+        let settled = self.reserved.map(|Reserved { input, output }| {
+            let kept_input = if has_emitted { 0.0 } else { -(input as f64) };
+            (kept_input, made as f64 - output as f64)
+        });
+        let (input, output) = settled.unwrap_or_default();
+        let amount = |of: PerMinute| of.of_tokens(input, output);
+        // What Redis has taken is settled there when the place is dropped.
+        if let Some(place) = self.place.as_mut().filter(|place| place.has_reserved()) {
+            place.settle(amount);
+        }
         let mut usages = self.limiter.usages();
         for (subject, _) in &self.subjects {
             let Some(usage) = usages.get_mut(subject) else {
                 continue;
             };
-            usage.in_flight = usage.in_flight.saturating_sub(1);
-            if let Some(Reserved { input, output }) = self.reserved {
-                let kept_input = if has_emitted { 0.0 } else { -(input as f64) };
-                let more_output = made as f64 - output as f64;
-                usage.take(|of| of.of_tokens(kept_input, more_output), now);
-            }
+            usage.in_flight = usage.in_flight.saturating_sub(u64::from(self.has_begun));
+            usage.take(amount, now);
         }
     }
 }
@@ -390,6 +352,10 @@ impl Drop for QuotaTicket {
 mod tests {
     use super::*;
     use crate::tenants::policy::TenantPolicy;
+    use crate::tenants::LimitsRedisConfig;
+    use crate::tenants::rate_headers::HeaderWords;
+    use actix_web::http::header::HeaderMap;
+    use futures_util::FutureExt as _;
     use refrain_service_kit::telemetry::Metrics;
 
     fn limiter(share: f64) -> (Limiter, Arc<GatewayMetrics>) {
@@ -411,17 +377,17 @@ mod tests {
         limiter.state(caller, of, Instant::now()).unwrap().left
     }
 
-    #[test]
-    fn requests_past_a_limit_are_told_when_to_come_back() {
+    #[tokio::test]
+    async fn requests_past_a_limit_are_told_when_to_come_back() {
         let (limiter, metrics) = limiter(1.0);
         let acme = caller(LimitsEntry {
             requests_per_minute: Some(2),
             ..LimitsEntry::default()
         });
         let now = Instant::now();
-        drop(limiter.begin(&acme, now).unwrap());
-        drop(limiter.begin(&acme, now).unwrap());
-        let error = limiter.begin(&acme, now).err().unwrap();
+        drop(limiter.begin(&acme, now).await.unwrap());
+        drop(limiter.begin(&acme, now).await.unwrap());
+        let error = limiter.begin(&acme, now).await.err().unwrap();
         assert_eq!(error.kind, ErrorKind::Overloaded);
         assert_eq!(error.code.as_deref(), Some("rate_limit_exceeded"));
         let wait_ms = error.retry_after_ms.unwrap();
@@ -439,14 +405,14 @@ mod tests {
             tenant: "bolt".into(),
             ..acme.clone()
         };
-        assert!(limiter.begin(&other, now).is_ok());
+        assert!(limiter.begin(&other, now).await.is_ok());
         let later = now + Duration::from_millis(wait_ms + 1);
-        assert!(limiter.begin(&acme, later).is_ok());
-        assert!(limiter.begin(&acme, later).is_err());
+        assert!(limiter.begin(&acme, later).await.is_ok());
+        assert!(limiter.begin(&acme, later).await.is_err());
     }
 
-    #[test]
-    fn tokens_are_reserved_and_settled_for_what_was_made() {
+    #[tokio::test]
+    async fn tokens_are_reserved_and_settled_for_what_was_made() {
         let (limiter, _) = limiter(1.0);
         let acme = caller(LimitsEntry {
             tokens_per_minute: Some(6_000),
@@ -454,9 +420,12 @@ mod tests {
             ..LimitsEntry::default()
         });
         let now = Instant::now();
-        let mut ticket = limiter.begin(&acme, now).unwrap();
+        let mut ticket = limiter.begin(&acme, now).await.unwrap();
         // 8,192 are allowed, and 1,024 reserved.
-        ticket.reserve(1_000, [8_192, 10].into_iter(), now).unwrap();
+        ticket
+            .reserve(1_000, [8_192, 10].into_iter(), now)
+            .await
+            .unwrap();
         assert_eq!(
             left(&limiter, &acme, PerMinute::Tokens),
             6_000 - 1_000 - 1_034
@@ -477,16 +446,21 @@ mod tests {
         near(PerMinute::Tokens, 6_000 - 1_034);
         near(PerMinute::OutputTokens, 3_000 - 34);
         // A request that made nothing costs nothing.
-        let mut failed = limiter.begin(&acme, now).unwrap();
-        failed.reserve(4_000, std::iter::once(16), now).unwrap();
+        let mut failed = limiter.begin(&acme, now).await.unwrap();
+        failed
+            .reserve(4_000, std::iter::once(16), now)
+            .await
+            .unwrap();
         drop(failed);
         near(PerMinute::Tokens, 6_000 - 1_034);
         // A longer output than was reserved is a debt, which holds the next request up before its body is read.
-        let mut long = limiter.begin(&acme, now).unwrap();
-        long.reserve(10, std::iter::once(100_000), now).unwrap();
+        let mut long = limiter.begin(&acme, now).await.unwrap();
+        long.reserve(10, std::iter::once(100_000), now)
+            .await
+            .unwrap();
         long.made().add(5_000);
         drop(long);
-        let error = limiter.begin(&acme, now).err().unwrap();
+        let error = limiter.begin(&acme, now).await.err().unwrap();
         assert!(
             error.message.contains("tokens per minute"),
             "{}",
@@ -494,8 +468,8 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_share_of_the_limits_and_changed_limits_hold_at_once() {
+    #[tokio::test]
+    async fn a_share_of_the_limits_and_changed_limits_hold_at_once() {
         let (limiter, _) = limiter(0.5);
         let limited = |requests_per_minute| {
             caller(LimitsEntry {
@@ -504,47 +478,96 @@ mod tests {
             })
         };
         let now = Instant::now();
-        let begin = |limit| limiter.begin(&limited(limit), now).map(drop);
-        assert!(begin(4).is_ok() && begin(4).is_ok() && begin(4).is_err());
+        let begin = async |limit| limiter.begin(&limited(limit), now).await.map(drop);
+        assert!(begin(4).await.is_ok() && begin(4).await.is_ok() && begin(4).await.is_err());
         // A larger limit takes over that all of it is used.
-        assert!(begin(400).is_err());
+        assert!(begin(400).await.is_err());
         limiter.forget_idle(now);
         assert_eq!(limiter.usages().len(), 1);
         limiter.forget_idle(now + Duration::from_secs(61));
         assert!(limiter.usages().is_empty());
-        assert!(begin(400).is_ok());
+        assert!(begin(400).await.is_ok());
     }
 
-    #[test]
-    fn a_share_below_one_request_per_minute_still_lets_requests_through() {
+    #[tokio::test]
+    async fn a_share_below_one_request_per_minute_still_lets_requests_through() {
         let (limiter, _) = limiter(0.5);
         let acme = caller(LimitsEntry {
             requests_per_minute: Some(1),
             ..LimitsEntry::default()
         });
         let now = Instant::now();
-        let mut ticket = limiter.begin(&acme, now).unwrap();
-        ticket.reserve(10, std::iter::once(10), now).unwrap();
+        let mut ticket = limiter.begin(&acme, now).await.unwrap();
+        ticket.reserve(10, std::iter::once(10), now).await.unwrap();
         drop(ticket);
-        assert!(limiter.begin(&acme, now).is_err());
-        assert!(limiter.begin(&acme, now + Duration::from_secs(121)).is_ok());
+        assert!(limiter.begin(&acme, now).await.is_err());
+        assert!(
+            limiter
+                .begin(&acme, now + Duration::from_secs(121))
+                .await
+                .is_ok()
+        );
     }
 
-    #[test]
-    fn requests_at_once_are_limited_until_they_end() {
+    #[tokio::test]
+    async fn requests_at_once_are_limited_until_they_end() {
         let (limiter, _) = limiter(1.0);
         let acme = caller(LimitsEntry {
             requests_in_flight_max: Some(2),
             ..LimitsEntry::default()
         });
         let now = Instant::now();
-        let first = limiter.begin(&acme, now).unwrap();
-        let second = limiter.begin(&acme, now).unwrap();
-        assert!(limiter.begin(&acme, now).is_err());
+        let first = limiter.begin(&acme, now).await.unwrap();
+        let second = limiter.begin(&acme, now).await.unwrap();
+        assert!(limiter.begin(&acme, now).await.is_err());
         drop(first);
-        let third = limiter.begin(&acme, now).unwrap();
-        assert!(limiter.begin(&acme, now).is_err());
+        let third = limiter.begin(&acme, now).await.unwrap();
+        assert!(limiter.begin(&acme, now).await.is_err());
         drop((second, third));
-        assert!(limiter.begin(&acme, now).is_ok());
+        assert!(limiter.begin(&acme, now).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_caller_without_limits_takes_no_lock_and_nothing_is_stored() {
+        let metrics = Metrics::new().unwrap();
+        let unreachable = LimitsRedisConfig {
+            url: "redis://127.0.0.1:1".into(),
+            ..LimitsRedisConfig::default()
+        };
+        let redis = RedisCounts::start(unreachable, &metrics).unwrap();
+        let families = Arc::new(GatewayMetrics::new(&metrics).unwrap());
+        let limiter = Limiter::with_redis(1.0, Some(redis), families);
+        let free = caller(LimitsEntry::default());
+        let now = Instant::now();
+        {
+            // A second lock of this thread would never be granted.
+            let usages = limiter.shared.usages.lock().unwrap();
+            let begun = limiter.begin(&free, now).now_or_never();
+            let mut ticket = begun.unwrap().unwrap();
+            let reserved = ticket.reserve(1_000, std::iter::once(10), now);
+            reserved.now_or_never().unwrap().unwrap();
+            ticket.made().add(10);
+            let mut headers = HeaderMap::new();
+            limiter.write_headers(&free, HeaderWords::OpenAi, &mut headers);
+            drop(ticket);
+            assert!(headers.is_empty() && usages.is_empty());
+        }
+        let text = String::from_utf8(metrics.render()).unwrap();
+        assert!(
+            text.contains("refrain_gateway_limits_redis_fallbacks_total 0"),
+            "{text}"
+        );
+        // A caller with limits does ask Redis.
+        let acme = caller(LimitsEntry {
+            requests_per_minute: Some(2),
+            ..LimitsEntry::default()
+        });
+        assert!(limiter.begin(&acme, now).await.is_ok());
+        assert_eq!(limiter.usages().len(), 1);
+        let text = String::from_utf8(metrics.render()).unwrap();
+        assert!(
+            text.contains("refrain_gateway_limits_redis_fallbacks_total 1"),
+            "{text}"
+        );
     }
 }

@@ -7,7 +7,8 @@ use refrain_service_kit::clock;
 
 use super::directory::Caller;
 use super::file::expiry_text;
-use super::limiter::{LimitState, Limiter, PerMinute};
+use super::limit_usage::PerMinute;
+use super::limiter::{LimitState, Limiter};
 
 /// The words of an API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

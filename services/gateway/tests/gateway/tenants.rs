@@ -18,7 +18,7 @@ use crate::mesh::{Bench, Mishap, chat, config, start_error};
 
 const CHAT: &str = "/v1/chat/completions";
 
-struct Tenants {
+pub(crate) struct Tenants {
     _dir: tempfile::TempDir,
     path: PathBuf,
     file: TenantsFile,
@@ -26,7 +26,7 @@ struct Tenants {
 
 impl Tenants {
     /// A file with the tenant `acme` under these limits.
-    fn new(limits: LimitsEntry) -> Self {
+    pub(crate) fn new(limits: LimitsEntry) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let tenants = Tenants {
             path: dir.path().join("tenants.toml"),
@@ -60,7 +60,7 @@ impl Tenants {
         key.key
     }
 
-    fn config(&self) -> GatewayConfig {
+    pub(crate) fn config(&self) -> GatewayConfig {
         GatewayConfig {
             tenants_file: Some(self.path.clone()),
             ..config()

@@ -8,12 +8,26 @@ use refrain_protocol::engine::{
     StepResponse, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::scheduling::KvReport;
-use refrain_service_kit::http::{HttpResult, ServeOptions, Server, get, mesh_only, post, serve};
-use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::http::{
+    HttpResult, RouteRoles, ServeOptions, Server, get, mesh_only, post, serve,
+};
+use refrain_service_kit::mesh::{MeshAuth, MeshRole};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::handle::EngineHandle;
 use crate::config::EngineConfig;
+
+/// The roles that may call each route.
+const ROLES: &RouteRoles = &[
+    ("/engine/v1/capabilities", &[MeshRole::Worker]),
+    ("/engine/v1/load", &[MeshRole::Worker]),
+    ("/engine/v1/kv", &[MeshRole::Worker]),
+    ("/engine/v1/step", &[MeshRole::Worker]),
+    ("/engine/v1/close", &[MeshRole::Worker]),
+    ("/engine/v1/abort", &[MeshRole::Worker]),
+    ("/engine/v1/tokenize", &[MeshRole::Worker]),
+    ("/engine/v1/detokenize", &[MeshRole::Worker]),
+];
 
 /// Starts the listener.
 pub(super) fn listen(
@@ -36,7 +50,7 @@ pub(super) fn listen(
     serve(options, metrics, readiness, move |app| {
         app.app_data(Data::new(routed.clone())).service(
             web::scope("/engine/v1")
-                .wrap(mesh_only(mesh.clone()))
+                .wrap(mesh_only(mesh.clone(), ROLES))
                 .service(get("/capabilities", capabilities))
                 .service(get("/load", load))
                 .service(get("/kv", kv))

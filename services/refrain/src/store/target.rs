@@ -33,6 +33,10 @@ pub(crate) struct TargetArgs {
     /// The mesh's secret [default: the one in --config].
     #[arg(long, env = "REFRAIN_MESH__SECRET", hide_env_values = true)]
     pub(crate) secret: Option<String>,
+    /// File with an operator's credential, in place of the secret. A credential of another role may not administer a
+    /// store.
+    #[arg(long, env = "REFRAIN_OPERATOR_CREDENTIAL_FILE")]
+    pub(crate) credential_file: Option<PathBuf>,
     /// Configuration file with the draft store's address and the mesh's secret.
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
@@ -82,10 +86,14 @@ impl Target {
                 }
             };
         }
-        let file = match &args.config {
+        let mut file = match &args.config {
             Some(path) => Some(MeshFile::load(Role::DraftStore, Some(path))?),
             None => None,
         };
+        if let Some(file) = &mut file {
+            // The credential of the store in that file is no operator's.
+            file.mesh.credential_file = args.credential_file.clone();
+        }
         let listen = file.as_ref().and_then(|file| file.draft_store.listen);
         let tls = file
             .as_ref()
@@ -105,11 +113,18 @@ impl Target {
         };
         let cluster = cluster.to_vec();
         let of_file = file.map(|file| MeshCredentials::open(&file.mesh, &Metrics::new()?));
-        let credentials = match (&args.secret, of_file.transpose()?) {
-            (Some(secret), Some(of_file)) => of_file.with_secret(secret),
-            (Some(secret), None) => MeshCredentials::of_secret(secret),
-            (None, of_file) => of_file
-                .context("a running store needs the mesh's secret: give --secret or --config")?,
+        let credentials = match (&args.secret, &args.credential_file, of_file.transpose()?) {
+            (_, Some(_), Some(of_file)) => of_file,
+            (_, Some(path), None) => {
+                let token = std::fs::read_to_string(path);
+                let token = token.with_context(|| path.display().to_string())?;
+                MeshCredentials::of_secret(token.trim())
+            }
+            (Some(secret), None, Some(of_file)) => of_file.with_secret(secret),
+            (Some(secret), None, None) => MeshCredentials::of_secret(secret),
+            (None, None, of_file) => of_file.context(
+                "a running store needs a credential or the mesh's secret: give --credential-file, --secret or --config",
+            )?,
         };
         let client = MeshClient::with_credentials(&url, credentials, TIMEOUT)?;
         match cluster.is_empty() {

@@ -12,9 +12,10 @@ use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Worker, decode_chunk};
 use refrain_service_kit::http::{
-    HttpResult, ListenerConfig, RawBody, ServeOptions, Server, get, mesh_only, post,
+    HttpResult, ListenerConfig, RawBody, RouteRoles, ServeOptions, Server, get, mesh_only, post,
     serve as listen_on,
 };
+use refrain_service_kit::mesh::MeshRole;
 use refrain_service_kit::telemetry::Metrics;
 
 use super::handle::WorkerHandle;
@@ -28,6 +29,12 @@ const CONNECTIONS_MAX: usize = 4096;
 const HTTP_THREADS: usize = 1;
 /// Largest request body, bytes: a context of a million tokens, also as JSON.
 const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// The roles that may call each route.
+const ROLES: &RouteRoles = &[
+    ("/internal/v1/chunk", &[MeshRole::Gateway]),
+    ("/internal/v1/cut", &[MeshRole::Gateway]),
+];
 
 /// Starts the listener.
 pub(crate) fn serve(
@@ -54,7 +61,7 @@ pub(crate) fn serve(
                 .service(get("/engine_metrics", engine_metrics))
                 .service(
                     web::scope("/internal/v1")
-                        .wrap(mesh_only(worker.parts.auth.clone()))
+                        .wrap(mesh_only(worker.parts.auth.clone(), ROLES))
                         .service(post("/chunk", chunk))
                         .service(post("/cut", cut)),
                 );

@@ -256,7 +256,7 @@ impl MeshClient {
         let request = pool
             .http()
             .request(method, format!("{}{path}", self.base_url))
-            .header(MESH_SECRET_HEADER, &*pool.credentials.secret())
+            .header(MESH_SECRET_HEADER, &*pool.credentials.carried())
             .headers(trace_headers());
         let clocks = self.clocks.as_ref();
         match clocks.and_then(|clocks| clocks.request_header(&self.clock_sent)) {

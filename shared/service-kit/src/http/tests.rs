@@ -71,7 +71,7 @@ fn listen() -> Listening {
         let length = async |text: web::Json<String>| web::Json(text.len());
         app.service(
             web::scope("/in")
-                .wrap(mesh_only(auth.clone()))
+                .wrap(mesh_only(auth.clone(), &[]))
                 .service(post("/size", size))
                 .service(post("/length", length))
                 .service(get("/huge", huge))

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{PublicKey, SigningKey};
+use super::roles::Issuers;
 use crate::clocks::CLOCK_SKEW_S_MAX;
 use crate::random;
 
@@ -26,13 +27,19 @@ const SIGNING_KEY_UNKNOWN: &str =
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshConfig {
-    /// The secret that all services share, at least 32 characters.
+    /// The secret that all services share, at least 32 characters. Whoever has it may call every internal route.
     pub secret: String,
     /// In place of `secret`: a file with it, which is read again when it changes. The secrets of further lines are
     /// accepted as well.
     pub secret_file: Option<PathBuf>,
     /// Secrets that calls may carry besides, while the secret is being replaced.
     pub secrets_accepted: Vec<String>,
+    /// Keys that verify credentials of roles, 32 bytes in hex each. With any, the secret is refused unless `secret` or
+    /// `secret_file` is set as well.
+    pub issuer_public_keys: Vec<String>,
+    /// File with the credential of this process, as `refrain mesh credential` prints it. Calls carry it in place of the
+    /// secret. It is read again when it changes.
+    pub credential_file: Option<PathBuf>,
     /// The key that verifies namespaces, 32 bytes in hex. Every service needs it.
     pub namespace_public_key: String,
     /// Keys that verify namespaces besides, while the signing key is being replaced.
@@ -61,6 +68,8 @@ impl Default for MeshConfig {
             secret: String::new(),
             secret_file: None,
             secrets_accepted: Vec::new(),
+            issuer_public_keys: Vec::new(),
+            credential_file: None,
             namespace_public_key: String::new(),
             namespace_public_keys: Vec::new(),
             namespace_signing_key: String::new(),
@@ -81,6 +90,8 @@ impl fmt::Debug for MeshConfig {
             .field("secret", &hidden(&self.secret))
             .field("secret_file", &self.secret_file)
             .field("secrets_accepted", &self.secrets_accepted.len())
+            .field("issuer_public_keys", &self.issuer_public_keys)
+            .field("credential_file", &self.credential_file)
             .field("namespace_public_key", &self.namespace_public_key)
             .field("namespace_public_keys", &self.namespace_public_keys)
             .field(
@@ -119,6 +130,8 @@ impl MeshConfig {
     pub fn has_keys(&self) -> bool {
         !self.secret.is_empty()
             || self.secret_file.is_some()
+            || !self.issuer_public_keys.is_empty()
+            || self.credential_file.is_some()
             || !self.namespace_public_key.is_empty()
             || !self.namespace_signing_key.is_empty()
             || self.namespace_signing_key_file.is_some()
@@ -129,7 +142,12 @@ impl MeshConfig {
         let mut faults = Vec::new();
         let mut fault = |key: &str, rule: &str| faults.push(format!("mesh.{key}: {rule}"));
         let too_short = "must have at least 32 characters; `refrain keys` makes one";
+        let has_roles = !self.issuer_public_keys.is_empty() && self.credential_file.is_some();
         match (&self.secret_file, self.secret.len()) {
+            (None, 0) if has_roles => {}
+            (None, 0) if !self.issuer_public_keys.is_empty() => {
+                fault("credential_file", "calls need it or mesh.secret");
+            }
             (None, ..SECRET_CHARS_MIN) => fault("secret", too_short),
             (Some(_), 1..) => fault("secret_file", "give it or mesh.secret, not both"),
             _ => {}
@@ -156,6 +174,9 @@ impl MeshConfig {
         if hex::decode(&public_key).map(|key| key.len()) != Ok(32) {
             fault("namespace_public_key", not_a_key);
         }
+        if !self.has_secret() && !accepted.is_empty() {
+            fault("secrets_accepted", "needs mesh.secret or mesh.secret_file");
+        }
         let others = &self.namespace_public_keys;
         let is_key = |key: &String| hex::decode(key).is_ok_and(|key| key.len() == 32);
         if !others.iter().all(is_key) {
@@ -164,6 +185,19 @@ impl MeshConfig {
         if others.len() >= PUBLIC_KEYS_MAX {
             let rule = format!("must be fewer than {PUBLIC_KEYS_MAX}");
             fault("namespace_public_keys", &rule);
+        }
+        if self.credential_file.is_some() && self.issuer_public_keys.is_empty() {
+            fault("credential_file", "needs mesh.issuer_public_keys");
+        }
+        if !self.issuer_public_keys.iter().all(is_key) {
+            fault(
+                "issuer_public_keys",
+                "must be 64 hex digits each; `refrain mesh issuer` makes one",
+            );
+        }
+        if self.issuer_public_keys.len() > PUBLIC_KEYS_MAX {
+            let rule = format!("must be at most {PUBLIC_KEYS_MAX}");
+            fault("issuer_public_keys", &rule);
         }
         if self.namespace_signing_key_file.is_some() && !self.namespace_signing_key.is_empty() {
             let rule = "give it or mesh.namespace_signing_key, not both";
@@ -179,6 +213,18 @@ impl MeshConfig {
             }
         }
         faults
+    }
+
+    /// Whether there is a secret that allows everything.
+    pub(super) fn has_secret(&self) -> bool {
+        !self.secret.is_empty() || self.secret_file.is_some()
+    }
+
+    /// The keys that verify credentials.
+    pub(super) fn issuers(&self) -> anyhow::Result<Issuers> {
+        let keys = self.issuer_public_keys.iter();
+        let decoded = keys.map(|key| anyhow::Ok(PublicKey::new(hex::decode(key)?)));
+        Ok(Issuers::new(decoded.collect::<Result<_, _>>()?))
     }
 
     /// The keys that verify namespaces.

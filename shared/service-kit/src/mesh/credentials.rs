@@ -1,4 +1,5 @@
-//! The mesh secret and the certificate of calls between services. Both may change under a running service.
+//! The mesh secret, the credential and the certificate of calls between services. All may change under a running
+//! service.
 
 use std::sync::Arc;
 
@@ -7,20 +8,30 @@ use rustls::ClientConfig;
 use subtle::{Choice, ConstantTimeEq};
 
 use super::config::{MeshConfig, SECRET_CHARS_MIN};
+use super::roles::{Issuers, RoleCredential};
+use crate::clock;
 use crate::reload::Reloaded;
 use crate::telemetry::Metrics;
 use crate::tls::{ClientTlsFiles, open_client};
 
-/// The secret and the certificate of calls between services, which follow their files. Cheap to clone.
+/// The secret, the credential and the certificate of calls between services, which follow their files. Cheap to clone.
 #[derive(Clone)]
 pub struct MeshCredentials {
     secrets: Arc<Reloaded<Secrets>>,
+    /// The credential, which calls carry in place of the secret.
+    credential: Option<Arc<Reloaded<Credential>>>,
     tls: Option<Arc<Reloaded<ClientConfig>>>,
+}
+
+/// A credential as calls carry it.
+struct Credential {
+    token: Arc<str>,
+    says: RoleCredential,
 }
 
 /// The secrets of a mesh.
 struct Secrets {
-    /// The secret that calls carry.
+    /// The secret that calls carry. Empty: there is none.
     own: Arc<str>,
     /// Those that are accepted besides.
     others: Vec<String>,
@@ -45,10 +56,32 @@ impl MeshCredentials {
                     .context("mesh.secret_file")?
             }
         };
+        let credential = config.credential_file.clone().map(|path| {
+            let issuers = config.issuers()?;
+            let (skew_s, gauge) = (
+                config.clock_skew_s_max,
+                metrics.http().credential_expiry.clone(),
+            );
+            let parse = move |files: &[Vec<u8>]| {
+                let credential = credential(&files.concat(), &issuers, clock::unix_s(), skew_s)?;
+                let role = credential.says.role.as_str();
+                gauge
+                    .with_label_values(&[role])
+                    .set(credential.says.expires_at_s as i64);
+                Ok(credential)
+            };
+            let reloads = &metrics.http().reloads;
+            Reloaded::open("mesh credential", vec![path], reloads, parse)
+                .context("mesh.credential_file")
+        });
         let identity = config.certificate.clone().zip(config.key.clone());
         let files = config.ca.clone().map(|ca| ClientTlsFiles { ca, identity });
         let tls = files.map(|files| open_client(files, metrics)).transpose()?;
-        Ok(MeshCredentials { secrets, tls })
+        Ok(MeshCredentials {
+            secrets,
+            credential: credential.transpose()?,
+            tls,
+        })
     }
 
     /// Credentials that have this secret and no certificate.
@@ -57,7 +90,11 @@ impl MeshCredentials {
             own: secret.into(),
             others: Vec::new(),
         });
-        MeshCredentials { secrets, tls: None }
+        MeshCredentials {
+            secrets,
+            credential: None,
+            tls: None,
+        }
     }
 
     /// The same certificate with another secret.
@@ -69,14 +106,26 @@ impl MeshCredentials {
         }
     }
 
-    /// The secret that calls carry.
-    pub(crate) fn secret(&self) -> Arc<str> {
-        self.secrets.get().own.clone()
+    /// What calls carry: the credential, or else the secret.
+    pub(crate) fn carried(&self) -> Arc<str> {
+        match &self.credential {
+            Some(credential) => credential.get().token.clone(),
+            None => self.secrets.get().own.clone(),
+        }
+    }
+
+    /// What the credential says, if there is one.
+    pub fn credential(&self) -> Option<RoleCredential> {
+        let credential = self.credential.as_ref()?;
+        Some(credential.get().says.clone())
     }
 
     /// Whether a secret is among those that are accepted. All are compared, so the time does not tell which.
     pub(crate) fn accepts(&self, given: &[u8]) -> bool {
         let secrets = self.secrets.get();
+        if secrets.own.is_empty() {
+            return false;
+        }
         let own = given.ct_eq(secrets.own.as_bytes());
         let others = secrets.others.iter();
         let is_among = others.fold(own, |found: Choice, other| {
@@ -96,6 +145,23 @@ impl MeshCredentials {
     pub(crate) fn tls_generation(&self) -> u64 {
         self.tls.as_ref().map_or(0, |tls| tls.generation())
     }
+}
+
+/// Reads a file with a credential. It has to be one of this mesh, so that a wrong file is noticed here.
+fn credential(
+    text: &[u8],
+    issuers: &Issuers,
+    now_s: u64,
+    skew_s: u64,
+) -> anyhow::Result<Credential> {
+    let text = std::str::from_utf8(text).context("it is not UTF-8")?;
+    let token = text.trim();
+    let says = issuers.verify(token, now_s, skew_s);
+    let says = says.map_err(|why| anyhow::anyhow!("the credential cannot be used: {why}"))?;
+    Ok(Credential {
+        token: token.into(),
+        says,
+    })
 }
 
 /// Reads a file of secrets: the first line is the one that calls carry, and those of further lines are accepted
@@ -132,9 +198,10 @@ mod tests {
         let secrets = secrets(text.as_bytes(), vec![c.clone()]).unwrap();
         let credentials = MeshCredentials {
             secrets: Reloaded::fixed(secrets),
+            credential: None,
             tls: None,
         };
-        assert_eq!(*credentials.secret(), *a);
+        assert_eq!(*credentials.carried(), *a);
         for accepted in [&a, &b, &c] {
             assert!(credentials.accepts(accepted.as_bytes()));
         }

@@ -1,4 +1,4 @@
-//! The Ed25519 keys that sign and verify namespaces.
+//! The Ed25519 keys that sign and verify namespaces and credentials.
 
 use ring::digest::{SHA256, digest};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
@@ -6,7 +6,7 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 /// Bytes of the id of a key.
 pub(super) const KID_BYTES: usize = 8;
 
-/// A key that verifies namespaces.
+/// A key that verifies signatures.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PublicKey {
     /// Its id in signatures, in hex: the start of its SHA-256.
@@ -34,7 +34,7 @@ impl PublicKey {
     }
 }
 
-/// A key that signs namespaces.
+/// A key that signs.
 pub(super) struct SigningKey {
     pair: Ed25519KeyPair,
     pub(super) public: PublicKey,
@@ -48,7 +48,7 @@ impl SigningKey {
     pub(super) fn from_seed(seed: &[u8]) -> anyhow::Result<Self> {
         let pair = Ed25519KeyPair::from_seed_unchecked(seed).map_err(|_| {
             anyhow::anyhow!(
-                "a namespace signing key must have 32 bytes, but this one has {}",
+                "a signing key must have 32 bytes, but this one has {}",
                 seed.len()
             )
         })?;

@@ -1,6 +1,6 @@
 //! Secrets, signatures, and how either is replaced.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::config::PUBLIC_KEYS_MAX;
 use super::*;
@@ -133,7 +133,7 @@ impl Service {
         assert_eq!(caller.faults(true), Vec::<String>::new());
         let carried = MeshCredentials::open(caller, &Metrics::new().unwrap()).unwrap();
         let request = actix_web::test::TestRequest::default()
-            .insert_header((MESH_SECRET_HEADER, &*carried.secret()))
+            .insert_header((MESH_SECRET_HEADER, &*carried.carried()))
             .to_http_request();
         let signed = NamespaceSigner::new(caller)
             .unwrap()
@@ -145,7 +145,7 @@ impl Service {
         };
         let verified = [signed, unnamed].map(|signed| self.auth.verify(&signed).is_ok());
         assert_eq!(verified[0], verified[1]);
-        self.auth.check(&request).is_ok() && verified[0]
+        self.auth.check(&request, &[MeshRole::Gateway]).is_ok() && verified[0]
     }
 }
 
@@ -202,6 +202,87 @@ fn the_signing_key_is_replaced_in_three_steps_without_a_gap() {
     all_meet_without_a_gap(&[old, both_accepted, new_signs, old_refused]);
 }
 
+/// A mesh without a secret, of which this process has the credential in `path`.
+fn with_credential(keys: &MeshConfig, issuer: &CredentialIssuer, path: &Path) -> MeshConfig {
+    MeshConfig {
+        secret: String::new(),
+        issuer_public_keys: vec![issuer.public_key()],
+        credential_file: Some(path.to_owned()),
+        ..keys.clone()
+    }
+}
+
+fn credential(issuer: &CredentialIssuer, role: MeshRole) -> String {
+    let now_s = clock::unix_s();
+    issuer.issue(role, "any", now_s, now_s + 600).unwrap()
+}
+
+#[test]
+fn credentials_replace_the_secret_in_three_steps_without_a_gap() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("credential");
+    let (issuer, _) = CredentialIssuer::generate().unwrap();
+    std::fs::write(&path, credential(&issuer, MeshRole::Gateway)).unwrap();
+    let secret_only = MeshConfig::generate().unwrap();
+    let credentials_only = with_credential(&secret_only, &issuer, &path);
+    let both_accepted = MeshConfig {
+        issuer_public_keys: vec![issuer.public_key()],
+        ..secret_only.clone()
+    };
+    let credential_carried = MeshConfig {
+        secret: secret_only.secret.clone(),
+        ..credentials_only.clone()
+    };
+    let steps = [
+        secret_only,
+        both_accepted,
+        credential_carried,
+        credentials_only,
+    ];
+    all_meet_without_a_gap(&steps);
+}
+
+#[test]
+fn without_a_secret_only_a_credential_of_the_mesh_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("credential");
+    let (issuer, _) = CredentialIssuer::generate().unwrap();
+    let (stranger, _) = CredentialIssuer::generate().unwrap();
+    std::fs::write(&path, credential(&issuer, MeshRole::Scheduler)).unwrap();
+    let keys = MeshConfig::generate().unwrap();
+    let config = with_credential(&keys, &issuer, &path);
+    let auth = MeshAuth::new(&config).unwrap();
+    let check = |carried: &str, roles: &[MeshRole]| {
+        let request = actix_web::test::TestRequest::default()
+            .insert_header((MESH_SECRET_HEADER, carried))
+            .to_http_request();
+        auth.check(&request, roles).map_err(|error| error.kind)
+    };
+    let worker = credential(&issuer, MeshRole::Worker);
+    assert!(check(&worker, &[MeshRole::Engine, MeshRole::Worker]).is_ok());
+    assert_eq!(
+        check(&worker, &[MeshRole::Operator]),
+        Err(ErrorKind::Forbidden)
+    );
+    assert_eq!(check(&worker, &[]), Err(ErrorKind::Forbidden));
+    let foreign = credential(&stranger, MeshRole::Operator);
+    for refused in ["", "rmc-", &keys.secret, &foreign] {
+        let outcome = check(refused, &MeshRole::ALL);
+        assert_eq!(outcome, Err(ErrorKind::Unauthorized), "{refused}");
+    }
+    // A file with another mesh's credential is refused, and a new one of this mesh is carried within a second or so.
+    let carried = || auth.credentials().carried();
+    let before = carried();
+    std::fs::write(&path, foreign).unwrap();
+    assert!(MeshAuth::new(&config).is_err());
+    assert_eq!(carried(), before);
+    let renewed = credential(&issuer, MeshRole::Operator);
+    std::fs::write(&path, format!("{renewed}\n")).unwrap();
+    while *carried() != *renewed {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_signature_names_its_key() {
     let (mine, other) = (
@@ -253,7 +334,7 @@ fn secrets_and_keys_can_be_in_files() {
     };
     write("secret", &format!("{}\n{}\n", renewed.secret, keys.secret));
     until(&renewed, true);
-    assert!(service.takes(&keys) && *service.auth.credentials().secret() == *renewed.secret);
+    assert!(service.takes(&keys) && *service.auth.credentials().carried() == *renewed.secret);
     write("secret", &renewed.secret);
     until(&keys, false);
     assert!(service.takes(&renewed));
@@ -293,6 +374,20 @@ fn keys_that_belong_together_are_checked() {
     assert!(
         malformed.starts_with("mesh.namespace_public_keys: must"),
         "{malformed}"
+    );
+    let issuer = keys.namespace_public_key.clone();
+    let no_credential = faults(&|config| {
+        config.secret = String::new();
+        config.issuer_public_keys = vec![issuer.clone()];
+    });
+    assert!(
+        no_credential.starts_with("mesh.credential_file: calls"),
+        "{no_credential}"
+    );
+    let no_issuer = faults(&|config| config.credential_file = path("credential"));
+    assert!(
+        no_issuer.contains("needs mesh.issuer_public_keys"),
+        "{no_issuer}"
     );
     let key = &keys.namespace_public_key;
     let many = faults(&|config| config.namespace_public_keys = vec![key.clone(); PUBLIC_KEYS_MAX]);

@@ -173,6 +173,8 @@ metric_families! {
         pub(crate) handshake_failures: IntCounterVec = "refrain_tls_handshake_failures_total" ["service", "reason"],
         /// When a certificate of this process expires, in Unix seconds, by the listener or `mesh` for calls.
         pub(crate) certificate_expiry: IntGaugeVec = "refrain_tls_certificate_expiry_seconds" ["certificate"],
+        /// When the credential of this process ends, in Unix seconds, by its role.
+        pub(crate) credential_expiry: IntGaugeVec = "refrain_mesh_credential_expiry_seconds" ["role"],
         /// Changed files that were read again, or refused while the earlier ones stay in use.
         pub(crate) reloads: IntCounterVec = "refrain_reloads_total" ["files", "outcome"],
     }

@@ -22,7 +22,11 @@ fn start(limiter: &Limiter, tenant: &str) -> UsageStart {
         fixed_key: None,
         key: None,
     };
-    let quota = limiter.begin(&caller, Instant::now()).unwrap();
+    let quota = limiter
+        .begin(&caller, Instant::now())
+        .now_or_never()
+        .unwrap()
+        .unwrap();
     UsageStart {
         subject: UsageSubject {
             tenant: tenant.to_owned(),

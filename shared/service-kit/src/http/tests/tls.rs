@@ -124,7 +124,7 @@ fn listen(tls: TlsConfig) -> Listening {
     let server = serve(options, &metrics, Arc::new(|| Ok(())), move |app| {
         app.service(
             actix_web::web::scope("/in")
-                .wrap(mesh_only(auth.clone()))
+                .wrap(mesh_only(auth.clone(), &[]))
                 .service(get("/ping", async || actix_web::web::Json("pong"))),
         );
     })

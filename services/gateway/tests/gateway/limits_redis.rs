@@ -1,0 +1,85 @@
+//! Limits that gateways count together in Redis, over HTTP.
+
+use std::time::Duration;
+
+use refrain_gateway::tenants::file::LimitsEntry;
+use refrain_gateway::{GatewayConfig, LimitsRedisConfig};
+use serde_json::json;
+
+use crate::mesh::{Bench, chat};
+use crate::redis_server::RedisServer;
+use crate::tenants::Tenants;
+
+const CHAT: &str = "/v1/chat/completions";
+const UP: &str = "refrain_gateway_limits_redis_up ";
+
+async fn until_up(gateway: &Bench, up: f64) {
+    for _ in 0..600 {
+        if gateway.metric(UP) == up {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the gauge does not become {up}");
+}
+
+/// How many of `count` requests each gateway answers.
+async fn served(gateways: &[Bench], count: usize) -> usize {
+    let mut served = 0;
+    for _ in 0..count {
+        for gateway in gateways {
+            let (status, body) = gateway.json(CHAT, &chat(json!({}))).await;
+            assert!(status == 200 || status == 429, "{status}: {body}");
+            served += usize::from(status == 200);
+        }
+    }
+    served
+}
+
+#[tokio::test]
+async fn two_gateways_share_a_limit_and_answer_while_redis_is_frozen_or_gone() {
+    let mut server = RedisServer::plain();
+    let tenants = Tenants::new(LimitsEntry {
+        requests_per_minute: Some(6),
+        tokens_per_minute: Some(100_000),
+        ..LimitsEntry::default()
+    });
+    let config = GatewayConfig {
+        limits_redis: Some(LimitsRedisConfig {
+            url: server.url(),
+            timeout_ms: 500,
+            ..LimitsRedisConfig::default()
+        }),
+        limit_share: 0.5,
+        ..tenants.config()
+    };
+    let gateways = [Bench::with(config.clone()).await, Bench::with(config).await];
+    for gateway in &gateways {
+        until_up(gateway, 1.0).await;
+    }
+    // Six, and one more for each ten seconds that this takes.
+    let together = served(&gateways, 7).await;
+    assert!((6..=8).contains(&together), "{together}");
+    for (signal, after) in [("STOP", "CONT"), ("KILL", "")] {
+        match signal {
+            "KILL" => server.kill(),
+            signal => server.signal(signal),
+        }
+        let error_status = served(&gateways, 3).await;
+        assert!(error_status <= 6, "{error_status}");
+        for gateway in &gateways {
+            until_up(gateway, 0.0).await;
+            assert!(gateway.metric("refrain_gateway_limits_redis_fallbacks_total ") > 0.0);
+        }
+        match after {
+            "" => server.restart(),
+            after => server.signal(after),
+        }
+        for gateway in &gateways {
+            until_up(gateway, 1.0).await;
+        }
+    }
+    // The new server begins with full limits.
+    let together = served(&gateways, 7).await;
+    assert!((6..=8).contains(&together), "{together}");
+}
