@@ -13,8 +13,8 @@ use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
 
 use crate::admin::{OperatorConfig, operator_faults};
-use crate::tenants::jwt::JwtConfig;
 use crate::tenants::LimitsRedisConfig;
+use crate::tenants::jwt::JwtConfig;
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]

@@ -119,9 +119,7 @@ impl GatewayState {
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(u64::from(prompt.max_new_tokens), per_prompt));
         let input_tokens = input.sum();
-        let reserved = quota
-            .reserve(input_tokens, choices, Instant::now())
-            .await?;
+        let reserved = quota.reserve(input_tokens, choices, Instant::now()).await?;
         let urgent = self.urgent_shares.begin(
             &caller.tenant,
             &caller.policy,

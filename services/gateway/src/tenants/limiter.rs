@@ -351,8 +351,8 @@ impl Drop for QuotaTicket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tenants::policy::TenantPolicy;
     use crate::tenants::LimitsRedisConfig;
+    use crate::tenants::policy::TenantPolicy;
     use crate::tenants::rate_headers::HeaderWords;
     use actix_web::http::header::HeaderMap;
     use futures_util::FutureExt as _;
