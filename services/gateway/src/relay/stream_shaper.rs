@@ -89,10 +89,14 @@ impl StreamShaper {
             }
             let mut progress = ChoiceProgress::default();
             // Pieces without tokens, such as an end, go with those before them.
-            while let Some(piece) = line.pop_front_if(|piece| {
-                let tokens = progress.tokens.len();
+            let fits = |piece: &ChoiceProgress, tokens: usize| {
                 tokens == 0 || tokens + piece.tokens.len() <= EVENT_TOKENS
-            }) {
+            };
+            let next_fits =
+                |line: &VecDeque<_>, tokens| line.front().is_some_and(|piece| fits(piece, tokens));
+            while next_fits(line, progress.tokens.len())
+                && let Some(piece) = line.pop_front()
+            {
                 progress.append(piece);
             }
             released.push(RelayEvent::Progress { index, progress });
