@@ -1,40 +1,36 @@
 //! The admin API: tenants and keys over HTTP, for operators with tokens.
 //!
-//! Its routes are on the operations listener. `operators` has the guard in front of all of them. `tenants`, `keys`
-//! and `usage` have the handlers, and `acts` carries acts out and logs them.
+//! Its routes are on the operations listener. `operators` has the guard in front of all of them, `tenants` and `keys`
+//! have the handlers, and `acts` carries acts out and logs them.
 
 mod acts;
 mod keys;
 mod operators;
 mod state;
 mod tenants;
-mod usage;
 
 use std::sync::Arc;
 
 use actix_web::{HttpResponse, web};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::http::{HttpError, get};
+use refrain_service_kit::http::HttpError;
 
 pub use operators::{OperatorConfig, OperatorToken};
 pub(crate) use operators::{Operators, operator_faults};
 pub(crate) use state::AdminState;
-pub(crate) use usage::UsageReader;
 
-/// Adds the routes under `/admin`, behind a token of one of the operators.
+/// Adds the routes under `/admin`, behind a token of one of the operators. `others` adds routes of other modules.
 pub(crate) fn routes(
     state: &Arc<AdminState>,
     operators: &Arc<Operators>,
-    usage: &UsageReader,
     app: &mut web::ServiceConfig,
+    others: impl FnOnce(&mut web::ServiceConfig),
 ) {
     if operators.is_empty() {
         app.service(web::scope("/admin").default_service(web::to(no_operators)));
         return;
     }
-    app.app_data(web::Data::from(state.clone()));
-    app.app_data(web::Data::new(usage.clone()));
-    app.service(
+    app.app_data(web::Data::from(state.clone())).service(
         web::scope("/admin")
             .wrap(operators::operators_only(operators.clone()))
             .service(tenants::all())
@@ -42,7 +38,7 @@ pub(crate) fn routes(
             .service(keys::of_tenant())
             .service(keys::rotation())
             .service(keys::one())
-            .service(get("/usage", usage::report)),
+            .configure(others),
     );
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use refrain_output_grammar::GrammarLimits;
+use refrain_protocol::PARTITION_MARK;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
@@ -57,12 +58,12 @@ pub struct GatewayConfig {
     pub operators: Vec<OperatorConfig>,
     /// File to which each administrative act is appended before it is carried out. Operators need one.
     pub audit_file: Option<PathBuf>,
-    /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
-    /// by themselves, so with two of them behind one address it should be 0.5.
-    pub limit_share: f64,
     /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and month.
     /// Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's start.
     pub usage_dir: Option<PathBuf>,
+    /// The share of each limit per minute of that file that this gateway grants (above 0, at most 1). Gateways count
+    /// by themselves, so with two of them behind one address it should be 0.5.
+    pub limit_share: f64,
     /// The models on offer.
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
@@ -253,12 +254,12 @@ impl Default for GatewayConfig {
             keys: Vec::new(),
             anonymous_tenant: None,
             tenants_file: None,
-            usage_dir: None,
             tenants_in_store: false,
             tenants_cache_file: None,
             jwt: None,
             operators: Vec::new(),
             audit_file: None,
+            usage_dir: None,
             limit_share: 1.0,
             models: Vec::new(),
             body_bytes_max: 8 << 20,
@@ -436,6 +437,10 @@ impl Validate for GatewayConfig {
             require(
                 !tenant.is_empty(),
                 &format!("{at}.tenant: must not be empty"),
+            );
+            require(
+                !tenant.contains(PARTITION_MARK),
+                &format!("{at}.tenant: must not have the character U+001F"),
             );
             let is_hash = |text: &String| hex::decode(text).is_ok_and(|bytes| bytes.len() == 32);
             let (holds, fault) = match (&entry.key, &entry.key_sha256) {

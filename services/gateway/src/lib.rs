@@ -25,6 +25,7 @@ mod operations;
 mod relay;
 mod request;
 mod response;
+mod stream_shape;
 mod surfaces;
 pub mod tenants;
 mod usage;
@@ -206,6 +207,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         metrics.clone(),
     )
     .await?;
+    let admin = Arc::new(admin::AdminState {
+        source,
+        audit_file: config.audit_file.clone(),
+        metrics: metrics.clone(),
+    });
+    let operators = Arc::new(admin::Operators::new(&config.operators));
     let requests_max = config
         .requests_in_flight_max
         .saturating_add(config.rollouts_in_flight_max);
@@ -216,16 +223,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         limiter.budgets(),
         &metrics,
     )?;
-    let admin = Arc::new(admin::AdminState {
-        source,
-        audit_file: config.audit_file.clone(),
-        metrics: metrics.clone(),
-    });
-    let operators = Arc::new(admin::Operators::new(&config.operators));
     let gateway = Arc::new(http::GatewayState {
         usage: usage.usage(),
         callers: tenants::Callers::new(directory, jwt),
         limiter,
+        urgent_shares: tenants::UrgentShares::default(),
         models: models.clone(),
         admission: intake::Admission::new(
             admission_limits(&config),
@@ -275,10 +277,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
     let operations = config.operations_listen.map(|listen| {
         let (metrics, ready) = (&deps.metrics, readiness.clone());
-        let usage_reader = admin::UsageReader::new(deps.store.clone());
+        let reader = http::UsageReader::new(deps.store.clone());
         operations::listen(listen, &config, metrics, ready, move |app| {
             http::operations_routes(app);
-            admin::routes(&admin, &operators, &usage_reader, app);
+            admin::routes(&admin, &operators, app, |scope| {
+                http::usage_routes(&reader, scope);
+            });
         })
     });
     let operations = operations.transpose()?;

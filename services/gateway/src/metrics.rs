@@ -97,6 +97,8 @@ refrain_service_kit::metric_families! {
         pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
         /// Requests refused because a limit was reached, by the limit.
         pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
+        /// Urgent requests that were carried out as ordinary ones, since their tenant had used up its urgent share.
+        pub(crate) urgency_declined: IntCounter = "refrain_gateway_urgency_declined_total",
         /// Tenants in the file of tenants, or in the draft store.
         pub(crate) tenants: IntGauge = "refrain_gateway_tenants",
         /// Keys of these tenants.

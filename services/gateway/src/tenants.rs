@@ -1,9 +1,10 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
-//! where they are, and `follow` takes changes over. `callers` finds out who calls: `directory`
-//! knows the keys, and `jwt` the tokens of an identity provider. `limiter` counts what tenants and keys have used in a
-//! minute, and `budget` counts days and months.
+//! where they are, and `follow` takes changes over. `callers` finds out who calls: `directory` knows the keys, and `jwt`
+//! the tokens of an identity provider. `limiter` counts what tenants and keys have used in a minute, and `budget` counts
+//! days and months. `policy` is the standing of a tenant's requests among those of others, and `urgent_share` keeps a
+//! tenant from being urgent all day.
 
 pub mod act;
 pub mod audit;
@@ -16,8 +17,10 @@ mod follow;
 pub mod jwt;
 pub mod key;
 pub(crate) mod limiter;
+mod policy;
 pub(crate) mod rate_headers;
 pub(crate) mod source;
+mod urgent_share;
 
 pub(crate) use budget::{BudgetTicket, Budgets};
 pub(crate) use callers::Callers;
@@ -25,3 +28,4 @@ pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
 pub(crate) use source::{TenantsSource, VersionedTenant};
+pub(crate) use urgent_share::{UrgentShares, UrgentTicket};

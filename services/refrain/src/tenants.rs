@@ -6,6 +6,7 @@
 
 mod audit;
 mod source;
+mod standing;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ use refrain_service_kit::clock;
 use refrain_service_kit::mesh::MeshConfig;
 
 use self::source::{AdminClient, Source};
+use self::standing::StandingArgs;
 
 /// Arguments of `refrain tenants`.
 #[derive(Args)]
@@ -81,7 +83,7 @@ enum TenantsCommand {
     List,
     /// Add a tenant.
     Add(TenantArgs),
-    /// Change the limits of a tenant. Limits that are not named stay.
+    /// Change a tenant. Values that are not named stay.
     Set(TenantArgs),
     /// Remove a tenant and its keys. Its documents stay: `refrain store erase --tenant` erases them.
     Remove {
@@ -94,6 +96,8 @@ enum TenantsCommand {
 struct TenantArgs {
     /// Name of the tenant.
     name: String,
+    #[command(flatten)]
+    standing: StandingArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -215,17 +219,27 @@ pub fn tenants(args: TenantsArgs) -> anyhow::Result<()> {
     let source = args.source.open()?;
     match args.command {
         TenantsCommand::List => print!("{}", tenants_table(&source.tenants()?)),
-        TenantsCommand::Add(TenantArgs { name, limits }) => {
-            let entry = TenantEntry {
+        TenantsCommand::Add(TenantArgs {
+            name,
+            standing,
+            limits,
+        }) => {
+            let mut entry = TenantEntry {
                 name,
                 limits: limits.over(LimitsEntry::default()),
                 ..TenantEntry::default()
             };
+            standing.apply(&mut entry);
             source.carry_out(TenantAct::AddTenant(entry), None)?;
         }
-        TenantsCommand::Set(TenantArgs { name, limits }) => {
+        TenantsCommand::Set(TenantArgs {
+            name,
+            standing,
+            limits,
+        }) => {
             let (before, version) = source.tenant(&name)?;
             let mut after = before.clone();
+            standing.apply(&mut after);
             after.limits = limits.over(before.limits);
             let patch = act::difference(&before, &after)?;
             source.carry_out(TenantAct::ChangeTenant { name, patch }, version)?;
@@ -327,11 +341,22 @@ fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
 
 fn tenants_table(file: &TenantsFile) -> String {
     let rows = file.tenants.iter().map(|tenant| {
-        let mut row = vec![tenant.name.clone(), tenant.keys.len().to_string()];
+        let mut row = vec![
+            tenant.name.clone(),
+            tenant.keys.len().to_string(),
+            f64::from(tenant.weight).to_string(),
+        ];
         row.extend(limit_columns(&tenant.limits));
         row
     });
-    let head = ["tenant", "keys", "requests/min", "tokens/min", "at once"];
+    let head = [
+        "tenant",
+        "keys",
+        "weight",
+        "requests/min",
+        "tokens/min",
+        "at once",
+    ];
     text_table(1, &head, rows)
 }
 
@@ -419,6 +444,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tenants.toml");
         let tenant = |limits| TenantArgs {
+            standing: StandingArgs::default(),
             name: "acme".into(),
             limits,
         };

@@ -35,7 +35,7 @@ pub mod usage;
 
 pub use error::{ApiError, ErrorKind};
 pub use ids::{DocumentId, EngineSessionId, LeaseId, NamespaceId, RequestId, WorkerId};
-pub use namespace::{Namespace, SignedNamespace};
+pub use namespace::{Namespace, PARTITION_MARK, SignedNamespace};
 
 /// A token id of the target model's vocabulary.
 pub type TokenId = u32;

@@ -154,6 +154,20 @@ impl Catalog {
         self.namespaces.len() < namespaces_max || self.namespaces.contains_key(&namespace)
     }
 
+    /// Whether a part of a tenant is known, or its tenant may have one more: all parts of a tenant have a quarter of
+    /// the namespaces.
+    pub(crate) fn has_room_for_part(
+        &self,
+        namespace: NamespaceId,
+        names: &Namespace,
+        namespaces_max: usize,
+    ) -> bool {
+        let is_same = |entry: &&NamespaceEntry| *entry.tenant == *names.tenant_name();
+        !names.is_partition()
+            || self.namespaces.contains_key(&namespace)
+            || self.namespaces.values().filter(is_same).count() < namespaces_max.div_ceil(4)
+    }
+
     pub(crate) fn head(&self) -> u64 {
         self.head
     }
@@ -219,7 +233,8 @@ impl Catalog {
 
     /// Records the names of a namespace. Returns whether they were unknown before.
     pub(crate) fn introduce(&mut self, id: NamespaceId, names: &Namespace) -> bool {
-        let tenant: Arc<str> = names.tenant.as_str().into();
+        // The budget of a tenant is for all of its parts.
+        let tenant: Arc<str> = names.tenant_name().into();
         let entry = NamespaceEntry::of(&mut self.namespaces, id, &tenant);
         if entry.names.is_some() {
             return false;

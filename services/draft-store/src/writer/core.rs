@@ -114,7 +114,10 @@ impl WriterCore {
             edit.outcome.statistics.push(saved);
         }
         for append in appends {
-            if !edit.catalog.has_room_for(append.namespace, namespaces_max) {
+            let (id, names) = (append.namespace, &append.names);
+            if !edit.catalog.has_room_for(id, namespaces_max)
+                || !edit.catalog.has_room_for_part(id, names, namespaces_max)
+            {
                 edit.outcome.lengths.push(None);
                 continue;
             }

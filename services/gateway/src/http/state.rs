@@ -24,13 +24,14 @@ use crate::models::Models;
 use crate::relay::RelayContext;
 use crate::surfaces::{ResponseStore, Surface, SurfaceContext};
 use crate::tenants::file::KeyEndpoint;
-use crate::tenants::{Caller, Callers, Limiter, QuotaTicket};
+use crate::tenants::{Caller, Callers, Limiter, QuotaTicket, UrgentShares};
 use crate::usage::Usage;
 
 /// The state that all handlers share.
 pub(crate) struct GatewayState {
     pub(crate) callers: Callers,
     pub(crate) limiter: Limiter,
+    pub(crate) urgent_shares: UrgentShares,
     pub(crate) models: Arc<Models>,
     pub(crate) admission: Admission,
     pub(crate) tokenizing: TokenizingLimiter,

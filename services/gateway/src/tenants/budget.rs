@@ -319,6 +319,8 @@ mod tests {
         Caller {
             tenant: "acme".into(),
             tenant_limits: limits,
+            policy: Default::default(),
+            fixed_key: None,
             key: None,
         }
     }
@@ -352,6 +354,8 @@ mod tests {
         // Others are not concerned, and neither is one without a budget.
         let without = Caller {
             tenant_limits: LimitsEntry::default(),
+            policy: Default::default(),
+            fixed_key: None,
             ..caller.clone()
         };
         assert!(budgets.begin(&without).is_ok());

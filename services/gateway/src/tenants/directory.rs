@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, PARTITION_MARK};
 use subtle::ConstantTimeEq;
 
-use super::file::{KeyEndpoint, LimitsEntry, TenantsFile};
+use super::file::{Isolation, KeyEndpoint, LimitsEntry, TenantsFile};
 use super::key::{digest, id_of};
+use super::policy::TenantPolicy;
 use crate::config::KeyConfig;
 
 /// Somebody who calls, once the key is known.
@@ -16,9 +17,13 @@ pub(crate) struct Caller {
     pub(crate) tenant: String,
     /// The limits on the tenant.
     pub(crate) tenant_limits: LimitsEntry,
+    /// The standing of the tenant among others.
+    pub(crate) policy: TenantPolicy,
     /// The key, if it is one of the file of tenants, or what a token says. Keys of the configuration may do
     /// everything.
     pub(crate) key: Option<Arc<KnownKey>>,
+    /// The name of a key of the configuration: the beginning of its hash.
+    pub(crate) fixed_key: Option<String>,
 }
 
 /// A key of the file of tenants.
@@ -54,6 +59,21 @@ impl KnownKey {
 }
 
 impl Caller {
+    /// The name of the tenant in namespaces, with the part of it that a request stays in. `end_user` is the hash of the
+    /// end user's name.
+    pub(crate) fn scope(&self, end_user: Option<&str>) -> String {
+        let of_key = || {
+            let id = self.key.as_ref().map(|key| key.id.as_str());
+            format!("key:{}", id.or(self.fixed_key.as_deref()).unwrap_or("none"))
+        };
+        let part = match (self.policy.isolation, end_user) {
+            (Isolation::Tenant, _) => return self.tenant.clone(),
+            (Isolation::User, Some(user)) => format!("user:{user}"),
+            (Isolation::Key | Isolation::User, _) => of_key(),
+        };
+        format!("{}{PARTITION_MARK}{part}", self.tenant)
+    }
+
     /// Whether the caller's key may use a model.
     pub(crate) fn may_use(&self, model: &str) -> bool {
         let models = self.key.as_ref().map(|key| &key.models);
@@ -96,6 +116,7 @@ struct FileTable {
     is_awaited: bool,
     keys: HashMap<String, Arc<KnownKey>>,
     limits: HashMap<String, LimitsEntry>,
+    policies: HashMap<String, TenantPolicy>,
 }
 
 fn refused(message: &str) -> ApiError {
@@ -186,6 +207,7 @@ impl Directory {
         };
         for tenant in &file.tenants {
             table.limits.insert(tenant.name.clone(), tenant.limits);
+            table.policies.insert(tenant.name.clone(), tenant.into());
             for key in &tenant.keys {
                 let decoded = hex::decode(&key.sha256).ok();
                 let Some(digest) = decoded.and_then(|digest| digest.try_into().ok()) else {
@@ -269,7 +291,9 @@ impl Directory {
         Caller {
             tenant: tenant.to_owned(),
             tenant_limits: table.limits.get(tenant).copied().unwrap_or_default(),
+            policy: table.policies.get(tenant).copied().unwrap_or_default(),
             key: None,
+            fixed_key: None,
         }
     }
 
@@ -296,12 +320,17 @@ impl Directory {
             }
         }
         let tenant = found.ok_or_else(|| refused("the API key is unknown"))?;
-        Ok(self.of_tenant(&table, tenant))
+        Ok(Caller {
+            fixed_key: Some(hex::encode(&hash[..6])),
+            ..self.of_tenant(&table, tenant)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::scheduling::RequestClass;
+
     use super::*;
     use crate::tenants::file::{KeyEntry, TenantEntry, expiry_text};
     use crate::tenants::key::NewKey;
@@ -388,12 +417,14 @@ mod tests {
                     requests_per_minute: Some(7),
                     ..LimitsEntry::default()
                 },
+                class_max: RequestClass::Rollout,
                 keys: vec![KeyEntry {
                     name: "ci".into(),
                     id: key.id.clone(),
                     sha256: key.sha256.clone(),
                     ..entry
                 }],
+                ..TenantEntry::default()
             }],
         }
     }
@@ -422,6 +453,36 @@ mod tests {
         let other = keys.caller(Some("Bearer sk-a"), NOW).unwrap();
         assert_eq!(other.tenant_limits.requests_per_minute, Some(7));
         assert!(other.may_use("large"));
+        // Where keys are isolated, each has a part of the tenant, also those of the configuration.
+        let part = |caller: &Caller, isolation| {
+            let policy = TenantPolicy {
+                isolation,
+                ..caller.policy
+            };
+            let caller = Caller {
+                policy,
+                ..caller.clone()
+            };
+            caller.scope(None)
+        };
+        assert_eq!(part(&caller, Isolation::Tenant), "acme");
+        assert_eq!(
+            part(&caller, Isolation::Key),
+            format!("acme\u{1f}key:{}", key.id)
+        );
+        let of_config = part(&other, Isolation::Key);
+        assert!(
+            of_config.starts_with("acme\u{1f}key:") && of_config.len() == 21,
+            "{of_config}"
+        );
+        assert_eq!(part(&other, Isolation::User), of_config);
+        // So is its standing, and who is not in the file has the usual one.
+        assert_eq!(
+            other.policy.class(RequestClass::Interactive),
+            RequestClass::Rollout
+        );
+        let elsewhere = keys.caller(Some("Bearer sk-b"), NOW).unwrap();
+        assert_eq!(elsewhere.policy, TenantPolicy::default());
         let expired = keys.caller(Some(&bearer), NOW + 60).unwrap_err();
         assert!(expired.message.contains("expired"));
         // The public id alone opens nothing.

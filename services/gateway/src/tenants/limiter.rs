@@ -94,7 +94,7 @@ pub(crate) struct QuotaTicket {
 #[derive(Default)]
 pub(crate) struct Made {
     /// Output tokens that count. Tokens of a prompt that is scored do not.
-    output: AtomicU64,
+    pub(super) output: AtomicU64,
     has_emitted: AtomicBool,
 }
 
@@ -103,6 +103,11 @@ impl Made {
     pub(crate) fn add(&self, output: u64) {
         self.output.fetch_add(output, Ordering::Relaxed);
         self.has_emitted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there was a step.
+    pub(super) fn has_emitted(&self) -> bool {
+        self.has_emitted.load(Ordering::Relaxed)
     }
 }
 
@@ -313,7 +318,7 @@ impl Subject {
 
 impl QuotaTicket {
     /// Reserves the tokens of a request whose prompts have `input` tokens, and whose choices may have `output_max`
-    /// each.
+    /// each. Returns the tokens of both that were reserved.
     ///
     /// # Errors
     /// `Overloaded` past a limit on tokens, or what is left of a budget.
@@ -322,7 +327,7 @@ impl QuotaTicket {
         input: u64,
         output_max: impl Iterator<Item = u64>,
         now: Instant,
-    ) -> Result<(), ApiError> {
+    ) -> Result<(u64, u64), ApiError> {
         let output: u64 = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
         self.budget.reserve(input.saturating_add(output))?;
         let amount = |of: PerMinute| of.of_tokens(input as f64, output as f64);
@@ -342,7 +347,7 @@ impl QuotaTicket {
         }
         drop(usages);
         self.reserved = Some(Reserved { input, output });
-        Ok(())
+        Ok((input, output))
     }
 
     /// The part of the request in the budgets of its caller.
@@ -357,7 +362,7 @@ impl QuotaTicket {
 
     fn settle(&self, now: Instant) {
         let made = self.made.output.load(Ordering::Relaxed);
-        let has_emitted = self.made.has_emitted.load(Ordering::Relaxed);
+        let has_emitted = self.made.has_emitted();
         let mut usages = self.limiter.usages();
         for (subject, _) in &self.subjects {
             let Some(usage) = usages.get_mut(subject) else {
@@ -384,6 +389,7 @@ impl Drop for QuotaTicket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tenants::policy::TenantPolicy;
     use refrain_service_kit::telemetry::Metrics;
 
     fn limiter(share: f64) -> (Limiter, Arc<GatewayMetrics>) {
@@ -395,7 +401,9 @@ mod tests {
         Caller {
             tenant: "acme".into(),
             tenant_limits: limits,
+            policy: TenantPolicy::default(),
             key: None,
+            fixed_key: None,
         }
     }
 

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use refrain_gateway::GatewayConfig;
 use refrain_gateway::tenants::file::{KeyEntry, LimitsEntry, TenantEntry, TenantsFile};
 use refrain_gateway::tenants::key::NewKey;
+use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
 use refrain_protocol::ErrorKind;
 use refrain_protocol::usage::{SpentTokens, UsageCounts, UsageErasure};
 use refrain_service_kit::clock::unix_ms;
@@ -42,6 +42,7 @@ fn tenants(
                 limits: key_limits,
                 ..KeyEntry::default()
             }],
+            ..TenantEntry::default()
         }],
     };
     let path = dir.join("tenants.toml");
@@ -244,6 +245,7 @@ async fn operators_read_usage_and_erased_usage_does_not_come_back() {
     assert_eq!(status, 200);
     assert_eq!(report["data"][0]["tenant"], "acme");
     assert_eq!(report["data"][0]["output_tokens"], counts.output_tokens);
+    assert_eq!(reqwest::get(&url).await.unwrap().status(), 401, "no token");
     let (status, fault) = read("?group_by=colour").await;
     assert_eq!(
         (status, &fault["error"]["param"]),
