@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use refrain_gateway::GatewayConfig;
 use refrain_gateway::tenants::file::{KeyEntry, LimitsEntry, TenantEntry, TenantsFile};
 use refrain_gateway::tenants::key::NewKey;
-use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
 use refrain_protocol::ErrorKind;
 use refrain_protocol::usage::{SpentTokens, UsageCounts, UsageErasure};
 use refrain_service_kit::clock::unix_ms;
