@@ -19,8 +19,11 @@ use MeshRole::{DraftStore, Engine, Gateway, Operator, Worker};
 
 const DRAFTERS: &[MeshRole] = &[Worker, Engine];
 
+/// A method, a path, and the roles that may call it.
+type RouteRoles = (&'static str, &'static str, &'static [MeshRole]);
+
 /// Every internal route of every service, and the roles that may call it.
-const ROUTES: &[(Service, &str, &[(&str, &str, &[MeshRole])])] = &[
+const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
     (
         Service::Scheduler,
         "services/scheduler/src/http.rs",
@@ -239,7 +242,8 @@ async fn a_worker_that_reports_under_anothers_name_is_refused() -> anyhow::Resul
         let carried = credential(&issuer, role, own, VALID_S);
         let client = MeshClient::new(&url, &carried, std::time::Duration::from_secs(10))?;
         let path = "/internal/v1/heartbeat";
-        let reply = client.post_json::<_, HeartbeatReply>(path, &heartbeat(named), None);
+        let heartbeat = heartbeat(named);
+        let reply = client.post_json::<_, HeartbeatReply>(path, &heartbeat, None);
         anyhow::Ok(reply.await.map(drop).map_err(|error| error.kind))
     };
     ensure!(report(Worker, "evil", "worker-0").await? == Err(ErrorKind::Forbidden));
