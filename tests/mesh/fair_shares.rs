@@ -24,7 +24,7 @@ fn chat(number: usize) -> Chat {
 /// Sends one request after the other from each of `in_flight` clients, until all tenants together have enough. Counts
 /// the tokens of the tenant.
 async fn keep_busy(client: &Client, in_flight: usize, all: &Arc<AtomicU64>) -> anyhow::Result<u64> {
-    let of_client = async |first: usize| {
+    let of_client = |first: usize| async move {
         let (mut tokens, mut number) = (0, first);
         while all.load(Ordering::Relaxed) < TOKENS_ALL {
             let made = client.chat(&chat(number)).await?.completion_tokens();
