@@ -192,7 +192,7 @@ mod tests {
             format!("Bearer {}", ann.sha256),
             format!("Bearer {}x", ann.token),
             format!("Basic {}", ann.token),
-            ann.token.clone(),
+            ann.token,
             String::new(),
         ] {
             assert_eq!(of(wrong).unwrap_err().kind, ErrorKind::Unauthorized);

@@ -344,7 +344,7 @@ mod tests {
             (json!({"name": "b"}), "name"),
             (json!([]), "object"),
         ] {
-            let error = apply(&mut file.clone(), change(patch)).unwrap_err();
+            let error = apply(&mut file.clone(), change(patch)).err().unwrap();
             assert_eq!(error.kind, ErrorKind::InvalidRequest);
             assert!(error.message.contains(part), "{error}");
         }
@@ -395,14 +395,14 @@ mod tests {
         apply(&mut file, rotate(&old.id, 100)).unwrap();
         assert_eq!(ends(&file, 0), Ok(Some(NOW + 7_200)));
         file.tenants[0].keys[0].expires_at = Some(expiry_text(NOW).unwrap());
-        let error = apply(&mut file, rotate(&old.id, 2)).unwrap_err();
+        let error = apply(&mut file, rotate(&old.id, 2)).err().unwrap();
         assert_eq!(error.kind, ErrorKind::Conflict);
     }
 
     #[test]
     fn unknown_names_and_names_in_use_are_refused() {
         let mut file = acme();
-        let kind = |file: &mut TenantsFile, act| apply(file, act).unwrap_err().kind;
+        let kind = |file: &mut TenantsFile, act| apply(file, act).err().unwrap().kind;
         let again = TenantAct::AddTenant(acme().tenants[0].clone());
         assert_eq!(kind(&mut file, again), ErrorKind::Conflict);
         let (name, id) = ("bolt".to_owned(), "0123".to_owned());
