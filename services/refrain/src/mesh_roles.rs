@@ -35,7 +35,7 @@ enum MeshCommand {
     },
     /// Print a credential for one process, for the file that its mesh.credential_file names.
     Credential {
-        /// What the process is.
+        /// The role of the process.
         #[arg(long)]
         role: RoleArg,
         /// Its name. For a worker it is worker.id.

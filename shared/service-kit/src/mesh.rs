@@ -4,8 +4,8 @@
 //! name a tenant: namespaces are signed by an Ed25519 key that only the gateway holds, and all other services have
 //! its public half. An HMAC would be simpler, but then every worker could sign for every tenant.
 //!
-//! With an issuer's key there is a credential for each role in place of the secret: each internal route names the roles
-//! that may call it.
+//! With an issuer's key there is a credential for each role in place of the secret: each internal route names the
+//! roles that may call it.
 //!
 //! Secrets and signing keys can be replaced under load: services accept several of either, and a signature names its
 //! key.

@@ -1,7 +1,7 @@
 //! A limit per minute as a bucket that fills continuously. Pure: the time is a parameter.
 //!
-//! These are the maths of all limits per minute. `redis_counts/script.lua` has them once more, for Redis to run, and a
-//! test compares both.
+//! These are the maths of all limits per minute. `redis_counts/script.lua` has them once more, for Redis to run, and
+//! a test compares both.
 //!
 //! `governor` was rejected for it. It takes cells and never gives them back, but a request reserves what it may use,
 //! and is settled for what it did use.

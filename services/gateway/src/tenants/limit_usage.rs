@@ -57,7 +57,7 @@ impl PerMinute {
         }
     }
 
-    /// What a request counts here that begins.
+    /// The amount that a request counts here when it begins.
     pub(super) fn of_one_request(self) -> f64 {
         f64::from(u8::from(self == PerMinute::Requests))
     }
@@ -74,7 +74,7 @@ impl PerMinute {
 }
 
 impl Subject {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) fn name(&self) -> String {
         match self {
             Subject::Tenant(_) => "your organization".to_owned(),

@@ -4,8 +4,8 @@
 //! ends, also when its client leaves: prompt tokens as they are, output tokens as far as they were made. A request
 //! that made nothing gives its tokens back.
 //!
-//! With a Redis, several gateways count together there. This gateway then copies what is left, for headers and for the
-//! times when Redis does not answer: it goes on from there by itself, with its share.
+//! With a Redis, several gateways count together there. This gateway then copies what is left, for headers and for
+//! the times when Redis does not answer: it goes on from there by itself, with its share.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -325,7 +325,7 @@ impl QuotaTicket {
         });
         let (input, output) = settled.unwrap_or_default();
         let amount = |of: PerMinute| of.of_tokens(input, output);
-        // What Redis has taken is settled there when the place is dropped.
+        // Redis settles the tokens that it has taken when the place is dropped.
         if let Some(place) = self.place.as_mut().filter(|place| place.has_reserved()) {
             place.settle(amount);
         }

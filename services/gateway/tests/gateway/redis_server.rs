@@ -10,7 +10,8 @@ fn tools() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools")
 }
 
-/// The server's program: the one that `REDIS_SERVER` names, or one of `PATH`, or the one that `tests/run` has unpacked.
+/// The server's program: the one that `REDIS_SERVER` names, or one of `PATH`, or the one that `tests/run` has
+/// unpacked.
 fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("REDIS_SERVER") {
         return named.into();

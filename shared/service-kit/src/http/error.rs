@@ -43,6 +43,7 @@ impl ResponseError for HttpError {
 pub(crate) fn api_error_of(status: u16, retry_after_ms: Option<u64>, body: &[u8]) -> ApiError {
     let kind = match status {
         401 => ErrorKind::Unauthorized,
+        403 => ErrorKind::Forbidden,
         404 => ErrorKind::NotFound,
         405 => ErrorKind::MethodNotAllowed,
         408 => ErrorKind::RequestTimeout,

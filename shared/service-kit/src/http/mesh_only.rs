@@ -13,8 +13,8 @@ use crate::mesh::{MeshAuth, MeshRole};
 /// The paths of internal routes, and the roles that may call each. A path that is missing is for no role.
 pub type RouteRoles = [(&'static str, &'static [MeshRole])];
 
-/// Creates a middleware that passes calls with the mesh secret, or with a credential of a role that the route is for. It
-/// answers all others with 401, and those of other roles with 403. Handlers learn the caller by `MeshCaller::of`.
+/// Creates a middleware that passes calls with the mesh secret, or with a credential of a role that the route is for.
+/// It answers all others with 401, and those of other roles with 403. Handlers learn the caller by `MeshCaller::of`.
 ///
 /// The middleware owns the secret. If it looked the secret up in the data of the app, one forgotten line would
 /// disable the check. It runs before all extractors, so a caller without the secret cannot make a service read or

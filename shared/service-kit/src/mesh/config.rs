@@ -34,11 +34,11 @@ pub struct MeshConfig {
     pub secret_file: Option<PathBuf>,
     /// Secrets that calls may carry besides, while the secret is being replaced.
     pub secrets_accepted: Vec<String>,
-    /// Keys that verify credentials of roles, 32 bytes in hex each. With any, the secret is refused unless `secret` or
-    /// `secret_file` is set as well.
+    /// Keys that verify credentials of roles, 32 bytes in hex each. With any, the secret is refused unless `secret`
+    /// or `secret_file` is set as well.
     pub issuer_public_keys: Vec<String>,
-    /// File with the credential of this process, as `refrain mesh credential` prints it. Calls carry it in place of the
-    /// secret. It is read again when it changes.
+    /// File with the credential of this process, as `refrain mesh credential` prints it. Calls carry it in place of
+    /// the secret. It is read again when it changes.
     pub credential_file: Option<PathBuf>,
     /// The key that verifies namespaces, 32 bytes in hex. Every service needs it.
     pub namespace_public_key: String,

@@ -14,7 +14,8 @@ use crate::reload::Reloaded;
 use crate::telemetry::Metrics;
 use crate::tls::{ClientTlsFiles, open_client};
 
-/// The secret, the credential and the certificate of calls between services, which follow their files. Cheap to clone.
+/// The secret, the credential and the certificate of calls between services, which follow their files. Cheap to
+/// clone.
 #[derive(Clone)]
 pub struct MeshCredentials {
     secrets: Arc<Reloaded<Secrets>>,
@@ -106,7 +107,7 @@ impl MeshCredentials {
         }
     }
 
-    /// What calls carry: the credential, or else the secret.
+    /// The word that calls carry: the credential, or else the secret.
     pub(crate) fn carried(&self) -> Arc<str> {
         match &self.credential {
             Some(credential) => credential.get().token.clone(),
@@ -114,7 +115,7 @@ impl MeshCredentials {
         }
     }
 
-    /// What the credential says, if there is one.
+    /// The contents of the credential, if there is one.
     pub fn credential(&self) -> Option<RoleCredential> {
         let credential = self.credential.as_ref()?;
         Some(credential.get().says.clone())

@@ -20,7 +20,7 @@ use crate::random;
 /// The start of each credential, so that it is never taken for a secret.
 pub(super) const PREFIX: &str = "rmc-";
 
-/// What is signed begins with this, so that a signature for another purpose is none of a credential.
+/// The signed bytes begin with this, so that a signature for another purpose is none of a credential.
 const PURPOSE: &[u8] = b"refrain mesh credential\0";
 
 /// Most credentials whose signature is not verified again. A mesh has one for each process.
@@ -29,7 +29,7 @@ const VERIFIED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 /// Longest name, bytes.
 const NAME_BYTES_MAX: usize = 256;
 
-/// What a process is in the mesh.
+/// The role of a process in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MeshRole {
@@ -77,10 +77,10 @@ impl fmt::Display for MeshRole {
     }
 }
 
-/// What a credential says.
+/// The contents of a credential.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoleCredential {
-    /// What its holder is.
+    /// The role of its holder.
     pub role: MeshRole,
     /// The name of its holder.
     pub name: String,
@@ -163,7 +163,7 @@ fn signed_bytes(text: &str) -> Vec<u8> {
     [PURPOSE, text.as_bytes()].concat()
 }
 
-/// Reads what a credential says and its signature, which is not verified.
+/// Reads the contents of a credential and its signature, which is not verified.
 fn split(token: &str) -> Option<(RoleCredential, &str, Vec<u8>)> {
     let (text, signature) = token.strip_prefix(PREFIX)?.split_once('.')?;
     let credential = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;

@@ -25,7 +25,7 @@ pub struct LimitsRedisConfig {
     pub ca: Option<PathBuf>,
     /// Milliseconds that a request waits for Redis. Then this gateway counts by itself, until Redis answers again.
     pub timeout_ms: u64,
-    /// What the names of all keys in Redis begin with. Gateways that count together have the same.
+    /// The start of the names of all keys in Redis. Gateways that count together have the same.
     pub prefix: String,
     /// Milliseconds after which requests of a gateway that is gone are no longer in flight. Living gateways renew
     /// theirs three times as often.
@@ -74,7 +74,7 @@ pub(super) struct RedisServer {
 }
 
 impl RedisServer {
-    /// What logs call it.
+    /// Its name in logs.
     pub(super) fn name(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
@@ -150,7 +150,7 @@ impl LimitsRedisConfig {
         }
     }
 
-    /// What a new connection says first. It reads the file with the password.
+    /// The login of a new connection. This reads the file with the password.
     ///
     /// # Errors
     /// The file cannot be read.

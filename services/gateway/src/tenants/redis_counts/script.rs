@@ -13,7 +13,7 @@ pub(super) const SCRIPT: &str = include_str!("script.lua");
 /// A change of this number leaves earlier counts alone. It belongs to the form of what the script stores.
 const FORM: u32 = 1;
 
-/// What a call of the script does.
+/// The purpose of a call of the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Counts a request, unless a limit is reached.
@@ -40,7 +40,7 @@ pub(super) fn amounts(amount: impl Fn(PerMinute) -> f64) -> Amounts {
     PER_MINUTE.map(|(of, _)| amount(of))
 }
 
-/// What the script answers.
+/// An answer of the script.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Answer {
     /// The subject that has reached a limit, by its number, and which limit.

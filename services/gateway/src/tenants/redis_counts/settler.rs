@@ -19,14 +19,14 @@ const BATCH_MAX: usize = 256;
 /// Most places that one command renews.
 const RENEWED_MAX: usize = 512;
 
-/// What a request has to settle.
+/// The amounts that a request has to settle.
 pub(super) struct Settlement {
     pub(super) call: Arc<PlaceCall>,
     pub(super) amounts: Amounts,
 }
 
-/// Works until `settlements` has no more senders. What Redis has not taken is sent again: a settlement finds its place
-/// only once.
+/// Works until `settlements` has no more senders. It sends again whatever Redis has not taken: a settlement finds its
+/// place only once.
 pub(super) async fn settle_all(
     link: Arc<Link>,
     places: Arc<Places>,
