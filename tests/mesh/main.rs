@@ -1,11 +1,13 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
+mod admin;
 mod cancel;
 mod connections;
 mod dashboards;
 mod divided_rollout;
 mod drain;
 mod engine_contract;
+mod fair_shares;
 mod fairness;
 mod fallback;
 mod grammar_drafts;
@@ -23,6 +25,7 @@ mod retries;
 mod rollouts;
 mod routes;
 mod sealing;
+mod side_channels;
 mod stopped;
 mod store_import;
 mod takeover;

@@ -19,8 +19,11 @@ use MeshRole::{DraftStore, Engine, Gateway, Operator, Worker};
 
 const DRAFTERS: &[MeshRole] = &[Worker, Engine];
 
+/// A method, a path, and the roles that may call it.
+type RouteRoles = (&'static str, &'static str, &'static [MeshRole]);
+
 /// Every internal route of every service, and the roles that may call it.
-const ROUTES: &[(Service, &str, &[(&str, &str, &[MeshRole])])] = &[
+const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
     (
         Service::Scheduler,
         "services/scheduler/src/http.rs",

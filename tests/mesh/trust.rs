@@ -8,7 +8,7 @@ use e2e::{Client, HttpMesh, Service, TINY_MODEL};
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{AppendRequest, FeedCursor, FollowRequest, TouchRequest};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::scheduling::LeaseRequest;
+use refrain_protocol::scheduling::{LeaseRequest, TenantWeight};
 use refrain_protocol::{
     ApiError, ErrorKind, LeaseId, MESH_SECRET_HEADER, Namespace, RequestId, SignedNamespace,
 };
@@ -140,6 +140,7 @@ async fn calls(
         namespace: namespace.clone(),
         group: None,
         class: Default::default(),
+        weight: TenantWeight::default(),
         age_ms: 0,
         ended: None,
         expected_tokens: None,

@@ -14,6 +14,7 @@
 //! * `history.rs`: lengths of outputs by prompt
 //! * `groups.rs`, `erasures.rs`, `exports.rs` with `export_list.rs`, `acceptance_statistics.rs`: one concern each
 //! * `replication.rs` with `outbox.rs`: what a replica has applied of the stream, and what others do not have yet
+//! * `tenants.rs`: the tenants that gateways keep here
 //! * `load.rs`: reads the catalog back from the log at start
 //!
 //! A document takes about 410 bytes here, sealed or not. Ten million documents of 500 tokens take 4.1 GB, which is
@@ -35,6 +36,7 @@ mod recency;
 mod replication;
 mod sealing;
 mod state;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -45,3 +47,4 @@ pub(crate) use groups::{GroupKey, GroupReader, GroupUpdate};
 pub(crate) use load::{LoadedCatalog, load};
 pub(crate) use outbox::{EntryVersion, SentText};
 pub(crate) use state::Catalog;
+pub(crate) use tenants::{TENANT_BYTES_MAX, TenantRefusal, TenantTable};

@@ -54,7 +54,8 @@ pub struct DraftStoreConfig {
     pub retention_days: u32,
     /// Rows of usage of hours longer ago than this are removed, in days.
     pub usage_retention_days: u32,
-    /// Most rows of usage: one per hour, tenant, key, model and gateway. Further ones get 429, and gateways keep them.
+    /// Most rows of usage: one per hour, tenant, key, model and gateway. Further ones get 429, and gateways keep
+    /// them.
     pub usage_rows_max: u64,
     /// Calls of `follow` that wait at once: one per worker and namespace. Further ones get 429.
     pub waiters_max: usize,

@@ -96,6 +96,8 @@ refrain_service_kit::metric_families! {
         pub(crate) feed_waiters: IntGauge = "refrain_draft_store_feed_waiters",
         /// Groups of samples that are registered.
         pub(crate) groups: IntGauge = "refrain_draft_store_groups",
+        /// Tenants that gateways keep here.
+        pub(crate) tenant_records: IntGauge = "refrain_draft_store_tenant_records",
         /// Documents of these groups.
         pub(crate) group_documents: IntGauge = "refrain_draft_store_group_documents",
         /// Logs of groups that were asked for. One call asks for several.

@@ -3,9 +3,11 @@
 //! All records live in one sled tree, so that every commit is one atomic batch. Two trees would need an optimistic
 //! transaction, which costs a third of the rate. The first byte of a key is the kind. Integers in keys are
 //! big-endian, so that a scan meets the pieces of a document in order of position. `record/replication.rs` has the
-//! records that only a replica of a cluster has, and `record/usage.rs` those of usage.
+//! records that only a replica of a cluster has, `record/tenants.rs` those of tenants, and `record/usage.rs` those of
+//! usage.
 
 pub(crate) mod replication;
+pub(crate) mod tenants;
 #[cfg(test)]
 mod tests;
 pub(crate) mod usage;
@@ -75,6 +77,8 @@ pub(crate) enum RecordKind {
     Checkpoints = b'w',
     /// [`replication::LastMessageRecord`], one per namespace of which a replica has applied a message.
     LastMessage = b'l',
+    /// [`tenants::TenantPartRecord`], a few per tenant that gateways keep here.
+    Tenant = b'a',
     /// [`usage::UsageRecord`], one per hour, tenant, key, model and gateway.
     Usage = b'u',
     /// [`usage::UsageErasureRecord`], one per tenant whose usage was erased.
@@ -107,6 +111,7 @@ impl RecordKind {
             RecordKind::StreamErasure,
             RecordKind::Checkpoints,
             RecordKind::LastMessage,
+            RecordKind::Tenant,
             RecordKind::Usage,
             RecordKind::UsageErasure,
         ];

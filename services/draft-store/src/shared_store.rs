@@ -20,7 +20,7 @@ use refrain_service_kit::clock::unix_ms;
 use refrain_service_kit::clocks::Clocks;
 use tokio::sync::{Notify, watch};
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, TenantTable};
 use crate::clock::{StoreClock, since_boot};
 use crate::directory::Loss;
 use crate::log::RecordLog;
@@ -44,6 +44,8 @@ pub(crate) struct SharedStore {
     pub(crate) pending_tokens: Arc<AtomicU64>,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     stats: Mutex<StoreStats>,
+    /// The tenants after the last commit, for callers that must not wait for one. `None` until the store was opened.
+    tenants: Mutex<Option<Arc<TenantTable>>>,
     /// `None` until the store was opened.
     clock: Mutex<Option<StoreClock>>,
     /// The clocks of the other services, to detect a wrong wall clock here.
@@ -139,6 +141,9 @@ impl SharedStore {
 
     /// Puts in the store that the writer has opened, or takes it out.
     pub(crate) fn set_open(&self, open: Option<OpenStore>) {
+        if let Some(open) = &open {
+            self.set_tenants(open.catalog.tenants.clone());
+        }
         let mut slot = self.write();
         self.is_open.store(open.is_some(), Ordering::Relaxed);
         self.openings
@@ -205,6 +210,19 @@ impl SharedStore {
 
     pub(crate) fn set_stats(&self, stats: StoreStats) {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// The tenants after the last commit.
+    ///
+    /// # Errors
+    /// The store was not opened so far.
+    pub(crate) fn tenants(&self) -> Result<Arc<TenantTable>, ApiError> {
+        let tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        tenants.clone().ok_or_else(unavailable)
+    }
+
+    pub(crate) fn set_tenants(&self, tenants: Arc<TenantTable>) {
+        *self.tenants.lock().unwrap_or_else(PoisonError::into_inner) = Some(tenants);
     }
 
     /// Subscribes to changes of a namespace from now on.

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use refrain_output_grammar::GrammarLimits;
+use refrain_protocol::PARTITION_MARK;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::{AddressLimit, ListenerConfig};
 use serde::Deserialize;
 
+use crate::admin::{OperatorConfig, operator_faults};
 use crate::tenants::LimitsRedisConfig;
+use crate::tenants::jwt::JwtConfig;
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
@@ -46,6 +49,16 @@ pub struct GatewayConfig {
     pub anonymous_tenant: Option<String>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
+    /// Whether the draft store keeps the tenants, in place of a file. Operators change them by the admin API.
+    pub tenants_in_store: bool,
+    /// File in which the gateway keeps what the draft store said last, so that it can start while the store is away.
+    pub tenants_cache_file: Option<PathBuf>,
+    /// Callers with a token (JWT) of an identity provider, in place of an API key.
+    pub jwt: Option<JwtConfig>,
+    /// Operators, who may call `/admin` on the operations listener. Without any there is no such API.
+    pub operators: Vec<OperatorConfig>,
+    /// File to which each administrative act is appended before it is carried out. Operators need one.
+    pub audit_file: Option<PathBuf>,
     /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and
     /// month. Each gateway needs one of its own. Without it usage is not kept, and budgets count from the gateway's
     /// start.
@@ -245,6 +258,11 @@ impl Default for GatewayConfig {
             keys: Vec::new(),
             anonymous_tenant: None,
             tenants_file: None,
+            tenants_in_store: false,
+            tenants_cache_file: None,
+            jwt: None,
+            operators: Vec::new(),
+            audit_file: None,
             usage_dir: None,
             limit_share: 1.0,
             limits_redis: None,
@@ -289,6 +307,36 @@ fn is_origin(text: &str) -> bool {
 }
 
 impl GatewayConfig {
+    /// The faults of the keys about tenants and operators.
+    fn tenants_faults(&self) -> Vec<String> {
+        let has_operators = !self.operators.is_empty();
+        let rules = [
+            (
+                self.tenants_in_store && self.tenants_file.is_some(),
+                "tenants_in_store: not together with tenants_file",
+            ),
+            (
+                self.tenants_cache_file.is_some() && !self.tenants_in_store,
+                "tenants_cache_file: only with tenants_in_store",
+            ),
+            (
+                has_operators && self.operations_listen.is_none(),
+                "operators: set operations_listen as well, since the admin API is on that listener",
+            ),
+            (
+                has_operators && self.audit_file.is_none(),
+                "operators: set audit_file as well, since each act is logged there",
+            ),
+        ];
+        let broken = rules.into_iter().filter(|(is_broken, _)| *is_broken);
+        let faults = broken.map(|(_, fault)| fault.to_owned());
+        let of_jwt = self.jwt.iter().flat_map(|jwt| jwt.faults());
+        faults
+            .chain(operator_faults(&self.operators))
+            .chain(of_jwt.map(|fault| format!("jwt.{fault}")))
+            .collect()
+    }
+
     /// The limit on connections of one address.
     pub(crate) fn address_limit(&self) -> AddressLimit {
         AddressLimit {
@@ -315,8 +363,13 @@ impl Validate for GatewayConfig {
             "listen: must be an address and a port, such as 127.0.0.1:8080",
         );
         require(
-            !self.keys.is_empty() || self.anonymous_tenant.is_some() || self.tenants_file.is_some(),
-            "keys: add at least one or name a tenants_file, or set anonymous_tenant to serve callers without a key",
+            !self.keys.is_empty()
+                || self.anonymous_tenant.is_some()
+                || self.tenants_file.is_some()
+                || self.tenants_in_store
+                || self.jwt.is_some(),
+            "keys: add at least one, name a tenants_file, set tenants_in_store or jwt, or set anonymous_tenant to \
+             serve callers without a key",
         );
         require(
             self.limit_share > 0.0 && self.limit_share <= 1.0,
@@ -390,6 +443,10 @@ impl Validate for GatewayConfig {
                 !tenant.is_empty(),
                 &format!("{at}.tenant: must not be empty"),
             );
+            require(
+                !tenant.contains(PARTITION_MARK),
+                &format!("{at}.tenant: must not have the character U+001F"),
+            );
             let is_hash = |text: &String| hex::decode(text).is_ok_and(|bytes| bytes.len() == 32);
             let (holds, fault) = match (&entry.key, &entry.key_sha256) {
                 (Some(key), None) => (!key.is_empty(), ".key: must not be empty"),
@@ -406,6 +463,7 @@ impl Validate for GatewayConfig {
             require(!files.is_empty(), &fault);
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
         }
+        faults.extend(self.tenants_faults());
         if let Some(redis) = &self.limits_redis {
             let of_redis = redis.faults().into_iter();
             faults.extend(of_redis.map(|fault| format!("limits_redis.{fault}")));

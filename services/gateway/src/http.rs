@@ -68,10 +68,15 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
 }
 
 /// Adds the routes of the operations listener, beside those that every listener has.
-pub(crate) fn operations_routes(reader: &UsageReader, app: &mut web::ServiceConfig) {
-    app.app_data(web::Data::new(reader.clone()))
-        .service(get("/version", probes::version))
-        .service(get("/admin/usage", usage::report));
+pub(crate) fn operations_routes(app: &mut web::ServiceConfig) {
+    app.service(get("/version", probes::version));
+}
+
+/// Adds the routes of usage to those of operators.
+pub(crate) fn usage_routes(reader: &UsageReader, admin: &mut web::ServiceConfig) {
+    admin
+        .app_data(web::Data::new(reader.clone()))
+        .service(get("/usage", usage::report));
 }
 
 /// Refuses a method of Anthropic's routes in its shape.
@@ -90,7 +95,7 @@ async fn list_models(
     gateway: web::Data<GatewayState>,
     request: HttpRequest,
 ) -> Result<HttpResponse, HttpError> {
-    let caller = gateway.caller(&request)?;
+    let caller = gateway.caller(&request).await?;
     let is_listed = |model: &str| caller.may_use(model);
     Ok(HttpResponse::Ok().json(gateway.models.list(&caller.tenant, is_listed)))
 }
@@ -100,7 +105,7 @@ async fn get_model(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let caller = gateway.caller(&request)?;
+    let caller = gateway.caller(&request).await?;
     let model = gateway.models.get(&caller.tenant, &id)?;
     if !caller.may_use(&model.id) {
         return Err(unknown_model().into());

@@ -3,9 +3,8 @@
 //! The way of a request: `intake` finds the tenant by its key, reads the body, admits the request, and lets a large
 //! body wait for its turn. `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads
 //! the chunks of workers, and turns their tokens into text, reasoning and calls. `response` writes what the client
-//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. `usage` counts
-//! for bills and budgets. All steps
-//! but the first have one driver: the task that writes to the client.
+//! sees, whole or as a stream of events. `surfaces` has the other APIs, whose bodies become those of chats. `usage`
+//! counts for bills and budgets. All steps but the first have one driver: the task that writes to the client.
 //!
 //! Read first: `http/generate.rs`, which calls these modules in that order, then `relay/request_run.rs`.
 //!
@@ -15,6 +14,7 @@
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 
+mod admin;
 mod config;
 mod http;
 mod intake;
@@ -24,6 +24,7 @@ mod operations;
 mod relay;
 mod request;
 mod response;
+mod stream_shape;
 mod surfaces;
 pub mod tenants;
 mod usage;
@@ -46,6 +47,7 @@ use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::{ModelFiles, STAGE};
 use tokio::task::JoinHandle;
 
+pub use admin::{OperatorConfig, OperatorToken};
 pub use config::{GatewayConfig, GatewayTuning, KeyConfig, ModelConfig};
 pub use tenants::LimitsRedisConfig;
 
@@ -78,7 +80,7 @@ pub struct GatewayServer {
     operations: Option<Server>,
     drain: Drain,
     models_poll: JoinHandle<()>,
-    /// Follows the file of tenants until it is dropped.
+    /// Follows the tenants until it is dropped.
     _tenants_follower: tenants::TenantsFollower,
     usage: usage::UsageService,
     time: Arc<relay::RequestTime>,
@@ -167,28 +169,53 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         time: time.clone(),
         tuning: tuning.clone(),
     };
+    let anonymous = config.anonymous_tenant.clone();
+    let directory = tenants::Directory::new(&config.keys, anonymous);
+    let directory = Arc::new(match &config.jwt {
+        Some(_) => directory.beside_tokens(),
+        None => directory,
+    });
+    let jwt = match config.jwt.clone() {
+        Some(jwt) => Some(tenants::jwt::JwtVerifier::start(jwt, metrics.clone()).await?),
+        None => None,
+    };
     let readiness: Readiness = {
         let (drain, models, clocks) = (drain.clone(), models.clone(), deps.clocks);
+        let directory = directory.clone();
         Arc::new(
             move || match (drain.is_draining(), models.is_any_served()) {
                 (true, _) => Err("draining".to_owned()),
                 (false, false) => Err("no worker serves any of the models".to_owned()),
-                (false, true) => clocks.readiness(),
+                (false, true) => {
+                    directory.check_known().map_err(|error| error.message)?;
+                    clocks.readiness()
+                }
             },
         )
     };
-    let anonymous = config.anonymous_tenant.clone();
-    let directory = Arc::new(tenants::Directory::new(&config.keys, anonymous));
     let redis = config.limits_redis.clone();
     let redis = redis.map(|redis| tenants::RedisCounts::start(redis, &deps.metrics));
     let redis = redis.transpose().context("limits_redis")?;
     let limiter = tenants::Limiter::with_redis(config.limit_share, redis, metrics.clone());
+    let source = match &config.tenants_file {
+        Some(path) => tenants::TenantsSource::File(path.clone()),
+        None if config.tenants_in_store => tenants::TenantsSource::Store(deps.store.clone()),
+        None => tenants::TenantsSource::None,
+    };
     let tenants_follower = tenants::TenantsFollower::start(
-        config.tenants_file.clone(),
+        source.clone(),
+        config.tenants_cache_file.clone(),
         directory.clone(),
         limiter.clone(),
         metrics.clone(),
-    )?;
+    )
+    .await?;
+    let admin = Arc::new(admin::AdminState {
+        source,
+        audit_file: config.audit_file.clone(),
+        metrics: metrics.clone(),
+    });
+    let operators = Arc::new(admin::Operators::new(&config.operators));
     let requests_max = config
         .requests_in_flight_max
         .saturating_add(config.rollouts_in_flight_max);
@@ -201,8 +228,9 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     )?;
     let gateway = Arc::new(http::GatewayState {
         usage: usage.usage(),
-        directory,
+        callers: tenants::Callers::new(directory, jwt),
         limiter,
+        urgent_shares: tenants::UrgentShares::default(),
         models: models.clone(),
         admission: intake::Admission::new(
             admission_limits(&config),
@@ -254,7 +282,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         let (metrics, ready) = (&deps.metrics, readiness.clone());
         let reader = http::UsageReader::new(deps.store.clone());
         operations::listen(listen, &config, metrics, ready, move |app| {
-            http::operations_routes(&reader, app);
+            http::operations_routes(app);
+            admin::routes(&admin, &operators, app, |scope| {
+                http::usage_routes(&reader, scope);
+            });
         })
     });
     let operations = operations.transpose()?;

@@ -97,13 +97,25 @@ refrain_service_kit::metric_families! {
         pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
         /// Requests refused because a limit was reached, by the limit.
         pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
-        /// Tenants in the file of tenants.
+        /// Urgent requests that were carried out as ordinary ones, since their tenant had used up its urgent share.
+        pub(crate) urgency_declined: IntCounter = "refrain_gateway_urgency_declined_total",
+        /// Tenants in the file of tenants, or in the draft store.
         pub(crate) tenants: IntGauge = "refrain_gateway_tenants",
-        /// Keys in the file of tenants.
+        /// Keys of these tenants.
         pub(crate) tenant_keys: IntGauge = "refrain_gateway_tenant_keys",
-        /// Times that the file of tenants was taken over, or failed to be. Alert on failures.
+        /// Times that the tenants were taken over, or failed to be. Alert on failures.
         pub(crate) tenants_read: IntCounterVec =
             "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
+        /// Public keys of the issuer of tokens.
+        pub(crate) jwks_keys: IntGauge = "refrain_gateway_jwks_keys",
+        /// Times that these keys were read, or failed to be.
+        pub(crate) jwks_read: IntCounterVec =
+            "refrain_gateway_jwks_read_total" ["outcome"] with ["read", "failed"],
+        /// Valid tokens that are remembered.
+        pub(crate) tokens_remembered: IntGauge = "refrain_gateway_tokens_remembered",
+        /// Administrative acts by their outcome. A refused one has changed nothing.
+        pub(crate) admin_acts: IntCounterVec =
+            "refrain_gateway_admin_acts_total" ["outcome"] with ["done", "refused"],
         /// Rows of usage: one per hour, tenant, key and model.
         pub(crate) usage_rows: IntGauge = "refrain_gateway_usage_rows",
         /// Bytes of the usage journal.

@@ -4,9 +4,11 @@ mod grammars;
 mod template;
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use anyhow::Context;
+use lru::LruCache;
 use refrain_output_parsers::{Detected, ToolParserKind, detect};
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
@@ -50,14 +52,17 @@ pub(crate) struct Model {
     tenants: Vec<String>,
 }
 
+/// Most signed namespaces that are kept of a model. Tenants come from the configuration, but end users do not.
+const SIGNED_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
+
 /// All models, and the last answer of the scheduler on which of them are served.
 pub(crate) struct Models {
     models: Vec<Arc<Model>>,
     created: u64,
     served: RwLock<Vec<ServedModel>>,
     signer: NamespaceSigner,
-    /// Signed namespaces by model and tenant. Both come from the configuration, which bounds the table.
-    signed: Mutex<HashMap<String, HashMap<String, Arc<KnownNamespace>>>>,
+    /// Signed namespaces by model, and by tenant with its part.
+    signed: Mutex<HashMap<String, LruCache<String, Arc<KnownNamespace>>>>,
 }
 
 /// A signed namespace, and its id.
@@ -121,10 +126,10 @@ impl Model {
         })
     }
 
-    /// The namespace of a tenant's requests to it.
-    pub(crate) fn namespace(&self, tenant: &str) -> Namespace {
+    /// The namespace of requests to it by a tenant, or a part of it.
+    pub(crate) fn namespace(&self, scope: &str) -> Namespace {
         Namespace {
-            tenant: tenant.to_owned(),
+            tenant: scope.to_owned(),
             model: self.id.clone(),
             tokenizer: self.tokenizer_identity.clone(),
         }
@@ -334,8 +339,9 @@ impl Models {
         self.models.iter().any(is_served)
     }
 
-    /// The signed namespace of a tenant and a model. It is signed anew after half of the life of a signature.
-    pub(crate) fn namespace(&self, tenant: &str, model: &Model) -> Arc<KnownNamespace> {
+    /// The signed namespace of a model and of a tenant, or a part of it. It is signed anew after half of the life of a
+    /// signature.
+    pub(crate) fn namespace(&self, scope: &str, model: &Model) -> Arc<KnownNamespace> {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
         let now_s = clock::unix_s();
         // A signature from the future was made before the clock was set back, and would be refused.
@@ -343,15 +349,16 @@ impl Models {
             let issued_at_s = known.signed.issued_at_s;
             issued_at_s <= now_s && now_s - issued_at_s < NAMESPACE_TTL_S / 2
         };
-        let of_model = signed.get(&model.id);
-        let known = of_model.and_then(|of_model| of_model.get(tenant));
+        let of_model = signed.get_mut(&model.id);
+        let known = of_model.and_then(|of_model| of_model.get(scope));
         if let Some(known) = known.filter(is_fresh) {
             return known.clone();
         }
-        let fresh: KnownNamespace = self.signer.sign(model.namespace(tenant)).into();
+        let fresh: KnownNamespace = self.signer.sign(model.namespace(scope)).into();
         let fresh = Arc::new(fresh);
-        let of_model = signed.entry(model.id.clone()).or_default();
-        of_model.insert(tenant.to_owned(), fresh.clone());
+        let of_model = signed.entry(model.id.clone());
+        let of_model = of_model.or_insert_with(|| LruCache::new(SIGNED_MAX));
+        of_model.put(scope.to_owned(), fresh.clone());
         fresh
     }
 }
@@ -504,7 +511,8 @@ mod tests {
         let names = signed.signed.namespace.clone();
         let ahead = models.signer.sign_at(names, future_s);
         assert!(auth.verify(&ahead).is_err());
-        let known = HashMap::from([("a".to_owned(), Arc::new(ahead.into()))]);
+        let mut known = LruCache::new(SIGNED_MAX);
+        known.put("a".to_owned(), Arc::new(ahead.into()));
         models.signed.lock().unwrap().insert(open.id.clone(), known);
         assert!(auth.verify(&models.namespace("a", &open).signed).is_ok());
     }

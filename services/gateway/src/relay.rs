@@ -24,6 +24,7 @@ mod request_run;
 mod request_time;
 mod retry_budget;
 mod scheduler_absence;
+mod stream_shaper;
 
 pub(crate) use choice::{ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;

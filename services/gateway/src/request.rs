@@ -3,6 +3,7 @@
 mod body;
 mod bound_output;
 mod closed_schema;
+mod end_user;
 mod faults;
 mod fields;
 mod messages;
@@ -20,17 +21,19 @@ use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::{OutputForm, Sampling};
 use refrain_protocol::openai::Parameters;
-use refrain_protocol::scheduling::RequestClass;
+use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::de::DeserializeOwned;
 
 use crate::STAGE;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
+use crate::stream_shape::StreamShape;
 use body::{ChatFields, CompletionFields, RequestBody};
 use tools::{CallDemand, Tools};
 
 pub(crate) use bound_output::{BoundOutput, FormSource};
+pub(crate) use end_user::EndUser;
 
 /// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +111,16 @@ pub(crate) struct GenerateRequest {
     pub(crate) group: Option<String>,
     /// Whether somebody waits for each token.
     pub(crate) class: RequestClass,
+    /// The weight of the tenant.
+    pub(crate) weight: TenantWeight,
+    /// The name that the tenant has in the namespace: with the part of it that drafts and KV caches stay in.
+    pub(crate) scope: String,
+    /// The end user, if the client names one.
+    pub(crate) end_user: Option<EndUser>,
+    /// The shape of the answer's events, if it must not tell what steps brought.
+    pub(crate) shape: Option<StreamShape>,
+    /// The answer has no metrics, and nothing in its usage that tells what was known before.
+    pub(crate) hides_metrics: bool,
     pub(crate) speculation: Speculation,
     pub(crate) urgency: Urgency,
     /// The output that the client predicts.
@@ -151,6 +164,7 @@ impl GenerateRequest {
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
+        let end_user = others.end_user.end_user();
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
         messages::check(&messages)?;
@@ -192,6 +206,7 @@ impl GenerateRequest {
         fields::check_min_tokens(&request.sampling, max_new_tokens)?;
         request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, limits);
         request.unknown_fields = unknown_fields;
+        request.end_user = end_user;
         request.prediction = prompt::prediction(prediction, &request.model, context)?;
         request.prompts = vec![PreparedPrompt {
             tokens: tokens.into(),
@@ -220,6 +235,7 @@ impl GenerateRequest {
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
+        let end_user = others.end_user.end_user();
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
         let top_logprobs = fields::completion_logprobs(&completion)?;
@@ -242,6 +258,7 @@ impl GenerateRequest {
         let count = prompt::count(&prompt);
         request.check_choices(count, limits)?;
         request.unknown_fields = unknown_fields;
+        request.end_user = end_user;
         request.bind(bound_output::bound_completion(asked_form));
         request.chunk_tokens = fields::chunk_tokens(&parameters, &request.sampling, limits);
         let echoes = completion.echo == Some(true);
@@ -310,6 +327,11 @@ impl GenerateRequest {
             group: parameters.group.clone(),
             class: fields::class(parameters),
             speculation: parameters.speculation.unwrap_or_default(),
+            weight: TenantWeight::default(),
+            scope: tenant.to_owned(),
+            end_user: None,
+            shape: None,
+            hides_metrics: false,
             urgency: fields::urgency(parameters)?,
             prediction: None,
             parsing: None,

@@ -24,8 +24,9 @@ use refrain_protocol::ApiError;
 
 use crate::config::GatewayTuning;
 use crate::models::Models;
-use crate::request::{Endpoint, GenerateRequest};
+use crate::request::{EndUser, Endpoint, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
+use crate::tenants::Caller;
 use crate::tenants::file::KeyEndpoint;
 use crate::tenants::rate_headers::HeaderWords;
 
@@ -157,6 +158,26 @@ impl AcceptedRequest {
             && let Some(loose) = request.loose_form.take()
         {
             request.sampling.form = Some(loose);
+        }
+    }
+
+    /// Gives the request the standing of its caller. Nobody else may have it yet.
+    pub(crate) fn hold_to(&mut self, caller: &Caller) {
+        let policy = &caller.policy;
+        if let Some(request) = Arc::get_mut(&mut self.request) {
+            let end_user = request.end_user.map(EndUser::hex);
+            request.scope = caller.scope(end_user.as_deref());
+            request.shape = policy.shape;
+            request.hides_metrics = policy.hides_metrics;
+            request.weight = policy.weight;
+            request.class = policy.class(request.class);
+        }
+    }
+
+    /// Takes the hints away that make the request urgent. Nobody else may have it yet.
+    pub(crate) fn make_ordinary(&mut self) {
+        if let Some(request) = Arc::get_mut(&mut self.request) {
+            request.urgency = request.urgency.ordinary();
         }
     }
 

@@ -1,23 +1,35 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
-//! `file` is the file of tenants, which operators edit and gateways follow. `directory` finds the caller of a key
-//! in it, and `limiter` counts what tenants and keys have used in a minute. `budget` counts days and months.
-//! `redis_counts` counts minutes for several gateways together, in Redis.
+//! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
+//! where they are, and `follow` takes changes over. `callers` finds out who calls: `directory` knows the keys, and `jwt`
+//! the tokens of an identity provider. `limiter` counts what tenants and keys have used in a minute, and `budget` counts
+//! days and months. `policy` is the standing of a tenant's requests among those of others, and `urgent_share` keeps a
+//! tenant from being urgent all day. `redis_counts` counts minutes for several gateways together, in Redis.
 
+pub mod act;
+pub mod audit;
 mod bucket;
 mod budget;
+mod callers;
 pub(crate) mod directory;
 pub mod file;
 mod follow;
+pub mod jwt;
 pub mod key;
 mod limit_usage;
 pub(crate) mod limiter;
+mod policy;
 pub(crate) mod rate_headers;
 mod redis_counts;
+pub(crate) mod source;
+mod urgent_share;
 
 pub(crate) use budget::{BudgetTicket, Budgets};
+pub(crate) use callers::Callers;
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
 pub use redis_counts::LimitsRedisConfig;
 pub(crate) use redis_counts::RedisCounts;
+pub(crate) use source::{TenantsSource, VersionedTenant};
+pub(crate) use urgent_share::{UrgentShares, UrgentTicket};

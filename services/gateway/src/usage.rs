@@ -33,8 +33,8 @@ pub(crate) struct UsageService {
 }
 
 impl UsageService {
-    /// Opens the journal in `dir`, and sends what it has from now on. Without a directory nothing is kept, and budgets
-    /// count from the start of the process. `requests_max` requests may be in flight.
+    /// Opens the journal in `dir`, and sends what it has from now on. Without a directory nothing is kept, and
+    /// budgets count from the start of the process. `requests_max` requests may be in flight.
     ///
     /// # Errors
     /// The directory cannot be used, or another gateway uses it.

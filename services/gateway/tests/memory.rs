@@ -14,6 +14,7 @@
     reason = "this process needs only a part of the scripted mesh"
 )]
 mod mesh;
+#[allow(dead_code, reason = "this process has no tenants in its store")]
 #[path = "gateway/store.rs"]
 mod store;
 #[path = "gateway/usage_store.rs"]

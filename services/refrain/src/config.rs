@@ -165,8 +165,11 @@ impl MeshFile {
         let gateway = &self.gateway;
         let has_callers = !gateway.keys.is_empty()
             || gateway.anonymous_tenant.is_some()
-            || gateway.tenants_file.is_some();
+            || gateway.tenants_file.is_some()
+            || gateway.tenants_in_store
+            || gateway.jwt.is_some();
         if !has_callers {
+            self.gateway.tenants_in_store = self.draft_store.feed.is_none();
             self.gateway.keys = dev_keys()
                 .into_iter()
                 .map(|key| KeyConfig {
@@ -189,6 +192,22 @@ impl MeshFile {
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.
             self.worker.advertise_url = "local:".into();
+        }
+    }
+
+    /// Why the draft store cannot keep the tenants of the gateway.
+    fn tenant_faults(&self, role: Role) -> Option<&'static str> {
+        if !self.gateway.tenants_in_store {
+            return None;
+        }
+        let (urls, has_feed) = (&self.urls, self.draft_store.feed.is_some());
+        match role {
+            Role::Up if has_feed => Some(REPLICAS_KEEP_NO_TENANTS),
+            Role::Gateway if !urls.draft_stores.is_empty() => Some(REPLICAS_KEEP_NO_TENANTS),
+            Role::Gateway if urls.draft_store.is_empty() => {
+                Some("gateway.tenants_in_store: name the store in urls.draft_store as well")
+            }
+            _ => None,
         }
     }
 
@@ -255,6 +274,7 @@ impl MeshFile {
             faults.push("urls: give draft_store or draft_stores, not both".to_owned());
         }
         let called = called.into_iter().chain(store).chain(stores);
+        faults.extend(self.tenant_faults(role).map(str::to_owned));
         for (key, url) in called {
             if !url.starts_with("http://") && !url.starts_with("https://") {
                 faults.push(format!("urls.{key}: must be an http:// or https:// URL"));
@@ -271,6 +291,9 @@ impl MeshFile {
         faults
     }
 }
+
+const REPLICAS_KEEP_NO_TENANTS: &str = "gateway.tenants_in_store: replicas of a draft store keep no tenants; use \
+                                         gateway.tenants_file in its place";
 
 fn within(section: &str, faults: Vec<String>) -> Vec<String> {
     faults
@@ -321,6 +344,21 @@ mod tests {
             ),
             ""
         );
+    }
+
+    #[test]
+    fn tenants_can_be_kept_by_one_draft_store() {
+        let with = |role, rest: &str| {
+            let toml = format!("{rest}\n[gateway]\ntenants_in_store = true");
+            faults(role, &toml).contains("tenants_in_store")
+        };
+        let (one, several) = (
+            "[urls]\ndraft_store = \"http://127.0.0.1:1\"",
+            "[urls]\ndraft_stores = [\"http://127.0.0.1:1\"]",
+        );
+        assert!(!with(Role::Gateway, one) && !with(Role::Up, ""));
+        assert!(with(Role::Gateway, several) && with(Role::Gateway, ""));
+        assert!(with(Role::Up, "[draft_store.feed]"));
     }
 
     #[test]

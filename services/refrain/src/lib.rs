@@ -7,6 +7,7 @@
 mod cluster;
 pub mod config;
 mod local;
+mod local_operator;
 pub mod mesh_roles;
 pub mod roles;
 pub mod serve;

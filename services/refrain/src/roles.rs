@@ -18,6 +18,7 @@ use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, conn
 
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
+use crate::local_operator;
 use crate::mesh_roles::check_own;
 
 /// The services of this process, in the order in which they stop. A caller stops before the service that it calls, so
@@ -132,8 +133,10 @@ impl Process {
             let engine = self.engine.insert(engine);
             WorkerEngine::Verifying(Arc::new(LocalEngine::new(engine.handle().clone())))
         };
+        let data_dir = file.draft_store.data_dir.clone();
         let store = refrain_draft_store::start(file.draft_store, auth.clone(), &metrics).await?;
         let store = self.draft_store.insert(store);
+        local_operator::add(&mut file.gateway, &data_dir)?;
         let scheduler = refrain_scheduler::start(file.scheduler, auth.clone(), &metrics).await?;
         let scheduler = self.scheduler.insert(scheduler);
         let with = Dependencies {

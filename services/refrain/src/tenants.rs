@@ -1,24 +1,28 @@
-//! `refrain tenants` and `refrain keys`: the operator's commands for the file of tenants.
+//! `refrain tenants` and `refrain keys`: the operator's commands for tenants, in a file or at a gateway.
 //!
-//! Each command reads the file, changes it as a value, and puts a new file in its place. Gateways follow it. Each
-//! change is a line in an audit log beside the file.
+//! Each command that changes something is an act. On a file it is carried out here: a new file is put in the place
+//! of the old one, gateways follow it, and an audit log beside it has a line. At a gateway it is a call of the admin
+//! API.
 
 mod audit;
-mod change;
+mod source;
+mod standing;
 
-use std::fs::File;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Subcommand};
-use refrain_gateway::tenants::file::{KeyEndpoint, LimitsEntry, TenantsFile};
-use refrain_gateway::tenants::key::NewKey;
+use refrain_gateway::OperatorToken;
+use refrain_gateway::tenants::act::{self, TenantAct};
+use refrain_gateway::tenants::file::{
+    KeyEndpoint, KeyEntry, LimitsEntry, TenantEntry, TenantsFile, expiry_text,
+};
 use refrain_lab::text_table::text_table;
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::MeshConfig;
 
-use self::change::NewKeyOptions;
+use self::source::{AdminClient, Source};
+use self::standing::StandingArgs;
 
 /// Arguments of `refrain tenants`.
 #[derive(Args)]
@@ -26,7 +30,7 @@ pub struct TenantsArgs {
     #[command(subcommand)]
     command: TenantsCommand,
     #[command(flatten)]
-    file: FileArgs,
+    source: SourceArgs,
 }
 
 /// Arguments of `refrain keys`.
@@ -36,11 +40,11 @@ pub struct KeysArgs {
     #[command(subcommand)]
     command: Option<KeysCommand>,
     #[command(flatten)]
-    file: FileArgs,
+    source: SourceArgs,
 }
 
 #[derive(Args)]
-struct FileArgs {
+struct SourceArgs {
     /// The file of tenants, as gateway.tenants_file names it.
     #[arg(
         long,
@@ -49,6 +53,28 @@ struct FileArgs {
         env = "REFRAIN_GATEWAY__TENANTS_FILE"
     )]
     file: PathBuf,
+    /// In place of a file: URL of the operations listener of a gateway with gateway.tenants_in_store.
+    #[arg(long, global = true)]
+    url: Option<String>,
+    /// File with the token of an operator, for --url [default: the variable REFRAIN_OPERATOR_TOKEN].
+    #[arg(long, global = true)]
+    token_file: Option<PathBuf>,
+}
+
+impl SourceArgs {
+    fn open(self) -> anyhow::Result<Source> {
+        let Some(url) = self.url else {
+            return Ok(Source::File(self.file));
+        };
+        let token = match self.token_file {
+            Some(path) => std::fs::read_to_string(&path)
+                .with_context(|| format!("--token-file: cannot read {}", path.display()))?,
+            None => std::env::var("REFRAIN_OPERATOR_TOKEN").context(
+                "--url needs the token of an operator: give --token-file or REFRAIN_OPERATOR_TOKEN",
+            )?,
+        };
+        Ok(Source::Gateway(AdminClient::new(&url, token.trim())?))
+    }
 }
 
 #[derive(Subcommand)]
@@ -57,7 +83,7 @@ enum TenantsCommand {
     List,
     /// Add a tenant.
     Add(TenantArgs),
-    /// Change the limits of a tenant. Limits that are not named stay.
+    /// Change a tenant. Values that are not named stay.
     Set(TenantArgs),
     /// Remove a tenant and its keys. Its documents stay: `refrain store erase --tenant` erases them.
     Remove {
@@ -71,11 +97,18 @@ struct TenantArgs {
     /// Name of the tenant.
     name: String,
     #[command(flatten)]
+    standing: StandingArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 }
 
 #[derive(Subcommand)]
 enum KeysCommand {
+    /// Make a token for an operator of gateways, and print it with the lines of their configuration.
+    Operator {
+        /// Name of the operator, which audit logs have.
+        name: String,
+    },
     /// List the keys of all tenants, without the keys themselves.
     List,
     /// Make a key and print it. It is shown only once.
@@ -180,28 +213,39 @@ fn endpoint(text: &str) -> Result<KeyEndpoint, String> {
 /// Runs `refrain tenants`.
 ///
 /// # Errors
-/// A file with faults, a name that is there already or is unknown, or a file that cannot be written.
+/// A file with faults, a name that is there already or is unknown, a file that cannot be written, or a refusal by the
+/// gateway.
 pub fn tenants(args: TenantsArgs) -> anyhow::Result<()> {
-    let path = &args.file.file;
+    let source = args.source.open()?;
     match args.command {
-        TenantsCommand::List => print!("{}", tenants_table(&read(path)?)),
-        TenantsCommand::Add(TenantArgs { name, limits }) => {
-            let limits = limits.over(LimitsEntry::default());
-            edit(path, &format!("tenant {name} added"), |file| {
-                change::add_tenant(file, &name, limits)
-            })?;
+        TenantsCommand::List => print!("{}", tenants_table(&source.tenants()?)),
+        TenantsCommand::Add(TenantArgs {
+            name,
+            standing,
+            limits,
+        }) => {
+            let mut entry = TenantEntry {
+                name,
+                limits: limits.over(LimitsEntry::default()),
+                ..TenantEntry::default()
+            };
+            standing.apply(&mut entry);
+            source.carry_out(TenantAct::AddTenant(entry), None)?;
         }
-        TenantsCommand::Set(TenantArgs { name, limits }) => {
-            edit(path, &format!("limits of tenant {name} set"), |file| {
-                let tenant = change::tenant(file, &name)?;
-                tenant.limits = limits.over(tenant.limits);
-                Ok(())
-            })?;
+        TenantsCommand::Set(TenantArgs {
+            name,
+            standing,
+            limits,
+        }) => {
+            let (before, version) = source.tenant(&name)?;
+            let mut after = before.clone();
+            standing.apply(&mut after);
+            after.limits = limits.over(before.limits);
+            let patch = act::difference(&before, &after)?;
+            source.carry_out(TenantAct::ChangeTenant { name, patch }, version)?;
         }
         TenantsCommand::Remove { name } => {
-            edit(path, &format!("tenant {name} removed"), |file| {
-                change::remove_tenant(file, &name)
-            })?;
+            source.carry_out(TenantAct::RemoveTenant { name }, None)?;
         }
     }
     Ok(())
@@ -212,40 +256,38 @@ pub fn tenants(args: TenantsArgs) -> anyhow::Result<()> {
 /// # Errors
 /// As [`tenants`].
 pub fn keys(args: KeysArgs) -> anyhow::Result<()> {
-    let path = &args.file.file;
     let now = clock::unix_s().cast_signed();
-    match args.command {
-        None => print_mesh_keys()?,
-        Some(KeysCommand::List) => print!("{}", keys_table(&read(path)?)),
+    let act = match args.command {
+        None => return print_mesh_keys(),
+        Some(KeysCommand::Operator { name }) => return print_operator(&name),
+        Some(KeysCommand::List) => {
+            print!("{}", keys_table(&args.source.open()?.tenants()?));
+            return Ok(());
+        }
         Some(KeysCommand::Add(args)) => {
-            let key = NewKey::random()?;
-            let options = NewKeyOptions {
+            let ends = args.days.map(|days| now + i64::from(days) * 24 * 3_600);
+            let entry = KeyEntry {
                 name: args.name,
                 models: args.models,
                 endpoints: args.endpoints,
-                expires_unix_s: args.days.map(|days| now + i64::from(days) * 24 * 3_600),
+                expires_at: ends.map(expiry_text).transpose()?,
                 limits: args.limits.over(LimitsEntry::default()),
+                ..KeyEntry::default()
             };
-            let what = format!("key {} of tenant {} added", key.id, args.tenant);
-            edit(path, &what, |file| {
-                change::add_key(file, &args.tenant, &key, options)
-            })?;
-            println!("{}", key.key);
+            TenantAct::AddKey {
+                tenant: args.tenant,
+                entry,
+            }
         }
-        Some(KeysCommand::Rotate { id, grace_hours }) => {
-            let key = NewKey::random()?;
-            let ends = now + i64::from(grace_hours) * 3_600;
-            let what = format!("key {id} rotated to {}", key.id);
-            edit(path, &what, |file| {
-                change::rotate_key(file, &id, &key, now, ends)
-            })?;
-            println!("{}", key.key);
-        }
-        Some(KeysCommand::Revoke { id }) => {
-            edit(path, &format!("key {id} revoked"), |file| {
-                change::revoke_key(file, &id)
-            })?;
-        }
+        Some(KeysCommand::Rotate { id, grace_hours }) => TenantAct::RotateKey {
+            id,
+            grace_hours,
+            new: KeyEntry::default(),
+        },
+        Some(KeysCommand::Revoke { id }) => TenantAct::RevokeKey { id },
+    };
+    if let Some(key) = args.source.open()?.carry_out(act, None)? {
+        println!("{key}");
     }
     Ok(())
 }
@@ -260,61 +302,17 @@ fn print_mesh_keys() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read(path: &Path) -> anyhow::Result<TenantsFile> {
-    let text = std::fs::read_to_string(path);
-    let text = text.with_context(|| format!("{}: cannot be read", path.display()))?;
-    TenantsFile::parse(&text).map_err(|faults| anyhow::anyhow!("{}: {faults}", path.display()))
-}
-
-/// Changes the file. Nobody else edits it meanwhile, and who reads it sees either state. Before that, the audit log
-/// gets a line.
-fn edit(
-    path: &Path,
-    what: &str,
-    change: impl FnOnce(&mut TenantsFile) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let name = || format!("{}: cannot be written", path.display());
-    let lock = beside(path, "lock");
-    let lock = File::create(lock).with_context(name)?;
-    lock.lock().with_context(name)?;
-    let mut file = match path.exists() {
-        true => read(path)?,
-        false => TenantsFile::default(),
-    };
-    change(&mut file)?;
-    let faults = file.faults();
-    if !faults.is_empty() {
-        bail!("{}", faults.join("; "));
-    }
-    // The log comes first: an act that is not logged does not happen.
-    audit::append(&beside(path, "audit.jsonl"), what)?;
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let mut new = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
-    std::io::Write::write_all(&mut new, file.to_text()?.as_bytes()).with_context(name)?;
-    // Gateways run as other users than operators, and the file has no secrets.
-    let mut mode = 0o644;
-    if let Ok(before) = std::fs::metadata(path) {
-        mode = before.permissions().mode();
-        // Only root may give files away. Others own what they may replace.
-        let _ = std::os::unix::fs::fchown(new.as_file(), Some(before.uid()), Some(before.gid()));
-    }
-    let permissions = std::fs::Permissions::from_mode(mode);
-    new.as_file()
-        .set_permissions(permissions)
-        .with_context(name)?;
-    new.as_file().sync_all().with_context(name)?;
-    new.persist(path).with_context(name)?;
-    let folder = File::open(folder.unwrap_or(Path::new("."))).with_context(name)?;
-    folder.sync_all().with_context(name)
-}
-
-/// The path with another extension after its own.
-fn beside(path: &Path, extension: &str) -> PathBuf {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{extension}"));
-    beside.into()
+/// Prints a new token, and the lines of the configuration that let it in.
+fn print_operator(name: &str) -> anyhow::Result<()> {
+    let made = OperatorToken::random()?;
+    println!(
+        "# The token of {name}, which is shown only once: {}",
+        made.token
+    );
+    println!("[[gateway.operators]]");
+    println!("name = {}", toml::Value::from(name));
+    println!("token_sha256 = \"{}\"", made.sha256);
+    Ok(())
 }
 
 fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
@@ -343,11 +341,22 @@ fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
 
 fn tenants_table(file: &TenantsFile) -> String {
     let rows = file.tenants.iter().map(|tenant| {
-        let mut row = vec![tenant.name.clone(), tenant.keys.len().to_string()];
+        let mut row = vec![
+            tenant.name.clone(),
+            tenant.keys.len().to_string(),
+            f64::from(tenant.weight).to_string(),
+        ];
         row.extend(limit_columns(&tenant.limits));
         row
     });
-    let head = ["tenant", "keys", "requests/min", "tokens/min", "at once"];
+    let head = [
+        "tenant",
+        "keys",
+        "weight",
+        "requests/min",
+        "tokens/min",
+        "at once",
+    ];
     text_table(1, &head, rows)
 }
 
@@ -390,7 +399,23 @@ fn keys_table(file: &TenantsFile) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    use super::source::beside;
     use super::*;
+
+    fn source(path: &Path) -> SourceArgs {
+        SourceArgs {
+            file: path.to_owned(),
+            url: None,
+            token_file: None,
+        }
+    }
+
+    fn read(path: &Path) -> anyhow::Result<TenantsFile> {
+        source(path).open()?.tenants()
+    }
 
     fn limits() -> LimitArgs {
         LimitArgs {
@@ -405,18 +430,13 @@ mod tests {
     }
 
     fn run_tenants(path: &Path, command: TenantsCommand) -> anyhow::Result<()> {
-        let file = FileArgs {
-            file: path.to_owned(),
-        };
-        tenants(TenantsArgs { command, file })
+        let source = source(path);
+        tenants(TenantsArgs { command, source })
     }
 
     fn run_keys(path: &Path, command: KeysCommand) -> anyhow::Result<()> {
-        let file = FileArgs {
-            file: path.to_owned(),
-        };
-        let command = Some(command);
-        keys(KeysArgs { command, file })
+        let (command, source) = (Some(command), source(path));
+        keys(KeysArgs { command, source })
     }
 
     #[test]
@@ -424,6 +444,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tenants.toml");
         let tenant = |limits| TenantArgs {
+            standing: StandingArgs::default(),
             name: "acme".into(),
             limits,
         };

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use anyhow::{Context as _, ensure};
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
-    Heartbeat, KvReport, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass,
+    Heartbeat, KvReport, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass, TenantWeight,
 };
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace, WorkerId};
 use refrain_scheduler::core::{
@@ -153,6 +153,7 @@ impl Mesh {
                 true => RequestClass::Rollout,
                 false => RequestClass::Interactive,
             },
+            weight: TenantWeight::default(),
             age_ms: 0,
             ended: None,
             expected_tokens: None,
@@ -194,6 +195,7 @@ impl Mesh {
             emitted_tokens,
             worker_ended_ms_ago: Some(0),
             cached_tokens: Some(request.context_tokens / 2),
+            rejected_tokens: 0,
         };
         if goes_on && request.generated_tokens + emitted_tokens < MAX_NEW_TOKENS {
             request.generated_tokens += emitted_tokens;

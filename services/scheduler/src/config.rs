@@ -75,6 +75,9 @@ pub struct SchedulerConfig {
     pub tenant_rollout_queue_max: usize,
     /// Share of the slots that rollouts keep while interactive requests wait, at least 0 and below 1.
     pub rollout_share: f64,
+    /// Tokens by which a tenant may be ahead of others whose rollouts wait, while its interactive requests go before
+    /// these. Tokens are counted by their cost and the weight of the tenant. Past it they wait for the tenant's turn.
+    pub interactive_lead_tokens: u64,
     /// Most tokens of a chunk of a rollout. After a chunk the slot goes to whoever is next. 0 means no limit.
     pub chunk_tokens: u32,
     /// The order of a tenant's waiting rollouts.
@@ -141,6 +144,7 @@ impl Default for SchedulerConfig {
             rollout_queue_max: 20_000,
             tenant_rollout_queue_max: 10_000,
             rollout_share: 0.25,
+            interactive_lead_tokens: 100_000,
             chunk_tokens: 2_048,
             order: OrderPolicy::default(),
             overtake_ms_max: 600_000,

@@ -34,6 +34,8 @@ mod refusing;
 mod worker_table;
 
 #[cfg(test)]
+mod fairness_tests;
+#[cfg(test)]
 mod property_tests;
 #[cfg(test)]
 mod script_tests;
@@ -98,11 +100,7 @@ impl Dispatch {
     /// restarts that fast.
     pub fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
         Dispatch {
-            queue: FairQueue::new(
-                config.tenants_tracked_max,
-                config.rollout_share,
-                config.order,
-            ),
+            queue: FairQueue::new(&config),
             groups: GroupTable::new(config.groups_tracked_max),
             windows: Windows::new(config.overtake_ms_max),
             prefixes: PrefixTable::new(config.prefixes_tracked_max),
@@ -260,7 +258,10 @@ impl Dispatch {
             self.end(lease, LeaseEnd::Superseded, false, effects);
         }
 
-        let (tenant, class) = (request.namespace.namespace.tenant.clone(), request.class);
+        let (tenant, class) = (
+            request.namespace.namespace.tenant_name().to_owned(),
+            request.class,
+        );
         // A request that has begun is let in again: it was let in before, and giving it up would waste its output.
         let is_admitted = class == RequestClass::Rollout && request.generated_tokens > 0;
         self.waits(call, request);
@@ -338,9 +339,11 @@ impl Dispatch {
             emitted_tokens,
             worker_ended_ms_ago,
             cached_tokens,
+            rejected_tokens,
         } = finish;
         let spent = |running: &RunningLease| Spent {
             emitted_tokens,
+            rejected_tokens,
             read_tokens: cached_tokens.map(|cached| running.context_tokens.saturating_sub(cached)),
         };
         if let Some(running) = self.end(lease, LeaseEnd::Finished(outcome), true, effects) {

@@ -49,6 +49,24 @@ pub struct Urgency {
     pub tpot_ms: Option<u32>,
 }
 
+impl Urgency {
+    /// Whether the request wants more of a step than others get.
+    pub fn is_urgent(&self) -> bool {
+        self.priority == Priority::High || self.tpot_ms.is_some()
+    }
+
+    /// The same without what makes it urgent.
+    pub fn ordinary(self) -> Urgency {
+        Urgency {
+            priority: match self.priority {
+                Priority::High => Priority::Normal,
+                priority => priority,
+            },
+            tpot_ms: None,
+        }
+    }
+}
+
 /// The attempts and the time that a request has left. Its chunk may use all of them; the sender keeps count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkBudget {
@@ -286,6 +304,16 @@ pub struct DraftShare {
 }
 
 impl StepMessage {
+    /// Draft tokens of all sources that the engine verified in this step and rejected.
+    pub fn rejected(&self) -> u32 {
+        let rejected = |share: &DraftShare| share.drafted.saturating_sub(share.accepted);
+        let others = self.merged.iter().chain(&self.forced).map(rejected);
+        others.fold(
+            self.drafted.saturating_sub(self.accepted),
+            u32::saturating_add,
+        )
+    }
+
     /// The counts of the step by source, if the first `kept` of its tokens are kept. The step itself counts for the
     /// first source, and so do bonus tokens.
     pub fn counts(&self, kept: usize) -> impl Iterator<Item = (DraftSource, StepCounts)> {
@@ -402,6 +430,7 @@ mod tests {
             });
             numbers.collect::<Vec<_>>()
         };
+        assert_eq!(message.rejected(), 4);
         assert_eq!(
             counts(6),
             [("suffix", [1, 4, 2, 3]), ("eagle3", [0, 5, 3, 3])]

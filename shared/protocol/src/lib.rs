@@ -6,8 +6,9 @@
 //! to the leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Workers send outputs to
 //! the draft store as pieces of documents ([`document`]), and read the logs of groups there ([`group`]). They load
 //! sealed segments from it ([`segment`]), look up drafts in it ([`lookup`]) and share acceptance statistics through
-//! it ([`acceptance`]). Gateways ask it for the lengths of earlier outputs ([`history`]), and keep
-//! usage in it ([`usage`]). Operators use [`admin`], and replicas of the draft store [`join`].
+//! it ([`acceptance`]). Gateways ask it for the lengths of earlier outputs ([`history`]), and keep their tenants
+//! ([`tenants`]) and their usage ([`usage`]) in it. Operators use [`admin`], and replicas of the draft store
+//! [`join`].
 //! Clients of the gateway use [`openai`].
 //!
 //! Read first: [`engine`], then [`chunk`].
@@ -29,11 +30,12 @@ pub mod prefix;
 pub mod scheduling;
 pub mod segment;
 pub mod shard;
+pub mod tenants;
 pub mod usage;
 
 pub use error::{ApiError, ErrorKind};
 pub use ids::{DocumentId, EngineSessionId, LeaseId, NamespaceId, RequestId, WorkerId};
-pub use namespace::{Namespace, SignedNamespace};
+pub use namespace::{Namespace, PARTITION_MARK, SignedNamespace};
 
 /// A token id of the target model's vocabulary.
 pub type TokenId = u32;

@@ -7,10 +7,17 @@ use sha2::{Digest, Sha256};
 
 use crate::NamespaceId;
 
+/// Stands in [`Namespace::tenant`] between the name of the tenant and a part of it. No name of a tenant has it.
+///
+/// A part is a suffix of the name, and not a field of its own, so that stored and sent namespaces have the same form
+/// as ever. An older service takes the whole for another tenant, which isolates as well.
+pub const PARTITION_MARK: char = '\u{1f}';
+
 /// A tenant, a model and a tokenizer. No draft, cursor or statistic crosses the border of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Namespace {
-    /// The tenant, which the gateway finds by the caller's API key.
+    /// The tenant, which the gateway finds by the caller's API key, and the part of it, if a tenant is divided: a key
+    /// or an end user.
     pub tenant: String,
     /// Public name of the model.
     pub model: String,
@@ -19,6 +26,22 @@ pub struct Namespace {
 }
 
 impl Namespace {
+    /// The name of the tenant, whatever the part of it.
+    pub fn tenant_name(&self) -> &str {
+        let parts = self.tenant.split_once(PARTITION_MARK);
+        parts.map_or(&self.tenant, |(name, _)| name)
+    }
+
+    /// Whether it belongs to a part of a tenant.
+    pub fn is_partition(&self) -> bool {
+        self.tenant.contains(PARTITION_MARK)
+    }
+
+    /// Whether `wanted` names it: the tenant, or the part of the tenant with the mark between.
+    pub fn is_of(&self, wanted: &str) -> bool {
+        self.tenant == wanted || self.tenant_name() == wanted
+    }
+
     /// The 128-bit id for keys, paths and messages: SHA-256 over the length-prefixed parts, cut to 16 bytes. The hash
     /// is cryptographic, so that no tenant can choose names that collide with another namespace.
     pub fn id(&self) -> NamespaceId {
@@ -173,6 +196,18 @@ mod tests {
             signed
         );
         assert_eq!(serde_json::to_string(&signed).unwrap(), written);
+    }
+
+    #[test]
+    fn a_part_of_a_tenant_is_a_namespace_of_its_own_and_of_the_tenant() {
+        let part = namespace("acme\u{1f}key:1f", "m");
+        assert_ne!(part.id(), namespace("acme", "m").id());
+        assert_eq!((part.tenant_name(), part.is_partition()), ("acme", true));
+        assert!(part.is_of("acme") && part.is_of("acme\u{1f}key:1f"));
+        assert!(!part.is_of("acme\u{1f}key:2e") && !part.is_of("acm"));
+        let whole = namespace("acme", "m");
+        assert_eq!((whole.tenant_name(), whole.is_partition()), ("acme", false));
+        assert!(whole.is_of("acme") && !whole.is_of("acme\u{1f}key:1f"));
     }
 
     #[test]

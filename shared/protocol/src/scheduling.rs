@@ -28,6 +28,61 @@ impl RequestClass {
     }
 }
 
+/// The weight of a tenant: its share of the engines among the tenants that wait, relative to theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct TenantWeight {
+    thousandths: u32,
+}
+
+impl TenantWeight {
+    /// Thousandths in a weight of 1.
+    pub const THOUSANDTHS: u64 = 1_000;
+    /// The smallest weight.
+    pub const MIN: f64 = 0.01;
+    /// The largest weight.
+    pub const MAX: f64 = 100.0;
+
+    /// The weight in thousandths, at least 10.
+    pub fn thousandths(self) -> u64 {
+        u64::from(self.thousandths)
+    }
+
+    /// Whether it is the weight of those who have no other.
+    pub fn is_default(&self) -> bool {
+        *self == TenantWeight::default()
+    }
+}
+
+impl Default for TenantWeight {
+    fn default() -> Self {
+        TenantWeight { thousandths: 1_000 }
+    }
+}
+
+impl TryFrom<f64> for TenantWeight {
+    type Error = String;
+
+    fn try_from(weight: f64) -> Result<Self, String> {
+        match (TenantWeight::MIN..=TenantWeight::MAX).contains(&weight) {
+            true => Ok(TenantWeight {
+                thousandths: (weight * TenantWeight::THOUSANDTHS as f64).round() as u32,
+            }),
+            false => Err(format!(
+                "a weight must be {} to {}, and {weight} is not",
+                TenantWeight::MIN,
+                TenantWeight::MAX
+            )),
+        }
+    }
+}
+
+impl From<TenantWeight> for f64 {
+    fn from(weight: TenantWeight) -> f64 {
+        f64::from(weight.thousandths) / TenantWeight::THOUSANDTHS as f64
+    }
+}
+
 /// Asks for a worker. The answer comes when it is the request's turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRequest {
@@ -40,6 +95,9 @@ pub struct LeaseRequest {
     /// Whether somebody waits for each token.
     #[serde(default)]
     pub class: RequestClass,
+    /// The weight of the tenant, as the gateway knows it.
+    #[serde(default, skip_serializing_if = "TenantWeight::is_default")]
+    pub weight: TenantWeight,
     /// Milliseconds since the request first asked for a lease. A request that continues keeps its place in line by
     /// it, also where the scheduler has been restarted.
     #[serde(default)]
@@ -124,6 +182,13 @@ pub struct LeaseFinish {
     /// Tokens of the chunk's context that the engine had in its KV cache. `None`: the chunk did not get that far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u32>,
+    /// Draft tokens that the engine verified for the chunk and rejected.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rejected_tokens: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The report of a worker. The first one registers it.

@@ -36,7 +36,7 @@ use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
     Eagle3Report, Heartbeat, HeartbeatReply, KvReport, Lease, LeaseFinish, LeaseOutcome,
-    LeaseRequest, RequestClass, ServedModel,
+    LeaseRequest, RequestClass, ServedModel, TenantWeight,
 };
 use refrain_protocol::{
     ApiError, EngineSessionId, ErrorKind, LeaseId, Namespace, NamespaceId, RequestId,
@@ -214,6 +214,7 @@ fn formats() -> Vec<Format> {
                 namespace: signed(),
                 group: Some("g".into()),
                 class: RequestClass::Rollout,
+                weight: TenantWeight::try_from(2.5).unwrap(),
                 age_ms: 7,
                 ended: Some(LeaseFinish {
                     lease: LeaseId(1),
@@ -221,6 +222,7 @@ fn formats() -> Vec<Format> {
                     emitted_tokens: 2,
                     worker_ended_ms_ago: Some(1),
                     cached_tokens: Some(8),
+                    rejected_tokens: 3,
                 }),
                 expected_tokens: Some(60),
                 prefixes: vec![PrefixHash(u64::MAX)],
@@ -259,6 +261,7 @@ fn formats() -> Vec<Format> {
                 emitted_tokens: 10,
                 worker_ended_ms_ago: (outcome == LeaseOutcome::Finished).then_some(5),
                 cached_tokens: (outcome == LeaseOutcome::Finished).then_some(8),
+                rejected_tokens: 0,
             })
             .to_vec(),
         ),

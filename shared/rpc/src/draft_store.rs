@@ -13,6 +13,7 @@ use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
 };
+use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
@@ -124,6 +125,25 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("acceptance statistics"))
     }
 
+    /// Reads the tenants that gateways keep in the store.
+    ///
+    /// # Errors
+    /// `InvalidRequest` from a store with a feed, which keeps no tenants.
+    async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
+        let _ = request;
+        Err(not_offered("tenants"))
+    }
+
+    /// Adds, replaces or removes a tenant durably.
+    ///
+    /// # Errors
+    /// `Conflict` with the code `tenant_changed` if the tenant has another version than the change expects,
+    /// `TooLarge` if there is no room, and as [`tenants`](Self::tenants).
+    async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
+        drop(change);
+        Err(not_offered("tenants"))
+    }
+
     /// The replicas that are known now and keep usage, each as a store of its own.
     fn usage_replicas(&self) -> Vec<UsageReplica> {
         Vec::new()
@@ -136,8 +156,8 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats}` in bincode, and
-/// `GET /internal/v1/stats` in JSON.
+/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,tenants/change}` in bincode,
+/// and `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -224,6 +244,14 @@ impl DraftStore for HttpDraftStore {
         request: AcceptanceStatsRequest,
     ) -> Result<AcceptanceStatsReply, ApiError> {
         self.call("acceptance-stats", &request).await
+    }
+
+    async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
+        self.call("tenants", &request).await
+    }
+
+    async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
+        self.call("tenants/change", &change).await
     }
 
     fn usage_replicas(&self) -> Vec<UsageReplica> {

@@ -42,6 +42,9 @@ use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentInfo, SegmentPiece, SegmentPieceRequest,
     SegmentsReply, SegmentsRequest,
 };
+use refrain_protocol::tenants::{
+    TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest,
+};
 use refrain_protocol::usage::{
     RecordUsageReply, RecordUsageRequest, Spender, SpentTokens, UsageCounts, UsageErasure,
     UsageRow, UsageRowId, UsageRowsReply, UsageRowsRequest, UsageTotal,
@@ -509,7 +512,36 @@ fn formats() -> Vec<Format> {
         chunk_format(),
     ];
     formats.extend(usage_formats());
+    formats.extend(tenant_formats());
     formats
+}
+
+/// The calls about tenants.
+fn tenant_formats() -> Vec<Format> {
+    let record = TenantRecord {
+        name: "acme".into(),
+        version: 1_800_000_000_000,
+        entry: "{\"name\":\"acme\"}".into(),
+    };
+    vec![
+        format("tenants_request", TenantsRequest { known: Some(7) }),
+        format(
+            "tenants_reply",
+            TenantsReply {
+                state: 8,
+                tenants: Some(vec![record.clone()]),
+            },
+        ),
+        format(
+            "tenant_change_request",
+            TenantChange {
+                name: record.name,
+                expected: Some(record.version),
+                entry: Some(record.entry),
+            },
+        ),
+        format("tenant_change_reply", TenantChangeReply { version: 9 }),
+    ]
 }
 
 /// The calls about usage.

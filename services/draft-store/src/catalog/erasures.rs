@@ -24,14 +24,15 @@ impl ErasureRecord {
         xxh3_128(format!("{scope:?}").as_bytes())
     }
 
-    /// Whether a namespace is in the scope. A namespace whose names are lost is, since nobody can rule it out.
+    /// Whether a namespace is in the scope. That of a tenant has all of its parts. A namespace whose names are lost is, since nobody can rule it out.
     pub(crate) fn hits_namespace(&self, names: Option<&Namespace>) -> bool {
-        let same = |wanted: &Option<String>, name: fn(&Namespace) -> &String| {
-            wanted
-                .as_ref()
-                .is_none_or(|wanted| names.is_none_or(|names| wanted == name(names)))
+        let Some(names) = names else {
+            return true;
         };
-        same(&self.tenant, |names| &names.tenant) && same(&self.model, |names| &names.model)
+        let tenant = self.tenant.as_ref();
+        let model = self.model.as_ref();
+        tenant.is_none_or(|wanted| names.is_of(wanted))
+            && model.is_none_or(|wanted| *wanted == names.model)
     }
 
     /// Whether a document that began at this time is in the scope.
@@ -161,6 +162,21 @@ mod tests {
             created_ms,
             ..DocumentHead::default()
         }
+    }
+
+    #[test]
+    fn an_erasure_of_a_tenant_reaches_all_parts_of_it_and_no_other_tenant() {
+        let hits = |tenant: &str, of: &str| {
+            let mark = ErasureRecord {
+                tenant: Some(tenant.into()),
+                ..ErasureRecord::default()
+            };
+            mark.hits_namespace(Some(&names(of, "m")))
+        };
+        assert!(hits("acme", "acme") && hits("acme", "acme\u{1f}key:1f"));
+        assert!(!hits("acme", "acme2") && !hits("acme", "bolt\u{1f}key:1f"));
+        assert!(hits("acme\u{1f}key:1f", "acme\u{1f}key:1f"));
+        assert!(!hits("acme\u{1f}key:1f", "acme\u{1f}key:2e"));
     }
 
     #[test]

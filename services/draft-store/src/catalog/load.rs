@@ -1,17 +1,20 @@
 //! Reading the catalog back from the log at start.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use refrain_protocol::usage::UsageTotal;
 use refrain_protocol::{DocumentId, NamespaceId};
 
 use crate::catalog::state::Catalog;
+use crate::catalog::tenants::TenantParts;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::replication::{
     CheckpointsRecord, LastMessageRecord, OutboxRecord, PositionRecord, RevisionRecord,
     StreamErasureRecord, outbox_key, outbox_number_of,
 };
+use crate::record::tenants::{TenantPartRecord, tenant_part_of};
 use crate::record::usage::{UsageErasureRecord, UsageRecord, usage_erasure_of, usage_of};
 use crate::record::{
     self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, MarksRecord,
@@ -56,6 +59,7 @@ pub(crate) fn load(
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
     load_statistics(log, &mut loaded)?;
+    load_tenants(log, &mut loaded)?;
     load_usage(log, &mut loaded)?;
     load_replication(log, &mut loaded)?;
     let apart = match loaded.catalog.replication.position {
@@ -144,6 +148,39 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
         }
         true
     })
+}
+
+/// Reads the tenants. One of which a part is damaged is gone: its keys open nothing until an operator adds it again.
+fn load_tenants(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let mut found: BTreeMap<Vec<u8>, TenantParts> = BTreeMap::new();
+    // The parts of one tenant have the same key, apart from their numbers.
+    let place_of = |key: &[u8]| tenant_part_of(key).map(|_| key[..key.len() - 2].to_vec());
+    let visit = |_: &mut LoadedCatalog, place, record: Option<TenantPartRecord>| {
+        let parts = found.entry(place).or_default();
+        let is_kept = record.is_some();
+        if let Some(part) = record {
+            parts.push(part);
+        }
+        is_kept
+    };
+    each(log, RecordKind::Tenant, loaded, place_of, visit)?;
+    let tenants = Arc::make_mut(&mut loaded.catalog.tenants);
+    for (place, parts) in found {
+        match parts.whole() {
+            Some((name, version, entry)) => tenants.set(&name, version, Some(entry)),
+            None => {
+                tracing::error!(
+                    "a tenant in the draft store is damaged, and was removed with its keys"
+                );
+                let above = [&place[..], &[u8::MAX; 3]].concat();
+                log.scan(&place, &above, &mut |key, _| {
+                    loaded.repairs.remove(key.to_vec());
+                    true
+                })?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Reads erasures of usage, and counts its rows.

@@ -15,6 +15,7 @@ use crate::catalog::groups::Groups;
 use crate::catalog::history::{PromptLengths, entry_of, short};
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::catalog::replication::Replication;
+use crate::catalog::tenants::TenantTable;
 use crate::catalog::usage::UsageState;
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
@@ -91,6 +92,8 @@ pub(crate) struct Catalog {
     pub(crate) exports: Exports,
     pub(crate) statistics: StatisticsSizes,
     pub(crate) replication: Replication,
+    /// The tenants that gateways keep here.
+    pub(crate) tenants: Arc<TenantTable>,
     pub(crate) usage: UsageState,
 }
 
@@ -112,6 +115,7 @@ impl Catalog {
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
             replication: Replication::default(),
+            tenants: Arc::default(),
             usage: UsageState::default(),
         }
     }
@@ -136,6 +140,7 @@ impl Catalog {
         let sealed_documents = self.documents - documents;
         bytes
             + self.statistics.bytes()
+            + self.tenants.bytes()
             + self.usage.bytes()
             + documents * STATE_BYTES
             + self.segments.len() as u64 * SEGMENT_BYTES
@@ -147,6 +152,20 @@ impl Catalog {
     /// Whether a namespace is known, or there is room for one more.
     pub(crate) fn has_room_for(&self, namespace: NamespaceId, namespaces_max: usize) -> bool {
         self.namespaces.len() < namespaces_max || self.namespaces.contains_key(&namespace)
+    }
+
+    /// Whether a part of a tenant is known, or its tenant may have one more: all parts of a tenant have a quarter of
+    /// the namespaces.
+    pub(crate) fn has_room_for_part(
+        &self,
+        namespace: NamespaceId,
+        names: &Namespace,
+        namespaces_max: usize,
+    ) -> bool {
+        let is_same = |entry: &&NamespaceEntry| *entry.tenant == *names.tenant_name();
+        !names.is_partition()
+            || self.namespaces.contains_key(&namespace)
+            || self.namespaces.values().filter(is_same).count() < namespaces_max.div_ceil(4)
     }
 
     pub(crate) fn head(&self) -> u64 {
@@ -214,7 +233,8 @@ impl Catalog {
 
     /// Records the names of a namespace. Returns whether they were unknown before.
     pub(crate) fn introduce(&mut self, id: NamespaceId, names: &Namespace) -> bool {
-        let tenant: Arc<str> = names.tenant.as_str().into();
+        // The budget of a tenant is for all of its parts.
+        let tenant: Arc<str> = names.tenant_name().into();
         let entry = NamespaceEntry::of(&mut self.namespaces, id, &tenant);
         if entry.names.is_some() {
             return false;

@@ -15,6 +15,8 @@ pub struct StoreTuning {
     pub tombstones_max: usize,
     /// Groups of samples registered at once. Beyond it further ones get 429.
     pub groups_max: usize,
+    /// Tenants that gateways may keep here. Beyond it further ones get 413.
+    pub tenant_records_max: usize,
     /// Tokens in the log of one group. Beyond it, further text of its documents is in the namespace alone.
     pub group_tokens_max: u64,
     /// Exports in progress at once. Beyond it further ones get 429.
@@ -46,6 +48,7 @@ impl Default for StoreTuning {
             eviction_step: 256,
             tombstones_max: 65_536,
             groups_max: 65_536,
+            tenant_records_max: 65_536,
             group_tokens_max: 4 << 20,
             exports_max: 4,
             export_idle_s: 300,

@@ -58,7 +58,7 @@ pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf
 
 /// The kinds of records that are salvaged, in order. Followers start over, so nobody needs the feed. Text comes
 /// before the states that describe it, so an interrupted copy leaves no state without text.
-const KEPT: [RecordKind; 11] = [
+const KEPT: [RecordKind; 12] = [
     RecordKind::Erasure,
     RecordKind::Erased,
     RecordKind::Namespace,
@@ -68,6 +68,7 @@ const KEPT: [RecordKind; 11] = [
     RecordKind::Head,
     RecordKind::State,
     RecordKind::Statistics,
+    RecordKind::Tenant,
     RecordKind::UsageErasure,
     RecordKind::Usage,
 ];

@@ -22,6 +22,7 @@ refrain_service_kit::label_values! {
         ExportHeld = "export_held_bytes_max",
         ExportDisk = "export_disk_bytes_max",
         Outbox = "outbox_max",
+        TenantRecords = "tenant_records_max",
         UsageRows = "usage_rows_max",
     }
 }

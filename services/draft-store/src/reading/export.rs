@@ -161,7 +161,7 @@ fn find_or_begin(
     }
     let is_wanted = |names: &Namespace| {
         let model = request.model.as_ref();
-        names.tenant == request.tenant && model.is_none_or(|model| *model == names.model)
+        names.is_of(&request.tenant) && model.is_none_or(|model| *model == names.model)
     };
     match catalog.begin_export(number, is_wanted, limits) {
         Some(begun) => Ok((number, begun.map_err(ended)?)),

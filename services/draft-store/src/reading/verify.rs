@@ -15,6 +15,7 @@ use crate::record::replication::{
     CheckpointsRecord, LastMessageRecord, OutboxRecord, PositionRecord, RevisionRecord,
     StreamErasureRecord,
 };
+use crate::record::tenants::TenantPartRecord;
 use crate::record::usage::{UsageErasureRecord, UsageRecord};
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
@@ -174,6 +175,7 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::StreamErasure => codec::open::<StreamErasureRecord>(key, value).map(drop),
         RecordKind::Checkpoints => codec::open::<CheckpointsRecord>(key, value).map(drop),
         RecordKind::LastMessage => codec::open::<LastMessageRecord>(key, value).map(drop),
+        RecordKind::Tenant => codec::open::<TenantPartRecord>(key, value).map(drop),
         RecordKind::Usage => codec::open::<UsageRecord>(key, value).map(drop),
         RecordKind::UsageErasure => codec::open::<UsageErasureRecord>(key, value).map(drop),
     }

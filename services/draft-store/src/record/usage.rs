@@ -91,7 +91,7 @@ mod tests {
             model: model.into(),
             gateway,
         };
-        let mut rows = vec![
+        let mut rows = [
             row(1, "b", "", "m", 1),
             row(1, "a", "k", "m", u128::MAX),
             row(1, "a", "k", "m-long", 1),

@@ -8,6 +8,7 @@ mod counted_call;
 mod erase;
 mod erased_replicas;
 mod join;
+mod tenants;
 mod usage;
 
 use std::sync::Arc;

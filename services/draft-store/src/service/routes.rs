@@ -96,6 +96,8 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .service(post("/documents/unknown", unknown_documents))
             .service(post("/lookup", lookup))
             .service(post("/acceptance-stats", acceptance_stats))
+            .service(post("/tenants", tenants))
+            .service(post("/tenants/change", change_tenant))
             .service(post("/usage/record", record_usage))
             .service(post("/usage/rows", usage_rows))
             .service(get("/replica", replica_state))
@@ -146,7 +148,8 @@ macro_rules! bincode_calls {
 
 bincode_calls! {
     append follow touch register_group fetch_groups output_lengths segments segment_piece documents
-    unknown_documents lookup acceptance_stats record_usage usage_rows import export join_offer join_list join_piece join_documents
+    unknown_documents lookup acceptance_stats tenants change_tenant record_usage usage_rows import export join_offer
+    join_list join_piece join_documents
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use refrain_protocol::NamespaceId;
 use refrain_protocol::acceptance::AcceptanceStatsReply;
+use refrain_protocol::tenants::TenantChange;
 
 use crate::background::seal::NewSegment;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, TenantRefusal};
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::metrics::RemovalReason;
@@ -113,7 +114,10 @@ impl WriterCore {
             edit.outcome.statistics.push(saved);
         }
         for append in appends {
-            if !edit.catalog.has_room_for(append.namespace, namespaces_max) {
+            let (id, names) = (append.namespace, &append.names);
+            if !edit.catalog.has_room_for(id, namespaces_max)
+                || !edit.catalog.has_room_for_part(id, names, namespaces_max)
+            {
                 edit.outcome.lengths.push(None);
                 continue;
             }
@@ -191,6 +195,26 @@ impl WriterCore {
         edit.erase_statistics(|names| mark.hits_namespace(names));
         let mark = edit.mark(mark);
         Ok((Some(mark), self.commit(edit, now_ms)?))
+    }
+
+    /// Changes a tenant. Returns the version of the change.
+    pub(crate) fn change_tenant(
+        &mut self,
+        catalog: &mut Catalog,
+        change: &TenantChange,
+        now_ms: u64,
+    ) -> Result<(Result<u64, TenantRefusal>, CommitOutcome), LogError> {
+        let most = self.config.tuning.tenant_records_max;
+        let version = match catalog.tenants.version_of(change, most, now_ms) {
+            Ok(version) => version,
+            refused => return Ok((refused, CommitOutcome::default())),
+        };
+        // They may remove what is left of a damaged tenant of this name.
+        let repairs = std::mem::take(&mut self.repairs);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.batch.merge(repairs);
+        edit.set_tenant(change, version);
+        Ok((Ok(version), self.commit(edit, now_ms)?))
     }
 
     /// Marks documents as used. The time is written later, and only if the stored one is old.

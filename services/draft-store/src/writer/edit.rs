@@ -1,9 +1,10 @@
 //! One commit in the making. It changes the catalog, and gathers the log writes that make the change durable.
 //!
 //! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `text_pieces.rs`
-//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments. `groups.rs`,
-//! `acceptance_statistics.rs` and `usage.rs` are one concern each. `outbox.rs` notes what other replicas must learn, and
-//! `received.rs` applies what they sent, and `adopted_segment.rs` takes over a file of one.
+//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments.
+//! `groups.rs`, `acceptance_statistics.rs`, `tenants.rs` and `usage.rs` are one concern each. `outbox.rs` notes what
+//! other replicas must learn, `received.rs` applies what they sent, and `adopted_segment.rs` takes over a file of
+//! one.
 
 pub(super) mod acceptance_statistics;
 mod adopted_segment;
@@ -12,6 +13,7 @@ mod outbox;
 mod received;
 mod removal;
 mod sealed_documents;
+mod tenants;
 mod text_pieces;
 mod updates;
 pub(super) mod usage;

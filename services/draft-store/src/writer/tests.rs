@@ -6,6 +6,7 @@ mod model;
 mod replicas;
 mod scripts;
 mod sealing;
+mod tenants;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

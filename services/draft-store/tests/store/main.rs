@@ -23,6 +23,7 @@ mod rewrite;
 mod segments;
 mod service;
 mod takeover;
+mod tenants;
 mod trust;
 mod usage;
 

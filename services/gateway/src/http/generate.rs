@@ -29,7 +29,7 @@ pub(super) async fn generate(
     let gateway = gateway.into_inner();
     let note = AccessNote::of(&request);
     // The key comes first: the body of a caller without one is not read.
-    let caller = match gateway.caller_at(&request, surface.endpoint()) {
+    let caller = match gateway.caller_at(&request, surface.endpoint()).await {
         Ok(caller) => caller,
         Err(error) => {
             gateway.count_refused(&error);
@@ -109,6 +109,7 @@ impl GatewayState {
             let error = ApiError::invalid("chunk_tokens", message);
             return Err(error.with_code("unsupported_by_engine"));
         }
+        accepted.hold_to(caller);
         let (class, choices) = (accepted.request.class, accepted.request.choice_count());
         ticket.decide(class, choices)?;
         let prompts = &accepted.request.prompts;
@@ -118,7 +119,18 @@ impl GatewayState {
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(u64::from(prompt.max_new_tokens), per_prompt));
         let input_tokens = input.sum();
-        quota.reserve(input_tokens, choices, Instant::now()).await?;
+        let reserved = quota.reserve(input_tokens, choices, Instant::now()).await?;
+        let urgent = self.urgent_shares.begin(
+            &caller.tenant,
+            &caller.policy,
+            accepted.request.urgency.is_urgent(),
+            reserved,
+            quota.made(),
+        );
+        if !urgent.is_urgent() && accepted.request.urgency.is_urgent() {
+            accepted.make_ordinary();
+            self.metrics.families.urgency_declined.inc();
+        }
         let request = &accepted.request;
         let meter = self.usage.begin(UsageStart {
             subject: UsageSubject {
@@ -140,6 +152,7 @@ impl GatewayState {
             AdmittedRequest {
                 _ticket: ticket,
                 quota,
+                _urgent: urgent,
                 meter,
             },
         ))

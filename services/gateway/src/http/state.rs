@@ -24,13 +24,14 @@ use crate::models::Models;
 use crate::relay::RelayContext;
 use crate::surfaces::{ResponseStore, Surface, SurfaceContext};
 use crate::tenants::file::KeyEndpoint;
-use crate::tenants::{Caller, Directory, Limiter, QuotaTicket};
+use crate::tenants::{Caller, Callers, Limiter, QuotaTicket, UrgentShares};
 use crate::usage::Usage;
 
 /// The state that all handlers share.
 pub(crate) struct GatewayState {
-    pub(crate) directory: Arc<Directory>,
+    pub(crate) callers: Callers,
     pub(crate) limiter: Limiter,
+    pub(crate) urgent_shares: UrgentShares,
     pub(crate) models: Arc<Models>,
     pub(crate) admission: Admission,
     pub(crate) tokenizing: TokenizingLimiter,
@@ -105,19 +106,18 @@ impl GatewayState {
     /// The caller of a request, by either header that clients send keys in.
     ///
     /// # Errors
-    /// `Unauthorized` without a valid key.
-    pub(super) fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
+    /// As [`Callers::caller`].
+    pub(super) async fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
         let headers = request.headers();
         // A header that is not text matches no key.
         let text = |value: &HeaderValue| value.to_str().unwrap_or("Bearer \u{fffd}").to_owned();
         let now = clock::unix_s().cast_signed();
-        let caller = match (headers.get(AUTHORIZATION), headers.get(X_API_KEY)) {
-            (None, Some(key)) => self.directory.caller_of_key(&text(key), now),
-            (authorization, _) => {
-                let authorization = authorization.map(text);
-                self.directory.caller(authorization.as_deref(), now)
-            }
-        }?;
+        let authorization = headers.get(AUTHORIZATION).map(text);
+        let key = headers.get(X_API_KEY).map(text);
+        let caller = self
+            .callers
+            .caller(authorization.as_deref(), key.as_deref(), now)
+            .await?;
         AccessNote::of(request).note(|facts| facts.tenant = Some(caller.tenant.clone()));
         Ok(caller)
     }
@@ -125,13 +125,13 @@ impl GatewayState {
     /// The caller of a request to an endpoint.
     ///
     /// # Errors
-    /// `Unauthorized` without a valid key, `Forbidden` if the key may not call the endpoint.
-    pub(super) fn caller_at(
+    /// As [`Callers::caller`], and `Forbidden` if the key may not call the endpoint.
+    pub(super) async fn caller_at(
         &self,
         request: &HttpRequest,
         endpoint: KeyEndpoint,
     ) -> Result<Caller, ApiError> {
-        let caller = self.caller(request)?;
+        let caller = self.caller(request).await?;
         caller.check_endpoint(endpoint)?;
         Ok(caller)
     }

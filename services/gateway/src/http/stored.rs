@@ -38,7 +38,10 @@ async fn read(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
+    let tenant = gateway
+        .caller_at(&request, KeyEndpoint::Responses)
+        .await?
+        .tenant;
     let asked: ReadQuery = query(&request)?;
     if asked.stream == Some(true) {
         let message =
@@ -57,7 +60,10 @@ async fn list_inputs(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
+    let tenant = gateway
+        .caller_at(&request, KeyEndpoint::Responses)
+        .await?
+        .tenant;
     let page: PageQuery = query(&request)?;
     let page = input_items(&gateway.stored, &tenant, &id, &page, Instant::now())?;
     Ok(HttpResponse::Ok().json(page))
@@ -68,7 +74,10 @@ async fn refuse_cancel(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
+    let tenant = gateway
+        .caller_at(&request, KeyEndpoint::Responses)
+        .await?
+        .tenant;
     let stored = gateway.stored.body(&tenant, &id, Instant::now());
     stored.ok_or_else(unknown_response)?;
     let message = "only responses in the background can be cancelled; this one has ended";
@@ -80,7 +89,10 @@ async fn delete(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway.caller_at(&request, KeyEndpoint::Responses)?.tenant;
+    let tenant = gateway
+        .caller_at(&request, KeyEndpoint::Responses)
+        .await?
+        .tenant;
     if !gateway.stored.remove(&tenant, &id) {
         return Err(unknown_response().into());
     }

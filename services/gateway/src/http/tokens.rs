@@ -138,7 +138,7 @@ async fn carry_out(
     let received = Instant::now();
     let gateway = gateway.into_inner();
     let outcome = async {
-        let caller = gateway.caller_at(request, endpoint)?;
+        let caller = gateway.caller_at(request, endpoint).await?;
         let admitted = gateway.admit(&caller, request, payload, received).await?;
         let answer = gateway
             .parse(&caller.tenant, admitted.body, received, read)

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::admission::AdmissionTicket;
-use crate::tenants::QuotaTicket;
+use crate::tenants::{QuotaTicket, UrgentTicket};
 use crate::usage::UsageMeter;
 
 /// A request that was admitted, until it ends: it counts among those in flight, and in the limits of its caller.
 pub(crate) struct AdmittedRequest {
     pub(crate) _ticket: AdmissionTicket,
     pub(crate) quota: QuotaTicket,
+    pub(crate) _urgent: UrgentTicket,
     pub(crate) meter: Arc<UsageMeter>,
 }

@@ -175,10 +175,25 @@ impl ChoiceState {
     ///
     /// # Errors
     /// The fault of the message, of which nothing was taken then.
+    #[cfg(test)]
     pub(crate) fn step(
         &mut self,
         now: Duration,
+        message: StepMessage,
+    ) -> Result<ChoiceProgress, &'static str> {
+        self.step_in_pieces(now, message, None)
+    }
+
+    /// Takes the tokens of an engine step. With `pieces`, the output of each token but the last one is put there, and
+    /// the rest is returned.
+    ///
+    /// # Errors
+    /// The fault of the message, of which nothing was taken then.
+    pub(super) fn step_in_pieces(
+        &mut self,
+        now: Duration,
         mut message: StepMessage,
+        mut pieces: Option<&mut Vec<ChoiceProgress>>,
     ) -> Result<ChoiceProgress, &'static str> {
         if message.sequence != self.chunk.next_sequence {
             return Err("a step is missing, or came twice");
@@ -215,7 +230,14 @@ impl ChoiceState {
 
         let emitted = message.tokens.len();
         let mut progress = ChoiceProgress::default();
+        let mut kept = 0;
         for &id in &message.tokens {
+            if let Some(pieces) = &mut pieces
+                && kept > 0
+            {
+                pieces.push(std::mem::take(&mut progress));
+            }
+            kept += 1;
             self.output.push(id);
             let token = OutputToken {
                 id,
@@ -248,7 +270,6 @@ impl ChoiceState {
                 break;
             }
         }
-        let kept = progress.prompt.len() + progress.tokens.len();
         if is_first {
             self.chunk.output_after_first = self.output.len();
         }

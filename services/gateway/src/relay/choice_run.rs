@@ -95,7 +95,7 @@ impl ChoiceRun<'_> {
     /// The namespace, whose signature is renewed now and then.
     fn namespace(&self) -> Arc<KnownNamespace> {
         let models = &self.context.models;
-        models.namespace(&self.request.tenant, &self.request.model)
+        models.namespace(&self.request.scope, &self.request.model)
     }
 
     /// The group of samples: the client's, or that of the prompt.
@@ -133,6 +133,7 @@ impl ChoiceRun<'_> {
             namespace: namespace.signed.clone(),
             group,
             class: self.request.class,
+            weight: self.request.weight,
             age_ms: millis(asked.elapsed()),
             ended: ended.and_then(LeaseGuard::continues),
             expected_tokens: self.expected_tokens,
@@ -291,7 +292,11 @@ impl ChoiceRun<'_> {
                 }
                 ChunkEvent::Step(message) => {
                     let before = self.choice.own_len();
-                    let progress = match self.choice.step(self.received.elapsed(), message) {
+                    guard.add_rejected(message.rejected());
+                    let mut pieces = Vec::new();
+                    let now = self.received.elapsed();
+                    let each = self.request.shape.is_some().then_some(&mut pieces);
+                    let progress = match self.choice.step_in_pieces(now, message, each) {
                         Ok(progress) => progress,
                         Err(fault) => {
                             let error = worker_failed("a worker sent an invalid step");
@@ -306,12 +311,18 @@ impl ChoiceRun<'_> {
                         self.note_usage();
                     }
                     self.observe_first_token();
+                    for piece in pieces {
+                        self.send(piece).await?;
+                    }
                     if progress.needs_cut {
                         *open = Some((worker.clone(), stream));
                         self.send(progress).await?;
                         return Ok(ChunkOutcome::Finished);
                     }
-                    self.unsent.append(progress);
+                    match self.request.shape {
+                        Some(_) => self.send(progress).await?,
+                        None => self.unsent.append(progress),
+                    }
                 }
                 ChunkEvent::End(end)
                     if end.reason == ChunkEndReason::Transfer
@@ -391,7 +402,8 @@ impl ChoiceRun<'_> {
         let wants_tokens = self.request.wants_logprobs() || self.request.output.has_token_ids;
         let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
         let shows_tokens = wants_tokens && has_tokens;
-        if progress.events.is_empty() && progress.finish.is_none() && !shows_tokens && !is_first {
+        let is_needed = shows_tokens || is_first || self.request.shape.is_some();
+        if progress.events.is_empty() && progress.finish.is_none() && !is_needed {
             return Ok(());
         }
         let event = RelayEvent::Progress {

@@ -25,5 +25,19 @@ pub(crate) enum RelayEvent {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RequestSummary {
     pub(crate) usage: Usage,
-    pub(crate) metrics: ResponseMetrics,
+    /// `None`: the answer must not have them.
+    pub(crate) metrics: Option<ResponseMetrics>,
+}
+
+impl RequestSummary {
+    /// The same without what tells which part of the work was known before.
+    pub(super) fn without_traces(mut self) -> Self {
+        self.metrics = None;
+        self.usage.prompt_tokens_details.cached_tokens = 0;
+        if let Some(details) = &mut self.usage.completion_tokens_details {
+            details.accepted_prediction_tokens = 0;
+            details.rejected_prediction_tokens = 0;
+        }
+        self
+    }
 }

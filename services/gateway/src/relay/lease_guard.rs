@@ -85,6 +85,7 @@ impl LeaseGuard {
             emitted_tokens: 0,
             worker_ended_ms_ago: None,
             cached_tokens: None,
+            rejected_tokens: 0,
         };
         LeaseGuard {
             scheduler,
@@ -100,6 +101,13 @@ impl LeaseGuard {
     pub(crate) fn set_emitted(&mut self, tokens: u32) {
         if let Some(finish) = &mut self.finish {
             finish.emitted_tokens = tokens;
+        }
+    }
+
+    /// Counts draft tokens that the engine rejected.
+    pub(crate) fn add_rejected(&mut self, tokens: u32) {
+        if let Some(finish) = &mut self.finish {
+            finish.rejected_tokens = finish.rejected_tokens.saturating_add(tokens);
         }
     }
 

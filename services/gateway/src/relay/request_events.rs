@@ -2,18 +2,22 @@
 //!
 //! If nobody reads for too long, the worker ends the chunk, and [`RequestTime`] ends the request once its time is up.
 
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use refrain_protocol::scheduling::RequestClass;
+use refrain_service_kit::deadline::Deadline;
 use refrain_service_kit::http::AccessNote;
 use tokio::sync::mpsc;
 
 use crate::relay::driven_work::DrivenWork;
 use crate::relay::events::RelayEvent;
 use crate::relay::request_time::{RequestTime, TimeEntry};
+use crate::relay::stream_shaper::StreamShaper;
+use crate::stream_shape::StreamShape;
 
 /// The events of one request. Dropping it stops the request.
 pub(crate) struct RequestEvents {
@@ -22,6 +26,16 @@ pub(crate) struct RequestEvents {
     _entry: Option<TimeEntry>,
     /// The note for the access log, which gets the tokens.
     note: AccessNote,
+    shaped: Option<Box<ShapedEvents>>,
+}
+
+/// The events of a request that has a shape.
+struct ShapedEvents {
+    shaper: StreamShaper,
+    /// Those that may be sent.
+    ready: VecDeque<RelayEvent>,
+    due: Deadline,
+    is_over: bool,
 }
 
 impl RequestEvents {
@@ -37,7 +51,21 @@ impl RequestEvents {
             work: Arc::new(DrivenWork::new(events_max, work)),
             _entry: None,
             note: AccessNote::default(),
+            shaped: None,
         }
+    }
+
+    /// Gives the events a shape.
+    pub(super) fn shaped(mut self, shape: Option<StreamShape>) -> Self {
+        self.shaped = shape.map(|shape| {
+            Box::new(ShapedEvents {
+                shaper: StreamShaper::new(shape),
+                ready: VecDeque::new(),
+                due: Deadline::after(Duration::ZERO),
+                is_over: false,
+            })
+        });
+        self
     }
 
     /// Notes the tokens of the request once they are known.
@@ -64,7 +92,10 @@ impl RequestEvents {
 
     /// Polls for the next event; `None` after the last one.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<RelayEvent>> {
-        let polled = self.work.poll_next(context);
+        let polled = match &mut self.shaped {
+            None => self.work.poll_next(context),
+            Some(shaped) => shaped.poll_next(&self.work, context),
+        };
         if let Poll::Ready(Some(RelayEvent::Done(summary))) = &polled {
             let usage = summary.usage;
             self.note.note(|facts| {
@@ -72,6 +103,42 @@ impl RequestEvents {
             });
         }
         polled
+    }
+}
+
+impl ShapedEvents {
+    /// Polls for the next event that has its shape. All output is taken in as it comes, so the worker does not wait.
+    fn poll_next(
+        &mut self,
+        work: &DrivenWork,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<RelayEvent>> {
+        loop {
+            while !self.is_over {
+                match work.poll_next(context) {
+                    Poll::Ready(Some(event)) => self.shaper.push(event, Instant::now()),
+                    Poll::Ready(None) => self.is_over = true,
+                    Poll::Pending => break,
+                }
+            }
+            if let Some(event) = self.ready.pop_front() {
+                return Poll::Ready(Some(event));
+            }
+            self.ready.extend(self.shaper.release(Instant::now()));
+            if !self.ready.is_empty() {
+                continue;
+            }
+            let Some(due) = self.shaper.due() else {
+                return match self.is_over {
+                    true => Poll::Ready(None),
+                    false => Poll::Pending,
+                };
+            };
+            self.due.set(due.into());
+            if self.due.poll_due(context).is_pending() {
+                return Poll::Pending;
+            }
+        }
     }
 }
 

@@ -45,7 +45,7 @@ impl RelayContext {
         admitted: AdmittedRequest,
         received: Instant,
     ) -> RequestEvents {
-        let (context, class) = (self.clone(), request.class);
+        let (context, class, shape) = (self.clone(), request.class, request.shape);
         let events = RequestEvents::new(self.tuning.stream_events_max, move |events| {
             let work = async move {
                 let mut record = OutcomeRecord {
@@ -64,6 +64,9 @@ impl RelayContext {
                 let outcome = record.outcome.insert(outcome).clone();
                 drop(record);
                 let last = match outcome {
+                    Ok(summary) if request.hides_metrics => {
+                        RelayEvent::Done(Box::new(summary.without_traces()))
+                    }
                     Ok(summary) => RelayEvent::Done(Box::new(summary)),
                     Err(error) => RelayEvent::Failed(error),
                 };
@@ -73,7 +76,7 @@ impl RelayContext {
             };
             work.instrument(Span::current())
         });
-        events.within(&self.time, class, received)
+        events.shaped(shape).within(&self.time, class, received)
     }
 
     async fn run(
@@ -100,7 +103,7 @@ impl RelayContext {
 
     /// Hashes the prompts of a request, once for all their choices.
     fn prompts<'a>(&self, request: &'a GenerateRequest) -> Result<Vec<HashedPrompt<'a>>, ApiError> {
-        let namespace = self.models.namespace(&request.tenant, &request.model);
+        let namespace = self.models.namespace(&request.scope, &request.model);
         let namespace = namespace.id;
         let hashed = request.prompts.iter().map(|prompt| {
             let mut prefixes = PrefixHasher::new(&namespace);
@@ -168,7 +171,7 @@ impl RelayContext {
         // Somebody who waits for each token does not wait for an estimate as well.
         let expected_tokens = match is_rollout && !request.output.scores_prompt() {
             true => {
-                let namespace = self.models.namespace(&request.tenant, &request.model);
+                let namespace = self.models.namespace(&request.scope, &request.model);
                 let prompt = PromptHash::of(&prompt.tokens);
                 self.memory.expected_tokens(&namespace, prompt).await
             }
@@ -425,6 +428,6 @@ fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSum
                 rejected_prediction_tokens: predicted.drafted - predicted.accepted,
             }),
         },
-        metrics,
+        metrics: Some(metrics),
     }
 }

@@ -3,8 +3,11 @@
 use std::fmt;
 
 use refrain_protocol::ApiError;
+use refrain_tokenization::JsonValue;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::end_user::EndUserFields;
 
 /// Fields of other servers that would change the output. Those with a number have it as their neutral value; all are
 /// neutral if they are null, false or empty.
@@ -46,7 +49,7 @@ const UNSUPPORTED: [(&str, Option<f64>); 34] = [
 ];
 
 /// Fields that change no output, or only as a hint: clients send them to every server.
-const WITHOUT_EFFECT: [&str; 17] = [
+const WITHOUT_EFFECT: [&str; 15] = [
     "add_special_tokens",
     "cache_salt",
     "include_reasoning",
@@ -57,11 +60,9 @@ const WITHOUT_EFFECT: [&str; 17] = [
     "prompt_cache_retention",
     "reasoning_effort",
     "request_id",
-    "safety_identifier",
     "service_tier",
     "spaces_between_special_tokens",
     "store",
-    "user",
     "verbosity",
     "return_prompt_text",
 ];
@@ -75,6 +76,7 @@ const NAME_BYTES_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct OtherFields {
     unsupported: Option<&'static str>,
+    pub(super) end_user: EndUserFields,
     /// Names that nobody knows, the first few.
     unknown: Vec<String>,
 }
@@ -95,6 +97,11 @@ impl OtherFields {
             if changes {
                 self.unsupported.get_or_insert(name);
             }
+            return Ok(());
+        }
+        if EndUserFields::has(&name) {
+            let value = map.next_value::<JsonValue>()?;
+            self.end_user.note(&name, value.as_str());
             return Ok(());
         }
         map.next_value::<IgnoredAny>()?;

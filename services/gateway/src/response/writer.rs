@@ -390,7 +390,7 @@ impl AnswerWriter {
                 Some(summary) => Some(Some(summary.usage)),
                 None => self.request.include_usage.then_some(None),
             },
-            metrics: summary.map(|summary| summary.metrics.clone()),
+            metrics: summary.and_then(|summary| summary.metrics.clone()),
         }
     }
 }

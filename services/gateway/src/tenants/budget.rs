@@ -1,8 +1,8 @@
 //! Budgets of tokens per day and month of the calendar in UTC, for tenants and keys.
 //!
 //! A budget holds over all gateways: each adds what it has counted, what the others have told the draft store, and
-//! what its running requests have reserved. The counts of this gateway are those of its usage journal, so they survive
-//! a restart.
+//! what its running requests have reserved. The counts of this gateway are those of its usage journal, so they
+//! survive a restart.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -319,6 +319,8 @@ mod tests {
         Caller {
             tenant: "acme".into(),
             tenant_limits: limits,
+            policy: Default::default(),
+            fixed_key: None,
             key: None,
         }
     }
@@ -352,6 +354,8 @@ mod tests {
         // Others are not concerned, and neither is one without a budget.
         let without = Caller {
             tenant_limits: LimitsEntry::default(),
+            policy: Default::default(),
+            fixed_key: None,
             ..caller.clone()
         };
         assert!(budgets.begin(&without).is_ok());

@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, PARTITION_MARK};
 use subtle::ConstantTimeEq;
 
-use super::file::{KeyEndpoint, LimitsEntry, TenantsFile};
+use super::file::{Isolation, KeyEndpoint, LimitsEntry, TenantsFile};
 use super::key::{digest, id_of};
+use super::policy::TenantPolicy;
 use crate::config::KeyConfig;
 
 /// Somebody who calls, once the key is known.
@@ -16,8 +17,13 @@ pub(crate) struct Caller {
     pub(crate) tenant: String,
     /// The limits on the tenant.
     pub(crate) tenant_limits: LimitsEntry,
-    /// The key, if it is one of the file of tenants. Keys of the configuration may do everything.
+    /// The standing of the tenant among others.
+    pub(crate) policy: TenantPolicy,
+    /// The key, if it is one of the file of tenants, or what a token says. Keys of the configuration may do
+    /// everything.
     pub(crate) key: Option<Arc<KnownKey>>,
+    /// The name of a key of the configuration: the beginning of its hash.
+    pub(crate) fixed_key: Option<String>,
 }
 
 /// A key of the file of tenants.
@@ -32,7 +38,42 @@ pub(crate) struct KnownKey {
     pub(crate) limits: LimitsEntry,
 }
 
+impl KnownKey {
+    /// A stand-in for the key of a token's owner. Nothing has its hash.
+    pub(crate) fn of_token(
+        id: String,
+        tenant: String,
+        models: HashSet<String>,
+        endpoints: HashSet<KeyEndpoint>,
+    ) -> Self {
+        KnownKey {
+            id,
+            digest: [0; 32],
+            tenant,
+            models,
+            endpoints,
+            expires_unix_s: None,
+            limits: LimitsEntry::default(),
+        }
+    }
+}
+
 impl Caller {
+    /// The name of the tenant in namespaces, with the part of it that a request stays in. `end_user` is the hash of the
+    /// end user's name.
+    pub(crate) fn scope(&self, end_user: Option<&str>) -> String {
+        let of_key = || {
+            let id = self.key.as_ref().map(|key| key.id.as_str());
+            format!("key:{}", id.or(self.fixed_key.as_deref()).unwrap_or("none"))
+        };
+        let part = match (self.policy.isolation, end_user) {
+            (Isolation::Tenant, _) => return self.tenant.clone(),
+            (Isolation::User, Some(user)) => format!("user:{user}"),
+            (Isolation::Key | Isolation::User, _) => of_key(),
+        };
+        format!("{}{PARTITION_MARK}{part}", self.tenant)
+    }
+
     /// Whether the caller's key may use a model.
     pub(crate) fn may_use(&self, model: &str) -> bool {
         let models = self.key.as_ref().map(|key| &key.models);
@@ -61,6 +102,8 @@ pub(crate) struct Directory {
     /// Keys of the configuration, which have no public id.
     fixed: Vec<([u8; 32], String)>,
     anonymous_tenant: Option<String>,
+    /// Whether callers may have tokens in place of keys.
+    has_tokens: bool,
     of_file: RwLock<Arc<FileTable>>,
 }
 
@@ -69,8 +112,11 @@ pub(crate) struct Directory {
 struct FileTable {
     /// Whether there is a file, even if it has no keys.
     exists: bool,
+    /// Whether nothing is known of the tenants yet.
+    is_awaited: bool,
     keys: HashMap<String, Arc<KnownKey>>,
     limits: HashMap<String, LimitsEntry>,
+    policies: HashMap<String, TenantPolicy>,
 }
 
 fn refused(message: &str) -> ApiError {
@@ -90,8 +136,67 @@ impl Directory {
         Directory {
             fixed: fixed.collect(),
             anonymous_tenant,
+            has_tokens: false,
             of_file: RwLock::default(),
         }
+    }
+
+    /// The same directory beside an identity provider, whose tokens close a gateway as keys do.
+    pub(crate) fn beside_tokens(self) -> Self {
+        Directory {
+            has_tokens: true,
+            ..self
+        }
+    }
+
+    /// The caller with a valid token.
+    ///
+    /// # Errors
+    /// `Forbidden` if its tenant is not known and has to be, or as [`Directory::check_known`].
+    pub(crate) fn caller_of_token(
+        &self,
+        key: &Arc<KnownKey>,
+        allows_unknown: bool,
+    ) -> Result<Caller, ApiError> {
+        self.check_known()?;
+        let (table, tenant) = (self.of_file(), &key.tenant);
+        let is_known = table.limits.contains_key(tenant)
+            || self.fixed.iter().any(|(_, fixed)| fixed == tenant);
+        if !is_known && !allows_unknown {
+            let message = "the token names a tenant that this gateway does not know; ask its operator to add it";
+            let error = ApiError::new(ErrorKind::Forbidden, message);
+            return Err(error.with_code("unknown_tenant"));
+        }
+        Ok(Caller {
+            key: Some(key.clone()),
+            ..self.of_tenant(&table, tenant)
+        })
+    }
+
+    /// Refuses all callers until tenants are taken over. Without them nobody knows what callers may do.
+    pub(crate) fn await_tenants(&self) {
+        let table = FileTable {
+            exists: true,
+            is_awaited: true,
+            ..FileTable::default()
+        };
+        *self.of_file.write().unwrap_or_else(PoisonError::into_inner) = table.into();
+    }
+
+    /// Checks that the tenants are known.
+    ///
+    /// # Errors
+    /// `Unavailable`, with a time to try again.
+    pub(crate) fn check_known(&self) -> Result<(), ApiError> {
+        if !self.of_file().is_awaited {
+            return Ok(());
+        }
+        let message =
+            "this gateway does not know its tenants yet, since the draft store is away; try again";
+        let error = ApiError::new(ErrorKind::Unavailable, message);
+        Err(error
+            .with_code("tenants_unknown")
+            .with_retry_after_ms(1_000))
     }
 
     /// Takes the file of tenants over, in place of an earlier one. Requests in flight go on.
@@ -102,6 +207,7 @@ impl Directory {
         };
         for tenant in &file.tenants {
             table.limits.insert(tenant.name.clone(), tenant.limits);
+            table.policies.insert(tenant.name.clone(), tenant.into());
             for key in &tenant.keys {
                 let decoded = hex::decode(&key.sha256).ok();
                 let Some(digest) = decoded.and_then(|digest| digest.try_into().ok()) else {
@@ -131,8 +237,9 @@ impl Directory {
     /// Finds the caller of an `Authorization` header, at a time in Unix seconds.
     ///
     /// # Errors
-    /// `Unauthorized` with code `invalid_api_key`.
+    /// `Unauthorized` with code `invalid_api_key`, or as [`Directory::check_known`].
     pub(crate) fn caller(&self, authorization: Option<&str>, now: i64) -> Result<Caller, ApiError> {
+        self.check_known()?;
         let Some(authorization) = authorization else {
             return self.anonymous().ok_or_else(|| {
                 refused(
@@ -161,6 +268,7 @@ impl Directory {
     /// # Errors
     /// As [`Directory::caller`].
     pub(crate) fn caller_of_key(&self, key: &str, now: i64) -> Result<Caller, ApiError> {
+        self.check_known()?;
         match self.open_to_all() {
             Some(open) => Ok(open),
             None => self.owner(key.trim(), now),
@@ -175,7 +283,7 @@ impl Directory {
     /// The caller that everybody is where there are no keys at all. With a file of tenants nobody is: otherwise a
     /// client whose key was the last to be revoked would write into the memory of others.
     fn open_to_all(&self) -> Option<Caller> {
-        let has_keys = !self.fixed.is_empty() || self.of_file().exists;
+        let has_keys = self.has_tokens || !self.fixed.is_empty() || self.of_file().exists;
         self.anonymous().filter(|_| !has_keys)
     }
 
@@ -183,7 +291,9 @@ impl Directory {
         Caller {
             tenant: tenant.to_owned(),
             tenant_limits: table.limits.get(tenant).copied().unwrap_or_default(),
+            policy: table.policies.get(tenant).copied().unwrap_or_default(),
             key: None,
+            fixed_key: None,
         }
     }
 
@@ -210,12 +320,17 @@ impl Directory {
             }
         }
         let tenant = found.ok_or_else(|| refused("the API key is unknown"))?;
-        Ok(self.of_tenant(&table, tenant))
+        Ok(Caller {
+            fixed_key: Some(hex::encode(&hash[..6])),
+            ..self.of_tenant(&table, tenant)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::scheduling::RequestClass;
+
     use super::*;
     use crate::tenants::file::{KeyEntry, TenantEntry, expiry_text};
     use crate::tenants::key::NewKey;
@@ -280,6 +395,20 @@ mod tests {
         assert!(tenant_of(&open, Some("Bearer whatever")).is_err());
     }
 
+    #[test]
+    fn nobody_gets_in_until_the_tenants_are_known() {
+        let keys = directory(Some("local"));
+        keys.await_tenants();
+        for header in [None, Some("Bearer sk-a"), Some("Bearer wrong")] {
+            let error = tenant_of(&keys, header).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+        }
+        assert!(keys.caller_of_key("sk-a", NOW).is_err());
+        keys.replace(&TenantsFile::default());
+        assert_eq!(tenant_of(&keys, Some("Bearer sk-a")).unwrap(), "acme");
+        assert!(keys.check_known().is_ok());
+    }
+
     fn file(key: &NewKey, entry: KeyEntry) -> TenantsFile {
         TenantsFile {
             tenants: vec![TenantEntry {
@@ -288,12 +417,14 @@ mod tests {
                     requests_per_minute: Some(7),
                     ..LimitsEntry::default()
                 },
+                class_max: RequestClass::Rollout,
                 keys: vec![KeyEntry {
                     name: "ci".into(),
                     id: key.id.clone(),
                     sha256: key.sha256.clone(),
                     ..entry
                 }],
+                ..TenantEntry::default()
             }],
         }
     }
@@ -322,6 +453,36 @@ mod tests {
         let other = keys.caller(Some("Bearer sk-a"), NOW).unwrap();
         assert_eq!(other.tenant_limits.requests_per_minute, Some(7));
         assert!(other.may_use("large"));
+        // Where keys are isolated, each has a part of the tenant, also those of the configuration.
+        let part = |caller: &Caller, isolation| {
+            let policy = TenantPolicy {
+                isolation,
+                ..caller.policy
+            };
+            let caller = Caller {
+                policy,
+                ..caller.clone()
+            };
+            caller.scope(None)
+        };
+        assert_eq!(part(&caller, Isolation::Tenant), "acme");
+        assert_eq!(
+            part(&caller, Isolation::Key),
+            format!("acme\u{1f}key:{}", key.id)
+        );
+        let of_config = part(&other, Isolation::Key);
+        assert!(
+            of_config.starts_with("acme\u{1f}key:") && of_config.len() == 21,
+            "{of_config}"
+        );
+        assert_eq!(part(&other, Isolation::User), of_config);
+        // So is its standing, and who is not in the file has the usual one.
+        assert_eq!(
+            other.policy.class(RequestClass::Interactive),
+            RequestClass::Rollout
+        );
+        let elsewhere = keys.caller(Some("Bearer sk-b"), NOW).unwrap();
+        assert_eq!(elsewhere.policy, TenantPolicy::default());
         let expired = keys.caller(Some(&bearer), NOW + 60).unwrap_err();
         assert!(expired.message.contains("expired"));
         // The public id alone opens nothing.

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use refrain_protocol::PARTITION_MARK;
+use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -23,12 +25,64 @@ pub struct TenantsFile {
 pub struct TenantEntry {
     /// Its name, which namespaces have.
     pub name: String,
+    /// Its share of the engines among the tenants that wait, relative to theirs: 0.01 to 100.
+    #[serde(skip_serializing_if = "TenantWeight::is_default")]
+    pub weight: TenantWeight,
+    /// The highest class of its requests. With `rollout`, its interactive requests run as rollouts.
+    #[serde(skip_serializing_if = "is_default")]
+    pub class_max: RequestClass,
+    /// Percent of its tokens, 0 to 100, that may be urgent, which is a `priority` of `high` or a `tpot_ms`. Without it
+    /// 25. Urgent requests past it are ordinary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urgent_percent_max: Option<u8>,
+    /// How far its drafts, histories, groups and KV caches reach.
+    #[serde(skip_serializing_if = "is_default")]
+    pub isolation: Isolation,
+    /// The shape of the events of its streams.
+    #[serde(skip_serializing_if = "is_default")]
+    pub stream_shaping: StreamShaping,
+    /// Milliseconds per token of its paced streams, at least 1. Without it 40.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_pace_ms: Option<u16>,
+    /// Whether its answers are without `metrics`, and their usage without numbers of cached and predicted tokens.
+    #[serde(skip_serializing_if = "is_default")]
+    pub hides_metrics: bool,
     /// The limits on all of its keys together.
     #[serde(skip_serializing_if = "LimitsEntry::is_empty")]
     pub limits: LimitsEntry,
     /// Its keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyEntry>,
+}
+
+/// How far drafts, histories, groups and KV caches reach within a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// All callers of the tenant share them.
+    #[default]
+    Tenant,
+    /// Each key has its own.
+    Key,
+    /// Each end user has their own: `safety_identifier`, else `user`. A request without either has those of its key.
+    User,
+}
+
+/// The traces of engine steps in the events of a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StreamShaping {
+    /// Events have what an engine step brought.
+    #[default]
+    Off,
+    /// Events have equal numbers of tokens.
+    Size,
+    /// Events have equal numbers of tokens, and come at equal times. Whole answers come when their stream would end.
+    Pace,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A key of a tenant.
@@ -194,6 +248,18 @@ impl TenantsFile {
                 format!("{place}.name: must have 1 to {NAME_BYTES_MAX} bytes"),
             );
             check(
+                tenant.stream_pace_ms != Some(0),
+                format!("{place}.stream_pace_ms: must be at least 1"),
+            );
+            check(
+                !tenant.name.contains(PARTITION_MARK),
+                format!("{place}.name: must not have the character U+001F"),
+            );
+            check(
+                tenant.urgent_percent_max.is_none_or(|most| most <= 100),
+                format!("{place}.urgent_percent_max: must be 0 to 100"),
+            );
+            check(
                 names.insert(&tenant.name),
                 format!("{place}.name: {} is there twice", tenant.name),
             );
@@ -240,6 +306,13 @@ mod tests {
         let file = TenantsFile {
             tenants: vec![TenantEntry {
                 name: "acme".into(),
+                weight: TenantWeight::try_from(2.5).unwrap(),
+                class_max: RequestClass::Rollout,
+                urgent_percent_max: Some(0),
+                isolation: Isolation::User,
+                stream_shaping: StreamShaping::Pace,
+                stream_pace_ms: Some(25),
+                hides_metrics: true,
                 limits: LimitsEntry {
                     tokens_per_minute: Some(100_000),
                     ..LimitsEntry::default()
@@ -258,6 +331,10 @@ mod tests {
         let text = file.to_text().unwrap();
         assert_eq!(TenantsFile::parse(&text).unwrap(), file);
         assert!(!text.contains("requests_per_minute"));
+        assert!(
+            text.contains("weight = 2.5\nclass_max = \"rollout\""),
+            "{text}"
+        );
         let ends = file.tenants[0].keys[0].expires_unix_s();
         assert_eq!(ends, Ok(Some(1_800_000_000)));
     }
@@ -267,6 +344,8 @@ mod tests {
         let text = r#"
             [[tenants]]
             name = "a"
+            urgent_percent_max = 101
+            stream_pace_ms = 0
             limits = { requests_per_minute = 0 }
             keys = [
                 { name = "", id = "x", sha256 = "ab", expires_at = "tomorrow" },
@@ -278,6 +357,8 @@ mod tests {
         "#;
         let faults = TenantsFile::parse(text).unwrap_err();
         for place in [
+            "tenants[0].urgent_percent_max: must be 0 to 100",
+            "tenants[0].stream_pace_ms: must be at least 1",
             "tenants[0].limits.requests_per_minute",
             "tenants[0].keys[0].name",
             "tenants[0].keys[0].sha256",
@@ -289,6 +370,11 @@ mod tests {
         ] {
             assert!(faults.contains(place), "{place} in {faults}");
         }
+        let heavy = TenantsFile::parse("[[tenants]]\nname = \"a\"\nweight = 0").unwrap_err();
+        assert!(
+            heavy.starts_with("line 3: a weight must be 0.01 to 100"),
+            "{heavy}"
+        );
         let unknown = TenantsFile::parse("[[tenants]]\nname = \"a\"\nkees = [\"rfk-secret\"]");
         let unknown = unknown.unwrap_err();
         assert!(

@@ -23,6 +23,13 @@ pub struct NewKey {
     pub sha256: String,
 }
 
+impl std::fmt::Debug for NewKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("NewKey");
+        shown.field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
 impl NewKey {
     /// Makes a key.
     ///
@@ -61,6 +68,10 @@ mod tests {
         assert_eq!(id_of(&one.key), Some(&*one.id));
         assert_eq!(one.sha256, hex::encode(digest(&one.key)));
         assert_eq!(one.key.len(), PREFIX.len() + 12 + 1 + 43);
+        let shown = format!("{one:?}");
+        assert!(
+            shown.contains(&one.id) && !shown.contains(&one.key) && !shown.contains(&one.sha256)
+        );
         for foreign in ["sk-abc-def", "rfk-", "rfk-abc", ""] {
             assert_eq!(id_of(foreign), None, "{foreign}");
         }

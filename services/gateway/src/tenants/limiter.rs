@@ -72,7 +72,7 @@ pub(crate) struct QuotaTicket {
 #[derive(Default)]
 pub(crate) struct Made {
     /// Output tokens that count. Tokens of a prompt that is scored do not.
-    output: AtomicU64,
+    pub(super) output: AtomicU64,
     has_emitted: AtomicBool,
 }
 
@@ -81,6 +81,11 @@ impl Made {
     pub(crate) fn add(&self, output: u64) {
         self.output.fetch_add(output, Ordering::Relaxed);
         self.has_emitted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there was a step.
+    pub(super) fn has_emitted(&self) -> bool {
+        self.has_emitted.load(Ordering::Relaxed)
     }
 }
 
@@ -272,7 +277,7 @@ impl Limiter {
 
 impl QuotaTicket {
     /// Reserves the tokens of a request whose prompts have `input` tokens, and whose choices may have `output_max`
-    /// each.
+    /// each. Returns the tokens of both that were reserved.
     ///
     /// # Errors
     /// `Overloaded` past a limit on tokens, or what is left of a budget.
@@ -281,11 +286,11 @@ impl QuotaTicket {
         input: u64,
         output_max: impl Iterator<Item = u64>,
         now: Instant,
-    ) -> Result<(), ApiError> {
+    ) -> Result<(u64, u64), ApiError> {
         let output: u64 = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
         self.budget.reserve(input.saturating_add(output))?;
         if self.subjects.is_empty() {
-            return Ok(());
+            return Ok((input, output));
         }
         let amount = |of: PerMinute| of.of_tokens(input as f64, output as f64);
         if let Some(place) = &mut self.place
@@ -298,7 +303,7 @@ impl QuotaTicket {
                 .count(&self.subjects, refusal, amount, 0, now)?;
         }
         self.reserved = Some(Reserved { input, output });
-        Ok(())
+        Ok((input, output))
     }
 
     /// The part of the request in the budgets of its caller.
@@ -313,7 +318,7 @@ impl QuotaTicket {
 
     fn settle(&mut self, now: Instant) {
         let made = self.made.output.load(Ordering::Relaxed);
-        let has_emitted = self.made.has_emitted.load(Ordering::Relaxed);
+        let has_emitted = self.made.has_emitted();
         let settled = self.reserved.map(|Reserved { input, output }| {
             let kept_input = if has_emitted { 0.0 } else { -(input as f64) };
             (kept_input, made as f64 - output as f64)
@@ -347,6 +352,7 @@ impl Drop for QuotaTicket {
 mod tests {
     use super::*;
     use crate::tenants::LimitsRedisConfig;
+    use crate::tenants::policy::TenantPolicy;
     use crate::tenants::rate_headers::HeaderWords;
     use actix_web::http::header::HeaderMap;
     use futures_util::FutureExt as _;
@@ -361,7 +367,9 @@ mod tests {
         Caller {
             tenant: "acme".into(),
             tenant_limits: limits,
+            policy: TenantPolicy::default(),
             key: None,
+            fixed_key: None,
         }
     }
 

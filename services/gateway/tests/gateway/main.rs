@@ -7,9 +7,11 @@
     reason = "a test that panics has failed"
 )]
 
+mod admin;
 mod errors;
 mod failures;
 mod forms;
+mod jwt;
 mod limits;
 mod limits_redis;
 mod mesh;

@@ -31,6 +31,7 @@ use refrain_tokenization::testing::{IM_END, byte_level_files};
 use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
+use crate::store::KeptTenants;
 use crate::usage_store::FakeUsage;
 
 /// A planned failure of a chunk. The number is that of the steps before it.
@@ -117,6 +118,7 @@ pub(crate) struct FakeMesh {
     /// Streams that are open now.
     open: Arc<AtomicI64>,
     pub(crate) auth: MeshAuth,
+    pub(crate) tenants: Mutex<KeptTenants>,
     tokenizer: Tokenizer,
     pub(crate) usage: Arc<FakeUsage>,
 }
@@ -530,10 +532,11 @@ impl Bench {
     }
 
     pub(crate) async fn with(config: GatewayConfig) -> Self {
-        Bench::start(config).await.unwrap()
+        Bench::start(config, KeptTenants::default()).await.unwrap()
     }
 
-    async fn start(config: GatewayConfig) -> anyhow::Result<Self> {
+    /// Starts with these tenants in the draft store.
+    pub(crate) async fn start(config: GatewayConfig, tenants: KeptTenants) -> anyhow::Result<Self> {
         install_crypto_provider();
         let keys = MeshConfig::generate().unwrap();
         let tokenizer = byte_level_files().tokenizer().unwrap();
@@ -556,6 +559,7 @@ impl Bench {
             log: Mutex::default(),
             open: Arc::default(),
             auth: MeshAuth::new(&keys).unwrap(),
+            tenants: Mutex::new(tenants),
             tokenizer,
             usage: Arc::default(),
         });
@@ -638,7 +642,10 @@ impl Bench {
 
 /// The error of a gateway that does not start.
 pub(crate) async fn start_error(config: GatewayConfig) -> String {
-    let error = Bench::start(config).await.err().unwrap();
+    let error = Bench::start(config, KeptTenants::default())
+        .await
+        .err()
+        .unwrap();
     format!("{error:#}")
 }
 

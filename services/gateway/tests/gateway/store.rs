@@ -4,12 +4,42 @@ use async_trait::async_trait;
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
+use refrain_protocol::error::code;
 use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
+use refrain_protocol::tenants::{
+    TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest,
+};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{DraftStore, UsageReplica};
 
 use crate::mesh::FakeMesh;
+
+/// The tenants in the draft store.
+#[derive(Default)]
+pub(crate) struct KeptTenants {
+    records: Vec<TenantRecord>,
+    changes: u64,
+    /// Whether the store answers nothing.
+    pub(crate) is_away: bool,
+}
+
+impl KeptTenants {
+    /// The tenants of a store that answers nothing.
+    pub(crate) fn away() -> Self {
+        KeptTenants {
+            is_away: true,
+            ..KeptTenants::default()
+        }
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        match self.is_away {
+            true => Err(ApiError::new(ErrorKind::Unavailable, "away by script")),
+            false => Ok(()),
+        }
+    }
+}
 
 /// A gateway neither writes outputs nor reads them.
 fn not_called() -> ApiError {
@@ -47,6 +77,35 @@ impl DraftStore for FakeMesh {
         self.auth.verify(&request.namespace)?;
         self.log().prompts.push(request.prompt);
         Ok(OutputLengths::of(self.script().lengths.clone()))
+    }
+
+    async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
+        let kept = self.tenants.lock().unwrap();
+        kept.check()?;
+        let is_known = request.known == Some(kept.changes);
+        Ok(TenantsReply {
+            state: kept.changes,
+            tenants: (!is_known).then(|| kept.records.clone()),
+        })
+    }
+
+    async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
+        let mut kept = self.tenants.lock().unwrap();
+        kept.check()?;
+        let known = kept.records.iter().find(|known| known.name == change.name);
+        if known.map(|known| known.version) != change.expected {
+            let error = ApiError::new(ErrorKind::Conflict, "changed by somebody else");
+            return Err(error.with_code(code::TENANT_CHANGED));
+        }
+        kept.changes += 1;
+        let version = kept.changes;
+        kept.records.retain(|known| known.name != change.name);
+        kept.records.extend(change.entry.map(|entry| TenantRecord {
+            name: change.name,
+            version,
+            entry,
+        }));
+        Ok(TenantChangeReply { version })
     }
 
     fn usage_replicas(&self) -> Vec<UsageReplica> {

@@ -4,10 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use refrain_gateway::GatewayConfig;
+use refrain_gateway::tenants::file::{Isolation, StreamShaping};
 use refrain_gateway::tenants::file::{
     KeyEndpoint, KeyEntry, LimitsEntry, TenantEntry, TenantsFile, expiry_text,
 };
 use refrain_gateway::tenants::key::NewKey;
+use refrain_protocol::chunk::{Priority, Urgency};
+use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use refrain_service_kit::clock;
 use serde_json::{Value, json};
 
@@ -32,7 +35,7 @@ impl Tenants {
                 tenants: vec![TenantEntry {
                     name: "acme".into(),
                     limits,
-                    keys: Vec::new(),
+                    ..TenantEntry::default()
                 }],
             },
         };
@@ -366,5 +369,138 @@ async fn a_client_that_leaves_pays_for_what_was_made() {
         after.1 > 5_900,
         "the reservation was not settled: {}",
         after.1
+    );
+}
+
+#[tokio::test]
+async fn the_standing_of_a_tenant_goes_with_its_requests() {
+    let mut tenants = Tenants::new(LimitsEntry::default());
+    let key = tenants.add("ci", KeyEntry::default());
+    tenants.file.tenants[0] = TenantEntry {
+        weight: TenantWeight::try_from(2.5).unwrap(),
+        class_max: RequestClass::Rollout,
+        urgent_percent_max: Some(0),
+        ..tenants.file.tenants[0].clone()
+    };
+    tenants.write();
+    let bench = Bench::with(tenants.config()).await;
+    let body = chat(json!({"class": "interactive", "priority": "high", "tpot_ms": 20}));
+    for key in [&*key, "sk-bolt"] {
+        let (status, body) = bench.status(CHAT, &body, Some(key)).await;
+        assert_eq!(status, 200, "{body}");
+    }
+    bench.mesh.settled().await;
+    let log = bench.mesh.log();
+    let [held, free] = &log.leases[..] else {
+        panic!("{:?}", log.leases);
+    };
+    assert_eq!(f64::from(held.weight), 2.5);
+    assert_eq!(held.class, RequestClass::Rollout);
+    assert_eq!(log.chunks[0].urgency, Urgency::default());
+    // Another tenant has what everybody has.
+    assert!(free.weight.is_default());
+    assert_eq!(free.class, RequestClass::Interactive);
+    assert_eq!(log.chunks[1].urgency.priority, Priority::High);
+    // Drafts that the engine rejected are told: each step of the test's worker drafts 4, and adds a token of its own.
+    let emitted = log.finishes[0].emitted_tokens;
+    let steps = emitted.div_ceil(bench.mesh.script().step_tokens as u32);
+    assert_eq!(log.finishes[0].rejected_tokens, 5 * steps - emitted);
+    drop(log);
+    let declined = bench.metric("refrain_gateway_urgency_declined_total");
+    assert_eq!(declined, 1.0);
+}
+
+#[tokio::test]
+async fn isolation_decides_which_part_of_a_tenant_a_request_stays_in() {
+    let mut tenants = Tenants::new(LimitsEntry::default());
+    let keys = ["one", "other"].map(|name| tenants.add(name, KeyEntry::default()));
+    tenants.file.tenants[0].isolation = Isolation::User;
+    tenants.write();
+    let bench = Bench::with(tenants.config()).await;
+    let messages = json!({"model": "tiny", "max_tokens": 9, "metadata": {"user_id": "ann"},
+        "messages": [{"role": "user", "content": "hi"}]});
+    let responses = json!({"model": "tiny", "input": "hi", "safety_identifier": "ann"});
+    let calls = [
+        (0, CHAT, chat(json!({}))),
+        (1, CHAT, chat(json!({}))),
+        (0, CHAT, chat(json!({"user": "ann"}))),
+        (
+            1,
+            CHAT,
+            chat(json!({"user": "bob", "safety_identifier": "ann"})),
+        ),
+        (0, CHAT, chat(json!({"user": "bob"}))),
+        (1, "/v1/messages", messages),
+        (0, "/v1/responses", responses),
+    ];
+    for (key, path, body) in calls {
+        let (status, answer) = bench.status(path, &body, Some(&keys[key])).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+    }
+    let log = bench.mesh.log();
+    let of_leases: Vec<_> = log
+        .leases
+        .iter()
+        .map(|lease| &lease.namespace.namespace)
+        .collect();
+    assert!(
+        of_leases
+            .iter()
+            .all(|namespace| namespace.tenant_name() == "acme")
+    );
+    let parts: Vec<&str> = of_leases
+        .iter()
+        .map(|namespace| &*namespace.tenant)
+        .collect();
+    let [one, other, ann, same, bob, by_messages, by_responses] = parts[..] else {
+        panic!("{parts:?}");
+    };
+    assert!(one != other && one.contains("key:") && ann.contains("user:") && ann != bob);
+    assert_eq!([same, by_messages, by_responses], [ann; 3]);
+    assert!(!parts.concat().contains("ann"), "{parts:?}");
+}
+
+#[tokio::test]
+async fn streams_in_shape_have_events_of_equal_sizes_and_hidden_metrics_are_absent() {
+    let mut tenants = Tenants::new(LimitsEntry::default());
+    let key = tenants.add("ci", KeyEntry::default());
+    let reply = "abcdefghijklmnopqrstuvwxyz";
+    let mut seen = Vec::new();
+    for shaping in [StreamShaping::Off, StreamShaping::Size, StreamShaping::Pace] {
+        let tenant = &mut tenants.file.tenants[0];
+        tenant.stream_shaping = shaping;
+        tenant.stream_pace_ms = Some(1);
+        tenant.hides_metrics = shaping != StreamShaping::Off;
+        tenants.write();
+        for step_tokens in [1, 5] {
+            let bench = Bench::with(tenants.config()).await;
+            bench.mesh.reply(reply);
+            bench.mesh.script().step_tokens = step_tokens;
+            let options = json!({"stream": true, "stream_options": {"include_usage": true}});
+            let request = bench.client.post(format!("{}{CHAT}", bench.url));
+            let request = request.bearer_auth(&key).json(&chat(options));
+            let text = request.send().await.unwrap().text().await.unwrap();
+            let data = text.lines().filter_map(|line| line.strip_prefix("data: {"));
+            let events: Vec<Value> = data
+                .map(|data| serde_json::from_str(&format!("{{{data}")).unwrap())
+                .collect();
+            let pieces: Vec<&str> = events
+                .iter()
+                .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
+                .filter(|piece| !piece.is_empty())
+                .collect();
+            assert_eq!(pieces.concat(), reply);
+            let has_metrics = events.iter().any(|event| event["metrics"].is_object());
+            assert_eq!(has_metrics, shaping == StreamShaping::Off);
+            seen.push(pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>());
+            let (_, whole) = bench.status(CHAT, &chat(json!({})), Some(&key)).await;
+            assert_eq!(whole["choices"][0]["message"]["content"], reply);
+            assert_eq!(whole["metrics"].is_object(), shaping == StreamShaping::Off);
+        }
+    }
+    let whole = vec![8, 8, 8, 2];
+    assert_eq!(
+        seen[2..],
+        [whole.clone(), whole.clone(), whole.clone(), whole]
     );
 }

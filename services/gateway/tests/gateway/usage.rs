@@ -12,6 +12,7 @@ use refrain_protocol::usage::{SpentTokens, UsageCounts, UsageErasure};
 use refrain_service_kit::clock::unix_ms;
 use serde_json::{Value, json};
 
+use crate::admin::with_operator;
 use crate::mesh::{Bench, Mishap, chat, config};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -41,6 +42,7 @@ fn tenants(
                 limits: key_limits,
                 ..KeyEntry::default()
             }],
+            ..TenantEntry::default()
         }],
     };
     let path = dir.join("tenants.toml");
@@ -224,8 +226,8 @@ async fn what_other_gateways_have_counted_is_part_of_a_budget() {
 #[tokio::test]
 async fn operators_read_usage_and_erased_usage_does_not_come_back() {
     let dir = tempfile::tempdir().unwrap();
-    let mut config = kept(dir.path());
-    config.operations_listen = Some(([127, 0, 0, 1], 0).into());
+    let config = kept(dir.path());
+    let (config, token) = with_operator(dir.path(), config);
     let bench = Bench::with(config.clone()).await;
     assert_eq!(bench.chat(json!({})).await.0, 200);
     let usage = bench.mesh.usage.clone();
@@ -233,14 +235,17 @@ async fn operators_read_usage_and_erased_usage_does_not_come_back() {
     let operations = bench.gateway.operations_addr().unwrap();
     let url = format!("http://{operations}/admin/usage");
     let read = async |query: &str| {
-        let response = reqwest::get(format!("{url}{query}")).await.unwrap();
+        let request = bench.client.get(format!("{url}{query}"));
+        let response = request.bearer_auth(&token).send().await.unwrap();
         let status = response.status().as_u16();
         (status, response.json::<Value>().await.unwrap())
     };
+    assert_eq!(reqwest::get(&url).await.unwrap().status(), 401);
     let (status, report) = read("?group_by=month,tenant").await;
     assert_eq!(status, 200);
     assert_eq!(report["data"][0]["tenant"], "acme");
     assert_eq!(report["data"][0]["output_tokens"], counts.output_tokens);
+    assert_eq!(reqwest::get(&url).await.unwrap().status(), 401, "no token");
     let (status, fault) = read("?group_by=colour").await;
     assert_eq!(
         (status, &fault["error"]["param"]),

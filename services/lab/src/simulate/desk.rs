@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
-    Heartbeat, KvReport, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass,
+    Heartbeat, KvReport, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass, TenantWeight,
 };
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace, WorkerId};
 use refrain_scheduler::core::{
@@ -211,6 +211,7 @@ impl Desk {
                 true => RequestClass::Interactive,
                 false => RequestClass::Rollout,
             },
+            weight: TenantWeight::default(),
             age_ms,
             ended,
             expected_tokens: match self.policy {
@@ -305,5 +306,6 @@ pub(super) fn chunk_end(
         emitted_tokens,
         worker_ended_ms_ago: Some(0),
         cached_tokens: Some(cached_tokens),
+        rejected_tokens: 0,
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct Replica {
 }
 
 /// All replicas that are known, in the order of their shards and URLs.
-pub(super) struct Replicas {
+pub(crate) struct Replicas {
     all: Vec<Replica>,
     shards: u32,
     pub(super) silent: Silent,

@@ -25,24 +25,24 @@ const CLOSE_GRACE: Duration = Duration::from_secs(60);
 pub(crate) struct TargetArgs {
     /// URL of one running draft store.
     #[arg(long)]
-    pub(super) url: Option<String>,
+    pub(crate) url: Option<String>,
     /// URLs of some replicas of a store with a feed, separated by commas [default: urls.draft_stores in --config].
     /// They name the others, and the command is for all shards.
     #[arg(long, value_delimiter = ',', conflicts_with = "url")]
-    pub(super) cluster: Vec<String>,
+    pub(crate) cluster: Vec<String>,
     /// The mesh's secret [default: the one in --config].
     #[arg(long, env = "REFRAIN_MESH__SECRET", hide_env_values = true)]
-    pub(super) secret: Option<String>,
+    pub(crate) secret: Option<String>,
     /// File with an operator's credential, in place of the secret. A credential of another role may not administer a
     /// store.
     #[arg(long, env = "REFRAIN_OPERATOR_CREDENTIAL_FILE")]
-    pub(super) credential_file: Option<PathBuf>,
+    pub(crate) credential_file: Option<PathBuf>,
     /// Configuration file with the draft store's address and the mesh's secret.
     #[arg(long)]
-    pub(super) config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Directory of a store that is not running.
     #[arg(long, conflicts_with_all = ["url", "cluster", "config"])]
-    pub(super) data_dir: Option<PathBuf>,
+    pub(crate) data_dir: Option<PathBuf>,
 }
 
 /// Whether a command changes the store.

@@ -1,20 +1,22 @@
 //! The order of waiting requests: fair between tenants, and by class and rank within one.
 //!
 //! The naive queue is one list in order of arrival. A tenant with a thousand requests then makes everybody else wait
-//! for all of them. This queue is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language
-//! Models", OSDI 2024) in its plain form. Each tenant has a weighted count of the tokens that it was served, input
-//! and output, and the waiting tenant with the smallest count goes first. When a tenant returns from idling, its
+//! for all of them. This queue is the Virtual Token Counter with weights (Sheng et al., "Fairness in Serving Large
+//! Language Models", OSDI 2024). Each tenant has a count of what it was served: the cost of its chunks (see `cost`)
+//! divided by its weight. The waiting tenant with the smallest count goes first. When a tenant returns from idling, its
 //! count is raised to the smallest one among the waiting tenants, so that nobody saves up claims. Counts are kept per
 //! pool, because a token of one model says nothing about the cost of another model's.
 //!
 //! The cost of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots. So
 //! a grant charges the expected output, a moving average over the pool, and the context that the worker is taken to
-//! lack. The end of the chunk corrects the charge to what was written and read.
+//! lack. The end of the chunk corrects the charge to what was written and read, and adds the drafts that were
+//! verified in vain.
 //!
-//! `classes` puts interactive requests before rollouts, and [`crate::order`] ranks the rollouts of a tenant. This
-//! order decides about free slots only. `slot_claims` decides which tenant has to give one up.
+//! `classes` puts interactive requests before rollouts, within a bound, and [`crate::order`] ranks the rollouts of a
+//! tenant. This order decides about free slots only. `slot_claims` decides which tenant has to give one up.
 
 mod classes;
+mod cost;
 mod fit_tree;
 mod line;
 mod pool_queue;
@@ -27,16 +29,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use refrain_protocol::LeaseId;
 use refrain_protocol::scheduling::RequestClass;
 
-pub(super) use self::pool_queue::{Charge, HeldLine, PoolQueue, Spent};
+pub(super) use self::cost::{Charge, Spent};
+pub(super) use self::pool_queue::{HeldLine, PoolQueue};
 pub(super) use self::slot_claims::{PreemptibleLease, SlotDemand};
 pub use self::snapshot::PoolState;
 pub use self::waiting_request::LeaseCallId;
 pub(super) use self::waiting_request::{Arrival, Place, WaitingRequest};
 
-use self::classes::index;
+use self::classes::{ClassRules, index};
 use self::pool_queue::{OUTPUT_TOKENS_FIRST_GUESS, SERVICE_MS_FIRST_GUESS};
 use super::pool_key::PoolKey;
-use crate::config::OrderPolicy;
+use crate::config::{OrderPolicy, SchedulerConfig};
 use crate::order::Rank;
 
 /// All waiting requests, by pool and tenant.
@@ -51,21 +54,25 @@ pub(super) struct FairQueue {
     /// The same by tenant. Tenants without any are left out.
     by_tenant: HashMap<String, [usize; 2]>,
     tenants_tracked_max: usize,
-    rollout_share: f64,
+    rules: ClassRules,
     order: OrderPolicy,
 }
 
 impl FairQueue {
-    pub(super) fn new(tenants_tracked_max: usize, rollout_share: f64, order: OrderPolicy) -> Self {
+    pub(super) fn new(config: &SchedulerConfig) -> Self {
+        let lead_tokens = config.interactive_lead_tokens;
         FairQueue {
             pools: BTreeMap::new(),
             waiting: HashMap::new(),
             deadlines: BTreeSet::new(),
             by_class: [0; 2],
             by_tenant: HashMap::new(),
-            tenants_tracked_max,
-            rollout_share,
-            order,
+            tenants_tracked_max: config.tenants_tracked_max,
+            rules: ClassRules {
+                rollout_share: config.rollout_share,
+                interactive_lead: lead_tokens.saturating_mul(cost::PARTS_PER_TOKEN),
+            },
+            order: config.order,
         }
     }
 
@@ -130,9 +137,9 @@ impl FairQueue {
     pub(super) fn push(&mut self, waiting: WaitingRequest) {
         let request = &waiting.request;
         let (class, place) = (request.class, waiting.place);
-        let tenant = &request.namespace.namespace.tenant;
+        let tenant = request.namespace.namespace.tenant_name();
         let pool = self.pools.entry(waiting.pool.clone()).or_default();
-        pool.push(tenant, class, waiting.rank, place, waiting.kv_tokens);
+        pool.push(&waiting);
         pool.forget_idle_past(self.tenants_tracked_max);
         self.by_class[index(class)] += 1;
         match self.by_tenant.get_mut(tenant) {
@@ -140,7 +147,7 @@ impl FairQueue {
             None => {
                 let mut by_class = [0; 2];
                 by_class[index(class)] = 1;
-                self.by_tenant.insert(tenant.clone(), by_class);
+                self.by_tenant.insert(tenant.to_owned(), by_class);
             }
         }
         self.deadlines.insert((waiting.deadline_ms, place.call));
@@ -155,7 +162,7 @@ impl FairQueue {
     pub(super) fn remove(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {
         let waiting = self.waiting.remove(&call)?;
         let request = &waiting.request;
-        let tenant = request.namespace.namespace.tenant.as_str();
+        let tenant = request.namespace.namespace.tenant_name();
         let index = index(request.class);
         self.deadlines.remove(&(waiting.deadline_ms, call));
         self.by_class[index] -= 1;
@@ -196,7 +203,7 @@ impl FairQueue {
         let kv_tokens = waiting.kv_tokens;
         let request = &waiting.request;
         if let Some(pool) = self.pools.get_mut(&waiting.pool) {
-            let tenant = &request.namespace.namespace.tenant;
+            let tenant = request.namespace.namespace.tenant_name();
             pool.rerank(tenant, request.class, waiting.place, ranks, kv_tokens);
         }
     }
@@ -243,7 +250,7 @@ impl FairQueue {
         let Some(pool) = self.pools.get_mut(key) else {
             return Vec::new();
         };
-        pool.claim_slots(&self.waiting, demand, self.rollout_share, preemptible)
+        pool.claim_slots(&self.waiting, demand, self.rules, preemptible)
     }
 
     /// Tokens that a chunk without a limit is expected to write.
@@ -271,7 +278,7 @@ impl FairQueue {
         let pool = self.pools.get(key).into_iter();
         pool.flat_map(move |pool| {
             let follows_ranks = self.order != OrderPolicy::Auto || pool.estimates.pays();
-            pool.in_order(self.rollout_share, follows_ranks, slots, room_tokens)
+            pool.in_order(self.rules, follows_ranks, slots, room_tokens)
         })
         .filter_map(|call| self.get(call))
     }

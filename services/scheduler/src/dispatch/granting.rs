@@ -171,7 +171,7 @@ impl Dispatch {
                 request: request.request,
                 worker: worker.clone(),
                 pool,
-                tenant: request.namespace.namespace.tenant,
+                tenant: request.namespace.namespace.tenant_name().to_owned(),
                 class: request.class,
                 group: waiting.group,
                 charge,

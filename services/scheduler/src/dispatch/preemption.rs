@@ -12,8 +12,8 @@
 //! enough, and the interactive request is first in line then. A rollout claims no slot of an interactive request
 //! beyond those that rollouts keep.
 //!
-//! A tenant's share is the number of slots in the pool divided by the number of tenants that run or wait there, and
-//! at least one. Two alternatives were rejected. Small chunks for all requests would send each context again and
+//! A tenant's share is its part of the slots in the pool, by its weight among those of all tenants that run or wait
+//! there, and at least one slot. Two alternatives were rejected. Small chunks for all requests would send each context again and
 //! again even if nobody waits. Slots reserved for newcomers would be of no use to anybody else.
 
 use std::collections::BTreeSet;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 use refrain_protocol::prefix::PrefixHash;
-use refrain_protocol::scheduling::KvReport;
+use refrain_protocol::scheduling::{KvReport, TenantWeight};
 use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 
 use super::*;
@@ -132,6 +132,7 @@ fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
         },
         group: None,
         class: Default::default(),
+        weight: TenantWeight::default(),
         age_ms: 0,
         ended: None,
         expected_tokens: None,
@@ -227,6 +228,7 @@ impl World {
                     emitted_tokens: so_far,
                     worker_ended_ms_ago: Some(0),
                     cached_tokens: Some(context_tokens / 2),
+                    rejected_tokens: context_tokens,
                 });
                 let named = |worker: usize| WorkerId(WORKERS[worker].into());
                 DispatchEvent::Submit {
@@ -240,6 +242,8 @@ impl World {
                             None => RequestClass::Interactive,
                         },
                         group: rollout.filter(|nth| *nth > 0).map(|nth| nth.to_string()),
+                        weight: TenantWeight::try_from([0.01, 1.0, 100.0][request as usize % 3])
+                            .unwrap(),
                         expected_tokens: (request % 3 == 0).then_some(request as u32 * 10),
                         age_ms: u64::from(so_far),
                         generated_tokens: so_far,
@@ -271,6 +275,7 @@ impl World {
                     emitted_tokens,
                     worker_ended_ms_ago: (emitted_tokens % 2 == 0).then_some(emitted_tokens.into()),
                     cached_tokens: None,
+                    rejected_tokens: 0,
                 }),
                 None => return,
             },
@@ -280,6 +285,7 @@ impl World {
                 emitted_tokens: u32::MAX,
                 worker_ended_ms_ago: Some(u64::MAX),
                 cached_tokens: None,
+                rejected_tokens: 0,
             }),
             Op::Undelivered { nth } => match self.nth_lease(nth) {
                 Some(lease) => DispatchEvent::Undelivered { lease },
@@ -477,7 +483,7 @@ proptest! {
             let emitted_tokens = outputs.next().unwrap();
             left[tenant] -= 1;
             served[tenant] += i64::from(context_tokens) + 2 * i64::from(emitted_tokens);
-            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Finished, emitted_tokens, worker_ended_ms_ago: None, cached_tokens: None };
+            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Finished, emitted_tokens, worker_ended_ms_ago: None, cached_tokens: None, rejected_tokens: 0 };
             granted.extend(dispatch.apply(DispatchEvent::Finish(finish), START_MS));
             if left.iter().all(|left| *left > 0) {
                 let spread = served.iter().max().unwrap() - served.iter().min().unwrap();
@@ -529,7 +535,7 @@ proptest! {
                             let (_, tenant, request) = running.remove(&lease).unwrap();
                             preempted_late += u32::from(round > 40);
                             asks.push((tenant, request));
-                            let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None, cached_tokens: None };
+                            let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None, cached_tokens: None, rejected_tokens: 0 };
                             effects.extend(dispatch.apply(DispatchEvent::Finish(finish), now_ms));
                         },
                         _ => {}

@@ -4,10 +4,10 @@
 //!   [fallback=worker] [kv=capacity] [used=tokens] [held=1,2]` is a heartbeat. `runs` names requests and means their
 //!   newest leases; `held` are hashes of prefixes.
 //! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m] [group=g] [rollout] [age=ms]
-//!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,5-7] [after=tokens]` asks for a lease. The nth `ask` is call n.
-//!   `after` ends the request's newest lease in the same call.
-//! * `done|continues|failed|aborted <request> [tokens] [ended=ms ago] [cached=n]` gives back the request's newest
-//!   lease.
+//!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,5-7] [after=tokens] [weight=w]` asks for a lease. The nth `ask` is
+//!   call n. `after` ends the request's newest lease in the same call.
+//! * `done|continues|failed|aborted <request> [tokens] [ended=ms ago] [cached=n] [rejected=n]` gives back the request's
+//!   newest lease.
 //! * `withdraw <call>`, `undelivered <request>`, `tick` and `drain` are the other events.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 
 use expect_test::Expect;
 use refrain_protocol::prefix::PrefixHash;
-use refrain_protocol::scheduling::{Eagle3Report, KvReport};
+use refrain_protocol::scheduling::{Eagle3Report, KvReport, TenantWeight};
 use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 use refrain_service_kit::config::Validate as _;
 
@@ -128,6 +128,11 @@ impl Script {
                         } else {
                             RequestClass::Interactive
                         },
+                        weight: given
+                            .get("weight")
+                            .map_or_else(TenantWeight::default, |weight| {
+                                TenantWeight::try_from(weight.parse::<f64>().unwrap()).unwrap()
+                            }),
                         age_ms: number("age", 0).into(),
                         ended: given.get("after").map(|tokens| LeaseFinish {
                             lease: self.lease_of(words[1]),
@@ -135,6 +140,7 @@ impl Script {
                             emitted_tokens: tokens.parse().unwrap(),
                             worker_ended_ms_ago: Some(0),
                             cached_tokens: None,
+                            rejected_tokens: 0,
                         }),
                         expected_tokens: given.get("expects").map(|n| n.parse().unwrap()),
                         prefixes: given
@@ -177,6 +183,7 @@ impl Script {
                 emitted_tokens: words.get(2).map_or(0, |tokens| tokens.parse().unwrap()),
                 worker_ended_ms_ago: given.get("ended").map(|ms_ago| ms_ago.parse().unwrap()),
                 cached_tokens: given.get("cached").map(|n| n.parse().unwrap()),
+                rejected_tokens: number("rejected", 0),
             }),
         }
     }

@@ -8,7 +8,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use refrain_protocol::scheduling::KvReport;
+use refrain_protocol::scheduling::{KvReport, TenantWeight};
 use refrain_protocol::{Namespace, SignedNamespace};
 
 use super::*;
@@ -90,6 +90,7 @@ impl Rollout {
             },
             group: Some(sample.group.to_string()),
             class: sample.class,
+            weight: TenantWeight::default(),
             age_ms: self.now_ms,
             ended,
             expected_tokens: self.tells_lengths.then_some(sample.tokens),
@@ -177,6 +178,7 @@ impl Rollout {
                 emitted_tokens: tokens,
                 worker_ended_ms_ago: Some(0),
                 cached_tokens: None,
+                rejected_tokens: 0,
             };
             if is_finished {
                 self.finished += 1;

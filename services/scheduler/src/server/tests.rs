@@ -1,6 +1,8 @@
 //! Tests of the shell: actor, handle and listener around the core.
 
-use refrain_protocol::scheduling::{Heartbeat, LeaseFinish, LeaseOutcome, LeaseRequest};
+use refrain_protocol::scheduling::{
+    Heartbeat, LeaseFinish, LeaseOutcome, LeaseRequest, TenantWeight,
+};
 use refrain_protocol::{ErrorKind, LeaseId, Namespace, RequestId, WorkerId};
 use refrain_rpc::{HttpScheduler, Scheduler};
 use refrain_service_kit::http::MeshClient;
@@ -64,6 +66,7 @@ impl TestScheduler {
             }),
             group: None,
             class: Default::default(),
+            weight: TenantWeight::default(),
             age_ms: 0,
             ended: None,
             expected_tokens: None,
@@ -133,6 +136,7 @@ fn done(lease: LeaseId) -> LeaseFinish {
         emitted_tokens: 5,
         worker_ended_ms_ago: Some(0),
         cached_tokens: None,
+        rejected_tokens: 0,
     }
 }
 

@@ -62,5 +62,8 @@ pub const STATISTICS_ERASED: &str = "statistics_erased";
 /// The worker no longer has the context that the request resumes, so it wants all of it. Nothing has failed.
 pub const CONTEXT_GONE: &str = "context_gone";
 
+/// The tenant has another version than the change was made from, or has been removed.
+pub const TENANT_CHANGED: &str = "tenant_changed";
+
 /// The credential of a process of the mesh has ended, or is not one of this mesh. A new one may follow.
 pub const CREDENTIAL_REFUSED: &str = "credential_refused";

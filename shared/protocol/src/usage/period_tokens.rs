@@ -1,6 +1,6 @@
 //! Tokens of the newest day and month.
 
-use super::Period;
+use super::calendar::Period;
 
 /// Tokens of the newest day and month in which something was counted. Earlier ones are of no use to budgets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
 };
+use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
 use refrain_rpc::{DraftStore, UsageReplica};
 use refrain_speculation::statistics::{AcceptanceStatistics, STATISTICS_BYTES_MAX};
@@ -291,6 +292,16 @@ impl DraftStore for DraftStoreHandle {
                 Err(ApiError::new(ErrorKind::Conflict, message).with_code(code::STATISTICS_ERASED))
             }
         }
+    }
+
+    async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
+        let _running = self.enter()?;
+        self.list_tenants(request)
+    }
+
+    async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
+        let _running = self.enter()?;
+        self.set_tenant(change).await
     }
 
     fn usage_replicas(&self) -> Vec<UsageReplica> {

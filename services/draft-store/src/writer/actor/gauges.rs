@@ -26,6 +26,9 @@ impl WriterActor {
         metrics.usage_rows.set(open.catalog.usage.rows() as i64);
         metrics.erasures.set(erasures.marks() as i64);
         metrics.erased_documents.set(erasures.documents() as i64);
+        metrics
+            .tenant_records
+            .set(open.catalog.tenants.len() as i64);
         metrics.groups.set(open.catalog.groups.len() as i64);
         let group_documents = open.catalog.groups.documents();
         metrics.group_documents.set(group_documents as i64);

@@ -2,6 +2,7 @@
 
 use refrain_protocol::acceptance::AcceptanceStatsReply;
 use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
+use refrain_protocol::tenants::TenantChange;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use tokio::sync::oneshot;
 
@@ -157,6 +158,25 @@ impl WriterActor {
                 "too many erasures are remembered (erasures_max); retry later",
             )
             .with_retry_after_ms(3_600_000)
+        })
+    }
+
+    /// Changes a tenant. Returns the version of the change, once that is durable.
+    pub(crate) fn change_tenant(&mut self, change: &TenantChange) -> Result<u64, ApiError> {
+        let mut changed = None;
+        self.run(|core, catalog, now_ms| {
+            let (version, outcome) = core.change_tenant(catalog, change, now_ms)?;
+            changed = Some((version, catalog.tenants.clone()));
+            Ok(outcome)
+        })?;
+        let (version, tenants) = changed.ok_or_else(unavailable)?;
+        self.shared.set_tenants(tenants);
+        version.map_err(|refusal| {
+            refusal
+                .limit()
+                .into_iter()
+                .for_each(|limit| self.metrics.reject(limit));
+            refusal.error()
         })
     }
 

@@ -482,6 +482,31 @@ fn one_namespace_too_many_is_refused() {
     assert_eq!(outcome.lengths, [None]);
 }
 
+#[test]
+fn the_parts_of_one_tenant_leave_room_for_others() {
+    let mut store = Store::new(DraftStoreConfig {
+        namespaces_max: 8,
+        ..small()
+    });
+    let mut is_stored = |tenant: &str| {
+        let append = Append {
+            namespace: names(tenant).id(),
+            names: names(tenant),
+            updates: vec![update(1, 1, 0, &[2])],
+            waited_ms: 0,
+            author: UpdateAuthor::Worker,
+        };
+        let mut open = store.shared.write();
+        let catalog = &mut open.as_mut().unwrap().catalog;
+        let outcome = store.core.append(catalog, &[append], &[], store.now_ms);
+        outcome.unwrap().lengths[0].is_some()
+    };
+    let parts = ["a\u{1f}user:1", "a\u{1f}user:2", "a\u{1f}user:3"];
+    assert_eq!(parts.map(&mut is_stored), [true, true, false]);
+    assert!(is_stored("a\u{1f}user:1"), "a part that is known stays");
+    assert!(is_stored("b") && is_stored("b\u{1f}user:1"));
+}
+
 pub(super) fn erasure(tenant: &str) -> ErasureRecord {
     ErasureRecord {
         tenant: Some(tenant.into()),

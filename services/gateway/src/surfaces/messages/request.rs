@@ -81,6 +81,9 @@ pub(in crate::surfaces) fn to_chat(
         chat.set("add_generation_prompt", &false)?;
     }
     chat.set("messages", &messages)?;
+    if let Some(user) = given.get("metadata").and_then(|given| given.get("user_id")) {
+        chat.set("safety_identifier", &user)?;
+    }
     tools(&given, &mut chat)?;
     thinking(&given, &mut chat)?;
     chat.take_others(&given, &OTHER_FIELDS)?;

@@ -94,6 +94,8 @@ pub(in crate::surfaces) fn to_chat(
     if let Some(effort) = given.get("reasoning").and_then(|given| given.get("effort")) {
         chat.set("reasoning_effort", &effort)?;
     }
+    chat.take(&given, "safety_identifier", "safety_identifier")?;
+    chat.take(&given, "user", "user")?;
     text_format(&given, &mut chat)?;
     tools(&given, &mut chat)?;
     tool_choice(&given, &mut chat)?;

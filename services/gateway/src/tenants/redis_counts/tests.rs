@@ -10,6 +10,7 @@ use super::script::SCRIPT;
 use super::*;
 use crate::metrics::GatewayMetrics;
 use crate::tenants::limit_usage::{Refusal, Usage};
+use crate::tenants::policy::TenantPolicy;
 use crate::tenants::{Caller, Limiter, QuotaTicket};
 use redis_server::RedisServer;
 
@@ -77,7 +78,9 @@ fn acme(limits: LimitsEntry) -> Caller {
     Caller {
         tenant: ACME.into(),
         tenant_limits: limits,
+        policy: TenantPolicy::default(),
         key: None,
+        fixed_key: None,
     }
 }
 
@@ -124,6 +127,7 @@ async fn the_script_and_the_buckets_agree_on_random_calls() {
                     input_tokens_per_minute: limit(15_000),
                     output_tokens_per_minute: limit(9_000),
                     requests_in_flight_max: limit(9),
+                    ..LimitsEntry::default()
                 };
             }
         }
@@ -450,7 +454,9 @@ async fn the_time_of_ten_thousand_checks_a_second() {
             let caller = Caller {
                 tenant: format!("tenant {}", number % 50),
                 tenant_limits: limits,
+                policy: TenantPolicy::default(),
                 key: None,
+                fixed_key: None,
             };
             let first = began + period * number / CALLERS;
             let mut due = tokio::time::interval_at(first.into(), period);

@@ -18,6 +18,8 @@ fn start(limiter: &Limiter, tenant: &str) -> UsageStart {
     let caller = Caller {
         tenant: tenant.to_owned(),
         tenant_limits: Default::default(),
+        policy: Default::default(),
+        fixed_key: None,
         key: None,
     };
     let quota = limiter
@@ -135,7 +137,7 @@ async fn every_request_is_in_the_journal_and_the_time_of_one_is_printed() {
     eprintln!("usage of a request with one progress: {each:?} in this build");
     keeper.close().await;
     let found = FoundJournal::read(dir.path(), 1).unwrap();
-    let book = Book::recovered(found.gateway, found.records.clone());
+    let book = Book::recovered(found.gateway, found.records);
     let sums = book.rows().map(|row| row.total.counts);
     let sums = sums.fold(UsageCounts::default(), UsageCounts::plus);
     let expected = UsageCounts {

@@ -2,6 +2,10 @@
 //!
 //! With many slots, rollouts keep a number of them. With so few that the share is less than one slot, that rule would
 //! give rollouts all or nothing. There they get a share of the turns instead, which count while both classes wait.
+//!
+//! A tenant that calls everything interactive would be first for ever. So its interactive requests go before rollouts
+//! of other tenants only while it is ahead of them by no more than a lead ([`ClassRules::interactive_lead`]). Past it
+//! they take the turns of the tenant as its rollouts would. Its own rollouts always come after them.
 
 use refrain_protocol::scheduling::RequestClass;
 
@@ -14,6 +18,16 @@ pub(super) fn index(class: RequestClass) -> usize {
         RequestClass::Interactive => 0,
         RequestClass::Rollout => 1,
     }
+}
+
+/// The rules between interactive requests and rollouts.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::dispatch) struct ClassRules {
+    /// The share of the slots that rollouts keep.
+    pub(in crate::dispatch) rollout_share: f64,
+    /// How much more a tenant may have been charged than one whose rollouts wait, while its interactive requests go
+    /// before these. In parts of a token, see `cost`.
+    pub(in crate::dispatch) interactive_lead: u64,
 }
 
 /// Slots that rollouts keep of all slots of a pool.

@@ -3,17 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use refrain_protocol::scheduling::RequestClass;
+use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 
-use super::classes::{Turns, index};
+use super::classes::{ClassRules, Turns, index};
+use super::cost::{Charge, Spent};
 use super::line::Line;
 use super::waiting_request::{LeaseCallId, Place, WaitingRequest};
 use crate::order::{Evidence, Rank};
 
-/// Cost of a context token that a worker has to read.
-const INPUT_WEIGHT: u64 = 1;
-/// Cost of an output token. Each one takes a step, while a few steps read a whole context.
-const OUTPUT_WEIGHT: u64 = 2;
 /// Expected output of a chunk before any chunk of the pool has ended, tokens.
 pub(super) const OUTPUT_TOKENS_FIRST_GUESS: f64 = 256.0;
 /// Expected time of a chunk before any chunk of the pool has ended.
@@ -24,27 +21,14 @@ const AVERAGE_STEP: f64 = 0.1;
 /// free worker can take for another reason are passed over.
 const LINE_LOOKED_AT_MAX: usize = 32;
 
-/// The charge of a grant for its expected cost, to be corrected when the chunk ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::dispatch) struct Charge {
-    output: u64,
-    input: u64,
-}
-
-/// The real cost of a chunk.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::dispatch) struct Spent {
-    pub(in crate::dispatch) emitted_tokens: u32,
-    /// Context tokens that the worker read. `None`: unknown, so the estimate stays.
-    pub(in crate::dispatch) read_tokens: Option<u32>,
-}
-
 /// The requests of one tenant.
 #[derive(Debug, Default)]
 pub(super) struct TenantQueue {
     /// The name of the tenant.
     name: Arc<str>,
-    /// Weighted tokens served, in the virtual time of the pool.
+    /// The weight that its newest request had.
+    pub(super) weight: TenantWeight,
+    /// All that it was charged, in the virtual time of the pool and in parts of a token, see `cost`.
     pub(super) served: u64,
     /// The waiting requests of each class.
     pub(super) lines: [Line; 2],
@@ -65,8 +49,8 @@ impl TenantQueue {
     }
 }
 
-/// A tenant's turn in a class: tokens served, then the longest wait.
-type Turn = (u64, Place, Arc<str>);
+/// A tenant's turn in a class: what it was charged, then the longest wait.
+pub(super) type Turn = (u64, Place, Arc<str>);
 
 #[derive(Debug)]
 pub(in crate::dispatch) struct PoolQueue {
@@ -75,6 +59,8 @@ pub(in crate::dispatch) struct PoolQueue {
     pub(super) turns: [BTreeSet<Turn>; 2],
     /// The tenants that neither wait nor run, the least served first.
     idle: BTreeSet<(u64, Arc<str>)>,
+    /// The sum of the weights of all others, in thousandths.
+    active_weight: u64,
     /// Waiting requests for which a chunk is being preempted. They get the slot that becomes free.
     pub(super) claimed: BTreeSet<LeaseCallId>,
     /// Those of them that are rollouts.
@@ -117,6 +103,7 @@ impl Default for PoolQueue {
             tenants: BTreeMap::new(),
             turns: Default::default(),
             idle: BTreeSet::new(),
+            active_weight: 0,
             claimed: BTreeSet::new(),
             claimed_rollouts: 0,
             waiting: [0; 2],
@@ -151,6 +138,13 @@ impl PoolQueue {
         self.tenants.len() - self.idle.len()
     }
 
+    /// The slots that a tenant of this weight has a right to while others want them, at least one.
+    pub(super) fn share_of(&self, weight: TenantWeight, slots: u64) -> u32 {
+        let weights = self.active_weight.max(weight.thousandths());
+        let share = slots.saturating_mul(weight.thousandths()) / weights;
+        u32::try_from(share.max(1)).unwrap_or(u32::MAX)
+    }
+
     /// Whether any tenant waits or runs.
     pub(super) fn is_active(&self) -> bool {
         self.active_tenants() > 0
@@ -170,9 +164,14 @@ impl PoolQueue {
         let before = [turn(queue, 0), turn(queue, 1)];
         let idle =
             |queue: &TenantQueue| (!queue.is_active()).then(|| (queue.served, queue.name.clone()));
-        let idle_before = idle(queue);
+        let active_weight = |queue: &TenantQueue| match queue.is_active() {
+            true => queue.weight.thousandths(),
+            false => 0,
+        };
+        let (idle_before, weight_before) = (idle(queue), active_weight(queue));
         let result = change(queue);
-        let idle_after = idle(queue);
+        let (idle_after, weight_after) = (idle(queue), active_weight(queue));
+        self.active_weight = (self.active_weight + weight_after).saturating_sub(weight_before);
         for (class, before) in before.into_iter().enumerate() {
             let after = turn(queue, class);
             if before == after {
@@ -192,14 +191,9 @@ impl PoolQueue {
         Some(result)
     }
 
-    pub(super) fn push(
-        &mut self,
-        tenant: &str,
-        class: RequestClass,
-        rank: Rank,
-        place: Place,
-        kv_tokens: u64,
-    ) {
+    pub(super) fn push(&mut self, waiting: &WaitingRequest) {
+        let request = &waiting.request;
+        let (tenant, class) = (request.namespace.namespace.tenant_name(), request.class);
         let served_min = self.virtual_time().unwrap_or(self.served_at_empty);
         if !self.tenants.contains_key(tenant) {
             let name: Arc<str> = tenant.into();
@@ -214,7 +208,8 @@ impl PoolQueue {
             if queue.waiting() == 0 {
                 queue.served = queue.served.max(served_min);
             }
-            queue.lines[index(class)].insert(rank, place, kv_tokens);
+            queue.weight = request.weight;
+            queue.lines[index(class)].insert(waiting.rank, waiting.place, waiting.kv_tokens);
         });
         self.waiting[index(class)] += 1;
     }
@@ -257,16 +252,14 @@ impl PoolQueue {
             .max_new_tokens
             .saturating_sub(request.generated_tokens);
         let most = waiting.chunk_tokens.unwrap_or(left).min(left);
-        let charge = Charge {
-            output: (self.output_tokens.round() as u64).min(u64::from(most)) * OUTPUT_WEIGHT,
-            input: u64::from(read_tokens) * INPUT_WEIGHT,
-        };
+        let output_tokens = (self.output_tokens.round() as u32).min(most);
+        let charge = Charge::new(request.weight, read_tokens, output_tokens);
         let other = 1 - index(request.class);
         self.class_turns
             .note(request.class, self.waiting[other] > 0);
         self.running[index(request.class)] += 1;
-        self.change(&request.namespace.namespace.tenant, |queue| {
-            queue.served = queue.served.saturating_add(charge.input + charge.output);
+        self.change(request.namespace.namespace.tenant_name(), |queue| {
+            queue.served = queue.served.saturating_add(charge.expected());
             queue.running += 1;
         });
         charge
@@ -292,13 +285,9 @@ impl PoolQueue {
     pub(in crate::dispatch) fn settle(&mut self, tenant: &str, charge: Charge, spent: Spent) {
         let emitted_tokens = f64::from(spent.emitted_tokens);
         self.output_tokens += AVERAGE_STEP * (emitted_tokens - self.output_tokens);
-        let read = spent.read_tokens.map(|read| u64::from(read) * INPUT_WEIGHT);
-        let real = read.unwrap_or(charge.input) + u64::from(spent.emitted_tokens) * OUTPUT_WEIGHT;
         self.change(tenant, |queue| {
-            queue.served = queue
-                .served
-                .saturating_sub(charge.output + charge.input)
-                .saturating_add(real);
+            let others = queue.served.saturating_sub(charge.expected());
+            queue.served = others.saturating_add(charge.real(spent));
         });
     }
 
@@ -324,31 +313,75 @@ impl PoolQueue {
         first.map(|(served, ..)| *served).min()
     }
 
+    /// The charge up to which a tenant's interactive requests go before the rollouts that wait. `None`: none wait.
+    pub(super) fn interactive_first_max(&self, rules: ClassRules) -> Option<u64> {
+        let (served, ..) = self.turns[index(RequestClass::Rollout)].first()?;
+        Some(served.saturating_add(rules.interactive_lead))
+    }
+
+    /// The turns of all tenants and classes in their order.
+    fn all_turns(
+        &self,
+        rules: ClassRules,
+        slots: u64,
+    ) -> impl Iterator<Item = (RequestClass, &TenantQueue)> {
+        let rollouts_running = self.running[index(RequestClass::Rollout)];
+        let classes = self
+            .class_turns
+            .order(rules.rollout_share, slots, rollouts_running);
+        let first_max = match classes[0] {
+            RequestClass::Interactive => self.interactive_first_max(rules),
+            RequestClass::Rollout => None,
+        };
+        let is_first = move |turn: &&Turn| first_max.is_none_or(|most| turn.0 <= most);
+        let [first, second] = classes.map(|class| &self.turns[index(class)]);
+        let head = first.iter().take_while(is_first);
+        // The rest of the first class takes turns with the second one.
+        let rest = first.iter().skip_while(is_first);
+        let tail = merged(rest, second.iter());
+        let head = head.map(move |turn| (classes[0], turn));
+        let tail = tail.map(move |(of_first, turn)| (classes[usize::from(!of_first)], turn));
+        let all = head.chain(tail);
+        all.filter_map(|(class, (_, _, tenant))| Some((class, self.tenants.get(tenant)?)))
+    }
+
     /// The waiting calls that need at most `room_tokens`, in the order in which they should be placed. Calls that
-    /// have claimed a slot come first, whatever they need. Then come the classes, in each the tenants by tokens
-    /// served, and of each tenant the first few of its line.
+    /// have claimed a slot come first, whatever they need. Then come the turns of tenants and classes, and of each
+    /// the first few of its line.
     pub(super) fn in_order(
         &self,
-        rollout_share: f64,
+        rules: ClassRules,
         follows_ranks: bool,
         slots: u64,
         room_tokens: u64,
     ) -> impl Iterator<Item = LeaseCallId> {
-        let rollouts_running = self.running[index(RequestClass::Rollout)];
-        let classes = self
-            .class_turns
-            .order(rollout_share, slots, rollouts_running);
-        let others = classes.into_iter().flat_map(move |class| {
-            let turns = self.turns[index(class)].iter();
-            turns
-                .filter_map(|(_, _, tenant)| self.tenants.get(tenant))
-                .flat_map(move |queue| {
-                    let line = queue.lines[index(class)].in_order(follows_ranks, room_tokens);
-                    line.take(LINE_LOOKED_AT_MAX)
-                })
-        });
+        let others = self
+            .all_turns(rules, slots)
+            .flat_map(move |(class, queue)| {
+                let line = queue.lines[index(class)].in_order(follows_ranks, room_tokens);
+                line.take(LINE_LOOKED_AT_MAX)
+            });
         let others = others.map(|place| place.call);
         let unclaimed = others.filter(|call| !self.claimed.contains(call));
         self.claimed.iter().copied().chain(unclaimed)
     }
+}
+
+/// Two lists of turns in one order, with whether each turn is of the first list. That one comes first where tenants were
+/// charged the same, as one tenant is in both lists.
+fn merged<'a>(
+    first: impl Iterator<Item = &'a Turn>,
+    second: impl Iterator<Item = &'a Turn>,
+) -> impl Iterator<Item = (bool, &'a Turn)> {
+    let (mut first, mut second) = (first.peekable(), second.peekable());
+    std::iter::from_fn(move || {
+        let takes_first = match (first.peek(), second.peek()) {
+            (Some((one, ..)), Some((other, ..))) => one <= other,
+            (one, _) => one.is_some(),
+        };
+        match takes_first {
+            true => first.next().map(|turn| (true, turn)),
+            false => second.next().map(|turn| (false, turn)),
+        }
+    })
 }

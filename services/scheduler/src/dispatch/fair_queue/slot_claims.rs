@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use refrain_protocol::LeaseId;
 use refrain_protocol::scheduling::{LeaseRequest, RequestClass};
 
-use super::classes::{CLASSES, index, kept_slots};
-use super::pool_queue::PoolQueue;
+use super::classes::{CLASSES, ClassRules, index, kept_slots};
+use super::pool_queue::{PoolQueue, TenantQueue};
 use super::waiting_request::{LeaseCallId, WaitingRequest};
 
 const ROLLOUTS: usize = 1;
@@ -43,8 +43,8 @@ fn yields(one: &PreemptibleLease) -> bool {
 struct Quotas {
     /// All that could be preempted.
     slots: usize,
-    /// Most slots of a tenant that claims from other tenants.
-    share: u32,
+    /// All slots of the pool, of which tenants have shares.
+    of_all: u64,
     /// Rollouts give way to interactive requests, whatever their tenants.
     rollouts_yield: bool,
 }
@@ -62,28 +62,28 @@ impl PoolQueue {
     /// queue from now on.
     ///
     /// A tenant below its share claims from tenants above theirs. Interactive requests also claim from rollouts
-    /// whose chunks have no limit, while rollouts have more than they keep.
+    /// whose chunks have no limit, while rollouts have more than they keep. A tenant past its lead claims so from its
+    /// own rollouts only.
     pub(super) fn claim_slots(
         &mut self,
         waiting: &HashMap<LeaseCallId, WaitingRequest>,
         demand: &SlotDemand<'_>,
-        rollout_share: f64,
+        rules: ClassRules,
         mut preemptible: Vec<PreemptibleLease>,
     ) -> Vec<LeaseId> {
-        let share = demand.slots / self.active_tenants().max(1) as u64;
-        let share = u32::try_from(share.max(1)).unwrap_or(u32::MAX);
-        let kept = kept_slots(rollout_share, demand.slots);
+        let kept = kept_slots(rules.rollout_share, demand.slots);
+        let first_max = self.interactive_first_max(rules);
         let rollouts_yield = preemptible.iter().any(yields) && self.rollouts_that_stay() > kept;
         let slots = match rollouts_yield {
             true => preemptible.len(),
-            false => self.leases_over(share, &preemptible),
+            false => self.leases_over(demand.slots, &preemptible),
         };
         if slots == 0 {
             return Vec::new();
         }
         let quotas = Quotas {
             slots,
-            share,
+            of_all: demand.slots,
             rollouts_yield,
         };
         let claimants: Vec<(String, RequestClass, LeaseCallId)> = self
@@ -98,14 +98,19 @@ impl PoolQueue {
         });
         let mut preempted = Vec::new();
         for (tenant, class, call) in claimants {
-            let below_share = self
-                .tenants
-                .get(tenant.as_str())
-                .is_some_and(|queue| queue.running + queue.claimed < share);
-            let by_share = below_share.then(|| self.most_over(share, kept, class, &preemptible));
+            let Some(queue) = self.tenants.get(tenant.as_str()) else {
+                continue;
+            };
+            let share = self.share_of(queue.weight, demand.slots);
+            let below_share = queue.running + queue.claimed < share;
+            let leads = first_max.is_none_or(|most| queue.served <= most);
+            let by_share =
+                below_share.then(|| self.most_over(demand.slots, kept, class, &preemptible));
             let victim = by_share.flatten().or_else(|| {
                 let may = class == RequestClass::Interactive && self.rollouts_that_stay() > kept;
-                preemptible.iter().rposition(|one| may && yields(one))
+                let gives =
+                    |one: &PreemptibleLease| may && yields(one) && (leads || one.tenant == tenant);
+                preemptible.iter().rposition(gives)
             });
             let Some(victim) = victim else {
                 continue;
@@ -122,17 +127,22 @@ impl PoolQueue {
     }
 
     /// The leases that tenants above their share could give up.
-    fn leases_over(&self, share: u32, preemptible: &[PreemptibleLease]) -> usize {
+    fn leases_over(&self, slots: u64, preemptible: &[PreemptibleLease]) -> usize {
         let mut by_tenant: BTreeMap<&str, u32> = BTreeMap::new();
         for one in preemptible {
             *by_tenant.entry(&one.tenant).or_default() += 1;
         }
         let over = by_tenant.into_iter().map(|(tenant, leases)| {
             let queue = self.tenants.get(tenant);
-            let keeps = queue.map_or(0, |queue| queue.running.saturating_sub(queue.preempted));
-            leases.min(keeps.saturating_sub(share)) as usize
+            leases.min(queue.map_or(0, |queue| self.slots_over(queue, slots))) as usize
         });
         over.sum()
+    }
+
+    /// The slots that a tenant has beyond its share, without those that it is giving up.
+    fn slots_over(&self, queue: &TenantQueue, slots: u64) -> u32 {
+        let keeps = queue.running.saturating_sub(queue.preempted);
+        keeps.saturating_sub(self.share_of(queue.weight, slots))
     }
 
     /// Running rollouts that are not being preempted.
@@ -143,7 +153,7 @@ impl PoolQueue {
     /// The place in the list of a lease of the tenant that is most above its share.
     fn most_over(
         &self,
-        share: u32,
+        slots: u64,
         kept: u64,
         class: RequestClass,
         preemptible: &[PreemptibleLease],
@@ -158,11 +168,10 @@ impl PoolQueue {
             }
         }
         let over = last_of_tenant.into_iter().filter_map(|(tenant, place)| {
-            let queue = self.tenants.get(tenant)?;
-            let keeps = queue.running.saturating_sub(queue.preempted);
-            (keeps > share).then_some((keeps, place))
+            let over = self.slots_over(self.tenants.get(tenant)?, slots);
+            (over > 0).then_some((over, place))
         });
-        over.max_by_key(|(keeps, _)| *keeps).map(|(_, place)| place)
+        over.max_by_key(|(over, _)| *over).map(|(_, place)| place)
     }
 
     /// The requests that may claim a slot, in the order of the queue: interactive ones, then rollouts, and in each
@@ -191,7 +200,10 @@ impl PoolQueue {
                 };
                 let quota = match class {
                     RequestClass::Interactive if quotas.rollouts_yield => quotas.slots,
-                    _ => quotas.share.saturating_sub(queue.running + queue.claimed) as usize,
+                    _ => {
+                        let share = self.share_of(queue.weight, quotas.of_all);
+                        share.saturating_sub(queue.running + queue.claimed) as usize
+                    }
                 };
                 let line = queue.lines[index(class)].by_arrival();
                 let calls = line.take(LINE_LOOKED_AT_MAX).map(|place| place.call);

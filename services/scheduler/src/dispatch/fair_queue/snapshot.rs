@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use serde::Serialize;
 
+use super::cost::PARTS_PER_TOKEN;
 use super::pool_queue::PoolQueue;
 use crate::dispatch::pool_key::PoolKey;
 
@@ -44,7 +45,7 @@ struct TenantState {
     waiting: usize,
     /// Leases that are held.
     running: u32,
-    /// Weighted tokens served.
+    /// Tokens that it was charged for, by their cost and its weight.
     served: u64,
 }
 
@@ -57,7 +58,7 @@ impl PoolState {
                 tenant: tenant.to_string(),
                 waiting: queue.waiting(),
                 running: queue.running,
-                served: queue.served,
+                served: queue.served / PARTS_PER_TOKEN,
             })
             .collect();
         let tenants_tracked = tenants.len();

@@ -631,7 +631,7 @@ fn the_state_is_readable() {
                   "tenant": "acme",
                   "waiting": 0,
                   "running": 1,
-                  "served": 612
+                  "served": 620
                 }
               ]
             }

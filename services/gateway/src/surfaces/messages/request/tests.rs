@@ -60,7 +60,7 @@ fn a_conversation_with_tools_becomes_a_chat() {
                 {"role": "tool", "content": "Error: 12\nrain", "tool_call_id": "t1"},
                 {"role": "user", "content": "and?"},
             ],
-            "tool_choice": "auto", "parallel_tool_calls": false,
+            "safety_identifier": "u", "tool_choice": "auto", "parallel_tool_calls": false,
             "tools": [{"type": "function", "function": {
                 "name": "w", "description": "d", "parameters": {"type": "object"},
             }}],

@@ -1,0 +1,220 @@
+//! Operators, their tokens, and the guard of the admin API.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{Payload, Service, ServiceRequest, ServiceResponse, Transform};
+use actix_web::http::header::AUTHORIZATION;
+use actix_web::middleware::{Next, from_fn};
+use actix_web::{Error, FromRequest, HttpMessage as _, HttpRequest, ResponseError as _};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::http::HttpError;
+use refrain_service_kit::random;
+use serde::Deserialize;
+use subtle::ConstantTimeEq;
+
+use crate::tenants::key::digest;
+
+/// The first characters of each token.
+const PREFIX: &str = "rfo-";
+
+/// An operator, who may call the admin API.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct OperatorConfig {
+    /// The name, which the audit log has.
+    pub name: String,
+    /// SHA-256 of the token in hex. `refrain keys operator NAME` makes both.
+    pub token_sha256: String,
+}
+
+/// A new token of an operator. It is shown once.
+pub struct OperatorToken {
+    /// The token, with 256 random bits.
+    pub token: String,
+    /// Its SHA-256, in hex.
+    pub sha256: String,
+}
+
+impl OperatorToken {
+    /// Makes a token.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn random() -> Result<Self, ApiError> {
+        let token = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(random::bytes::<32>()?));
+        Ok(OperatorToken {
+            sha256: OperatorToken::sha256_of(&token),
+            token,
+        })
+    }
+
+    /// The SHA-256 of a token, in hex.
+    pub fn sha256_of(token: &str) -> String {
+        hex::encode(digest(token))
+    }
+}
+
+fn hash_of(operator: &OperatorConfig) -> Option<[u8; 32]> {
+    hex::decode(&operator.token_sha256).ok()?.try_into().ok()
+}
+
+/// The faults of a list of operators, one sentence per fault.
+pub(crate) fn operator_faults(operators: &[OperatorConfig]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut names = HashSet::new();
+    for (place, operator) in operators.iter().enumerate() {
+        let at = format!("operators[{place}]");
+        if operator.name.trim().is_empty() {
+            faults.push(format!("{at}.name: must not be empty"));
+        }
+        if !names.insert(&operator.name) {
+            faults.push(format!("{at}.name: {} is there twice", operator.name));
+        }
+        if hash_of(operator).is_none() {
+            faults.push(format!(
+                "{at}.token_sha256: must be 64 hex digits; `refrain keys operator NAME` makes them"
+            ));
+        }
+    }
+    faults
+}
+
+/// All operators. It has only the hashes of their tokens.
+pub(crate) struct Operators(Vec<(String, [u8; 32])>);
+
+impl Operators {
+    /// The operators of a checked configuration.
+    pub(crate) fn new(operators: &[OperatorConfig]) -> Self {
+        let hashed = |operator: &OperatorConfig| Some((operator.name.clone(), hash_of(operator)?));
+        Operators(operators.iter().filter_map(hashed).collect())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The operator of an `Authorization` header. All are compared, so the time does not tell which one matched.
+    fn of(&self, authorization: Option<&str>) -> Result<&str, ApiError> {
+        let token = authorization
+            .and_then(|text| text.trim().split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+            .map(|(_, token)| digest(token.trim()));
+        let mut found = None;
+        for (name, hash) in &self.0 {
+            if token.is_some_and(|token| token.ct_eq(hash).into()) {
+                found = Some(name.as_str());
+            }
+        }
+        found.ok_or_else(|| {
+            let message = "the operator's token is missing or unknown; send it as `Authorization: Bearer <token>`. \
+                           An API key of a tenant is no such token";
+            ApiError::new(ErrorKind::Unauthorized, message).with_code("invalid_operator_token")
+        })
+    }
+}
+
+/// The operator who calls. Only the guard makes one, so a handler that takes it is behind the guard.
+#[derive(Clone)]
+pub(super) struct Operator(pub(super) String);
+
+impl FromRequest for Operator {
+    type Error = HttpError;
+    type Future = std::future::Ready<Result<Self, HttpError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let operator = request.extensions().get::<Operator>().cloned();
+        let missing = || ApiError::internal("a route of operators has no guard").into();
+        std::future::ready(operator.ok_or_else(missing))
+    }
+}
+
+/// Creates a middleware that passes calls of operators and answers all others with 401, before it reads a body.
+pub(super) fn operators_only<S, B>(
+    operators: Arc<Operators>,
+) -> impl Transform<
+    S,
+    ServiceRequest,
+    Response = ServiceResponse<impl MessageBody>,
+    Error = Error,
+    InitError = (),
+>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: MessageBody + 'static,
+{
+    from_fn(move |request: ServiceRequest, next: Next<B>| {
+        let operators = operators.clone();
+        async move {
+            let header = request.headers().get(AUTHORIZATION);
+            let header = header.and_then(|value| value.to_str().ok());
+            match operators.of(header) {
+                Ok(name) => {
+                    request.extensions_mut().insert(Operator(name.to_owned()));
+                    let response = next.call(request).await?;
+                    Ok(response.map_into_left_body())
+                }
+                Err(error) => {
+                    tracing::warn!(peer = ?request.peer_addr(), "a call of the admin API had no token of an operator");
+                    // This is a response and not an error, so that the listener counts it like any other.
+                    let response = HttpError(error).error_response().map_into_right_body();
+                    Ok(request.into_response(response))
+                }
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operator_is_known_by_the_token_alone() {
+        let (ann, ben) = (
+            OperatorToken::random().unwrap(),
+            OperatorToken::random().unwrap(),
+        );
+        let config = |name: &str, token: &OperatorToken| OperatorConfig {
+            name: name.into(),
+            token_sha256: token.sha256.clone(),
+        };
+        let configs = [config("ann", &ann), config("ben", &ben)];
+        assert_eq!(operator_faults(&configs), Vec::<String>::new());
+        let operators = Operators::new(&configs);
+        let of = |header: String| operators.of(Some(&header)).map(str::to_owned);
+        assert_eq!(of(format!("Bearer {}", ann.token)).unwrap(), "ann");
+        assert_eq!(of(format!("bearer  {} ", ben.token)).unwrap(), "ben");
+        for wrong in [
+            format!("Bearer {}", ann.sha256),
+            format!("Bearer {}x", ann.token),
+            format!("Basic {}", ann.token),
+            ann.token,
+            String::new(),
+        ] {
+            assert_eq!(of(wrong).unwrap_err().kind, ErrorKind::Unauthorized);
+        }
+        assert!(operators.of(None).is_err());
+    }
+
+    #[test]
+    fn faults_name_the_operator() {
+        let config = |name: &str, hash: &str| OperatorConfig {
+            name: name.into(),
+            token_sha256: hash.into(),
+        };
+        let hash = "00".repeat(32);
+        let faults = operator_faults(&[config("", &hash), config("a", "ab"), config("a", &hash)]);
+        let faults = faults.join("\n");
+        for part in [
+            "operators[0].name",
+            "operators[1].token_sha256",
+            "operators[2].name: a is there twice",
+        ] {
+            assert!(faults.contains(part), "{part} in {faults}");
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! The admin API, and tenants that the draft store keeps.
+
+use std::path::Path;
+use std::time::Duration;
+
+use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::mesh::{Bench, chat, config, start_error};
+use crate::store::KeptTenants;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A gateway with an operator, whose draft store keeps the tenants.
+struct Admin {
+    bench: Bench,
+    operations: String,
+    token: String,
+    dir: tempfile::TempDir,
+}
+
+pub(crate) fn with_operator(dir: &Path, base: GatewayConfig) -> (GatewayConfig, String) {
+    let made = OperatorToken::random().unwrap();
+    let config = GatewayConfig {
+        operations_listen: Some(([127, 0, 0, 1], 0).into()),
+        operators: vec![OperatorConfig {
+            name: "ann".into(),
+            token_sha256: made.sha256,
+        }],
+        audit_file: Some(dir.join("audit.jsonl")),
+        ..base
+    };
+    (config, made.token)
+}
+
+impl Admin {
+    async fn new() -> Self {
+        let in_store = GatewayConfig {
+            tenants_in_store: true,
+            ..config()
+        };
+        Admin::with(in_store, KeptTenants::default()).await
+    }
+
+    async fn with(base: GatewayConfig, tenants: KeptTenants) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, token) = with_operator(dir.path(), base);
+        let bench = Bench::start(config, tenants).await.unwrap();
+        let operations = format!("http://{}", bench.gateway.operations_addr().unwrap());
+        Admin {
+            bench,
+            operations,
+            token,
+            dir,
+        }
+    }
+
+    fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        let url = format!("{}/admin/{path}", self.operations);
+        self.bench
+            .client
+            .request(method, url)
+            .bearer_auth(&self.token)
+    }
+
+    /// A call, its status and its answer.
+    async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
+        let request = self.request(method, path);
+        let request = match body.is_null() {
+            true => request,
+            false => request.json(&body),
+        };
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+
+    /// Adds a key of `acme`, and returns its id and the key.
+    async fn key(&self, body: Value) -> (String, String) {
+        let (status, made) = self.call(Method::POST, "tenants/acme/keys", body).await;
+        assert_eq!(status, 201, "{made}");
+        let text = |field: &str| made[field].as_str().unwrap().to_owned();
+        (text("id"), text("key"))
+    }
+
+    async fn status(&self, key: &str) -> u16 {
+        let url = format!("{}{CHAT}", self.bench.url);
+        let request = self.bench.client.post(url).bearer_auth(key);
+        let answer = request.json(&chat(json!({}))).send().await.unwrap();
+        answer.status().as_u16()
+    }
+
+    async fn until_status(&self, key: &str, wanted: u16) {
+        for _ in 0..200 {
+            if self.status(key).await == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("the status does not become {wanted}");
+    }
+
+    fn audit(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.dir.path().join("audit.jsonl"));
+        let text = text.unwrap_or_default();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
+#[tokio::test]
+async fn a_key_made_over_the_api_opens_what_it_should_until_it_is_revoked() {
+    let admin = Admin::new().await;
+    let tenant = json!({"name": "acme", "limits": {"requests_per_minute": 600}});
+    let (status, made) = admin.call(Method::POST, "tenants", tenant.clone()).await;
+    assert_eq!((status, &made["name"]), (201, &json!("acme")));
+    let (status, again) = admin.call(Method::POST, "tenants", tenant).await;
+    assert_eq!(
+        (status, &again["error"]["code"]),
+        (409, &json!("tenant_exists"))
+    );
+    let (id, key) = admin.key(json!({"name": "ci"})).await;
+    let scoped = json!({"name": "small", "endpoints": ["completions"]});
+    let (_, scoped) = admin.key(scoped).await;
+    admin.until_status(&key, 200).await;
+    assert_eq!(admin.status(&scoped).await, 403);
+
+    // Nothing shows the key or its hash again.
+    for path in ["tenants", "tenants/acme", "tenants/acme/keys"] {
+        let (status, shown) = admin.call(Method::GET, path, Value::Null).await;
+        let shown = shown.to_string();
+        assert_eq!(status, 200);
+        assert!(shown.contains(&id) && shown.contains("\"ci\""), "{shown}");
+        assert!(
+            !shown.contains(&key) && !shown.contains("sha256"),
+            "{shown}"
+        );
+    }
+    let rotate = format!("keys/{id}/rotate");
+    let (status, rotated) = admin
+        .call(Method::POST, &rotate, json!({"grace_hours": 0}))
+        .await;
+    assert_eq!(status, 201, "{rotated}");
+    let successor = rotated["key"].as_str().unwrap();
+    admin.until_status(successor, 200).await;
+    assert_eq!(admin.status(&key).await, 401);
+    let revoke = format!("keys/{}", rotated["id"].as_str().unwrap());
+    assert_eq!(
+        admin.call(Method::DELETE, &revoke, Value::Null).await.0,
+        200
+    );
+    admin.until_status(successor, 401).await;
+    assert_eq!(
+        admin.call(Method::DELETE, &revoke, Value::Null).await.0,
+        404
+    );
+    let (status, _) = admin
+        .call(Method::DELETE, "tenants/acme", Value::Null)
+        .await;
+    assert_eq!(status, 200);
+    admin.until_status(&scoped, 401).await;
+    // Keys of the configuration were never concerned.
+    assert_eq!(admin.status("sk-acme").await, 200);
+
+    let audit = admin.audit();
+    let begun = audit
+        .iter()
+        .filter(|line| line["outcome"] == "begun")
+        .count();
+    let done = audit
+        .iter()
+        .filter(|line| line["outcome"] == "done")
+        .count();
+    // One act was refused because the tenant was there, and one because the key was not.
+    assert_eq!((audit.len(), begun, done), (16, 8, 6), "{audit:?}");
+    assert!(audit.iter().all(|line| line["operator"] == "ann"));
+    assert_eq!(audit[0]["act"], "tenant acme added");
+    assert!(audit[0]["at"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(audit[0]["number"], audit[1]["number"]);
+    let all = json!(audit).to_string();
+    assert!(all.contains(&id) && !all.contains(&key));
+    let metric = |outcome| {
+        let name = format!("refrain_gateway_admin_acts_total{{outcome=\"{outcome}\"}}");
+        admin.bench.metric(&name)
+    };
+    assert_eq!((metric("done"), metric("refused")), (6.0, 2.0));
+}
+
+#[tokio::test]
+async fn no_route_answers_without_the_token_of_an_operator() {
+    let admin = Admin::new().await;
+    let (_, key) = {
+        admin
+            .call(Method::POST, "tenants", json!({"name": "acme"}))
+            .await;
+        admin.key(json!({"name": "ci"})).await
+    };
+    let audited = admin.audit().len();
+    let wrong = OperatorToken::random().unwrap();
+    for (method, path) in [
+        (Method::GET, "tenants"),
+        (Method::POST, "tenants"),
+        (Method::GET, "tenants/acme"),
+        (Method::PATCH, "tenants/acme"),
+        (Method::DELETE, "tenants/acme"),
+        (Method::GET, "tenants/acme/keys"),
+        (Method::POST, "tenants/acme/keys"),
+        (Method::DELETE, "keys/x"),
+        (Method::POST, "keys/x/rotate"),
+        (Method::GET, "usage"),
+        (Method::GET, "anything/else"),
+    ] {
+        for token in [None, Some(&wrong.token), Some(&wrong.sha256), Some(&key)] {
+            let url = format!("{}/admin/{path}", admin.operations);
+            let request = admin.bench.client.request(method.clone(), url);
+            let request = match token {
+                Some(token) => request.bearer_auth(token),
+                None => request,
+            };
+            let answer = request.body("{").send().await.unwrap();
+            assert_eq!(answer.status(), 401, "{method} {path}");
+            let body: Value = answer.json().await.unwrap();
+            assert_eq!(body["error"]["code"], "invalid_operator_token");
+        }
+        // Clients' listener has none of it.
+        let url = format!("{}/admin/{path}", admin.bench.url);
+        let request = admin.bench.client.request(method, url);
+        let answer = request.bearer_auth(&admin.token).send().await.unwrap();
+        assert_eq!(answer.status(), 404);
+    }
+    assert_eq!(admin.audit().len(), audited);
+    assert_eq!(admin.status(&key).await, 200);
+}
+
+#[tokio::test]
+async fn two_operators_do_not_overwrite_each_other() {
+    let admin = Admin::new().await;
+    let (_, made) = admin
+        .call(Method::POST, "tenants", json!({"name": "acme"}))
+        .await;
+    let first = made["version"].as_u64().unwrap();
+    let patch = async |limit: u64, tag: Option<String>| {
+        let body = json!({"limits": {"requests_in_flight_max": limit}});
+        let mut request = admin.request(Method::PATCH, "tenants/acme").json(&body);
+        if let Some(tag) = tag {
+            request = request.header("if-match", tag);
+        }
+        let answer = request.send().await.unwrap();
+        let tag = answer
+            .headers()
+            .get("etag")
+            .map(|tag| tag.to_str().unwrap().to_owned());
+        (
+            answer.status().as_u16(),
+            tag,
+            answer.json::<Value>().await.unwrap(),
+        )
+    };
+    let (status, tag, changed) = patch(1, Some(format!("\"{first}\""))).await;
+    assert_eq!(
+        (status, &changed["limits"]["requests_in_flight_max"]),
+        (200, &json!(1))
+    );
+    assert_ne!(tag, Some(format!("\"{first}\"")));
+    let (status, _, refused) = patch(2, Some(format!("\"{first}\""))).await;
+    assert_eq!(
+        (status, &refused["error"]["code"]),
+        (409, &json!("tenant_changed"))
+    );
+    let (status, _, faulty) = patch(2, Some("no version".into())).await;
+    assert_eq!(
+        (status, &faulty["error"]["param"]),
+        (400, &json!("If-Match"))
+    );
+    // Without a version the change is made to what there is.
+    let (status, ..) = patch(3, None).await;
+    assert_eq!(status, 200);
+    let late = admin.request(Method::DELETE, "tenants/acme");
+    let late = late.header("if-match", tag.unwrap()).send().await.unwrap();
+    assert_eq!(late.status(), 409);
+    let (_, kept) = admin.call(Method::GET, "tenants/acme", Value::Null).await;
+    assert_eq!(kept["limits"]["requests_in_flight_max"], 3);
+}
+
+#[tokio::test]
+async fn an_act_that_cannot_be_logged_does_not_happen() {
+    let dir = tempfile::tempdir().unwrap();
+    let in_store = GatewayConfig {
+        tenants_in_store: true,
+        ..config()
+    };
+    let (mut config, token) = with_operator(dir.path(), in_store);
+    config.audit_file = Some(dir.path().join("no such folder/audit.jsonl"));
+    let bench = Bench::with(config).await;
+    let url = format!(
+        "http://{}/admin/tenants",
+        bench.gateway.operations_addr().unwrap()
+    );
+    let add = bench.client.post(&url).bearer_auth(&token);
+    let refused = add.json(&json!({"name": "acme"})).send().await.unwrap();
+    assert_eq!(refused.status(), 503);
+    let refused: Value = refused.json().await.unwrap();
+    assert_eq!(refused["error"]["code"], "audit_unavailable");
+    let list = bench
+        .client
+        .get(&url)
+        .bearer_auth(&token)
+        .send()
+        .await
+        .unwrap();
+    let list: Value = list.json().await.unwrap();
+    assert_eq!(list["data"], json!([]));
+}
+
+#[tokio::test]
+async fn bodies_with_faults_are_refused_with_their_reason() {
+    let admin = Admin::new().await;
+    admin
+        .call(Method::POST, "tenants", json!({"name": "acme"}))
+        .await;
+    for (method, path, body, status, part) in [
+        (Method::POST, "tenants", json!({"name": " "}), 400, "name"),
+        (
+            Method::POST,
+            "tenants",
+            json!({"name": "b", "limit": 1}),
+            400,
+            "limit",
+        ),
+        (
+            Method::POST,
+            "tenants",
+            json!({"name": "b", "keys": [{"id": "x"}]}),
+            400,
+            "keys",
+        ),
+        (
+            Method::PATCH,
+            "tenants/acme",
+            json!({"limits": {"requests_per_minute": 0}}),
+            400,
+            "at least 1",
+        ),
+        (
+            Method::PATCH,
+            "tenants/acme",
+            json!({"keys": []}),
+            400,
+            "keys",
+        ),
+        (Method::PATCH, "tenants/nobody", json!({}), 404, "no tenant"),
+        (
+            Method::POST,
+            "tenants/nobody/keys",
+            json!({"name": "k"}),
+            404,
+            "no tenant",
+        ),
+        (
+            Method::POST,
+            "tenants/acme/keys",
+            json!({"name": "k", "sha256": "00"}),
+            400,
+            "sha256",
+        ),
+        (
+            Method::POST,
+            "tenants/acme/keys",
+            json!({"name": "k", "expires_at": "soon"}),
+            400,
+            "expires_at",
+        ),
+        (
+            Method::POST,
+            "tenants/acme/keys",
+            json!({"name": "k", "endpoints": ["x"]}),
+            400,
+            "unknown variant",
+        ),
+        (
+            Method::POST,
+            "keys/none/rotate",
+            json!({"grace": 1}),
+            400,
+            "grace",
+        ),
+        (Method::POST, "keys/none/rotate", Value::Null, 404, "no key"),
+        (Method::GET, "tenants/nobody", Value::Null, 404, "no tenant"),
+        (Method::PUT, "tenants/acme", json!({}), 405, "method"),
+    ] {
+        let (got, answer) = admin.call(method.clone(), path, body.clone()).await;
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!(got, status, "{method} {path} {body}: {answer}");
+        assert!(message.contains(part), "{method} {path} {body}: {message}");
+    }
+    let large = json!({"name": "x".repeat(2 << 20)});
+    assert_eq!(admin.call(Method::POST, "tenants", large).await.0, 413);
+    let (_, list) = admin.call(Method::GET, "tenants", Value::Null).await;
+    assert_eq!(list["data"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn without_operators_there_is_no_admin_api() {
+    let mut config = config();
+    config.operations_listen = Some(([127, 0, 0, 1], 0).into());
+    let bench = Bench::with(config).await;
+    let url = format!(
+        "http://{}/admin/tenants",
+        bench.gateway.operations_addr().unwrap()
+    );
+    let answer = reqwest::get(&url).await.unwrap();
+    assert_eq!(answer.status(), 404);
+    let answer: Value = answer.json().await.unwrap();
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("gateway.operators"), "{message}");
+}
+
+#[tokio::test]
+async fn tenants_in_a_file_can_be_read_and_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tenants.toml");
+    std::fs::write(&path, "[[tenants]]\nname = \"acme\"").unwrap();
+    let in_file = GatewayConfig {
+        tenants_file: Some(path.clone()),
+        ..config()
+    };
+    let admin = Admin::with(in_file, KeptTenants::default()).await;
+    let (status, list) = admin.call(Method::GET, "tenants", Value::Null).await;
+    assert_eq!((status, &list["data"][0]["name"]), (200, &json!("acme")));
+    let (status, refused) = admin
+        .call(Method::DELETE, "tenants/acme", Value::Null)
+        .await;
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert_eq!(status, 409);
+    assert!(message.contains("refrain tenants --file"), "{message}");
+    assert!(admin.audit().is_empty());
+    let nowhere = Admin::with(config(), KeptTenants::default()).await;
+    assert_eq!(
+        nowhere.call(Method::GET, "tenants", Value::Null).await.0,
+        409
+    );
+}
+
+#[tokio::test]
+async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
+    let cache = tempfile::tempdir().unwrap();
+    let cache = cache.path().join("tenants.json");
+    let in_store = GatewayConfig {
+        tenants_in_store: true,
+        tenants_cache_file: Some(cache.clone()),
+        ..config()
+    };
+    let admin = Admin::with(in_store.clone(), KeptTenants::default()).await;
+    admin
+        .call(Method::POST, "tenants", json!({"name": "acme"}))
+        .await;
+    let (_, key) = admin.key(json!({"name": "ci"})).await;
+    admin.until_status(&key, 200).await;
+    admin.bench.mesh.tenants.lock().unwrap().is_away = true;
+    let failed = || {
+        let name = "refrain_gateway_tenants_read_total{outcome=\"failed\"}";
+        admin.bench.metric(name)
+    };
+    while failed() < 2.0 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(admin.status(&key).await, 200);
+    assert_eq!(admin.call(Method::GET, "tenants", Value::Null).await.0, 503);
+
+    // Another gateway starts with the cache, and knows the same.
+    let second = Admin::with(in_store.clone(), KeptTenants::away()).await;
+    assert_eq!(second.status(&key).await, 200);
+
+    // One without a cache is not ready, and refuses everybody for the time being.
+    let without = GatewayConfig {
+        tenants_cache_file: None,
+        ..in_store
+    };
+    let third = Admin::with(without, KeptTenants::away()).await;
+    let ready = async || {
+        let answer = reqwest::get(format!("{}/readyz", third.operations))
+            .await
+            .unwrap();
+        answer.status().as_u16()
+    };
+    assert_eq!(ready().await, 503);
+    assert_eq!(
+        (third.status(&key).await, third.status("sk-acme").await),
+        (503, 503)
+    );
+    third.bench.mesh.tenants.lock().unwrap().is_away = false;
+    third.until_status("sk-acme", 200).await;
+    assert_eq!((third.status(&key).await, ready().await), (401, 200));
+}
+
+#[tokio::test]
+async fn keys_that_contradict_each_other_are_faults_at_the_start() {
+    let operator = OperatorConfig {
+        name: "ann".into(),
+        token_sha256: "00".repeat(32),
+    };
+    for (config, part) in [
+        (
+            GatewayConfig {
+                tenants_in_store: true,
+                tenants_file: Some("tenants.toml".into()),
+                ..config()
+            },
+            "not together with tenants_file",
+        ),
+        (
+            GatewayConfig {
+                tenants_cache_file: Some("cache.json".into()),
+                ..config()
+            },
+            "tenants_cache_file",
+        ),
+        (
+            GatewayConfig {
+                operators: vec![operator.clone()],
+                audit_file: Some("audit.jsonl".into()),
+                ..config()
+            },
+            "operations_listen",
+        ),
+        (
+            GatewayConfig {
+                operators: vec![operator],
+                operations_listen: Some(([127, 0, 0, 1], 0).into()),
+                ..config()
+            },
+            "audit_file",
+        ),
+    ] {
+        let error = start_error(config).await;
+        assert!(error.contains(part), "{part} in {error}");
+    }
+}
