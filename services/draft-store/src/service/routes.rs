@@ -23,6 +23,9 @@ use crate::service::handle::{DraftStoreHandle, StoreState};
 /// Those who draft: they store outputs of the namespaces that gateways have signed for them, and read them.
 const DRAFTERS: &[MeshRole] = &[MeshRole::Worker, MeshRole::Engine];
 
+/// Those who serve the API for tenants, and follow what it has changed.
+const GATEWAYS: &[MeshRole] = &[MeshRole::Gateway, MeshRole::Operator];
+
 /// Replicas of the store.
 const PEERS: &[MeshRole] = &[MeshRole::DraftStore];
 
@@ -52,6 +55,8 @@ const ROLES: &RouteRoles = &[
     ("/internal/v1/documents/unknown", DRAFTERS),
     ("/internal/v1/lookup", DRAFTERS),
     ("/internal/v1/acceptance-stats", DRAFTERS),
+    ("/internal/v1/tenants", GATEWAYS),
+    ("/internal/v1/tenants/change", GATEWAYS),
     ("/internal/v1/usage/record", &[MeshRole::Gateway]),
     (
         "/internal/v1/usage/rows",
