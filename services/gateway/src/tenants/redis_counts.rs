@@ -1,8 +1,8 @@
 //! Counts in Redis what several gateways grant together.
 //!
 //! One call of a script (`script.lua`) checks and takes for the tenant and the key at once, by the clock of Redis. A
-//! request makes two calls, when its head has arrived and when its prompt is known. Its settlement goes to Redis after
-//! its end, from a queue: `settler` sends it again until Redis has taken it, and Redis takes it once.
+//! request makes two calls, when its head has arrived and when its prompt is known. Its settlement goes to Redis
+//! after its end, from a queue: `settler` sends it again until Redis has taken it, and Redis takes it once.
 //!
 //! A call waits for `timeout_ms` at most. Then `link` gives the connection up, and requests do not wait any more
 //! until there is a new one. Calls that fail meanwhile are counted by this gateway alone.
