@@ -8,9 +8,12 @@ use e2e::{Chat, Client, UpMesh, long_task};
 use futures_util::future::try_join_all;
 
 const SLOTS: usize = 4;
-const TOKENS: u32 = 24;
+const TOKENS: u32 = 48;
 /// Tokens of all tenants after which the count ends.
-const TOKENS_ALL: u64 = 6_000;
+const TOKENS_ALL: u64 = 9_600;
+/// Requests that a tenant has in flight. Far more than slots, because a request that was answered takes its time to be
+/// followed by another one on a busy machine.
+const IN_FLIGHT: usize = 8 * SLOTS;
 
 /// A request that always has as many output tokens.
 fn chat(number: usize) -> Chat {
@@ -58,8 +61,8 @@ async fn tokens_of(weights: [f64; 2]) -> anyhow::Result<[f64; 2]> {
     let all = Arc::new(AtomicU64::new(0));
     let (client, other) = (mesh.client(), mesh.client_of_another());
     let (one, another) = tokio::try_join!(
-        keep_busy(&client, 20 * SLOTS, &all),
-        keep_busy(&other, 2 * SLOTS, &all),
+        keep_busy(&client, 10 * IN_FLIGHT, &all),
+        keep_busy(&other, IN_FLIGHT, &all),
     )?;
     mesh.stop().await;
     Ok([one as f64, another as f64])

@@ -8,7 +8,8 @@ use e2e::{Chat, HttpMesh, KEY, Service, wait_until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// The number of streams, unless this variable says otherwise. Many need a high limit on open files, also for the test.
+/// The number of streams, unless this variable says otherwise. Many need a high limit on open files, also for the
+/// test.
 const STREAMS_VARIABLE: &str = "REFRAIN_TEST_STREAMS";
 const STREAMS: usize = 300;
 /// Streams before memory is measured, so that caches and pools have their sizes.

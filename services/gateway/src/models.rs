@@ -339,8 +339,8 @@ impl Models {
         self.models.iter().any(is_served)
     }
 
-    /// The signed namespace of a model and of a tenant, or a part of it. It is signed anew after half of the life of a
-    /// signature.
+    /// The signed namespace of a model and of a tenant, or a part of it. It is signed anew after half of the life of
+    /// a signature.
     pub(crate) fn namespace(&self, scope: &str, model: &Model) -> Arc<KnownNamespace> {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
         let now_s = clock::unix_s();

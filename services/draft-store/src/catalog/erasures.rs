@@ -24,7 +24,8 @@ impl ErasureRecord {
         xxh3_128(format!("{scope:?}").as_bytes())
     }
 
-    /// Whether a namespace is in the scope. That of a tenant has all of its parts. A namespace whose names are lost is, since nobody can rule it out.
+    /// Whether a namespace is in the scope. That of a tenant has all of its parts. A namespace whose names are lost
+    /// is, since nobody can rule it out.
     pub(crate) fn hits_namespace(&self, names: Option<&Namespace>) -> bool {
         let Some(names) = names else {
             return true;

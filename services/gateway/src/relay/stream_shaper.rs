@@ -1,8 +1,8 @@
 //! Shapes the events of a request, so that they do not tell how many tokens a step brought.
 //!
-//! Without a shape an event has what an engine step brought, when it brought it. Where drafts are accepted, steps bring
-//! several tokens at once. So whoever watches a stream learns whether somebody of the same namespace was told the
-//! same before (arXiv 2411.01076). A shape makes events of equal numbers of tokens, and with a pace also at equal
+//! Without a shape an event has what an engine step brought, when it brought it. Where drafts are accepted, steps
+//! bring several tokens at once. So whoever watches a stream learns whether somebody of the same namespace was told
+//! the same before (arXiv 2411.01076). A shape makes events of equal numbers of tokens, and with a pace also at equal
 //! times. A pace hides what is faster than itself, so it has to be slower than plain decoding.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -59,8 +59,8 @@ impl KnownKey {
 }
 
 impl Caller {
-    /// The name of the tenant in namespaces, with the part of it that a request stays in. `end_user` is the hash of the
-    /// end user's name.
+    /// The name of the tenant in namespaces, with the part of it that a request stays in. `end_user` is the hash of
+    /// the end user's name.
     pub(crate) fn scope(&self, end_user: Option<&str>) -> String {
         let of_key = || {
             let id = self.key.as_ref().map(|key| key.id.as_str());

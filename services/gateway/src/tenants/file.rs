@@ -31,8 +31,8 @@ pub struct TenantEntry {
     /// The highest class of its requests. With `rollout`, its interactive requests run as rollouts.
     #[serde(skip_serializing_if = "is_default")]
     pub class_max: RequestClass,
-    /// Percent of its tokens, 0 to 100, that may be urgent, which is a `priority` of `high` or a `tpot_ms`. Without it
-    /// 25. Urgent requests past it are ordinary.
+    /// Percent of its tokens, 0 to 100, that may be urgent, which is a `priority` of `high` or a `tpot_ms`. Without
+    /// it 25. Urgent requests past it are ordinary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgent_percent_max: Option<u8>,
     /// How far its drafts, histories, groups and KV caches reach.

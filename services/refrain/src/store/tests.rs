@@ -71,8 +71,9 @@ fn checked(target: &TargetArgs) -> PlainArgs {
     }
 }
 
-/// The lines of an export in order of their text, without the number of the turn: it counts the documents of a session
-/// in the order in which they were stored, and batches of an import that are in flight together may overtake each other.
+/// The lines of an export in order of their text, without the number of the turn: it counts the documents of a
+/// session in the order in which they were stored, and batches of an import that are in flight together may overtake
+/// each other.
 fn lines_without_turn(export: &str) -> Vec<String> {
     let without_turn = |line: &str| {
         let mut line: serde_json::Value = serde_json::from_str(line).unwrap();

@@ -10,7 +10,8 @@ pub(super) struct StandingArgs {
     /// Share of the engines among the tenants that wait, relative to theirs, 0.01 to 100 [default: 1].
     #[arg(long, value_parser = weight)]
     weight: Option<TenantWeight>,
-    /// Highest class of requests, interactive or rollout; with the second, all run as rollouts [default: interactive].
+    /// Highest class of requests, interactive or rollout; with the second, all run as rollouts [default:
+    /// interactive].
     #[arg(long, value_parser = named::<RequestClass>)]
     class_max: Option<RequestClass>,
     /// Percent of the tokens that may be urgent, by a high priority or a tpot_ms [default: 25].

@@ -3,9 +3,9 @@
 //! The naive queue is one list in order of arrival. A tenant with a thousand requests then makes everybody else wait
 //! for all of them. This queue is the Virtual Token Counter with weights (Sheng et al., "Fairness in Serving Large
 //! Language Models", OSDI 2024). Each tenant has a count of what it was served: the cost of its chunks (see `cost`)
-//! divided by its weight. The waiting tenant with the smallest count goes first. When a tenant returns from idling, its
-//! count is raised to the smallest one among the waiting tenants, so that nobody saves up claims. Counts are kept per
-//! pool, because a token of one model says nothing about the cost of another model's.
+//! divided by its weight. The waiting tenant with the smallest count goes first. When a tenant returns from idling,
+//! its count is raised to the smallest one among the waiting tenants, so that nobody saves up claims. Counts are kept
+//! per pool, because a token of one model says nothing about the cost of another model's.
 //!
 //! The cost of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots. So
 //! a grant charges the expected output, a moving average over the pool, and the context that the worker is taken to

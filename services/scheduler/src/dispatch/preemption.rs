@@ -13,8 +13,8 @@
 //! beyond those that rollouts keep.
 //!
 //! A tenant's share is its part of the slots in the pool, by its weight among those of all tenants that run or wait
-//! there, and at least one slot. Two alternatives were rejected. Small chunks for all requests would send each context again and
-//! again even if nobody waits. Slots reserved for newcomers would be of no use to anybody else.
+//! there, and at least one slot. Two alternatives were rejected. Small chunks for all requests would send each
+//! context again and again even if nobody waits. Slots reserved for newcomers would be of no use to anybody else.
 
 use std::collections::BTreeSet;
 

@@ -6,8 +6,8 @@
 //! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m] [group=g] [rollout] [age=ms]
 //!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,5-7] [after=tokens] [weight=w]` asks for a lease. The nth `ask` is
 //!   call n. `after` ends the request's newest lease in the same call.
-//! * `done|continues|failed|aborted <request> [tokens] [ended=ms ago] [cached=n] [rejected=n]` gives back the request's
-//!   newest lease.
+//! * `done|continues|failed|aborted <request> [tokens] [ended=ms ago] [cached=n] [rejected=n]` gives back the
+//!   newest lease of the request.
 //! * `withdraw <call>`, `undelivered <request>`, `tick` and `drain` are the other events.
 
 use std::collections::HashMap;

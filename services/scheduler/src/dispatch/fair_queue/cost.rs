@@ -6,14 +6,15 @@ use refrain_protocol::scheduling::TenantWeight;
 
 /// Cost of a context token that the worker read. Tokens that its KV cache held are free: nothing was computed.
 const READ_COST: u64 = 1;
-/// Cost of an output token. Each one takes a step, while a few steps read a whole context. The VTC paper has the same.
-/// An output token that was drafted costs as much as another one: the step that drafts save is a gain for everybody.
+/// Cost of an output token. Each one takes a step, while a few steps read a whole context. The VTC paper has the
+/// same. An output token that was drafted costs as much as another one: the step that drafts save is a gain for
+/// everybody.
 const OUTPUT_COST: u64 = 2;
-/// Cost of a draft token that the engine verified and rejected. It took one position of a forward pass, as a token of a
-/// prompt does, and left nothing. Otherwise a tenant that predicts nonsense would have that work for free.
+/// Cost of a draft token that the engine verified and rejected. It took one position of a forward pass, as a token of
+/// a prompt does, and left nothing. Otherwise a tenant that predicts nonsense would have that work for free.
 const REJECTED_COST: u64 = 1;
-/// Cost of a chunk by itself. A slot is empty until the next grant reaches it, which takes some steps. Without it, calls
-/// that read and write nothing would cost nothing, however many slots they pass through.
+/// Cost of a chunk by itself. A slot is empty until the next grant reaches it, which takes some steps. Without it,
+/// calls that read and write nothing would cost nothing, however many slots they pass through.
 const CHUNK_COST: u64 = 8;
 /// Counts are in this part of a token, so that the share of a heavy tenant is exact.
 pub(super) const PARTS_PER_TOKEN: u64 = 1_000;

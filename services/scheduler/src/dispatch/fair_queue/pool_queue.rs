@@ -367,8 +367,8 @@ impl PoolQueue {
     }
 }
 
-/// Two lists of turns in one order, with whether each turn is of the first list. That one comes first where tenants were
-/// charged the same, as one tenant is in both lists.
+/// Two lists of turns in one order, with whether each turn is of the first list. That one comes first where tenants
+/// were charged the same, as one tenant is in both lists.
 fn merged<'a>(
     first: impl Iterator<Item = &'a Turn>,
     second: impl Iterator<Item = &'a Turn>,
