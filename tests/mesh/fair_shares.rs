@@ -8,12 +8,14 @@ use e2e::{Chat, Client, UpMesh, long_task};
 use futures_util::future::try_join_all;
 
 const SLOTS: usize = 4;
-const TOKENS: u32 = 48;
+const TOKENS: u32 = 24;
+/// Tokens of all tenants before the count begins. It takes a while until all requests are in the scheduler's queue.
+const TOKENS_BEFORE: u64 = 3_000;
 /// Tokens of all tenants after which the count ends.
-const TOKENS_ALL: u64 = 9_600;
-/// Requests that a tenant has in flight. Far more than slots, because a request that was answered takes its time to be
-/// followed by another one on a busy machine.
-const IN_FLIGHT: usize = 8 * SLOTS;
+const TOKENS_ALL: u64 = TOKENS_BEFORE + 6_000;
+/// Requests that a tenant has in flight. Far more than slots, because a request that was answered takes its time to
+/// be followed by another one on a busy machine.
+const IN_FLIGHT: usize = 5 * SLOTS;
 
 /// A request that always has as many output tokens.
 fn chat(number: usize) -> Chat {
@@ -31,7 +33,8 @@ async fn keep_busy(client: &Client, in_flight: usize, all: &Arc<AtomicU64>) -> a
         let (mut tokens, mut number) = (0, first);
         while all.load(Ordering::Relaxed) < TOKENS_ALL {
             let made = client.chat(&chat(number)).await?.completion_tokens();
-            if all.fetch_add(made, Ordering::Relaxed) < TOKENS_ALL {
+            let before = all.fetch_add(made, Ordering::Relaxed);
+            if (TOKENS_BEFORE..TOKENS_ALL).contains(&before) {
                 tokens += made;
             }
             number += in_flight;
@@ -42,7 +45,7 @@ async fn keep_busy(client: &Client, in_flight: usize, all: &Arc<AtomicU64>) -> a
     Ok(tokens.iter().sum())
 }
 
-/// The tokens of two tenants with these weights, of which the first has ten times as many requests in flight.
+/// The tokens of two tenants with these weights, of which the first has five times as many requests in flight.
 async fn tokens_of(weights: [f64; 2]) -> anyhow::Result<[f64; 2]> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("tenants.toml");
@@ -53,15 +56,16 @@ async fn tokens_of(weights: [f64; 2]) -> anyhow::Result<[f64; 2]> {
             "[[tenants]]\nname = \"one\"\nweight = {one:?}\n[[tenants]]\nname = \"another\"\nweight = {another:?}\n"
         ),
     )?;
+    // The client opens connections that it then does not need at once, and the gateway would close these.
     let settings = format!(
-        "[gateway]\ntenants_file = {:?}\n[worker]\nrunning_max = {SLOTS}\n",
+        "[gateway]\ntenants_file = {:?}\n[gateway.http]\nhead_ms_max = 300000\n[worker]\nrunning_max = {SLOTS}\n",
         path.display().to_string()
     );
     let mesh = UpMesh::start_with(&settings).await?;
     let all = Arc::new(AtomicU64::new(0));
     let (client, other) = (mesh.client(), mesh.client_of_another());
     let (one, another) = tokio::try_join!(
-        keep_busy(&client, 10 * IN_FLIGHT, &all),
+        keep_busy(&client, 5 * IN_FLIGHT, &all),
         keep_busy(&other, IN_FLIGHT, &all),
     )?;
     mesh.stop().await;

@@ -223,8 +223,11 @@ impl Market {
     }
 }
 
+/// Runs tenants. The beginning does not count: the first one that asks finds all slots free.
 fn run(tenants: Vec<Tenant>) -> Vec<Served> {
-    Market::new(SchedulerConfig::default(), tenants).run(RUN_MS)
+    let mut market = Market::new(SchedulerConfig::default(), tenants);
+    market.run(RUN_MS / 10);
+    market.run(RUN_MS)
 }
 
 #[test]
