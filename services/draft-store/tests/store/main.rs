@@ -123,7 +123,7 @@ impl Store {
     }
 
     async fn stop(self) {
-        self.server.drain(Duration::from_secs(5)).await;
+        self.server.drain(Duration::from_secs(60)).await;
     }
 
     fn handle(&self) -> DraftStoreHandle {

@@ -230,7 +230,7 @@ async fn no_route_answers_without_the_token_of_an_operator() {
         assert_eq!(answer.status(), 404);
     }
     assert_eq!(admin.audit().len(), audited);
-    assert_eq!(admin.status(&key).await, 200);
+    admin.until_status(&key, 200).await;
 }
 
 #[tokio::test]
