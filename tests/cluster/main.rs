@@ -23,7 +23,6 @@ mod redelivery;
 mod relays;
 mod store;
 
-use std::str::FromStr;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
@@ -40,20 +39,10 @@ use crate::moving::moves_between_stores;
 const ROUNDS: usize = 6;
 const SEED: u64 = 46;
 
-fn variable<T: FromStr>(name: &str, default: T) -> anyhow::Result<T> {
-    match std::env::var(name) {
-        Ok(value) => {
-            let value = value.parse().ok();
-            value.with_context(|| format!("{name} is not a number"))
-        }
-        Err(_) => Ok(default),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_end_equal_and_keep_their_promises_after_faults() -> anyhow::Result<()> {
-    let rounds = variable("CLUSTER_ROUNDS", ROUNDS)?;
-    let seed = variable("CLUSTER_SEED", SEED)?;
+    let rounds = e2e::number_of("CLUSTER_ROUNDS", ROUNDS)?;
+    let seed = e2e::number_of("CLUSTER_SEED", SEED)?;
     let network = std::env::var("CLUSTER_NETWORK").unwrap_or_default();
     let mut cluster = Cluster::prepare(network != "relays").await?;
     eprintln!(

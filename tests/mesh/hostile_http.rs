@@ -6,8 +6,8 @@ mod mutation;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use e2e::{Chat, Client, Program, wait_until};
+use anyhow::ensure;
+use e2e::{Chat, Client, Program, number_of, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -55,15 +55,6 @@ async fn carry_out(addr: SocketAddr, attack: &Attack) -> Option<u16> {
     head.strip_prefix("HTTP/1.1 ")?.parse().ok()
 }
 
-async fn resident_bytes(client: &Client) -> anyhow::Result<f64> {
-    let bytes = client
-        .scrape()
-        .await?
-        .sum("process_resident_memory_bytes", &[]);
-    ensure!(bytes > 0.0, "no memory is shown");
-    Ok(bytes)
-}
-
 /// Carries attacks out, and returns how many got an answer of each hundred.
 async fn rounds(addr: SocketAddr, seeds: std::ops::Range<u64>) -> anyhow::Result<[usize; 6]> {
     let mut running = tokio::task::JoinSet::new();
@@ -103,10 +94,7 @@ fn count(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_requests_get_errors_and_do_no_harm() -> anyhow::Result<()> {
-    let attacks = match std::env::var(ATTACKS_VARIABLE) {
-        Ok(number) => number.parse().context(ATTACKS_VARIABLE)?,
-        Err(_) => ATTACKS,
-    };
+    let attacks = number_of(ATTACKS_VARIABLE, ATTACKS)?;
     let dir = tempfile::tempdir()?;
     let (mut program, url) = Program::up(dir.path(), &[], &[]).await?;
     let addr: SocketAddr = url.trim_start_matches("http://").parse()?;
@@ -114,7 +102,7 @@ async fn hostile_requests_get_errors_and_do_no_harm() -> anyhow::Result<()> {
     let chat = Chat::new("What is the weather in Oslo?").max_tokens(8);
     let expected = client.chat(&chat).await?.text;
     rounds(addr, 0..WARM_UP as u64).await?;
-    let before = resident_bytes(&client).await?;
+    let before = client.scrape().await?.resident_bytes()?;
     let first = WARM_UP as u64;
     let statuses = rounds(addr, first..first + attacks as u64).await?;
     println!("answers by hundreds: {statuses:?}");
@@ -128,7 +116,7 @@ async fn hostile_requests_get_errors_and_do_no_harm() -> anyhow::Result<()> {
         (scrape.sum("refrain_gateway_requests_in_flight", &[]) == 0.0).then_some(())
     })
     .await;
-    let grown = resident_bytes(&client).await? - before;
+    let grown = client.scrape().await?.resident_bytes()? - before;
     ensure!(
         grown < GROWTH_BYTES_MAX,
         "{attacks} attacks left {grown} bytes more in memory"

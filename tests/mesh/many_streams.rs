@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use e2e::{Chat, HttpMesh, KEY, Service, wait_until};
+use e2e::{Chat, HttpMesh, KEY, Service, number_of, wait_until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -68,15 +68,12 @@ async fn open_all(
 
 async fn resident_bytes(mesh: &HttpMesh, service: Service) -> anyhow::Result<f64> {
     let scrape = mesh.scrape(service).await?;
-    Ok(scrape.sum("process_resident_memory_bytes", &[]))
+    scrape.resident_bytes()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_streams_cost_little_and_those_past_the_limit_are_refused() -> anyhow::Result<()> {
-    let streams_max = match std::env::var(STREAMS_VARIABLE) {
-        Ok(number) => number.parse().context(STREAMS_VARIABLE)?,
-        Err(_) => STREAMS,
-    };
+    let streams_max = number_of(STREAMS_VARIABLE, STREAMS)?;
     ensure!(streams_max > WARM_UP, "{STREAMS_VARIABLE} is too small");
     // A busy machine may let a head wait.
     let settings = format!(

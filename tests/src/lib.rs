@@ -37,9 +37,26 @@ pub use up_mesh::{KEY, KEY_OF_ANOTHER, UpMesh};
 pub use wait::{PATIENCE, wait_until};
 
 use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::Context as _;
 
 /// The root folder of the repository.
 pub fn repository() -> PathBuf {
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     tests.parent().map(PathBuf::from).unwrap_or(tests)
+}
+
+/// A number that an environment variable sets.
+///
+/// # Errors
+/// The variable has another value.
+pub fn number_of<T: FromStr>(name: &str, default: T) -> anyhow::Result<T> {
+    match std::env::var(name) {
+        Ok(value) => {
+            let value = value.parse().ok();
+            value.with_context(|| format!("{name} is not a number"))
+        }
+        Err(_) => Ok(default),
+    }
 }

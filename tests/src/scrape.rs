@@ -68,6 +68,16 @@ impl Scrape {
         self.sum("refrain_spec_accepted_tokens_total", &[("scope", scope)])
     }
 
+    /// Memory of the process, bytes.
+    ///
+    /// # Errors
+    /// It is not shown.
+    pub fn resident_bytes(&self) -> anyhow::Result<f64> {
+        let bytes = self.sum("process_resident_memory_bytes", &[]);
+        anyhow::ensure!(bytes > 0.0, "no memory is shown");
+        Ok(bytes)
+    }
+
     /// Requests that a route answered, with any status.
     pub fn requests_to(&self, route: &str) -> f64 {
         self.sum("refrain_http_requests_total", &[("route", route)])

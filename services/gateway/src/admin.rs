@@ -1,30 +1,30 @@
 //! The admin API: tenants and keys over HTTP, for operators with tokens.
 //!
-//! Its routes are on the operations listener. `operators` has the guard in front of all of them, `tenants` and `keys`
-//! have the handlers, and `acts` carries acts out and logs them.
+//! Its routes are on the operations listener. `operators` has the guard in front of all of them. `tenants`, `keys`
+//! and `usage` have the handlers, and `acts` carries acts out and logs them.
 
 mod acts;
 mod keys;
 mod operators;
 mod state;
 mod tenants;
+mod usage;
 
 use std::sync::Arc;
 
 use actix_web::{HttpResponse, web};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::http::HttpError;
+use refrain_service_kit::http::{HttpError, get};
 
 pub use operators::{OperatorConfig, OperatorToken};
 pub(crate) use operators::{Operators, operator_faults};
 pub(crate) use state::AdminState;
 
-/// Adds the routes under `/admin`, behind a token of one of the operators. `others` adds routes of other modules.
+/// Adds the routes under `/admin`, behind a token of one of the operators.
 pub(crate) fn routes(
     state: &Arc<AdminState>,
     operators: &Arc<Operators>,
     app: &mut web::ServiceConfig,
-    others: impl FnOnce(&mut web::ServiceConfig),
 ) {
     if operators.is_empty() {
         app.service(web::scope("/admin").default_service(web::to(no_operators)));
@@ -38,7 +38,7 @@ pub(crate) fn routes(
             .service(keys::of_tenant())
             .service(keys::rotation())
             .service(keys::one())
-            .configure(others),
+            .service(get("/usage", usage::report)),
     );
 }
 

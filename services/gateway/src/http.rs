@@ -7,7 +7,6 @@ mod probes;
 mod state;
 mod stored;
 mod tokens;
-mod usage;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +22,6 @@ use generate::generate;
 use state::finish;
 
 pub(crate) use state::GatewayState;
-pub(crate) use usage::UsageReader;
 
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
@@ -70,13 +68,6 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
 /// Adds the routes of the operations listener, beside those that every listener has.
 pub(crate) fn operations_routes(app: &mut web::ServiceConfig) {
     app.service(get("/version", probes::version));
-}
-
-/// Adds the routes of usage to those of operators.
-pub(crate) fn usage_routes(reader: &UsageReader, admin: &mut web::ServiceConfig) {
-    admin
-        .app_data(web::Data::new(reader.clone()))
-        .service(get("/usage", usage::report));
 }
 
 /// Refuses a method of Anthropic's routes in its shape.

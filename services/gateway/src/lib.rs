@@ -212,6 +212,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     .await?;
     let admin = Arc::new(admin::AdminState {
         source,
+        store: deps.store.clone(),
         audit_file: config.audit_file.clone(),
         metrics: metrics.clone(),
     });
@@ -280,12 +281,9 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
     let operations = config.operations_listen.map(|listen| {
         let (metrics, ready) = (&deps.metrics, readiness.clone());
-        let reader = http::UsageReader::new(deps.store.clone());
         operations::listen(listen, &config, metrics, ready, move |app| {
             http::operations_routes(app);
-            admin::routes(&admin, &operators, app, |scope| {
-                http::usage_routes(&reader, scope);
-            });
+            admin::routes(&admin, &operators, app);
         })
     });
     let operations = operations.transpose()?;

@@ -5,6 +5,7 @@
 //! the operator's commands. `cluster` runs several processes on one machine, for trying out.
 
 mod cluster;
+mod command;
 pub mod config;
 mod local;
 mod local_operator;

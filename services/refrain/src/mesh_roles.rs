@@ -6,7 +6,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{CredentialIssuer, MeshRole, RoleCredential};
 
@@ -36,8 +37,8 @@ enum MeshCommand {
     /// Print a credential for one process, for the file that its mesh.credential_file names.
     Credential {
         /// The role of the process.
-        #[arg(long)]
-        role: RoleArg,
+        #[arg(long, value_parser = role())]
+        role: MeshRole,
         /// Its name. For a worker it is worker.id.
         #[arg(long)]
         name: String,
@@ -50,27 +51,13 @@ enum MeshCommand {
     },
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum RoleArg {
-    Gateway,
-    Scheduler,
-    Worker,
-    DraftStore,
-    Engine,
-    Operator,
-}
-
-impl From<RoleArg> for MeshRole {
-    fn from(role: RoleArg) -> Self {
-        match role {
-            RoleArg::Gateway => MeshRole::Gateway,
-            RoleArg::Scheduler => MeshRole::Scheduler,
-            RoleArg::Worker => MeshRole::Worker,
-            RoleArg::DraftStore => MeshRole::DraftStore,
-            RoleArg::Engine => MeshRole::Engine,
-            RoleArg::Operator => MeshRole::Operator,
-        }
-    }
+/// Reads the name of a role.
+fn role() -> impl TypedValueParser<Value = MeshRole> {
+    PossibleValuesParser::new(MeshRole::ALL.map(MeshRole::as_str)).try_map(|name| {
+        let mut all = MeshRole::ALL.into_iter();
+        all.find(|role| role.as_str() == name)
+            .ok_or("there is no such role")
+    })
 }
 
 /// Runs the command.
@@ -96,7 +83,7 @@ pub fn run(args: MeshArgs) -> anyhow::Result<()> {
             let issuer = CredentialIssuer::from_hex(&text)
                 .with_context(|| issuer_key_file.display().to_string())?;
             let now_s = clock::unix_s();
-            let token = issuer.issue(role.into(), &name, now_s, now_s + days * DAY_S)?;
+            let token = issuer.issue(role, &name, now_s, now_s + days * DAY_S)?;
             println!("{token}");
         }
     }

@@ -21,7 +21,6 @@ use refrain_protocol::ApiError;
 use refrain_protocol::admin::{ConfirmRequest, EraseRequest, VerifyReply};
 use refrain_protocol::document::StoreStats;
 use refrain_rpc::StoreAdmin;
-use refrain_service_kit::telemetry::install_crypto_provider;
 use serde::Serialize;
 
 use export::ExportArgs;
@@ -112,12 +111,7 @@ struct ConfirmArgs {
 /// # Errors
 /// A refusal by the store, an unreadable file, or damage that was found.
 pub fn run(args: StoreArgs) -> anyhow::Result<()> {
-    install_crypto_provider();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
+    crate::command::run(async {
         match args.command {
             StoreCommand::Stats(args) => stats(args).await,
             StoreCommand::Import(args) => {

@@ -5,11 +5,11 @@ use std::io::Write;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use refrain_lab::text_table::text_table;
-use refrain_protocol::usage::{EraseUsageRequest, Period, UsageCounts, hour_of, parse_hour};
+use refrain_protocol::usage::{EraseUsageRequest, UsageCounts, hour_of, hours_asked, parse_hour};
 use refrain_rpc::{UsageGrouping, UsageLine, UsageQuery, UsageReplica, read_usage};
 use refrain_service_kit::clock;
-use refrain_service_kit::telemetry::install_crypto_provider;
 
+use crate::command;
 use crate::store::target::{Access, Target, TargetArgs};
 
 /// Lines that are read at once.
@@ -87,12 +87,7 @@ fn hour(text: &str) -> Result<u32, String> {
 /// # Errors
 /// The store does not answer or refuses, or the output cannot be written.
 pub fn run(args: UsageArgs) -> anyhow::Result<()> {
-    install_crypto_provider();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
+    command::run(async {
         match args.command {
             Some(UsageCommand::Erase(args)) => erase(&args).await,
             None => {
@@ -105,20 +100,17 @@ pub fn run(args: UsageArgs) -> anyhow::Result<()> {
 
 async fn report(args: &ReportArgs, to: &mut impl Write) -> anyhow::Result<()> {
     let now_hour = hour_of(clock::unix_s());
-    let month = Period::Month.first_hour(Period::Month.number(now_hour));
+    let hours = hours_asked(args.from, args.until, now_hour);
+    let hours = hours.context("--until must be later than --from")?;
     let query = UsageQuery {
-        from_hour: args.from.unwrap_or(month),
-        until_hour: args.until.unwrap_or(now_hour.saturating_add(1)),
+        from_hour: hours.start,
+        until_hour: hours.end,
         tenant: args.tenant.clone(),
         key: args.key.clone(),
         model: args.model.clone(),
         grouping: args.by,
         lines_max: LINES,
     };
-    ensure!(
-        query.from_hour < query.until_hour,
-        "--until must be later than --from"
-    );
     let form = match (args.csv, args.json) {
         (true, _) => Form::Csv,
         (_, true) => Form::Json,

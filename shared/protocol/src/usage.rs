@@ -8,7 +8,7 @@ mod period_tokens;
 
 use serde::{Deserialize, Serialize};
 
-pub use calendar::{Period, hour_of, parse_hour};
+pub use calendar::{Period, hour_of, hours_asked, parse_hour};
 pub use period_tokens::PeriodTokens;
 
 /// The counts of some requests.

@@ -33,15 +33,18 @@ struct ReadQuery {
     stream: Option<bool>,
 }
 
+/// The tenant of a caller that may use responses.
+async fn tenant_of(gateway: &GatewayState, request: &HttpRequest) -> Result<String, ApiError> {
+    let caller = gateway.caller_at(request, KeyEndpoint::Responses).await?;
+    Ok(caller.tenant)
+}
+
 async fn read(
     gateway: web::Data<GatewayState>,
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway
-        .caller_at(&request, KeyEndpoint::Responses)
-        .await?
-        .tenant;
+    let tenant = tenant_of(&gateway, &request).await?;
     let asked: ReadQuery = query(&request)?;
     if asked.stream == Some(true) {
         let message =
@@ -60,10 +63,7 @@ async fn list_inputs(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway
-        .caller_at(&request, KeyEndpoint::Responses)
-        .await?
-        .tenant;
+    let tenant = tenant_of(&gateway, &request).await?;
     let page: PageQuery = query(&request)?;
     let page = input_items(&gateway.stored, &tenant, &id, &page, Instant::now())?;
     Ok(HttpResponse::Ok().json(page))
@@ -74,10 +74,7 @@ async fn refuse_cancel(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway
-        .caller_at(&request, KeyEndpoint::Responses)
-        .await?
-        .tenant;
+    let tenant = tenant_of(&gateway, &request).await?;
     let stored = gateway.stored.body(&tenant, &id, Instant::now());
     stored.ok_or_else(unknown_response)?;
     let message = "only responses in the background can be cancelled; this one has ended";
@@ -89,10 +86,7 @@ async fn delete(
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
-    let tenant = gateway
-        .caller_at(&request, KeyEndpoint::Responses)
-        .await?
-        .tenant;
+    let tenant = tenant_of(&gateway, &request).await?;
     if !gateway.stored.remove(&tenant, &id) {
         return Err(unknown_response().into());
     }

@@ -89,11 +89,10 @@ impl StreamShaper {
             }
             let mut progress = ChoiceProgress::default();
             // Pieces without tokens, such as an end, go with those before them.
-            let fits = |piece: &ChoiceProgress, tokens: usize| {
-                tokens == 0 || tokens + piece.tokens.len() <= EVENT_TOKENS
+            let next_fits = |line: &VecDeque<ChoiceProgress>, tokens: usize| {
+                let next = line.front();
+                next.is_some_and(|next| tokens == 0 || tokens + next.tokens.len() <= EVENT_TOKENS)
             };
-            let next_fits =
-                |line: &VecDeque<_>, tokens| line.front().is_some_and(|piece| fits(piece, tokens));
             while next_fits(line, progress.tokens.len())
                 && let Some(piece) = line.pop_front()
             {

@@ -15,6 +15,7 @@ use refrain_service_kit::clock::unix_s;
 
 use super::directory::Caller;
 use super::file::LimitsEntry;
+use super::limit_usage::name_in_errors;
 use crate::metrics::GatewayMetrics;
 
 /// The tokens that a tenant or key has spent.
@@ -105,7 +106,7 @@ impl Tally {
         hour: u32,
     ) -> Option<(&'a Spender, Spent)> {
         spenders.iter().find_map(|(spender, limits)| {
-            if limits.tokens_per_day.is_none() && limits.tokens_per_month.is_none() {
+            if !has_budget(limits) {
                 return None;
             }
             let account = self.account(spender);
@@ -177,6 +178,10 @@ impl Budgets {
             spenders: of_tenant.chain(of_key).collect(),
             reserved: AtomicU64::new(0),
         };
+        // Most callers have no budget, and need not wait for the tally here.
+        if !ticket.has_budget() {
+            return Ok(ticket);
+        }
         let hour = hour_of(unix_s());
         let refusal = self.tally().refusal(&ticket.spenders, 0, hour);
         match refusal {
@@ -187,10 +192,7 @@ impl Budgets {
 
     fn refused(&self, spender: &Spender, spent: Spent) -> ApiError {
         self.metrics.rejected(spent.name);
-        let name = match &spender.key {
-            None => "your organization".to_owned(),
-            Some(id) => format!("the API key {id}"),
-        };
+        let name = name_in_errors(spender.key.as_deref());
         let Spent { budget, tokens, .. } = spent;
         let (period, next) = match spent.name {
             "tokens_per_day" => ("day", "the day ends at midnight UTC"),
@@ -246,7 +248,15 @@ fn spenders_of(tenant: &str, key: &str) -> impl Iterator<Item = Arc<Spender>> {
     std::iter::once(spender(None)).chain(of_key)
 }
 
+fn has_budget(limits: &LimitsEntry) -> bool {
+    limits.tokens_per_day.is_some() || limits.tokens_per_month.is_some()
+}
+
 impl BudgetTicket {
+    fn has_budget(&self) -> bool {
+        self.spenders.iter().any(|(_, limits)| has_budget(limits))
+    }
+
     /// Reserves the tokens of a request.
     ///
     /// # Errors

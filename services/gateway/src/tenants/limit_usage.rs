@@ -76,11 +76,19 @@ impl PerMinute {
 impl Subject {
     /// Its name in errors.
     pub(super) fn name(&self) -> String {
-        match self {
-            Subject::Tenant(_) => "your organization".to_owned(),
-            Subject::Key(id) => format!("the API key {id}"),
-        }
+        name_in_errors(match self {
+            Subject::Tenant(_) => None,
+            Subject::Key(id) => Some(id),
+        })
     }
+}
+
+/// The name of a tenant, or of its key with this id, in errors.
+pub(super) fn name_in_errors(key: Option<&str>) -> String {
+    key.map_or_else(
+        || "your organization".to_owned(),
+        |id| format!("the API key {id}"),
+    )
 }
 
 /// Whether there is a limit that is counted here. Budgets per day and month are not.

@@ -125,9 +125,7 @@ impl Replicas {
         };
         Err(last.unwrap_or_else(none))
     }
-}
 
-impl Replicas {
     /// Repeats an erasure at the replicas of a shard that may have quarantined data with erased documents. One that
     /// does not answer keeps its entry, which has its trouble.
     async fn erase_quarantines(&self, shard: u32, request: &EraseRequest, reply: &mut EraseReply) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, FeedConfig};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
-use refrain_service_kit::telemetry::Metrics;
+use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
 
 use super::import::Imported;
 use super::*;

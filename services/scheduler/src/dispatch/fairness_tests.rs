@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use refrain_protocol::scheduling::TenantWeight;
-use refrain_protocol::{Namespace, SignedNamespace};
 
+use super::property_tests::{ask, beat};
 use super::*;
 
 const SLOTS: u32 = 16;
@@ -91,19 +91,8 @@ impl Market {
         };
         let mut dispatch = Dispatch::new(config, 0, 0);
         let heartbeat = Heartbeat {
-            worker: WorkerId("w".into()),
-            incarnation: 1,
-            url: "http://w".into(),
-            model: "m".into(),
-            tokenizer: "t".into(),
             max_context: 100_000,
-            max_running: SLOTS,
-            running: Vec::new(),
-            draining: false,
-            compiles_forms: false,
-            eagle3: None,
-            fallback: None,
-            kv: None,
+            ..beat("w", 1, SLOTS, Vec::new())
         };
         dispatch.apply(DispatchEvent::Heartbeat(heartbeat), 0);
         Market {
@@ -133,32 +122,12 @@ impl Market {
     fn ask(&mut self, of: usize) {
         self.calls += 1;
         let tenant = &self.tenants[of];
+        let name = format!("tenant {of}");
         let request = LeaseRequest {
-            request: RequestId(self.calls.into()),
-            namespace: SignedNamespace {
-                namespace: Namespace {
-                    tenant: format!("tenant {of}"),
-                    model: "m".into(),
-                    tokenizer: "t".into(),
-                },
-                issued_at_s: 0,
-                signature: String::new(),
-                kid: String::new(),
-            },
-            group: None,
             class: tenant.class,
             weight: TenantWeight::try_from(tenant.weight).unwrap(),
-            age_ms: 0,
-            ended: None,
-            expected_tokens: None,
-            prefixes: Vec::new(),
-            chunk_tokens: None,
-            context_tokens: tenant.prompt_tokens,
-            generated_tokens: 0,
             max_new_tokens: 10_000,
-            prefer: None,
-            transferred: false,
-            exclude: Vec::new(),
+            ..ask(self.calls.into(), &name, tenant.prompt_tokens)
         };
         self.in_flight[of] += 1;
         let call = LeaseCallId(self.calls);

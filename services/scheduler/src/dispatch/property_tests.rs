@@ -117,7 +117,7 @@ fn config() -> SchedulerConfig {
     }
 }
 
-fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
+pub(super) fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
     LeaseRequest {
         request: RequestId(request),
         namespace: SignedNamespace {
@@ -147,7 +147,12 @@ fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
     }
 }
 
-fn beat(worker: &str, incarnation: u64, max_running: u32, running: Vec<LeaseId>) -> Heartbeat {
+pub(super) fn beat(
+    worker: &str,
+    incarnation: u64,
+    max_running: u32,
+    running: Vec<LeaseId>,
+) -> Heartbeat {
     Heartbeat {
         eagle3: None,
         fallback: None,

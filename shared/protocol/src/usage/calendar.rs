@@ -1,5 +1,7 @@
 //! Hours, days and months of the calendar in UTC, as numbers.
 
+use std::ops::Range;
+
 use time::format_description::well_known::Rfc3339;
 use time::{Date, Month, OffsetDateTime, Time, UtcOffset};
 
@@ -31,6 +33,14 @@ pub fn parse_hour(text: &str) -> Option<u32> {
     };
     let time = OffsetDateTime::parse(&whole, &Rfc3339).ok()?;
     Some(hour_of(u64::try_from(time.unix_timestamp()).ok()?))
+}
+
+/// The hours that somebody asks about: from the beginning of this month until the end of the present hour, unless
+/// they say otherwise. `None` if there is no hour between.
+pub fn hours_asked(from: Option<u32>, until: Option<u32>, now_hour: u32) -> Option<Range<u32>> {
+    let month = Period::Month.first_hour(Period::Month.number(now_hour));
+    let hours = from.unwrap_or(month)..until.unwrap_or(now_hour.saturating_add(1));
+    (!hours.is_empty()).then_some(hours)
 }
 
 fn time_of(hour: u32) -> OffsetDateTime {

@@ -1,24 +1,19 @@
 //! `GET /admin/usage`: usage as the draft stores know it, for operators.
 
-use std::sync::Arc;
-
 use actix_web::{HttpRequest, HttpResponse, web};
 use refrain_protocol::ApiError;
-use refrain_protocol::usage::{Period, hour_of, parse_hour};
-use refrain_rpc::{DraftStore, UsageGrouping, UsageQuery, read_usage};
+use refrain_protocol::usage::{hour_of, hours_asked, parse_hour};
+use refrain_rpc::{UsageGrouping, UsageQuery, read_usage};
 use refrain_service_kit::clock::unix_s;
 use refrain_service_kit::http::HttpResult;
 use serde::Deserialize;
 
+use super::operators::Operator;
+use super::state::AdminState;
+
 /// Lines of an answer, and the most that may be asked for.
 const LINES: usize = 1_000;
 const LINES_MAX: usize = 10_000;
-
-/// Reads usage from all draft stores that the gateway knows.
-#[derive(Clone)]
-pub(crate) struct UsageReader {
-    store: Arc<dyn DraftStore>,
-}
 
 /// The parameters of a request.
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -33,19 +28,14 @@ struct UsageParameters {
     limit: Option<usize>,
 }
 
-impl UsageReader {
-    pub(crate) fn new(store: Arc<dyn DraftStore>) -> Self {
-        UsageReader { store }
-    }
-}
-
 /// Answers with lines of usage.
 pub(super) async fn report(
-    reader: web::Data<UsageReader>,
+    state: web::Data<AdminState>,
+    _: Operator,
     request: HttpRequest,
 ) -> HttpResult<HttpResponse> {
     let query = query(request.query_string(), hour_of(unix_s()))?;
-    let report = read_usage(&reader.store.usage_replicas(), &query).await?;
+    let report = read_usage(&state.store.usage_replicas(), &query).await?;
     Ok(HttpResponse::Ok().json(report))
 }
 
@@ -62,22 +52,17 @@ fn query(text: &str, now_hour: u32) -> Result<UsageQuery, ApiError> {
         group_by,
         limit,
     } = parameters.into_inner();
-    let hour = |param: &str, text: Option<String>, default: u32| match text {
-        None => Ok(default),
-        Some(text) => parse_hour(&text).ok_or_else(|| {
+    let hour = |param: &str, text: Option<String>| {
+        let fault = || {
             let message =
                 "must be a date such as 2027-01-31, or a time such as 2027-01-31T17:00:00Z, in UTC";
             ApiError::invalid(param, message)
-        }),
+        };
+        text.map(|text| parse_hour(&text).ok_or_else(fault))
+            .transpose()
     };
-    let month = Period::Month.first_hour(Period::Month.number(now_hour));
-    let (from_hour, until_hour) = (
-        hour("from", from, month)?,
-        hour("until", until, now_hour.saturating_add(1))?,
-    );
-    if from_hour >= until_hour {
-        return Err(ApiError::invalid("until", "must be later than from"));
-    }
+    let hours = hours_asked(hour("from", from)?, hour("until", until)?, now_hour);
+    let hours = hours.ok_or_else(|| ApiError::invalid("until", "must be later than from"))?;
     let grouping = match group_by {
         None => UsageGrouping::default(),
         Some(text) => {
@@ -90,8 +75,8 @@ fn query(text: &str, now_hour: u32) -> Result<UsageQuery, ApiError> {
         return Err(ApiError::invalid("limit", message));
     }
     Ok(UsageQuery {
-        from_hour,
-        until_hour,
+        from_hour: hours.start,
+        until_hour: hours.end,
         tenant,
         key,
         model,

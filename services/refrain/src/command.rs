@@ -1,0 +1,16 @@
+//! How an operator's command for the draft store runs.
+
+use refrain_service_kit::telemetry::install_crypto_provider;
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// As the command, or there are no threads.
+pub(crate) fn run<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    install_crypto_provider();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(command)
+}
