@@ -7,6 +7,8 @@ mod dashboards;
 mod divided_rollout;
 mod drain;
 mod engine_contract;
+mod erasure;
+mod every_route;
 mod fair_shares;
 mod fairness;
 mod fallback;

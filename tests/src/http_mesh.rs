@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
@@ -240,6 +240,11 @@ impl HttpMesh {
             }
         }
         Ok(())
+    }
+
+    /// The folder with everything that the services write.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// The keys of the mesh.
