@@ -38,6 +38,7 @@ mod traces;
 mod trust;
 mod up;
 mod up_cluster;
+mod upgrade;
 mod usage;
 mod work_counts;
 mod worker_lost;
