@@ -1,6 +1,7 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
 mod admin;
+mod alerts;
 mod cancel;
 mod connections;
 mod dashboards;
@@ -21,6 +22,7 @@ mod mesh_roles;
 mod other_engine;
 mod parameters;
 mod placements;
+mod prometheus;
 mod retries;
 mod rollouts;
 mod routes;
@@ -33,6 +35,7 @@ mod tidy;
 mod tls;
 mod tools;
 mod traces;
+mod troubled_mesh;
 mod trust;
 mod up;
 mod up_cluster;
