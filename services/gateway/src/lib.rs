@@ -222,11 +222,21 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let requests_max = config
         .requests_in_flight_max
         .saturating_add(config.rollouts_in_flight_max);
+    let stored = Arc::new(surfaces::ResponseStore::new(
+        surfaces::StoreLimits {
+            bytes_max: config.responses_stored_bytes_max,
+            tenant_responses_max: tuning.responses_tenant_max,
+            age_max: tuning.responses_age_max,
+        },
+        metrics.clone(),
+    ));
+    let forgets = stored.clone();
     let usage = usage::UsageService::start(
         config.usage_dir.as_deref(),
         requests_max,
         deps.store.clone(),
         limiter.budgets(),
+        Arc::new(move |tenant, age| forgets.forget_tenant(tenant, age, Instant::now())),
         &metrics,
     )?;
     let gateway = Arc::new(http::GatewayState {
@@ -265,14 +275,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             },
             metrics.clone(),
         ),
-        stored: Arc::new(surfaces::ResponseStore::new(
-            surfaces::StoreLimits {
-                bytes_max: config.responses_stored_bytes_max,
-                tenant_responses_max: tuning.responses_tenant_max,
-                age_max: tuning.responses_age_max,
-            },
-            metrics.clone(),
-        )),
+        stored,
         metrics,
         unknown_fields: intake::UnknownFields::new(config.strict_fields),
         tuning,

@@ -63,6 +63,7 @@ impl RelayContext {
                 let outcome = context.run(&request, &reports).await;
                 let outcome = record.outcome.insert(outcome).clone();
                 drop(record);
+                admitted.meter.settle().await;
                 let last = match outcome {
                     Ok(summary) if request.hides_metrics => {
                         RelayEvent::Done(Box::new(summary.without_traces()))

@@ -8,6 +8,7 @@ use refrain_protocol::usage::UsageCounts;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock::unix_ms;
 use tokio::sync::mpsc::OwnedPermit;
+use tokio::sync::oneshot;
 
 use super::book::UsageSubject;
 use super::keeper::{KeeperHandle, Message, RequestCounts};
@@ -21,6 +22,9 @@ pub(crate) const PROGRESS_TIME: Duration = Duration::from_secs(1);
 
 /// How long a request waits for room in the queue of a slow disk.
 const ROOM_WAIT: Duration = Duration::from_secs(10);
+
+/// How long an answer waits until its counts are written. A slow disk delays answers, but does not hold them back.
+const WRITTEN_WAIT: Duration = Duration::from_secs(1);
 
 /// Time after which a request that found no room may be tried again.
 const ROOM_RETRY_MS: u64 = 2_000;
@@ -48,7 +52,7 @@ pub(crate) struct UsageStart {
     pub(crate) shown: TokenCounters,
 }
 
-/// The counts of a request. It is settled when it is dropped.
+/// The counts of a request. One that has no answer is settled when it is dropped.
 pub(crate) struct UsageMeter {
     kept: Option<Kept>,
     subject: Arc<UsageSubject>,
@@ -62,11 +66,11 @@ pub(crate) struct UsageMeter {
 struct Kept {
     keeper: KeeperHandle,
     request: u64,
-    /// The room for the last message. Taken when the request is settled.
-    room: Option<OwnedPermit<Message>>,
 }
 
 struct MeterState {
+    /// The room for the last message. Taken when the request is settled.
+    room: Option<OwnedPermit<Message>>,
     choices: Vec<UsageCounts>,
     /// The counts that the budgets and the metrics know.
     known: UsageCounts,
@@ -89,8 +93,8 @@ impl Usage {
     /// # Errors
     /// `Unavailable` if it waited for too long.
     pub(crate) async fn begin(&self, start: UsageStart) -> Result<UsageMeter, ApiError> {
-        let kept = match &self.kept_by {
-            None => None,
+        let (kept, room) = match &self.kept_by {
+            None => (None, None),
             Some(of) => {
                 let room = of.keeper.messages.clone().reserve_owned();
                 let room = tokio::time::timeout(ROOM_WAIT, room).await;
@@ -99,11 +103,11 @@ impl Usage {
                     return Err(ApiError::new(ErrorKind::Unavailable, message)
                         .with_retry_after_ms(ROOM_RETRY_MS));
                 };
-                Some(Kept {
+                let kept = Kept {
                     keeper: of.keeper.clone(),
                     request: of.next_request.fetch_add(1, Ordering::Relaxed),
-                    room: Some(room),
-                })
+                };
+                (Some(kept), Some(room))
             }
         };
         Ok(UsageMeter {
@@ -114,6 +118,7 @@ impl Usage {
             budget: start.budget,
             shown: start.shown,
             state: Mutex::new(MeterState {
+                room,
                 choices: vec![UsageCounts::default(); start.choices],
                 known: UsageCounts::default(),
                 is_known: false,
@@ -146,6 +151,31 @@ impl UsageMeter {
         if let Some(known) = self.state().choices.get_mut(choice as usize) {
             *known = known.max(counts);
         }
+    }
+
+    /// Settles the request, and waits until its counts are in the journal. So a client that has its answer is billed
+    /// for it, even if this process is killed then.
+    pub(crate) async fn settle(&self) {
+        let (reply, written) = oneshot::channel();
+        if self.send_last(Some(reply)) {
+            // Without an answer the thread has ended, or the disk is slow. The counts are in its hands.
+            let _ = tokio::time::timeout(WRITTEN_WAIT, written).await;
+        }
+    }
+
+    /// Sends the last message, unless that was done. Returns whether the message has been sent now.
+    fn send_last(&self, reply: Option<oneshot::Sender<()>>) -> bool {
+        let mut state = self.state();
+        let counts = self.counts(&mut state);
+        let (Some(kept), Some(room)) = (&self.kept, state.room.take()) else {
+            return false;
+        };
+        let says_something = state.is_known || !counts.is_zero();
+        if says_something {
+            let of = self.message(kept.request, counts);
+            room.send(Message::Settled { of, reply });
+        }
+        says_something
     }
 
     fn state(&self) -> MutexGuard<'_, MeterState> {
@@ -191,18 +221,7 @@ impl UsageMeter {
 
 impl Drop for UsageMeter {
     fn drop(&mut self) {
-        let mut state = self.state();
-        let counts = self.counts(&mut state);
-        let is_known = state.is_known;
-        drop(state);
-        let Some(mut kept) = self.kept.take() else {
-            return;
-        };
-        if let Some(room) = kept.room.take()
-            && (is_known || !counts.is_zero())
-        {
-            room.send(Message::Settled(self.message(kept.request, counts)));
-        }
+        self.send_last(None);
     }
 }
 
