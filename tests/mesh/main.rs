@@ -1,6 +1,7 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
 mod admin;
+mod alerts;
 mod cancel;
 mod connections;
 mod dashboards;
@@ -23,6 +24,7 @@ mod mesh_roles;
 mod other_engine;
 mod parameters;
 mod placements;
+mod prometheus;
 mod retries;
 mod rollouts;
 mod routes;
@@ -35,6 +37,7 @@ mod tidy;
 mod tls;
 mod tools;
 mod traces;
+mod troubled_mesh;
 mod trust;
 mod up;
 mod up_cluster;

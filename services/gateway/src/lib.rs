@@ -125,8 +125,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         deps.signer.clone(),
     )?);
     for model in &config.models {
-        // Series exist from the start, so that their first count is a rise.
-        metrics.called(&model.id, refrain_output_parsers::Counts::default());
+        metrics.serves(&model.id);
     }
     let tuning = config.tuning.clone();
     let drain = Drain::new();
@@ -157,7 +156,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             config.retry_share,
             tuning.retries_per_s_min,
             &deps.metrics,
-            metrics.families.rejections.with_label_values(&["retries"]),
+            metrics
+                .families
+                .rejections
+                .with_label_values(&[metrics::NONE, "retries"]),
         )?,
         scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         rollout_scheduler_wait: Duration::from_millis(config.rollout_scheduler_wait_ms),

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::book::UsageSubject;
 use super::keeper::{KeeperHandle, Message, RequestCounts};
+use crate::metrics::TokenCounters;
 use crate::tenants::BudgetTicket;
 
 /// Progress is noted after this many tokens of a choice,
@@ -47,6 +48,8 @@ pub(crate) struct UsageStart {
     pub(crate) choices_per_prompt: usize,
     pub(crate) choices: usize,
     pub(crate) budget: Arc<BudgetTicket>,
+    /// The metrics that show the tokens.
+    pub(crate) shown: TokenCounters,
 }
 
 /// The counts of a request. One that has no answer is settled when it is dropped.
@@ -56,6 +59,7 @@ pub(crate) struct UsageMeter {
     input_tokens: u64,
     choices_per_prompt: usize,
     budget: Arc<BudgetTicket>,
+    shown: TokenCounters,
     state: Mutex<MeterState>,
 }
 
@@ -68,8 +72,8 @@ struct MeterState {
     /// The room for the last message. Taken when the request is settled.
     room: Option<OwnedPermit<Message>>,
     choices: Vec<UsageCounts>,
-    /// Tokens that the budgets know.
-    spent: u64,
+    /// The counts that the budgets and the metrics know.
+    known: UsageCounts,
     /// Whether the keeper knows of the request.
     is_known: bool,
 }
@@ -112,10 +116,11 @@ impl Usage {
             input_tokens: start.input_tokens,
             choices_per_prompt: start.choices_per_prompt.max(1),
             budget: start.budget,
+            shown: start.shown,
             state: Mutex::new(MeterState {
                 room,
                 choices: vec![UsageCounts::default(); start.choices],
-                spent: 0,
+                known: UsageCounts::default(),
                 is_known: false,
             }),
         })
@@ -177,7 +182,8 @@ impl UsageMeter {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The counts of the whole request. A request that made nothing has none. Budgets get what they do not know.
+    /// The counts of the whole request. A request that made nothing has none. Budgets and metrics get what they do
+    /// not know.
     fn counts(&self, state: &mut MeterState) -> UsageCounts {
         let mut sum = UsageCounts::default();
         for (index, choice) in state.choices.iter().enumerate() {
@@ -195,9 +201,11 @@ impl UsageMeter {
         }
         sum.requests = 1;
         sum.input_tokens = self.input_tokens;
-        let more = sum.tokens().saturating_sub(state.spent);
-        state.spent += more;
-        self.budget.spend(more);
+        // Cached tokens of a choice that has not ended may be known later than others, so no count ever falls.
+        let known = state.known.max(sum);
+        let more = known.minus(std::mem::replace(&mut state.known, known));
+        self.budget.spend(more.tokens());
+        self.shown.add(more);
         sum
     }
 
