@@ -23,6 +23,8 @@ use refrain_protocol::document::StoreStats;
 use refrain_rpc::StoreAdmin;
 use serde::Serialize;
 
+pub(crate) use replicas::Replicas;
+
 use export::ExportArgs;
 use import::ImportArgs;
 use sign::SignArgs;
