@@ -9,6 +9,7 @@ mod command;
 pub mod config;
 mod local;
 mod local_operator;
+mod mesh_admin;
 pub mod mesh_roles;
 pub mod roles;
 pub mod serve;
