@@ -1,12 +1,15 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
 mod admin;
+mod alerts;
 mod cancel;
 mod connections;
 mod dashboards;
 mod divided_rollout;
 mod drain;
 mod engine_contract;
+mod erasure;
+mod every_route;
 mod fair_shares;
 mod fairness;
 mod fallback;
@@ -21,6 +24,7 @@ mod mesh_roles;
 mod other_engine;
 mod parameters;
 mod placements;
+mod prometheus;
 mod retries;
 mod rollouts;
 mod routes;
@@ -33,9 +37,11 @@ mod tidy;
 mod tls;
 mod tools;
 mod traces;
+mod troubled_mesh;
 mod trust;
 mod up;
 mod up_cluster;
+mod upgrade;
 mod usage;
 mod work_counts;
 mod worker_lost;

@@ -16,6 +16,7 @@
 
 mod admin;
 mod config;
+mod console;
 mod http;
 mod intake;
 mod metrics;
@@ -36,7 +37,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{DraftStore, Scheduler, Workers};
+use refrain_rpc::{DraftStore, MeshAdmin, Scheduler, Workers};
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
@@ -63,6 +64,8 @@ pub struct GatewayDeps {
     pub workers: Arc<dyn Workers>,
     /// Keeps the logs of groups, and knows the lengths of earlier outputs.
     pub store: Arc<dyn DraftStore>,
+    /// The services that operators look at and give orders to.
+    pub mesh: MeshAdmin,
     /// Signs namespaces, which only the gateway does.
     pub signer: NamespaceSigner,
     /// Reads the files of models.
@@ -125,8 +128,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         deps.signer.clone(),
     )?);
     for model in &config.models {
-        // Series exist from the start, so that their first count is a rise.
-        metrics.called(&model.id, refrain_output_parsers::Counts::default());
+        metrics.serves(&model.id);
     }
     let tuning = config.tuning.clone();
     let drain = Drain::new();
@@ -157,7 +159,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             config.retry_share,
             tuning.retries_per_s_min,
             &deps.metrics,
-            metrics.families.rejections.with_label_values(&["retries"]),
+            metrics
+                .families
+                .rejections
+                .with_label_values(&[metrics::NONE, "retries"]),
         )?,
         scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         rollout_scheduler_wait: Duration::from_millis(config.rollout_scheduler_wait_ms),
@@ -215,16 +220,34 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         store: deps.store.clone(),
         audit_file: config.audit_file.clone(),
         metrics: metrics.clone(),
+        figures: admin::FigureSources::new(
+            deps.metrics.clone(),
+            deps.mesh.metrics.clone(),
+            deps.scheduler.clone(),
+            readiness.clone(),
+            config.models.iter().map(|model| model.id.clone()).collect(),
+        ),
+        mesh: deps.mesh,
     });
     let operators = Arc::new(admin::Operators::new(&config.operators));
     let requests_max = config
         .requests_in_flight_max
         .saturating_add(config.rollouts_in_flight_max);
+    let stored = Arc::new(surfaces::ResponseStore::new(
+        surfaces::StoreLimits {
+            bytes_max: config.responses_stored_bytes_max,
+            tenant_responses_max: tuning.responses_tenant_max,
+            age_max: tuning.responses_age_max,
+        },
+        metrics.clone(),
+    ));
+    let forgets = stored.clone();
     let usage = usage::UsageService::start(
         config.usage_dir.as_deref(),
         requests_max,
         deps.store.clone(),
         limiter.budgets(),
+        Arc::new(move |tenant, age| forgets.forget_tenant(tenant, age, Instant::now())),
         &metrics,
     )?;
     let gateway = Arc::new(http::GatewayState {
@@ -263,14 +286,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             },
             metrics.clone(),
         ),
-        stored: Arc::new(surfaces::ResponseStore::new(
-            surfaces::StoreLimits {
-                bytes_max: config.responses_stored_bytes_max,
-                tenant_responses_max: tuning.responses_tenant_max,
-                age_max: tuning.responses_age_max,
-            },
-            metrics.clone(),
-        )),
+        stored,
         metrics,
         unknown_fields: intake::UnknownFields::new(config.strict_fields),
         tuning,
@@ -279,14 +295,25 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
-    let operations = config.operations_listen.map(|listen| {
-        let (metrics, ready) = (&deps.metrics, readiness.clone());
+    let has_console = config.console == Some(true);
+    let listen_for_operators = |listen: SocketAddr| {
+        let (metrics, ready, gateway) = (&deps.metrics, readiness.clone(), gateway.clone());
+        let (admin, operators) = (admin.clone(), operators.clone());
         operations::listen(listen, &config, metrics, ready, move |app| {
-            http::operations_routes(app);
+            http::operations_routes(&gateway, app);
             admin::routes(&admin, &operators, app);
+            if has_console {
+                console::routes(app);
+            }
         })
-    });
-    let operations = operations.transpose()?;
+    };
+    let operations = match config.operations_listen {
+        None => None,
+        Some(listen) => Some(match listen_for_operators(listen) {
+            Err(_) if config.is_trial => listen_for_operators((listen.ip(), 0).into())?,
+            listener => listener?,
+        }),
+    };
     let mut http = config.http.clone();
     // Bodies that are late are refused by `BodyReader`, which counts them. The listener's own limit comes after it.
     http.body_ms_max = http.body_ms_max.saturating_add(BODY_SLACK_MS);
@@ -302,7 +329,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         address: config.address_limit(),
         cors_origins: config.cors_origins.clone(),
         logs_access: true,
-        hides_metrics: operations.is_some(),
+        hides_metrics: operations.is_some() && !config.is_trial,
     };
     let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);

@@ -207,6 +207,7 @@ impl MeshFile {
         if self.gateway.usage_dir.is_none() {
             self.gateway.usage_dir = Some(self.draft_store.data_dir.join("usage"));
         }
+        self.gateway.fill_in_console();
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.
             self.worker.advertise_url = "local:".into();

@@ -10,6 +10,7 @@ pub mod config;
 pub mod health;
 mod local;
 mod local_operator;
+mod mesh_admin;
 pub mod mesh_roles;
 pub mod roles;
 pub mod serve;

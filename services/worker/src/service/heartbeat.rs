@@ -128,7 +128,13 @@ impl Heartbeats {
         self.kv = match &parts.engine {
             WorkerEngine::Verifying(engine) => {
                 let report = tokio::time::timeout(CALL_TIMEOUT, engine.kv_report()).await;
-                report.unwrap_or_default()
+                let report = report.unwrap_or_default();
+                if let Some(report) = &report {
+                    let capacity = report.capacity_tokens.max(1) as f64;
+                    let share = report.running_tokens as f64 / capacity;
+                    parts.shared.metrics.kv_usage(share);
+                }
+                report
             }
             WorkerEngine::Streaming(engine) => {
                 let metrics = &parts.shared.metrics;
@@ -145,11 +151,13 @@ impl Heartbeats {
     /// Sends heartbeats until aborted, the first one after `pause`.
     pub(crate) async fn run(mut self, mut pause: Duration) {
         let drain = self.worker.parts.drain.clone();
+        let mut orders = self.worker.parts.ordered_drain.orders();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 // The scheduler should know of a drain at once.
                 () = drain.begun(), if !drain.is_draining() => {}
+                Ok(()) = orders.changed() => {}
             }
             pause = self.send().await;
         }
