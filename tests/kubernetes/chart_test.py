@@ -9,6 +9,7 @@ import subprocess
 import kubernetes_validate
 import pytest
 import yaml
+from helm_python.chart import Chart, package
 from helm_python.errors import HelmError
 
 import schemas
@@ -179,6 +180,14 @@ VARIATIONS = {
     "gateway.replicas": (
         {"gateway": {"replicas": 5}},
         lambda o: spec(o, "Deployment", "refrain-gateway")["replicas"] == 5,
+    ),
+    "gateway.replicas divide limits": (
+        {"gateway": {"replicas": 4}},
+        lambda o: config(o, "gateway")["gateway"]["limit_share"] == 0.25,
+    ),
+    "gateway.limit_share": (
+        {"config": {"gateway": {"limit_share": 0.7}}},
+        lambda o: config(o, "gateway")["gateway"]["limit_share"] == 0.7,
     ),
     "gateway.autoscaling": (
         {"gateway": {"autoscaling": {"enabled": True, "maxReplicas": 7}}},
@@ -573,8 +582,13 @@ def test_a_change_restarts_only_the_pods_that_read_it():
 
 def test_alerts_and_dashboards_are_those_of_the_repository():
     objects = render(SIZES["team"])
-    alerts = yaml.safe_load((ROOT / "deploy" / "observability" / "alerts.yml").read_text())
-    assert spec(objects, "PrometheusRule", "refrain") == alerts
+    files = [ROOT / "deploy" / "observability" / name for name in ("alerts.yml", "slo.yml")]
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    assert spec(objects, "PrometheusRule", "refrain") == {"groups": groups}
+    # They look for jobs whose names begin so.
+    for endpoint in spec(objects, "PodMonitor", "refrain")["podMetricsEndpoints"]:
+        [relabeling] = endpoint["relabelings"]
+        assert (relabeling["targetLabel"], relabeling["replacement"]) == ("job", "refrain-$1")
     shown = {
         key: json.loads(value)
         for object in of_kind(objects, "ConfigMap")
@@ -586,6 +600,17 @@ def test_alerts_and_dashboards_are_those_of_the_repository():
     for object in of_kind(objects, "ConfigMap"):
         # The limit of Kubernetes for an object.
         assert len(json.dumps(object)) < 1_000_000
+
+
+def test_a_package_of_the_chart_is_whole_and_small(tmp_path):
+    file = package(str(CHART), destination=str(tmp_path))
+    # A release keeps its chart in a Secret, which takes a megabyte.
+    assert pathlib.Path(file).stat().st_size < 500_000
+    with Chart.load(file) as chart:
+        texts = chart.render(SIZES["team"], name="refrain", namespace="llm")
+    objects = [object for path, text in texts.items() if path.endswith(".yaml") for object in yaml.safe_load_all(text)]
+    names = [object["metadata"]["name"] for object in objects if object]
+    assert sorted(names) == sorted(object["metadata"]["name"] for object in render(SIZES["team"]))
 
 
 def test_the_keys_that_are_made_are_of_the_form_that_the_program_expects():
