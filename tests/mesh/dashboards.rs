@@ -326,15 +326,12 @@ async fn queries_about_several_workers_return_data_with_them() -> anyhow::Result
     let urls = urls.map(|service| mesh.url(service));
     let prometheus = Prometheus::start(&urls, &[]).await?;
     let client = mesh.client();
-    let sample = |number: usize| {
+    let sample = async |number: usize| {
         let chat = Chat::random(number).max_tokens(150).set("group", "g");
-        client.chat(&chat.speculation("suffix"))
+        client.chat(&chat.speculation("suffix")).await
     };
     let say = async || {
-        let said = futures_util::future::join_all((0..4).map(|number| {
-            let sample = &sample;
-            async move { sample(number).await }
-        }));
+        let said = futures_util::future::join_all((0..4).map(&sample));
         said.await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         let alone = Chat::random(1).max_tokens(100).speculation("suffix");
         client.chat(&alone).await.map(drop)
