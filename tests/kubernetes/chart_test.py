@@ -1,9 +1,11 @@
 """The chart: lint, rendering, schemas, and the rules that its objects keep."""
 
+import base64
 import copy
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 
 import kubernetes_validate
@@ -623,6 +625,35 @@ def test_the_keys_that_are_made_are_of_the_form_that_the_program_expects():
     assert re.fullmatch(r"rfk-[0-9a-f]{12}-[A-Za-z0-9_-]{43}", api_key)
     for secret in of_kind(objects, "Secret"):
         assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_an_upgrade_keeps_the_keys_that_are_there(tmp_path):
+    """Without a cluster `lookup` finds nothing, so a copy of the chart looks among the values."""
+    copied = shutil.copytree(CHART, tmp_path / "refrain")
+    template = copied / "templates" / "secrets.yaml"
+    text, replaced = re.subn(
+        r'lookup "v1" "Secret" \.Release\.Namespace (\$\w+)', r"get .Values.global.existing \1", template.read_text()
+    )
+    assert replaced == 3
+    template.write_text(text)
+
+    def secrets(existing):
+        with Chart.load(str(copied)) as chart:
+            texts = chart.render({"global": {"existing": existing}}, name="refrain", namespace="llm")
+        return list(yaml.safe_load_all(texts["refrain/templates/secrets.yaml"]))
+
+    def stored(secret):
+        """As the cluster keeps a Secret, and gives it back."""
+        plain = {key: base64.b64encode(text.encode()).decode() for key, text in secret.get("stringData", {}).items()}
+        return {"data": {**secret.get("data", {}), **plain}}
+
+    installed = {secret["metadata"]["name"]: stored(secret) for secret in secrets({})}
+    upgraded = {secret["metadata"]["name"]: stored(secret) for secret in secrets(installed)}
+    assert upgraded == installed and len(upgraded) == 3
+    # Tenants that an operator edited since stay as they are.
+    installed["refrain-tenants"]["data"]["tenants.toml"] = base64.b64encode(b"# edited").decode()
+    again = {secret["metadata"]["name"]: stored(secret) for secret in secrets(installed)}
+    assert again == installed
 
 
 def test_the_notes_show_a_first_call_for_the_first_model():
