@@ -1,5 +1,5 @@
-//! Every query of the dashboards returns data from a real Prometheus, which scrapes live meshes and an engine with the
-//! plugin inside.
+//! Every query of the dashboards returns data from a real Prometheus, which scrapes live meshes and an engine with
+//! the plugin inside.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -326,16 +326,13 @@ async fn queries_about_several_workers_return_data_with_them() -> anyhow::Result
     let urls = urls.map(|service| mesh.url(service));
     let prometheus = Prometheus::start(&urls, &[]).await?;
     let client = mesh.client();
-    let sample = |number: usize| {
-        let chat = Chat::random(number).max_tokens(150).set("group", "g");
-        client.chat(&chat.speculation("suffix"))
-    };
     let say = async || {
-        let said = futures_util::future::join_all((0..4).map(|number| {
-            let sample = &sample;
-            async move { sample(number).await }
-        }));
-        said.await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        let chats = [0, 1, 2, 3].map(|number| {
+            let chat = Chat::random(number).max_tokens(150).set("group", "g");
+            chat.speculation("suffix")
+        });
+        let said = futures_util::future::try_join_all(chats.iter().map(|chat| client.chat(chat)));
+        said.await?;
         let alone = Chat::random(1).max_tokens(100).speculation("suffix");
         client.chat(&alone).await.map(drop)
     };
