@@ -1,5 +1,5 @@
-//! Every query of the dashboards returns data from a real Prometheus, which scrapes live meshes and an engine with
-//! the plugin inside.
+//! Every query of the dashboards returns data from a real Prometheus, which scrapes live meshes and an engine with the
+//! plugin inside.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -326,13 +326,13 @@ async fn queries_about_several_workers_return_data_with_them() -> anyhow::Result
     let urls = urls.map(|service| mesh.url(service));
     let prometheus = Prometheus::start(&urls, &[]).await?;
     let client = mesh.client();
+    let sample = async |number: usize| {
+        let chat = Chat::random(number).max_tokens(150).set("group", "g");
+        client.chat(&chat.speculation("suffix")).await
+    };
     let say = async || {
-        let chats = [0, 1, 2, 3].map(|number| {
-            let chat = Chat::random(number).max_tokens(150).set("group", "g");
-            chat.speculation("suffix")
-        });
-        let said = futures_util::future::try_join_all(chats.iter().map(|chat| client.chat(chat)));
-        said.await?;
+        let said = futures_util::future::join_all((0..4).map(&sample));
+        said.await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         let alone = Chat::random(1).max_tokens(100).speculation("suffix");
         client.chat(&alone).await.map(drop)
     };

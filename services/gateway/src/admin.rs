@@ -1,13 +1,16 @@
 //! The admin API: tenants and keys over HTTP, for operators with tokens.
 //!
-//! Its routes are on the operations listener. `operators` has the guard in front of all of them. `tenants`, `keys`
-//! and `usage` have the handlers, and `acts` carries acts out and logs them.
+//! Its routes are on the operations listener. `operators` has the guard in front of all of them. `tenants`, `keys`,
+//! `usage`, `figures`, `orders` and `trial` have the handlers, and `acts` carries acts out and logs them.
 
 mod acts;
+mod figures;
 mod keys;
 mod operators;
+mod orders;
 mod state;
 mod tenants;
+mod trial;
 mod usage;
 
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use actix_web::{HttpResponse, web};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get};
 
+pub(crate) use figures::FigureSources;
 pub use operators::{OperatorConfig, OperatorToken};
 pub(crate) use operators::{Operators, operator_faults};
 pub(crate) use state::AdminState;
@@ -38,7 +42,12 @@ pub(crate) fn routes(
             .service(keys::of_tenant())
             .service(keys::rotation())
             .service(keys::one())
-            .service(get("/usage", usage::report)),
+            .service(get("/usage", usage::report))
+            .service(get("/figures", figures::show))
+            .service(orders::drain())
+            .service(orders::erasures())
+            .service(orders::compactions())
+            .service(trial::chat()),
     );
 }
 

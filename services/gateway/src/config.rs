@@ -1,7 +1,7 @@
 //! The configuration of the gateway: what an operator sets, and the fixed values beside it.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +27,13 @@ pub struct GatewayConfig {
     /// Address of a second listener, for operators only, such as `127.0.0.1:8090`. It has `/metrics`, `/healthz` and
     /// `/readyz`. With it, the first listener has no `/metrics`, which name the tenants.
     pub operations_listen: Option<SocketAddr>,
+    /// Whether the second listener has the console, a page for operators at `/console`. `refrain up` has it unless
+    /// this is false.
+    pub console: Option<bool>,
+    /// Whether the second listener is only a convenience of `refrain up`: it takes any other port where its own is
+    /// taken, and the first listener keeps its `/metrics`.
+    #[serde(skip)]
+    pub is_trial: bool,
     /// The certificate and the time limits of the second listener.
     pub operations_http: ListenerConfig,
     /// Threads that serve requests.
@@ -57,6 +64,9 @@ pub struct GatewayConfig {
     pub jwt: Option<JwtConfig>,
     /// Operators, who may call `/admin` on the operations listener. Without any there is no such API.
     pub operators: Vec<OperatorConfig>,
+    /// Credential of the role `operator`, by which the gateway carries out what its operators order at workers and at
+    /// the draft store. A mesh with a secret needs none.
+    pub operator_credential_file: Option<PathBuf>,
     /// File to which each administrative act is appended before it is carried out. Operators need one.
     pub audit_file: Option<PathBuf>,
     /// Directory of the usage journal: tokens of tenants, keys and models, for bills and for budgets per day and
@@ -249,6 +259,8 @@ impl Default for GatewayConfig {
             listen: "127.0.0.1:8080".into(),
             http: ListenerConfig::default(),
             operations_listen: None,
+            console: None,
+            is_trial: false,
             operations_http: ListenerConfig::default(),
             threads: 2,
             connections_max: 16_384,
@@ -262,6 +274,7 @@ impl Default for GatewayConfig {
             tenants_cache_file: None,
             jwt: None,
             operators: Vec::new(),
+            operator_credential_file: None,
             audit_file: None,
             usage_dir: None,
             limit_share: 1.0,
@@ -306,7 +319,27 @@ fn is_origin(text: &str) -> bool {
             .is_some_and(|(scheme, host)| !scheme.is_empty() && is_host(host))
 }
 
+/// Address of the console of `refrain up`, if nobody else has it.
+const CONSOLE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
+
 impl GatewayConfig {
+    /// Adds the console, which `refrain up` has unless the configuration says otherwise. Without an operations
+    /// listener it gets one that only this machine reaches.
+    pub fn fill_in_console(&mut self) {
+        if self.console == Some(false) {
+            return;
+        }
+        self.console = Some(true);
+        if self.operations_listen.is_none() {
+            let mut address = CONSOLE;
+            if self.listen.ends_with(":0") {
+                address.set_port(0);
+            }
+            self.operations_listen = Some(address);
+            self.is_trial = true;
+        }
+    }
+
     /// The faults of the keys about tenants and operators.
     fn tenants_faults(&self) -> Vec<String> {
         let has_operators = !self.operators.is_empty();
@@ -318,6 +351,10 @@ impl GatewayConfig {
             (
                 self.tenants_cache_file.is_some() && !self.tenants_in_store,
                 "tenants_cache_file: only with tenants_in_store",
+            ),
+            (
+                self.console == Some(true) && self.operations_listen.is_none(),
+                "console: set operations_listen as well, since the console is on that listener",
             ),
             (
                 has_operators && self.operations_listen.is_none(),

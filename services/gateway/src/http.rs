@@ -65,9 +65,19 @@ pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) 
         .service(get("/v1/models/{id:.*}", get_model));
 }
 
-/// Adds the routes of the operations listener, beside those that every listener has.
-pub(crate) fn operations_routes(app: &mut web::ServiceConfig) {
-    app.service(get("/version", probes::version));
+/// Adds the routes of the operations listener, beside those that every listener has. [`try_chat`] needs the gateway.
+pub(crate) fn operations_routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
+    app.app_data(web::Data::from(gateway.clone()))
+        .service(get("/version", probes::version));
+}
+
+/// Carries out a chat on another route than that of clients.
+pub(crate) async fn try_chat(
+    gateway: web::Data<GatewayState>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    generate(gateway, Surface::Chat, request, payload).await
 }
 
 /// Refuses a method of Anthropic's routes in its shape.

@@ -16,6 +16,7 @@
 
 mod admin;
 mod config;
+mod console;
 mod http;
 mod intake;
 mod metrics;
@@ -36,7 +37,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{DraftStore, Scheduler, Workers};
+use refrain_rpc::{DraftStore, MeshAdmin, Scheduler, Workers};
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
@@ -63,6 +64,8 @@ pub struct GatewayDeps {
     pub workers: Arc<dyn Workers>,
     /// Keeps the logs of groups, and knows the lengths of earlier outputs.
     pub store: Arc<dyn DraftStore>,
+    /// The services that operators look at and give orders to.
+    pub mesh: MeshAdmin,
     /// Signs namespaces, which only the gateway does.
     pub signer: NamespaceSigner,
     /// Reads the files of models.
@@ -217,6 +220,14 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         store: deps.store.clone(),
         audit_file: config.audit_file.clone(),
         metrics: metrics.clone(),
+        figures: admin::FigureSources::new(
+            deps.metrics.clone(),
+            deps.mesh.metrics.clone(),
+            deps.scheduler.clone(),
+            readiness.clone(),
+            config.models.iter().map(|model| model.id.clone()).collect(),
+        ),
+        mesh: deps.mesh,
     });
     let operators = Arc::new(admin::Operators::new(&config.operators));
     let requests_max = config
@@ -284,14 +295,25 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
-    let operations = config.operations_listen.map(|listen| {
-        let (metrics, ready) = (&deps.metrics, readiness.clone());
+    let has_console = config.console == Some(true);
+    let listen_for_operators = |listen: SocketAddr| {
+        let (metrics, ready, gateway) = (&deps.metrics, readiness.clone(), gateway.clone());
+        let (admin, operators) = (admin.clone(), operators.clone());
         operations::listen(listen, &config, metrics, ready, move |app| {
-            http::operations_routes(app);
+            http::operations_routes(&gateway, app);
             admin::routes(&admin, &operators, app);
+            if has_console {
+                console::routes(app);
+            }
         })
-    });
-    let operations = operations.transpose()?;
+    };
+    let operations = match config.operations_listen {
+        None => None,
+        Some(listen) => Some(match listen_for_operators(listen) {
+            Err(_) if config.is_trial => listen_for_operators((listen.ip(), 0).into())?,
+            listener => listener?,
+        }),
+    };
     let mut http = config.http.clone();
     // Bodies that are late are refused by `BodyReader`, which counts them. The listener's own limit comes after it.
     http.body_ms_max = http.body_ms_max.saturating_add(BODY_SLACK_MS);
@@ -307,7 +329,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         address: config.address_limit(),
         cors_origins: config.cors_origins.clone(),
         logs_access: true,
-        hides_metrics: operations.is_some(),
+        hides_metrics: operations.is_some() && !config.is_trial,
     };
     let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);

@@ -15,6 +15,7 @@ mod draft_memory;
 mod driven_work;
 mod events;
 mod implicit_groups;
+mod kept_steps;
 mod lease_guard;
 mod output_text;
 mod parked_at;

@@ -121,6 +121,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) shape: Option<StreamShape>,
     /// The answer has no metrics, and nothing in its usage that tells what was known before.
     pub(crate) hides_metrics: bool,
+    /// The metrics of the answer have its steps.
+    pub(crate) traces_steps: bool,
     pub(crate) speculation: Speculation,
     pub(crate) urgency: Urgency,
     /// The output that the client predicts.
@@ -332,6 +334,7 @@ impl GenerateRequest {
             end_user: None,
             shape: None,
             hides_metrics: false,
+            traces_steps: parameters.step_trace.unwrap_or(false),
             urgency: fields::urgency(parameters)?,
             prediction: None,
             parsing: None,
@@ -410,6 +413,26 @@ impl GenerateRequest {
                 if is_best_of { "best_of" } else { "n" },
                 format!("the request has {choices} choices; at most {most} are allowed"),
             ));
+        }
+        Ok(())
+    }
+
+    /// Checks that the answer may have its steps, if it should.
+    ///
+    /// # Errors
+    /// The request has several choices, or its tenant hides what drafts bring.
+    pub(crate) fn check_trace(&self) -> Result<(), ApiError> {
+        let refused = |message| Err(ApiError::invalid("step_trace", message));
+        if !self.traces_steps {
+            return Ok(());
+        }
+        if self.hides_metrics || self.shape.is_some() {
+            return refused(
+                "step_trace: the answers of this tenant do not tell what drafts bring (hides_metrics or stream_shaping)",
+            );
+        }
+        if self.choice_count() > 1 {
+            return refused("step_trace: only a request for one choice can have it");
         }
         Ok(())
     }

@@ -108,7 +108,25 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role's name on the command line, in logs and in traces.
+    /// All of them.
+    pub(crate) const ALL: [Role; 6] = [
+        Role::Up,
+        Role::Gateway,
+        Role::Scheduler,
+        Role::Worker,
+        Role::DraftStore,
+        Role::ReferenceEngine,
+    ];
+
+    /// The command that starts it.
+    pub(crate) fn command(self) -> &'static str {
+        match self {
+            Role::Up => "up",
+            role => role.name(),
+        }
+    }
+
+    /// The role's name in logs and in traces.
     pub fn name(self) -> &'static str {
         match self {
             Role::Up => "refrain",
@@ -189,6 +207,7 @@ impl MeshFile {
         if self.gateway.usage_dir.is_none() {
             self.gateway.usage_dir = Some(self.draft_store.data_dir.join("usage"));
         }
+        self.gateway.fill_in_console();
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.
             self.worker.advertise_url = "local:".into();

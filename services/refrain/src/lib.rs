@@ -7,8 +7,10 @@
 mod cluster;
 mod command;
 pub mod config;
+pub mod health;
 mod local;
 mod local_operator;
+mod mesh_admin;
 pub mod mesh_roles;
 pub mod roles;
 pub mod serve;

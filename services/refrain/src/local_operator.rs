@@ -2,10 +2,12 @@
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
+
+use crate::config::MeshFile;
 
 /// The file of the token, in the data directory.
 const TOKEN_FILE: &str = "operator-token";
@@ -13,15 +15,24 @@ const TOKEN_FILE: &str = "operator-token";
 /// The file of the audit log, if the configuration names none.
 const AUDIT_FILE: &str = "audit.jsonl";
 
+/// Whether a gateway gets the operator: it has none, and only this machine reaches its operations listener.
+fn is_wanted(gateway: &GatewayConfig) -> bool {
+    let listen = gateway.operations_listen;
+    listen.is_some_and(|listen| listen.ip().is_loopback()) && gateway.operators.is_empty()
+}
+
+/// The file with the token of the operator that `refrain up` adds, if it adds one.
+pub(crate) fn token_file(file: &MeshFile) -> Option<PathBuf> {
+    is_wanted(&file.gateway).then(|| file.draft_store.data_dir.join(TOKEN_FILE))
+}
+
 /// Adds an operator to a gateway that has none, if only this machine reaches its operations listener. The token stays
 /// the same over restarts.
 ///
 /// # Errors
 /// The token cannot be read or written.
 pub(crate) fn add(gateway: &mut GatewayConfig, data_dir: &Path) -> anyhow::Result<()> {
-    let listen = gateway.operations_listen;
-    let is_local = listen.is_some_and(|listen| listen.ip().is_loopback());
-    if !is_local || !gateway.operators.is_empty() {
+    if !is_wanted(gateway) {
         return Ok(());
     }
     let path = data_dir.join(TOKEN_FILE);
@@ -41,6 +52,7 @@ pub(crate) fn add(gateway: &mut GatewayConfig, data_dir: &Path) -> anyhow::Resul
     gateway.operators.push(OperatorConfig {
         name: "local".into(),
         token_sha256: OperatorToken::sha256_of(token.trim()),
+        read_only: false,
     });
     let audit_file = || data_dir.join(AUDIT_FILE);
     gateway.audit_file.get_or_insert_with(audit_file);

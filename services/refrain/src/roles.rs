@@ -8,7 +8,7 @@ use anyhow::Context;
 use backon::{ExponentialBuilder, Retryable};
 use refrain_gateway::GatewayDeps;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{HttpScheduler, HttpWorkers, draft_store};
+use refrain_rpc::{HttpScheduler, HttpWorkers, MeshAdmin, draft_store};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials, NamespaceSigner};
@@ -19,6 +19,7 @@ use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, conn
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
 use crate::local_operator;
+use crate::mesh_admin;
 use crate::mesh_roles::check_own;
 
 /// The services of this process, in the order in which they stop. A caller stops before the service that it calls, so
@@ -68,6 +69,7 @@ impl Process {
                     workers: Arc::new(HttpWorkers::new(client)),
                     signer: NamespaceSigner::new(&file.mesh)?,
                     model_files: Arc::new(model_files),
+                    mesh: mesh_admin::of_gateway(&file, &credentials, &metrics)?,
                     metrics,
                     clocks,
                 };
@@ -148,9 +150,15 @@ impl Process {
         };
         let worker = refrain_worker::start(file.worker, with).await?;
         let worker = self.worker.insert(worker);
+        let workers = Arc::new(LocalWorkers::new(worker.handle()));
         let deps = GatewayDeps {
+            mesh: MeshAdmin {
+                store: Arc::new(store.handle()),
+                workers: workers.clone(),
+                metrics: None,
+            },
             scheduler: Arc::new(scheduler.handle()),
-            workers: Arc::new(LocalWorkers::new(worker.handle())),
+            workers,
             store: Arc::new(store.handle()),
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -12,6 +12,7 @@ use refrain_service_kit::telemetry;
 
 use crate::cluster;
 use crate::config::{MeshFile, Role};
+use crate::local_operator;
 use crate::roles::Process;
 use crate::signals::StopSignals;
 use crate::welcome::example_request;
@@ -78,6 +79,8 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
         scheme(&file.gateway.http),
         scheme(&file.gateway.operations_http),
     );
+    let has_console = file.gateway.console == Some(true);
+    let token_file = local_operator::token_file(&file);
     run(Role::Up, file, |addr, process| {
         let (model, key) = (model.unwrap_or_default(), key.unwrap_or_default());
         let url = format!("{gateway}://{addr}");
@@ -86,6 +89,9 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
             .map(|addr| format!("{operations}://{addr}"));
         let metrics = operations.as_ref().unwrap_or(&url);
         println!("{}", welcome(&url, metrics, &model, &key, verifies_drafts));
+        if let Some(operations) = operations.filter(|_| has_console) {
+            println!("{}", console_lines(&operations, token_file.as_deref()));
+        }
     })
 }
 
@@ -121,6 +127,15 @@ fn welcome(url: &str, metrics: &str, model: &str, key: &str, verifies_drafts: bo
          Metrics:   {metrics}/metrics\n\
          Benchmark: refrain bench --url {url}"
     )
+}
+
+/// How the console is reached, and where its token is.
+fn console_lines(operations: &str, token_file: Option<&Path>) -> String {
+    let console = format!("Console:   {operations}/console");
+    match token_file {
+        Some(file) => format!("{console}, with the token in {}", file.display()),
+        None => console,
+    }
 }
 
 /// Starts a role, waits for a signal, and drains. A second signal skips the drain.

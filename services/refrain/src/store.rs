@@ -24,6 +24,8 @@ use refrain_protocol::document::StoreStats;
 use refrain_rpc::StoreAdmin;
 use serde::Serialize;
 
+pub(crate) use replicas::Replicas;
+
 use erase::EraseArgs;
 use export::ExportArgs;
 use import::ImportArgs;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
 use refrain_protocol::ApiError;
-use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, ServedModel};
+use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, ServedModel, WorkerReport};
 use tokio::sync::oneshot;
 
 use crate::dispatch::DispatchState;
@@ -31,6 +31,9 @@ pub(crate) enum DispatchMessage {
     },
     Models {
         reply: oneshot::Sender<Vec<ServedModel>>,
+    },
+    Workers {
+        reply: oneshot::Sender<Vec<WorkerReport>>,
     },
     Observe {
         reply: oneshot::Sender<DispatchState>,
@@ -101,6 +104,12 @@ impl DispatchActor {
             DispatchMessage::Models { reply } => {
                 if let Some(models) = dispatcher.read(|core| core.models()) {
                     let _ = reply.send(models);
+                }
+            }
+            DispatchMessage::Workers { reply } => {
+                let now_ms = dispatcher.now_ms();
+                if let Some(workers) = dispatcher.read(|core| core.worker_reports(now_ms)) {
+                    let _ = reply.send(workers);
                 }
             }
             DispatchMessage::Observe { reply } => {

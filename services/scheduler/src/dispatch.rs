@@ -48,6 +48,7 @@ use lru::LruCache;
 use refrain_protocol::prefix::PREFIXES_MAX;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, LeaseFinish, LeaseOutcome, LeaseRequest, RequestClass, ServedModel,
+    WorkerReport,
 };
 use refrain_protocol::{ApiError, LeaseId, RequestId, WorkerId};
 
@@ -202,6 +203,11 @@ impl Dispatch {
     /// The models that live workers serve.
     pub fn models(&self) -> Vec<ServedModel> {
         self.workers.models()
+    }
+
+    /// The live workers at `now_ms`, for operators.
+    pub fn worker_reports(&self, now_ms: u64) -> Vec<WorkerReport> {
+        self.workers.reports(self.now_ms.max(now_ms))
     }
 
     /// A snapshot of the state at `now_ms`.

@@ -7,7 +7,7 @@ use actix::Recipient;
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
-    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
+    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerReport,
 };
 use refrain_rpc::Scheduler;
 use refrain_service_kit::mesh::MeshAuth;
@@ -205,5 +205,9 @@ impl Scheduler for SchedulerHandle {
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
         self.ask(|reply| DispatchMessage::Models { reply }).await
+    }
+
+    async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
+        self.ask(|reply| DispatchMessage::Workers { reply }).await
     }
 }

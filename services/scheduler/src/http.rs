@@ -11,7 +11,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use futures_util::stream::{self, Stream};
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
-    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
+    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerReport,
 };
 use refrain_rpc::{LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler as _};
 use refrain_service_kit::http::{HttpResult, RouteRoles, get, mesh_only, post};
@@ -29,6 +29,10 @@ const ROLES: &RouteRoles = &[
         "/internal/v1/models",
         &[MeshRole::Gateway, MeshRole::Operator],
     ),
+    (
+        "/internal/v1/workers",
+        &[MeshRole::Gateway, MeshRole::Operator],
+    ),
     ("/debug/state", &[MeshRole::Operator]),
 ];
 
@@ -41,7 +45,8 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh
             .service(post("/lease", lease))
             .service(post("/finish", finish))
             .service(post("/heartbeat", heartbeat))
-            .service(get("/models", models)),
+            .service(get("/models", models))
+            .service(get("/workers", workers)),
     );
     // The state names tenants, so this route is for the mesh as well.
     app.service(
@@ -104,6 +109,10 @@ async fn heartbeat(
 
 async fn models(handle: Data<SchedulerHandle>) -> HttpResult<Json<Vec<ServedModel>>> {
     Ok(Json(handle.models().await?))
+}
+
+async fn workers(handle: Data<SchedulerHandle>) -> HttpResult<Json<Vec<WorkerReport>>> {
+    Ok(Json(handle.workers().await?))
 }
 
 async fn observe(handle: Data<SchedulerHandle>) -> HttpResult<Json<DispatchState>> {

@@ -52,7 +52,7 @@ use crate::drive::SharedDrive;
 use crate::metrics::WorkerMetrics;
 use crate::parking::Parking;
 use crate::routing::{DraftSettings, HeadReports, Proposers, Routing, profile};
-use crate::service::{Heartbeats, WorkerParts};
+use crate::service::{Heartbeats, OrderedDrain, WorkerParts};
 use crate::shared::Shared;
 use crate::streaming::StreamContext;
 
@@ -150,6 +150,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
             uploader,
             auth: with.auth,
             drain: Drain::new(),
+            ordered_drain: OrderedDrain::new(),
             engine: with.engine,
             streams,
             draft_settings,

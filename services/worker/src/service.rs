@@ -4,8 +4,10 @@ mod handle;
 mod heartbeat;
 mod http;
 mod keep_alive;
+mod ordered_drain;
 
 pub use self::handle::WorkerHandle;
 pub(crate) use self::handle::WorkerParts;
 pub(crate) use self::heartbeat::Heartbeats;
 pub(crate) use self::http::serve;
+pub(crate) use self::ordered_drain::OrderedDrain;

@@ -19,5 +19,6 @@ pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,
     CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason,
     FunctionCall, ModelCard, ModelList, PromptLogprob, PromptLogprobs, PromptTokensDetails,
-    ResponseMetrics, SpeculativeDecoding, Timings, ToolCall, TopLogprob, Usage,
+    ResponseMetrics, SpeculativeDecoding, StepTrace, Timings, ToolCall, TopLogprob, TracedDraft,
+    TracedStep, Usage,
 };

@@ -268,6 +268,49 @@ pub struct HeartbeatReply {
     pub give_way: Vec<LeaseId>,
 }
 
+/// A live worker, as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerReport {
+    /// Its name.
+    pub worker: WorkerId,
+    /// Its base URL.
+    pub url: String,
+    /// Public name of its model.
+    pub model: String,
+    /// Chunks that it runs or is about to run.
+    pub running: u32,
+    /// Most chunks that it decodes at once.
+    pub max_running: u32,
+    /// It takes no new chunks.
+    pub draining: bool,
+    /// A chunk failed there, and it has neither reported nor completed one since.
+    pub suspect: bool,
+    /// Milliseconds since its last heartbeat.
+    pub silent_ms: u64,
+    /// The KV cache of its engine; `None` where the engine does not say.
+    pub kv: Option<KvUse>,
+}
+
+/// The use of a KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvUse {
+    /// Tokens that it holds at most.
+    pub capacity_tokens: u64,
+    /// Tokens of running requests.
+    pub running_tokens: u64,
+    /// Tokens that it keeps for requests that may come back.
+    pub kept_tokens: u64,
+}
+
+/// The order of an operator to a worker. It holds until another one, or until the worker's process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerDrain {
+    /// Whether the worker takes no new chunks, and sends its running ones elsewhere after its grace. `false` takes an
+    /// earlier order back.
+    pub drains: bool,
+}
+
 /// A model that at least one live worker serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedModel {

@@ -9,6 +9,7 @@
 mod chunk_body;
 mod codec;
 mod draft_store;
+mod mesh_admin;
 mod replica_peer;
 mod scheduler;
 mod store_admin;
@@ -20,6 +21,7 @@ mod worker;
 pub use chunk_body::{CHUNK_CONTENT_TYPE, decode_chunk, encode_chunk};
 pub use codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
 pub use draft_store::{DraftStore, HttpDraftStore};
+pub use mesh_admin::{MeshAdmin, MeshPart, MetricsPages};
 pub use replica_peer::{HttpReplicaPeer, ReplicaPeer};
 pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};
 pub use store_admin::{HttpStoreAdmin, StoreAdmin};

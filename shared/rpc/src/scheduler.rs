@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use refrain_protocol::scheduling::{
-    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
+    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerReport,
 };
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
@@ -37,6 +37,15 @@ pub trait Scheduler: Send + Sync {
 
     /// Lists the models that live workers serve.
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError>;
+
+    /// Lists the live workers, for operators.
+    ///
+    /// # Errors
+    /// `NotFound` from a scheduler that does not offer it.
+    async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
+        let message = "this scheduler does not list its workers";
+        Err(ApiError::new(ErrorKind::NotFound, message))
+    }
 }
 
 /// Time between two line feeds that the scheduler sends while a call for a lease waits. A call that ends sooner gets
@@ -53,7 +62,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest answer to a call for a lease, bytes.
 const LEASE_BYTES_MAX: usize = 64 << 10;
 
-/// [`Scheduler`] over HTTP: `POST /internal/v1/{lease,finish,heartbeat}`, `GET /internal/v1/models`, JSON.
+/// [`Scheduler`] over HTTP: `POST /internal/v1/{lease,finish,heartbeat}`, `GET /internal/v1/{models,workers}`, JSON.
 ///
 /// A call for a lease waits in a queue, so it has no deadline. Instead the scheduler must not fall silent: it sends a
 /// line feed, which JSON skips, every [`LEASE_ALIVE_EVERY`], and then a [`LeaseAnswer`]. Short calls that are
@@ -141,5 +150,9 @@ impl Scheduler for HttpScheduler {
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
         self.client.get_json("/internal/v1/models").await
+    }
+
+    async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
+        self.client.get_json("/internal/v1/workers").await
     }
 }

@@ -11,6 +11,7 @@ use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use lru::LruCache;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
+use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
 use refrain_service_kit::http::MeshClient;
@@ -36,6 +37,16 @@ pub trait Worker: Send + Sync {
 
     /// Tells where the output ends, before a stream is dropped on purpose.
     async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError>;
+
+    /// Takes the order of an operator to drain, or to work again. Repeats are harmless.
+    ///
+    /// # Errors
+    /// `NotFound` from a worker that does not offer it.
+    async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
+        let _ = order;
+        let message = "this worker takes no orders to drain";
+        Err(ApiError::new(ErrorKind::NotFound, message))
+    }
 }
 
 /// Finds the worker that a lease names.
@@ -44,7 +55,7 @@ pub trait Workers: Send + Sync {
     fn at(&self, url: &str) -> Arc<dyn Worker>;
 }
 
-/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], and `POST /internal/v1/cut`.
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], and `POST /internal/v1/{cut,drain}`.
 ///
 /// The response to a chunk has one [`ChunkEvent`] or `{"error": ApiError}` per line in JSON. An empty line shows that
 /// the worker is alive but has no event yet, which tells a slow engine from a worker that has stopped.
@@ -79,6 +90,11 @@ impl Worker for HttpWorker {
     async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError> {
         let path = "/internal/v1/cut";
         self.client.post_json(path, &cut, None).await
+    }
+
+    async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
+        let path = "/internal/v1/drain";
+        self.client.post_json(path, &order, None).await
     }
 }
 

@@ -59,31 +59,55 @@ pub(super) async fn carry_out(
     act: TenantAct,
     expected: Option<u64>,
 ) -> Result<Done, ApiError> {
+    let store = state.source.writable()?.clone();
+    let mut act = act;
+    let key = act.make_key()?;
+    let what = act.description();
+    let change = async move {
+        let now = clock::unix_s().cast_signed();
+        source::carry_out(&*store, &act, expected, now).await
+    };
+    let tenant = audited(state, operator, what, change).await?;
+    Ok(Done { tenant, key })
+}
+
+/// Carries an act out for an operator, with lines in the audit log before and after, to its end even if the caller
+/// hangs up. `what` describes it without any text of a prompt or an output.
+///
+/// # Errors
+/// `Unavailable` if the audit log cannot be written; nothing has happened then. Otherwise as the act.
+pub(super) async fn audited<T, F>(
+    state: Data<AdminState>,
+    operator: Operator,
+    what: String,
+    act: F,
+) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, ApiError>> + Send + 'static,
+{
     let state = state.into_inner();
-    let act = tokio::spawn(async move { state.run(&operator, act, expected).await });
+    let act = tokio::spawn(async move { state.run(&operator, &what, act).await });
     act.await.map_err(ApiError::internal)?
 }
 
 impl AdminState {
-    async fn run(
+    async fn run<T>(
         &self,
         operator: &Operator,
-        mut act: TenantAct,
-        expected: Option<u64>,
-    ) -> Result<Done, ApiError> {
-        let store = self.source.writable()?;
-        let key = act.make_key()?;
-        let (number, what) = (next_number(), act.description());
-        self.log(number, operator, &what, "begun").await?;
-        let now = clock::unix_s().cast_signed();
-        let outcome = source::carry_out(&**store, &act, expected, now).await;
+        what: &str,
+        act: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        let number = next_number();
+        self.log(number, operator, what, "begun").await?;
+        let outcome = act.await;
         let text = match &outcome {
             Ok(_) => "done".to_owned(),
             Err(error) => error.message.clone(),
         };
         let is_done = outcome.is_ok();
         tracing::info!(
-            operator = operator.0,
+            operator = operator.name,
             act = what,
             is_done,
             "an administrative act"
@@ -92,11 +116,8 @@ impl AdminState {
         let acts = &self.metrics.families.admin_acts;
         acts.with_label_values(&[label]).inc();
         // The act stands, whether or not its outcome can be logged.
-        let _ = self.log(number, operator, &what, &text).await;
-        Ok(Done {
-            tenant: outcome?,
-            key,
-        })
+        let _ = self.log(number, operator, what, &text).await;
+        outcome
     }
 
     async fn log(
@@ -106,7 +127,7 @@ impl AdminState {
         act: &str,
         outcome: &str,
     ) -> Result<(), ApiError> {
-        let (path, operator) = (self.audit_file.clone(), operator.0.clone());
+        let (path, operator) = (self.audit_file.clone(), operator.name.clone());
         let (act, outcome) = (act.to_owned(), outcome.to_owned());
         let write = move || {
             let line = Line {

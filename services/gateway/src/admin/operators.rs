@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Payload, Service, ServiceRequest, ServiceResponse, Transform};
+use actix_web::http::Method;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::middleware::{Next, from_fn};
 use actix_web::{Error, FromRequest, HttpMessage as _, HttpRequest, ResponseError as _};
@@ -29,6 +30,8 @@ pub struct OperatorConfig {
     pub name: String,
     /// SHA-256 of the token in hex. `refrain keys operator NAME` makes both.
     pub token_sha256: String,
+    /// Whether the operator may look, and change nothing.
+    pub read_only: bool,
 }
 
 /// A new token of an operator. It is shown once.
@@ -84,12 +87,18 @@ pub(crate) fn operator_faults(operators: &[OperatorConfig]) -> Vec<String> {
 }
 
 /// All operators. It has only the hashes of their tokens.
-pub(crate) struct Operators(Vec<(String, [u8; 32])>);
+pub(crate) struct Operators(Vec<(Operator, [u8; 32])>);
 
 impl Operators {
     /// The operators of a checked configuration.
     pub(crate) fn new(operators: &[OperatorConfig]) -> Self {
-        let hashed = |operator: &OperatorConfig| Some((operator.name.clone(), hash_of(operator)?));
+        let hashed = |config: &OperatorConfig| {
+            let operator = Operator {
+                name: config.name.clone(),
+                is_read_only: config.read_only,
+            };
+            Some((operator, hash_of(config)?))
+        };
         Operators(operators.iter().filter_map(hashed).collect())
     }
 
@@ -98,15 +107,15 @@ impl Operators {
     }
 
     /// The operator of an `Authorization` header. All are compared, so the time does not tell which one matched.
-    fn of(&self, authorization: Option<&str>) -> Result<&str, ApiError> {
+    fn of(&self, authorization: Option<&str>) -> Result<&Operator, ApiError> {
         let token = authorization
             .and_then(|text| text.trim().split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| digest(token.trim()));
         let mut found = None;
-        for (name, hash) in &self.0 {
+        for (operator, hash) in &self.0 {
             if token.is_some_and(|token| token.ct_eq(hash).into()) {
-                found = Some(name.as_str());
+                found = Some(operator);
             }
         }
         found.ok_or_else(|| {
@@ -118,8 +127,26 @@ impl Operators {
 }
 
 /// The operator who calls. Only the guard makes one, so a handler that takes it is behind the guard.
-#[derive(Clone)]
-pub(super) struct Operator(pub(super) String);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operator {
+    pub(super) name: String,
+    /// May look, and change nothing.
+    pub(super) is_read_only: bool,
+}
+
+impl Operator {
+    /// Checks that the operator may make a call with this method.
+    fn check(&self, method: &Method) -> Result<(), ApiError> {
+        if !self.is_read_only || method.is_safe() {
+            return Ok(());
+        }
+        let message = format!(
+            "the operator {} may look and change nothing (read_only)",
+            self.name
+        );
+        Err(ApiError::new(ErrorKind::Forbidden, message).with_code("operator_read_only"))
+    }
+}
 
 impl FromRequest for Operator {
     type Error = HttpError;
@@ -151,14 +178,20 @@ where
         async move {
             let header = request.headers().get(AUTHORIZATION);
             let header = header.and_then(|value| value.to_str().ok());
-            match operators.of(header) {
-                Ok(name) => {
-                    request.extensions_mut().insert(Operator(name.to_owned()));
+            let operator = operators.of(header).inspect_err(|_| {
+                tracing::warn!(peer = ?request.peer_addr(), "a call of the admin API had no token of an operator");
+            });
+            let operator = operator.and_then(|operator| {
+                operator.check(request.method())?;
+                Ok(operator.clone())
+            });
+            match operator {
+                Ok(operator) => {
+                    request.extensions_mut().insert(operator);
                     let response = next.call(request).await?;
                     Ok(response.map_into_left_body())
                 }
                 Err(error) => {
-                    tracing::warn!(peer = ?request.peer_addr(), "a call of the admin API had no token of an operator");
                     // This is a response and not an error, so that the listener counts it like any other.
                     let response = HttpError(error).error_response().map_into_right_body();
                     Ok(request.into_response(response))
@@ -181,11 +214,12 @@ mod tests {
         let config = |name: &str, token: &OperatorToken| OperatorConfig {
             name: name.into(),
             token_sha256: token.sha256.clone(),
+            read_only: false,
         };
         let configs = [config("ann", &ann), config("ben", &ben)];
         assert_eq!(operator_faults(&configs), Vec::<String>::new());
         let operators = Operators::new(&configs);
-        let of = |header: String| operators.of(Some(&header)).map(str::to_owned);
+        let of = |header: String| operators.of(Some(&header)).map(|found| found.name.clone());
         assert_eq!(of(format!("Bearer {}", ann.token)).unwrap(), "ann");
         assert_eq!(of(format!("bearer  {} ", ben.token)).unwrap(), "ben");
         for wrong in [
@@ -205,6 +239,7 @@ mod tests {
         let config = |name: &str, hash: &str| OperatorConfig {
             name: name.into(),
             token_sha256: hash.into(),
+            read_only: false,
         };
         let hash = "00".repeat(32);
         let faults = operator_faults(&[config("", &hash), config("a", "ab"), config("a", &hash)]);

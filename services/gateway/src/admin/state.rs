@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use refrain_rpc::DraftStore;
+use refrain_rpc::{DraftStore, MeshAdmin};
 
+use super::figures::FigureSources;
 use crate::metrics::GatewayMetrics;
 use crate::tenants::TenantsSource;
 
@@ -16,4 +17,7 @@ pub(crate) struct AdminState {
     /// The audit log. Without it no act is carried out.
     pub(crate) audit_file: Option<PathBuf>,
     pub(crate) metrics: Arc<GatewayMetrics>,
+    /// The services that operators give orders to.
+    pub(crate) mesh: MeshAdmin,
+    pub(crate) figures: FigureSources,
 }

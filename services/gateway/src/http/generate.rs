@@ -111,6 +111,7 @@ impl GatewayState {
             return Err(error.with_code("unsupported_by_engine"));
         }
         accepted.hold_to(caller);
+        accepted.request.check_trace()?;
         let (class, choices) = (accepted.request.class, accepted.request.choice_count());
         ticket.decide(class, choices)?;
         let prompts = &accepted.request.prompts;

@@ -12,6 +12,7 @@ use refrain_protocol::engine::TokenLogprob;
 use refrain_protocol::openai::{FinishReason, Timings};
 use refrain_protocol::usage::UsageCounts;
 
+use crate::relay::kept_steps::KeptSteps;
 use crate::relay::output_text::OutputText;
 
 /// The prompt and the limits of a choice.
@@ -25,6 +26,8 @@ pub(crate) struct ChoicePlan {
     pub(crate) forced: Arc<[TokenId]>,
     /// Output tokens before which no stop text ends the output.
     pub(crate) min_tokens: u32,
+    /// Whether the steps are kept for the answer.
+    pub(crate) keeps_steps: bool,
 }
 
 /// The state of one choice.
@@ -38,6 +41,8 @@ pub(crate) struct ChoiceState {
     timings: Timings,
     cached_tokens: Option<u32>,
     chunk: ChunkState,
+    /// The steps, if the answer has them.
+    steps: Option<KeptSteps>,
 }
 
 /// The state of the present chunk. Times count from the head of the request.
@@ -100,12 +105,14 @@ pub(crate) struct ChoiceSummary {
     pub(crate) calls: Counts,
     pub(crate) counts: SourceCounts,
     pub(crate) timings: Timings,
+    pub(crate) steps: Option<KeptSteps>,
 }
 
 impl ChoiceState {
     /// Creates a choice without output.
     pub(crate) fn new(plan: ChoicePlan, text: OutputText) -> Self {
         ChoiceState {
+            steps: plan.keeps_steps.then(KeptSteps::default),
             plan,
             text,
             output: Vec::new(),
@@ -276,6 +283,9 @@ impl ChoiceState {
         for (source, counts) in message.counts(kept) {
             self.counts.entry(source).or_default().add(counts);
         }
+        if let Some(steps) = &mut self.steps {
+            steps.push(now, self.timings.chunks, &message, kept);
+        }
         // The worker decoded past an end that it knows as well, so there is no point in waiting for its `End`.
         progress.needs_cut |= kept < emitted;
         if progress.needs_cut {
@@ -374,6 +384,7 @@ impl ChoiceState {
             cached_tokens: self.cached(),
             counts: self.counts.clone(),
             timings: self.timings,
+            steps: self.steps.clone(),
         }
     }
 }

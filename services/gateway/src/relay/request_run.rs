@@ -157,6 +157,7 @@ impl RelayContext {
             wants_logprobs: request.wants_logprobs(),
             forced: forced.into(),
             min_tokens: request.sampling.min_tokens,
+            keeps_steps: request.traces_steps,
         };
         if plan.max_new_tokens == 0 {
             // There is nothing to decode.
@@ -430,6 +431,9 @@ fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSum
         .unwrap_or_default();
     let reasoning_tokens = choices.iter().map(|choice| choice.reasoning_tokens).sum();
     let has_details = request.prediction.is_some() || request.may_reason();
+    // A request that asks for its steps has one choice.
+    let steps = choices.first().and_then(|choice| choice.steps.as_ref());
+    metrics.step_trace = steps.map(|steps| steps.trace(&request.model.tokenizer));
     RequestSummary {
         usage: Usage {
             prompt_tokens,

@@ -13,9 +13,9 @@ use crate::store::KeptTenants;
 const CHAT: &str = "/v1/chat/completions";
 
 /// A gateway with an operator, whose draft store keeps the tenants.
-struct Admin {
-    bench: Bench,
-    operations: String,
+pub(crate) struct Admin {
+    pub(crate) bench: Bench,
+    pub(crate) operations: String,
     token: String,
     dir: tempfile::TempDir,
 }
@@ -27,6 +27,7 @@ pub(crate) fn with_operator(dir: &Path, base: GatewayConfig) -> (GatewayConfig, 
         operators: vec![OperatorConfig {
             name: "ann".into(),
             token_sha256: made.sha256,
+            read_only: false,
         }],
         audit_file: Some(dir.join("audit.jsonl")),
         ..base
@@ -43,7 +44,7 @@ impl Admin {
         Admin::with(in_store, KeptTenants::default()).await
     }
 
-    async fn with(base: GatewayConfig, tenants: KeptTenants) -> Self {
+    pub(crate) async fn with(base: GatewayConfig, tenants: KeptTenants) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (config, token) = with_operator(dir.path(), base);
         let bench = Bench::start(config, tenants).await.unwrap();
@@ -56,7 +57,7 @@ impl Admin {
         }
     }
 
-    fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+    pub(crate) fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         let url = format!("{}/admin/{path}", self.operations);
         self.bench
             .client
@@ -65,7 +66,7 @@ impl Admin {
     }
 
     /// A call, its status and its answer.
-    async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
         let request = self.request(method, path);
         let request = match body.is_null() {
             true => request,
@@ -100,7 +101,7 @@ impl Admin {
         panic!("the status does not become {wanted}");
     }
 
-    fn audit(&self) -> Vec<Value> {
+    pub(crate) fn audit(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.dir.path().join("audit.jsonl"));
         let text = text.unwrap_or_default();
         text.lines()
@@ -209,6 +210,12 @@ async fn no_route_answers_without_the_token_of_an_operator() {
         (Method::DELETE, "keys/x"),
         (Method::POST, "keys/x/rotate"),
         (Method::GET, "usage"),
+        (Method::GET, "figures"),
+        (Method::POST, "workers/w0/drain"),
+        (Method::DELETE, "workers/w0/drain"),
+        (Method::POST, "erasures"),
+        (Method::POST, "compactions"),
+        (Method::POST, "try"),
         (Method::GET, "anything/else"),
     ] {
         for token in [None, Some(&wrong.token), Some(&wrong.sha256), Some(&key)] {
@@ -499,6 +506,7 @@ async fn keys_that_contradict_each_other_are_faults_at_the_start() {
     let operator = OperatorConfig {
         name: "ann".into(),
         token_sha256: "00".repeat(32),
+        read_only: false,
     };
     for (config, part) in [
         (

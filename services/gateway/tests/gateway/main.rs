@@ -8,6 +8,7 @@
 )]
 
 mod admin;
+mod console;
 mod errors;
 mod failures;
 mod forms;

@@ -11,6 +11,7 @@ use futures_util::stream::unfold;
 use refrain_gateway::{
     GatewayConfig, GatewayDeps, GatewayServer, GatewayTuning, KeyConfig, ModelConfig,
 };
+use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
     ParkedContext, StepMessage,
@@ -20,10 +21,11 @@ use refrain_protocol::error::code;
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{
-    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
+    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerDrain,
+    WorkerReport,
 };
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId, WorkerId};
-use refrain_rpc::{ChunkStream, Scheduler, Worker, Workers};
+use refrain_rpc::{ChunkStream, MeshAdmin, Scheduler, Worker, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
@@ -108,6 +110,10 @@ pub(crate) struct Log {
     pub(crate) gone: usize,
     /// Number of questions for the models.
     pub(crate) polls: usize,
+    /// Orders of operators to workers.
+    pub(crate) drains: Vec<bool>,
+    /// Erasures in the draft store.
+    pub(crate) erasures: Vec<EraseRequest>,
     workers: Vec<WorkerId>,
 }
 
@@ -251,6 +257,20 @@ impl Scheduler for FakeMesh {
             compiles_forms: script.compiles_forms,
         }])
     }
+
+    async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
+        Ok(vec![WorkerReport {
+            worker: WorkerId("w0".into()),
+            url: "http://w0".into(),
+            model: "tiny".into(),
+            running: 1,
+            max_running: 4,
+            draining: self.log().drains.last() == Some(&true),
+            suspect: false,
+            silent_ms: 10,
+            kv: None,
+        }])
+    }
 }
 
 struct FakeWorker(Arc<FakeMesh>);
@@ -327,6 +347,11 @@ impl Worker for FakeWorker {
             }
         })
         .boxed())
+    }
+
+    async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
+        self.0.log().drains.push(order.drains);
+        Ok(())
     }
 
     async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError> {
@@ -569,6 +594,11 @@ impl Bench {
             scheduler: mesh.clone(),
             workers: Arc::new(FakeWorkers(mesh.clone())),
             store: mesh.clone(),
+            mesh: MeshAdmin {
+                store: mesh.clone(),
+                workers: Arc::new(FakeWorkers(mesh.clone())),
+                metrics: None,
+            },
             signer: NamespaceSigner::new(&keys).unwrap(),
             model_files: Arc::new(|name| Ok(files(name))),
             metrics: metrics.clone(),

@@ -1,6 +1,10 @@
 //! The draft store of the scripted mesh, as far as a gateway calls it.
 
 use async_trait::async_trait;
+use refrain_protocol::admin::{
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportReply,
+    ExportRequest, ImportRequest, VerifyReply,
+};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
@@ -11,7 +15,7 @@ use refrain_protocol::tenants::{
     TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest,
 };
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{DraftStore, UsageReplica};
+use refrain_rpc::{DraftStore, StoreAdmin, UsageReplica};
 
 use crate::mesh::FakeMesh;
 
@@ -113,5 +117,43 @@ impl DraftStore for FakeMesh {
             name: "fake".to_owned(),
             store: self.usage.clone(),
         }]
+    }
+}
+
+#[async_trait]
+impl StoreAdmin for FakeMesh {
+    async fn store_stats(&self) -> Result<StoreStats, ApiError> {
+        Err(not_called())
+    }
+
+    async fn import(&self, _: ImportRequest) -> Result<AppendReply, ApiError> {
+        Err(not_called())
+    }
+
+    async fn export(&self, _: ExportRequest) -> Result<ExportReply, ApiError> {
+        Err(not_called())
+    }
+
+    async fn verify(&self) -> Result<VerifyReply, ApiError> {
+        Err(not_called())
+    }
+
+    async fn compact(&self) -> Result<CompactReply, ApiError> {
+        Ok(CompactReply {
+            before_bytes: 9,
+            after_bytes: 4,
+        })
+    }
+
+    async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
+        self.log().erasures.push(request);
+        Ok(EraseReply {
+            documents: 3,
+            ..EraseReply::default()
+        })
+    }
+
+    async fn confirm(&self, _: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
+        Err(not_called())
     }
 }

@@ -54,7 +54,7 @@ impl Replicas {
     ///
     /// # Errors
     /// None of them answers, one has no feed, or no replica of a shard is known.
-    pub(super) async fn find(client: &MeshClient, urls: &[String]) -> anyhow::Result<Self> {
+    pub(crate) async fn find(client: &MeshClient, urls: &[String]) -> anyhow::Result<Self> {
         let questions = urls.iter().map(|url| async {
             let url = url.trim_end_matches('/');
             let peer = HttpReplicaPeer::new(client.at(url));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refrain_protocol::scheduling::{Eagle3Report, Heartbeat, ServedModel};
+use refrain_protocol::scheduling::{Eagle3Report, Heartbeat, KvUse, ServedModel, WorkerReport};
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, WorkerId};
 use serde::Serialize;
 
@@ -452,6 +452,29 @@ impl WorkerTable {
             served.compiles_forms &= heartbeat.compiles_forms;
         }
         models.into_values().collect()
+    }
+
+    /// The live workers, for operators.
+    pub(super) fn reports(&self, now_ms: u64) -> Vec<WorkerReport> {
+        let report = |worker: &LiveWorker| {
+            let heartbeat = &worker.heartbeat;
+            WorkerReport {
+                worker: heartbeat.worker.clone(),
+                url: heartbeat.url.clone(),
+                model: heartbeat.model.clone(),
+                running: worker.running(),
+                max_running: heartbeat.max_running,
+                draining: heartbeat.draining,
+                suspect: worker.suspect_since_ms.is_some(),
+                silent_ms: now_ms.saturating_sub(worker.reported_ms),
+                kv: heartbeat.kv.as_ref().map(|kv| KvUse {
+                    capacity_tokens: kv.capacity_tokens,
+                    running_tokens: kv.running_tokens,
+                    kept_tokens: kv.kept_tokens,
+                }),
+            }
+        };
+        self.all().map(report).collect()
     }
 
     pub(super) fn observe(&self, now_ms: u64) -> Vec<WorkerState> {

@@ -10,6 +10,7 @@ use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine::EngineCapabilities;
 use refrain_protocol::error::code;
+use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock;
@@ -19,6 +20,7 @@ use refrain_suffix_index::IndexConfig;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::ordered_drain::OrderedDrain;
 use crate::chunk::{ActiveChunk, Admission, Command};
 use crate::engine::WorkerEngine;
 use crate::metrics::{ContextOrigin, RejectionLimit};
@@ -45,6 +47,7 @@ pub(crate) struct WorkerParts {
     pub(crate) uploader: Uploader,
     pub(crate) auth: MeshAuth,
     pub(crate) drain: Drain,
+    pub(crate) ordered_drain: OrderedDrain,
     pub(crate) engine: WorkerEngine,
     /// The chunks of an engine that generates by itself.
     pub(crate) streams: Option<Arc<StreamContext>>,
@@ -60,6 +63,8 @@ impl WorkerHandle {
     pub fn readiness(&self) -> Result<(), String> {
         if self.parts.drain.is_draining() {
             Err("draining".into())
+        } else if self.parts.ordered_drain.is_ordered() {
+            Err("drained by an operator".into())
         } else if self.parts.commands.is_closed() {
             Err("the decode loop has stopped".into())
         } else if !self.parts.shared.engine_ready.load(Ordering::Relaxed) {
@@ -212,7 +217,9 @@ impl Worker for WorkerHandle {
         let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
         let namespace_id = parts.auth.verify(&request.namespace)?;
         self.check(&request)?;
-        let drain = parts.drain.enter().ok_or_else(|| {
+        let drain = parts.drain.enter();
+        let drain = drain.filter(|_| !parts.ordered_drain.is_ordered());
+        let drain = drain.ok_or_else(|| {
             metrics.reject(RejectionLimit::Draining);
             ApiError::new(ErrorKind::Unavailable, "this worker is draining")
                 .with_code(code::DRAINING)
@@ -279,6 +286,10 @@ impl Worker for WorkerHandle {
             .await
             .map_err(|_| stopped())?;
         is_done.await.map_err(|_| stopped())
+    }
+
+    async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
+        self.parts.order_drain(order)
     }
 }
 

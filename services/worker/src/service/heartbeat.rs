@@ -151,11 +151,13 @@ impl Heartbeats {
     /// Sends heartbeats until aborted, the first one after `pause`.
     pub(crate) async fn run(mut self, mut pause: Duration) {
         let drain = self.worker.parts.drain.clone();
+        let mut orders = self.worker.parts.ordered_drain.orders();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 // The scheduler should know of a drain at once.
                 () = drain.begun(), if !drain.is_draining() => {}
+                Ok(()) = orders.changed() => {}
             }
             pause = self.send().await;
         }

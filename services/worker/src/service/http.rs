@@ -9,6 +9,7 @@ use actix_web::web::{self, Data, Json};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
+use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Worker, decode_chunk};
 use refrain_service_kit::http::{
@@ -34,6 +35,7 @@ const BODY_BYTES_MAX: usize = 8 << 20;
 const ROLES: &RouteRoles = &[
     ("/internal/v1/chunk", &[MeshRole::Gateway]),
     ("/internal/v1/cut", &[MeshRole::Gateway]),
+    ("/internal/v1/drain", &[MeshRole::Operator]),
 ];
 
 /// Starts the listener.
@@ -63,7 +65,8 @@ pub(crate) fn serve(
                     web::scope("/internal/v1")
                         .wrap(mesh_only(worker.parts.auth.clone(), ROLES))
                         .service(post("/chunk", chunk))
-                        .service(post("/cut", cut)),
+                        .service(post("/cut", cut))
+                        .service(post("/drain", drain)),
                 );
         },
     )
@@ -95,6 +98,10 @@ async fn engine_metrics(worker: Data<WorkerHandle>) -> HttpResult<HttpResponse> 
 
 async fn cut(worker: Data<WorkerHandle>, cut: Json<ChunkCut>) -> HttpResult<Json<()>> {
     Ok(Json(worker.cut(cut.into_inner()).await?))
+}
+
+async fn drain(worker: Data<WorkerHandle>, order: Json<WorkerDrain>) -> HttpResult<Json<()>> {
+    Ok(Json(worker.drain(order.into_inner()).await?))
 }
 
 /// An event as a line of JSON.

@@ -76,6 +76,8 @@ pub struct Parameters {
     pub tpot_ms: Option<u64>,
     /// Most tokens of a chunk. An extension of Refrain.
     pub chunk_tokens: Option<u32>,
+    /// Whether the metrics of the answer have its steps. An extension of Refrain.
+    pub step_trace: Option<bool>,
 }
 
 /// `class`: a name. JSON of another type is a fault of the field, and not of the whole body.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::TokenId;
-use crate::chunk::SourceCounts;
+use crate::chunk::{DraftScope, DraftSource, SourceCounts};
 
 /// The tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -48,6 +48,45 @@ pub struct ResponseMetrics {
     pub speculative_decoding: SpeculativeDecoding,
     /// Times of the request.
     pub timings: Timings,
+    /// The steps of the request, if it asked for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_trace: Option<StepTrace>,
+}
+
+/// `metrics.step_trace`: the steps of an output, in order.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StepTrace {
+    /// The steps.
+    pub steps: Vec<TracedStep>,
+    /// Whether there were further steps, which are left out.
+    pub is_cut: bool,
+}
+
+/// A step of a [`StepTrace`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TracedStep {
+    /// Seconds from the head of the request to the arrival of the step at the gateway.
+    pub at_s: f64,
+    /// Number of the chunk, from 1.
+    pub chunk: u64,
+    /// The text that each token completes, which is empty for a part of a character and for special tokens.
+    pub tokens: Vec<String>,
+    /// Where a suffix draft was found.
+    pub scope: DraftScope,
+    /// The drafts of the step. Their accepted tokens come first among `tokens`, in this order; the engine chose the
+    /// others by itself.
+    pub drafts: Vec<TracedDraft>,
+}
+
+/// A draft of a [`TracedStep`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct TracedDraft {
+    /// Its source.
+    pub source: DraftSource,
+    /// Tokens that the engine verified.
+    pub drafted: u64,
+    /// Those of them that became output.
+    pub accepted: u64,
 }
 
 /// `metrics.speculative_decoding`.

@@ -185,6 +185,15 @@ impl MeshClient {
         .await
     }
 
+    /// Gets bytes.
+    ///
+    /// # Errors
+    /// As [`MeshClient::post_json`].
+    pub async fn get_bytes(&self, path: &str, timeout: Duration) -> Result<Bytes, ApiError> {
+        let request = self.request(reqwest::Method::GET, path);
+        self.read(request.timeout(timeout)).await
+    }
+
     /// Posts bytes and reads bytes.
     ///
     /// # Errors
