@@ -22,6 +22,7 @@ fn choice_with(
         wants_logprobs: false,
         forced: forced.into(),
         min_tokens,
+        keeps_steps: false,
     };
     let mut choice = ChoiceState::new(
         plan,
