@@ -3,6 +3,7 @@
 mod admin;
 mod cancel;
 mod connections;
+mod console;
 mod dashboards;
 mod divided_rollout;
 mod drain;

@@ -32,6 +32,7 @@ const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/finish", &[Gateway]),
             ("POST", "/internal/v1/heartbeat", &[Worker]),
             ("GET", "/internal/v1/models", &[Gateway, Operator]),
+            ("GET", "/internal/v1/workers", &[Gateway, Operator]),
             ("GET", "/debug/state", &[Operator]),
         ],
     ),
@@ -41,6 +42,7 @@ const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
         &[
             ("POST", "/internal/v1/chunk", &[Gateway]),
             ("POST", "/internal/v1/cut", &[Gateway]),
+            ("POST", "/internal/v1/drain", &[Operator]),
         ],
     ),
     (
