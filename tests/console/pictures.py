@@ -5,6 +5,7 @@ import threading
 
 from mesh import QUESTIONS
 from PIL import Image
+from playwright.sync_api import expect
 
 # Colours of a picture: enough for text and charts.
 COLOURS = 64
@@ -46,7 +47,7 @@ def take(test, folder):
         dark = test.signed_in("try", size={"width": 1280, "height": 800}, scheme="dark")
         for count in (1, 2):
             test.send(dark)
-            dark.wait_for_function(f"document.querySelectorAll('.story').length === {count}")
+            expect(dark.locator(".story")).to_have_count(count)
         save(dark, folder / "request.png")
         narrow = test.signed_in("tenants", size={"width": 390, "height": 844})
         narrow.wait_for_timeout(3000)

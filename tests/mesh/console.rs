@@ -85,7 +85,7 @@ async fn an_operator_sees_and_orders_every_service_of_a_mesh() -> anyhow::Result
 
     let compacted = call(&operator, Method::POST, "compactions", json!({})).await?;
     ensure!(compacted["after_bytes"].is_u64(), "{compacted}");
-    let tenant = json!({"tenant": "acme"});
+    let tenant = json!({"tenant": "one"});
     let erased = call(&operator, Method::POST, "erasures", tenant.clone()).await?;
     ensure!(erased["documents"].as_u64() >= Some(2), "{erased}");
     let again = call(&operator, Method::POST, "erasures", tenant).await?;

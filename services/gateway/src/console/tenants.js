@@ -27,7 +27,7 @@ function rotation(key, refresh) {
       return [
         h("p", {}, "The new key. Nobody can show it again:"),
         copyable(made.key, "The new key"),
-        facts([["Id", made.id], ["The old key ends", `in ${many(Number(hours), "hour")}`]]),
+        facts([["Id", made.id], ["The old key ends", Number(hours) === 0 ? "now" : `in ${many(Number(hours), "hour")}`]]),
       ];
     },
   });
