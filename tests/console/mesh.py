@@ -60,13 +60,13 @@ class Mesh:
         with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
             return json.load(answer)
 
-    def chat(self, key, question):
+    def chat(self, key, question, **fields):
         """The status of a chat."""
         messages = [
             {"role": "system", "content": "You write SQL. Answer with one statement."},
             {"role": "user", "content": TABLE + question},
         ]
-        body = {"model": "refrain-tiny", "temperature": 0, "messages": messages}
+        body = {"model": "refrain-tiny", "temperature": 0, "messages": messages} | fields
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         url = f"{self.url}/v1/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)

@@ -10,7 +10,12 @@ use serde_json::{Value, json};
 async fn call(client: &Client, method: Method, path: &str, body: Value) -> anyhow::Result<Value> {
     let request = client.request(method, &format!("/admin/{path}"));
     let reply = client.send(request.json(&body)).await?;
-    ensure!(reply.status == 200, "{path}: {} {}", reply.status, reply.text);
+    ensure!(
+        reply.status == 200,
+        "{path}: {} {}",
+        reply.status,
+        reply.text
+    );
     Ok(reply.json())
 }
 
@@ -49,22 +54,31 @@ async fn an_operator_sees_and_orders_every_service_of_a_mesh() -> anyhow::Result
     let chat = Chat::new("What is the weather in Oslo?").max_tokens(24);
     client.chat(&chat).await?;
     client.chat(&chat).await?;
-    wait_until("the store has the output, and the page sees all of it", async || {
-        let figures = figures().await.ok()?;
-        let tokens = sum(&figures, "worker", "refrain_goodput_tokens_total");
-        let documents = sum(&figures, "draft-store", "refrain_draft_store_documents");
-        let chunks = sum(&figures, "gateway", "refrain_gateway_requests_total");
-        (tokens > 0.0 && documents >= 2.0 && chunks >= 2.0).then_some(())
-    })
+    wait_until(
+        "the store has the output, and the page sees all of it",
+        async || {
+            let figures = figures().await.ok()?;
+            let tokens = sum(&figures, "worker", "refrain_goodput_tokens_total");
+            let documents = sum(&figures, "draft-store", "refrain_draft_store_documents");
+            let chunks = sum(&figures, "gateway", "refrain_gateway_requests_total");
+            (tokens > 0.0 && documents >= 2.0 && chunks >= 2.0).then_some(())
+        },
+    )
     .await;
     let seen = figures().await?;
     let parts = seen["parts"].as_array().context("no parts")?;
     ensure!(parts.len() == 5, "{parts:#?}");
-    ensure!(parts.iter().all(|part| part["trouble"].is_null()), "{parts:#?}");
+    ensure!(
+        parts.iter().all(|part| part["trouble"].is_null()),
+        "{parts:#?}"
+    );
 
     // A drained worker gets nothing, and another one answers.
     let first = &seen["workers"][0]["worker"];
-    let first = first.as_str().context("a worker without a name")?.to_owned();
+    let first = first
+        .as_str()
+        .context("a worker without a name")?
+        .to_owned();
     let drain = format!("workers/{first}/drain");
     call(&operator, Method::POST, &drain, json!({})).await?;
     let drains = async |wanted: bool| {

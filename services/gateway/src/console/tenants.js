@@ -71,7 +71,7 @@ function scopes(key) {
 }
 
 export function tenants(context) {
-  // What the admin API last said, and when it was asked.
+  // The last answers of the admin API, and when it was asked.
   let known = [];
   let used = { day: new Map(), month: new Map() };
   let trouble = "";

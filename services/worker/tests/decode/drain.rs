@@ -125,8 +125,9 @@ async fn a_drain_that_is_taken_back_in_its_grace_ends_no_request() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(1);
     let bench = bench(engine, |config| config.evacuate_after_ms = 3_600_000).await;
-    let stream = bench.worker.handle().chunk(chunk(&bench, &[1], 300));
-    let reader = tokio::spawn(read(stream.await.unwrap()));
+    let handle = bench.worker.handle();
+    let stream = handle.chunk(chunk(&bench, &[1], 300)).await.unwrap();
+    let reader = tokio::spawn(read(stream));
     order(&bench, true).await;
     order(&bench, true).await;
     order(&bench, false).await;
