@@ -1,19 +1,22 @@
-//! Every query of the dashboards returns data from a real Prometheus, which scrapes a live mesh and an engine with
-//! the plugin inside.
+//! Every query of the dashboards returns data from a real Prometheus, which scrapes live meshes and an engine with the
+//! plugin inside.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use e2e::{
-    Chat, Client, KEY, PATIENCE, Scrape, UpMesh, free_addr, long_task, repository, varied_prompts,
+    Chat, Client, HttpMesh, KEY, PATIENCE, Scrape, Service, UpMesh, long_task, repository,
+    varied_prompts,
 };
+use refrain::config::MeshFile;
 use refrain_engine_plugin::{PluginConfig, Proposer, RequestStart};
 use refrain_service_kit::mesh::MeshConfig;
 use serde_json::Value;
-use tokio::process::{Child, Command};
+
+use crate::alerts::rules;
+use crate::prometheus::{Prometheus, list, metrics_of};
+use crate::troubled_mesh::TroubledMesh;
 
 /// Small limits, so that evictions and rejections happen.
 const SETTINGS: &str = "
@@ -29,12 +32,51 @@ const SETTINGS: &str = "
     tenant_tokens_max = 256
 ";
 
+/// The store seals at once, and a worker holds little of it, so that it asks the store for drafts.
+const SPREAD: &str = "
+    [worker.replica]
+    namespace_tokens_max = 150
+    [draft_store]
+    seal_after_s = 0
+    seal_tokens = 200
+";
+
+/// Metrics of the score router only.
+const OF_SCORE: &[&str] = &["refrain_spec_threshold"];
+
+/// Metrics that have values only where two workers share groups and ask the store for drafts.
+const OF_SPREAD: &[&str] = &[
+    "refrain_replica_group_lag_seconds",
+    "refrain_draft_store_lookup_seconds",
+    "refrain_replica_lock_seconds",
+];
+
+/// Metrics that a mesh has only with keys that end, certificates, Redis or a third-party engine.
+const OF_TROUBLES: &[&str] = &[
+    "refrain_gateway_key_expiry_seconds",
+    "refrain_gateway_limits_redis",
+    "refrain_tls_",
+    "refrain_mesh_credential_expiry_seconds",
+    "refrain_reloads_total",
+    "refrain_engine_requests",
+    "refrain_worker_engine_breaker_open",
+];
+
 /// The width of a dashboard in columns of Grafana's grid.
 const GRID_WIDTH: i64 = 24;
 
+#[derive(Clone)]
 struct Query {
     place: String,
     expression: String,
+}
+
+impl Query {
+    fn is_of(&self, metrics: &[&str]) -> bool {
+        metrics
+            .iter()
+            .any(|metric| self.expression.contains(metric))
+    }
 }
 
 /// All dashboards of the repository.
@@ -42,15 +84,11 @@ fn dashboards() -> anyhow::Result<Vec<Value>> {
     let mut dashboards = Vec::new();
     for entry in std::fs::read_dir(repository().join("dashboards"))? {
         let path = entry?.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
-            let text = std::fs::read_to_string(&path)?;
-            let dashboard = serde_json::from_str(&text);
-            dashboards.push(dashboard.with_context(|| path.display().to_string())?);
-        }
+        let text = std::fs::read_to_string(&path)?;
+        let dashboard = serde_json::from_str(&text);
+        dashboards.push(dashboard.with_context(|| path.display().to_string())?);
     }
+    ensure!(dashboards.len() == 4, "{} dashboards", dashboards.len());
     Ok(dashboards)
 }
 
@@ -58,18 +96,23 @@ fn dashboards() -> anyhow::Result<Vec<Value>> {
 fn queries() -> anyhow::Result<Vec<Query>> {
     let mut queries = Vec::new();
     for dashboard in dashboards()? {
+        let variables = list(&dashboard["templating"]["list"]);
+        let variables: Vec<&Value> = variables
+            .filter(|variable| variable["type"] == "query")
+            .collect();
         for panel in list(&dashboard["panels"]) {
             for target in list(&panel["targets"]) {
                 let place = format!(
                     "{} / {} / {}",
                     dashboard["title"], panel["title"], target["refId"]
                 );
-                let expression = target["expr"]
-                    .as_str()
-                    .with_context(|| format!("{place}: no query"))?;
-                let expression = expression
-                    .replace("$__rate_interval", "15s")
-                    .replace("$model", ".*");
+                let expression = target["expr"].as_str();
+                let expression = expression.with_context(|| format!("{place}: no query"))?;
+                let mut expression = expression.replace("$__rate_interval", "15s");
+                for variable in &variables {
+                    let name = variable["name"].as_str().unwrap_or_default();
+                    expression = expression.replace(&format!("\"${name}"), "\".*");
+                }
                 ensure!(
                     !expression.contains('$'),
                     "{place}: a variable is left in {expression}"
@@ -77,12 +120,10 @@ fn queries() -> anyhow::Result<Vec<Query>> {
                 queries.push(Query { place, expression });
             }
         }
-        for variable in list(&dashboard["templating"]["list"]) {
-            let Some(query) = variable["definition"].as_str() else {
-                continue;
-            };
+        for variable in variables {
+            let query = variable["query"]["query"].as_str();
             let inner = query
-                .strip_prefix("label_values(")
+                .and_then(|query| query.strip_prefix("label_values("))
                 .and_then(|rest| rest.strip_suffix(')'));
             let (metric, label) = inner
                 .and_then(|inner| inner.split_once(", "))
@@ -95,117 +136,24 @@ fn queries() -> anyhow::Result<Vec<Query>> {
         }
     }
     ensure!(
-        queries.len() > 10,
+        queries.len() > 300,
         "only {} queries: the test is blind",
         queries.len()
     );
     Ok(queries)
 }
 
-fn list(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
-}
-
-/// The names of the metrics in a query. Those of histograms have no suffix.
-fn metrics_of(expression: &str, scrape: &Scrape) -> BTreeSet<String> {
-    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let names = words.filter(|word| word.starts_with("refrain_") || word.starts_with("gen_ai_"));
-    names
-        .map(|name| {
-            let base = ["_bucket", "_sum", "_count"]
-                .iter()
-                .find_map(|ending| name.strip_suffix(ending));
-            base.filter(|base| scrape.kind(base) == Some("histogram"))
-                .unwrap_or(name)
-                .to_owned()
-        })
-        .collect()
-}
-
-/// A program of Prometheus, which `tests/run` unpacks or which is installed.
-fn tool(name: &str) -> PathBuf {
-    let unpacked = repository().join("target/tools/usr/bin").join(name);
-    match unpacked.exists() {
-        true => unpacked,
-        false => PathBuf::from(name),
+/// The queries that a mesh answers: those about none of these metrics, or about some of them.
+fn queries_about(metrics: &[&str]) -> anyhow::Result<Vec<Query>> {
+    let about: Vec<Query> = queries()?
+        .into_iter()
+        .filter(|query| query.is_of(metrics))
+        .collect();
+    for metric in metrics {
+        let is_asked = about.iter().any(|query| query.is_of(&[metric]));
+        ensure!(is_asked, "no query asks for {metric}");
     }
-}
-
-struct Prometheus {
-    _child: Child,
-    client: Client,
-}
-
-impl Prometheus {
-    /// Starts a Prometheus that scrapes these addresses every second.
-    async fn start(dir: &Path, targets: &[&str]) -> anyhow::Result<Self> {
-        let binary = tool("prometheus");
-        let targets: Vec<&str> = targets
-            .iter()
-            .map(|target| target.trim_start_matches("http://"))
-            .collect();
-        let config = dir.join("prometheus.yml");
-        std::fs::write(
-            &config,
-            format!(
-                "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
-                 scrape_configs: [{{job_name: refrain, static_configs: [{{targets: {targets:?}}}]}}]\n"
-            ),
-        )?;
-        let addr = free_addr()?;
-        let child = Command::new(&binary)
-            .arg(format!("--config.file={}", config.display()))
-            .arg(format!(
-                "--storage.tsdb.path={}",
-                dir.join("tsdb").display()
-            ))
-            .arg(format!("--web.listen-address={addr}"))
-            .arg("--log.level=error")
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("{} cannot be run: tests/run fetches it", binary.display()))?;
-        let client = Client::new(&format!("http://{addr}"), "").without_key();
-        e2e::wait_until("Prometheus is ready", async || {
-            client
-                .get("/-/ready")
-                .await
-                .ok()
-                .filter(|reply| reply.status == 200)
-        })
-        .await;
-        Ok(Prometheus {
-            _child: child,
-            client,
-        })
-    }
-
-    /// The number of series that a query returns with a numeric value.
-    async fn ask(&self, query: &Query) -> anyhow::Result<usize> {
-        let encoded: String = query
-            .expression
-            .bytes()
-            .map(|byte| format!("%{byte:02X}"))
-            .collect();
-        let reply = self
-            .client
-            .get(&format!("/api/v1/query?query={encoded}"))
-            .await?;
-        ensure!(
-            reply.status == 200,
-            "{}: {}\n{}",
-            query.place,
-            reply.text,
-            query.expression
-        );
-        let body = reply.json();
-        let is_number = |series: &&Value| {
-            series["value"][1]
-                .as_str()
-                .is_some_and(|value| value != "NaN")
-        };
-        Ok(list(&body["data"]["result"]).filter(is_number).count())
-    }
+    Ok(about)
 }
 
 /// An engine with the plugin inside, and its metrics.
@@ -294,7 +242,7 @@ fn place(panel: &Value) -> Option<[i64; 4]> {
 }
 
 #[test]
-fn every_panel_has_its_own_id_and_place() -> anyhow::Result<()> {
+fn every_panel_has_its_own_id_place_unit_and_description() -> anyhow::Result<()> {
     for dashboard in dashboards()? {
         let panels: Vec<&Value> = list(&dashboard["panels"]).collect();
         let mut ids = BTreeSet::new();
@@ -303,6 +251,18 @@ fn every_panel_has_its_own_id_and_place() -> anyhow::Result<()> {
             let id = panel["id"].as_i64();
             let id = id.with_context(|| format!("{title}: no id"))?;
             ensure!(ids.insert(id), "{title}: another panel has its id, {id}");
+            if panel["type"] != "row" {
+                let description = panel["description"].as_str().unwrap_or_default();
+                ensure!(
+                    description.len() > 10 && description.ends_with('.'),
+                    "{title}: its description is no sentence"
+                );
+                let unit = &panel["fieldConfig"]["defaults"]["unit"];
+                ensure!(
+                    unit.is_string() || panel["type"] == "heatmap",
+                    "{title}: no unit"
+                );
+            }
             let [x, y, w, h] = place(panel).with_context(|| format!("{title}: no place"))?;
             ensure!(
                 x >= 0 && x + w <= GRID_WIDTH,
@@ -323,111 +283,140 @@ fn every_panel_has_its_own_id_and_place() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn alerts() -> anyhow::Result<String> {
-    let path = repository().join("deploy/observability/alerts.yml");
-    Ok(std::fs::read_to_string(path)?)
-}
-
-#[tokio::test]
-async fn every_alert_fires_when_it_should_and_only_then() -> anyhow::Result<()> {
-    let dir = repository().join("deploy/observability");
-    let tests = std::fs::read_to_string(dir.join("alerts_test.yml"))?;
-    let alerts = alerts()?;
-    let names: Vec<&str> = alerts
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- alert: "))
-        .collect();
-    ensure!(names.len() > 5, "only {names:?}: the test is blind");
-    for name in names {
-        ensure!(
-            tests.contains(&format!("alertname: {name}")),
-            "{name} has no test"
-        );
-    }
-    let promtool = Command::new(tool("promtool"))
-        .args(["test", "rules", "alerts_test.yml"])
-        .current_dir(dir)
-        .output();
-    let outcome = promtool
-        .await
-        .context("promtool cannot be run: tests/run fetches it")?;
-    let said = [outcome.stdout, outcome.stderr].concat();
-    ensure!(
-        outcome.status.success(),
-        "{}",
-        String::from_utf8_lossy(&said)
-    );
-    Ok(())
-}
-
-/// Metrics of the score router only.
-const OF_SCORE: &str = "refrain_spec_threshold";
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
-    let (_, usual) = split()?;
-    Box::pin(all_return_data(SETTINGS, &usual)).await
+    let mut usual = queries()?;
+    usual.retain(|query| !query.is_of(&[OF_SCORE, OF_SPREAD, OF_TROUBLES].concat()));
+    let mesh = UpMesh::start_with(SETTINGS).await?;
+    let inside = Inside::start()?;
+    let urls = [mesh.client().url(), inside.client.url()].map(str::to_owned);
+    let prometheus = Prometheus::start(&urls, &rules()?).await?;
+    let running = tokio::spawn(traffic(Client::new(mesh.client().url(), KEY)));
+    let answered = all_return_data(&prometheus, &usual, async || inside.says_something()).await;
+    running.abort();
+    answered?;
+    let scrapes = [mesh.client().scrape().await?, inside.client.scrape().await?];
+    every_metric_is_on_a_board(&scrapes)?;
+    mesh.stop().await;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queries_about_the_score_router_return_data_with_it() -> anyhow::Result<()> {
-    let (of_score, _) = split()?;
-    ensure!(!of_score.is_empty(), "no query asks for {OF_SCORE}");
-    Box::pin(all_return_data(
-        "[worker.speculation]\nrouter = \"score\"",
-        &of_score,
-    ))
-    .await
+    let mesh = UpMesh::start_with("[worker.speculation]\nrouter = \"score\"").await?;
+    let prometheus = Prometheus::start(&[mesh.client().url().to_owned()], &[]).await?;
+    let chat = Chat::new("Tell me a story about the sea.").max_tokens(24);
+    let ask = async || mesh.client().chat(&chat).await.map(drop);
+    all_return_data(&prometheus, &queries_about(OF_SCORE)?, ask).await?;
+    mesh.stop().await;
+    Ok(())
 }
 
-/// All queries, divided into those that need the score router and the others.
-fn split() -> anyhow::Result<(Vec<Query>, Vec<Query>)> {
-    let is_of_score = |query: &Query| query.expression.contains(OF_SCORE);
-    Ok(queries()?.into_iter().partition(is_of_score))
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_about_several_workers_return_data_with_them() -> anyhow::Result<()> {
+    let tune = |_: Service, file: &mut MeshFile| {
+        file.draft_store.tuning.tick_ms = 20;
+        file.worker.replica.upkeep_ms = 5;
+        file.worker.remote_lookup.wait_us_max = 1_000_000;
+        file.worker.remote_lookup.step_share_max = 1.0;
+        file.worker.running_max = 2;
+    };
+    let mesh = Box::pin(HttpMesh::start_here_tuned(2, SPREAD, tune)).await?;
+    let urls = [Service::DraftStore, Service::Worker(0), Service::Worker(1)];
+    let urls = urls.map(|service| mesh.url(service));
+    let prometheus = Prometheus::start(&urls, &[]).await?;
+    let client = mesh.client();
+    let sample = async |number: usize| {
+        let chat = Chat::random(number).max_tokens(150).set("group", "g");
+        client.chat(&chat.speculation("suffix")).await
+    };
+    let say = async || {
+        let said = futures_util::future::join_all((0..4).map(&sample));
+        said.await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        let alone = Chat::random(1).max_tokens(100).speculation("suffix");
+        client.chat(&alone).await.map(drop)
+    };
+    all_return_data(&prometheus, &queries_about(OF_SPREAD)?, say).await?;
+    mesh.stop().await
 }
 
-async fn all_return_data(settings: &str, queries: &[Query]) -> anyhow::Result<()> {
-    let mesh = UpMesh::start_with(settings).await?;
-    let dir = tempfile::tempdir()?;
-    let inside = Inside::start()?;
-    let targets = [mesh.client().url(), inside.client.url()].map(str::to_owned);
-    let targets = targets.each_ref().map(String::as_str);
-    let prometheus = Prometheus::start(dir.path(), &targets).await?;
-    let traffic = tokio::spawn(traffic(Client::new(mesh.client().url(), KEY)));
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_about_keys_redis_and_other_engines_return_data_with_them() -> anyhow::Result<()> {
+    let mesh = Box::pin(TroubledMesh::start()).await?;
+    let prometheus = Prometheus::start(&[mesh.target()], &[]).await?;
+    let stir = async || mesh.stir().await;
+    all_return_data(&prometheus, &queries_about(OF_TROUBLES)?, stir).await?;
+    mesh.stop().await;
+    Ok(())
+}
 
+/// Asks all queries until each has returned data at some time. `stir` is done meanwhile, again and again.
+async fn all_return_data(
+    prometheus: &Prometheus,
+    queries: &[Query],
+    stir: impl AsyncFn() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    let silent = loop {
-        let mut silent = Vec::new();
-        inside.says_something()?;
-        for query in queries {
-            if prometheus.ask(query).await? == 0 {
-                silent.push(format!("{}: {}", query.place, query.expression));
+    let mut silent: Vec<&Query> = queries.iter().collect();
+    loop {
+        stir().await?;
+        let mut still = Vec::new();
+        for query in silent {
+            let count = prometheus.count(&query.expression).await;
+            if count.with_context(|| query.place.clone())? == 0 {
+                still.push(query);
             }
         }
-        if silent.is_empty() || Instant::now() > deadline {
-            break silent;
+        silent = still;
+        if silent.is_empty() {
+            return Ok(());
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    };
-    traffic.abort();
-    let scrape = mesh.client().scrape().await?;
-    let scrape_inside = inside.client.scrape().await?;
-    for query in queries {
-        for metric in metrics_of(&query.expression, &scrape) {
-            ensure!(
-                scrape.kind(&metric).is_some() || scrape_inside.kind(&metric).is_some(),
-                "{}: /metrics has no {metric}",
-                query.place
-            );
-        }
-    }
-    for metric in metrics_of(&alerts()?, &scrape) {
+        let lines = silent
+            .iter()
+            .map(|query| format!("{}: {}", query.place, query.expression));
         ensure!(
-            scrape.kind(&metric).is_some(),
-            "an alert asks for {metric}, which /metrics does not have"
+            Instant::now() < deadline,
+            "no data for:\n{}",
+            lines.collect::<Vec<_>>().join("\n")
         );
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    ensure!(silent.is_empty(), "no data for:\n{}", silent.join("\n"));
-    mesh.stop().await;
+}
+
+/// Checks that boards and alerts ask for metrics that exist, and that each metric is on a board.
+fn every_metric_is_on_a_board(scrapes: &[Scrape]) -> anyhow::Result<()> {
+    let exists = |metric: &str| scrapes.iter().any(|scrape| scrape.kind(metric).is_some());
+    // A family with labels is not shown before its first value.
+    let may_be_absent = [OF_SCORE, OF_SPREAD, OF_TROUBLES].concat();
+    let may_be_absent = |metric: &str| {
+        may_be_absent
+            .iter()
+            .any(|absent| metric.starts_with(absent))
+    };
+    let mut asked = BTreeSet::new();
+    for query in queries()? {
+        asked.extend(metrics_of(&query.expression, scrapes));
+    }
+    let on_boards = asked.clone();
+    for rules in rules()? {
+        let expressions = rules
+            .lines()
+            .filter(|line| !line.contains("record:") && !line.contains("runbook:"));
+        for line in expressions {
+            asked.extend(metrics_of(line, scrapes));
+        }
+    }
+    let absent: Vec<&String> = asked
+        .iter()
+        .filter(|metric| !exists(metric) && !may_be_absent(metric))
+        .collect();
+    ensure!(absent.is_empty(), "/metrics has no {absent:?}");
+    let hidden: Vec<&str> = scrapes
+        .iter()
+        .flat_map(Scrape::names)
+        .filter(|name| name.starts_with("refrain_") || name.starts_with("gen_ai_"))
+        .filter(|name| !on_boards.contains(*name))
+        .collect();
+    ensure!(hidden.is_empty(), "no board shows {hidden:?}");
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
 mod admin;
+mod alerts;
 mod cancel;
 mod connections;
 mod console;
@@ -8,6 +9,8 @@ mod dashboards;
 mod divided_rollout;
 mod drain;
 mod engine_contract;
+mod erasure;
+mod every_route;
 mod fair_shares;
 mod fairness;
 mod fallback;
@@ -22,6 +25,7 @@ mod mesh_roles;
 mod other_engine;
 mod parameters;
 mod placements;
+mod prometheus;
 mod retries;
 mod rollouts;
 mod routes;
@@ -34,9 +38,11 @@ mod tidy;
 mod tls;
 mod tools;
 mod traces;
+mod troubled_mesh;
 mod trust;
 mod up;
 mod up_cluster;
+mod upgrade;
 mod usage;
 mod work_counts;
 mod worker_lost;

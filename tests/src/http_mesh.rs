@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
@@ -42,6 +42,8 @@ pub struct HttpMesh {
     is_tls: bool,
     /// The public key of an issuer, and the credentials that services have in place of the secret.
     credentials: Option<(String, BTreeMap<Service, PathBuf>)>,
+    /// The binary of the children that start next, if it is not this version's.
+    binary: Option<PathBuf>,
     running: BTreeMap<Service, RunningService>,
 }
 
@@ -110,12 +112,22 @@ impl HttpMesh {
         settings: &str,
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let mut mesh = HttpMesh::prepare(workers, settings, variables)?;
-        for service in mesh.services() {
-            mesh.start_child(service).await?;
-        }
-        mesh.ready().await;
-        Ok(mesh)
+        let mesh = HttpMesh::prepare(workers, settings, variables)?;
+        mesh.started().await
+    }
+
+    /// As [`start_children`](Self::start_children), with another binary.
+    ///
+    /// # Errors
+    /// A service does not start.
+    pub async fn start_children_of(
+        binary: Option<&Path>,
+        workers: usize,
+        settings: &str,
+    ) -> anyhow::Result<Self> {
+        let mut mesh = HttpMesh::prepare(workers, settings, &[])?;
+        mesh.binary = binary.map(Path::to_path_buf);
+        mesh.started().await
     }
 
     /// Starts each service as a child that has no secret, but the credential in its file, which an issuer with this
@@ -135,11 +147,16 @@ impl HttpMesh {
             .map(|service| Ok((*service, file_of(*service)?)));
         let files = files.collect::<anyhow::Result<_>>()?;
         mesh.credentials = Some((issuer_public_key.to_owned(), files));
-        for service in services {
-            mesh.start_child(service).await?;
+        mesh.started().await
+    }
+
+    /// Starts all services as children.
+    async fn started(mut self) -> anyhow::Result<Self> {
+        for service in self.services() {
+            self.start_child(service).await?;
         }
-        mesh.ready().await;
-        Ok(mesh)
+        self.ready().await;
+        Ok(self)
     }
 
     fn prepare(workers: usize, settings: &str, variables: &[(&str, &str)]) -> anyhow::Result<Self> {
@@ -160,6 +177,7 @@ impl HttpMesh {
             addrs,
             is_tls: false,
             credentials: None,
+            binary: None,
             running: BTreeMap::new(),
         })
     }
@@ -178,11 +196,29 @@ impl HttpMesh {
             .map(|(name, value)| (name.as_str(), value.as_str()))
             .collect();
         let arguments = [service.role().name(), "--config", &*path];
-        let mut child = Program::start(self.dir.path(), &arguments, &variables)?;
+        let mut child = match &self.binary {
+            None => Program::start(self.dir.path(), &arguments, &variables)?,
+            Some(binary) => Program::start_binary(binary, self.dir.path(), &arguments, &variables)?,
+        };
         child.line_with("listens on").await?;
         self.running
             .insert(service, RunningService::Child(child.into()));
         Ok(())
+    }
+
+    /// Stops a child by a signal, waits for its end, and starts it again with a binary. `None` is this version's.
+    ///
+    /// # Errors
+    /// The service is not a child, or does not stop or start.
+    pub async fn replace(&mut self, service: Service, binary: Option<&Path>) -> anyhow::Result<()> {
+        let Some(RunningService::Child(mut child)) = self.running.remove(&service) else {
+            anyhow::bail!("{} is not a child", service.name());
+        };
+        child.terminate().await?;
+        let status = child.ended().await?;
+        anyhow::ensure!(status.success(), "{}: {status}", service.name());
+        self.binary = binary.map(Path::to_path_buf);
+        self.start_child(service).await
     }
 
     /// Kills a child without warning.
@@ -240,6 +276,11 @@ impl HttpMesh {
             }
         }
         Ok(())
+    }
+
+    /// The folder with everything that the services write.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// The keys of the mesh.

@@ -33,6 +33,19 @@ impl Program {
         Program::start_through(&[], dir, arguments, variables)
     }
 
+    /// As [`Program::start`], with another binary, such as that of an earlier version.
+    ///
+    /// # Errors
+    /// The binary does not run.
+    pub fn start_binary(
+        binary: &Path,
+        dir: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
+        Program::run(Command::new(binary), dir, arguments, variables)
+    }
+
     /// As [`Program::start`], by another program that becomes this one, such as `ip netns exec NAME`.
     ///
     /// # Errors

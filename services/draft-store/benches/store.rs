@@ -11,6 +11,7 @@
 //! * `take`: the time in which a worker takes over sealed segments, until they can be searched.
 //! * `lookup`: drafts for one context per call, a thousand calls a second, from segments of that many tokens.
 //! * `open`: a start on a directory of sealed documents.
+//! * `size`: what these tokens take on disk, in memory after a restart, and in processor time until they are sealed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -344,6 +345,50 @@ async fn open(tokens: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A line of this process's status, in bytes.
+fn status_bytes(line: &str) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let kib = status
+        .lines()
+        .find_map(|text| text.strip_prefix(line)?.split_whitespace().next());
+    Ok(kib.unwrap_or("0").parse::<f64>()? * 1_024.0)
+}
+
+/// Processor seconds of this process, in ticks of a hundredth.
+fn processor_s() -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The name in parentheses may have spaces.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks = ticks.map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+    Ok(ticks / 100.0)
+}
+
+async fn size(tokens: u64) -> anyhow::Result<()> {
+    for tokens in [tokens / 10, tokens] {
+        let dir = tempfile::tempdir()?;
+        let before_s = processor_s()?;
+        filled(dir.path(), tokens).await?.stop().await;
+        let processor_s = processor_s()? - before_s;
+        let before = status_bytes("RssAnon:")?;
+        let store = Store::start(dir.path()).await?;
+        let stats = store.client.stats().await?;
+        let memory = status_bytes("RssAnon:")? - before;
+        let millions = stats.tokens as f64 / 1e6;
+        println!(
+            "size: {} documents of {DOCUMENT_TOKENS} tokens: {:.2} MB of disk, {:.3} MB of memory (the process had {:.0} \
+             MB before) and {:.2} s of processor time with the client's, for a million tokens",
+            stats.documents,
+            stats.disk_bytes as f64 / 1e6 / millions,
+            memory / 1e6 / millions,
+            before / 1e6,
+            processor_s / millions,
+        );
+        store.stop().await;
+    }
+    Ok(())
+}
+
 fn main() -> anyhow::Result<()> {
     install_crypto_provider();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -372,6 +417,9 @@ fn main() -> anyhow::Result<()> {
         }
         if named("open") {
             open(tokens).await?;
+        }
+        if named("size") {
+            size(tokens).await?;
         }
         Ok(())
     })

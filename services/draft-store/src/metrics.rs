@@ -35,6 +35,8 @@ refrain_service_kit::metric_families! {
         pub(crate) disk_free_bytes: IntGauge = "refrain_draft_store_disk_free_bytes",
         /// Values too large for the pages of the log's index. Alert unless 0.
         pub(crate) blob_files: IntGauge = "refrain_draft_store_blob_files",
+        /// Bytes of the log on disk.
+        pub(crate) log_bytes: IntGauge = "refrain_draft_store_log_bytes",
         /// Bytes of live records in the log, per byte of the log on disk.
         pub(crate) live_ratio: Gauge = "refrain_draft_store_live_ratio",
         /// Rewrites of the log that give space back, by outcome.

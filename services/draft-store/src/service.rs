@@ -8,6 +8,7 @@ mod closed_store;
 mod handle;
 mod routes;
 mod server;
+mod usage_gateways;
 
 pub use closed_store::ClosedStore;
 pub use handle::{DraftStoreHandle, StoreState};

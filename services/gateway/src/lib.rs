@@ -128,8 +128,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         deps.signer.clone(),
     )?);
     for model in &config.models {
-        // Series exist from the start, so that their first count is a rise.
-        metrics.called(&model.id, refrain_output_parsers::Counts::default());
+        metrics.serves(&model.id);
     }
     let tuning = config.tuning.clone();
     let drain = Drain::new();
@@ -160,7 +159,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             config.retry_share,
             tuning.retries_per_s_min,
             &deps.metrics,
-            metrics.families.rejections.with_label_values(&["retries"]),
+            metrics
+                .families
+                .rejections
+                .with_label_values(&[metrics::NONE, "retries"]),
         )?,
         scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         rollout_scheduler_wait: Duration::from_millis(config.rollout_scheduler_wait_ms),
@@ -231,11 +233,21 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let requests_max = config
         .requests_in_flight_max
         .saturating_add(config.rollouts_in_flight_max);
+    let stored = Arc::new(surfaces::ResponseStore::new(
+        surfaces::StoreLimits {
+            bytes_max: config.responses_stored_bytes_max,
+            tenant_responses_max: tuning.responses_tenant_max,
+            age_max: tuning.responses_age_max,
+        },
+        metrics.clone(),
+    ));
+    let forgets = stored.clone();
     let usage = usage::UsageService::start(
         config.usage_dir.as_deref(),
         requests_max,
         deps.store.clone(),
         limiter.budgets(),
+        Arc::new(move |tenant, age| forgets.forget_tenant(tenant, age, Instant::now())),
         &metrics,
     )?;
     let gateway = Arc::new(http::GatewayState {
@@ -274,14 +286,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             },
             metrics.clone(),
         ),
-        stored: Arc::new(surfaces::ResponseStore::new(
-            surfaces::StoreLimits {
-                bytes_max: config.responses_stored_bytes_max,
-                tenant_responses_max: tuning.responses_tenant_max,
-                age_max: tuning.responses_age_max,
-            },
-            metrics.clone(),
-        )),
+        stored,
         metrics,
         unknown_fields: intake::UnknownFields::new(config.strict_fields),
         tuning,

@@ -1,16 +1,27 @@
 //! The metrics of the gateway.
 
-use std::collections::HashSet;
+mod token_counters;
+
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
-use prometheus::HistogramVec;
+use prometheus::{Histogram, HistogramVec};
 use refrain_output_parsers::Counts;
+use refrain_protocol::openai::FinishReason;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
 use crate::request::GenerateRequest;
 
+pub(crate) use token_counters::TokenCounters;
+
 /// Most tenants with label values of their own. The others share `other`.
 const TENANT_LABELS_MAX: usize = 1000;
+
+/// The tenant, or the model, of what belongs to none.
+pub(crate) const NONE: &str = "none";
+
+/// The tenant under which drafts are counted of all tenants whose answers hide them.
+const HIDDEN: &str = "hidden";
 
 /// Buckets of tokens per request: powers of four, as the OpenTelemetry conventions advise.
 const TOKEN_BUCKETS: &[f64] = &[
@@ -26,6 +37,11 @@ const TOKEN_BUCKETS: &[f64] = &[
     262_144.0,
     1_048_576.0,
     4_194_304.0,
+];
+
+/// Buckets of the time between two steps, seconds.
+const GAP_BUCKETS: &[f64] = &[
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 ];
 
 /// Values of the label `limit` of refused requests.
@@ -67,9 +83,9 @@ refrain_service_kit::metric_families! {
         /// Seconds from the head of a request to its last token.
         pub(crate) request_seconds: HistogramVec =
             "gen_ai_server_request_duration_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
-        /// Seconds from the head of a request to its first token.
+        /// Seconds from the head of a request to its first token, for each choice. Rollouts may wait for long.
         pub(crate) first_token_seconds: HistogramVec =
-            "gen_ai_server_time_to_first_token_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
+            "gen_ai_server_time_to_first_token_seconds" ["tenant", "model", "class"] in SECONDS_BUCKETS,
         /// Seconds per token after the first one, mean over a choice.
         pub(crate) per_token_seconds: HistogramVec =
             "gen_ai_server_time_per_output_token_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
@@ -95,14 +111,17 @@ refrain_service_kit::metric_families! {
         pub(crate) responses: IntGauge = "refrain_gateway_responses_stored",
         /// Bytes of these responses with their conversations.
         pub(crate) responses_bytes: IntGauge = "refrain_gateway_responses_stored_bytes",
-        /// Requests refused because a limit was reached, by the limit.
-        pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
+        /// Requests refused because a limit was reached, by the limit. A limit that is no tenant's has the tenant
+        /// `none`.
+        pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["tenant", "limit"],
         /// Urgent requests that were carried out as ordinary ones, since their tenant had used up its urgent share.
         pub(crate) urgency_declined: IntCounter = "refrain_gateway_urgency_declined_total",
         /// Tenants in the file of tenants, or in the draft store.
         pub(crate) tenants: IntGauge = "refrain_gateway_tenants",
         /// Keys of these tenants.
         pub(crate) tenant_keys: IntGauge = "refrain_gateway_tenant_keys",
+        /// The next time at which a key of a tenant ends that no later key of the same name replaces, in Unix seconds.
+        pub(crate) key_expiry: IntGaugeVec = "refrain_gateway_key_expiry_seconds" ["tenant"],
         /// Times that the tenants were taken over, or failed to be. Alert on failures.
         pub(crate) tenants_read: IntCounterVec =
             "refrain_gateway_tenants_read_total" ["outcome"] with ["read", "failed"],
@@ -140,8 +159,21 @@ refrain_service_kit::metric_families! {
         /// Questions to the draft store for the lengths of earlier outputs to a prompt, by what it knew.
         pub(crate) length_estimates: IntCounterVec =
             "refrain_gateway_length_estimates_total" ["outcome"] with ["known", "unknown", "failed"],
-        /// Requests by their final status; 499 means that the client went away.
-        pub(crate) requests: IntCounterVec = "refrain_gateway_requests_total" ["status"],
+        /// Requests by their final status; 499 means that the client went away. A request of an unknown caller has
+        /// the tenant `none`, and one that was refused before its model was known has the model `none`.
+        pub(crate) requests: IntCounterVec = "refrain_gateway_requests_total" ["tenant", "model", "status"],
+        /// Tokens of requests, also of those that fail, counted while they run: `input`, and of these
+        /// `cached_input`; `output`, and of these `reasoning`; `verified_draft`, and of these `accepted_draft`.
+        tokens: IntCounterVec = "refrain_gateway_tokens_total" ["tenant", "model", "kind"],
+        /// Choices that ended, by the reason in their answers. An `unfinished` one failed, or its client left.
+        choices: IntCounterVec = "refrain_gateway_choices_total" ["tenant", "model", "finish_reason"],
+        /// Seconds between the arrivals of two steps of a choice. A step has one token or more.
+        step_gap_seconds: HistogramVec =
+            "refrain_gateway_step_gap_seconds" ["tenant", "model"] in GAP_BUCKETS,
+        /// Seconds of a request that workers spent on reading contexts (`prefill`), and on the output after it
+        /// (`decode`). Choices add up.
+        pub(crate) phase_seconds: HistogramVec =
+            "refrain_gateway_phase_seconds" ["model", "phase"] in SECONDS_BUCKETS,
     }
 }
 
@@ -157,15 +189,28 @@ impl GatewayMetrics {
     /// # Errors
     /// A name is taken, because two gateways share a registry.
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+        let families = GatewayFamilies::register(metrics.registry())?;
+        // A rate over a counter that does not exist yet shows nothing instead of 0.
+        for limit in LIMITS {
+            families.rejections.with_label_values(&[NONE, limit]);
+        }
         Ok(GatewayMetrics {
-            families: GatewayFamilies::register(metrics.registry())?,
+            families,
             tenants: Mutex::default(),
         })
     }
 
-    /// Counts a request that was refused because a limit was reached.
-    pub(crate) fn rejected(&self, limit: &str) {
-        self.families.rejections.with_label_values(&[limit]).inc();
+    /// Lets the series of a model exist from the start, so that their first count is a rise.
+    pub(crate) fn serves(&self, model: &str) {
+        self.called(model, Counts::default());
+        let requests = &self.families.requests;
+        requests.with_label_values(&[NONE, model, "200"]);
+    }
+
+    /// Counts a request of a tenant that was refused because a limit was reached.
+    pub(crate) fn rejected(&self, tenant: &str, limit: &str) {
+        let labels = [self.tenant_label(tenant), limit];
+        self.families.rejections.with_label_values(&labels).inc();
     }
 
     /// Counts the tool calls of an output.
@@ -179,8 +224,72 @@ impl GatewayMetrics {
     }
 
     /// Counts a request by its final status.
-    pub(crate) fn ended(&self, status: &str) {
-        self.families.requests.with_label_values(&[status]).inc();
+    pub(crate) fn ended(&self, tenant: &str, model: &str, status: &str) {
+        let labels = [self.tenant_label(tenant), model, status];
+        self.families.requests.with_label_values(&labels).inc();
+    }
+
+    /// Counts the end of a choice. `reason` is that in its answer, if it has one.
+    pub(crate) fn choice_ended(&self, request: &GenerateRequest, reason: Option<FinishReason>) {
+        let reason = reason.map_or("unfinished", FinishReason::as_str);
+        let labels = [
+            self.tenant_label(&request.tenant),
+            &request.model.id,
+            reason,
+        ];
+        self.families.choices.with_label_values(&labels).inc();
+    }
+
+    /// The times between the steps of a request. Their number tells how many tokens a step brought.
+    pub(crate) fn step_gaps(&self, request: &GenerateRequest) -> Histogram {
+        let tenant = self.trace_label(&request.tenant, request.hides_metrics);
+        let gaps = &self.families.step_gap_seconds;
+        gaps.with_label_values(&[tenant, &request.model.id])
+    }
+
+    /// The counters of the tokens of a request.
+    pub(crate) fn token_counters(
+        &self,
+        tenant: &str,
+        model: &str,
+        hides_metrics: bool,
+    ) -> TokenCounters {
+        let shown = self.tenant_label(tenant);
+        let traced = self.trace_label(tenant, hides_metrics);
+        TokenCounters::new(&self.families.tokens, shown, traced, model)
+    }
+
+    /// Sets the next ends of keys, by tenant. Tenants without a label of their own show the first of all theirs.
+    pub(crate) fn set_key_ends<'a>(&self, ends: impl Iterator<Item = (&'a str, i64)>) {
+        let mut first = BTreeMap::new();
+        for (tenant, end) in ends {
+            let shown = first.entry(self.tenant_label(tenant)).or_insert(end);
+            *shown = end.min(*shown);
+        }
+        let gauges = &self.families.key_expiry;
+        gauges.reset();
+        for (tenant, end) in first {
+            gauges.with_label_values(&[tenant]).set(end);
+        }
+    }
+
+    /// The label value of a tenant where a number tells what was known before. Tenants that hide that share one.
+    fn trace_label<'a>(&self, tenant: &'a str, hides_metrics: bool) -> &'a str {
+        match hides_metrics {
+            true => HIDDEN,
+            false => self.tenant_label(tenant),
+        }
+    }
+
+    /// Observes the time to the first token of a choice.
+    pub(crate) fn first_token(&self, request: &GenerateRequest, seconds: f64) {
+        let labels = [
+            self.tenant_label(&request.tenant),
+            &request.model.id,
+            request.class.as_str(),
+        ];
+        let family = &self.families.first_token_seconds;
+        family.with_label_values(&labels).observe(seconds);
     }
 
     /// Observes a value of a request in a family with the labels `tenant` and `model`.
@@ -189,8 +298,27 @@ impl GatewayMetrics {
         family.with_label_values(&labels).observe(value);
     }
 
+    /// The refusals because of a limit, of all tenants.
+    #[cfg(test)]
+    pub(crate) fn rejections(&self, limit: &str) -> u64 {
+        use prometheus::core::Collector as _;
+
+        let families = self.families.rejections.collect();
+        let series = families.iter().flat_map(|family| family.get_metric());
+        let of_limit = series.filter(|series| {
+            let mut labels = series.get_label().iter();
+            labels.any(|label| label.name() == "limit" && label.value() == limit)
+        });
+        of_limit
+            .map(|series| series.get_counter().get_value() as u64)
+            .sum()
+    }
+
     /// The label value of a tenant.
     pub(crate) fn tenant_label<'a>(&self, tenant: &'a str) -> &'a str {
+        if tenant == NONE {
+            return tenant;
+        }
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         if tenants.contains(tenant) {
             return tenant;

@@ -20,10 +20,11 @@ use refrain_rpc::DraftStore;
 use crate::metrics::GatewayMetrics;
 use crate::tenants::Budgets;
 use keeper::KeeperHandle;
-use sender::UsageSender;
+use sender::{SenderParts, UsageSender};
 
 pub(crate) use book::UsageSubject;
 pub(crate) use meter::{ProgressClock, Usage, UsageMeter, UsageStart};
+pub(crate) use sender::OnErasure;
 
 /// The usage of a gateway, while it runs.
 pub(crate) struct UsageService {
@@ -34,7 +35,8 @@ pub(crate) struct UsageService {
 
 impl UsageService {
     /// Opens the journal in `dir`, and sends what it has from now on. Without a directory nothing is kept, and
-    /// budgets count from the start of the process. `requests_max` requests may be in flight.
+    /// budgets count from the start of the process. `requests_max` requests may be in flight. `on_erasure` is called
+    /// for each tenant whose usage was erased.
     ///
     /// # Errors
     /// The directory cannot be used, or another gateway uses it.
@@ -43,6 +45,7 @@ impl UsageService {
         requests_max: usize,
         store: Arc<dyn DraftStore>,
         budgets: &Arc<Budgets>,
+        on_erasure: OnErasure,
         metrics: &Arc<GatewayMetrics>,
     ) -> anyhow::Result<Self> {
         let Some(dir) = dir else {
@@ -53,7 +56,13 @@ impl UsageService {
             });
         };
         let keeper = keeper::start(dir, requests_max, budgets, metrics)?;
-        let sender = UsageSender::start(keeper.clone(), store, budgets.clone(), metrics.clone());
+        let sender = UsageSender::start(SenderParts {
+            keeper: keeper.clone(),
+            store,
+            budgets: budgets.clone(),
+            on_erasure,
+            metrics: metrics.clone(),
+        });
         Ok(UsageService {
             usage: Usage::kept_by(keeper.clone()),
             sender: Some(sender),

@@ -108,7 +108,25 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role's name on the command line, in logs and in traces.
+    /// All of them.
+    pub(crate) const ALL: [Role; 6] = [
+        Role::Up,
+        Role::Gateway,
+        Role::Scheduler,
+        Role::Worker,
+        Role::DraftStore,
+        Role::ReferenceEngine,
+    ];
+
+    /// The command that starts it.
+    pub(crate) fn command(self) -> &'static str {
+        match self {
+            Role::Up => "up",
+            role => role.name(),
+        }
+    }
+
+    /// The role's name in logs and in traces.
     pub fn name(self) -> &'static str {
         match self {
             Role::Up => "refrain",

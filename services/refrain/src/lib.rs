@@ -7,6 +7,7 @@
 mod cluster;
 mod command;
 pub mod config;
+pub mod health;
 mod local;
 mod local_operator;
 mod mesh_admin;

@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use refrain::config::{Role, dev_keys};
+use refrain::health::{self, HealthArgs};
 use refrain::mesh_roles::{self, MeshArgs};
 use refrain::serve::{self, ServiceArgs, UpArgs};
 use refrain::store::{self, StoreArgs};
@@ -39,6 +40,8 @@ enum Command {
     DraftStore(ServiceArgs),
     /// Start the CPU engine that ships with Refrain.
     ReferenceEngine(ServiceArgs),
+    /// Ask a running process whether it can serve, and fail if it cannot.
+    Health(HealthArgs),
     /// Print fresh keys for the [mesh] section of a configuration file, or manage the API keys of tenants.
     Keys(KeysArgs),
     /// Manage the tenants of the gateways and their limits.
@@ -70,6 +73,7 @@ fn main() -> anyhow::Result<()> {
         Command::Worker(args) => serve::service(Role::Worker, args),
         Command::DraftStore(args) => serve::service(Role::DraftStore, args),
         Command::ReferenceEngine(args) => serve::service(Role::ReferenceEngine, args),
+        Command::Health(args) => health::run(&args),
         Command::Keys(args) => tenants::keys(args),
         Command::Tenants(args) => tenants::tenants(args),
         Command::Mesh(args) => mesh_roles::run(args),

@@ -5,6 +5,7 @@
 //! call.
 
 mod comparison;
+mod erase;
 mod export;
 mod finish_names;
 mod import;
@@ -18,13 +19,14 @@ use anyhow::ensure;
 use clap::{Args, Subcommand};
 use refrain_lab::text_table::text_table;
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::{ConfirmRequest, EraseRequest, VerifyReply};
+use refrain_protocol::admin::{ConfirmRequest, VerifyReply};
 use refrain_protocol::document::StoreStats;
 use refrain_rpc::StoreAdmin;
 use serde::Serialize;
 
 pub(crate) use replicas::Replicas;
 
+use erase::EraseArgs;
 use export::ExportArgs;
 use import::ImportArgs;
 use sign::SignArgs;
@@ -67,33 +69,6 @@ struct PlainArgs {
 }
 
 #[derive(Args)]
-struct EraseArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    /// Erase documents of this tenant only.
-    #[arg(long)]
-    tenant: Option<String>,
-    /// Erase documents of this model only.
-    #[arg(long)]
-    model: Option<String>,
-    /// Erase this session of the tenant only.
-    #[arg(long, requires = "tenant")]
-    session: Option<String>,
-    /// Erase documents that began at this time or later, Unix milliseconds.
-    #[arg(long)]
-    from_ms: Option<u64>,
-    /// Erase documents that began before this time, Unix milliseconds.
-    #[arg(long)]
-    until_ms: Option<u64>,
-    /// Also delete all quarantined logs and segments. They may be the only copy of documents that could not be read.
-    #[arg(long)]
-    quarantines: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Args)]
 struct ConfirmArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -123,7 +98,7 @@ pub fn run(args: StoreArgs) -> anyhow::Result<()> {
             StoreCommand::Export(args) => export::run(&args).await.map(drop),
             StoreCommand::Verify(args) => verify(args).await,
             StoreCommand::Compact(args) => compact(args).await,
-            StoreCommand::Erase(args) => erase(args).await,
+            StoreCommand::Erase(args) => erase::run(args).await,
             StoreCommand::Confirm(args) => confirm(args).await,
             StoreCommand::Sign(args) => {
                 println!("{}", sign::token(&args)?);
@@ -241,42 +216,6 @@ async fn compact(args: PlainArgs) -> anyhow::Result<()> {
     let (before, after) = (reply.before_bytes, reply.after_bytes);
     let line = format!("{before} bytes before, {after} after\n");
     Ok(print(&reply, args.json, &line)?)
-}
-
-async fn erase(args: EraseArgs) -> anyhow::Result<()> {
-    let request = EraseRequest {
-        tenant: args.tenant,
-        model: args.model,
-        session: args.session,
-        from_ms: args.from_ms,
-        until_ms: args.until_ms,
-        quarantines: args.quarantines,
-    };
-    let erase = async |store: &dyn StoreAdmin| store.erase(request).await;
-    let reply = on_store(&args.target, Access::Write, erase).await?;
-    let (documents, quarantines, files) = (reply.documents, reply.quarantines, reply.files.len());
-    let line = format!(
-        "{documents} documents erased, {files} files rewritten, {quarantines} quarantined logs deleted\n"
-    );
-    print(&reply, args.json, &line)?;
-    for replica in &reply.replicas {
-        let trouble = replica.trouble.as_deref().unwrap_or("erased");
-        eprintln!("{}: {trouble}", replica.url);
-    }
-    let away = reply.replicas.iter().filter(|replica| !replica.is_done);
-    let away = away.count();
-    ensure!(
-        away == 0,
-        "{away} replicas have not erased everything. One that is away does so when the erasure reaches it; repeat the \
-         command to see it"
-    );
-    ensure!(
-        reply.quarantines_kept == 0,
-        "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
-         inspect them, then erase again with --quarantines to delete them",
-        reply.quarantines_kept
-    );
-    Ok(())
 }
 
 async fn confirm(args: ConfirmArgs) -> anyhow::Result<()> {

@@ -85,7 +85,7 @@ enum TenantsCommand {
     Add(TenantArgs),
     /// Change a tenant. Values that are not named stay.
     Set(TenantArgs),
-    /// Remove a tenant and its keys. Its documents stay: `refrain store erase --tenant` erases them.
+    /// Remove a tenant and its keys. What it made stays: `refrain store erase --tenant NAME --everything` erases that.
     Remove {
         /// Name of the tenant.
         name: String,
@@ -318,9 +318,9 @@ fn print_operator(name: &str) -> anyhow::Result<()> {
 fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
     let text = |limit: Option<u64>| limit.map_or("-".to_owned(), |limit| limit.to_string());
     let tokens = [
-        (limits.tokens_per_minute, ""),
-        (limits.input_tokens_per_minute, " in"),
-        (limits.output_tokens_per_minute, " out"),
+        (limits.tokens_per_minute, " a minute"),
+        (limits.input_tokens_per_minute, " in a minute"),
+        (limits.output_tokens_per_minute, " out a minute"),
         (limits.tokens_per_day, " a day"),
         (limits.tokens_per_month, " a month"),
     ];
@@ -345,6 +345,7 @@ fn tenants_table(file: &TenantsFile) -> String {
             tenant.name.clone(),
             tenant.keys.len().to_string(),
             f64::from(tenant.weight).to_string(),
+            format!("{:?}", tenant.isolation).to_lowercase(),
         ];
         row.extend(limit_columns(&tenant.limits));
         row
@@ -353,8 +354,9 @@ fn tenants_table(file: &TenantsFile) -> String {
         "tenant",
         "keys",
         "weight",
+        "isolation",
         "requests/min",
-        "tokens/min",
+        "tokens",
         "at once",
     ];
     text_table(1, &head, rows)
@@ -391,7 +393,7 @@ fn keys_table(file: &TenantsFile) -> String {
         "endpoints",
         "ends",
         "requests/min",
-        "tokens/min",
+        "tokens",
         "at once",
     ];
     text_table(6, &head, rows)

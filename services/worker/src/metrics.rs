@@ -6,7 +6,7 @@ mod labels;
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
-use prometheus::{Counter, GaugeVec, IntCounter, IntGaugeVec};
+use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntGaugeVec};
 use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
@@ -30,8 +30,30 @@ pub(crate) struct WorkerMetrics {
     pub(crate) uploader: UploaderMetrics,
 }
 
-/// The counters of one source and scope: steps, drafted, accepted and emitted tokens.
-type SourceCounters = [IntCounter; 4];
+/// The counters of one source and scope.
+struct SourceCounters {
+    /// Steps, drafted, accepted and emitted tokens.
+    sums: [IntCounter; 4],
+    /// Accepted tokens of each draft.
+    accepted: Histogram,
+}
+
+impl SourceCounters {
+    fn add(&self, counts: StepCounts) {
+        let StepCounts {
+            steps,
+            drafted,
+            accepted,
+            emitted,
+        } = counts;
+        for (counter, count) in self.sums.iter().zip([steps, drafted, accepted, emitted]) {
+            counter.inc_by(count);
+        }
+        if drafted > 0 {
+            self.accepted.observe(accepted as f64);
+        }
+    }
+}
 
 impl WorkerMetrics {
     /// Registers all metrics under the model's name.
@@ -93,28 +115,20 @@ impl WorkerMetrics {
     /// Counts the tokens of a step.
     pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
         self.goodput_tokens.inc_by(counts.emitted);
-        let add = |counters: &SourceCounters| {
-            let StepCounts {
-                steps,
-                drafted,
-                accepted,
-                emitted,
-            } = counts;
-            for (counter, count) in counters.iter().zip([steps, drafted, accepted, emitted]) {
-                counter.inc_by(count);
-            }
-        };
         let known = self.by_source.read();
         let known = known.unwrap_or_else(PoisonError::into_inner);
         if let Some(counters) = known.get(&(source, scope)) {
-            return add(counters);
+            return counters.add(counts);
         }
         drop(known);
         let of = &self.families;
         let labels = [&*self.model, source.as_str(), scope.as_str()];
-        let counters = [&of.steps, &of.drafted, &of.accepted, &of.emitted]
-            .map(|family| family.with_label_values(&labels));
-        add(&counters);
+        let counters = SourceCounters {
+            sums: [&of.steps, &of.drafted, &of.accepted, &of.emitted]
+                .map(|family| family.with_label_values(&labels)),
+            accepted: of.accepted_per_draft.with_label_values(&labels[..2]),
+        };
+        counters.add(counts);
         let known = self.by_source.write();
         known
             .unwrap_or_else(PoisonError::into_inner)
@@ -245,9 +259,20 @@ impl WorkerMetrics {
             }
         }
         if let Some(share) = load.kv_usage {
-            let usage = &self.families.engine_kv_usage;
-            usage.with_label_values(&[&self.model]).set(share);
+            self.kv_usage(share);
         }
+    }
+
+    /// Sets the share of the engine's KV cache that running requests use.
+    pub(crate) fn kv_usage(&self, share: f64) {
+        let usage = &self.families.engine_kv_usage;
+        usage.with_label_values(&[&self.model]).set(share);
+    }
+
+    /// Sets whether the circuit breaker of a streaming engine is open.
+    pub(crate) fn breaker(&self, is_open: bool) {
+        let open = &self.families.breaker_open;
+        open.with_label_values(&[&self.model]).set(is_open.into());
     }
 
     /// Counts a verify call.

@@ -255,6 +255,12 @@ pub struct EraseUsageReply {
     pub erased_at_ms: u64,
     /// Rows that were erased.
     pub rows: u64,
+    /// Gateways that have erased theirs, and have forgotten the responses that they stored for the tenant.
+    #[serde(default)]
+    pub gateways: u64,
+    /// Gateways that were heard of lately and have not done so yet. They do when they call the next time.
+    #[serde(default)]
+    pub gateways_pending: u64,
 }
 
 #[cfg(test)]

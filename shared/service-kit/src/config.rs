@@ -1,4 +1,7 @@
-//! Reads the configuration from a TOML file and the environment into a typed value, and reports all faults at once.
+//! Reads the configuration from a file and the environment into a typed value, and reports all faults at once.
+//!
+//! A file is TOML. One whose name ends in `.json` is JSON with the same keys, for tools that write files. There, null
+//! is no value.
 //!
 //! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides the key `max_running` in the table `worker`: a double
 //! underscore after the prefix goes one table down. A value is read as TOML if possible, otherwise as a string.
@@ -57,8 +60,17 @@ pub fn load<T: DeserializeOwned>(
             let name = path.display();
             let text = std::fs::read_to_string(path)
                 .map_err(|error| anyhow!("cannot read {name}: {error}"))?;
-            text.parse()
-                .map_err(|error| anyhow!("{name} is not TOML: {error}"))?
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "json")
+            {
+                serde_json::from_str::<serde_json::Value>(&text)
+                    .and_then(|json| serde_json::from_value(without_nulls(json)))
+                    .map_err(|error| anyhow!("{name} is not JSON: {error}"))?
+            } else {
+                text.parse()
+                    .map_err(|error| anyhow!("{name} is not TOML: {error}"))?
+            }
         }
     };
     let mut faults = overlay(&mut table, env_rule, env);
@@ -73,6 +85,22 @@ pub fn load<T: DeserializeOwned>(
             faults.len(),
             faults.join("\n  - ")
         ),
+    }
+}
+
+/// A value without the keys whose value is null, which TOML does not have.
+fn without_nulls(json: serde_json::Value) -> serde_json::Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Object(keys) => {
+            let set = keys.into_iter().filter(|(_, value)| !value.is_null());
+            Json::Object(
+                set.map(|(key, value)| (key, without_nulls(value)))
+                    .collect(),
+            )
+        }
+        Json::Array(values) => Json::Array(values.into_iter().map(without_nulls).collect()),
+        value => value,
     }
 }
 
@@ -244,6 +272,23 @@ mod tests {
                 inner: Inner { depth: 3 }
             }
         );
+    }
+
+    #[test]
+    fn a_file_of_json_has_the_same_keys_and_faults() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("mesh.json");
+        let read = |json: &str| {
+            std::fs::write(&file, json).unwrap();
+            load(Some(&file), RULE, std::iter::empty(), Example::faults)
+                .map_err(|error| error.to_string())
+        };
+        let config = read(r#"{"slots": 7, "name": null, "inner": {"depth": 3}}"#).unwrap();
+        assert_eq!((config.slots, config.inner.depth), (7, 3));
+        let unknown = read(r#"{"inner": {"depht": 1}}"#).unwrap_err();
+        assert!(unknown.contains("depht"), "{unknown}");
+        let error = read("slots = 7").unwrap_err();
+        assert!(error.contains("mesh.json is not JSON"), "{error}");
     }
 
     #[test]

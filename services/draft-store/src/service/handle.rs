@@ -27,6 +27,7 @@ use crate::directory::Loss;
 use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
 use crate::replication::status::{FeedState, FeedStatus};
+use crate::service::usage_gateways::UsageGateways;
 use crate::shared_store::SharedStore;
 use crate::writer::handle::WriterHandle;
 
@@ -57,6 +58,8 @@ struct Inner {
     lookup_permits: Arc<Semaphore>,
     /// Calls of `follow` that may still wait.
     wait_permits: Arc<Semaphore>,
+    /// The gateways that send usage.
+    usage_gateways: UsageGateways,
     /// Only one erasure runs at a time.
     erasing: tokio::sync::Mutex<()>,
 }
@@ -104,6 +107,7 @@ impl DraftStoreHandle {
                 mesh,
                 feed,
                 drain: Drain::new(),
+                usage_gateways: UsageGateways::default(),
                 erasing: tokio::sync::Mutex::new(()),
             }),
         }

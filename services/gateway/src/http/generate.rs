@@ -11,6 +11,7 @@ use tracing::Instrument;
 
 use crate::http::state::{GatewayState, finish};
 use crate::intake::{AdmittedRequest, FormVerdict};
+use crate::metrics::NONE;
 use crate::models::unknown_model;
 use crate::relay::RelayEvent;
 use crate::response::EventStreamBody;
@@ -32,7 +33,7 @@ pub(super) async fn generate(
     let caller = match gateway.caller_at(&request, surface.endpoint()).await {
         Ok(caller) => caller,
         Err(error) => {
-            gateway.count_refused(&error);
+            gateway.count_refused(NONE, &error);
             return finish(surface, received, Err(error));
         }
     };
@@ -56,7 +57,7 @@ pub(super) async fn generate(
                 .await
         }
         Err(error) => {
-            gateway.count_refused(&error);
+            gateway.count_refused(&caller.tenant, &error);
             Err(error)
         }
     };
@@ -146,6 +147,11 @@ impl GatewayState {
             choices_per_prompt: per_prompt,
             choices: request.choice_count() as usize,
             budget: quota.budget(),
+            shown: self.metrics.token_counters(
+                &caller.tenant,
+                &request.model.id,
+                request.hides_metrics,
+            ),
         });
         let meter = Arc::new(meter.await?);
         Ok((

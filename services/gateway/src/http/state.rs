@@ -19,7 +19,7 @@ use crate::intake::{
     Admission, AdmissionTicket, BodyReader, FormCheck, TokenizingLimiter, TokenizingThreads,
     UnknownFields,
 };
-use crate::metrics::GatewayMetrics;
+use crate::metrics::{GatewayMetrics, NONE};
 use crate::models::Models;
 use crate::relay::RelayContext;
 use crate::surfaces::{ResponseStore, Surface, SurfaceContext};
@@ -144,10 +144,12 @@ impl GatewayState {
         }
     }
 
-    pub(super) fn count_refused(&self, error: &ApiError) {
-        self.metrics.ended(&error.kind.status().to_string());
+    /// Counts a request that was refused before it could be carried out.
+    pub(super) fn count_refused(&self, tenant: &str, error: &ApiError) {
+        let status = error.kind.status().to_string();
+        self.metrics.ended(tenant, NONE, &status);
         if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
-            self.metrics.rejected("context");
+            self.metrics.rejected(tenant, "context");
         }
     }
 

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::http::state::{GatewayState, finish};
+use crate::metrics::NONE;
 use crate::models::Model;
 use crate::request::{GenerateRequest, read};
 use crate::surfaces::{ChatBody, Surface};
@@ -137,8 +138,10 @@ async fn carry_out(
 ) -> HttpResponse {
     let received = Instant::now();
     let gateway = gateway.into_inner();
+    let mut tenant = NONE.to_owned();
     let outcome = async {
         let caller = gateway.caller_at(request, endpoint).await?;
+        tenant.clone_from(&caller.tenant);
         let admitted = gateway.admit(&caller, request, payload, received).await?;
         let answer = gateway
             .parse(&caller.tenant, admitted.body, received, read)
@@ -148,8 +151,8 @@ async fn carry_out(
     };
     let outcome = outcome.await;
     match &outcome {
-        Ok(_) => gateway.metrics.ended("200"),
-        Err(error) => gateway.count_refused(error),
+        Ok(_) => gateway.metrics.ended(&tenant, NONE, "200"),
+        Err(error) => gateway.count_refused(&tenant, error),
     }
     finish(surface, received, outcome)
 }

@@ -146,7 +146,7 @@ impl Shared {
             let of_tenant = counts.undecided.of(tenant) + of_class.of(tenant);
             self.check_room(class, total, of_tenant, 1)
         };
-        let refused = |exceeded| self.refused(exceeded);
+        let refused = |exceeded| self.refused(tenant, exceeded);
         room(RequestClass::Rollout)
             .or_else(|_| room(RequestClass::Interactive))
             .map_err(refused)
@@ -193,8 +193,8 @@ impl Shared {
         Ok(())
     }
 
-    fn refused(&self, exceeded: Exceeded) -> ApiError {
-        self.metrics.rejected(exceeded.limit);
+    fn refused(&self, tenant: &str, exceeded: Exceeded) -> ApiError {
+        self.metrics.rejected(tenant, exceeded.limit);
         rate_limited(exceeded.message)
     }
 
@@ -222,7 +222,7 @@ impl AdmissionTicket {
         let (total, of_tenant) = (of_class.total, of_class.of(&self.tenant));
         shared
             .check_room(class, total, of_tenant, choices)
-            .map_err(|exceeded| shared.refused(exceeded))?;
+            .map_err(|exceeded| shared.refused(&self.tenant, exceeded))?;
         counts.of(self.class).remove(&self.tenant, self.slots);
         counts.of(Some(class)).add(&self.tenant, choices);
         shared.show(&counts);
@@ -265,11 +265,6 @@ mod tests {
             interactive: limits(requests_max, tenant_requests_max),
             rollouts: limits(1_000, 1_000),
         }
-    }
-
-    fn rejections(metrics: &GatewayMetrics, limit: &str) -> u64 {
-        let rejections = &metrics.families.rejections;
-        rejections.with_label_values(&[limit]).get()
     }
 
     #[test]
@@ -335,8 +330,8 @@ mod tests {
         assert_eq!(metrics.families.in_flight.get(), 3);
         drop(first);
         assert!(admit("a").is_ok());
-        assert_eq!(rejections(&metrics, "requests"), 1);
-        assert_eq!(rejections(&metrics, "tenant_requests"), 1);
+        assert_eq!(metrics.rejections("requests"), 1);
+        assert_eq!(metrics.rejections("tenant_requests"), 1);
         drain.begin();
         assert_eq!(admit("d").err().unwrap().kind, ErrorKind::Unavailable);
         assert_eq!(drain.in_flight(), 2);
@@ -372,7 +367,7 @@ mod tests {
         assert_eq!(gauges(), (3, 4));
         drop(undecided);
         assert_eq!(gauges(), (2, 4));
-        assert_eq!(rejections(&metrics, "tenant_rollouts"), 1);
-        assert_eq!(rejections(&metrics, "rollouts"), 1);
+        assert_eq!(metrics.rejections("tenant_rollouts"), 1);
+        assert_eq!(metrics.rejections("rollouts"), 1);
     }
 }

@@ -93,18 +93,19 @@ impl BodyReader {
     ) -> Result<Bytes, ApiError> {
         let most = self.limits.bytes_max;
         if announced_bytes.is_some_and(|bytes| bytes > most as u64) {
-            return Err(self.too_large());
+            return Err(self.too_large(tenant));
         }
         let slot = self.begin(tenant, Instant::now())?;
         let left = self.limits.time_max.saturating_sub(received.elapsed());
         tokio::select! {
             biased;
             read = self.gather(payload, &slot) => read,
-            () = tokio::time::sleep(left) => Err(self.late(format!(
+            () = tokio::time::sleep(left) => Err(self.late(tenant, format!(
                 "the body did not arrive within {} ms",
                 self.limits.time_max.as_millis()
             ))),
             () = slot.cut_off.notified() => Err(self.late(
+                tenant,
                 "the body took so long to arrive that it was cut off for another one".to_owned(),
             )),
         }
@@ -125,7 +126,7 @@ impl BodyReader {
             (None, "")
         };
         if let Some(crowded) = crowded {
-            self.metrics.rejected(limit);
+            self.metrics.rejected(tenant, limit);
             if !arriving.cut_off_oldest(&crowded, now) {
                 let message = "too many bodies are arriving at once; try again";
                 return Err(rate_limited(message));
@@ -163,7 +164,7 @@ impl BodyReader {
                 ApiError::new(ErrorKind::InvalidRequest, message).with_detail(error)
             })?;
             if body.len() + chunk.len() > self.limits.bytes_max {
-                return Err(self.too_large());
+                return Err(self.too_large(slot.tenant));
             }
             let most = self.limits.arrived_bytes_max;
             let has_room = self.arriving().arrived(
@@ -174,7 +175,7 @@ impl BodyReader {
                 Instant::now(),
             );
             if !has_room {
-                self.metrics.rejected("bodies_bytes");
+                self.metrics.rejected(slot.tenant, "bodies_bytes");
                 let message =
                     "the bodies that are arriving have reached their memory limit; try again";
                 return Err(rate_limited(message));
@@ -184,15 +185,15 @@ impl BodyReader {
         Ok(body.freeze())
     }
 
-    fn too_large(&self) -> ApiError {
-        self.metrics.rejected("body_bytes");
+    fn too_large(&self, tenant: &str) -> ApiError {
+        self.metrics.rejected(tenant, "body_bytes");
         let most = self.limits.bytes_max;
         let message = format!("the body is larger than {most} bytes");
         ApiError::new(ErrorKind::TooLarge, message).with_code(code::REQUEST_TOO_LARGE)
     }
 
-    fn late(&self, message: String) -> ApiError {
-        self.metrics.rejected("body_time");
+    fn late(&self, tenant: &str, message: String) -> ApiError {
+        self.metrics.rejected(tenant, "body_time");
         ApiError::new(ErrorKind::RequestTimeout, message).with_code("body_timeout")
     }
 

@@ -104,7 +104,7 @@ impl FormCheck {
         // The form is written as JSON to be found, which a long one is not worth.
         let bytes = form.text.text_bytes();
         if bytes > self.bytes_max {
-            self.metrics.rejected("form_bytes");
+            self.metrics.rejected(&request.tenant, "form_bytes");
             let reason = format!("the form has {bytes} bytes, more than {}", self.bytes_max);
             let place = FormSource::place_of_all(&request.form_sources);
             return Err(at(place, &GrammarError::Refused(reason)));
@@ -116,7 +116,7 @@ impl FormCheck {
         }
         let places = self.places(&request.tenant);
         let refused = |_: TryAcquireError| {
-            self.metrics.rejected("forms");
+            self.metrics.rejected(&request.tenant, "forms");
             rate_limited("too many forms of outputs wait to be compiled; try again")
         };
         let waits_in_tenant = places.waiting.clone().try_acquire_owned();

@@ -139,7 +139,7 @@ impl TokenizingLimiter {
         let is_past_share = of_tenant > 0 && of_tenant + bytes > waiting.bytes_max / TENANT_SHARE;
         if is_past_share || counts.total + bytes > waiting.bytes_max {
             drop(counts);
-            waiting.metrics.rejected("tokenizing");
+            waiting.metrics.rejected(tenant, "tokenizing");
             let whose = if is_past_share { "of yours " } else { "" };
             return Err(rate_limited(format!(
                 "too many large requests {whose}wait to be tokenized; try again"
@@ -295,9 +295,7 @@ mod tests {
         assert!(error.message.contains("of yours"));
         let second = waits("b", 6 * MIB).ok().unwrap();
         assert!(!waits("c", MIB).err().unwrap().message.contains("of yours"));
-        let families = &tokenizing.waiting.metrics.families;
-        let refused = families.rejections.with_label_values(&["tokenizing"]);
-        assert_eq!(refused.get(), 2);
+        assert_eq!(tokenizing.waiting.metrics.rejections("tokenizing"), 2);
         // Clients that went away make room.
         drop((first, second));
         assert_eq!(waiting_bytes(&tokenizing), 0);

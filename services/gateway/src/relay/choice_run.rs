@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt};
+use prometheus::Histogram;
 use refrain_protocol::chunk::{
     ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, ParkedContext,
 };
@@ -70,6 +71,9 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) events: &'a mpsc::Sender<RelayEvent>,
     pub(super) received: Instant,
     pub(super) first_token: Option<Instant>,
+    /// When the last step arrived.
+    pub(super) last_step: Option<Instant>,
+    pub(super) step_gaps: Histogram,
     /// Counts the output tokens of the request.
     pub(super) made: Arc<Made>,
     /// Counts for bills and budgets.
@@ -84,6 +88,8 @@ pub(super) struct ChoiceRun<'a> {
 impl Drop for ChoiceRun<'_> {
     fn drop(&mut self) {
         self.meter.end_choice(self.index, self.choice.usage());
+        let reason = self.choice.finish_reason();
+        self.context.metrics.choice_ended(self.request, reason);
     }
 }
 
@@ -311,6 +317,7 @@ impl ChoiceRun<'_> {
                         self.note_usage();
                     }
                     self.observe_first_token();
+                    self.observe_step_gap(Instant::now());
                     for piece in pieces {
                         self.send(piece).await?;
                     }
@@ -421,7 +428,14 @@ impl ChoiceRun<'_> {
             self.first_token = Some(Instant::now());
             let metrics = &self.context.metrics;
             let seconds = self.received.elapsed().as_secs_f64();
-            metrics.observe(&metrics.families.first_token_seconds, self.request, seconds);
+            metrics.first_token(self.request, seconds);
+        }
+    }
+
+    fn observe_step_gap(&mut self, now: Instant) {
+        if let Some(last) = self.last_step.replace(now) {
+            let gap = now.saturating_duration_since(last);
+            self.step_gaps.observe(gap.as_secs_f64());
         }
     }
 

@@ -89,7 +89,8 @@ impl DraftMemory {
             return;
         }
         let Ok(permit) = self.registrations.clone().try_acquire_owned() else {
-            self.metrics.rejected("group_registrations");
+            let tenant = namespace.signed.namespace.tenant_name();
+            self.metrics.rejected(tenant, "group_registrations");
             return;
         };
         locked(&self.registered).put(key.clone(), now);

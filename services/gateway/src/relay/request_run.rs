@@ -63,6 +63,7 @@ impl RelayContext {
                 let outcome = context.run(&request, &reports).await;
                 let outcome = record.outcome.insert(outcome).clone();
                 drop(record);
+                admitted.meter.settle().await;
                 let last = match outcome {
                     Ok(summary) if request.hides_metrics => {
                         RelayEvent::Done(Box::new(summary.without_traces()))
@@ -191,6 +192,8 @@ impl RelayContext {
             events,
             received,
             first_token: None,
+            last_step: None,
+            step_gaps: self.metrics.step_gaps(request),
             made: reports.made.clone(),
             meter: reports.meter.clone(),
             usage_progress: ProgressClock::new(Instant::now()),
@@ -219,7 +222,7 @@ impl RelayContext {
                     if let Err(error) = &decision {
                         let was_patient = is_rollout && error.kind == ErrorKind::Unavailable;
                         if was_patient || error.has_code(code::SCHEDULER_UNAVAILABLE) {
-                            self.metrics.rejected("scheduler_wait");
+                            self.metrics.rejected(&request.tenant, "scheduler_wait");
                         }
                     }
                     if let Some(ended) = ended.take() {
@@ -332,14 +335,25 @@ impl Drop for OutcomeRecord<'_> {
             Some(Ok(_)) => "200".to_owned(),
             Some(Err(error)) => error.kind.status().to_string(),
         };
-        metrics.ended(&status);
+        metrics.ended(&self.request.tenant, &self.request.model.id, &status);
         let seconds = self.received.elapsed().as_secs_f64();
         metrics.observe(&families.request_seconds, self.request, seconds);
         let span = Span::current();
-        let Some(Ok(RequestSummary { usage, .. })) = outcome else {
+        let Some(Ok(RequestSummary {
+            usage,
+            metrics: figures,
+        })) = outcome
+        else {
             span.record("error.type", status);
             return;
         };
+        if let Some(ResponseMetrics { timings, .. }) = figures {
+            let model = self.request.model.id.as_str();
+            for (phase, seconds) in [("prefill", timings.prefill_s), ("decode", timings.decode_s)] {
+                let of_phase = families.phase_seconds.with_label_values(&[model, phase]);
+                of_phase.observe(seconds);
+            }
+        }
         let (tenant, model) = (
             metrics.tenant_label(&self.request.tenant),
             &*self.request.model.id,

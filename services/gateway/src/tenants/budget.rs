@@ -191,7 +191,7 @@ impl Budgets {
     }
 
     fn refused(&self, spender: &Spender, spent: Spent) -> ApiError {
-        self.metrics.rejected(spent.name);
+        self.metrics.rejected(&spender.tenant, spent.name);
         let name = name_in_errors(spender.key.as_deref());
         let Spent { budget, tokens, .. } = spent;
         let (period, next) = match spent.name {
@@ -359,8 +359,7 @@ mod tests {
             "{}",
             error.message
         );
-        let rejections = &budgets.metrics.families.rejections;
-        assert_eq!(rejections.with_label_values(&["tokens_per_day"]).get(), 1);
+        assert_eq!(budgets.metrics.rejections("tokens_per_day"), 1);
         // Others are not concerned, and neither is one without a budget.
         let without = Caller {
             tenant_limits: LimitsEntry::default(),

@@ -2,6 +2,7 @@
 //! nothing.
 
 pub(super) mod file;
+mod key_ends;
 mod store;
 mod taking;
 
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use refrain_service_kit::clock::unix_s;
 use tokio::task::JoinHandle;
 
 use self::file::FileFollower;
@@ -21,6 +23,9 @@ use crate::metrics::GatewayMetrics;
 
 /// How often the tenants are looked at.
 const INTERVAL: Duration = Duration::from_millis(500);
+
+/// How often the gauges of keys that end are renewed: other keys are the next ones once some have ended.
+const ENDS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The task that follows the tenants. It ends when this is dropped.
 pub(crate) struct TenantsFollower(JoinHandle<()>);
@@ -52,7 +57,8 @@ impl TenantsFollower {
         limiter: Limiter,
         metrics: Arc<GatewayMetrics>,
     ) -> anyhow::Result<Self> {
-        let taking = Taking { directory, metrics };
+        let taking = Taking::new(directory, metrics);
+        let shown = taking.clone();
         let mut followed = match source {
             TenantsSource::None => Followed::Nothing,
             TenantsSource::File(path) => Followed::File(FileFollower::start(path, taking)?),
@@ -62,9 +68,15 @@ impl TenantsFollower {
         };
         let follow = async move {
             let mut interval = tokio::time::interval(INTERVAL);
+            let mut shown_at = Instant::now();
             loop {
                 interval.tick().await;
-                limiter.forget_idle(Instant::now());
+                let now = Instant::now();
+                limiter.forget_idle(now);
+                if now.saturating_duration_since(shown_at) >= ENDS_INTERVAL {
+                    shown.show_key_ends(unix_s().cast_signed());
+                    shown_at = now;
+                }
                 match &mut followed {
                     Followed::Nothing => {}
                     Followed::File(file) => file.look().await,

@@ -57,6 +57,7 @@ pub(super) struct LimitState {
 /// The part of a request in the limits of its caller. It settles when it is dropped.
 pub(crate) struct QuotaTicket {
     limiter: Limiter,
+    tenant: String,
     /// The subjects with limits.
     subjects: Vec<(Subject, LimitsEntry)>,
     /// Whether it counts among the requests in flight of this gateway.
@@ -142,6 +143,7 @@ impl Limiter {
         let budget = self.shared.budgets.begin(caller)?;
         let mut ticket = QuotaTicket {
             limiter: self.clone(),
+            tenant: caller.tenant.clone(),
             subjects: subjects(caller),
             has_begun: false,
             reserved: None,
@@ -157,10 +159,11 @@ impl Limiter {
         if let Some(place) = &mut ticket.place
             && let Ok(answer) = place.begin().await
         {
-            self.copy(&ticket.subjects, &answer, 1)?;
+            self.copy(&caller.tenant, &ticket.subjects, &answer, 1)?;
         } else {
             let amount = PerMinute::of_one_request;
-            self.count(&ticket.subjects, Usage::begin_refusal, amount, 1, now)?;
+            let refusal = Usage::begin_refusal;
+            self.count(&caller.tenant, &ticket.subjects, refusal, amount, 1, now)?;
         }
         ticket.has_begun = true;
         Ok(ticket)
@@ -172,6 +175,7 @@ impl Limiter {
     /// The first refusal. Nothing is counted then.
     fn count(
         &self,
+        tenant: &str,
         subjects: &[(Subject, LimitsEntry)],
         refusal: impl Fn(&mut Usage, &LimitsEntry, Instant) -> Option<Refusal>,
         amount: impl Fn(PerMinute) -> f64,
@@ -183,7 +187,7 @@ impl Limiter {
             let usage = usages.entry(subject.clone()).or_default();
             usage.follow(limits, self.shared.share, now);
             if let Some(refusal) = refusal(usage, limits, now) {
-                return Err(self.refused(subject, limits, refusal));
+                return Err(self.refused(tenant, subject, limits, refusal));
             }
         }
         for (subject, _) in subjects {
@@ -201,6 +205,7 @@ impl Limiter {
     /// The refusal in the answer.
     fn copy(
         &self,
+        tenant: &str,
         subjects: &[(Subject, LimitsEntry)],
         answer: &Answer,
         begun: u64,
@@ -217,11 +222,17 @@ impl Limiter {
         let refusal = answer.refusal;
         let refused = refusal.and_then(|(at, refusal)| Some((subjects.get(at)?, refusal)));
         refused.map_or(Ok(()), |((subject, limits), refusal)| {
-            Err(self.refused(subject, limits, refusal))
+            Err(self.refused(tenant, subject, limits, refusal))
         })
     }
 
-    fn refused(&self, subject: &Subject, limits: &LimitsEntry, refusal: Refusal) -> ApiError {
+    fn refused(
+        &self,
+        tenant: &str,
+        subject: &Subject,
+        limits: &LimitsEntry,
+        refusal: Refusal,
+    ) -> ApiError {
         let (limit, message, wait) = match refusal {
             Refusal::InFlight(in_flight) => {
                 let message = format!(
@@ -242,7 +253,7 @@ impl Limiter {
                 (name, message, wait)
             }
         };
-        self.shared.metrics.rejected(limit);
+        self.shared.metrics.rejected(tenant, limit);
         let wait_ms = wait.as_millis().max(1) as u64;
         ApiError::new(ErrorKind::Overloaded, message)
             .with_code(code::RATE_LIMIT_EXCEEDED)
@@ -296,11 +307,12 @@ impl QuotaTicket {
         if let Some(place) = &mut self.place
             && let Ok(answer) = place.reserve(amount).await
         {
-            self.limiter.copy(&self.subjects, &answer, 0)?;
+            self.limiter
+                .copy(&self.tenant, &self.subjects, &answer, 0)?;
         } else {
             let refusal = |usage: &mut Usage, _: &LimitsEntry, now| usage.refusal(amount, now);
             self.limiter
-                .count(&self.subjects, refusal, amount, 0, now)?;
+                .count(&self.tenant, &self.subjects, refusal, amount, 0, now)?;
         }
         self.reserved = Some(Reserved { input, output });
         Ok((input, output))
@@ -397,9 +409,7 @@ mod tests {
             "{}",
             error.message
         );
-        let rejections = &metrics.families.rejections;
-        let counted = rejections.with_label_values(&["requests_per_minute"]);
-        assert_eq!(counted.get(), 1);
+        assert_eq!(metrics.rejections("requests_per_minute"), 1);
         // Somebody else is not concerned, and after half a minute there is room for one.
         let other = Caller {
             tenant: "bolt".into(),

@@ -51,8 +51,11 @@ pub(super) struct ChangedRows {
 pub(super) enum Message {
     /// A request runs.
     Progress(RequestCounts),
-    /// A request has ended.
-    Settled(RequestCounts),
+    /// A request has ended. The answer comes when that is written.
+    Settled {
+        of: RequestCounts,
+        reply: Option<oneshot::Sender<()>>,
+    },
     /// Asks for the rows that have changed after a change.
     Changed {
         after: u64,
@@ -150,15 +153,23 @@ pub(super) fn start(
 impl Keeper {
     fn run(mut self, mut messages: mpsc::Receiver<Message>) {
         let mut batch = Vec::with_capacity(BATCH);
+        let mut settled = Vec::with_capacity(BATCH);
         while messages.blocking_recv_many(&mut batch, BATCH) > 0 {
             let mut closing = None;
             for message in batch.drain(..) {
                 match message {
                     Message::Close(reply) => closing = Some(reply),
+                    Message::Settled { of, reply } => {
+                        self.settle(of);
+                        settled.extend(reply);
+                    }
                     other => self.take(other),
                 }
             }
             self.write();
+            for reply in settled.drain(..) {
+                let _ = reply.send(());
+            }
             self.observe();
             if let Some(reply) = closing {
                 self.sync();
@@ -186,24 +197,6 @@ impl Keeper {
                     counts,
                 });
             }
-            Message::Settled(of) if self.book.is_running(of.request) => {
-                let RequestCounts {
-                    request,
-                    at_ms,
-                    counts,
-                    ..
-                } = of;
-                self.record(Record::End {
-                    request,
-                    at_ms,
-                    counts,
-                });
-            }
-            Message::Settled(of) => self.record(Record::Whole {
-                subject: (*of.subject).clone(),
-                at_ms: of.at_ms,
-                counts: of.counts,
-            }),
             Message::Changed {
                 after,
                 rows_max,
@@ -246,8 +239,29 @@ impl Keeper {
                     self.rewrite();
                 }
             }
-            Message::Close(_) => {}
+            Message::Settled { .. } | Message::Close(_) => {}
         }
+    }
+
+    fn settle(&mut self, of: RequestCounts) {
+        let RequestCounts {
+            request,
+            subject,
+            at_ms,
+            counts,
+        } = of;
+        self.record(match self.book.is_running(request) {
+            true => Record::End {
+                request,
+                at_ms,
+                counts,
+            },
+            false => Record::Whole {
+                subject: (*subject).clone(),
+                at_ms,
+                counts,
+            },
+        });
     }
 
     /// Notes the beginning of a request that has no record yet.

@@ -8,9 +8,11 @@ use refrain_protocol::usage::UsageCounts;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock::unix_ms;
 use tokio::sync::mpsc::OwnedPermit;
+use tokio::sync::oneshot;
 
 use super::book::UsageSubject;
 use super::keeper::{KeeperHandle, Message, RequestCounts};
+use crate::metrics::TokenCounters;
 use crate::tenants::BudgetTicket;
 
 /// Progress is noted after this many tokens of a choice,
@@ -20,6 +22,9 @@ pub(crate) const PROGRESS_TIME: Duration = Duration::from_secs(1);
 
 /// How long a request waits for room in the queue of a slow disk.
 const ROOM_WAIT: Duration = Duration::from_secs(10);
+
+/// How long an answer waits until its counts are written. A slow disk delays answers, but does not hold them back.
+const WRITTEN_WAIT: Duration = Duration::from_secs(1);
 
 /// Time after which a request that found no room may be tried again.
 const ROOM_RETRY_MS: u64 = 2_000;
@@ -43,29 +48,32 @@ pub(crate) struct UsageStart {
     pub(crate) choices_per_prompt: usize,
     pub(crate) choices: usize,
     pub(crate) budget: Arc<BudgetTicket>,
+    /// The metrics that show the tokens.
+    pub(crate) shown: TokenCounters,
 }
 
-/// The counts of a request. It is settled when it is dropped.
+/// The counts of a request. One that has no answer is settled when it is dropped.
 pub(crate) struct UsageMeter {
     kept: Option<Kept>,
     subject: Arc<UsageSubject>,
     input_tokens: u64,
     choices_per_prompt: usize,
     budget: Arc<BudgetTicket>,
+    shown: TokenCounters,
     state: Mutex<MeterState>,
 }
 
 struct Kept {
     keeper: KeeperHandle,
     request: u64,
-    /// The room for the last message. Taken when the request is settled.
-    room: Option<OwnedPermit<Message>>,
 }
 
 struct MeterState {
+    /// The room for the last message. Taken when the request is settled.
+    room: Option<OwnedPermit<Message>>,
     choices: Vec<UsageCounts>,
-    /// Tokens that the budgets know.
-    spent: u64,
+    /// The counts that the budgets and the metrics know.
+    known: UsageCounts,
     /// Whether the keeper knows of the request.
     is_known: bool,
 }
@@ -85,8 +93,8 @@ impl Usage {
     /// # Errors
     /// `Unavailable` if it waited for too long.
     pub(crate) async fn begin(&self, start: UsageStart) -> Result<UsageMeter, ApiError> {
-        let kept = match &self.kept_by {
-            None => None,
+        let (kept, room) = match &self.kept_by {
+            None => (None, None),
             Some(of) => {
                 let room = of.keeper.messages.clone().reserve_owned();
                 let room = tokio::time::timeout(ROOM_WAIT, room).await;
@@ -95,11 +103,11 @@ impl Usage {
                     return Err(ApiError::new(ErrorKind::Unavailable, message)
                         .with_retry_after_ms(ROOM_RETRY_MS));
                 };
-                Some(Kept {
+                let kept = Kept {
                     keeper: of.keeper.clone(),
                     request: of.next_request.fetch_add(1, Ordering::Relaxed),
-                    room: Some(room),
-                })
+                };
+                (Some(kept), Some(room))
             }
         };
         Ok(UsageMeter {
@@ -108,9 +116,11 @@ impl Usage {
             input_tokens: start.input_tokens,
             choices_per_prompt: start.choices_per_prompt.max(1),
             budget: start.budget,
+            shown: start.shown,
             state: Mutex::new(MeterState {
+                room,
                 choices: vec![UsageCounts::default(); start.choices],
-                spent: 0,
+                known: UsageCounts::default(),
                 is_known: false,
             }),
         })
@@ -143,11 +153,37 @@ impl UsageMeter {
         }
     }
 
+    /// Settles the request, and waits until its counts are in the journal. So a client that has its answer is billed
+    /// for it, even if this process is killed then.
+    pub(crate) async fn settle(&self) {
+        let (reply, written) = oneshot::channel();
+        if self.send_last(Some(reply)) {
+            // Without an answer the thread has ended, or the disk is slow. The counts are in its hands.
+            let _ = tokio::time::timeout(WRITTEN_WAIT, written).await;
+        }
+    }
+
+    /// Sends the last message, unless that was done. Returns whether the message has been sent now.
+    fn send_last(&self, reply: Option<oneshot::Sender<()>>) -> bool {
+        let mut state = self.state();
+        let counts = self.counts(&mut state);
+        let (Some(kept), Some(room)) = (&self.kept, state.room.take()) else {
+            return false;
+        };
+        let says_something = state.is_known || !counts.is_zero();
+        if says_something {
+            let of = self.message(kept.request, counts);
+            room.send(Message::Settled { of, reply });
+        }
+        says_something
+    }
+
     fn state(&self) -> MutexGuard<'_, MeterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The counts of the whole request. A request that made nothing has none. Budgets get what they do not know.
+    /// The counts of the whole request. A request that made nothing has none. Budgets and metrics get what they do
+    /// not know.
     fn counts(&self, state: &mut MeterState) -> UsageCounts {
         let mut sum = UsageCounts::default();
         for (index, choice) in state.choices.iter().enumerate() {
@@ -165,9 +201,11 @@ impl UsageMeter {
         }
         sum.requests = 1;
         sum.input_tokens = self.input_tokens;
-        let more = sum.tokens().saturating_sub(state.spent);
-        state.spent += more;
-        self.budget.spend(more);
+        // Cached tokens of a choice that has not ended may be known later than others, so no count ever falls.
+        let known = state.known.max(sum);
+        let more = known.minus(std::mem::replace(&mut state.known, known));
+        self.budget.spend(more.tokens());
+        self.shown.add(more);
         sum
     }
 
@@ -183,18 +221,7 @@ impl UsageMeter {
 
 impl Drop for UsageMeter {
     fn drop(&mut self) {
-        let mut state = self.state();
-        let counts = self.counts(&mut state);
-        let is_known = state.is_known;
-        drop(state);
-        let Some(mut kept) = self.kept.take() else {
-            return;
-        };
-        if let Some(room) = kept.room.take()
-            && (is_known || !counts.is_zero())
-        {
-            room.send(Message::Settled(self.message(kept.request, counts)));
-        }
+        self.send_last(None);
     }
 }
 

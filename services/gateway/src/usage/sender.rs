@@ -4,15 +4,15 @@
 //! everything that this gateway still has.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use refrain_protocol::usage::{Period, RecordUsageRequest, hour_of};
+use refrain_protocol::usage::{Period, RecordUsageRequest, UsageErasure, hour_of};
 use refrain_rpc::{DraftStore, UsageReplica};
 use refrain_service_kit::backoff::jittered;
-use refrain_service_kit::clock::unix_s;
+use refrain_service_kit::clock::{unix_ms, unix_s};
 use tokio::task::JoinHandle;
 
 use super::keeper::{ChangedRows, KeeperHandle, Message};
@@ -43,11 +43,20 @@ pub(super) struct UsageSender {
     supervisor: JoinHandle<()>,
 }
 
+/// Is told that everything is erased of a tenant that is at least so old.
+pub(crate) type OnErasure = Arc<dyn Fn(&str, Duration) + Send + Sync>;
+
+/// The parts that a sender works with.
+pub(super) struct SenderParts {
+    pub(super) keeper: KeeperHandle,
+    pub(super) store: Arc<dyn DraftStore>,
+    pub(super) budgets: Arc<Budgets>,
+    pub(super) on_erasure: OnErasure,
+    pub(super) metrics: Arc<GatewayMetrics>,
+}
+
 struct Shared {
-    keeper: KeeperHandle,
-    store: Arc<dyn DraftStore>,
-    budgets: Arc<Budgets>,
-    metrics: Arc<GatewayMetrics>,
+    parts: SenderParts,
     links: Mutex<HashMap<String, Arc<Link>>>,
 }
 
@@ -60,6 +69,8 @@ struct Link {
     unsent: AtomicU64,
     /// Erasures up to this time are known.
     erasures_known_ms: AtomicU64,
+    /// It has answered before, so the erasures that it tells are new.
+    has_answered: AtomicBool,
 }
 
 /// A task that ends when this is dropped.
@@ -78,17 +89,9 @@ impl Drop for UsageSender {
 }
 
 impl UsageSender {
-    pub(super) fn start(
-        keeper: KeeperHandle,
-        store: Arc<dyn DraftStore>,
-        budgets: Arc<Budgets>,
-        metrics: Arc<GatewayMetrics>,
-    ) -> Self {
+    pub(super) fn start(parts: SenderParts) -> Self {
         let shared = Arc::new(Shared {
-            keeper,
-            store,
-            budgets,
-            metrics,
+            parts,
             links: Mutex::default(),
         });
         let supervisor = tokio::spawn(shared.clone().supervise());
@@ -119,7 +122,7 @@ impl Shared {
         let mut tasks: HashMap<String, Task> = HashMap::new();
         let mut forgot = Instant::now();
         loop {
-            let replicas = self.store.usage_replicas();
+            let replicas = self.parts.store.usage_replicas();
             let is_known = |name: &String| replicas.iter().any(|replica| replica.name == *name);
             tasks.retain(|name, _| is_known(name));
             self.links().retain(|name, _| is_known(name));
@@ -131,6 +134,7 @@ impl Shared {
                         sent: AtomicU64::new(0),
                         unsent: AtomicU64::new(0),
                         erasures_known_ms: AtomicU64::new(0),
+                        has_answered: AtomicBool::new(false),
                     });
                     self.links().insert(name, link.clone());
                     Task(tokio::spawn(self.clone().follow(link)))
@@ -151,7 +155,8 @@ impl Shared {
             .values()
             .map(|link| link.unsent.load(Ordering::Relaxed));
         let unsent = unsent.max().unwrap_or(0);
-        self.metrics
+        self.parts
+            .metrics
             .families
             .usage_unsent_rows
             .set(unsent.cast_signed());
@@ -164,7 +169,7 @@ impl Shared {
             let sent = links.values().map(|link| link.sent.load(Ordering::Relaxed));
             sent.min().unwrap_or(0)
         };
-        let _ = self.keeper.messages.send(Message::Sent(sent)).await;
+        let _ = self.parts.keeper.messages.send(Message::Sent(sent)).await;
     }
 
     /// Exchanges usage with a replica, again and again.
@@ -192,7 +197,7 @@ impl Shared {
     async fn exchange(&self, link: &Link) -> anyhow::Result<()> {
         loop {
             let after = link.sent.load(Ordering::Relaxed);
-            let changed = self.keeper.ask(|reply| Message::Changed {
+            let changed = self.parts.keeper.ask(|reply| Message::Changed {
                 after,
                 rows_max: PAGE_ROWS,
                 reply,
@@ -203,7 +208,7 @@ impl Shared {
             let more = changed.more;
             let outcome = self.send(link, changed).await;
             let outcome_name = if outcome.is_ok() { "done" } else { "failed" };
-            let sends = &self.metrics.families.usage_sends;
+            let sends = &self.parts.metrics.families.usage_sends;
             sends.with_label_values(&[outcome_name]).inc();
             outcome?;
             link.unsent.store(more as u64, Ordering::Relaxed);
@@ -216,9 +221,9 @@ impl Shared {
     async fn send(&self, link: &Link, changed: ChangedRows) -> anyhow::Result<()> {
         let hour = hour_of(unix_s());
         let (day, month) = (Period::Day.number(hour), Period::Month.number(hour));
-        let spenders = self.budgets.spenders();
+        let spenders = self.parts.budgets.spenders();
         let request = RecordUsageRequest {
-            gateway: self.keeper.gateway,
+            gateway: self.parts.keeper.gateway,
             rows: changed.rows,
             erasures_known_ms: link.erasures_known_ms.load(Ordering::Relaxed),
             spenders: spenders.clone(),
@@ -228,10 +233,22 @@ impl Shared {
         let call = link.replica.store.record_usage(request);
         let reply = tokio::time::timeout(CALL_WAIT, call).await;
         let reply = reply.map_err(|_| anyhow!("no answer in time"))??;
-        self.budgets.learn(&spenders, &reply.spent, (day, month));
+        self.parts
+            .budgets
+            .learn(&spenders, &reply.spent, (day, month));
         if let Some(last) = reply.erasures.last() {
-            let known_ms = last.at_ms;
-            let erased = self.keeper.ask(|reply_to| Message::Erase {
+            let (known_ms, now_ms) = (last.at_ms, unix_ms());
+            let is_new = link.has_answered.load(Ordering::Relaxed);
+            for UsageErasure { tenant, at_ms } in &reply.erasures {
+                // The clocks may differ, so only old erasures are judged by time.
+                let age_ms = if is_new {
+                    0
+                } else {
+                    now_ms.saturating_sub(*at_ms)
+                };
+                (self.parts.on_erasure)(tenant, Duration::from_millis(age_ms));
+            }
+            let erased = self.parts.keeper.ask(|reply_to| Message::Erase {
                 erasures: reply.erasures,
                 reply: reply_to,
             });
@@ -240,6 +257,7 @@ impl Shared {
                 .context("the usage journal could not be rewritten for an erasure")?;
             link.erasures_known_ms.store(known_ms, Ordering::Relaxed);
         }
+        link.has_answered.store(true, Ordering::Relaxed);
         link.sent.store(changed.last_change, Ordering::Relaxed);
         Ok(())
     }

@@ -393,10 +393,32 @@ async fn requests_and_tokens_are_counted() {
     let tokens = bench.mesh.script().reply.len() as f64;
     let usage = format!("gen_ai_client_token_usage_sum{labels},token_type=\"output\"}}");
     assert_eq!(bench.metric(&usage), tokens);
-    assert_eq!(
-        bench.metric("refrain_gateway_requests_total{status=\"200\"}"),
-        1.0
-    );
+    for (series, value) in [
+        (
+            "requests_total{model=\"tiny\",status=\"200\",tenant=\"acme\"}",
+            1.0,
+        ),
+        (
+            "choices_total{finish_reason=\"stop\",model=\"tiny\",tenant=\"acme\"}",
+            1.0,
+        ),
+        (
+            "tokens_total{kind=\"output\",model=\"tiny\",tenant=\"acme\"}",
+            tokens,
+        ),
+        ("phase_seconds_count{model=\"tiny\",phase=\"decode\"}", 1.0),
+    ] {
+        assert_eq!(
+            bench.metric(&format!("refrain_gateway_{series}")),
+            value,
+            "{series}"
+        );
+    }
+    let stranger = bench.client.post(format!("{}{CHAT}", bench.url));
+    let refused = stranger.bearer_auth("unknown").send().await.unwrap();
+    assert_eq!(refused.status(), 401);
+    let unknown = "refrain_gateway_requests_total{model=\"none\",status=\"401\",tenant=\"none\"}";
+    assert_eq!(bench.metric(unknown), 1.0);
     let text = bench
         .client
         .get(format!("{}/metrics", bench.url))

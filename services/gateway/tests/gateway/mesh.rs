@@ -661,12 +661,22 @@ impl Bench {
         (events, done)
     }
 
-    pub(crate) fn metric(&self, line_start: &str) -> f64 {
+    /// The sum of the series of a metric that have these labels: `name{label="value"}`.
+    pub(crate) fn metric(&self, series: &str) -> f64 {
         let text = String::from_utf8(self.metrics.render()).unwrap();
-        let line = text.lines().find(|line| line.starts_with(line_start));
-        line.map_or(0.0, |line| {
-            line.rsplit(' ').next().unwrap().parse().unwrap()
-        })
+        let (name, labels) = series.trim().split_once('{').unwrap_or((series.trim(), ""));
+        let labels: Vec<&str> = labels
+            .trim_end_matches('}')
+            .split(',')
+            .filter(|label| !label.is_empty())
+            .collect();
+        let values = text.lines().filter_map(|line| {
+            let (of, value) = line.rsplit_once(' ')?;
+            let (of, its) = of.split_once('{').unwrap_or((of, ""));
+            let fits = of == name && labels.iter().all(|label| its.contains(label));
+            fits.then(|| value.parse::<f64>().unwrap())
+        });
+        values.sum()
     }
 }
 

@@ -504,3 +504,44 @@ async fn streams_in_shape_have_events_of_equal_sizes_and_hidden_metrics_are_abse
         [whole.clone(), whole.clone(), whole.clone(), whole]
     );
 }
+
+#[tokio::test]
+async fn numbers_that_tell_of_drafts_name_no_tenant_that_hides_them() {
+    let mut tenants = Tenants::new(LimitsEntry::default());
+    let key = tenants.add("ci", KeyEntry::default());
+    for hides_metrics in [false, true] {
+        tenants.file.tenants[0].hides_metrics = hides_metrics;
+        tenants.write();
+        let bench = Bench::with(tenants.config()).await;
+        bench.mesh.script().step_tokens = 5;
+        let (status, _) = bench.status(CHAT, &chat(json!({})), Some(&key)).await;
+        assert_eq!(status, 200);
+        let of = |name: &str, tenant: &str| {
+            bench.metric(&format!("refrain_gateway_{name},tenant=\"{tenant}\"}}"))
+        };
+        for kind in ["verified_draft", "accepted_draft"] {
+            let series = format!("tokens_total{{kind=\"{kind}\",model=\"tiny\"");
+            let (shown, hidden) = (of(&series, "acme"), of(&series, "hidden"));
+            assert_eq!((shown > 0.0, hidden > 0.0), (!hides_metrics, hides_metrics));
+        }
+        let gaps = "step_gap_seconds_count{model=\"tiny\"";
+        assert_eq!(of(gaps, "acme") > 0.0, !hides_metrics);
+        assert!(of("tokens_total{kind=\"output\",model=\"tiny\"", "acme") > 0.0);
+    }
+}
+
+#[tokio::test]
+async fn the_next_end_of_a_key_is_shown_for_its_tenant() {
+    let mut tenants = Tenants::new(LimitsEntry::default());
+    let end = "2096-10-02T07:06:40Z".to_owned();
+    let ends = |entry: KeyEntry| KeyEntry {
+        expires_at: Some(end.clone()),
+        ..entry
+    };
+    tenants.add("ci", ends(KeyEntry::default()));
+    tenants.add("forever", KeyEntry::default());
+    tenants.write();
+    let bench = Bench::with(tenants.config()).await;
+    let shown = bench.metric("refrain_gateway_key_expiry_seconds{tenant=\"acme\"}");
+    assert_eq!(shown, 4_000_000_000.0);
+}

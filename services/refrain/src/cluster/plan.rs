@@ -94,7 +94,7 @@ pub(super) fn plan(
                 name: number.map_or(name.to_owned(), |number| format!("{name}-{number}")),
                 role: Some(role),
                 program: None,
-                arguments: vec![role.name().into(), "--config".into(), config],
+                arguments: vec![role.command().into(), "--config".into(), config],
                 variables,
                 addr,
             }
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(names.len(), plan.members.len());
         for member in &plan.members {
             let Some(role) = member.role else { continue };
-            assert_eq!(member.arguments[0], role.name());
+            assert_eq!(member.arguments[0], role.command());
             let variables = member.variables.iter();
             let variables = variables.map(|(name, value)| ((*name).into(), value.into()));
             let read = MeshFile::read(role, Some(&plan.config), variables);

@@ -184,9 +184,10 @@ async fn a_running_store_does_the_same_over_http() {
         from_ms: None,
         until_ms: None,
         quarantines: false,
+        everything: false,
         json: false,
     };
-    erase(session).await.unwrap();
+    erase::run(session).await.unwrap();
     assert_eq!(documents(&target).await.documents, 400);
     // The directory is in use.
     assert!(
@@ -263,9 +264,10 @@ async fn commands_for_shards_reach_the_shard_of_each_namespace() {
         from_ms: None,
         until_ms: None,
         quarantines: false,
+        everything: true,
         json: false,
     };
-    erase(tenant).await.unwrap();
+    erase::run(tenant).await.unwrap();
     assert_eq!(documents(&both).await.documents, 0);
     // A change is never made in some shards only because others are unknown.
     let one = Target::open(&cluster(&urls[..1]), Access::Write).await;

@@ -10,6 +10,11 @@ const PROPOSE_BUCKETS: &[f64] = &[
 /// Buckets of the requests in a step.
 const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
+/// Buckets of the accepted tokens of a draft.
+const ACCEPTED_BUCKETS: &[f64] = &[
+    0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 16.0, 24.0, 32.0,
+];
+
 /// Buckets of tokens per step.
 const LENGTH_BUCKETS: &[f64] = &[
     1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0,
@@ -61,6 +66,9 @@ refrain_service_kit::metric_families! {
         /// Emitted tokens, including the bonus token of each step.
         pub(super) emitted: IntCounterVec =
             "refrain_spec_emitted_tokens_total" ["model", "source", "scope"],
+        /// Accepted tokens of a draft, of one source. A draft whose position n was accepted has n or more.
+        pub(super) accepted_per_draft: HistogramVec =
+            "refrain_spec_accepted_per_draft" ["model", "source"] in ACCEPTED_BUCKETS,
         /// Decisions of the router per request and step, with their reason.
         pub(super) decisions: IntCounterVec =
             "refrain_spec_decisions_total" ["model", "decision", "reason"],
@@ -103,8 +111,10 @@ refrain_service_kit::metric_families! {
 
         /// Requests in a streaming engine by its own report, running or waiting.
         pub(super) engine_requests: IntGaugeVec = "refrain_engine_requests" ["model", "state"],
-        /// Share of a streaming engine's KV cache in use, by its own report.
+        /// Share of the engine's KV cache that running requests use, by its own report.
         pub(super) engine_kv_usage: GaugeVec = "refrain_engine_kv_usage_ratio" ["model"],
+        /// 1 while the circuit breaker of a streaming engine is open, because the engine keeps failing.
+        pub(super) breaker_open: IntGaugeVec = "refrain_worker_engine_breaker_open" ["model"],
         /// Recent median gap between a streaming engine's events to one request, seconds, by batch size (upper bound
         /// of its bucket). 0: no events yet.
         pub(super) streamed_step: GaugeVec =

@@ -128,7 +128,13 @@ impl Heartbeats {
         self.kv = match &parts.engine {
             WorkerEngine::Verifying(engine) => {
                 let report = tokio::time::timeout(CALL_TIMEOUT, engine.kv_report()).await;
-                report.unwrap_or_default()
+                let report = report.unwrap_or_default();
+                if let Some(report) = &report {
+                    let capacity = report.capacity_tokens.max(1) as f64;
+                    let share = report.running_tokens as f64 / capacity;
+                    parts.shared.metrics.kv_usage(share);
+                }
+                report
             }
             WorkerEngine::Streaming(engine) => {
                 let metrics = &parts.shared.metrics;

@@ -47,6 +47,7 @@ impl StreamContext {
             config.breaker_failures_max,
             Duration::from_millis(config.breaker_open_ms),
         );
+        shared.metrics.breaker(false);
         StreamContext {
             shared,
             engine,
@@ -116,6 +117,7 @@ impl StreamContext {
     pub(super) fn engine_works(&self) {
         self.shared.set_engine_ready(true);
         self.breaker().succeeded();
+        self.shared.metrics.breaker(false);
     }
 
     /// Records a failure of the engine. Returns the ending that it means for the chunk.
@@ -136,6 +138,7 @@ impl StreamContext {
             // The engine's message is not logged: it may repeat the request.
             tracing::warn!(kind = ?error.kind, code = error.code, detail = error.detail, "engine failed");
             if self.breaker().failed(Instant::now()) {
+                self.shared.metrics.breaker(true);
                 tracing::warn!("the engine keeps failing; calls to it are paused");
             }
         }

@@ -342,6 +342,8 @@ async fn the_breaker_opens_after_consecutive_failures() {
         bench.figure("refrain_worker_rejections_total{limit=\"breaker\"}"),
         1.0
     );
+    let open = "refrain_worker_engine_breaker_open{model=\"fake\"}";
+    assert_eq!(bench.figure(open), 1.0);
 }
 
 #[tokio::test]

@@ -129,6 +129,18 @@ pub enum FinishReason {
     FunctionCall,
 }
 
+impl FinishReason {
+    /// The reason as answers have it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
+            FinishReason::FunctionCall => "function_call",
+        }
+    }
+}
+
 /// A whole answer, or an event of a stream.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer<'a, C> {

@@ -158,6 +158,7 @@ where
     };
     let cors_origins = public.cors_origins;
     let hides_metrics = public.hides_metrics;
+    metrics.watch(options.service, &readiness);
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
     let connections_max = options.connections_max.min(descriptors::callers_max());

@@ -1,6 +1,6 @@
 //! The registry of metrics of a process, and families that are declared as the fields of a struct.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use prometheus::{Encoder, PullingGauge, Registry, TextEncoder};
 
@@ -154,6 +154,13 @@ pub struct Metrics {
     registry: Registry,
     process: ProcessMetrics,
     http: Arc<HttpMetrics>,
+    watched: Arc<Mutex<Vec<Watched>>>,
+}
+
+/// The check of a service. It is not kept alive: it may hold the whole service, which holds these metrics.
+struct Watched {
+    service: &'static str,
+    is_ready: Weak<dyn Fn() -> Result<(), String> + Send + Sync>,
 }
 
 metric_families! {
@@ -175,6 +182,8 @@ metric_families! {
         pub(crate) certificate_expiry: IntGaugeVec = "refrain_tls_certificate_expiry_seconds" ["certificate"],
         /// When the credential of this process ends, in Unix seconds, by its role.
         pub(crate) credential_expiry: IntGaugeVec = "refrain_mesh_credential_expiry_seconds" ["role"],
+        /// 1 while a service of this process is ready, otherwise 0. The answer of `/readyz` has the reason.
+        pub(crate) ready: IntGaugeVec = "refrain_ready" ["service"],
         /// Changed files that were read again, or refused while the earlier ones stay in use.
         pub(crate) reloads: IntCounterVec = "refrain_reloads_total" ["files", "outcome"],
     }
@@ -191,6 +200,7 @@ impl Metrics {
             process: ProcessMetrics::register(&registry)?,
             http: Arc::new(HttpMetrics::register(&registry)?),
             registry,
+            watched: Arc::default(),
         })
     }
 
@@ -216,9 +226,38 @@ impl Metrics {
         &self.http
     }
 
+    /// Shows from now on whether a service is ready, as long as it runs.
+    pub(crate) fn watch(
+        &self,
+        service: &'static str,
+        is_ready: &Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+    ) {
+        let is_ready = Arc::downgrade(is_ready);
+        self.watched().push(Watched { service, is_ready });
+    }
+
+    fn watched(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn update_ready(&self) {
+        let gauges = &self.http.ready;
+        self.watched().retain(|Watched { service, is_ready }| {
+            let Some(is_ready) = is_ready.upgrade() else {
+                // It fails where the service was never seen.
+                let _ = gauges.remove_label_values(&[service]);
+                return false;
+            };
+            let gauge = gauges.with_label_values(&[service]);
+            gauge.set(is_ready().is_ok().into());
+            true
+        });
+    }
+
     /// Renders all metrics in the text format of Prometheus.
     pub fn render(&self) -> Vec<u8> {
         self.process.update();
+        self.update_ready();
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
             tracing::error!(%error, "metrics cannot be rendered");
@@ -248,6 +287,27 @@ mod tests {
             /// A gauge.
             level: Gauge = "test_level",
         }
+    }
+
+    #[test]
+    fn the_readiness_of_a_service_is_shown_while_it_runs() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        let metrics = Metrics::new().unwrap();
+        let state = Arc::new(AtomicBool::new(false));
+        let shown = || String::from_utf8(metrics.render()).unwrap();
+        let seen = state.clone();
+        let is_ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync> =
+            Arc::new(move || match seen.load(Ordering::Relaxed) {
+                true => Ok(()),
+                false => Err("not yet".to_owned()),
+            });
+        metrics.watch("bakery", &is_ready);
+        assert!(shown().contains("refrain_ready{service=\"bakery\"} 0"));
+        state.store(true, Ordering::Relaxed);
+        assert!(shown().contains("refrain_ready{service=\"bakery\"} 1"));
+        drop(is_ready);
+        assert!(!shown().contains("refrain_ready"));
     }
 
     #[test]

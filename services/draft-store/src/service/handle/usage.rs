@@ -1,5 +1,7 @@
 //! Calls about usage: `refrain_rpc::UsageStore` on the handle.
 
+use std::time::{Duration, Instant};
+
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::usage::{
@@ -20,6 +22,10 @@ const ROWS_MAX: usize = 4_096;
 /// Most spenders that one call may ask about.
 const SPENDERS_MAX: usize = 65_536;
 
+/// How long an erasure waits for the gateways, and the pause between two looks.
+const GATEWAYS_WAIT: Duration = Duration::from_secs(5);
+const GATEWAYS_PAUSE: Duration = Duration::from_millis(50);
+
 #[async_trait]
 impl UsageStore for DraftStoreHandle {
     async fn record_usage(
@@ -37,6 +43,11 @@ impl UsageStore for DraftStoreHandle {
         for row in &request.rows {
             self.check_row(row)?;
         }
+        self.inner.usage_gateways.called(
+            request.gateway,
+            request.erasures_known_ms,
+            Instant::now(),
+        );
         self.ask(move |writer| writer.record_usage(&request)).await
     }
 
@@ -81,8 +92,9 @@ impl DraftStoreHandle {
     }
 
     /// Marks the usage of a tenant as erased, removes its rows, and rewrites the log, which still holds them.
+    /// Then it waits for the gateways, for a while.
     async fn erase_all_usage(&self, tenant: String) -> Result<EraseUsageReply, ApiError> {
-        let _alone = self.inner.erasing.lock().await;
+        let alone = self.inner.erasing.lock().await;
         let marked = tenant.clone();
         let erased_at_ms = self
             .ask(move |writer| writer.mark_usage_erased(&marked))
@@ -100,6 +112,21 @@ impl DraftStoreHandle {
         }
         self.rewrite().await?;
         tracing::info!(rows, "draft store usage erased");
-        Ok(EraseUsageReply { erased_at_ms, rows })
+        drop(alone);
+        let began = Instant::now();
+        let gateways = loop {
+            let now = Instant::now();
+            let erased = self.inner.usage_gateways.erased(erased_at_ms, now);
+            if erased.pending == 0 || now.duration_since(began) >= GATEWAYS_WAIT {
+                break erased;
+            }
+            tokio::time::sleep(GATEWAYS_PAUSE).await;
+        };
+        Ok(EraseUsageReply {
+            erased_at_ms,
+            rows,
+            gateways: gateways.done,
+            gateways_pending: gateways.pending,
+        })
     }
 }

@@ -82,6 +82,7 @@ impl WriterActor {
             ..self.shared.stats()
         });
         metrics.disk_bytes.set(disk_bytes as i64);
+        metrics.log_bytes.set(log_bytes as i64);
         if let Some(room) = DiskSpace::of(&self.config.data_dir) {
             metrics.disk_free_bytes.set(room.free_bytes as i64);
         }

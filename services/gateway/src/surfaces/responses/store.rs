@@ -134,6 +134,13 @@ impl ResponseStore {
         number.is_some()
     }
 
+    /// Forgets the responses of a tenant that are at least so old.
+    pub(crate) fn forget_tenant(&self, tenant: &str, age_min: Duration, now: Instant) {
+        let mut table = self.table();
+        table.forget_older(tenant, age_min, now);
+        self.show(&table);
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,14 +220,18 @@ impl Table {
     fn forget_older_than(&mut self, age_max: Duration, now: Instant) {
         let tenants: Vec<String> = self.by_tenant.keys().cloned().collect();
         for tenant in tenants {
-            while let Some(entry) = self
-                .by_tenant
-                .get(&tenant)
-                .and_then(|of_tenant| of_tenant.responses.values().next())
-                && now.saturating_duration_since(entry.at) >= age_max
-            {
-                self.remove_oldest(&tenant);
-            }
+            self.forget_older(&tenant, age_max, now);
+        }
+    }
+
+    fn forget_older(&mut self, tenant: &str, age_max: Duration, now: Instant) {
+        while let Some(entry) = self
+            .by_tenant
+            .get(tenant)
+            .and_then(|of_tenant| of_tenant.responses.values().next())
+            && now.saturating_duration_since(entry.at) >= age_max
+        {
+            self.remove_oldest(tenant);
         }
     }
 

@@ -1,25 +1,49 @@
 //! Takes tenants over, or reports why they cannot be.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use refrain_service_kit::clock::unix_s;
 
 use crate::metrics::GatewayMetrics;
 use crate::tenants::directory::Directory;
 use crate::tenants::file::TenantsFile;
 
+use super::key_ends::KeyEnds;
+
 /// The place that tenants are taken over to.
+#[derive(Clone)]
 pub(super) struct Taking {
     pub(super) directory: Arc<Directory>,
-    pub(super) metrics: Arc<GatewayMetrics>,
+    metrics: Arc<GatewayMetrics>,
+    key_ends: Arc<Mutex<KeyEnds>>,
 }
 
 impl Taking {
+    pub(super) fn new(directory: Arc<Directory>, metrics: Arc<GatewayMetrics>) -> Self {
+        Taking {
+            directory,
+            metrics,
+            key_ends: Arc::default(),
+        }
+    }
+
     pub(super) fn take_over(&self, file: &TenantsFile) {
         self.directory.replace(file);
+        let ends = self.key_ends.lock();
+        *ends.unwrap_or_else(PoisonError::into_inner) = KeyEnds::of(file);
+        self.show_key_ends(unix_s().cast_signed());
         let families = &self.metrics.families;
         families.tenants.set(file.tenants.len() as i64);
         let keys: usize = file.tenants.iter().map(|tenant| tenant.keys.len()).sum();
         families.tenant_keys.set(keys as i64);
         families.tenants_read.with_label_values(&["read"]).inc();
+    }
+
+    /// Shows the keys that end next, at a time in Unix seconds.
+    pub(super) fn show_key_ends(&self, now: i64) {
+        let ends = self.key_ends.lock();
+        let ends = ends.unwrap_or_else(PoisonError::into_inner);
+        self.metrics.set_key_ends(ends.next(now));
     }
 
     /// Logs a trouble once, and counts it each time.

@@ -37,6 +37,7 @@ fn start(limiter: &Limiter, tenant: &str) -> UsageStart {
         choices_per_prompt: 2,
         choices: 4,
         budget: quota.budget(),
+        shown: metrics().token_counters(tenant, "m", false),
     }
 }
 
@@ -70,7 +71,7 @@ async fn a_request_waits_for_room_and_its_last_message_never_does() {
     first.note(0, counts(5));
     drop(first);
     assert!(usage.begin(start(&limiter, "a")).now_or_never().is_none());
-    let Some(Message::Settled(of)) = received.recv().await else {
+    let Some(Message::Settled { of, reply: None }) = received.recv().await else {
         panic!("no settlement");
     };
     let expected = UsageCounts {
@@ -94,7 +95,7 @@ async fn choices_are_summed_and_cached_tokens_count_once_per_prompt() {
         meter.end_choice(choice, counts(10));
     }
     drop(meter);
-    let Some(Message::Settled(of)) = received.recv().await else {
+    let Some(Message::Settled { of, reply: None }) = received.recv().await else {
         panic!("no settlement");
     };
     let expected = UsageCounts {
@@ -105,6 +106,37 @@ async fn choices_are_summed_and_cached_tokens_count_once_per_prompt() {
         ..UsageCounts::default()
     };
     assert_eq!(of.counts, expected);
+}
+
+#[tokio::test]
+async fn an_answer_waits_until_its_counts_are_in_the_file() {
+    let limiter = Limiter::new(1.0, metrics());
+    let (usage, mut received) = queue();
+    let meter = usage.begin(start(&limiter, "a")).await.unwrap();
+    meter.end_choice(0, counts(5));
+    let mut settled = Box::pin(meter.settle());
+    assert!(settled.as_mut().now_or_never().is_none());
+    let Some(Message::Settled { of, reply }) = received.recv().await else {
+        panic!("no settlement");
+    };
+    assert_eq!(of.counts.output_tokens, 5);
+    reply.unwrap().send(()).unwrap();
+    settled.await;
+    // It is settled once.
+    drop(meter);
+    assert!(received.try_recv().is_err());
+
+    let [dir, copy] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let keeper = keeper::start(dir.path(), 100, limiter.budgets(), &metrics()).unwrap();
+    let usage = Usage::kept_by(keeper);
+    for requests in 1..=50 {
+        let meter = usage.begin(start(&limiter, "a")).await.unwrap();
+        meter.end_choice(0, counts(5));
+        meter.settle().await;
+        std::fs::copy(dir.path().join("journal"), copy.path().join("journal")).unwrap();
+        let found = FoundJournal::read(copy.path(), 1).unwrap();
+        assert_eq!(found.records.len(), requests);
+    }
 }
 
 #[test]

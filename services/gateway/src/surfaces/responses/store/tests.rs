@@ -48,6 +48,21 @@ fn a_response_belongs_to_its_tenant_until_it_is_removed() {
 }
 
 #[test]
+fn an_erasure_forgets_the_responses_of_its_tenant_that_are_old_enough() {
+    let (store, now) = (store(1 << 20), Instant::now());
+    let later = now + Duration::from_secs(2);
+    store.insert("a", "r1", response("r1", 10), now);
+    store.insert("b", "r2", response("r2", 10), now);
+    store.insert("a", "r3", response("r3", 10), later);
+    store.forget_tenant("a", Duration::from_secs(1), later);
+    assert!(store.body("a", "r1", later).is_none() && store.item("a", "item_r1").is_none());
+    assert!(store.body("b", "r2", later).is_some() && store.body("a", "r3", later).is_some());
+    store.forget_tenant("a", Duration::ZERO, later);
+    assert!(store.body("a", "r3", later).is_none());
+    assert_eq!(store.metrics.families.responses.get(), 1);
+}
+
+#[test]
 fn the_oldest_responses_of_a_tenant_make_room() {
     let (store, now) = (store(1 << 20), Instant::now());
     for id in ["r1", "r2", "r3", "r4"] {

@@ -1,0 +1,197 @@
+{{- /*
+The pod template of a component. The argument is a dict:
+  root, component, pool     as for labels
+  role                      the command of `refrain`
+  settings                  resources, annotations and so on of the component
+  configKey                 the entry of the ConfigMap
+  ports                     names and numbers; the last one has the probes and the metrics
+  data                      a name of the volume for /var/lib/refrain, if it is a claim
+  grace                     seconds between the order to stop and the end
+  preStopSeconds            seconds of them before the signal
+  startupSeconds            seconds that the start may take
+  env, initContainers       YAML of lists
+*/}}
+{{- define "refrain.pod" -}}
+{{- $values := .root.Values -}}
+{{- $port := last .ports -}}
+metadata:
+  labels: {{- include "refrain.selector" . | nindent 4 }}
+  annotations:
+    refrain/config: {{ include "refrain.config" (dict "root" .root "role" .role "pool" .poolValues) | sha256sum }}
+    {{- if $values.metrics.annotations }}
+    prometheus.io/scrape: "true"
+    prometheus.io/port: {{ $port.number | quote }}
+    {{- end }}
+    {{- with .settings.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+spec:
+  serviceAccountName: {{ include "refrain.fullname" .root }}-{{ .component }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with .settings.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 10001
+    runAsGroup: 10001
+    fsGroup: 10001
+    fsGroupChangePolicy: OnRootMismatch
+    seccompProfile: {type: RuntimeDefault}
+  terminationGracePeriodSeconds: {{ .grace }}
+  {{- with .initContainers }}
+  initContainers: {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ .component }}
+      image: {{ include "refrain.image" .root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      args: [{{ .role }}, --config, /etc/refrain/config/{{ .configKey }}]
+      env:
+        - name: POD_IP
+          valueFrom: {fieldRef: {fieldPath: status.podIP}}
+        - name: POD_NAME
+          valueFrom: {fieldRef: {fieldPath: metadata.name}}
+        {{- include "refrain.publicKey" .root | nindent 8 }}
+        {{- with .env }}{{ . | nindent 8 }}{{ end }}
+        {{- with .settings.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
+      ports:
+        {{- range .ports }}
+        - {name: {{ .name }}, containerPort: {{ .number }}}
+        {{- end }}
+      {{- /* The listener is there. A worker listens once its engine has answered, a store once it has read its log. */}}
+      startupProbe:
+        httpGet: {path: /healthz, port: {{ $port.name }}}
+        periodSeconds: 1
+        timeoutSeconds: 2
+        failureThreshold: {{ .startupSeconds }}
+      {{- /* It can serve now. Otherwise requests go elsewhere, and nothing is restarted. */}}
+      readinessProbe:
+        httpGet: {path: /readyz, port: {{ $port.name }}}
+        periodSeconds: 2
+        timeoutSeconds: 2
+        failureThreshold: 2
+      {{- /* It is not stuck. Whatever it waits for is no reason to restart it. */}}
+      livenessProbe:
+        httpGet: {path: /healthz, port: {{ $port.name }}}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 6
+      {{- if .preStopSeconds }}
+      lifecycle:
+        preStop:
+          sleep: {seconds: {{ .preStopSeconds }}}
+      {{- end }}
+      {{- include "refrain.security" . | nindent 6 }}
+      resources: {{- toYaml .settings.resources | nindent 8 }}
+      volumeMounts:
+        {{- include "refrain.mounts" . | nindent 8 }}
+  volumes:
+    - name: config
+      configMap: {name: {{ include "refrain.fullname" .root }}}
+    - name: keys
+      secret:
+        secretName: {{ include "refrain.keysSecret" .root }}
+        defaultMode: 0440
+        items:
+          - {key: mesh-secret, path: mesh-secret}
+          {{- if has .role (list "gateway" "up") }}
+          - {key: namespace-signing-key, path: namespace-signing-key}
+          {{- end }}
+    {{- if .isEdge }}
+    {{- if eq $values.tenants.source "secret" }}
+    - name: tenants
+      secret: {secretName: {{ include "refrain.tenantsSecret" .root }}, defaultMode: 0440}
+    {{- end }}
+    {{- with $values.redis.passwordSecret }}
+    {{- if .name }}
+    - name: redis
+      secret:
+        secretName: {{ .name }}
+        defaultMode: 0440
+        items: [{key: {{ .key }}, path: password}]
+    {{- end }}
+    {{- end }}
+    {{- end }}
+    {{- if and .hasData (not .claims) }}
+    - name: data
+      emptyDir: {sizeLimit: 1Gi}
+    {{- end }}
+    {{- if and $values.models.volume (has .role (list "gateway" "worker" "up")) }}
+    - name: models
+      {{- toYaml $values.models.volume | nindent 6 }}
+    {{- end }}
+    {{- with .settings.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- if $values.topologySpread }}
+  topologySpreadConstraints:
+    {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+    - topologyKey: {{ . }}
+      maxSkew: 1
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels: {{- include "refrain.selector" $ | nindent 10 }}
+    {{- end }}
+  {{- end }}
+  {{- with .settings.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .settings.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .settings.affinity }}
+  affinity: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{- define "refrain.security" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- /* The key that verifies namespaces is public, and is in the Secret beside its private half. */}}
+{{- define "refrain.publicKey" -}}
+- name: REFRAIN_MESH__NAMESPACE_PUBLIC_KEY
+  valueFrom: {secretKeyRef: {name: {{ include "refrain.keysSecret" . }}, key: namespace-public-key}}
+{{- end }}
+
+{{- define "refrain.mounts" -}}
+{{- $values := .root.Values -}}
+- {name: config, mountPath: /etc/refrain/config, readOnly: true}
+- {name: keys, mountPath: /etc/refrain/keys, readOnly: true}
+{{- if .isEdge }}
+{{- if eq $values.tenants.source "secret" }}
+- {name: tenants, mountPath: /etc/refrain/tenants, readOnly: true}
+{{- end }}
+{{- if $values.redis.passwordSecret.name }}
+- {name: redis, mountPath: /etc/refrain/redis, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if .hasData }}
+- {name: data, mountPath: /var/lib/refrain}
+{{- end }}
+{{- if and $values.models.volume (has .role (list "gateway" "worker" "up")) }}
+- {name: models, mountPath: {{ $values.models.mountPath }}, readOnly: true}
+{{- end }}
+{{- with .settings.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* The claim of a StatefulSet. The argument is a dict with persistence. */}}
+{{- define "refrain.claim" -}}
+volumeClaimTemplates:
+  - metadata: {name: data}
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with .storageClassName }}
+      storageClassName: {{ . }}
+      {{- end }}
+      resources: {requests: {storage: {{ .size }}}}
+{{- end }}

@@ -1,0 +1,223 @@
+//! Erases documents for good, or everything that is kept of a tenant, and proves it by reading again.
+
+use anyhow::ensure;
+use clap::Args;
+use refrain_protocol::ApiError;
+use refrain_protocol::admin::{EraseReply, EraseRequest, ExportCursor, ExportRequest};
+use refrain_protocol::usage::EraseUsageReply;
+use refrain_rpc::StoreAdmin;
+use serde::Serialize;
+
+use super::print;
+use super::target::{Access, Target, TargetArgs};
+use crate::usage::erase_rows;
+
+/// Tokens of one page of the documents that are read again.
+const PAGE_TOKENS: u32 = 512 << 10;
+
+#[derive(Args)]
+pub(super) struct EraseArgs {
+    #[command(flatten)]
+    pub(super) target: TargetArgs,
+    /// Erase documents of this tenant only.
+    #[arg(long)]
+    pub(super) tenant: Option<String>,
+    /// Erase documents of this model only.
+    #[arg(long)]
+    pub(super) model: Option<String>,
+    /// Erase this session of the tenant only.
+    #[arg(long, requires = "tenant")]
+    pub(super) session: Option<String>,
+    /// Erase documents that began at this time or later, Unix milliseconds.
+    #[arg(long)]
+    pub(super) from_ms: Option<u64>,
+    /// Erase documents that began before this time, Unix milliseconds.
+    #[arg(long)]
+    pub(super) until_ms: Option<u64>,
+    /// Also delete all quarantined logs and segments. They may be the only copy of documents that could not be read.
+    #[arg(long)]
+    pub(super) quarantines: bool,
+    /// Also erase everything else that is kept of the tenant: its usage, and the responses that gateways stored.
+    #[arg(long, requires = "tenant", conflicts_with_all = ["model", "session", "from_ms", "until_ms"])]
+    pub(super) everything: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// The outcome of an erasure.
+#[derive(Serialize)]
+struct Erasure {
+    /// The tenant, if the erasure was of one tenant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
+    #[serde(flatten)]
+    documents: EraseReply,
+    /// Documents of the tenant that began before the erasure and can still be read afterwards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    documents_left: Option<u64>,
+    /// The usage that was erased, for each store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Vec<UsageErased>>,
+}
+
+/// The erasure of usage in one store.
+#[derive(Serialize)]
+struct UsageErased {
+    store: String,
+    #[serde(flatten)]
+    erased: EraseUsageReply,
+    /// Why it is not done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trouble: Option<String>,
+}
+
+/// Runs `refrain store erase`.
+///
+/// # Errors
+/// A refusal by the store, or something is left.
+pub(super) async fn run(args: EraseArgs) -> anyhow::Result<()> {
+    let target = Target::open(&args.target, Access::Write).await?;
+    let erasure = erase(&args, &target).await;
+    target.close().await;
+    let erasure = erasure?;
+    print(&erasure, args.json, &erasure.lines())?;
+    for replica in &erasure.documents.replicas {
+        let trouble = replica.trouble.as_deref().unwrap_or("erased");
+        eprintln!("{}: {trouble}", replica.url);
+    }
+    erasure.ensure_done()
+}
+
+async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
+    let request = EraseRequest {
+        tenant: args.tenant.clone(),
+        model: args.model.clone(),
+        session: args.session.clone(),
+        from_ms: args.from_ms,
+        until_ms: args.until_ms,
+        quarantines: args.quarantines,
+    };
+    let is_of_tenant = EraseRequest {
+        tenant: None,
+        quarantines: false,
+        ..request.clone()
+    } == EraseRequest::default();
+    let documents = target.store().erase(request).await?;
+    let documents_left = match &args.tenant {
+        Some(tenant) if is_of_tenant => {
+            Some(documents_before(target.store(), tenant, documents.erased_at_ms).await?)
+        }
+        _ => None,
+    };
+    let usage = match &args.tenant {
+        Some(tenant) if args.everything => {
+            let rows = erase_rows(target, tenant).await.into_iter();
+            let rows = rows.map(|(store, outcome)| UsageErased {
+                store,
+                trouble: outcome.as_ref().err().map(ToString::to_string),
+                erased: outcome.unwrap_or_default(),
+            });
+            Some(rows.collect())
+        }
+        _ => None,
+    };
+    Ok(Erasure {
+        tenant: args.tenant.clone(),
+        documents,
+        documents_left,
+        usage,
+    })
+}
+
+/// Counts the documents of a tenant that began before a time, by reading all that there are.
+async fn documents_before(
+    store: &dyn StoreAdmin,
+    tenant: &str,
+    before_ms: u64,
+) -> Result<u64, ApiError> {
+    let (mut count, mut next) = (0, Some(ExportCursor::default()));
+    while let Some(after) = next {
+        let request = ExportRequest {
+            tenant: tenant.to_owned(),
+            model: None,
+            after,
+            max_tokens: PAGE_TOKENS,
+        };
+        let page = store.export(request).await?;
+        let began = page.documents.iter();
+        count += began
+            .filter(|document| document.update.head.created_ms < before_ms)
+            .count() as u64;
+        next = page.next;
+    }
+    Ok(count)
+}
+
+impl Erasure {
+    fn lines(&self) -> String {
+        let EraseReply {
+            documents,
+            quarantines,
+            files,
+            ..
+        } = &self.documents;
+        let mut lines = format!(
+            "{documents} documents erased, {} files rewritten, {quarantines} quarantined logs deleted\n",
+            files.len()
+        );
+        if let Some(left) = self.documents_left {
+            lines += &format!("read again: {left} documents of before are left\n");
+        }
+        for UsageErased {
+            store,
+            erased,
+            trouble,
+        } in self.usage.iter().flatten()
+        {
+            lines += &match trouble {
+                Some(trouble) => format!("{store}: usage: {trouble}\n"),
+                None => format!(
+                    "{store}: {} rows of usage erased; {} gateways have erased theirs and the stored responses\n",
+                    erased.rows, erased.gateways
+                ),
+            };
+        }
+        lines
+    }
+
+    /// # Errors
+    /// Something is left, and what to do about it.
+    fn ensure_done(&self) -> anyhow::Result<()> {
+        let replicas = self.documents.replicas.iter();
+        let away = replicas.filter(|replica| !replica.is_done).count();
+        ensure!(
+            away == 0,
+            "{away} replicas have not erased everything. One that is away does so when the erasure reaches it; repeat \
+             the command to see it"
+        );
+        ensure!(
+            self.documents.quarantines_kept == 0,
+            "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
+             inspect them, then erase again with --quarantines to delete them",
+            self.documents.quarantines_kept
+        );
+        ensure!(
+            self.documents_left.unwrap_or(0) == 0,
+            "documents of the tenant came back during the erasure; repeat the command"
+        );
+        let usage = || self.usage.iter().flatten();
+        let failed = usage().filter(|of| of.trouble.is_some()).count();
+        ensure!(
+            failed == 0,
+            "{failed} stores have not erased the usage; repeat the command when they run"
+        );
+        let pending: u64 = usage().map(|of| of.erased.gateways_pending).sum();
+        ensure!(
+            pending == 0,
+            "a gateway has not answered yet, and erases its usage and stored responses when it calls the store again; \
+             repeat the command to see it"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,604 @@
+"""The chart: lint, rendering, schemas, and the rules that its objects keep."""
+
+import copy
+import json
+import pathlib
+import re
+import subprocess
+
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python.errors import HelmError
+
+import schemas
+from rendered import (
+    CHART,
+    PROGRAM,
+    ROOT,
+    container_port,
+    entries,
+    lint_errors,
+    merged,
+    named,
+    notes,
+    of_kind,
+    render,
+    selects,
+    values_files,
+    workloads,
+)
+
+SIZES = values_files()
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def size(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def objects(size):
+    return render(SIZES[size])
+
+
+def test_lint_finds_nothing(size):
+    assert lint_errors(SIZES[size]) == []
+
+
+def test_every_object_follows_the_schema_of_its_kind(objects):
+    assert len(objects) > 5
+    for object in objects:
+        schemas.check(object)
+
+
+def test_the_check_of_schemas_finds_faults():
+    objects = render(SIZES["fleet"])
+    for kind, path in [
+        ("Deployment", ("spec", "template", "spec")),
+        ("NetworkPolicy", ("spec",)),
+        ("ScaledObject", ("spec", "scaleTargetRef")),
+        ("PodMonitor", ("spec",)),
+        ("HTTPRoute", ("spec",)),
+    ]:
+        broken = copy.deepcopy(of_kind(objects, kind)[0])
+        inner = broken
+        for key in path:
+            inner = inner[key]
+        inner["misspelt"] = 1
+        with pytest.raises(Exception, match="misspelt"):
+            schemas.check(broken)
+    with pytest.raises(kubernetes_validate.SchemaNotFoundError):
+        schemas.check({"apiVersion": "example.com/v1", "kind": "Unknown", "metadata": {"name": "a"}})
+
+
+def image_of(objects, name):
+    return [workload.main["image"] for workload in workloads(objects) if workload.name == name][0]
+
+
+def spec(objects, kind, name):
+    return named(objects, kind, name)["spec"]
+
+
+def workload(objects, name):
+    return [workload for workload in workloads(objects) if workload.name == name][0]
+
+
+def config(objects, role):
+    return json.loads(entries(objects, "ConfigMap", "refrain")[f"{role}.json"])
+
+
+def pool(**keys):
+    return {"workerPools": [{"name": "tiny", "replicas": 2, "referenceEngine": True, **keys}]}
+
+
+def kinds(objects):
+    return {object["kind"] for object in objects}
+
+
+EXTERNAL = {"referenceEngine": False, "url": "http://vllm:8000", "engine": {"kind": "vllm", "model": "m", "files": "/m"}}
+NATS = {"servers": ["nats://nats:4222"]}
+
+# Values, and what they have to change. Each is rendered, linted and checked against the schemas as well.
+VARIATIONS = {
+    "image.tag": (
+        {"image": {"tag": "v2"}},
+        lambda o: image_of(o, "refrain-gateway") == "refrain:v2",
+    ),
+    "image.digest": (
+        {"image": {"digest": "sha256:" + "a" * 64}},
+        lambda o: image_of(o, "refrain-scheduler") == "refrain@sha256:" + "a" * 64,
+    ),
+    "image.pullSecrets": (
+        {"image": {"pullSecrets": ["mine"]}},
+        lambda o: all(w.pod["imagePullSecrets"] == [{"name": "mine"}] for w in workloads(o)),
+    ),
+    "nameOverride": (
+        {"nameOverride": "mesh"},
+        lambda o: named(o, "Deployment", "refrain-mesh-gateway") is not None,
+    ),
+    "fullnameOverride": (
+        {"fullnameOverride": "drafts"},
+        lambda o: "http://drafts-scheduler:8201" in named(o, "ConfigMap", "drafts")["data"]["gateway.json"],
+    ),
+    "config.drain_grace_ms": (
+        {"config": {"drain_grace_ms": 120500}},
+        lambda o: workload(o, "refrain-gateway").pod["terminationGracePeriodSeconds"] == 136
+        and config(o, "gateway")["drain_grace_ms"] == 120500,
+    ),
+    "config.gateway": (
+        {"config": {"gateway": {"requests_in_flight_max": 9}}},
+        lambda o: config(o, "gateway")["gateway"]["requests_in_flight_max"] == 9,
+    ),
+    "config.draft_store": (
+        {"config": {"draft_store": {"bytes_max": 12000000000}}},
+        lambda o: config(o, "draft-store")["draft_store"]["bytes_max"] == 12000000000
+        and "draft_store" not in config(o, "gateway"),
+    ),
+    "keys.existingSecret": (
+        {"keys": {"existingSecret": "mine"}},
+        lambda o: not [s for s in of_kind(o, "Secret") if s["metadata"]["name"] == "refrain-keys"]
+        and all(v["secret"]["secretName"] == "mine" for v in volumes(o, "keys")),
+    ),
+    "tenants.existingSecret": (
+        {"tenants": {"existingSecret": "mine"}},
+        lambda o: [v["secret"]["secretName"] for v in volumes(o, "tenants")] == ["mine"]
+        and len(of_kind(o, "Secret")) == 1,
+    ),
+    "tenants.source store": (
+        {"tenants": {"source": "store"}},
+        lambda o: config(o, "gateway")["gateway"]["tenants_in_store"] and not volumes(o, "tenants"),
+    ),
+    "tenants.source config": (
+        {"tenants": {"source": "config"}, "config": {"gateway": {"anonymous_tenant": "all"}}},
+        lambda o: "tenants_file" not in config(o, "gateway")["gateway"],
+    ),
+    "tenants.name": (
+        {"tenants": {"name": "acme"}},
+        lambda o: 'name = "acme"' in entries(o, "Secret", "refrain-tenants")["tenants.toml"],
+    ),
+    "nats.servers": (
+        {"nats": NATS, "draftStore": {"replicas": 3}},
+        lambda o: config(o, "draft-store")["draft_store"]["feed"]["servers"] == NATS["servers"]
+        and len(config(o, "gateway")["urls"]["draft_stores"]) == 3,
+    ),
+    "nats.serversSecret": (
+        {"nats": {"serversSecret": {"name": "nats"}}, "draftStore": {"replicas": 2}},
+        lambda o: env(workload(o, "refrain-draft-store").main, "REFRAIN_DRAFT_STORE__FEED__SERVERS")["secretKeyRef"]
+        == {"name": "nats", "key": "servers"},
+    ),
+    "redis.passwordSecret": (
+        {"redis": {"passwordSecret": {"name": "r"}}, "config": {"gateway": {"limits_redis": {"url": "redis://r:1"}}}},
+        lambda o: config(o, "gateway")["gateway"]["limits_redis"]
+        == {"url": "redis://r:1", "password_file": "/etc/refrain/redis/password"},
+    ),
+    "models.volume": (
+        {"models": {"volume": {"persistentVolumeClaim": {"claimName": "m"}}}},
+        lambda o: len(volumes(o, "models")) == 2,
+    ),
+    "gateway.replicas": (
+        {"gateway": {"replicas": 5}},
+        lambda o: spec(o, "Deployment", "refrain-gateway")["replicas"] == 5,
+    ),
+    "gateway.autoscaling": (
+        {"gateway": {"autoscaling": {"enabled": True, "maxReplicas": 7}}},
+        lambda o: spec(o, "HorizontalPodAutoscaler", "refrain-gateway")["maxReplicas"] == 7
+        and "replicas" not in spec(o, "Deployment", "refrain-gateway"),
+    ),
+    "gateway.service.type": (
+        {"gateway": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
+        lambda o: spec(o, "Service", "refrain-gateway")["type"] == "LoadBalancer"
+        and spec(o, "Service", "refrain-gateway-operations")["type"] == "ClusterIP",
+    ),
+    "gateway.preStopSeconds": (
+        {"gateway": {"preStopSeconds": 0}},
+        lambda o: "lifecycle" not in workload(o, "refrain-gateway").main,
+    ),
+    "gateway.extraEnv": (
+        {"gateway": {"extraEnv": [{"name": "A", "value": "b"}]}},
+        lambda o: {"name": "A", "value": "b"} in workload(o, "refrain-gateway").main["env"],
+    ),
+    "scheduler.nodeSelector": (
+        {"scheduler": {"nodeSelector": {"disk": "fast"}, "priorityClassName": "high"}},
+        lambda o: workload(o, "refrain-scheduler").pod["nodeSelector"] == {"disk": "fast"},
+    ),
+    "draftStore.persistence": (
+        {"draftStore": {"persistence": {"size": "7Gi", "storageClassName": "fast"}}},
+        lambda o: spec(o, "StatefulSet", "refrain-draft-store")["volumeClaimTemplates"][0]["spec"]["storageClassName"]
+        == "fast",
+    ),
+    "workerPools.url": (
+        pool(**EXTERNAL, engineKeySecret={"name": "k", "key": "token"}),
+        lambda o: config(o, "worker-tiny")["urls"]["engine"] == "http://vllm:8000"
+        and env(workload(o, "refrain-worker-tiny").main, "REFRAIN_WORKER__ENGINE__API_KEY")["secretKeyRef"]["name"] == "k",
+    ),
+    "workerPools.config": (
+        pool(config={"worker": {"running_max": 3, "evacuate_after_ms": 60000}}),
+        lambda o: config(o, "worker-tiny")["worker"]["running_max"] == 3
+        and workload(o, "refrain-worker-tiny").pod["terminationGracePeriodSeconds"] == 90,
+    ),
+    "workerPools.tolerations": (
+        pool(tolerations=[{"key": "gpu", "operator": "Exists"}]),
+        lambda o: workload(o, "refrain-worker-tiny").pod["tolerations"][0]["key"] == "gpu",
+    ),
+    "workerDefaults.startupSeconds": (
+        {"workerDefaults": {"startupSeconds": 1800}},
+        lambda o: workload(o, "refrain-worker-tiny").main["startupProbe"]["failureThreshold"] == 1800,
+    ),
+    "workerDefaults.autoscaling": (
+        {"workerDefaults": {"autoscaling": {"enabled": True}}},
+        lambda o: len(spec(o, "ScaledObject", "refrain-worker-tiny")["triggers"]) == 1
+        and "replicas" not in spec(o, "Deployment", "refrain-worker-tiny"),
+    ),
+    "topologySpread": (
+        {"topologySpread": False},
+        lambda o: not any("topologySpreadConstraints" in w.pod for w in workloads(o)),
+    ),
+    "disruptionBudgets": (
+        {"disruptionBudgets": False},
+        lambda o: "PodDisruptionBudget" not in kinds(o),
+    ),
+    "networkPolicies.enabled": (
+        {"networkPolicies": {"enabled": False}},
+        lambda o: "NetworkPolicy" not in kinds(o),
+    ),
+    "networkPolicies.clients": (
+        {"networkPolicies": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
+        lambda o: spec(o, "NetworkPolicy", "refrain-gateway")["ingress"][0]["from"]
+        == [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+    ),
+    "networkPolicies.engines": (
+        {"networkPolicies": {"engines": [{"podSelector": {"matchLabels": {"app": "vllm"}}}]}},
+        lambda o: {"podSelector": {"matchLabels": {"app": "vllm"}}}
+        in spec(o, "NetworkPolicy", "refrain-draft-store")["ingress"][0]["from"],
+    ),
+    "metrics.annotations": (
+        {"metrics": {"annotations": False}},
+        lambda o: not any("prometheus.io/scrape" in w.template["metadata"]["annotations"] for w in workloads(o)),
+    ),
+    "metrics.podMonitor": (
+        {"metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}},
+        lambda o: named(o, "PodMonitor", "refrain")["metadata"]["labels"]["release"] == "prometheus",
+    ),
+    "ingress": (
+        {"ingress": {"enabled": True, "host": "llm.example.com", "className": "nginx", "tlsSecret": "tls"}},
+        lambda o: spec(o, "Ingress", "refrain-gateway")["tls"][0]["hosts"] == ["llm.example.com"],
+    ),
+    "httpRoute": (
+        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "timeout": "2h"}},
+        lambda o: spec(o, "HTTPRoute", "refrain-gateway")["rules"][0]["timeouts"]["request"] == "2h",
+    ),
+}
+
+
+def volumes(objects, name):
+    return [v for w in workloads(objects) for v in w.pod["volumes"] if v["name"] == name]
+
+
+def env(container, name):
+    [found] = [entry for entry in container["env"] if entry["name"] == name]
+    return found.get("valueFrom") or found["value"]
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_a_value_has_its_effect(name):
+    values, has_effect = VARIATIONS[name]
+    assert lint_errors(values) == []
+    objects = render(values)
+    for object in objects:
+        if object["kind"] != "Secret":
+            schemas.check(object)
+    assert has_effect(objects)
+
+
+WRONG = {
+    "a key that does not exist": ({"gatway": {}}, "gatway"),
+    "a key of the configuration that does not exist": ({"config": {"gateway": {"modles": []}}}, "modles"),
+    "a value of a wrong type": ({"config": {"drain_grace_ms": "30s"}}, "drain_grace_ms"),
+    "a secret in the configuration": ({"config": {"mesh": {"secret": "x" * 40}}}, "secret"),
+    "an API key in the configuration": ({"config": {"gateway": {"keys": [{"key": "k", "tenant": "t"}]}}}, "key"),
+    "a password of Redis": ({"config": {"gateway": {"limits_redis": {"password": "p"}}}}, "password"),
+    "a password of NATS": ({"nats": {"servers": ["nats://a:b@nats:4222"]}}, "servers"),
+    "a key of an engine": (pool(engine={"api_key": "k"}), "api_key"),
+    "an address that the chart sets": ({"config": {"gateway": {"listen": "0.0.0.0:1"}}}, "listen"),
+    "the tag latest": ({"image": {"tag": "latest"}}, "tag"),
+    "an engine of an unknown kind": (pool(**{**EXTERNAL, "engine": {"kind": "vlm"}}), "kind"),
+}
+
+# What no schema can say. `helm template` and `helm install` refuse it, and `helm lint` lets it pass.
+CONTRADICTIONS = {
+    "a pool without an engine": (pool(referenceEngine=False), "needs one engine"),
+    "a pool with two engines": (pool(url="http://a"), "needs one engine"),
+    "two pools of one name": ({"workerPools": [*pool()["workerPools"], *pool()["workerPools"]]}, "two pools"),
+    "replicas of the store without NATS": ({"draftStore": {"replicas": 2}}, "nats.servers"),
+    "tenants in replicas of a store": (
+        {"draftStore": {"replicas": 2}, "nats": NATS, "tenants": {"source": "store"}},
+        "tenants.source",
+    ),
+    "an Ingress without a host": ({"ingress": {"enabled": True}}, "ingress.host"),
+    "a route without a Gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_refused_by_its_name(name):
+    values, named_in_error = WRONG[name]
+    with pytest.raises(HelmError, match=re.escape(named_in_error)):
+        render(values)
+    # `helm lint` says so too.
+    assert any(named_in_error in error for error in lint_errors(values))
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_values_that_contradict_each_other_are_refused_with_a_reason(name):
+    values, named_in_error = CONTRADICTIONS[name]
+    with pytest.raises(HelmError, match=re.escape(named_in_error)):
+        render(values)
+
+
+def test_every_example_in_the_values_is_valid():
+    text = (CHART / "values.yaml").read_text()
+    begin = text.index("#  - name: llama")
+    example = "".join(line[1:] + "\n" for line in text[begin:].split("\n\n")[0].splitlines())
+    [pool] = yaml.safe_load(example)
+    objects = render({"workerPools": [pool]})
+    assert config(objects, "worker-llama")["worker"]["engine"]["served_model"] == "org/My-Model"
+
+
+def test_each_role_gets_a_configuration_that_the_program_accepts(objects, tmp_path):
+    """Reads each configuration by the program itself, with the variables of its container."""
+    checked = 0
+    for each in workloads(objects):
+        for container in each.containers:
+            if container["args"][1:2] != ["--config"]:
+                continue
+            role, file = container["args"][0], pathlib.Path(container["args"][2]).name
+            path = tmp_path / file
+            # At this port nobody listens.
+            text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:1", entries(objects, "ConfigMap", "refrain")[file])
+            path.write_text(text)
+            # The check fails since nobody listens. It gets that far only with a configuration without faults.
+            said = subprocess.run(
+                [PROGRAM, "health", "--role", role, "--config", str(path), "--timeout-ms", "1000"],
+                env={entry["name"]: variable(entry) for entry in container["env"]},
+                capture_output=True,
+                text=True,
+                timeout=30,
+            )
+            assert said.returncode == 1
+            assert "does not answer" in said.stderr, said.stderr
+            checked += 1
+    assert checked >= 1
+
+
+def variable(entry):
+    """A value of the right form for a variable of a container."""
+    if entry["name"].endswith("PUBLIC_KEY"):
+        return "ab" * 32
+    if entry["name"].endswith("SERVERS"):
+        return '["nats://user:password@nats:4222"]'
+    return entry.get("value", "x").replace("$(POD_NAME)", "pod-0").replace("$(POD_IP)", "10.0.0.9")
+
+
+# The rules for containers: those of kube-linter that concern this chart.
+
+
+def test_no_container_is_root_or_may_become_it(objects):
+    for each in workloads(objects):
+        pod = each.pod["securityContext"]
+        assert pod["runAsNonRoot"] and pod["runAsUser"] > 0 and pod["runAsGroup"] > 0
+        assert pod["seccompProfile"]["type"] == "RuntimeDefault"
+        for key in ("hostNetwork", "hostPID", "hostIPC"):
+            assert key not in each.pod
+        for container in each.containers:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in own and "runAsUser" not in own
+
+
+def test_every_image_has_a_version(objects):
+    for each in workloads(objects):
+        for container in each.containers:
+            version = re.search(r"[:@]([^/]+)$", container["image"])
+            assert version and version[1] != "latest", container["image"]
+
+
+def test_every_container_has_requests_and_a_limit_of_memory(objects):
+    for each in workloads(objects):
+        for container in each.containers:
+            resources = container["resources"]
+            assert {"cpu", "memory"} <= resources["requests"].keys()
+            assert "memory" in resources["limits"]
+
+
+def test_no_pod_has_rights_in_the_cluster(objects):
+    assert not kinds(objects) & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+    accounts = {account["metadata"]["name"]: account for account in of_kind(objects, "ServiceAccount")}
+    for each in workloads(objects):
+        assert each.pod["automountServiceAccountToken"] is False
+        assert accounts[each.pod["serviceAccountName"]]["automountServiceAccountToken"] is False
+
+
+def test_secrets_are_in_secrets_only(objects):
+    secrets = [
+        value
+        for secret in of_kind(objects, "Secret")
+        for value in entries(objects, "Secret", secret["metadata"]["name"]).values()
+        if "\n" not in value
+    ]
+    others = json.dumps([object for object in objects if object["kind"] != "Secret"])
+    assert not [value for value in secrets if value in others]
+    for each in workloads(objects):
+        for container in each.containers:
+            for entry in container["env"]:
+                is_secret = re.search("SECRET$|SIGNING_KEY$|API_KEY$|PASSWORD$|TOKEN$", entry["name"])
+                assert not is_secret or "value" not in entry, entry["name"]
+        # Only gateways sign.
+        items = [item["path"] for item in volumes_of(each, "keys")["secret"]["items"]]
+        assert ("namespace-signing-key" in items) == (each.component in ("gateway", "single"))
+
+
+def volumes_of(workload, name):
+    [volume] = [volume for volume in workload.pod["volumes"] if volume["name"] == name]
+    return volume
+
+
+def test_each_volume_is_there_and_is_used(objects):
+    for each in workloads(objects):
+        claims = each.object["spec"].get("volumeClaimTemplates", [])
+        there = {volume["name"] for volume in each.pod["volumes"]} | {claim["metadata"]["name"] for claim in claims}
+        used = {mount["name"] for container in each.containers for mount in container.get("volumeMounts", [])}
+        assert there == used, each.name
+
+
+def test_probes_ask_for_different_things(objects):
+    for each in workloads(objects):
+        main = each.main
+        for probe, path in [("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")]:
+            asked = main[probe]["httpGet"]
+            assert asked["path"] == path
+            assert container_port(main, asked["port"]) > 0
+        # A process that is busy is taken out of service long before it is restarted.
+        patience = {
+            name: main[name]["periodSeconds"] * main[name]["failureThreshold"]
+            for name in ("readinessProbe", "livenessProbe")
+        }
+        assert patience["livenessProbe"] >= 10 * patience["readinessProbe"]
+        for container in each.containers:
+            assert {"startupProbe", "livenessProbe"} <= container.keys()
+
+
+def test_a_pod_may_end_before_it_is_killed(objects):
+    for each in workloads(objects):
+        grace = each.pod["terminationGracePeriodSeconds"]
+        [role, _, file] = each.main["args"]
+        own = json.loads(entries(objects, "ConfigMap", "refrain")[pathlib.Path(file).name])
+        sleep = each.main.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        if role in ("gateway", "up"):
+            needed = sleep + own.get("drain_grace_ms", 30_000) / 1000 + 2
+        elif role == "worker":
+            # Chunks, then twice the time for outputs to reach the store.
+            needed = own["worker"].get("evacuate_after_ms", 20_000) / 1000 + 10
+        else:
+            needed = 5
+        assert grace >= needed + 5, each.name
+
+
+def test_services_lead_to_ports_that_exist(objects):
+    for service in of_kind(objects, "Service"):
+        found = [w for w in workloads(objects) if selects(service["spec"]["selector"], w.labels)]
+        assert found, service["metadata"]["name"]
+        for port in service["spec"]["ports"]:
+            assert all(container_port(w.main, port["targetPort"]) for w in found)
+
+
+def test_selectors_find_the_pods_of_one_workload(objects):
+    for each in workloads(objects):
+        selector = each.object["spec"]["selector"]["matchLabels"]
+        found = [other.name for other in workloads(objects) if selects(selector, other.labels)]
+        assert found == [each.name]
+
+
+def test_budgets_and_spread_name_pods_that_exist(objects):
+    pods = [each.labels for each in workloads(objects)]
+    for budget in of_kind(objects, "PodDisruptionBudget"):
+        assert any(selects(budget["spec"]["selector"]["matchLabels"], labels) for labels in pods)
+    for each in workloads(objects):
+        for constraint in each.pod.get("topologySpreadConstraints", []):
+            assert selects(constraint["labelSelector"]["matchLabels"], each.labels)
+
+
+def allowed(objects, port):
+    """Who may call whom at a port, by components, as the policies say."""
+    pods = workloads(objects)
+    calls = set()
+    for policy in of_kind(objects, "NetworkPolicy"):
+        [callee] = {w.component for w in pods if selects(policy["spec"]["podSelector"]["matchLabels"], w.labels)}
+        for rule in policy["spec"]["ingress"]:
+            if [entry["port"] for entry in rule["ports"]] != [port]:
+                continue
+            if "from" not in rule:
+                calls.add(("anybody", callee))
+            for peer in rule.get("from", []):
+                labels = peer.get("podSelector", {}).get("matchLabels")
+                if labels:
+                    calls |= {(w.component, callee) for w in pods if selects(labels, w.labels)}
+                else:
+                    calls.add(("operators", callee))
+    return calls
+
+
+def test_only_those_who_need_it_may_call():
+    objects = render()
+    assert allowed(objects, "http") == {("anybody", "gateway")}
+    assert allowed(objects, "operations") == {("operators", "gateway")}
+    operators = {("operators", callee) for callee in ("scheduler", "worker", "draft-store")}
+    assert allowed(objects, "internal") == operators | {
+        ("gateway", "scheduler"),
+        ("worker", "scheduler"),
+        ("gateway", "worker"),
+        ("gateway", "draft-store"),
+        ("worker", "draft-store"),
+        ("draft-store", "draft-store"),
+    }
+
+
+def test_each_pod_has_a_policy():
+    objects = render(SIZES["fleet"])
+    for each in workloads(objects):
+        policies = of_kind(objects, "NetworkPolicy")
+        found = [p for p in policies if selects(p["spec"]["podSelector"]["matchLabels"], each.labels)]
+        assert len(found) == 1, each.name
+
+
+def test_there_is_never_a_second_scheduler(objects):
+    for each in workloads(objects):
+        if each.component == "scheduler":
+            assert each.object["spec"]["replicas"] == 1
+            assert each.object["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_a_change_restarts_only_the_pods_that_read_it():
+    def checksums(values):
+        return {w.name: w.template["metadata"]["annotations"]["refrain/config"] for w in workloads(render(values))}
+
+    before, after = checksums({}), checksums({"config": {"gateway": {"threads": 3}}})
+    assert {name for name in before if before[name] != after[name]} == {"refrain-gateway"}
+    after = checksums(pool(config={"worker": {"running_max": 3}}))
+    assert {name for name in before if before[name] != after[name]} == {"refrain-worker-tiny"}
+
+
+def test_alerts_and_dashboards_are_those_of_the_repository():
+    objects = render(SIZES["team"])
+    alerts = yaml.safe_load((ROOT / "deploy" / "observability" / "alerts.yml").read_text())
+    assert spec(objects, "PrometheusRule", "refrain") == alerts
+    shown = {
+        key: json.loads(value)
+        for object in of_kind(objects, "ConfigMap")
+        if "grafana_dashboard" in object["metadata"]["labels"]
+        for key, value in object["data"].items()
+    }
+    files = {path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards").glob("*.json")}
+    assert shown == files
+    for object in of_kind(objects, "ConfigMap"):
+        # The limit of Kubernetes for an object.
+        assert len(json.dumps(object)) < 1_000_000
+
+
+def test_the_keys_that_are_made_are_of_the_form_that_the_program_expects():
+    objects, others = render(), render()
+    keys = entries(objects, "Secret", "refrain-keys")
+    assert keys.keys() == {"mesh-secret", "namespace-signing-key", "namespace-public-key"}
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in keys.values())
+    assert entries(others, "Secret", "refrain-keys") != keys
+    api_key = entries(objects, "Secret", "refrain-first-key")["api-key"]
+    assert re.fullmatch(r"rfk-[0-9a-f]{12}-[A-Za-z0-9_-]{43}", api_key)
+    for secret in of_kind(objects, "Secret"):
+        assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_the_notes_show_a_first_call_for_the_first_model():
+    text = notes(merged(SIZES["laptop"], {"config": {"gateway": {"models": [{"id": "a", "files": "/a"}]}}}))
+    assert '"model": "a"' in text and "service/refrain-gateway 8080:80" in text
+    assert "refrain-first-key" in text and "refrain-first-key" not in notes(SIZES["fleet"])

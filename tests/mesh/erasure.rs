@@ -1,0 +1,131 @@
+//! Everything of a tenant is erased, wherever a mesh keeps it, and the command proves it.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use e2e::{Chat, Client, HttpMesh, Program, Service, wait_until};
+use serde_json::{Value, json};
+
+/// Words that only requests of the erased tenant have.
+const SESSION: &str = "session-of-the-erased-tenant";
+const GROUP: &str = "group-of-the-erased-tenant";
+
+/// Runs `refrain` with these words on the store of a mesh. Returns its output.
+async fn refrain(mesh: &HttpMesh, words: &[&str]) -> anyhow::Result<String> {
+    let url = mesh.url(Service::DraftStore);
+    let arguments = [words, &["--url", &url]].concat();
+    let variables = [("REFRAIN_MESH__SECRET", &*mesh.keys().secret)];
+    let mut program = Program::start(mesh.dir(), &arguments, &variables)?;
+    let status = program.ended().await?;
+    ensure!(status.success(), "{words:?}: {}", program.output());
+    Ok(program.output())
+}
+
+/// The requests of a tenant in all reports of usage.
+async fn requests(mesh: &HttpMesh, tenant: &str) -> anyhow::Result<u64> {
+    let words = ["usage", "--tenant", tenant, "--by", "tenant", "--json"];
+    let report = refrain(mesh, &words).await?;
+    let lines = report
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    Ok(lines
+        .filter_map(|line: Value| line["requests"].as_u64())
+        .sum())
+}
+
+/// The files under a folder that have one of these words.
+fn files_with(dir: &Path, words: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files_with(&path, words)?);
+            continue;
+        }
+        // Files come and go while services run.
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        let has = |word: &&&str| {
+            bytes
+                .windows(word.len())
+                .any(|part| part == word.as_bytes())
+        };
+        found.extend(words.iter().find(has).map(|_| path.display().to_string()));
+    }
+    Ok(found)
+}
+
+/// Stores a response, and returns its id.
+async fn stored_response(client: &Client) -> anyhow::Result<String> {
+    let body = json!({"model": "refrain-tiny", "input": "How many lamps are in stock?", "max_output_tokens": 8});
+    let reply = client.post("/v1/responses", body.to_string()).await?;
+    let id = reply.json()["id"].as_str().map(str::to_owned);
+    id.with_context(|| format!("{reply:?}"))
+}
+
+async fn is_readable(client: &Client, id: &str) -> anyhow::Result<bool> {
+    Ok(client.get(&format!("/v1/responses/{id}")).await?.status == 200)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow::Result<()> {
+    let settings = "[gateway]\nusage_dir = \"usage\"\n\
+                    keys = [{ key = \"key-of-acme\", tenant = \"acme\" }, { key = \"key-of-bolt\", tenant = \"bolt\" }]\n";
+    let mesh = HttpMesh::start_children(1, settings, &[]).await?;
+    mesh.workers_report(1).await;
+    let url = mesh.url(Service::Gateway);
+    let [acme, bolt] = ["key-of-acme", "key-of-bolt"].map(|key| Client::new(&url, key));
+    let chat = Chat::new("How many lamps are in stock?")
+        .max_tokens(24)
+        .endless()
+        .set("temperature", 0);
+    let named = chat.clone().set("session", SESSION).set("group", GROUP);
+    acme.chat(&named).await?;
+    bolt.chat(&chat).await?;
+    let responses = [stored_response(&acme).await?, stored_response(&bolt).await?];
+    wait_until("the outputs and the usage are in the store", async || {
+        let exported = refrain(&mesh, &["store", "export", "--tenant", "acme"])
+            .await
+            .ok()?;
+        let is_there = exported.contains(SESSION) && requests(&mesh, "acme").await.ok()? == 2;
+        is_there.then_some(())
+    })
+    .await;
+    // Repeats are drafted from what was said.
+    ensure!(acme.chat(&chat).await?.accepted() > 0);
+    ensure!(!files_with(mesh.dir(), &[SESSION])?.is_empty());
+
+    let words = [
+        "store",
+        "erase",
+        "--tenant",
+        "acme",
+        "--everything",
+        "--json",
+    ];
+    let proof = refrain(&mesh, &words).await?;
+    let proof: Value = proof
+        .lines()
+        .find_map(|line| serde_json::from_str(line).ok())
+        .context(proof)?;
+    let number = |pointer: &str| proof.pointer(pointer).and_then(Value::as_u64);
+    ensure!(
+        number("/documents") >= Some(2) && number("/documents_left") == Some(0),
+        "{proof}"
+    );
+    ensure!(number("/usage/0/gateways") == Some(1), "{proof}");
+    ensure!(number("/usage/0/rows") >= Some(1), "{proof}");
+    let exported = refrain(&mesh, &["store", "export", "--tenant", "acme"]).await?;
+    ensure!(!exported.contains("output_token_ids"), "{exported}");
+    ensure!(requests(&mesh, "acme").await? == 0 && requests(&mesh, "bolt").await? == 2);
+    ensure!(!is_readable(&acme, &responses[0]).await? && is_readable(&bolt, &responses[1]).await?);
+    // The worker forgets what the store forgot. Then nothing is drafted from it, until it is said again.
+    wait_until("the worker has forgotten", async || {
+        let scrape = mesh.scrape(Service::Worker(0)).await.ok()?;
+        (scrape.sum("refrain_replica_documents", &[]) == 2.0).then_some(())
+    })
+    .await;
+    ensure!(acme.chat(&chat).await?.accepted_from("suffix") == 0);
+    let left = files_with(mesh.dir(), &[SESSION, GROUP])?;
+    ensure!(left.is_empty(), "{left:?}");
+    mesh.stop().await
+}
