@@ -270,7 +270,7 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
     std::fs::write(dir.path().join("tenants.toml"), tenants.to_text()?)?;
     let (operator, operations) = (OperatorToken::random()?, free_addr()?);
     let settings = format!(
-        "[gateway]\noperations_listen = \"{operations}\"\ntenants_file = \"{0}/tenants.toml\"\n\
+        "[gateway]\nconsole = true\noperations_listen = \"{operations}\"\ntenants_file = \"{0}/tenants.toml\"\n\
          audit_file = \"{0}/audit.jsonl\"\n\
          operators = [{{ name = \"ann\", token_sha256 = \"{1}\" }}]\n",
         dir.path().display(),

@@ -30,8 +30,6 @@ const PARTS_MAX: usize = 64;
 /// The families that the answer has, without the buckets of histograms: what the console shows.
 const FAMILIES: &[&str] = &[
     "gen_ai_client_token_usage",
-    "gen_ai_server_request_duration_seconds",
-    "gen_ai_server_time_per_output_token_seconds",
     "gen_ai_server_time_to_first_token_seconds",
     "refrain_draft_store_appended_tokens_total",
     "refrain_draft_store_disk_bytes",
@@ -54,7 +52,6 @@ const FAMILIES: &[&str] = &[
     "refrain_gateway_rejections_total",
     "refrain_gateway_requests_in_flight",
     "refrain_gateway_requests_total",
-    "refrain_gateway_rollouts_in_flight",
     "refrain_goodput_tokens_total",
     "refrain_replica_tokens",
     "refrain_scheduler_leases_running",
@@ -64,7 +61,6 @@ const FAMILIES: &[&str] = &[
     "refrain_spec_drafted_tokens_total",
     "refrain_spec_emitted_tokens_total",
     "refrain_spec_gain_ratio",
-    "refrain_spec_in_use",
     "refrain_spec_steps_total",
     "refrain_worker_parked_requests",
 ];

@@ -22,7 +22,7 @@ function tile({ name, unit }) {
   return { element, value, detail, spark };
 }
 
-// What each source brought since the services started.
+// The contribution of each source since the services started.
 function contributions(mesh) {
   const emitted = mesh.total("refrain_spec_emitted_tokens_total");
   return SOURCES.map(({ id, name, labels }) => {

@@ -27,7 +27,7 @@ function rotation(key, refresh) {
       return [
         h("p", {}, "The new key. Nobody can show it again:"),
         copyable(made.key, "The new key"),
-        facts([["Id", made.id], ["The old key ends", `in ${many(Number(hours), "hour")}`]]),
+        facts([["Id", made.id], ["The old key ends", Number(hours) === 0 ? "now" : `in ${many(Number(hours), "hour")}`]]),
       ];
     },
   });
@@ -71,7 +71,7 @@ function scopes(key) {
 }
 
 export function tenants(context) {
-  // What the admin API last said, and when it was asked.
+  // The last answers of the admin API, and when it was asked.
   let known = [];
   let used = { day: new Map(), month: new Map() };
   let trouble = "";
