@@ -571,8 +571,9 @@ def test_a_change_restarts_only_the_pods_that_read_it():
 
 def test_alerts_and_dashboards_are_those_of_the_repository():
     objects = render(SIZES["team"])
-    alerts = yaml.safe_load((ROOT / "deploy" / "observability" / "alerts.yml").read_text())
-    assert spec(objects, "PrometheusRule", "refrain") == alerts
+    for name, file in {"refrain": "alerts.yml", "refrain-objectives": "slo.yml"}.items():
+        rules = yaml.safe_load((ROOT / "deploy" / "observability" / file).read_text())
+        assert spec(objects, "PrometheusRule", name) == rules
     shown = {
         key: json.loads(value)
         for object in of_kind(objects, "ConfigMap")
