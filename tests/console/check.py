@@ -202,13 +202,15 @@ class ConsoleTest(unittest.TestCase):
         dialog = page.get_by_role("dialog")
         confirm = dialog.get_by_role("button", name="Erase")
         expect(confirm).to_be_disabled()
+        dialog.get_by_label("Also erase its usage").check()
         dialog.get_by_label(f"Type {tenant} to confirm").fill(tenant)
         confirm.click()
         expect(dialog.get_by_role("status")).to_contain_text("no file of the draft store holds these tokens any more")
         proof = dialog.get_by_label("The proof of the erasure").inner_text()
         self.assertRegex(proof, r'"documents": [1-9]')
-        self.assertRegex(proof, r'"erased_at_ms": [1-9]')
-        self.assertIn(f"all documents of tenant {tenant} erased", self.mesh.audit())
+        self.assertRegex(proof, r'"documents_left": 0')
+        self.assertRegex(proof, r'"rows": [1-9]')
+        self.assertIn(f"everything of tenant {tenant} erased", self.mesh.audit())
 
     def test_the_store_is_compacted(self):
         page = self.signed_in("store")

@@ -60,7 +60,7 @@ async fn figures_are_those_of_the_metrics() {
     let shown = figures["parts"][0]["metrics"].as_str().unwrap();
     let metrics = format!("{}/metrics", admin.operations);
     let metrics = reqwest::get(metrics).await.unwrap().text().await.unwrap();
-    let name = "refrain_gateway_requests_total{status=\"200\"}";
+    let name = "refrain_gateway_requests_total{model=\"tiny\",status=\"200\",tenant=\"acme\"}";
     assert!(shown.contains(&format!("{name} 1\n")), "{shown}");
     for line in shown.lines() {
         assert!(metrics.lines().any(|other| other == line), "{line}");
@@ -81,6 +81,13 @@ async fn orders_reach_the_mesh_and_are_in_the_audit_log() {
     let erasure = json!({"tenant": "acme"});
     let (status, erased) = order(Method::POST, "erasures", erasure).await;
     assert_eq!((status, &erased["documents"]), (200, &json!(3)));
+    assert_eq!(erased["documents_left"], 0);
+    let faulty = json!({"tenant": "acme", "everything": true, "session": "s"});
+    let (status, faulty) = order(Method::POST, "erasures", faulty).await;
+    assert_eq!(
+        (status, &faulty["error"]["param"]),
+        (400, &json!("everything"))
+    );
     let (status, nobody) = order(Method::POST, "erasures", json!({"session": "s"})).await;
     assert_eq!((status, &nobody["error"]["param"]), (400, &json!("tenant")));
     let (status, compacted) = order(Method::POST, "compactions", Value::Null).await;
