@@ -35,9 +35,9 @@ class Mesh:
 
     def __init__(self, refrain, folder):
         self.data = Path(folder) / "data"
-        log = open(Path(folder) / "log.txt", "w")
         command = [refrain, "up", "--listen", "127.0.0.1:0", "--data-dir", self.data]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        with open(Path(folder) / "log.txt", "w") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         said = ""
         while "Console:" not in said:
             line = self.process.stdout.readline()
@@ -50,6 +50,7 @@ class Mesh:
     def stop(self):
         self.process.terminate()
         self.process.wait(timeout=PATIENCE_SECONDS)
+        self.process.stdout.close()
 
     def admin(self, method, path, body=None):
         """A call of the admin API. Returns its answer."""
@@ -59,13 +60,13 @@ class Mesh:
         with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
             return json.load(answer)
 
-    def chat(self, key, question):
+    def chat(self, key, question, **fields):
         """The status of a chat."""
         messages = [
             {"role": "system", "content": "You write SQL. Answer with one statement."},
             {"role": "user", "content": TABLE + question},
         ]
-        body = {"model": "refrain-tiny", "temperature": 0, "messages": messages}
+        body = {"model": "refrain-tiny", "temperature": 0, "messages": messages} | fields
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         url = f"{self.url}/v1/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)

@@ -5,9 +5,10 @@ import threading
 
 from mesh import QUESTIONS
 from PIL import Image
+from playwright.sync_api import expect
 
 # Colours of a picture: enough for text and charts.
-COLOURS = 64
+COLOURS = 128
 # Seconds of load before a picture, so that charts have something to show.
 LOAD_SECONDS = 150
 
@@ -19,9 +20,11 @@ def load(mesh, ends):
     while not ends.is_set():
         key = draw.choice(["refrain-dev", "refrain-dev", "refrain-dev-2", "refrain-dev-3"])
         question = draw.choice(QUESTIONS)
-        if draw.random() < 0.3:
+        kind = draw.random()
+        if kind < 0.35:
             question = f"How many orders does {draw.choice(cities)} have above {draw.randint(1, 900)}?"
-        mesh.chat(key, question)
+        # Some are samples of a group, which share drafts while they run.
+        mesh.chat(key, question, **({"n": 3, "temperature": 0.6} if kind > 0.85 else {}))
         ends.wait(draw.random() * 0.4)
 
 
@@ -29,7 +32,7 @@ def save(page, path):
     """Takes a picture of what the window shows."""
     page.screenshot(path=path)
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+        picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def take(test, folder):
@@ -46,7 +49,7 @@ def take(test, folder):
         dark = test.signed_in("try", size={"width": 1280, "height": 800}, scheme="dark")
         for count in (1, 2):
             test.send(dark)
-            dark.wait_for_function(f"document.querySelectorAll('.story').length === {count}")
+            expect(dark.locator(".story")).to_have_count(count)
         save(dark, folder / "request.png")
         narrow = test.signed_in("tenants", size={"width": 390, "height": 844})
         narrow.wait_for_timeout(3000)

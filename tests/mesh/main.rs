@@ -4,6 +4,7 @@ mod admin;
 mod alerts;
 mod cancel;
 mod connections;
+mod console;
 mod dashboards;
 mod divided_rollout;
 mod drain;

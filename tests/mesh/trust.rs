@@ -27,11 +27,19 @@ const ENDPOINTS: &[(Service, &[&str], &[&str])] = &[
             "/internal/v1/finish",
             "/internal/v1/heartbeat",
         ],
-        &["/internal/v1/models", "/debug/state"],
+        &[
+            "/internal/v1/models",
+            "/internal/v1/workers",
+            "/debug/state",
+        ],
     ),
     (
         Service::Worker(0),
-        &["/internal/v1/chunk", "/internal/v1/cut"],
+        &[
+            "/internal/v1/chunk",
+            "/internal/v1/cut",
+            "/internal/v1/drain",
+        ],
         &[],
     ),
     (

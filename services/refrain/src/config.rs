@@ -345,6 +345,33 @@ mod tests {
     }
 
     #[test]
+    fn up_has_a_console_that_only_this_machine_reaches() {
+        let filled = |toml: &str| {
+            let mut file: MeshFile = toml::from_str(toml).unwrap();
+            file.fill_in_for_up();
+            // It is filled in once more when the services start.
+            file.fill_in_for_up();
+            let gateway = file.gateway;
+            let listen = gateway.operations_listen.map(|listen| listen.to_string());
+            (
+                gateway.console,
+                listen.unwrap_or_default(),
+                gateway.is_trial,
+            )
+        };
+        let shown = |listen: &str, is_trial| (Some(true), listen.to_owned(), is_trial);
+        assert_eq!(filled(""), shown("127.0.0.1:8090", true));
+        let public = "[gateway]\nlisten = \"0.0.0.0:8080\"";
+        assert_eq!(filled(public), shown("127.0.0.1:8090", true));
+        let any_port = "[gateway]\nlisten = \"127.0.0.1:0\"";
+        assert_eq!(filled(any_port), shown("127.0.0.1:0", true));
+        let named = "[gateway]\noperations_listen = \"10.0.0.5:9000\"";
+        assert_eq!(filled(named), shown("10.0.0.5:9000", false));
+        let without = "[gateway]\nconsole = false";
+        assert_eq!(filled(without), (Some(false), String::new(), false));
+    }
+
+    #[test]
     fn a_worker_gives_up_on_its_engine_before_the_gateway_gives_up_on_the_worker() {
         let with = |first_token_ms_max: u64| {
             let engine = format!(

@@ -10,7 +10,9 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{HttpStoreAdmin, HttpWorkers, MeshAdmin, MeshPart, MetricsPages, StoreAdmin};
+use refrain_rpc::{
+    HttpStoreAdmin, HttpWorkers, MeshAdmin, MeshPart, MetricsPages, StoreAdmin, draft_store,
+};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshConfig, MeshCredentials};
 use refrain_service_kit::telemetry::Metrics;
@@ -61,6 +63,7 @@ pub(crate) fn of_gateway(
     };
     Ok(MeshAdmin {
         store,
+        usage: draft_store(&client, &urls.draft_store, &urls.draft_stores)?,
         workers: Arc::new(HttpWorkers::new(client.clone())),
         metrics: Some(MetricsPages::new(client, parts.collect())),
     })

@@ -154,6 +154,7 @@ impl Process {
         let deps = GatewayDeps {
             mesh: MeshAdmin {
                 store: Arc::new(store.handle()),
+                usage: Arc::new(store.handle()),
                 workers: workers.clone(),
                 metrics: None,
             },

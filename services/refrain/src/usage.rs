@@ -5,11 +5,10 @@ use std::io::Write;
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use refrain_lab::text_table::text_table;
-use refrain_protocol::ApiError;
-use refrain_protocol::usage::{
-    EraseUsageReply, EraseUsageRequest, UsageCounts, hour_of, hours_asked, parse_hour,
+use refrain_protocol::usage::{EraseUsageReply, UsageCounts, hour_of, hours_asked, parse_hour};
+use refrain_rpc::{
+    UsageErased, UsageGrouping, UsageLine, UsageQuery, UsageReplica, erase_usage, read_usage,
 };
-use refrain_rpc::{UsageGrouping, UsageLine, UsageQuery, UsageReplica, read_usage};
 use refrain_service_kit::clock;
 
 use crate::command;
@@ -203,19 +202,24 @@ fn write_csv(lines: &[UsageLine], to: &mut impl Write) -> anyhow::Result<()> {
 
 async fn erase(args: &EraseArgs) -> anyhow::Result<()> {
     let target = Target::open(&args.target, Access::Write).await?;
-    let outcomes = erase_rows(&target, &args.tenant).await;
+    let outcomes = erase_usage(&target.usage_replicas(), &args.tenant).await;
     target.close().await;
     let (mut failed, mut pending) = (0, 0);
-    for (store, outcome) in outcomes {
-        match outcome {
-            Ok(reply) => {
-                let EraseUsageReply { rows, gateways, .. } = reply;
+    for UsageErased {
+        store,
+        erased,
+        trouble,
+    } in outcomes
+    {
+        match trouble {
+            None => {
+                let EraseUsageReply { rows, gateways, .. } = erased;
                 println!("{store}: {rows} rows of usage erased, and those of {gateways} gateways");
-                pending += reply.gateways_pending;
+                pending += erased.gateways_pending;
             }
-            Err(error) => {
+            Some(trouble) => {
                 failed += 1;
-                eprintln!("{store}: {error}");
+                eprintln!("{store}: {trouble}");
             }
         }
     }
@@ -228,21 +232,6 @@ async fn erase(args: &EraseArgs) -> anyhow::Result<()> {
         "a gateway has not answered yet, and erases its usage when it calls the store again"
     );
     Ok(())
-}
-
-/// Erases the usage of a tenant in each store. Returns the outcomes by the names of the stores.
-pub(crate) async fn erase_rows(
-    target: &Target,
-    tenant: &str,
-) -> Vec<(String, Result<EraseUsageReply, ApiError>)> {
-    let mut outcomes = Vec::new();
-    for UsageReplica { name, store } in target.usage_replicas() {
-        let request = EraseUsageRequest {
-            tenant: tenant.to_owned(),
-        };
-        outcomes.push((name, store.erase_usage(request).await));
-    }
-    outcomes
 }
 
 #[cfg(test)]

@@ -35,8 +35,8 @@ use refrain_protocol::join::ReplicaState;
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::{
-    Eagle3Report, Heartbeat, HeartbeatReply, KvReport, Lease, LeaseFinish, LeaseOutcome,
-    LeaseRequest, RequestClass, ServedModel, TenantWeight,
+    Eagle3Report, Heartbeat, HeartbeatReply, KvReport, KvUse, Lease, LeaseFinish, LeaseOutcome,
+    LeaseRequest, RequestClass, ServedModel, TenantWeight, WorkerDrain, WorkerReport,
 };
 use refrain_protocol::{
     ApiError, EngineSessionId, ErrorKind, LeaseId, Namespace, NamespaceId, RequestId,
@@ -313,6 +313,25 @@ fn formats() -> Vec<Format> {
                 compiles_forms: true,
             }],
         ),
+        format(
+            "workers",
+            vec![WorkerReport {
+                worker: WorkerId("w-1".into()),
+                url: "http://w-1:8202".into(),
+                model: "tiny".into(),
+                running: 2,
+                max_running: 16,
+                draining: false,
+                suspect: false,
+                silent_ms: 120,
+                kv: Some(KvUse {
+                    capacity_tokens: 65_536,
+                    running_tokens: 400,
+                    kept_tokens: 9_000,
+                }),
+            }],
+        ),
+        format("worker_drain", WorkerDrain { drains: true }),
         format("chunk_request", chunk()),
         format(
             "chunk_request_resumed",

@@ -6,6 +6,7 @@ use std::time::Duration;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 
+use crate::draft_store::DraftStore;
 use crate::store_admin::StoreAdmin;
 use crate::worker::Workers;
 
@@ -14,6 +15,8 @@ use crate::worker::Workers;
 pub struct MeshAdmin {
     /// The draft store. Its replicas and shards are one.
     pub store: Arc<dyn StoreAdmin>,
+    /// The same store with its usage, which operators may erase.
+    pub usage: Arc<dyn DraftStore>,
     /// The workers, which take the orders of operators.
     pub workers: Arc<dyn Workers>,
     /// The metrics of the services in other processes. `None`: all services are in this process.

@@ -29,9 +29,6 @@ const PARTS_MAX: usize = 64;
 
 /// The families that the answer has, without the buckets of histograms: what the console shows.
 const FAMILIES: &[&str] = &[
-    "gen_ai_client_token_usage",
-    "gen_ai_server_request_duration_seconds",
-    "gen_ai_server_time_per_output_token_seconds",
     "gen_ai_server_time_to_first_token_seconds",
     "refrain_draft_store_appended_tokens_total",
     "refrain_draft_store_disk_bytes",
@@ -54,7 +51,7 @@ const FAMILIES: &[&str] = &[
     "refrain_gateway_rejections_total",
     "refrain_gateway_requests_in_flight",
     "refrain_gateway_requests_total",
-    "refrain_gateway_rollouts_in_flight",
+    "refrain_gateway_tokens_total",
     "refrain_goodput_tokens_total",
     "refrain_replica_tokens",
     "refrain_scheduler_leases_running",
@@ -64,7 +61,6 @@ const FAMILIES: &[&str] = &[
     "refrain_spec_drafted_tokens_total",
     "refrain_spec_emitted_tokens_total",
     "refrain_spec_gain_ratio",
-    "refrain_spec_in_use",
     "refrain_spec_steps_total",
     "refrain_worker_parked_requests",
 ];
@@ -245,9 +241,9 @@ mod tests {
     fn only_the_lines_that_the_console_needs_are_sent() {
         let page = "# HELP refrain_goodput_tokens_total Emitted tokens.\n\
                     refrain_goodput_tokens_total{model=\"m\"} 81\n\
-                    gen_ai_client_token_usage_bucket{model=\"m\",le=\"1\"} 0\n\
-                    gen_ai_client_token_usage_sum{model=\"m\"} 12\n\
-                    gen_ai_client_token_usage_count{model=\"m\"} 1\n\
+                    gen_ai_server_time_to_first_token_seconds_bucket{le=\"1\"} 0\n\
+                    gen_ai_server_time_to_first_token_seconds_sum{model=\"m\"} 12\n\
+                    gen_ai_server_time_to_first_token_seconds_count{model=\"m\"} 1\n\
                     refrain_draft_store_tokens 5\n\
                     process_cpu_seconds_total 1\n";
         let lines: Vec<&str> = page.lines().collect();

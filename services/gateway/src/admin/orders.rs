@@ -2,10 +2,12 @@
 
 use actix_web::web::{self, Data, Json, Path};
 use actix_web::{HttpResponse, Resource};
-use refrain_protocol::admin::EraseRequest;
+use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::{MeshAdmin, UsageErased, documents_before, erase_usage};
 use refrain_service_kit::http::{HttpResult, post};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::acts::audited;
@@ -67,23 +69,99 @@ async fn order(
     Ok(HttpResponse::Ok().json(json!({"worker": id, "drains": drains})))
 }
 
+/// The body of an erasure.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ErasureBody {
+    tenant: String,
+    model: Option<String>,
+    session: Option<String>,
+    from_ms: Option<u64>,
+    until_ms: Option<u64>,
+    /// Whether its usage, and the responses that gateways stored, are erased as well.
+    everything: bool,
+}
+
+/// The proof of an erasure.
+#[derive(Serialize)]
+struct Erasure {
+    tenant: String,
+    #[serde(flatten)]
+    documents: EraseReply,
+    /// Documents that began before the erasure and can still be read after it, if all were to be erased.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    documents_left: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Vec<UsageErased>>,
+}
+
+impl ErasureBody {
+    fn is_of_all_documents(&self) -> bool {
+        let conditions = [self.model.is_some(), self.session.is_some()];
+        let times = [self.from_ms.is_some(), self.until_ms.is_some()];
+        !conditions.into_iter().chain(times).any(|is_given| is_given)
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        if self.tenant.is_empty() {
+            let message = "tenant: must be named; `refrain store erase` erases by other conditions";
+            return Err(ApiError::invalid("tenant", message));
+        }
+        if self.everything && !self.is_of_all_documents() {
+            let message = "everything: not together with model, session, from_ms or until_ms";
+            return Err(ApiError::invalid("everything", message));
+        }
+        Ok(())
+    }
+
+    /// The act, for the audit log.
+    fn description(&self) -> String {
+        let tenant = &self.tenant;
+        match (self.everything, self.is_of_all_documents()) {
+            (true, _) => format!("everything of tenant {tenant} erased"),
+            (false, true) => format!("all documents of tenant {tenant} erased"),
+            (false, false) => format!("some documents of tenant {tenant} erased"),
+        }
+    }
+
+    async fn carry_out(self, mesh: &MeshAdmin) -> Result<Erasure, ApiError> {
+        let reads_again = self.is_of_all_documents();
+        let request = EraseRequest {
+            tenant: Some(self.tenant.clone()),
+            model: self.model,
+            session: self.session,
+            from_ms: self.from_ms,
+            until_ms: self.until_ms,
+            quarantines: false,
+        };
+        let documents = mesh.store.erase(request).await?;
+        let before_ms = documents.erased_at_ms;
+        let documents_left = match reads_again {
+            true => Some(documents_before(&*mesh.store, &self.tenant, before_ms).await?),
+            false => None,
+        };
+        let usage = match self.everything {
+            true => Some(erase_usage(&mesh.usage.usage_replicas(), &self.tenant).await),
+            false => None,
+        };
+        Ok(Erasure {
+            tenant: self.tenant,
+            documents,
+            documents_left,
+            usage,
+        })
+    }
+}
+
 async fn erase(
     state: Data<AdminState>,
     operator: Operator,
-    request: Json<EraseRequest>,
+    body: Json<ErasureBody>,
 ) -> HttpResult<HttpResponse> {
-    let request = request.into_inner();
-    let Some(tenant) = request.tenant.clone().filter(|name| !name.is_empty()) else {
-        let message = "tenant: must be named; `refrain store erase` erases by other conditions";
-        return Err(ApiError::invalid("tenant", message).into());
-    };
-    let part = match (&request.session, &request.model) {
-        (None, None) if request.from_ms.or(request.until_ms).is_none() => "all documents",
-        _ => "some documents",
-    };
-    let what = format!("{part} of tenant {tenant} erased");
-    let store = state.mesh.store.clone();
-    let act = async move { store.erase(request).await };
+    let body = body.into_inner();
+    body.check()?;
+    let (what, mesh) = (body.description(), state.mesh.clone());
+    let act = async move { body.carry_out(&mesh).await };
     Ok(HttpResponse::Ok().json(audited(state, operator, what, act).await?))
 }
 

@@ -5,14 +5,14 @@ import { NONE, clock } from "./format.js";
 
 const HEIGHT = 150;
 const EDGE = { top: 8, right: 8, bottom: 20, left: 44 };
-// The times that a chart may span, in minutes, and the steps of its table.
-const SPANS = [1, 2, 5, 10];
+// The longest time that a chart spans, in minutes, and the steps of its table.
+const SPAN_MAX = 10;
 const ROW_MS = 30_000;
 
-// The least round number of the form 1, 2, 2.5 or 5 times a power of ten that is not below a value.
+// The least round number that is not below a value, and whose half is round as well.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= value * 0.999);
+  return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((factor) => factor * power).find((candidate) => candidate >= value * 0.999);
 }
 
 // The same for bytes, of which a thousand and twenty-four are the next unit.
@@ -21,8 +21,8 @@ function roundUpBytes(value) {
   return unit * roundUp(value / unit);
 }
 
-// The least span that holds all values, in minutes.
-const spanOf = (at) => SPANS.find((span) => at.at(-1) - at[0] <= 60_000 * span) ?? SPANS.at(-1);
+// The least span that holds all values, in whole minutes.
+const spanOf = (at) => Math.min(SPAN_MAX, Math.max(1, Math.ceil((at.at(-1) - at[0]) / 60_000)));
 
 // A figure at the side of a chart, without needless zeros.
 const brief = (text) => text.replace(/\.0+(?!\d)/, "");

@@ -8,7 +8,8 @@ export function act({ title, text, button, danger = false, word, fields = [], ru
   const error = h("p", { class: "error", role: "alert", hidden: true });
   const inputs = fields.map(({ name, label, ...properties }) => {
     const input = h("input", { name, autocomplete: "off", ...properties });
-    return { name, input, element: h("label", {}, label, input) };
+    const isBox = properties.type === "checkbox";
+    return { name, input, element: h("label", { class: isBox ? "box" : null }, isBox ? [input, label] : [label, input]) };
   });
   const typed = word ? h("input", { autocomplete: "off", spellcheck: "false", "aria-label": `Type ${word} to confirm` }) : null;
   const confirm = h("button", { type: "submit", class: danger ? "danger" : "primary" }, button);
@@ -31,7 +32,8 @@ export function act({ title, text, button, danger = false, word, fields = [], ru
     error.hidden = true;
     say(confirm, "Working …");
     try {
-      const result = await run(Object.fromEntries(inputs.map(({ name, input }) => [name, input.value])));
+      const result = await run(Object.fromEntries(inputs.map(({ name, input }) =>
+        [name, input.type === "checkbox" ? input.checked : input.value])));
       const close = h("button", { type: "button", class: "primary", onclick: () => dialog.close() }, "Close");
       dialog.replaceChildren(h("h2", {}, title), h("div", { class: "result", role: "status" }, result),
         h("div", { class: "actions" }, close));

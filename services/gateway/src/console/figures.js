@@ -36,7 +36,7 @@ export class Mesh {
   constructor() {
     this.answer = null;
     this.parts = [];
-    // What all counters grew by since the page was opened, at each time.
+    // The growth of all counters since the page was opened, at each time.
     this.past = [];
     // The values of the charts.
     this.series = {};
@@ -95,7 +95,7 @@ export class Mesh {
     return [...all.values()];
   }
 
-  // What a counter grew by in the last `over` milliseconds, and the seconds in which it did. A metric that was never
+  // The growth of a counter in the last `over` milliseconds, and the seconds in which it grew. A metric that was never
   // seen grew by 0. `null` if the page was opened just now.
   growth(name, wanted = {}, over = RATE_OVER_MS) {
     const now = this.past.at(-1);

@@ -127,6 +127,8 @@ function askForToken(why) {
     event.preventDefault();
     token.set(input.value);
     signIn();
+    // The field that had the focus is gone.
+    view.focus();
   };
   view.replaceChildren(h("section", { class: "panel sign-in" },
     h("h2", {}, "Sign in"),

@@ -22,7 +22,7 @@ function tile({ name, unit }) {
   return { element, value, detail, spark };
 }
 
-// What each source brought since the services started.
+// The contribution of each source since the services started.
 function contributions(mesh) {
   const emitted = mesh.total("refrain_spec_emitted_tokens_total");
   return SOURCES.map(({ id, name, labels }) => {
@@ -45,7 +45,10 @@ function refusals(mesh) {
   ];
   return families.flatMap(([service, name]) => mesh.samples(name)
     .filter(({ value }) => value > 0)
-    .map(({ labels, value }) => ({ id: `${name} ${labels.limit}`, service, limit: labels.limit, value })));
+    .map(({ labels, value }) => {
+      const tenant = labels.tenant === "none" ? "" : labels.tenant ?? "";
+      return { id: `${name} ${labels.limit} ${tenant}`, service, limit: labels.limit, tenant, value };
+    }));
 }
 
 export function overview() {
@@ -109,6 +112,7 @@ export function overview() {
     columns: [
       { head: "Limit", cell: (row) => h("code", {}, row.limit) },
       { head: "Service", cell: (row) => row.service },
+      { head: "Tenant", cell: (row) => row.tenant },
       { head: "Refused", number: true, cell: (row) => count(row.value) },
     ],
   });

@@ -8,6 +8,8 @@ import { count, dateAndTime, many, short } from "./format.js";
 // Tenants and their usage change slowly.
 const READ_EVERY_MS = 10_000;
 const MINUTE_MS = 60_000;
+// Names under which metrics count what is of no certain tenant.
+const SHARED = ["none", "hidden", "other"];
 
 // The line of a limit: what is used of it, or only what is used.
 const against = (used, limit) => meter(used ?? 0, limit, limit ? `${count(used ?? 0)} of ${limit < 10_000 ? count(limit) : short(limit)}` : count(used ?? 0));
@@ -27,7 +29,7 @@ function rotation(key, refresh) {
       return [
         h("p", {}, "The new key. Nobody can show it again:"),
         copyable(made.key, "The new key"),
-        facts([["Id", made.id], ["The old key ends", `in ${many(Number(hours), "hour")}`]]),
+        facts([["Id", made.id], ["The old key ends", Number(hours) === 0 ? "now" : `in ${many(Number(hours), "hour")}`]]),
       ];
     },
   });
@@ -35,31 +37,39 @@ function rotation(key, refresh) {
 
 function erasure(tenant, operator, refresh) {
   return act({
-    title: `Erase the documents of ${tenant}`,
+    title: `Erase the data of ${tenant}`,
     text: [
       "All outputs that the draft store keeps of this tenant are erased from every file, those of all its parts included.",
-      "Its drafts begin anew. Its keys, limits and usage stay. This cannot be taken back.",
+      "Its drafts begin anew. Its keys and limits stay. This cannot be taken back.",
     ],
+    fields: [{ name: "everything", label: "Also erase its usage, and the responses that gateways stored", type: "checkbox" }],
     word: tenant,
     button: "Erase",
     danger: true,
-    run: async () => {
-      const reply = await call("POST", "erasures", { body: { tenant } });
+    run: async ({ everything }) => {
+      const reply = await call("POST", "erasures", { body: { tenant, everything } });
       refresh();
       const open = reply.replicas.filter((replica) => !replica.is_done);
-      const proof = { tenant, operator, ...reply };
+      const usage = reply.usage ?? [];
+      const sum = (name) => usage.reduce((all, one) => all + one[name], 0);
+      const isDone = open.length === 0 && reply.quarantines_kept === 0 && reply.documents_left === 0
+        && sum("gateways_pending") === 0 && usage.every((one) => !one.trouble);
       return [
-        h("p", {}, reply.quarantines_kept > 0 || open.length > 0
-          ? "Erased, but for the places named below."
-          : "Erased: no file of the draft store holds these tokens any more."),
+        h("p", {}, isDone
+          ? "Erased: no file of the draft store holds these tokens any more."
+          : "Not all is erased yet: see below, and erase again later."),
         facts([
           ["Documents", count(reply.documents)],
           ["Files rewritten or deleted", count(reply.files.length)],
+          ["Read again, still there", many(reply.documents_left, "document")],
           ["Time of the erasure", dateAndTime(reply.erased_at_ms)],
+          ...(everything ? [["Rows of usage", count(sum("rows"))], ["Gateways that forgot it", count(sum("gateways"))]] : []),
+          ...(sum("gateways_pending") > 0 ? [["Gateways still to answer", count(sum("gateways_pending"))]] : []),
           ...(reply.quarantines_kept > 0 ? [["Unreadable, still there", many(reply.quarantines_kept, "folder")]] : []),
+          ...usage.filter((one) => one.trouble).map((one) => [one.store, one.trouble]),
           ...open.map((replica) => [replica.url, replica.trouble ?? "erases when the order reaches it"]),
         ]),
-        copyable(JSON.stringify(proof, null, 2), "The proof of the erasure"),
+        copyable(JSON.stringify({ operator, ...reply }, null, 2), "The proof of the erasure"),
       ];
     },
   });
@@ -71,7 +81,7 @@ function scopes(key) {
 }
 
 export function tenants(context) {
-  // What the admin API last said, and when it was asked.
+  // The last answers of the admin API, and when it was asked.
   let known = [];
   let used = { day: new Map(), month: new Map() };
   let trouble = "";
@@ -152,17 +162,19 @@ export function tenants(context) {
 
   function draw() {
     const { mesh } = context;
-    const asking = mesh.samples("gen_ai_client_token_usage_count").map(({ labels }) => labels.tenant);
-    const names = [...new Set([...known.map(({ name }) => name), ...asking, ...used.month.keys()])].sort();
+    const asking = mesh.samples("refrain_gateway_tokens_total").map(({ labels }) => labels.tenant);
+    const names = [...new Set([...known.map(({ name }) => name), ...asking, ...used.month.keys()])].sort()
+      .filter((name) => !SHARED.includes(name));
     const kept = new Map(known.map((tenant) => [tenant.name, tenant]));
     list.update(names.map((name) => {
       const tenant = kept.get(name);
-      const grown = (family, labels) => mesh.growth(family, { tenant: name, ...labels }, MINUTE_MS)?.value;
+      const requests = mesh.growth("refrain_gateway_requests_total", { tenant: name }, MINUTE_MS)?.value;
+      const tokens = (kind) => mesh.growth("refrain_gateway_tokens_total", { tenant: name, kind }, MINUTE_MS)?.value ?? 0;
       return {
         id: name,
         origin: tenant ? many(tenant.keys?.length ?? 0, "key") : "from the configuration",
-        requests: grown("gen_ai_client_token_usage_count", { token_type: "input" }),
-        tokens: grown("gen_ai_client_token_usage_sum", {}),
+        requests,
+        tokens: tokens("input") + tokens("output"),
         day: used.day.get(name),
         month: used.month.get(name),
         limits: tenant?.limits ?? {},

@@ -151,7 +151,9 @@ export function trial(context) {
   const temperature = h("input", { name: "temperature", type: "number", min: "0", max: "2", step: "0.1", value: "0" });
   const drafts = h("select", { name: "drafts" }, DRAFTS.map(([value, name]) => h("option", { value }, name)));
   const send = h("button", { type: "submit", class: "primary" }, "Send");
-  const stories = h("div", { class: "stories", "aria-live": "polite" },
+  // A screen reader tells that an answer has come, and does not read all of its story.
+  const told = h("p", { class: "unseen", role: "status" });
+  const stories = h("div", { class: "stories" },
     h("p", { class: "empty" }, "Nothing was sent yet. Send a question twice: the second answer is drafted from the first."));
 
   async function submit(event) {
@@ -173,9 +175,10 @@ export function trial(context) {
     const began = performance.now();
     try {
       const answer = await call("POST", "try", { body: asked, headers: { "x-refrain-key": key.value } });
-      const told = story(answer, asked, (performance.now() - began) / 1000);
+      const newest = story(answer, asked, (performance.now() - began) / 1000);
       stories.querySelector(".empty")?.remove();
-      stories.prepend(told);
+      stories.prepend(newest);
+      say(told, `Answered: ${newest.querySelector("h2").textContent}`);
       while (stories.children.length > STORIES_MAX) stories.lastChild.remove();
     } catch (fault) {
       error.hidden = false;
@@ -193,7 +196,7 @@ export function trial(context) {
           h("div", { class: "row" }, field("Model", model), field("Drafts", drafts)),
           field("System", system), field("Question", question),
           h("div", { class: "row" }, field("Most tokens", most), field("Temperature", temperature)),
-          error, h("div", { class: "actions" }, send))),
+          error, h("div", { class: "actions" }, told, send))),
       stories),
     update({ mesh }) {
       const { models } = mesh.answer;

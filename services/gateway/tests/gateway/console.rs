@@ -60,7 +60,7 @@ async fn figures_are_those_of_the_metrics() {
     let shown = figures["parts"][0]["metrics"].as_str().unwrap();
     let metrics = format!("{}/metrics", admin.operations);
     let metrics = reqwest::get(metrics).await.unwrap().text().await.unwrap();
-    let name = "refrain_gateway_requests_total{status=\"200\"}";
+    let name = "refrain_gateway_requests_total{model=\"tiny\",status=\"200\",tenant=\"acme\"}";
     assert!(shown.contains(&format!("{name} 1\n")), "{shown}");
     for line in shown.lines() {
         assert!(metrics.lines().any(|other| other == line), "{line}");
@@ -81,6 +81,13 @@ async fn orders_reach_the_mesh_and_are_in_the_audit_log() {
     let erasure = json!({"tenant": "acme"});
     let (status, erased) = order(Method::POST, "erasures", erasure).await;
     assert_eq!((status, &erased["documents"]), (200, &json!(3)));
+    assert_eq!(erased["documents_left"], 0);
+    let faulty = json!({"tenant": "acme", "everything": true, "session": "s"});
+    let (status, faulty) = order(Method::POST, "erasures", faulty).await;
+    assert_eq!(
+        (status, &faulty["error"]["param"]),
+        (400, &json!("everything"))
+    );
     let (status, nobody) = order(Method::POST, "erasures", json!({"session": "s"})).await;
     assert_eq!((status, &nobody["error"]["param"]), (400, &json!("tenant")));
     let (status, compacted) = order(Method::POST, "compactions", Value::Null).await;
@@ -125,7 +132,10 @@ async fn an_operator_who_may_only_look_changes_nothing() {
         let url = format!("http://{operations}/admin/{path}");
         let request = bench.client.request(method, url).bearer_auth(&made.token);
         let answer = request.json(&json!({})).send().await.unwrap();
-        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+        (
+            answer.status().as_u16(),
+            answer.json::<Value>().await.unwrap(),
+        )
     };
     let (status, figures) = call(Method::GET, "figures").await;
     assert_eq!((status, &figures["is_read_only"]), (200, &json!(true)));
@@ -174,14 +184,18 @@ async fn a_chat_from_the_page_is_one_of_its_key_and_tells_its_steps() {
     assert_eq!(tokens.concat(), answer["choices"][0]["message"]["content"]);
     let told = &answer["metrics"]["speculative_decoding"]["steps"];
     assert_eq!(told.as_u64(), Some(steps.len() as u64));
-    let name = "gen_ai_client_token_usage_count{model=\"tiny\",tenant=\"acme\",token_type=\"output\"}";
+    let name =
+        "gen_ai_client_token_usage_count{model=\"tiny\",tenant=\"acme\",token_type=\"output\"}";
     assert!((admin.bench.metric(name) - 1.0).abs() < 1e-9);
     // Other requests have no steps in their answers.
     let (_, plain) = try_chat(&admin, Some("sk-acme"), json!({})).await;
     assert!(plain["metrics"].get("step_trace").is_none());
     let several = json!({"step_trace": true, "n": 2});
     let (status, refused) = try_chat(&admin, Some("sk-acme"), several).await;
-    assert_eq!((status, &refused["error"]["param"]), (400, &json!("step_trace")));
+    assert_eq!(
+        (status, &refused["error"]["param"]),
+        (400, &json!("step_trace"))
+    );
 }
 
 #[tokio::test]
@@ -203,7 +217,10 @@ async fn a_tenant_that_hides_what_drafts_bring_gets_no_steps() {
         while status == 401 {
             (status, refused) = try_chat(&admin, Some(key), json!({"step_trace": true})).await;
         }
-        assert_eq!((status, &refused["error"]["param"]), (400, &json!("step_trace")));
+        assert_eq!(
+            (status, &refused["error"]["param"]),
+            (400, &json!("step_trace"))
+        );
         assert_eq!(try_chat(&admin, Some(key), json!({})).await.0, 200);
     }
 }

@@ -596,6 +596,7 @@ impl Bench {
             store: mesh.clone(),
             mesh: MeshAdmin {
                 store: mesh.clone(),
+                usage: mesh.clone(),
                 workers: Arc::new(FakeWorkers(mesh.clone())),
                 metrics: None,
             },

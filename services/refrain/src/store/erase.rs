@@ -3,17 +3,12 @@
 use anyhow::ensure;
 use clap::Args;
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::{EraseReply, EraseRequest, ExportCursor, ExportRequest};
-use refrain_protocol::usage::EraseUsageReply;
-use refrain_rpc::StoreAdmin;
+use refrain_protocol::admin::{EraseReply, EraseRequest};
+use refrain_rpc::{UsageErased, documents_before, erase_usage};
 use serde::Serialize;
 
 use super::print;
 use super::target::{Access, Target, TargetArgs};
-use crate::usage::erase_rows;
-
-/// Tokens of one page of the documents that are read again.
-const PAGE_TOKENS: u32 = 512 << 10;
 
 #[derive(Args)]
 pub(super) struct EraseArgs {
@@ -61,17 +56,6 @@ struct Erasure {
     usage: Option<Vec<UsageErased>>,
 }
 
-/// The erasure of usage in one store.
-#[derive(Serialize)]
-struct UsageErased {
-    store: String,
-    #[serde(flatten)]
-    erased: EraseUsageReply,
-    /// Why it is not done.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    trouble: Option<String>,
-}
-
 /// Runs `refrain store erase`.
 ///
 /// # Errors
@@ -112,13 +96,7 @@ async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
     };
     let usage = match &args.tenant {
         Some(tenant) if args.everything => {
-            let rows = erase_rows(target, tenant).await.into_iter();
-            let rows = rows.map(|(store, outcome)| UsageErased {
-                store,
-                trouble: outcome.as_ref().err().map(ToString::to_string),
-                erased: outcome.unwrap_or_default(),
-            });
-            Some(rows.collect())
+            Some(erase_usage(&target.usage_replicas(), tenant).await)
         }
         _ => None,
     };
@@ -128,30 +106,6 @@ async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
         documents_left,
         usage,
     })
-}
-
-/// Counts the documents of a tenant that began before a time, by reading all that there are.
-async fn documents_before(
-    store: &dyn StoreAdmin,
-    tenant: &str,
-    before_ms: u64,
-) -> Result<u64, ApiError> {
-    let (mut count, mut next) = (0, Some(ExportCursor::default()));
-    while let Some(after) = next {
-        let request = ExportRequest {
-            tenant: tenant.to_owned(),
-            model: None,
-            after,
-            max_tokens: PAGE_TOKENS,
-        };
-        let page = store.export(request).await?;
-        let began = page.documents.iter();
-        count += began
-            .filter(|document| document.update.head.created_ms < before_ms)
-            .count() as u64;
-        next = page.next;
-    }
-    Ok(count)
 }
 
 impl Erasure {

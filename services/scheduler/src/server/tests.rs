@@ -160,6 +160,16 @@ async fn a_lease_is_granted_and_given_back(mesh: &TestScheduler, scheduler: &dyn
         ("m", 4096, 1)
     );
     let lease = scheduler.lease(mesh.ask(1)).await.unwrap();
+    let workers = scheduler.workers().await.unwrap();
+    let [worker] = &workers[..] else {
+        panic!("{workers:?}");
+    };
+    assert_eq!(
+        (worker.worker.0.as_str(), &*worker.url),
+        ("w", "http://w:1")
+    );
+    assert_eq!((worker.running, worker.max_running), (1, 1));
+    assert!(!worker.draining && !worker.suspect);
     assert_eq!(
         (lease.worker.0.as_str(), lease.url.as_str()),
         ("w", "http://w:1")

@@ -1,11 +1,13 @@
-//! Cuts of outputs while the worker stops.
+//! Cuts of outputs while the worker stops, and drains that an operator orders.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkRequest};
 use refrain_protocol::document::FinishReason;
+use refrain_protocol::error::code;
+use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{DocumentId, TokenId};
 use refrain_rpc::Worker;
 use refrain_worker::WorkerHandle;
@@ -85,4 +87,50 @@ async fn outputs_are_cut_while_the_worker_uploads_statistics() {
     drained.await.unwrap();
     assert_eq!(stored(&store, &request), received.tokens[..2]);
     assert!(handle.readiness().is_err());
+}
+
+/// Gives the order, and waits until the scheduler knows of it.
+async fn order<E>(bench: &Bench<E>, drains: bool) {
+    let order = WorkerDrain { drains };
+    bench.worker.handle().drain(order).await.unwrap();
+    eventually("the scheduler knows", || {
+        let last = bench.scheduler.last.lock().unwrap();
+        last.as_ref().is_some_and(|beat| beat.draining == drains)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_ordered_drain_moves_requests_away_until_it_is_taken_back() {
+    let mut engine = FakeEngine::new(erratic);
+    engine.step_time = Duration::from_millis(2);
+    let bench = bench(engine, |config| config.evacuate_after_ms = 20).await;
+    let handle = bench.worker.handle();
+    let stream = handle.chunk(chunk(&bench, &[1], 1900)).await.unwrap();
+    let reader = tokio::spawn(read(stream));
+    order(&bench, true).await;
+    let received = reader.await.unwrap();
+    let end = received.end.map(|end| end.reason);
+    assert_eq!(end, Some(ChunkEndReason::Draining));
+    assert_eq!(handle.readiness(), Err("drained by an operator".into()));
+    let refused = handle.chunk(chunk(&bench, &[1], 5)).await.err().unwrap();
+    assert!(refused.has_code(code::DRAINING));
+    order(&bench, false).await;
+    assert_eq!(handle.readiness(), Ok(()));
+    assert_eq!(run(&bench, chunk(&bench, &[1], 5)).await.tokens.len(), 5);
+}
+
+#[tokio::test]
+async fn a_drain_that_is_taken_back_in_its_grace_ends_no_request() {
+    let mut engine = FakeEngine::new(erratic);
+    engine.step_time = Duration::from_millis(1);
+    let bench = bench(engine, |config| config.evacuate_after_ms = 3_600_000).await;
+    let handle = bench.worker.handle();
+    let stream = handle.chunk(chunk(&bench, &[1], 300)).await.unwrap();
+    let reader = tokio::spawn(read(stream));
+    order(&bench, true).await;
+    order(&bench, true).await;
+    order(&bench, false).await;
+    let received = reader.await.unwrap();
+    assert_eq!(received.tokens, plainly(erratic, &[1], 300));
 }
