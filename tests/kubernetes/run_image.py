@@ -23,6 +23,8 @@ def mount(*arguments):
 
 
 def main(root):
+    # What runs containers gives them this file.
+    pathlib.Path(f"{root}/etc/hosts").write_text("127.0.0.1 mesh.example\n")
     mount("--bind", root, root)
     mount("-o", "remount,ro,bind", root)
     mount("-t", "tmpfs", "-o", f"mode=750,uid={USER},gid={USER}", "none", f"{root}{DATA}")
@@ -44,7 +46,7 @@ def main(root):
         said, _ = process.communicate(timeout=60)
         return process.returncode, said
 
-    log = pathlib.Path(f"{root}{DATA}/log").open("w")
+    log = pathlib.Path(f"{root}{DATA}/said").open("w")
     mesh = start("up", "--listen", URL.removeprefix("http://"), "--data-dir", DATA, stdout=log, stderr=log)
     try:
         until = time.monotonic() + 60
@@ -52,7 +54,7 @@ def main(root):
             assert mesh.poll() is None and time.monotonic() < until, pathlib.Path(log.name).read_text()
             time.sleep(0.2)
         # By a name, which the image looks up by itself.
-        status, said = finished("health", "--url", URL.replace("127.0.0.1", "localhost"))
+        status, said = finished("health", "--url", URL.replace("127.0.0.1", "mesh.example"))
         assert status == 0, said
         # The check of the image asks the default address, where nobody listens here.
         status, said = finished("health", "--timeout-ms", "500")
