@@ -1,14 +1,17 @@
 """The chart: lint, rendering, schemas, and the rules that its objects keep."""
 
+import base64
 import copy
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 
 import kubernetes_validate
 import pytest
 import yaml
+from helm_python.chart import Chart, package
 from helm_python.errors import HelmError
 
 import schemas
@@ -179,6 +182,14 @@ VARIATIONS = {
     "gateway.replicas": (
         {"gateway": {"replicas": 5}},
         lambda o: spec(o, "Deployment", "refrain-gateway")["replicas"] == 5,
+    ),
+    "gateway.replicas divide limits": (
+        {"gateway": {"replicas": 4}},
+        lambda o: config(o, "gateway")["gateway"]["limit_share"] == 0.25,
+    ),
+    "gateway.limit_share": (
+        {"config": {"gateway": {"limit_share": 0.7}}},
+        lambda o: config(o, "gateway")["gateway"]["limit_share"] == 0.7,
     ),
     "gateway.autoscaling": (
         {"gateway": {"autoscaling": {"enabled": True, "maxReplicas": 7}}},
@@ -459,12 +470,14 @@ def test_probes_ask_for_different_things(objects):
             asked = main[probe]["httpGet"]
             assert asked["path"] == path
             assert container_port(main, asked["port"]) > 0
-        # A process that is busy is taken out of service long before it is restarted.
+        # A process that is busy is taken out of service long before it is restarted. A gateway that waits for the
+        # scheduler is in service for longer than its requests wait.
         patience = {
             name: main[name]["periodSeconds"] * main[name]["failureThreshold"]
             for name in ("readinessProbe", "livenessProbe")
         }
-        assert patience["livenessProbe"] >= 10 * patience["readinessProbe"]
+        assert patience["livenessProbe"] >= 8 * patience["readinessProbe"]
+        assert patience["readinessProbe"] > 10
         for container in each.containers:
             assert {"startupProbe", "livenessProbe"} <= container.keys()
 
@@ -571,8 +584,13 @@ def test_a_change_restarts_only_the_pods_that_read_it():
 
 def test_alerts_and_dashboards_are_those_of_the_repository():
     objects = render(SIZES["team"])
-    alerts = yaml.safe_load((ROOT / "deploy" / "observability" / "alerts.yml").read_text())
-    assert spec(objects, "PrometheusRule", "refrain") == alerts
+    files = [ROOT / "deploy" / "observability" / name for name in ("alerts.yml", "slo.yml")]
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    assert spec(objects, "PrometheusRule", "refrain") == {"groups": groups}
+    # They look for jobs whose names begin so.
+    for endpoint in spec(objects, "PodMonitor", "refrain")["podMetricsEndpoints"]:
+        [relabeling] = endpoint["relabelings"]
+        assert (relabeling["targetLabel"], relabeling["replacement"]) == ("job", "refrain-$1")
     shown = {
         key: json.loads(value)
         for object in of_kind(objects, "ConfigMap")
@@ -586,6 +604,17 @@ def test_alerts_and_dashboards_are_those_of_the_repository():
         assert len(json.dumps(object)) < 1_000_000
 
 
+def test_a_package_of_the_chart_is_whole_and_small(tmp_path):
+    file = package(str(CHART), destination=str(tmp_path))
+    # A release keeps its chart in a Secret, which takes a megabyte.
+    assert pathlib.Path(file).stat().st_size < 500_000
+    with Chart.load(file) as chart:
+        texts = chart.render(SIZES["team"], name="refrain", namespace="llm")
+    objects = [object for path, text in texts.items() if path.endswith(".yaml") for object in yaml.safe_load_all(text)]
+    names = [object["metadata"]["name"] for object in objects if object]
+    assert sorted(names) == sorted(object["metadata"]["name"] for object in render(SIZES["team"]))
+
+
 def test_the_keys_that_are_made_are_of_the_form_that_the_program_expects():
     objects, others = render(), render()
     keys = entries(objects, "Secret", "refrain-keys")
@@ -596,6 +625,35 @@ def test_the_keys_that_are_made_are_of_the_form_that_the_program_expects():
     assert re.fullmatch(r"rfk-[0-9a-f]{12}-[A-Za-z0-9_-]{43}", api_key)
     for secret in of_kind(objects, "Secret"):
         assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_an_upgrade_keeps_the_keys_that_are_there(tmp_path):
+    """Without a cluster `lookup` finds nothing, so a copy of the chart looks among the values."""
+    copied = shutil.copytree(CHART, tmp_path / "refrain")
+    template = copied / "templates" / "secrets.yaml"
+    text, replaced = re.subn(
+        r'lookup "v1" "Secret" \.Release\.Namespace (\$\w+)', r"get .Values.global.existing \1", template.read_text()
+    )
+    assert replaced == 3
+    template.write_text(text)
+
+    def secrets(existing):
+        with Chart.load(str(copied)) as chart:
+            texts = chart.render({"global": {"existing": existing}}, name="refrain", namespace="llm")
+        return list(yaml.safe_load_all(texts["refrain/templates/secrets.yaml"]))
+
+    def stored(secret):
+        """As the cluster keeps a Secret, and gives it back."""
+        plain = {key: base64.b64encode(text.encode()).decode() for key, text in secret.get("stringData", {}).items()}
+        return {"data": {**secret.get("data", {}), **plain}}
+
+    installed = {secret["metadata"]["name"]: stored(secret) for secret in secrets({})}
+    upgraded = {secret["metadata"]["name"]: stored(secret) for secret in secrets(installed)}
+    assert upgraded == installed and len(upgraded) == 3
+    # Tenants that an operator edited since stay as they are.
+    installed["refrain-tenants"]["data"]["tenants.toml"] = base64.b64encode(b"# edited").decode()
+    again = {secret["metadata"]["name"]: stored(secret) for secret in secrets(installed)}
+    assert again == installed
 
 
 def test_the_notes_show_a_first_call_for_the_first_model():

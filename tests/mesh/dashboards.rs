@@ -1,5 +1,5 @@
-//! Every query of the dashboards returns data from a real Prometheus, which scrapes live meshes and an engine with the
-//! plugin inside.
+//! Every query of the dashboards returns data from a real Prometheus, which scrapes live meshes and an engine with
+//! the plugin inside.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -270,7 +270,7 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
     std::fs::write(dir.path().join("tenants.toml"), tenants.to_text()?)?;
     let (operator, operations) = (OperatorToken::random()?, free_addr()?);
     let settings = format!(
-        "[gateway]\noperations_listen = \"{operations}\"\ntenants_file = \"{0}/tenants.toml\"\n\
+        "[gateway]\nconsole = true\noperations_listen = \"{operations}\"\ntenants_file = \"{0}/tenants.toml\"\n\
          audit_file = \"{0}/audit.jsonl\"\n\
          operators = [{{ name = \"ann\", token_sha256 = \"{1}\" }}]\n",
         dir.path().display(),
@@ -357,7 +357,7 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
         }
     }
 
-    // What one tenant stored is not there for another one.
+    // One tenant cannot read a response of another one.
     let body = json!({"model": "refrain-tiny", "input": "Hi", "max_output_tokens": 2}).to_string();
     let request = public.request(Method::POST, "/v1/responses").body(body);
     let stored = public.send(request.bearer_auth(&ring.right)).await?;

@@ -14,9 +14,9 @@ use tempfile::TempDir;
 
 const MODEL: &str = "model-of-a-failing-engine";
 
-/// The page of an engine, as vLLM has it.
+/// The page of an engine, as SGLang has it.
 const ENGINE_PAGE: &str =
-    "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n";
+    "sglang:num_running_reqs 1\nsglang:num_queue_reqs 2\nsglang:token_usage 0.5\n";
 
 /// The mesh, and its folder.
 pub(crate) struct TroubledMesh {
@@ -32,7 +32,7 @@ impl TroubledMesh {
     /// The mesh does not start.
     pub(crate) async fn start() -> anyhow::Result<Self> {
         let engine = serve_http(|first_line, _| match first_line {
-            line if line.starts_with("POST /v1/completions ") => {
+            line if line.starts_with("POST /generate ") => {
                 let planned = json!({"error": {"message": "planned", "code": 500}});
                 ("500 Internal Server Error", planned.to_string())
             }
@@ -65,7 +65,7 @@ impl TroubledMesh {
              [gateway.limits_redis]\nurl = \"redis://127.0.0.1:1\"\n\
              [gateway.operations_http.tls]\ncertificate = \"{}\"\nkey = \"{}\"\n\
              [mesh]\ncredential_file = \"{}\"\nissuer_public_keys = [\"{}\"]\n\
-             [worker.engine]\nkind = \"vllm\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
+             [worker.engine]\nkind = \"sglang\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
              [[gateway.models]]\nid = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n",
             path("tenants.toml"),
             path("certificate.pem"),

@@ -114,7 +114,7 @@ async fn sums_are_exact_although_the_gateway_and_the_store_are_killed() -> anyho
         let chat = Chat::new("How many lamps are in stock?").set("seed", seed);
         expected = expected.plus(counts(&mesh.client().chat(&chat).await?));
     }
-    // What has been answered is written down.
+    // The counts of all answers are written down.
     mesh.kill(Service::Gateway).await?;
     mesh.start_child(Service::DraftStore).await?;
     mesh.start_child(Service::Gateway).await?;

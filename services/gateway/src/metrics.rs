@@ -120,7 +120,7 @@ refrain_service_kit::metric_families! {
         pub(crate) tenants: IntGauge = "refrain_gateway_tenants",
         /// Keys of these tenants.
         pub(crate) tenant_keys: IntGauge = "refrain_gateway_tenant_keys",
-        /// The next time at which a key of a tenant ends that no later key of the same name replaces, in Unix seconds.
+        /// The next time at which a key of a tenant ends that no later key of its name replaces, in Unix seconds.
         pub(crate) key_expiry: IntGaugeVec = "refrain_gateway_key_expiry_seconds" ["tenant"],
         /// Times that the tenants were taken over, or failed to be. Alert on failures.
         pub(crate) tenants_read: IntCounterVec =

@@ -85,7 +85,7 @@ enum TenantsCommand {
     Add(TenantArgs),
     /// Change a tenant. Values that are not named stay.
     Set(TenantArgs),
-    /// Remove a tenant and its keys. What it made stays: `refrain store erase --tenant NAME --everything` erases that.
+    /// Remove a tenant and its keys. Its data stays; `refrain store erase --tenant NAME --everything` erases it.
     Remove {
         /// Name of the tenant.
         name: String,

@@ -422,6 +422,7 @@ fn keys_that_the_documents_name_exist() {
         "docs/operations.md",
         "docs/vllm.md",
         "docs/sglang.md",
+        "docs/kubernetes.md",
         "docs/decisions/retry-budget.md",
         "docs/decisions/liveness.md",
         "docs/decisions/clock-skew.md",

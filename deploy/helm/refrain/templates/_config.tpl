@@ -19,6 +19,10 @@ that its role reads, so that a change restarts only the pods that it is for.
 {{- $_ := set $gateway "tenants_in_store" true -}}
 {{- $_ := set $gateway "tenants_cache_file" (printf "%s/tenants.json" $data) -}}
 {{- end -}}
+{{- $given := $config.gateway | default dict -}}
+{{- if not (or $given.limit_share $given.limits_redis $values.gateway.autoscaling.enabled (eq .role "up")) -}}
+{{- $_ := set $gateway "limit_share" (divf 1.0 (float64 $values.gateway.replicas)) -}}
+{{- end -}}
 {{- if $values.redis.passwordSecret.name -}}
 {{- $_ := set $gateway "limits_redis" (dict "password_file" "/etc/refrain/redis/password") -}}
 {{- end -}}

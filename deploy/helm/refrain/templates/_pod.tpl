@@ -70,18 +70,22 @@ spec:
         periodSeconds: 1
         timeoutSeconds: 2
         failureThreshold: {{ .startupSeconds }}
-      {{- /* It can serve now. Otherwise requests go elsewhere, and nothing is restarted. */}}
+      {{- /*
+      It can serve now. Otherwise requests go elsewhere, and nothing is restarted. A gateway is not ready while the
+      scheduler is away. All gateways are so at once, so it stays in its Service for longer than a restart takes:
+      requests wait there for gateway.scheduler_wait_ms. A pod that ends leaves its Service without a probe.
+      */}}
       readinessProbe:
         httpGet: {path: /readyz, port: {{ $port.name }}}
         periodSeconds: 2
         timeoutSeconds: 2
-        failureThreshold: 2
+        failureThreshold: 7
       {{- /* It is not stuck. Whatever it waits for is no reason to restart it. */}}
       livenessProbe:
         httpGet: {path: /healthz, port: {{ $port.name }}}
         periodSeconds: 10
         timeoutSeconds: 5
-        failureThreshold: 6
+        failureThreshold: 12
       {{- if .preStopSeconds }}
       lifecycle:
         preStop:

@@ -699,14 +699,3 @@ pub(crate) fn chat(fields: Value) -> Value {
     }
     body
 }
-
-/// The text of one choice in the events of a chat.
-pub(crate) fn streamed_text(events: &[Value], index: u64) -> String {
-    let choices = events
-        .iter()
-        .flat_map(|event| event["choices"].as_array().unwrap());
-    let deltas = choices.filter(|choice| choice["index"] == index);
-    deltas
-        .filter_map(|choice| choice["delta"]["content"].as_str())
-        .collect()
-}

@@ -1,0 +1,343 @@
+"""Runs rendered pods as processes on this machine, so that the objects themselves are tested and not a copy of them.
+
+What a cluster does with a pod happens here as well: its files, variables and ports, its containers in order, its
+probes, the addresses behind a Service, and the way to its end. Each pod and each Service has a loopback address of
+its own. A process has no network and no root folder of its own, so addresses, names and paths are replaced in its
+files, variables and arguments.
+"""
+
+import asyncio
+import itertools
+import pathlib
+import random
+import re
+import signal
+import time
+
+from rendered import NAMESPACE, PROGRAM, container_port, entries, of_kind, selects, workloads
+
+# How long a cluster takes to tell its nodes that a pod is about to end. Until then requests still go there.
+ENDPOINTS_LAG_S = 1.0
+# Longest time for a pod to become ready in these tests.
+READY_S = 60
+
+
+class Container:
+    """A process of a pod."""
+
+    def __init__(self, pod, spec):
+        self.pod, self.spec, self.process = pod, spec, None
+
+    @property
+    def name(self):
+        return f"{self.pod.name}/{self.spec['name']}"
+
+    async def start(self):
+        pod = self.pod
+        mounts = {
+            mount["mountPath"]: pod.volume(mount["name"], mount["mountPath"]) for mount in self.spec["volumeMounts"]
+        }
+        for path in mounts.values():
+            pod.cluster.rewrite(path, pod, mounts)
+        variables = {}
+        for entry in self.spec.get("env", []):
+            value = pod.value(entry)
+            value = re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), value)
+            variables[entry["name"]] = value
+        replaced = {name: pod.cluster.local(value, pod, mounts) for name, value in variables.items()}
+        arguments = [pod.cluster.local(argument, pod, mounts) for argument in self.spec.get("args", [])]
+        # The image begins with the program.
+        command = self.spec.get("command", [PROGRAM])
+        with open(pod.cluster.folder / f"{pod.name}.log", "ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *command, *arguments, env=replaced, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    async def answers(self, probe):
+        """Asks as a probe says. Answers "" if all is well, and otherwise the reason."""
+        asked = self.spec[probe]["httpGet"]
+        timeout = self.spec[probe].get("timeoutSeconds", 1)
+        return await ask(self.pod.ip, container_port(self.spec, asked["port"]), asked["path"], timeout)
+
+    async def started(self):
+        """Waits as the startup probe says."""
+        probe = self.spec["startupProbe"]
+        for _ in range(probe["failureThreshold"]):
+            assert self.process.returncode is None, f"{self.name} has ended: {self.pod.log()}"
+            if not await self.answers("startupProbe"):
+                return
+            await asyncio.sleep(probe["periodSeconds"])
+        raise AssertionError(f"{self.name} has not started in time: {self.pod.log()}")
+
+    async def stop(self, until):
+        """The signal to stop, and the end by force when the grace is over. Tells whether force was needed."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(max(until - time.monotonic(), 0.1)):
+                await self.process.wait()
+            return False
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+            return True
+
+
+class Pod:
+    """A pod: its containers, and whether Services lead to it."""
+
+    def __init__(self, cluster, workload, name, ip):
+        self.cluster, self.workload, self.name, self.ip = cluster, workload, name, ip
+        self.is_ready = self.is_ending = self.has_left = False
+        init = workload.pod.get("initContainers", [])
+        assert all(spec.get("restartPolicy") == "Always" for spec in init), "only containers beside the main one"
+        self.sidecars = [Container(self, spec) for spec in init]
+        self.main = Container(self, workload.main)
+        self.folder = cluster.folder / name
+        self.prober = None
+
+    def log(self):
+        return "".join((self.cluster.folder / f"{self.name}.log").read_text().splitlines(True)[-15:])
+
+    def volume(self, name, mount_path):
+        """The folder of a volume, filled."""
+        claims = self.workload.object["spec"].get("volumeClaimTemplates", [])
+        if any(claim["metadata"]["name"] == name for claim in claims):
+            folder = self.cluster.folder / "claims" / f"{name}-{self.name}"
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        [volume] = [volume for volume in self.workload.pod["volumes"] if volume["name"] == name]
+        folder = self.folder / mount_path.strip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        if "configMap" in volume:
+            files = entries(self.cluster.objects, "ConfigMap", volume["configMap"]["name"])
+        elif "secret" in volume:
+            files = entries(self.cluster.objects, "Secret", volume["secret"]["secretName"])
+            items = volume["secret"].get("items")
+            if items:
+                files = {item["path"]: files[item["key"]] for item in items}
+        else:
+            assert "emptyDir" in volume, volume
+            files = {}
+        for file, text in files.items():
+            (folder / file).write_text(text)
+        return folder
+
+    def value(self, entry):
+        source = entry.get("valueFrom")
+        if source is None:
+            return entry["value"]
+        if "fieldRef" in source:
+            return {"status.podIP": self.ip, "metadata.name": self.name}[source["fieldRef"]["fieldPath"]]
+        key = source["secretKeyRef"]
+        return entries(self.cluster.objects, "Secret", key["name"])[key["key"]]
+
+    async def start(self):
+        for container in [*self.sidecars, self.main]:
+            await container.start()
+            await container.started()
+        self.prober = asyncio.create_task(self.probe())
+
+    async def probe(self):
+        """Asks as the probes say, until the pod ends. A failed liveness probe is a fault of the test."""
+        misses = {"readinessProbe": 0, "livenessProbe": 0}
+        next_at = dict.fromkeys(misses, 0.0)
+        while True:
+            for name, probe in ((name, self.workload.main[name]) for name in misses):
+                if time.monotonic() < next_at[name]:
+                    continue
+                next_at[name] = time.monotonic() + probe["periodSeconds"]
+                reason = await self.main.answers(name)
+                misses[name] = misses[name] + 1 if reason else 0
+                if name == "readinessProbe" and misses[name] == 0:
+                    # A pod that ends does not come back, even while it answers.
+                    self.is_ready = not self.has_left
+                elif misses[name] >= probe["failureThreshold"] and not self.is_ending:
+                    self.is_ready = False if name == "readinessProbe" else self.is_ready
+                    self.cluster.faults.append(f"{name} of {self.name} failed {misses[name]} times: {reason}")
+            for container in [*self.sidecars, self.main]:
+                if container.process.returncode is not None and not self.is_ending:
+                    self.cluster.faults.append(f"{container.name} ended by itself: {self.log()}")
+                    return
+            await asyncio.sleep(0.2)
+
+    async def ready(self):
+        async with asyncio.timeout(READY_S):
+            while not self.is_ready:
+                await asyncio.sleep(0.05)
+
+    async def stop(self):
+        """The end of a pod, as its node and its cluster carry it out at the same time."""
+        until = time.monotonic() + self.workload.pod["terminationGracePeriodSeconds"]
+        self.is_ending = True
+        asyncio.get_running_loop().call_later(ENDPOINTS_LAG_S, self.leave_services)
+        sleep = self.workload.main.get("lifecycle", {}).get("preStop", {}).get("sleep")
+        if sleep:
+            await asyncio.sleep(sleep["seconds"])
+        was_forced = await self.main.stop(until)
+        for container in reversed(self.sidecars):
+            was_forced |= await container.stop(until)
+        if was_forced:
+            self.cluster.faults.append(f"{self.name} was killed after its grace: {self.log()}")
+        if self.main.process.returncode != 0 and not was_forced:
+            self.cluster.faults.append(f"{self.name} ended with {self.main.process.returncode}: {self.log()}")
+        self.prober.cancel()
+        self.leave_services()
+
+    def leave_services(self):
+        self.is_ready, self.has_left = False, True
+
+
+class Cluster:
+    """All pods, and the Services in front of them."""
+
+    def __init__(self, objects, folder):
+        self.objects, self.folder = objects, pathlib.Path(folder)
+        self.pods, self.faults, self.listeners = [], [], []
+        self.numbers = itertools.count(1)
+        # Another run on this machine most likely has other addresses.
+        self.network = f"127.{random.randrange(16, 250)}.{random.randrange(250)}"
+        self.service_ips = {
+            service["metadata"]["name"]: self.address()
+            for service in of_kind(objects, "Service")
+            if service["spec"].get("clusterIP") != "None"
+        }
+        # Pods of a StatefulSet keep their names, so they have fixed addresses here.
+        self.stateful_ips = {
+            f"{workload.name}-{number}": self.address()
+            for workload in workloads(objects)
+            if workload.kind == "StatefulSet"
+            for number in range(workload.object["spec"]["replicas"])
+        }
+
+    def address(self):
+        return f"{self.network}.{next(self.numbers)}"
+
+    def local(self, text, pod, mounts):
+        """A text in which paths, names and addresses of the pod are those of this machine."""
+        for path in sorted(mounts, key=len, reverse=True):
+            text = text.replace(path, str(mounts[path]))
+        for name, ip in {**self.stateful_ips, **self.service_ips}.items():
+            text = re.sub(rf"//{re.escape(name)}(\.[a-z-]+(\.{NAMESPACE}\.svc)?)?:", f"//{ip}:", text)
+        return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1):", f"{pod.ip}:", text)
+
+    def rewrite(self, folder, pod, mounts):
+        for file in folder.glob("*.json"):
+            file.write_text(self.local(file.read_text(), pod, mounts))
+
+    async def start(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for service in of_kind(self.objects, "Service"):
+            ip = self.service_ips.get(service["metadata"]["name"])
+            for port in service["spec"]["ports"] if ip else []:
+                await self.serve(service, ip, port)
+        # All at once, as after an installation.
+        await asyncio.gather(*(self.scale_up(workload) for workload in workloads(self.objects)))
+
+    async def scale_up(self, workload):
+        started = [self.new_pod(workload, number) for number in range(workload.object["spec"]["replicas"])]
+        await asyncio.gather(*(self.run(pod) for pod in started))
+
+    def new_pod(self, workload, number):
+        stateful = f"{workload.name}-{number}"
+        if workload.kind == "StatefulSet":
+            return Pod(self, workload, stateful, self.stateful_ips[stateful])
+        ip = self.address()
+        return Pod(self, workload, f"{workload.name}-{ip.rsplit('.', 1)[1]}", ip)
+
+    async def run(self, pod):
+        self.pods.append(pod)
+        await pod.start()
+        await pod.ready()
+
+    async def end(self, pod):
+        await pod.stop()
+        self.pods.remove(pod)
+
+    async def serve(self, service, ip, port):
+        """Listens on the address of a Service, and passes each connection on to one of its ready pods."""
+
+        def ready_pods():
+            selector = service["spec"]["selector"]
+            return [pod for pod in self.pods if pod.is_ready and selects(selector, pod.workload.labels)]
+
+        async def accept(reader, writer):
+            pods = ready_pods()
+            if not pods:
+                # Without pods a Service refuses connections.
+                writer.transport.abort()
+                return
+            pod = random.choice(pods)
+            try:
+                to = await asyncio.open_connection(pod.ip, container_port(pod.workload.main, port["targetPort"]))
+            except OSError:
+                writer.transport.abort()
+                return
+            await asyncio.gather(copy(reader, to[1]), copy(to[0], writer))
+
+        self.listeners.append(await asyncio.start_server(accept, ip, port["port"]))
+
+    async def roll(self, name):
+        """Replaces the pods of a workload as its strategy says."""
+        [workload] = [workload for workload in workloads(self.objects) if workload.name == name]
+        old = [pod for pod in self.pods if pod.workload.name == name]
+        spec = workload.object["spec"]
+        if workload.kind == "StatefulSet":
+            for number in reversed(range(len(old))):
+                await self.end(old[number])
+                await self.run(self.new_pod(workload, number))
+        elif spec["strategy"]["type"] == "Recreate":
+            await asyncio.gather(*(self.end(pod) for pod in old))
+            await self.scale_up(workload)
+        else:
+            bounds = spec["strategy"]["rollingUpdate"]
+            step = max(bounds["maxSurge"], bounds["maxUnavailable"])
+            for begin in range(0, len(old), step):
+                going = old[begin : begin + step]
+                new = [self.new_pod(workload, None) for _ in going]
+                if bounds["maxSurge"]:
+                    await asyncio.gather(*(self.run(pod) for pod in new))
+                    await asyncio.gather(*(self.end(pod) for pod in going))
+                else:
+                    await asyncio.gather(*(self.end(pod) for pod in going))
+                    await asyncio.gather(*(self.run(pod) for pod in new))
+
+    async def stop(self):
+        """Stops everything without grace. The test is over."""
+        for listener in self.listeners:
+            listener.close()
+        for pod in self.pods:
+            if pod.prober:
+                pod.prober.cancel()
+            for container in [pod.main, *pod.sidecars]:
+                if container.process and container.process.returncode is None:
+                    container.process.kill()
+                    await container.process.wait()
+
+
+async def copy(reader, writer):
+    try:
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        writer.transport.abort()
+    finally:
+        writer.close()
+
+
+async def ask(ip, port, path, timeout):
+    """Asks for a page. Answers "" for the status 200, and otherwise what there was instead."""
+    writer = None
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(ip, port)
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: {ip}\r\nconnection: close\r\n\r\n".encode())
+            answer = (await reader.read()).decode()
+            return "" if answer.startswith("HTTP/1.1 200") else answer or "nothing"
+    except OSError as error:
+        # Also where the time is over.
+        return f"{type(error).__name__} {error}"
+    finally:
+        if writer:
+            writer.close()

@@ -1,0 +1,205 @@
+"""The rendered pods as processes: they start, answer, and are replaced under load without a failed request."""
+
+import asyncio
+import itertools
+import json
+import time
+from dataclasses import dataclass
+
+import httpx
+
+from local_cluster import Cluster
+from rendered import entries, merged, render, values_files, workloads
+
+# Loopback is fast, so a small load keeps both gateways and both workers busy.
+CLIENTS = 3
+# Not everybody may listen on port 80.
+PORT = 8080
+VALUES = {"gateway": {"service": {"port": PORT}}}
+# Answers of each phase that are compared, at least.
+ANSWERS_MIN = 40
+TABLES = ["orders", "lamps", "books", "trips", "rooms", "songs", "parts", "walks"]
+
+
+@dataclass
+class Answer:
+    at: float
+    table: str
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    fault: str = ""
+
+
+class Load:
+    """Clients that ask the same questions over and over, each on a new connection, and try nothing twice."""
+
+    def __init__(self, url, key):
+        self.url, self.key = url, key
+        self.answers, self.tasks = [], []
+        self.turns = itertools.count()
+
+    async def ask(self, turn):
+        table = TABLES[turn % len(TABLES)]
+        body = {
+            "model": "refrain-tiny",
+            "temperature": 0,
+            "max_tokens": 48,
+            "stream": turn % 2 == 0,
+            "messages": [
+                {"role": "system", "content": "You write SQL. Answer with one statement."},
+                {
+                    "role": "user",
+                    "content": f"CREATE TABLE {table} (\n  id INTEGER PRIMARY KEY,\n  city TEXT,\n  amount INTEGER\n);\n\n"
+                    f"What is the average amount of the {table} per city?",
+                },
+            ],
+        }
+        if body["stream"]:
+            body["stream_options"] = {"include_usage": True}
+        answer = Answer(time.monotonic(), table)
+        self.answers.append(answer)
+        try:
+            async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+                response = await client.post(
+                    f"{self.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {self.key}"}
+                )
+            if response.status_code != 200:
+                answer.fault = f"{response.status_code}: {response.text[:300]}"
+                return
+            read(answer, response.text, body["stream"])
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            answer.fault = f"{type(error).__name__}: {error}"
+
+    async def client(self):
+        while True:
+            await self.ask(next(self.turns))
+
+    def begin(self):
+        self.tasks = [asyncio.create_task(self.client()) for _ in range(CLIENTS)]
+
+    async def end(self):
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        # A request that the end of the test cuts off has no answer.
+        self.answers = [answer for answer in self.answers if answer.steps or answer.fault]
+
+    def asked(self, until):
+        return sum(answer.at < until for answer in self.answers)
+
+    def between(self, begin, end):
+        return [answer for answer in self.answers if begin <= answer.at < end]
+
+
+def read(answer, text, is_stream):
+    """Takes what an answer says of its drafts. A stream that breaks off is a fault."""
+    if is_stream:
+        events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+        if not events or events[-1] != "[DONE]":
+            answer.fault = f"the stream ends with {events[-1:]}"
+            return
+        parts = [json.loads(event) for event in events[:-1]]
+        [broken] = [part for part in parts if "error" in part] or [None]
+        if broken:
+            answer.fault = str(broken)
+            return
+    else:
+        parts = [json.loads(text)]
+    [said] = [part["metrics"]["speculative_decoding"] for part in parts if part.get("metrics")]
+    answer.tokens = [part["usage"]["completion_tokens"] for part in parts if part.get("usage")][-1]
+    answer.steps, answer.drafted, answer.accepted = said["steps"], said["drafted"], said["accepted"]
+
+
+def accepted_per_step(answers):
+    return sum(answer.accepted for answer in answers) / sum(answer.steps for answer in answers)
+
+
+def dip(before, during):
+    """The share of accepted tokens per step that is missing, against earlier answers to the same questions."""
+    usual = [means(before, answer.table) for answer in during]
+    expected = sum(accepted for accepted, _ in usual) / sum(steps for _, steps in usual)
+    return 1 - accepted_per_step(during) / expected
+
+
+def means(answers, table):
+    """The means of accepted tokens and of steps of a question."""
+    own = [answer for answer in answers if answer.table == table]
+    assert own, f"nobody asked for {table}"
+    return sum(answer.accepted for answer in own) / len(own), sum(answer.steps for answer in own) / len(own)
+
+
+async def smoke(objects, folder, rolls):
+    cluster = Cluster(objects, folder)
+    key = entries(objects, "Secret", "refrain-first-key")["api-key"]
+    load = Load(f"http://{cluster.service_ips['refrain-gateway']}:{PORT}", key)
+    try:
+        began = time.monotonic()
+        await cluster.start()
+        print(f"\n{len(cluster.pods)} pods ready after {time.monotonic() - began:.1f} s")
+        # Each question is asked twice before anything counts.
+        for turn in range(2 * len(TABLES)):
+            await load.ask(turn)
+        load.begin()
+        marks = [time.monotonic()]
+        async with asyncio.timeout(60):
+            while len(load.answers) - load.asked(marks[-1]) < 2 * ANSWERS_MIN:
+                await asyncio.sleep(0.1)
+        marks.append(time.monotonic())
+        for names in rolls:
+            await asyncio.gather(*(cluster.roll(name) for name in names))
+            # What follows a roll counts as well: the new pods are alone then.
+            await asyncio.sleep(2)
+            async with asyncio.timeout(60):
+                while len(load.answers) - load.asked(marks[-1]) < ANSWERS_MIN:
+                    await asyncio.sleep(0.1)
+            marks.append(time.monotonic())
+        await load.end()
+    finally:
+        await load.end()
+        await cluster.stop()
+    return cluster, load, marks
+
+
+def check(cluster, load, marks, rolls):
+    """Answers the dips of the rolls. No request may fail in any of them."""
+    before = load.between(marks[0], marks[1])
+    usual = accepted_per_step(before)
+    print(f"before: {len(before)} requests, {usual:.2f} accepted tokens per step")
+    dips = []
+    for names, begin, end in zip(rolls, marks[1:-1], marks[2:], strict=True):
+        during = load.between(begin, end)
+        failed = [answer for answer in during if answer.fault]
+        well = [answer for answer in during if not answer.fault]
+        dips.append(dip(before, well))
+        print(
+            f"{', '.join(names)}: {end - begin:.1f} s, {len(during)} requests, {len(failed)} failed, "
+            f"{accepted_per_step(well):.2f} accepted tokens per step (dip {100 * dips[-1]:.1f} %)"
+        )
+    assert cluster.faults == []
+    assert [answer.fault for answer in load.answers if answer.fault] == []
+    assert usual > 1, "nothing is drafted, so the test is blind"
+    return dips
+
+
+def test_each_role_is_replaced_under_load_without_a_failed_request(tmp_path):
+    objects = render(VALUES)
+    names = [workload.name for workload in workloads(objects)]
+    assert len(names) == 4
+    # At last all at once, as after a new version of the image.
+    rolls = [*([name] for name in names), names]
+    cluster, load, marks = asyncio.run(smoke(objects, tmp_path, rolls))
+    dips = check(cluster, load, marks, rolls)
+    # With all at once, a new worker may find no store to read from, and begins cold.
+    assert max(dips[:-1]) < 0.10, dips
+
+
+def test_one_pod_with_everything_starts_and_answers(tmp_path):
+    objects = render(merged(values_files()["laptop"], VALUES))
+    cluster, load, _ = asyncio.run(smoke(objects, tmp_path, []))
+    assert cluster.faults == []
+    assert [answer.fault for answer in load.answers if answer.fault] == []
+    assert accepted_per_step(load.answers) > 1
+
+
