@@ -408,6 +408,14 @@ def test_no_container_is_root_or_may_become_it(objects):
             assert "privileged" not in own and "runAsUser" not in own
 
 
+def test_no_pod_reaches_into_its_node(objects):
+    for each in workloads(objects):
+        assert not [volume["name"] for volume in each.pod["volumes"] if "hostPath" in volume]
+        for container in each.containers:
+            for port in container["ports"]:
+                assert port["containerPort"] >= 1024 and "hostPort" not in port
+
+
 def test_every_image_has_a_version(objects):
     for each in workloads(objects):
         for container in each.containers:

@@ -19,7 +19,7 @@ from rendered import NAMESPACE, PROGRAM, container_port, entries, of_kind, selec
 # How long a cluster takes to tell its nodes that a pod is about to end. Until then requests still go there.
 ENDPOINTS_LAG_S = 1.0
 # Longest time for a pod to become ready in these tests.
-READY_S = 60
+READY_S = 120
 
 
 class Container:
