@@ -1,7 +1,7 @@
 //! The orders of an operator, and the figures of the console, in a mesh of separate processes.
 
 use anyhow::{Context as _, ensure};
-use e2e::{Chat, Client, HttpMesh, Service, free_addr, wait_until};
+use e2e::{Chat, Client, HttpMesh, free_addr, wait_until};
 use refrain_gateway::OperatorToken;
 use reqwest::Method;
 use serde_json::{Value, json};

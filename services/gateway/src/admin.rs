@@ -4,6 +4,7 @@
 //! `usage`, `figures`, `orders` and `trial` have the handlers, and `acts` carries acts out and logs them.
 
 mod acts;
+mod figure_sources;
 mod figures;
 mod keys;
 mod operators;
@@ -19,7 +20,7 @@ use actix_web::{HttpResponse, web};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpError, get};
 
-pub(crate) use figures::FigureSources;
+pub(crate) use figure_sources::FigureSources;
 pub use operators::{OperatorConfig, OperatorToken};
 pub(crate) use operators::{Operators, operator_faults};
 pub(crate) use state::AdminState;

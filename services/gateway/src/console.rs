@@ -1,7 +1,7 @@
 //! The console: a page for operators, on the operations listener.
 //!
-//! Its files are in the binary. They hold nothing secret, so they are served to whoever reaches the listener. What
-//! the page shows comes from the admin API, which needs the token of an operator.
+//! Its files are in the binary. They hold nothing secret, so they are served to whoever reaches the listener.
+//! Its data come from the admin API, which needs the token of an operator.
 
 use actix_web::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY,

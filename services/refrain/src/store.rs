@@ -24,6 +24,8 @@ use refrain_protocol::document::StoreStats;
 use refrain_rpc::StoreAdmin;
 use serde::Serialize;
 
+use crate::command::print;
+
 pub(crate) use replicas::Replicas;
 
 use erase::EraseArgs;
@@ -118,15 +120,6 @@ async fn on_store<T>(
     let reply = work(target.store()).await;
     target.close().await;
     Ok(reply?)
-}
-
-/// Prints a reply as one JSON object, or as lines for people.
-fn print(reply: &impl Serialize, as_json: bool, lines: &str) -> serde_json::Result<()> {
-    match as_json {
-        true => println!("{}", serde_json::to_string(reply)?),
-        false => print!("{lines}"),
-    }
-    Ok(())
 }
 
 async fn stats(args: PlainArgs) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! The Helm chart checks its values by `values.schema.json`. What the value `config` may hold is generated there from
+//! The Helm chart checks its values by `values.schema.json`. The keys of the value `config` are generated there from
 //! the types that read the configuration, so that `helm lint` finds a wrong key. The rest of the file is written by
 //! hand.
 
@@ -18,8 +18,8 @@ use serde_json::{Map, Value, json};
 
 const RENEW: &str = "UPDATE_DOCS=1 cargo test -p refrain --test chart_schema";
 
-/// Keys that hold secrets. The chart renders `config` into a ConfigMap, which is no place for them: it takes them from
-/// Secrets, by files and by variables.
+/// Keys that hold secrets. The chart renders `config` into a ConfigMap, which is no place for them. It takes them
+/// from Secrets, by files and by variables.
 const SECRETS: [&str; 7] = [
     "mesh.secret",
     "mesh.secrets_accepted",
@@ -56,7 +56,7 @@ const SET_BY_THE_CHART: [&str; 21] = [
     "engine.listen",
 ];
 
-/// The definitions of all sections of the configuration, without keys of secrets and without those that the chart sets.
+/// The definitions of all sections of the configuration, without keys of secrets and without those of the chart.
 fn definitions() -> Map<String, Value> {
     let mut generator = SchemaGenerator::new(SchemaSettings::draft2020_12());
     let root = generator.subschema_for::<MeshFile>();

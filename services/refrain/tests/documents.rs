@@ -17,7 +17,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// README.md, ARCHITECTURE.md and everything in docs/.
+/// README.md, ARCHITECTURE.md and all pages in docs/. Pictures are beside them.
 fn documents() -> Vec<PathBuf> {
     let root = repository();
     let mut found = vec![root.join("README.md"), root.join("ARCHITECTURE.md")];
@@ -27,7 +27,7 @@ fn documents() -> Vec<PathBuf> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else {
+            } else if path.extension().is_some_and(|extension| extension == "md") {
                 found.push(path);
             }
         }

@@ -55,7 +55,8 @@ pub trait Workers: Send + Sync {
     fn at(&self, url: &str) -> Arc<dyn Worker>;
 }
 
-/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], and `POST /internal/v1/{cut,drain}`.
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], and `POST` to `cut` and `drain`
+/// beside it.
 ///
 /// The response to a chunk has one [`ChunkEvent`] or `{"error": ApiError}` per line in JSON. An empty line shows that
 /// the worker is alive but has no event yet, which tells a slow engine from a worker that has stopped.

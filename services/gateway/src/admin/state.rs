@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use refrain_rpc::{DraftStore, MeshAdmin};
 
-use super::figures::FigureSources;
+use super::figure_sources::FigureSources;
 use crate::metrics::GatewayMetrics;
 use crate::tenants::TenantsSource;
 

@@ -1,7 +1,7 @@
 //! `POST /admin/try`: a chat that an operator sends from the console with a tenant's key.
 //!
-//! The console may call only its own listener, and clients' listener may be elsewhere. So this one takes the chat, and
-//! everything else is as at `/v1/chat/completions`: the key, its limits, and what the answer may tell.
+//! The console may call only its own listener, and clients' listener may be elsewhere. So this one takes the chat.
+//! Everything else is as at `/v1/chat/completions`: the key, its limits, and what the answer may tell.
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Service as _, ServiceRequest};

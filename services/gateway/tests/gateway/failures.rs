@@ -6,7 +6,8 @@ use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use serde_json::json;
 
-use crate::mesh::{Bench, Mishap, chat, config, streamed_text, tuned};
+use crate::mesh::{Bench, Mishap, chat, config, tuned};
+use crate::streams::streamed_text;
 
 const TEXT: &str = "hello world, this is the answer";
 

@@ -683,30 +683,16 @@ impl Bench {
 
 /// The error of a gateway that does not start.
 pub(crate) async fn start_error(config: GatewayConfig) -> String {
-    let error = Bench::start(config, KeptTenants::default())
-        .await
-        .err()
-        .unwrap();
-    format!("{error:#}")
+    let started = Bench::start(config, KeptTenants::default()).await;
+    format!("{:#}", started.err().unwrap())
 }
 
 /// A chat request with one user message and some more fields.
 pub(crate) fn chat(fields: Value) -> Value {
-    let mut body =
-        serde_json::json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
+    let messages = serde_json::json!([{"role": "user", "content": "hi"}]);
+    let mut body = serde_json::json!({"model": "tiny", "messages": messages});
     for (name, value) in fields.as_object().unwrap() {
         body[name] = value.clone();
     }
     body
-}
-
-/// The text of one choice in the events of a chat.
-pub(crate) fn streamed_text(events: &[Value], index: u64) -> String {
-    let choices = events
-        .iter()
-        .flat_map(|event| event["choices"].as_array().unwrap());
-    let deltas = choices.filter(|choice| choice["index"] == index);
-    deltas
-        .filter_map(|choice| choice["delta"]["content"].as_str())
-        .collect()
 }

@@ -6,9 +6,20 @@ use futures_util::StreamExt;
 use refrain_protocol::scheduling::LeaseOutcome;
 use serde_json::{Value, json};
 
-use crate::mesh::{Bench, chat, streamed_text, tuned};
+use crate::mesh::{Bench, chat, tuned};
 
 const CHAT: &str = "/v1/chat/completions";
+
+/// The text of one choice in the events of a chat.
+pub(crate) fn streamed_text(events: &[Value], index: u64) -> String {
+    let choices = events
+        .iter()
+        .flat_map(|event| event["choices"].as_array().unwrap());
+    let deltas = choices.filter(|choice| choice["index"] == index);
+    deltas
+        .filter_map(|choice| choice["delta"]["content"].as_str())
+        .collect()
+}
 
 #[tokio::test]
 async fn a_chat_streams_in_openais_shape() {

@@ -3,7 +3,8 @@
 use refrain_gateway::{GatewayConfig, ModelConfig};
 use serde_json::{Value, json};
 
-use crate::mesh::{Bench, WITH_TOOLS, chat, config, streamed_text};
+use crate::mesh::{Bench, WITH_TOOLS, chat, config};
+use crate::streams::streamed_text;
 
 const CHAT: &str = "/v1/chat/completions";
 

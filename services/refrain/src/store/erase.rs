@@ -7,7 +7,8 @@ use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_rpc::{UsageErased, documents_before, erase_usage};
 use serde::Serialize;
 
-use super::print;
+use crate::command::print;
+
 use super::target::{Access, Target, TargetArgs};
 
 #[derive(Args)]

@@ -289,7 +289,15 @@ impl Worker for WorkerHandle {
     }
 
     async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
-        self.parts.order_drain(order)
+        let WorkerParts {
+            ordered_drain,
+            commands,
+            shared,
+            ..
+        } = &*self.parts;
+        let grace = Duration::from_millis(shared.config.evacuate_after_ms);
+        ordered_drain.take(order, grace, commands);
+        Ok(())
     }
 }
 
