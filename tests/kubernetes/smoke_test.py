@@ -116,18 +116,23 @@ def accepted_per_step(answers):
     return sum(answer.accepted for answer in answers) / sum(answer.steps for answer in answers)
 
 
+def accepted_share(answers):
+    """The share of the output that came from drafts."""
+    return sum(answer.accepted for answer in answers) / sum(answer.tokens for answer in answers)
+
+
 def dip(before, during):
-    """The share of accepted tokens per step that is missing, against earlier answers to the same questions."""
+    """The part of that share that is missing, against earlier answers to the same questions."""
     usual = [means(before, answer.table) for answer in during]
-    expected = sum(accepted for accepted, _ in usual) / sum(steps for _, steps in usual)
-    return 1 - accepted_per_step(during) / expected
+    expected = sum(accepted for accepted, _ in usual) / sum(tokens for _, tokens in usual)
+    return 1 - accepted_share(during) / expected
 
 
 def means(answers, table):
-    """The means of accepted tokens and of steps of a question."""
+    """The means of accepted tokens and of tokens of a question."""
     own = [answer for answer in answers if answer.table == table]
     assert own, f"nobody asked for {table}"
-    return sum(answer.accepted for answer in own) / len(own), sum(answer.steps for answer in own) / len(own)
+    return sum(answer.accepted for answer in own) / len(own), sum(answer.tokens for answer in own) / len(own)
 
 
 async def smoke(objects, folder, rolls):
@@ -166,7 +171,10 @@ def check(cluster, load, marks, rolls):
     """Answers the dips of the rolls. No request may fail in any of them."""
     before = load.between(marks[0], marks[1])
     usual = accepted_per_step(before)
-    print(f"before: {len(before)} requests, {usual:.2f} accepted tokens per step")
+    print(
+        f"before: {len(before)} requests, {100 * accepted_share(before):.1f} % of the output from drafts, "
+        f"{usual:.2f} accepted tokens per step"
+    )
     dips = []
     for names, begin, end in zip(rolls, marks[1:-1], marks[2:], strict=True):
         during = load.between(begin, end)
@@ -175,7 +183,8 @@ def check(cluster, load, marks, rolls):
         dips.append(dip(before, well))
         print(
             f"{', '.join(names)}: {end - begin:.1f} s, {len(during)} requests, {len(failed)} failed, "
-            f"{accepted_per_step(well):.2f} accepted tokens per step (dip {100 * dips[-1]:.1f} %)"
+            f"{100 * accepted_share(well):.1f} % of the output from drafts (dip {100 * dips[-1]:.1f} %), "
+            f"{accepted_per_step(well):.2f} accepted tokens per step"
         )
     assert cluster.faults == []
     assert [answer.fault for answer in load.answers if answer.fault] == []
