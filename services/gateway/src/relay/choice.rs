@@ -335,8 +335,8 @@ impl ChoiceState {
         progress
     }
 
-    /// The reason of the end, if there was one. An output that was cut off by its limit says so, whether or not it has
-    /// calls.
+    /// The reason of the end, if there was one. An output that was cut off by its limit says so, whether or not it
+    /// has calls.
     pub(super) fn finish_reason(&self) -> Option<FinishReason> {
         match self.finish {
             Some(FinishReason::Stop) if self.text.has_calls() => Some(FinishReason::ToolCalls),

@@ -125,7 +125,10 @@ async fn an_operator_who_may_only_look_changes_nothing() {
         let url = format!("http://{operations}/admin/{path}");
         let request = bench.client.request(method, url).bearer_auth(&made.token);
         let answer = request.json(&json!({})).send().await.unwrap();
-        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+        (
+            answer.status().as_u16(),
+            answer.json::<Value>().await.unwrap(),
+        )
     };
     let (status, figures) = call(Method::GET, "figures").await;
     assert_eq!((status, &figures["is_read_only"]), (200, &json!(true)));
@@ -174,14 +177,18 @@ async fn a_chat_from_the_page_is_one_of_its_key_and_tells_its_steps() {
     assert_eq!(tokens.concat(), answer["choices"][0]["message"]["content"]);
     let told = &answer["metrics"]["speculative_decoding"]["steps"];
     assert_eq!(told.as_u64(), Some(steps.len() as u64));
-    let name = "gen_ai_client_token_usage_count{model=\"tiny\",tenant=\"acme\",token_type=\"output\"}";
+    let name =
+        "gen_ai_client_token_usage_count{model=\"tiny\",tenant=\"acme\",token_type=\"output\"}";
     assert!((admin.bench.metric(name) - 1.0).abs() < 1e-9);
     // Other requests have no steps in their answers.
     let (_, plain) = try_chat(&admin, Some("sk-acme"), json!({})).await;
     assert!(plain["metrics"].get("step_trace").is_none());
     let several = json!({"step_trace": true, "n": 2});
     let (status, refused) = try_chat(&admin, Some("sk-acme"), several).await;
-    assert_eq!((status, &refused["error"]["param"]), (400, &json!("step_trace")));
+    assert_eq!(
+        (status, &refused["error"]["param"]),
+        (400, &json!("step_trace"))
+    );
 }
 
 #[tokio::test]
@@ -203,7 +210,10 @@ async fn a_tenant_that_hides_what_drafts_bring_gets_no_steps() {
         while status == 401 {
             (status, refused) = try_chat(&admin, Some(key), json!({"step_trace": true})).await;
         }
-        assert_eq!((status, &refused["error"]["param"]), (400, &json!("step_trace")));
+        assert_eq!(
+            (status, &refused["error"]["param"]),
+            (400, &json!("step_trace"))
+        );
         assert_eq!(try_chat(&admin, Some(key), json!({})).await.0, 200);
     }
 }
