@@ -205,6 +205,7 @@ impl GatewayMetrics {
         self.called(model, Counts::default());
         let requests = &self.families.requests;
         requests.with_label_values(&[NONE, model, "200"]);
+        self.families.form_verdicts.with_label_values(&[model]);
     }
 
     /// Counts a request of a tenant that was refused because a limit was reached.

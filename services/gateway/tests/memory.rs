@@ -14,6 +14,8 @@
     reason = "this process needs only a part of the scripted mesh"
 )]
 mod mesh;
+#[path = "gateway/series.rs"]
+mod series;
 #[allow(dead_code, reason = "this process has no tenants in its store")]
 #[path = "gateway/store.rs"]
 mod store;

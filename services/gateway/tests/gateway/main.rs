@@ -21,6 +21,7 @@ mod outcomes;
 mod plain;
 mod redis_server;
 mod rollouts;
+mod series;
 mod store;
 mod streams;
 mod surfaces;

@@ -33,6 +33,7 @@ use refrain_tokenization::testing::{IM_END, byte_level_files};
 use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
+use crate::series::sum_of_series;
 use crate::store::KeptTenants;
 use crate::usage_store::FakeUsage;
 
@@ -664,20 +665,7 @@ impl Bench {
 
     /// The sum of the series of a metric that have these labels: `name{label="value"}`.
     pub(crate) fn metric(&self, series: &str) -> f64 {
-        let text = String::from_utf8(self.metrics.render()).unwrap();
-        let (name, labels) = series.trim().split_once('{').unwrap_or((series.trim(), ""));
-        let labels: Vec<&str> = labels
-            .trim_end_matches('}')
-            .split(',')
-            .filter(|label| !label.is_empty())
-            .collect();
-        let values = text.lines().filter_map(|line| {
-            let (of, value) = line.rsplit_once(' ')?;
-            let (of, its) = of.split_once('{').unwrap_or((of, ""));
-            let fits = of == name && labels.iter().all(|label| its.contains(label));
-            fits.then(|| value.parse::<f64>().unwrap())
-        });
-        values.sum()
+        sum_of_series(&String::from_utf8(self.metrics.render()).unwrap(), series)
     }
 }
 
