@@ -287,6 +287,7 @@ fn deployed_files_name_keys_that_exist_with_their_defaults() {
         "urls.draft_store",
         "urls.engine",
         "gateway.operations_listen",
+        "gateway.console",
         "gateway.keys[].key",
         "gateway.keys[].tenant",
         "gateway.models[].id",
