@@ -91,7 +91,8 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
     })
     .await;
     // Repeats are drafted from what was said.
-    ensure!(acme.chat(&chat).await?.accepted() > 0);
+    let remembered = acme.chat(&chat).await?.accepted();
+    ensure!(remembered > 10, "{remembered}");
     ensure!(!files_with(mesh.dir(), &[SESSION])?.is_empty());
 
     let words = [
@@ -118,13 +119,14 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
     ensure!(!exported.contains("output_token_ids"), "{exported}");
     ensure!(requests(&mesh, "acme").await? == 0 && requests(&mesh, "bolt").await? == 2);
     ensure!(!is_readable(&acme, &responses[0]).await? && is_readable(&bolt, &responses[1]).await?);
-    // The worker forgets what the store forgot. Then nothing is drafted from it, until it is said again.
+    // The worker forgets what the store forgot. Then an output is drafted from its own beginning at most.
     wait_until("the worker has forgotten", async || {
         let scrape = mesh.scrape(Service::Worker(0)).await.ok()?;
         (scrape.sum("refrain_replica_documents", &[]) == 2.0).then_some(())
     })
     .await;
-    ensure!(acme.chat(&chat).await?.accepted_from("suffix") == 0);
+    let forgotten = acme.chat(&chat).await?.accepted();
+    ensure!(forgotten < remembered / 2, "{forgotten} of {remembered}");
     let left = files_with(mesh.dir(), &[SESSION, GROUP])?;
     ensure!(left.is_empty(), "{left:?}");
     mesh.stop().await

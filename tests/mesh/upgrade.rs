@@ -2,7 +2,7 @@
 //!
 //! `tests/upgrade/run COMMIT` builds an earlier version and has this test start with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -82,9 +82,14 @@ impl Load {
 }
 
 /// Replaces a service while requests run. The gateway is alone, so its clients wait meanwhile.
-async fn replace(mesh: &mut HttpMesh, service: Service, expected: &[String]) -> anyhow::Result<()> {
+async fn replace(
+    mesh: &mut HttpMesh,
+    service: Service,
+    binary: Option<&Path>,
+    expected: &[String],
+) -> anyhow::Result<()> {
     if service == Service::Gateway {
-        mesh.replace(service, None).await?;
+        mesh.replace(service, binary).await?;
         mesh.ready().await;
         let load = Load::start(&mesh.client(), expected);
         load.answers().await;
@@ -92,17 +97,18 @@ async fn replace(mesh: &mut HttpMesh, service: Service, expected: &[String]) -> 
     }
     let load = Load::start(&mesh.client(), expected);
     load.answers().await;
-    mesh.replace(service, None).await?;
+    mesh.replace(service, binary).await?;
     mesh.client_of(service).ready("the new service").await;
     mesh.workers_report(WORKERS).await;
     load.answers().await;
     load.stop().await
 }
 
-/// Starts a mesh of the earlier version, and replaces its services in this order.
-async fn upgraded(order: &[Service]) -> anyhow::Result<()> {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_fails_while_services_are_replaced() -> anyhow::Result<()> {
     let earlier = std::env::var_os(EARLIER_VARIABLE).map(PathBuf::from);
-    let mut mesh = HttpMesh::start_children_of(earlier.as_deref(), WORKERS, "").await?;
+    let earlier = earlier.as_deref();
+    let mut mesh = HttpMesh::start_children_of(earlier, WORKERS, "").await?;
     mesh.workers_report(WORKERS).await;
     let mut expected = Vec::new();
     for number in 0..CLIENTS {
@@ -114,8 +120,19 @@ async fn upgraded(order: &[Service]) -> anyhow::Result<()> {
         (documents >= CLIENTS as f64).then_some(())
     })
     .await;
-    for service in order {
-        replace(&mut mesh, *service, &expected).await?;
+    // A new gateway in front of earlier services, and back.
+    replace(&mut mesh, Service::Gateway, None, &expected).await?;
+    replace(&mut mesh, Service::Gateway, earlier, &expected).await?;
+    for service in [
+        Service::Scheduler,
+        Service::DraftStore,
+        Service::Worker(0),
+        Service::Engine(0),
+        Service::Worker(1),
+        Service::Engine(1),
+        Service::Gateway,
+    ] {
+        replace(&mut mesh, service, None, &expected).await?;
     }
     // The store of before is open, so new workers draft from what was said then.
     let answer = mesh.client().chat(&chat(0)).await?;
@@ -125,32 +142,4 @@ async fn upgraded(order: &[Service]) -> anyhow::Result<()> {
         answer.body
     );
     mesh.stop().await
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_fails_while_services_are_replaced_workers_first() -> anyhow::Result<()> {
-    upgraded(&[
-        Service::Scheduler,
-        Service::DraftStore,
-        Service::Worker(0),
-        Service::Engine(0),
-        Service::Worker(1),
-        Service::Engine(1),
-        Service::Gateway,
-    ])
-    .await
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_fails_while_services_are_replaced_gateway_first() -> anyhow::Result<()> {
-    upgraded(&[
-        Service::Gateway,
-        Service::Worker(0),
-        Service::Engine(0),
-        Service::Worker(1),
-        Service::Engine(1),
-        Service::DraftStore,
-        Service::Scheduler,
-    ])
-    .await
 }
