@@ -29,14 +29,11 @@ async fn it_starts_quickly_and_prints_how_to_use_it() -> anyhow::Result<()> {
     );
 
     let output = program.output();
-    ensure!(
-        output.contains(&format!("{url}/metrics")),
-        "no metrics:\n{output}"
-    );
-    ensure!(
-        client.get("/metrics").await?.status == 200,
-        "no metrics there"
-    );
+    for (what, path) in [("Metrics:", "/metrics"), ("Console:", "/console")] {
+        let page = between(&output, what, path)?.trim();
+        let reply = Client::new(page, "").get(path).await?;
+        ensure!(reply.status == 200, "{what} {page}: {}", reply.status);
+    }
     // The command that it prints works. Not every machine has curl, so the test sends the same request itself.
     let key = between(&output, "authorization: Bearer ", "'")?;
     let body = between(&output, "-d '", "'")?;
