@@ -77,7 +77,8 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
     let chat = Chat::new("How many lamps are in stock?")
         .max_tokens(24)
         .endless()
-        .set("temperature", 0);
+        .set("temperature", 0)
+        .speculation("suffix");
     let named = chat.clone().set("session", SESSION).set("group", GROUP);
     acme.chat(&named).await?;
     bolt.chat(&chat).await?;
