@@ -485,7 +485,7 @@ mod tests {
         assert_eq!(only.limits.tokens_per_minute, Some(9_000));
         assert_eq!(only.limits.tokens_per_day, Some(70_000));
         let all = tenants_table(&file);
-        assert!(all.contains("9000, 70000 a day"), "{all}");
+        assert!(all.contains("9000 a minute, 70000 a day"), "{all}");
         let first = only.keys[0].clone();
         let table = keys_table(&file);
         assert!(
