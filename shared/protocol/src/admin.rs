@@ -38,6 +38,22 @@ pub struct EraseRequest {
     pub quarantines: bool,
 }
 
+impl EraseRequest {
+    /// Whether it names a tenant, and all documents of it.
+    pub fn is_of_whole_tenant(&self) -> bool {
+        let Self {
+            tenant,
+            model,
+            session,
+            from_ms,
+            until_ms,
+            quarantines: _,
+        } = self;
+        let has_condition = model.is_some() || session.is_some() || from_ms.or(*until_ms).is_some();
+        tenant.is_some() && !has_condition
+    }
+}
+
 /// The answer to [`EraseRequest`]. Nothing of the documents is on disk any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EraseReply {

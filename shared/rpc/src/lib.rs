@@ -27,7 +27,7 @@ pub use replica_peer::{HttpReplicaPeer, ReplicaPeer};
 pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};
 pub use store_admin::{HttpStoreAdmin, StoreAdmin};
 pub use store_cluster::{StoreCluster, draft_store};
-pub use tenant_erasure::{UsageErased, documents_before, erase_usage};
+pub use tenant_erasure::{Erasure, UsageErased, erase_usage};
 pub use usage_report::{UsageGrouping, UsageLine, UsageQuery, UsageReport, read_usage};
 pub use usage_store::{HttpUsageStore, UsageReplica, UsageStore};
 pub use worker::{ChunkStream, HttpWorker, HttpWorkers, Worker, Workers};

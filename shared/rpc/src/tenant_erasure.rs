@@ -1,7 +1,7 @@
-//! The erasure of all that is kept of a tenant, and its proof.
+//! Erasures of documents, or of all that is kept of a tenant, and their proof.
 
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::{ExportCursor, ExportRequest};
+use refrain_protocol::admin::{EraseReply, EraseRequest, ExportCursor, ExportRequest};
 use refrain_protocol::usage::{EraseUsageReply, EraseUsageRequest};
 use serde::Serialize;
 
@@ -10,6 +10,55 @@ use crate::usage_store::UsageReplica;
 
 /// Tokens of one page of the documents that are read again.
 const PAGE_TOKENS: u32 = 512 << 10;
+
+/// An erasure, with its proof.
+#[derive(Clone, Debug, Serialize)]
+pub struct Erasure {
+    /// The tenant, if the erasure was of one tenant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// The outcome in the draft store.
+    #[serde(flatten)]
+    pub documents: EraseReply,
+    /// Documents of the tenant that began before the erasure and can still be read after it. `None` unless all
+    /// were to be erased.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documents_left: Option<u64>,
+    /// The usage that was erased, for each store, if it was to be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Vec<UsageErased>>,
+}
+
+impl Erasure {
+    /// Erases documents, and then reads all of the tenant again if all were to be erased. With `usage_of`, the usage
+    /// in these stores and the responses that gateways stored for the tenant are erased as well.
+    ///
+    /// # Errors
+    /// As [`StoreAdmin::erase`] and [`StoreAdmin::export`]. A store that refuses to erase usage is in the outcome.
+    pub async fn carry_out(
+        store: &dyn StoreAdmin,
+        request: EraseRequest,
+        usage_of: Option<&[UsageReplica]>,
+    ) -> Result<Self, ApiError> {
+        let (tenant, is_of_all) = (request.tenant.clone(), request.is_of_whole_tenant());
+        let documents = store.erase(request).await?;
+        let before_ms = documents.erased_at_ms;
+        let documents_left = match &tenant {
+            Some(tenant) if is_of_all => Some(documents_before(store, tenant, before_ms).await?),
+            _ => None,
+        };
+        let usage = match (&tenant, usage_of) {
+            (Some(tenant), Some(replicas)) => Some(erase_usage(replicas, tenant).await),
+            _ => None,
+        };
+        Ok(Erasure {
+            tenant,
+            documents,
+            documents_left,
+            usage,
+        })
+    }
+}
 
 /// The erasure of a tenant's usage in one store.
 #[derive(Clone, Debug, Serialize)]
@@ -42,10 +91,7 @@ pub async fn erase_usage(replicas: &[UsageReplica], tenant: &str) -> Vec<UsageEr
 }
 
 /// Counts the documents of a tenant that began before a time, by reading all that there are.
-///
-/// # Errors
-/// As [`StoreAdmin::export`].
-pub async fn documents_before(
+async fn documents_before(
     store: &dyn StoreAdmin,
     tenant: &str,
     before_ms: u64,

@@ -2,12 +2,12 @@
 
 use actix_web::web::{self, Data, Json, Path};
 use actix_web::{HttpResponse, Resource};
-use refrain_protocol::admin::{EraseReply, EraseRequest};
+use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{MeshAdmin, UsageErased, documents_before, erase_usage};
+use refrain_rpc::{Erasure, MeshAdmin};
 use refrain_service_kit::http::{HttpResult, post};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
 
 use super::acts::audited;
@@ -82,24 +82,16 @@ struct ErasureBody {
     everything: bool,
 }
 
-/// The proof of an erasure.
-#[derive(Serialize)]
-struct Erasure {
-    tenant: String,
-    #[serde(flatten)]
-    documents: EraseReply,
-    /// Documents that began before the erasure and can still be read after it, if all were to be erased.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    documents_left: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Vec<UsageErased>>,
-}
-
 impl ErasureBody {
-    fn is_of_all_documents(&self) -> bool {
-        let conditions = [self.model.is_some(), self.session.is_some()];
-        let times = [self.from_ms.is_some(), self.until_ms.is_some()];
-        !conditions.into_iter().chain(times).any(|is_given| is_given)
+    fn request(&self) -> EraseRequest {
+        EraseRequest {
+            tenant: Some(self.tenant.clone()),
+            model: self.model.clone(),
+            session: self.session.clone(),
+            from_ms: self.from_ms,
+            until_ms: self.until_ms,
+            quarantines: false,
+        }
     }
 
     fn check(&self) -> Result<(), ApiError> {
@@ -107,7 +99,7 @@ impl ErasureBody {
             let message = "tenant: must be named; `refrain store erase` erases by other conditions";
             return Err(ApiError::invalid("tenant", message));
         }
-        if self.everything && !self.is_of_all_documents() {
+        if self.everything && !self.request().is_of_whole_tenant() {
             let message = "everything: not together with model, session, from_ms or until_ms";
             return Err(ApiError::invalid("everything", message));
         }
@@ -117,7 +109,7 @@ impl ErasureBody {
     /// The act, for the audit log.
     fn description(&self) -> String {
         let tenant = &self.tenant;
-        match (self.everything, self.is_of_all_documents()) {
+        match (self.everything, self.request().is_of_whole_tenant()) {
             (true, _) => format!("everything of tenant {tenant} erased"),
             (false, true) => format!("all documents of tenant {tenant} erased"),
             (false, false) => format!("some documents of tenant {tenant} erased"),
@@ -125,31 +117,8 @@ impl ErasureBody {
     }
 
     async fn carry_out(self, mesh: &MeshAdmin) -> Result<Erasure, ApiError> {
-        let reads_again = self.is_of_all_documents();
-        let request = EraseRequest {
-            tenant: Some(self.tenant.clone()),
-            model: self.model,
-            session: self.session,
-            from_ms: self.from_ms,
-            until_ms: self.until_ms,
-            quarantines: false,
-        };
-        let documents = mesh.store.erase(request).await?;
-        let before_ms = documents.erased_at_ms;
-        let documents_left = match reads_again {
-            true => Some(documents_before(&*mesh.store, &self.tenant, before_ms).await?),
-            false => None,
-        };
-        let usage = match self.everything {
-            true => Some(erase_usage(&mesh.usage.usage_replicas(), &self.tenant).await),
-            false => None,
-        };
-        Ok(Erasure {
-            tenant: self.tenant,
-            documents,
-            documents_left,
-            usage,
-        })
+        let replicas = self.everything.then(|| mesh.usage.usage_replicas());
+        Erasure::carry_out(&*mesh.store, self.request(), replicas.as_deref()).await
     }
 }
 

@@ -4,8 +4,7 @@ use anyhow::ensure;
 use clap::Args;
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{EraseReply, EraseRequest};
-use refrain_rpc::{UsageErased, documents_before, erase_usage};
-use serde::Serialize;
+use refrain_rpc::{Erasure, UsageErased};
 
 use crate::command::print;
 
@@ -41,22 +40,6 @@ pub(super) struct EraseArgs {
     pub(super) json: bool,
 }
 
-/// The outcome of an erasure.
-#[derive(Serialize)]
-struct Erasure {
-    /// The tenant, if the erasure was of one tenant.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tenant: Option<String>,
-    #[serde(flatten)]
-    documents: EraseReply,
-    /// Documents of the tenant that began before the erasure and can still be read afterwards.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    documents_left: Option<u64>,
-    /// The usage that was erased, for each store.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Vec<UsageErased>>,
-}
-
 /// Runs `refrain store erase`.
 ///
 /// # Errors
@@ -66,12 +49,12 @@ pub(super) async fn run(args: EraseArgs) -> anyhow::Result<()> {
     let erasure = erase(&args, &target).await;
     target.close().await;
     let erasure = erasure?;
-    print(&erasure, args.json, &erasure.lines())?;
+    print(&erasure, args.json, &lines(&erasure))?;
     for replica in &erasure.documents.replicas {
         let trouble = replica.trouble.as_deref().unwrap_or("erased");
         eprintln!("{}: {trouble}", replica.url);
     }
-    erasure.ensure_done()
+    ensure_done(&erasure)
 }
 
 async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
@@ -83,96 +66,72 @@ async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
         until_ms: args.until_ms,
         quarantines: args.quarantines,
     };
-    let is_of_tenant = EraseRequest {
-        tenant: None,
-        quarantines: false,
-        ..request.clone()
-    } == EraseRequest::default();
-    let documents = target.store().erase(request).await?;
-    let documents_left = match &args.tenant {
-        Some(tenant) if is_of_tenant => {
-            Some(documents_before(target.store(), tenant, documents.erased_at_ms).await?)
-        }
-        _ => None,
-    };
-    let usage = match &args.tenant {
-        Some(tenant) if args.everything => {
-            Some(erase_usage(&target.usage_replicas(), tenant).await)
-        }
-        _ => None,
-    };
-    Ok(Erasure {
-        tenant: args.tenant.clone(),
-        documents,
-        documents_left,
-        usage,
-    })
+    let replicas = args.everything.then(|| target.usage_replicas());
+    Erasure::carry_out(target.store(), request, replicas.as_deref()).await
 }
 
-impl Erasure {
-    fn lines(&self) -> String {
-        let EraseReply {
-            documents,
-            quarantines,
-            files,
-            ..
-        } = &self.documents;
-        let mut lines = format!(
-            "{documents} documents erased, {} files rewritten, {quarantines} quarantined logs deleted\n",
-            files.len()
-        );
-        if let Some(left) = self.documents_left {
-            lines += &format!("read again: {left} documents of before are left\n");
-        }
-        for UsageErased {
-            store,
-            erased,
-            trouble,
-        } in self.usage.iter().flatten()
-        {
-            lines += &match trouble {
-                Some(trouble) => format!("{store}: usage: {trouble}\n"),
-                None => format!(
-                    "{store}: {} rows of usage erased; {} gateways have erased theirs and the stored responses\n",
-                    erased.rows, erased.gateways
-                ),
-            };
-        }
-        lines
+fn lines(erasure: &Erasure) -> String {
+    let EraseReply {
+        documents,
+        quarantines,
+        files,
+        ..
+    } = &erasure.documents;
+    let mut lines = format!(
+        "{documents} documents erased, {} files rewritten, {quarantines} quarantined logs deleted\n",
+        files.len()
+    );
+    if let Some(left) = erasure.documents_left {
+        lines += &format!("read again: {left} documents of before are left\n");
     }
+    for UsageErased {
+        store,
+        erased,
+        trouble,
+    } in erasure.usage.iter().flatten()
+    {
+        lines += &match trouble {
+            Some(trouble) => format!("{store}: usage: {trouble}\n"),
+            None => format!(
+                "{store}: {} rows of usage erased; {} gateways have erased theirs and the stored responses\n",
+                erased.rows, erased.gateways
+            ),
+        };
+    }
+    lines
+}
 
-    /// # Errors
-    /// Something is left, and what to do about it.
-    fn ensure_done(&self) -> anyhow::Result<()> {
-        let replicas = self.documents.replicas.iter();
-        let away = replicas.filter(|replica| !replica.is_done).count();
-        ensure!(
-            away == 0,
-            "{away} replicas have not erased everything. One that is away does so when the erasure reaches it; repeat \
-             the command to see it"
-        );
-        ensure!(
-            self.documents.quarantines_kept == 0,
-            "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
-             inspect them, then erase again with --quarantines to delete them",
-            self.documents.quarantines_kept
-        );
-        ensure!(
-            self.documents_left.unwrap_or(0) == 0,
-            "documents of the tenant came back during the erasure; repeat the command"
-        );
-        let usage = || self.usage.iter().flatten();
-        let failed = usage().filter(|of| of.trouble.is_some()).count();
-        ensure!(
-            failed == 0,
-            "{failed} stores have not erased the usage; repeat the command when they run"
-        );
-        let pending: u64 = usage().map(|of| of.erased.gateways_pending).sum();
-        ensure!(
-            pending == 0,
-            "a gateway has not answered yet, and erases its usage and stored responses when it calls the store again; \
-             repeat the command to see it"
-        );
-        Ok(())
-    }
+/// # Errors
+/// Something is left, and what to do about it.
+fn ensure_done(erasure: &Erasure) -> anyhow::Result<()> {
+    let replicas = erasure.documents.replicas.iter();
+    let away = replicas.filter(|replica| !replica.is_done).count();
+    ensure!(
+        away == 0,
+        "{away} replicas have not erased everything. One that is away does so when the erasure reaches it; repeat \
+         the command to see it"
+    );
+    ensure!(
+        erasure.documents.quarantines_kept == 0,
+        "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
+         inspect them, then erase again with --quarantines to delete them",
+        erasure.documents.quarantines_kept
+    );
+    ensure!(
+        erasure.documents_left.unwrap_or(0) == 0,
+        "documents of the tenant came back during the erasure; repeat the command"
+    );
+    let usage = || erasure.usage.iter().flatten();
+    let failed = usage().filter(|of| of.trouble.is_some()).count();
+    ensure!(
+        failed == 0,
+        "{failed} stores have not erased the usage; repeat the command when they run"
+    );
+    let pending: u64 = usage().map(|of| of.erased.gateways_pending).sum();
+    ensure!(
+        pending == 0,
+        "a gateway has not answered yet, and erases its usage and stored responses when it calls the store again; \
+         repeat the command to see it"
+    );
+    Ok(())
 }
