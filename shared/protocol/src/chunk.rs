@@ -365,6 +365,8 @@ pub enum ChunkEndReason {
     /// The request is better off on the fallback worker, which [`ChunkEnd::next_worker`] names.
     #[serde(rename = "hand_over")]
     Transfer,
+    /// The worker was ordered to abort its requests, or its engine was. The output so far is all that there is.
+    Aborted,
 }
 
 /// The last event of a chunk.

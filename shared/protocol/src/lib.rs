@@ -3,7 +3,8 @@
 //! This crate is plain data with serde. It has no I/O, no clocks and no policy.
 //!
 //! The way of a request through the types: the gateway asks the scheduler for a lease ([`scheduling`]), sends a chunk
-//! to the leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Workers send outputs to
+//! to the leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Trainers order pauses and
+//! new weights ([`engine_order`]). Workers send outputs to
 //! the draft store as pieces of documents ([`document`]), and read the logs of groups there ([`group`]). They load
 //! sealed segments from it ([`segment`]), look up drafts in it ([`lookup`]) and share acceptance statistics through
 //! it ([`acceptance`]). Gateways ask it for the lengths of earlier outputs ([`history`]), and keep their tenants
@@ -18,6 +19,7 @@ pub mod admin;
 pub mod chunk;
 pub mod document;
 pub mod engine;
+pub mod engine_order;
 pub mod error;
 pub mod group;
 pub mod history;

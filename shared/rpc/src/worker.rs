@@ -11,6 +11,7 @@ use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use lru::LruCache;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
@@ -47,6 +48,17 @@ pub trait Worker: Send + Sync {
         let message = "this worker takes no orders to drain";
         Err(ApiError::new(ErrorKind::NotFound, message))
     }
+
+    /// Carries out an order of a trainer, which may take minutes. Repeats are harmless.
+    ///
+    /// # Errors
+    /// `NotFound` from a worker that does not offer it, `InvalidRequest` for what its engine cannot do, and
+    /// `Upstream` if the engine failed. The worker then stays as it was.
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        let _ = order;
+        let message = "this worker takes no orders of trainers";
+        Err(ApiError::new(ErrorKind::NotFound, message))
+    }
 }
 
 /// Finds the worker that a lease names.
@@ -63,6 +75,9 @@ pub trait Workers: Send + Sync {
 pub struct HttpWorker {
     client: MeshClient,
 }
+
+/// Longest time of an order: weights may come over a network, and running requests may be waited for.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Longest event line in bytes. A step emits at most some dozens of tokens with their log-probabilities.
 const LINE_BYTES_MAX: usize = 4 << 20;
@@ -96,6 +111,12 @@ impl Worker for HttpWorker {
     async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
         let path = "/internal/v1/drain";
         self.client.post_json(path, &order, None).await
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        let path = "/internal/v1/order";
+        let timeout = Some(ORDER_TIMEOUT);
+        self.client.post_json(path, &order, timeout).await
     }
 }
 

@@ -311,6 +311,7 @@ impl ChoiceState {
             self.finish = match end.reason {
                 ChunkEndReason::Stop => Some(FinishReason::Stop),
                 ChunkEndReason::Length => Some(FinishReason::Length),
+                ChunkEndReason::Aborted => Some(FinishReason::Abort),
                 ChunkEndReason::ChunkLimit
                 | ChunkEndReason::GaveWay
                 | ChunkEndReason::Draining

@@ -89,6 +89,7 @@ impl OutputSink {
         let finish = match reason {
             ChunkEndReason::Stop => FinishReason::Stop,
             ChunkEndReason::Length => FinishReason::Length,
+            ChunkEndReason::Aborted => FinishReason::Cancelled,
             ChunkEndReason::ChunkLimit
             | ChunkEndReason::GaveWay
             | ChunkEndReason::Draining
@@ -123,6 +124,7 @@ impl OutputSink {
             ChunkEndReason::GaveWay => ChunkOutcome::GaveWay,
             ChunkEndReason::Draining => ChunkOutcome::Evacuated,
             ChunkEndReason::Transfer => ChunkOutcome::Transferred,
+            ChunkEndReason::Aborted => ChunkOutcome::Cancelled,
         };
         if chunk.running.is_remembered() {
             let cut = OutputCut::new(chunk, u32::MAX);

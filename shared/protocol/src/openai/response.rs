@@ -127,6 +127,8 @@ pub enum FinishReason {
     ToolCalls,
     /// The same for a client of the deprecated `functions`.
     FunctionCall,
+    /// The request was aborted, and the output is what it had by then.
+    Abort,
 }
 
 impl FinishReason {
@@ -137,6 +139,7 @@ impl FinishReason {
             FinishReason::Length => "length",
             FinishReason::ToolCalls => "tool_calls",
             FinishReason::FunctionCall => "function_call",
+            FinishReason::Abort => "abort",
         }
     }
 }
