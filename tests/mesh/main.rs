@@ -38,6 +38,7 @@ mod tidy;
 mod tls;
 mod tools;
 mod traces;
+mod trainer_orders;
 mod troubled_mesh;
 mod trust;
 mod up;

@@ -43,6 +43,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/chunk", &[Gateway]),
             ("POST", "/internal/v1/cut", &[Gateway]),
             ("POST", "/internal/v1/drain", &[Operator]),
+            ("POST", "/internal/v1/order", &[Gateway]),
         ],
     ),
     (
@@ -55,6 +56,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/engine/v1/step", &[Worker]),
             ("POST", "/engine/v1/close", &[Worker]),
             ("POST", "/engine/v1/abort", &[Worker]),
+            ("POST", "/engine/v1/order", &[Worker]),
             ("POST", "/engine/v1/tokenize", &[Worker]),
             ("POST", "/engine/v1/detokenize", &[Worker]),
         ],
@@ -214,7 +216,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
             }
         }
     }
-    ensure!(calls == 6 * 49, "{calls} calls");
+    ensure!(calls == 6 * 51, "{calls} calls");
     mesh.stop().await
 }
 
@@ -232,6 +234,7 @@ fn heartbeat(worker: &str) -> Heartbeat {
         compiles_forms: false,
         eagle3: None,
         fallback: None,
+        state: None,
         kv: None,
     }
 }

@@ -160,6 +160,22 @@ impl EngineCore {
         }
     }
 
+    /// Forgets the sessions that are kept for reuse.
+    pub(crate) fn forget_kept(&mut self) {
+        self.sessions.forget_kept();
+    }
+
+    /// Forgets all sessions. Their callers open them again.
+    pub(crate) fn forget_all(&mut self) {
+        self.sessions.forget_all();
+    }
+
+    /// Goes on with a model of the same architecture. No session may be left, since their KV is of the old one.
+    pub(crate) fn replace_model(&mut self, model: Arc<Model>) {
+        debug_assert_eq!(self.sessions.counts(), (0, 0));
+        self.model = model;
+    }
+
     /// Reports the KV cache, without the price of reading.
     pub(crate) fn kv_report(&mut self) -> KvReport {
         self.sessions.kv_report()

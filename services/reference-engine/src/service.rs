@@ -4,7 +4,9 @@ mod handle;
 mod http;
 mod metrics;
 mod model_thread;
+mod orders;
 mod prefill_price;
+mod weight_loading;
 
 use std::net::SocketAddr;
 

@@ -257,6 +257,12 @@ pub enum ChunkEvent {
     /// The engine failed before the first token of the request, and is asked once more. This uses one attempt of the
     /// budget.
     Retry,
+    /// The worker is paused, and has held the request for so long since its last event. Time that is held is not the
+    /// request's own, nor the engine's.
+    Held {
+        /// Milliseconds.
+        ms: u64,
+    },
     /// The tokens of one engine step.
     Step(StepMessage),
     /// The last event of a chunk that did not fail.

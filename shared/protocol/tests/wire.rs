@@ -30,6 +30,9 @@ use refrain_protocol::engine::{
     EngineLoad, OutputForm, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest,
     StepResponse, TextForm, TokenLogprob,
 };
+use refrain_protocol::engine_order::{
+    EngineAnswer, EngineCall, EngineOrder, EngineOrderReply, EngineState, PauseMode,
+};
 use refrain_protocol::error::code;
 use refrain_protocol::join::ReplicaState;
 use refrain_protocol::openai::ErrorBody;
@@ -116,6 +119,15 @@ fn end(reason: ChunkEndReason) -> ChunkEvent {
         decode_s: 0.5,
         decode_tokens: 9,
     })
+}
+
+fn engine_state() -> EngineState {
+    EngineState {
+        weight_version: 7,
+        pause: Some(PauseMode::Keep),
+        running: 2,
+        held: 1,
+    }
 }
 
 fn chunk() -> ChunkRequest {
@@ -290,6 +302,7 @@ fn formats() -> Vec<Format> {
                     prefill_ms_per_1k: Some(1.5),
                     held: Some(vec![PrefixHash(3)]),
                 }),
+                state: Some(engine_state()),
             },
         ),
         format(
@@ -329,9 +342,42 @@ fn formats() -> Vec<Format> {
                     running_tokens: 400,
                     kept_tokens: 9_000,
                 }),
+                state: Some(engine_state()),
             }],
         ),
         format("worker_drain", WorkerDrain { drains: true }),
+        format(
+            "engine_orders",
+            vec![
+                EngineOrder::Report,
+                EngineOrder::Pause {
+                    mode: PauseMode::Wait,
+                    clears_cache: true,
+                },
+                EngineOrder::Resume,
+                EngineOrder::FlushCache,
+                EngineOrder::LoadWeights {
+                    directory: "/weights/8".into(),
+                    version: Some(8),
+                },
+                EngineOrder::SetVersion { version: 9 },
+                EngineOrder::PassOn(EngineCall {
+                    is_post: true,
+                    path: "/release_memory_occupation".into(),
+                    body: "{}".into(),
+                }),
+            ],
+        ),
+        format(
+            "engine_order_reply",
+            EngineOrderReply {
+                state: engine_state(),
+                answer: Some(EngineAnswer {
+                    status: 200,
+                    body: "{}".into(),
+                }),
+            },
+        ),
         format("chunk_request", chunk()),
         format(
             "chunk_request_resumed",
@@ -351,6 +397,7 @@ fn formats() -> Vec<Format> {
             "chunk_events",
             vec![
                 ChunkEvent::Retry,
+                ChunkEvent::Held { ms: 5_000 },
                 ChunkEvent::Step(step()),
                 ChunkEvent::Step(StepMessage {
                     logprobs: Some(vec![TokenLogprob {

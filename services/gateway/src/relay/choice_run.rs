@@ -291,6 +291,8 @@ impl ChoiceRun<'_> {
             silence.set(tokio::time::Instant::now() + silence_max);
             match event {
                 // After a token it would not be a retry.
+                // It only shows that the silence has a reason.
+                ChunkEvent::Held { .. } => {}
                 ChunkEvent::Retry if self.choice.output_len() > 0 => {}
                 ChunkEvent::Retry => {
                     attempts.engine_retried();

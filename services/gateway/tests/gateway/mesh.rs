@@ -269,6 +269,7 @@ impl Scheduler for FakeMesh {
             draining: self.log().drains.last() == Some(&true),
             suspect: false,
             silent_ms: 10,
+            state: None,
             kv: None,
         }])
     }

@@ -262,6 +262,17 @@ impl Sessions {
         }
     }
 
+    /// Forgets the sessions that are kept for reuse.
+    pub(crate) fn forget_kept(&mut self) {
+        self.kept.evict(usize::MAX);
+    }
+
+    /// Forgets all sessions, open ones as well.
+    pub(crate) fn forget_all(&mut self) {
+        self.open.clear();
+        self.forget_kept();
+    }
+
     /// Closes sessions that no step has used for the idle time or that have been parked for too long, and returns
     /// their number.
     pub(crate) fn expire(&mut self, now: Instant) -> usize {

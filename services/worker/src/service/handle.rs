@@ -9,6 +9,7 @@ use futures_util::StreamExt;
 use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine::EngineCapabilities;
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
@@ -214,7 +215,6 @@ impl Worker for WorkerHandle {
         let parts = &self.parts;
         let (config, metrics) = (&parts.shared.config, &parts.shared.metrics);
         let time_left = request.budget.time_left_ms.map(Duration::from_millis);
-        let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
         let namespace_id = parts.auth.verify(&request.namespace)?;
         self.check(&request)?;
         let drain = parts.drain.enter();
@@ -266,7 +266,8 @@ impl Worker for WorkerHandle {
             }
             None => parts.begin(namespace_id, request).await?,
         };
-        let chunk = ActiveChunk::new(running, events, permit, span, deadline);
+        let ticket = parts.shared.orders.enter(!running.output().is_empty());
+        let chunk = ActiveChunk::new(running, events, permit, span, ticket, time_left);
         match &parts.streams {
             Some(_) if parts.commands.is_closed() => return Err(stopped()),
             Some(streams) => streams.start(chunk),
@@ -286,6 +287,10 @@ impl Worker for WorkerHandle {
             .await
             .map_err(|_| stopped())?;
         is_done.await.map_err(|_| stopped())
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        self.parts.order(order).await
     }
 
     async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
