@@ -85,10 +85,10 @@ async fn pauses_under_load_change_no_output() -> anyhow::Result<()> {
         }
         order_all(&mesh, 2, pause(mode)).await?;
         // These begin in the pause.
-        for number in 2..4 {
-            let stream = mesh.client().stream(&chat(number)).await?;
-            streams.push((number, String::new(), stream));
-        }
+        let held = [2, 3].map(|number| {
+            let client = mesh.client();
+            tokio::spawn(async move { client.chat(&chat(number)).await })
+        });
         wait_until("the new requests are held", async || {
             let mut held = 0;
             for worker in 0..2 {
@@ -113,12 +113,16 @@ async fn pauses_under_load_change_no_output() -> anyhow::Result<()> {
             let text = begun + &stream.read_to_done().await?;
             ensure!(text == undisturbed[number], "{mode:?}, {number}: {text}");
         }
+        for (number, held) in (2..).zip(held) {
+            let text = held.await??.text;
+            ensure!(text == undisturbed[number], "{mode:?}, {number}: {text}");
+        }
     }
     // Nothing was lost or asked for again.
     let gateway = mesh.scrape(Service::Gateway).await?;
     let continued = gateway.sum("refrain_gateway_continuations_total", &[]);
     ensure!(continued == 0.0, "{continued} continuations");
-    // What runs is aborted, and what comes after it waits.
+    // Running requests are aborted, and those that come later wait.
     let mut running = mesh.client().stream(&chat(0).max_tokens(3_000)).await?;
     running.read_pieces(3).await?;
     order_all(&mesh, 2, pause(PauseMode::Abort)).await?;

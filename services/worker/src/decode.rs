@@ -40,6 +40,8 @@ pub(crate) struct DecodeLoop {
     pub(crate) routing: Routing,
     pub(crate) remote_lookup: RemoteLookup,
     pub(crate) proposers: Proposers,
+    /// The version of the weights of the last step.
+    pub(crate) weight_version: u64,
 }
 
 /// How often stalled readers are checked while nothing else happens.
@@ -297,11 +299,9 @@ impl DecodeLoop {
     fn take(&mut self, response: StepResponse, parts: &[Part], batch: &mut Vec<ActiveChunk>) {
         let metrics = &self.shared.metrics;
         metrics.engine_step(response.step_s, response.draft_s);
-        if self
-            .shared
-            .orders
-            .set_weight_version(response.weight_version)
-        {
+        let weight_version = response.weight_version;
+        self.shared.orders.set_weight_version(weight_version);
+        if std::mem::replace(&mut self.weight_version, weight_version) != weight_version {
             // New weights end all sessions, so that says nothing about the engine.
             for chunk in batch.iter_mut() {
                 chunk.running.forgive_losses();
@@ -316,7 +316,6 @@ impl DecodeLoop {
                 Ok(output) => {
                     chunk.wait_until = None;
                     chunk.waits_since = None;
-                    let weight_version = response.weight_version;
                     chunk.running.absorb(output, weight_version, now)
                 }
                 Err(error) => chunk.postpone(error, ENGINE_FULL_PAUSE, now).map(|()| None),

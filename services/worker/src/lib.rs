@@ -224,6 +224,7 @@ async fn decode_loop(
         ),
         proposers: Proposers::new().context("starting the threads that propose drafts")?,
         routing,
+        weight_version: 0,
     })
 }
 

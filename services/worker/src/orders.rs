@@ -66,15 +66,13 @@ impl Orders {
         self.weight_version.load(Ordering::Relaxed)
     }
 
-    /// Notes the version of the weights. Returns whether it is another one than before.
-    pub(crate) fn set_weight_version(&self, version: u64) -> bool {
+    /// Notes the version of the weights.
+    pub(crate) fn set_weight_version(&self, version: u64) {
         // Every step comes here, so the usual case is only a read.
-        if self.weight_version() == version {
-            return false;
+        if self.weight_version() != version {
+            self.weight_version.store(version, Ordering::Relaxed);
+            self.metrics.weight_version(version);
         }
-        self.weight_version.store(version, Ordering::Relaxed);
-        self.metrics.weight_version(version);
-        true
     }
 
     /// The state for trainers and operators.

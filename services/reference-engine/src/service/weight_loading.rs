@@ -7,7 +7,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use crate::kernels::WeightFormat;
 use crate::model::{Architecture, Model, ModelError, ModelFiles};
 
-/// What new weights must fit, and whether some are being read.
+/// The network that new weights must fit, and whether some are being read.
 pub(super) struct WeightLoading {
     architecture: Architecture,
     format: WeightFormat,

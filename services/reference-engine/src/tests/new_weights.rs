@@ -258,7 +258,7 @@ async fn caches_are_forgotten_as_the_order_says() {
         ErrorKind::NotFound
     );
     assert_eq!(cached(6).await, 0);
-    // What was cached under another version is not used.
+    // KV caches of another version are not used.
     running
         .order(EngineOrder::SetVersion { version: 8 })
         .await

@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(gate.fate(0), Fate::Held);
         gate.end_pause(after(2));
         assert_eq!((gate.fate(0), gate.fate(1)), (Fate::Runs, Fate::Runs));
-        // What was new in an earlier pause runs in the next one.
+        // A request that was new in an earlier pause runs in the next one.
         gate.begin_pause(PauseMode::Abort, after(3));
         assert_eq!((gate.fate(1), gate.fate(2)), (Fate::Aborted, Fate::Held));
     }

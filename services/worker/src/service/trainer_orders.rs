@@ -190,7 +190,7 @@ impl WorkerParts {
         let version = version.unwrap_or_else(|| orders.weight_version().wrapping_add(1));
         let is_paused = orders.gate().pause().is_some();
         let _loading = orders.engine_call(true);
-        // What it has computed by the old weights must not be read by the new ones.
+        // The new weights must not read KV caches of the old ones.
         let clears = EngineOrder::Pause {
             mode: PauseMode::Keep,
             clears_cache: true,

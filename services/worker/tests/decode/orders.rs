@@ -40,10 +40,9 @@ pub(crate) async fn state<E>(bench: &Bench<E>) -> EngineState {
 
 /// An engine whose steps take a millisecond.
 fn slow(target: crate::fakes::Target) -> FakeEngine {
-    FakeEngine {
-        step_time: Duration::from_millis(1),
-        ..FakeEngine::new(target)
-    }
+    let mut engine = FakeEngine::new(target);
+    engine.step_time = Duration::from_millis(1);
+    engine
 }
 
 /// A stream that has begun, and what has been read of it.

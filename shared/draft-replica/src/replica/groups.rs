@@ -103,8 +103,8 @@ impl GroupReplica {
         self.index.drafts.write()
     }
 
-    /// Applies an update of a running output. Outputs of older weights stay: most of their text is still the best guess,
-    /// and where it is not, the router learns that from what is accepted.
+    /// Applies an update of a running output. Outputs of older weights stay: most of their text is still the best
+    /// guess, and where it is not, the router learns that from what is accepted.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
         self.merge_emitted(update, true);
     }
