@@ -69,6 +69,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/groups/register", &[Gateway]),
             ("POST", "/internal/v1/groups/fetch", DRAFTERS),
             ("POST", "/internal/v1/output-lengths", &[Gateway]),
+            ("POST", "/internal/v1/prompt-outputs", DRAFTERS),
             ("POST", "/internal/v1/segments", DRAFTERS),
             ("POST", "/internal/v1/segments/piece", DRAFTERS),
             ("POST", "/internal/v1/documents", DRAFTERS),
@@ -214,7 +215,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
             }
         }
     }
-    ensure!(calls == 6 * 49, "{calls} calls");
+    ensure!(calls == 6 * 50, "{calls} calls");
     mesh.stop().await
 }
 

@@ -223,6 +223,7 @@ impl ChoiceRun<'_> {
                 // After this time the request has certainly run out of time.
                 time_left_ms: Some(millis(time_left.saturating_add(WORKER_TIME_SLACK))),
             },
+            expected_tokens: self.expected_tokens,
             prediction: match resumes {
                 Some(_) => Vec::new(),
                 None => prediction.to_vec(),

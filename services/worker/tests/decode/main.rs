@@ -18,6 +18,7 @@ mod forms;
 mod goodput;
 mod groups;
 mod guard;
+mod histories;
 mod introductions;
 mod parking;
 mod prediction;
