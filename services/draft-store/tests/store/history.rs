@@ -29,10 +29,17 @@ async fn outputs(store: &Store, tenant: &str, most: u32, max_tokens: u32) -> Vec
     let reply = store.handle().prompt_outputs(request).await.unwrap();
     let updates = reply.updates.iter();
     for update in updates.clone() {
-        assert!(update.tokens.iter().all(|token| u128::from(*token) == update.document.0));
+        assert!(
+            update
+                .tokens
+                .iter()
+                .all(|token| u128::from(*token) == update.document.0)
+        );
         assert_eq!(update.head.prompt_hash, Some(PromptHash::of(&PROMPT)));
     }
-    updates.map(|update| (update.document.0, update.tokens.len())).collect()
+    updates
+        .map(|update| (update.document.0, update.tokens.len()))
+        .collect()
 }
 
 /// An output of `len` tokens to the prompt.

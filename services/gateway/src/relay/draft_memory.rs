@@ -135,7 +135,11 @@ impl DraftMemory {
         let mut all = locked(&self.lengths);
         let is_fresh = |known: &&KnownLengths| {
             let is_none = known.lengths.get().is_some_and(|known| known.count == 0);
-            let fresh = if is_none { NO_LENGTHS_FRESH } else { LENGTHS_FRESH };
+            let fresh = if is_none {
+                NO_LENGTHS_FRESH
+            } else {
+                LENGTHS_FRESH
+            };
             now.saturating_duration_since(known.since) < fresh
         };
         if let Some(known) = all.get(&key).filter(is_fresh) {

@@ -36,13 +36,21 @@ async fn a_prompt_that_returns_drafts_from_its_own_outputs_and_no_others() {
     let before = bench(FakeEngine::new(by_beginning), |_| {}).await;
     let mut outputs = Vec::new();
     for beginning in 1..=6 {
-        outputs.push(run(&before, returning(&before, beginning, false)).await.tokens);
+        outputs.push(
+            run(&before, returning(&before, beginning, false))
+                .await
+                .tokens,
+        );
     }
     assert_eq!(before.store.history_calls.load(Ordering::SeqCst), 0);
     let store = before.store.clone();
     eventually("the outputs are stored", || {
         let documents = store.documents.lock().unwrap();
-        documents.values().filter(|stored| stored.finish.is_some()).count() == 6
+        documents
+            .values()
+            .filter(|stored| stored.finish.is_some())
+            .count()
+            == 6
     })
     .await;
     // Another worker, whose replica never gets the documents.

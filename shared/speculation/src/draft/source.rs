@@ -30,10 +30,5 @@ pub enum Scope {
 
 impl Scope {
     /// All of them, most local first.
-    pub const ALL: [Scope; 4] = [
-        Scope::Request,
-        Scope::Group,
-        Scope::History,
-        Scope::Tenant,
-    ];
+    pub const ALL: [Scope; 4] = [Scope::Request, Scope::Group, Scope::History, Scope::Tenant];
 }

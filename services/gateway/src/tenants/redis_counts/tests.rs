@@ -173,7 +173,10 @@ async fn the_script_and_the_buckets_agree_on_random_calls() {
             Some((subject, Refusal::InFlight(count))) => (subject, 9, count as f64),
             None => (9, 9, 0.0),
         };
-        let (ours, theirs) = (wait_s(expected), wait_s(answer.as_ref().and_then(|it| it.refusal)));
+        let (ours, theirs) = (
+            wait_s(expected),
+            wait_s(answer.as_ref().and_then(|it| it.refusal)),
+        );
         assert_eq!((ours.0, ours.1), (theirs.0, theirs.1), "{number}: {text}");
         assert!(
             (ours.2 - theirs.2).abs() < 1e-5,

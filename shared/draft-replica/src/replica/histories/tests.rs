@@ -135,7 +135,10 @@ async fn requests_of_a_prompt_share_its_earlier_outputs_while_one_of_them_runs()
     let store = OutputStore::default();
     *store.outputs.lock() = vec![output(2, &[5, 6, 7]), output(1, &[5, 6, 8, 9])];
     let bench = bench(store, ReplicaConfig::default());
-    let (one, other) = (bench.history(PROMPT).unwrap(), bench.history(PROMPT).unwrap());
+    let (one, other) = (
+        bench.history(PROMPT).unwrap(),
+        bench.history(PROMPT).unwrap(),
+    );
     assert!(Arc::ptr_eq(&one, &other));
     bench.fetched(FOUND, 1).await;
     assert_eq!((tokens(&one), one.read().index().documents()), (7, 2));
@@ -143,7 +146,13 @@ async fn requests_of_a_prompt_share_its_earlier_outputs_while_one_of_them_runs()
     assert_eq!(bench.store.calls.load(Ordering::Relaxed), 1);
     drop(other);
     bench.replica.observe();
-    assert_eq!((bench.metrics.histories.get(), bench.metrics.history_tokens.get()), (0, 0));
+    assert_eq!(
+        (
+            bench.metrics.histories.get(),
+            bench.metrics.history_tokens.get()
+        ),
+        (0, 0)
+    );
     // The next epoch asks again, and finds what came since.
     bench.store.outputs.lock().insert(0, output(3, &[5]));
     let next = bench.history(PROMPT).unwrap();
@@ -169,13 +178,20 @@ async fn all_histories_together_have_a_limit_and_none_may_be_kept() {
     let other = NamespaceId(99);
     let (second, is_new) = shared.histories.of(other, PROMPT);
     assert!(is_new);
-    let fetch = shared.histories.fetch(bench_of_some.signed.clone(), PROMPT, Arc::downgrade(&second));
+    let fetch = shared.histories.fetch(
+        bench_of_some.signed.clone(),
+        PROMPT,
+        Arc::downgrade(&second),
+    );
     fetch.await;
     bench_of_some.fetched(REFUSED, 1).await;
     assert_eq!((tokens(&first), tokens(&second)), (60, 0));
     drop(first);
     let (third, _) = shared.histories.of(NamespaceId(98), PROMPT);
-    let fetch = shared.histories.fetch(bench_of_some.signed.clone(), PROMPT, Arc::downgrade(&third));
+    let fetch =
+        shared
+            .histories
+            .fetch(bench_of_some.signed.clone(), PROMPT, Arc::downgrade(&third));
     fetch.await;
     assert_eq!(tokens(&third), 60);
 
