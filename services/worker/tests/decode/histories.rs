@@ -6,7 +6,7 @@ use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{ChunkRequest, DraftScope};
 
 use crate::bench::*;
-use crate::fakes::FakeEngine;
+use crate::fakes::{FakeEngine, STOP};
 
 /// Ends of prompts that are longer than what is kept of a prompt before its output.
 const COMMON_END: [TokenId; 40] = [9; 40];
