@@ -231,6 +231,7 @@ impl ChoiceRun<'_> {
                     Some(_) => None,
                 },
             },
+            expected_tokens: self.expected_tokens,
             prediction: match resumes {
                 Some(_) => Vec::new(),
                 None => prediction.to_vec(),
