@@ -17,10 +17,8 @@ fn item(session: u128, open: bool, keep_len: u32, tokens: &[TokenId]) -> StepIte
         self_draft: None,
         session: EngineSessionId(session),
         open: open.then(|| SessionSpec {
-            self_drafts: false,
             namespace: NamespaceId(1),
-            sampling: Sampling::default(),
-            prompt_len: 0,
+            ..SessionSpec::default()
         }),
         keep_len,
         tokens: tokens.to_vec(),

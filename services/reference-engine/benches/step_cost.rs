@@ -66,10 +66,8 @@ async fn measure(
         self_draft: None,
         session,
         open: Some(SessionSpec {
-            self_drafts: false,
             namespace: NamespaceId(1),
-            sampling: Sampling::default(),
-            prompt_len: 0,
+            ..SessionSpec::default()
         }),
         keep_len: 0,
         tokens: (0..context).map(token).collect(),

@@ -11,6 +11,7 @@ mod http;
 mod limits;
 mod loading;
 mod parking;
+mod pool;
 mod sampling;
 mod self_drafts;
 pub(crate) mod support;
