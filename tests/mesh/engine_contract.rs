@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use e2e::{HttpMesh, Service};
 use refrain_protocol::engine::{
-    CloseRequest, DetokenizeResponse, Draft, EngineLoad, Sampling, SelfDraft, SessionSpec,
-    StepItem, StepRequest, TokenizeRequest, TokensBody,
+    CloseRequest, DetokenizeResponse, Draft, EngineLoad, SelfDraft, SessionSpec, StepItem,
+    StepRequest, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{EngineSessionId, ErrorKind, NamespaceId, TokenId};
 use refrain_service_kit::http::MeshClient;

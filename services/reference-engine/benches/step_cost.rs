@@ -5,7 +5,7 @@
 //!
 //! `cargo bench -p refrain-reference-engine --bench step_cost -- [context tokens] [rounds] [model]`
 
-use refrain_protocol::engine::{Draft, Sampling, SessionSpec, StepItem, StepRequest};
+use refrain_protocol::engine::{Draft, SessionSpec, StepItem, StepRequest};
 use refrain_protocol::{EngineSessionId, NamespaceId};
 use refrain_reference_engine::{EngineConfig, EngineHandle, WeightFormat};
 use refrain_service_kit::telemetry::Metrics;

@@ -204,10 +204,8 @@ impl KvPool {
             return;
         }
         let senders = self.senders.lock();
-        let sent = senders
-            .as_ref()
-            .map(|senders| senders.writes.try_send(block()));
-        if !matches!(sent, Some(Ok(()))) {
+        let senders = senders.as_ref();
+        if senders.is_none_or(|senders| senders.writes.try_send(block()).is_err()) {
             file.withdraw(key);
             self.counts.refused_writes.add(1);
         }
@@ -291,8 +289,8 @@ impl KvPool {
                     deadline: now + self.wait,
                 };
                 let senders = self.senders.lock();
-                let sent = senders.as_ref().map(|senders| senders.loads.try_send(job));
-                let is_sent = matches!(sent, Some(Ok(())));
+                let senders = senders.as_ref();
+                let is_sent = senders.is_some_and(|senders| senders.loads.try_send(job).is_ok());
                 if !is_sent {
                     loads.end(last.key());
                     self.counts.refused_loads.add(1);

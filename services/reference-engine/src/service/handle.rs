@@ -310,7 +310,8 @@ impl SharedEngine {
         {
             tracing::error!("the model thread ended with a panic");
         }
-        if let Some(mut threads) = lock(&self.pool_threads).take() {
+        let pool_threads = lock(&self.pool_threads).take();
+        if let Some(mut threads) = pool_threads {
             threads.end();
         }
     }

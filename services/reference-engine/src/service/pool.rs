@@ -48,7 +48,7 @@ impl PoolThreads {
             let pool = pool.clone();
             let peers = Arc::new(Peers::new(peers));
             spawn("engine-kv-load", move || {
-                runtime.block_on(load_all(pool, peers, loads))
+                runtime.block_on(load_all(pool, peers, loads));
             })?
         };
         Ok(PoolThreads {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use refrain_protocol::engine::{Sampling, SessionSpec, StepItem, StepRequest};
+use refrain_protocol::engine::{SessionSpec, StepItem, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, NamespaceId};
 use refrain_service_kit::random;
 
