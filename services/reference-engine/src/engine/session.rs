@@ -10,6 +10,7 @@ use refrain_protocol::{NamespaceId, TokenId};
 use super::session_form::SessionForm;
 use crate::drafter::DrafterState;
 use crate::network::KvCache;
+use crate::pool::PooledText;
 
 /// The hashes of the prefixes of a session's text.
 pub(super) struct SessionPrefixes(PrefixHasher);
@@ -49,6 +50,8 @@ pub(crate) struct Session {
     pub(crate) drafter_state: Option<DrafterState>,
     /// The state of the output in its form, if it must have one.
     pub(crate) form: Option<SessionForm>,
+    /// The names of its blocks in the pool, if there is a pool.
+    pub(super) pooled: Option<PooledText>,
     /// Hashes of the prefixes of `text`, as far as they have been asked for.
     pub(super) prefixes: SessionPrefixes,
     /// Time of the last step.
@@ -69,7 +72,7 @@ impl Session {
         tokens: &[TokenId],
     ) -> Result<(), GrammarError> {
         self.text.truncate(keep);
-        self.forget_prefixes();
+        self.forget_names();
         self.text.extend_from_slice(tokens);
         let computed = keep.min(self.text.len().saturating_sub(1));
         self.kv.truncate(computed);
@@ -86,14 +89,17 @@ impl Session {
     pub(super) fn cut_to_kv(&mut self) {
         let len = self.kv.len();
         self.text.truncate(len);
-        self.forget_prefixes();
+        self.forget_names();
         if let Some(state) = &mut self.drafter_state {
             state.truncate(len, len);
         }
     }
 
-    /// Forgets the hashes if the text has become shorter than what they cover, which decoding never does.
-    fn forget_prefixes(&mut self) {
+    /// Forgets hashes that cover more than the text, which has become shorter. Decoding never does that.
+    fn forget_names(&mut self) {
+        if let Some(pooled) = &mut self.pooled {
+            pooled.truncate(self.text.len());
+        }
         if self.prefixes.0.context_len() > self.text.len() {
             self.prefixes = SessionPrefixes::new(&self.namespace);
         }

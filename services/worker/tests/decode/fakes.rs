@@ -82,6 +82,7 @@ impl FakeEngine {
                 max_draft_tokens: 16,
                 eos_token_ids: vec![STOP],
                 output_forms: false,
+                reads_ahead: false,
             },
             target,
             next_target: None,
