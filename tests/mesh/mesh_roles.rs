@@ -71,6 +71,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/groups/register", &[Gateway]),
             ("POST", "/internal/v1/groups/fetch", DRAFTERS),
             ("POST", "/internal/v1/output-lengths", &[Gateway]),
+            ("POST", "/internal/v1/prompt-outputs", DRAFTERS),
             ("POST", "/internal/v1/segments", DRAFTERS),
             ("POST", "/internal/v1/segments/piece", DRAFTERS),
             ("POST", "/internal/v1/documents", DRAFTERS),
@@ -216,7 +217,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
             }
         }
     }
-    ensure!(calls == 6 * 51, "{calls} calls");
+    ensure!(calls == 6 * 52, "{calls} calls");
     mesh.stop().await
 }
 

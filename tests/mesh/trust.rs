@@ -181,6 +181,7 @@ async fn calls(
         speculation: Speculation::Off,
         urgency: Urgency::default(),
         budget: ChunkBudget::default(),
+        expected_tokens: None,
         prediction: Vec::new(),
     };
     let append = AppendRequest {

@@ -176,6 +176,7 @@ fn chunk() -> ChunkRequest {
             attempts: 3,
             time_left_ms: Some(60_000),
         },
+        expected_tokens: Some(120),
         prediction: vec![8, 9],
         transferred: true,
         alive_within_ms: Some(10_000),
@@ -389,6 +390,7 @@ fn formats() -> Vec<Format> {
                 }),
                 tokens: Vec::new(),
                 sampling: Sampling::default(),
+                expected_tokens: None,
                 prediction: Vec::new(),
                 ..chunk()
             },

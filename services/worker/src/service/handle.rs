@@ -11,6 +11,7 @@ use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine::EngineCapabilities;
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
@@ -181,7 +182,12 @@ impl WorkerParts {
             pattern_tokens_max: self.shared.config.speculation.propose.max_pattern,
             ..IndexConfig::default()
         };
-        let sources = Sources::new(&mut request, drafts, group, index)?;
+        // Where the gateway expects no length, nothing was said to the prompt before.
+        let history = request.expected_tokens.and_then(|_| {
+            let prompt = PromptHash::of(&request.tokens[..request.prompt_len as usize]);
+            replica.history(namespace, &request.namespace, prompt)
+        });
+        let sources = Sources::new(&mut request, drafts, group, history, index)?;
         Ok((request, Some(sources)))
     }
 

@@ -151,6 +151,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
     ChunkRequest {
         alive_within_ms: None,
         resumes: None,
+        expected_tokens: None,
         prediction: Vec::new(),
         transferred: false,
         lease: LeaseId(number),

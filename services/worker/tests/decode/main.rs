@@ -19,6 +19,7 @@ mod forms;
 mod goodput;
 mod groups;
 mod guard;
+mod histories;
 mod introductions;
 mod orders;
 mod parking;
