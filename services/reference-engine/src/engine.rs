@@ -25,16 +25,17 @@ use crate::config::EngineConfig;
 use crate::drafter::{DraftForm, DraftNetwork, DraftRequest, DraftRows, Drafter};
 use crate::model::Model;
 use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
-use crate::pool::WeightsIdentity;
+use crate::pool::{KvPool, WeightsIdentity};
 use crate::sampler::Sampler;
 
 use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
+use pooling::Pooling;
 use session::Session;
 use session_form::{MaskTask, SessionForm, beside, compiling, form_error};
 use sessions::{SessionTimes, Sessions};
 
-pub(crate) use pooling::{KV_LOADING, Pooling};
+pub(crate) use pooling::KV_LOADING;
 
 /// The results of a step, and the work that it took.
 #[derive(Debug)]
@@ -131,12 +132,20 @@ impl EngineCore {
         EngineCore { grammars, ..self }
     }
 
-    /// The engine with a pool of KV blocks.
-    pub(crate) fn with_pooling(mut self, pooling: Option<Pooling>) -> Self {
-        if let Some(pooling) = pooling {
-            self.sessions.set_pooling(pooling);
+    /// The engine with a pool of KV blocks. `version` is that of the weights.
+    pub(crate) fn with_pool(mut self, pool: Option<Arc<KvPool>>, version: u64) -> Self {
+        if let Some(pool) = pool {
+            let weights = self.weights_identity(version);
+            self.sessions.set_pooling(Pooling { pool, weights });
         }
         self
+    }
+
+    fn weights_identity(&self, version: u64) -> WeightsIdentity {
+        WeightsIdentity {
+            fingerprint: self.model.fingerprint(),
+            version,
+        }
     }
 
     /// Sets how many threads make masks during a forward pass.
@@ -189,11 +198,10 @@ impl EngineCore {
         if let Some(model) = model {
             self.model = model;
         }
-        let model = &self.model;
-        self.sessions.renew_pooling(|| WeightsIdentity {
-            fingerprint: model.fingerprint(),
-            version,
-        });
+        if self.sessions.has_pool() {
+            let weights = self.weights_identity(version);
+            self.sessions.renew_pooling(weights);
+        }
     }
 
     /// Reports the KV cache, without the price of reading.

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use parking_lot::Mutex;
 use refrain_protocol::TokenId;
+use refrain_protocol::prefix::PrefixHash;
 use tokio::sync::mpsc;
 
 use crate::config::KvPoolConfig;
@@ -193,6 +194,16 @@ impl KvPool {
     pub(crate) fn insert(&self, block: PooledBlock, source: BlockSource) {
         let evicted = self.memory.lock().insert(block, source);
         self.counts.evicted_from_memory.add(evicted.into());
+    }
+
+    /// Remembers the hash by which schedulers know the text up to a block's end.
+    pub(crate) fn name_prefix(&self, hash: PrefixHash, last: BlockKey) {
+        self.memory.lock().name_prefix(hash, last);
+    }
+
+    /// Returns the named prefixes whose last block is in memory.
+    pub(crate) fn prefixes(&self) -> Vec<PrefixHash> {
+        self.memory.lock().prefixes()
     }
 
     /// Queues a block for the file, unless that has it already.

@@ -35,11 +35,28 @@ impl Pooling {
         };
         let full = session.kv.full_blocks();
         let from = if all { 0 } else { text.kept };
-        if from < full {
-            text.chain.extend(&session.text[..full * BLOCK_TOKENS]);
-            self.pool
-                .keep(text.chain.ids(), &session.text, &session.kv, from);
-            text.kept = full;
+        if from >= full {
+            return;
+        }
+        text.chain.extend(&session.text[..full * BLOCK_TOKENS]);
+        let ids = text.chain.ids();
+        self.pool.keep(ids, &session.text, &session.kv, from);
+        text.kept = full;
+        if all {
+            self.name_prefixes(session);
+        }
+    }
+
+    /// Tells the pool the hashes by which schedulers know what a session holds.
+    fn name_prefixes(&self, session: &mut Session) {
+        let prefixes = session.held();
+        let ids = session.pooled.as_ref().map(|text| text.chain.ids());
+        for prefix in prefixes.into_iter().flatten() {
+            // Prefixes end where blocks end.
+            let last = prefix.len / BLOCK_TOKENS - 1;
+            if let Some(last) = ids.and_then(|ids| ids.get(last)) {
+                self.pool.name_prefix(prefix.hash, last.key());
+            }
         }
     }
 }

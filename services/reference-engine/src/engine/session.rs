@@ -21,12 +21,23 @@ impl SessionPrefixes {
         SessionPrefixes(PrefixHasher::new(namespace))
     }
 
-    /// The hash of the longest hashed prefix of at most `len` tokens.
-    fn longest(&self, len: usize) -> Option<PrefixHash> {
+    /// The longest hashed prefix of at most `len` tokens.
+    fn longest(&self, len: usize) -> Option<HeldPrefix> {
         let hashes = self.0.hashes().iter().enumerate();
-        let reached = hashes.take_while(|(nth, _)| mark(*nth) as usize <= len);
-        reached.last().map(|(_, hash)| *hash)
+        let prefixes = hashes.map(|(nth, hash)| HeldPrefix {
+            hash: *hash,
+            len: mark(nth) as usize,
+        });
+        prefixes.take_while(|prefix| prefix.len <= len).last()
     }
+}
+
+/// A prefix of a text whose KV is there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldPrefix {
+    pub(super) hash: PrefixHash,
+    /// Its length in tokens.
+    pub(super) len: usize,
 }
 
 impl std::fmt::Debug for SessionPrefixes {
@@ -105,8 +116,8 @@ impl Session {
         }
     }
 
-    /// Returns the hashes of the longest prefix whose KV is there, and of the longest such prefix of the prompt.
-    pub(super) fn held(&mut self) -> [Option<PrefixHash>; 2] {
+    /// Returns the longest hashed prefix whose KV is there, and the longest such prefix of the prompt.
+    pub(super) fn held(&mut self) -> [Option<HeldPrefix>; 2] {
         let len = self.kv.len().min(self.text.len());
         let from = self.prefixes.0.context_len();
         if let Some(new) = self.text.get(from..len) {

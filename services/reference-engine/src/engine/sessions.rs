@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{Sampling, SessionSpec};
+use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
@@ -73,10 +74,15 @@ impl Sessions {
     }
 
     /// Names blocks of new sessions by other weights.
-    pub(super) fn renew_pooling(&mut self, weights: impl FnOnce() -> WeightsIdentity) {
+    pub(super) fn renew_pooling(&mut self, weights: WeightsIdentity) {
         if let Some(pooling) = &mut self.pooling {
-            pooling.weights = weights();
+            pooling.weights = weights;
         }
+    }
+
+    /// Whether sessions use a pool.
+    pub(super) fn has_pool(&self) -> bool {
+        self.pooling.is_some()
     }
 
     /// Lets sessions use a pool.
@@ -367,7 +373,11 @@ impl Sessions {
         let (used, capacity_tokens) = self.kv_tokens();
         let kept_tokens = kept * BLOCK_TOKENS as u64;
         let sessions = self.open.values_mut().chain(self.kept.iter_mut());
-        let mut held: Vec<_> = sessions.flat_map(Session::held).flatten().collect();
+        let prefixes = sessions.flat_map(Session::held).flatten();
+        let mut held: Vec<PrefixHash> = prefixes.map(|prefix| prefix.hash).collect();
+        if let Some(pooling) = &self.pooling {
+            held.extend(pooling.pool.prefixes());
+        }
         held.sort_unstable();
         held.dedup();
         KvReport {

@@ -7,7 +7,12 @@ use super::weights::Model;
 impl Model {
     /// Returns a hash of the model's shape and of all its weights, as they lie in memory. Models with equal hashes
     /// compute the same bits. The two storage formats compute the same bits too, but have different hashes.
+    /// The first call reads all weights, which takes seconds for a large model.
     pub(crate) fn fingerprint(&self) -> u128 {
+        *self.fingerprint.get_or_init(|| self.hash())
+    }
+
+    fn hash(&self) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?}", self.architecture).as_bytes());
         let mut floats = |floats: &[f32]| {

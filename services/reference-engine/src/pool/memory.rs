@@ -1,7 +1,10 @@
 //! The blocks in memory, in order of last use.
 
+use std::num::NonZeroUsize;
+
 use lru::LruCache;
 use refrain_protocol::TokenId;
+use refrain_protocol::prefix::PrefixHash;
 
 use super::block::PooledBlock;
 use super::chain::{BlockId, BlockKey};
@@ -32,10 +35,15 @@ impl BlockSource {
     }
 }
 
+/// Most prefixes that are named. Each report on the KV cache tells them.
+const PREFIXES_MAX: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
 /// Blocks in memory, of bounded number.
 pub(super) struct MemoryTier {
     blocks: LruCache<BlockKey, (PooledBlock, BlockSource)>,
     blocks_max: usize,
+    /// The last block of each named prefix.
+    prefixes: LruCache<PrefixHash, BlockKey>,
 }
 
 impl MemoryTier {
@@ -43,6 +51,7 @@ impl MemoryTier {
         MemoryTier {
             blocks: LruCache::unbounded(),
             blocks_max,
+            prefixes: LruCache::new(PREFIXES_MAX),
         }
     }
 
@@ -76,6 +85,17 @@ impl MemoryTier {
         let (block, source) = self.blocks.peek(&id.key())?;
         let is_same = block.id == *id && block.tokens == tokens;
         is_same.then(|| (block.floats.clone(), *source))
+    }
+
+    pub(super) fn name_prefix(&mut self, hash: PrefixHash, last: BlockKey) {
+        self.prefixes.put(hash, last);
+    }
+
+    /// Returns the prefixes whose last block is here.
+    pub(super) fn prefixes(&self) -> Vec<PrefixHash> {
+        let named = self.prefixes.iter();
+        let held = named.filter(|(_, last)| self.blocks.contains(*last));
+        held.map(|(hash, _)| *hash).collect()
     }
 
     pub(super) fn get(&self, key: BlockKey) -> Option<PooledBlock> {

@@ -21,10 +21,10 @@ use super::pool::{BlockServer, PoolThreads};
 use super::weight_loading::WeightLoading;
 use crate::config::EngineConfig;
 use crate::drafter::{DraftNetwork, open_network};
-use crate::engine::{EngineCore, Pooling};
+use crate::engine::EngineCore;
 use crate::model::{Model, ModelFiles};
 use crate::network::KvShape;
-use crate::pool::{KvPool, WeightsIdentity};
+use crate::pool::KvPool;
 
 /// A handle of a running engine, which is cheap to clone. The engine's thread ends after [`EngineHandle::shutdown`],
 /// or when the last handle is dropped.
@@ -95,16 +95,9 @@ impl EngineHandle {
         let (pool, queues) = opened
             .map(|(pool, queues)| (Arc::new(pool), queues))
             .unzip();
-        let pooling = pool.clone().map(|pool| Pooling {
-            pool,
-            weights: WeightsIdentity {
-                fingerprint: model.fingerprint(),
-                version: config.weight_version,
-            },
-        });
         let core = EngineCore::new(model.clone(), network, config)
             .with_grammars(grammars.clone())
-            .with_pooling(pooling);
+            .with_pool(pool.clone(), config.weight_version);
         let limits = core.limits();
         let capabilities = EngineCapabilities {
             model: name,

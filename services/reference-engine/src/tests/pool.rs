@@ -5,6 +5,7 @@ mod http;
 use std::sync::Arc;
 
 use refrain_protocol::engine::{CloseRequest, Sampling, StepItem, StepRequest, TokenLogprob};
+use refrain_protocol::prefix::prefix_hashes;
 use refrain_protocol::{EngineSessionId, NamespaceId, TokenId};
 
 use super::draft_model::stranger;
@@ -14,9 +15,9 @@ use super::support::{
     Random, TestEngine, by_head, engine, engine_with_drafter, item, opening, tiny,
 };
 use crate::config::{EngineConfig, KvPoolConfig};
-use crate::engine::{EngineCore, KV_LOADING, Pooling};
+use crate::engine::KV_LOADING;
 use crate::network::{BLOCK_TOKENS, KvShape};
-use crate::pool::{KvPool, LoadJob, PoolQueues, WeightsIdentity};
+use crate::pool::{KvPool, LoadJob, PoolQueues};
 
 const PROMPT_TOKENS: usize = 70;
 const OUTPUT_TOKENS: usize = 60;
@@ -53,16 +54,9 @@ impl TestPool {
     }
 
     fn pooled(&self, engine: TestEngine, version: u64) -> TestEngine {
-        let pooling = Pooling {
-            pool: self.pool.clone(),
-            weights: WeightsIdentity {
-                fingerprint: tiny().fingerprint(),
-                version,
-            },
-        };
         let TestEngine { core, now } = engine;
         TestEngine {
-            core: EngineCore::with_pooling(core, Some(pooling)),
+            core: core.with_pool(Some(self.pool.clone()), version),
             now,
         }
     }
@@ -473,6 +467,13 @@ fn kept_sessions_that_make_room_are_found_in_the_pool() {
     }
     let (used, most) = engine.core.sessions().kv_tokens();
     assert!(used <= most);
+    // Schedulers know of all of them, although only one has a session.
+    assert_eq!(engine.core.sessions().counts(), (0, 1));
+    let held = engine.core.kv_report().held.unwrap();
+    for text in &texts {
+        let prefix = prefix_hashes(&NamespaceId(1), text)[0];
+        assert!(held.contains(&prefix));
+    }
 }
 
 #[test]
