@@ -39,6 +39,7 @@ mod tidy;
 mod tls;
 mod tools;
 mod traces;
+mod trainer_orders;
 mod troubled_mesh;
 mod trust;
 mod up;

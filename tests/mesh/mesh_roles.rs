@@ -43,6 +43,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/chunk", &[Gateway]),
             ("POST", "/internal/v1/cut", &[Gateway]),
             ("POST", "/internal/v1/drain", &[Operator]),
+            ("POST", "/internal/v1/order", &[Gateway]),
         ],
     ),
     (
@@ -56,6 +57,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/engine/v1/step", &[Worker]),
             ("POST", "/engine/v1/close", &[Worker]),
             ("POST", "/engine/v1/abort", &[Worker]),
+            ("POST", "/engine/v1/order", &[Worker]),
             ("POST", "/engine/v1/tokenize", &[Worker]),
             ("POST", "/engine/v1/detokenize", &[Worker]),
         ],
@@ -70,6 +72,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/groups/register", &[Gateway]),
             ("POST", "/internal/v1/groups/fetch", DRAFTERS),
             ("POST", "/internal/v1/output-lengths", &[Gateway]),
+            ("POST", "/internal/v1/prompt-outputs", DRAFTERS),
             ("POST", "/internal/v1/segments", DRAFTERS),
             ("POST", "/internal/v1/segments/piece", DRAFTERS),
             ("POST", "/internal/v1/documents", DRAFTERS),
@@ -215,7 +218,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
             }
         }
     }
-    ensure!(calls == 6 * 50, "{calls} calls");
+    ensure!(calls == 6 * 53, "{calls} calls");
     mesh.stop().await
 }
 
@@ -233,6 +236,7 @@ fn heartbeat(worker: &str) -> Heartbeat {
         compiles_forms: false,
         eagle3: None,
         fallback: None,
+        state: None,
         kv: None,
     }
 }

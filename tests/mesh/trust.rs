@@ -39,6 +39,7 @@ const ENDPOINTS: &[(Service, &[&str], &[&str])] = &[
             "/internal/v1/chunk",
             "/internal/v1/cut",
             "/internal/v1/drain",
+            "/internal/v1/order",
         ],
         &[],
     ),
@@ -57,6 +58,7 @@ const ENDPOINTS: &[(Service, &[&str], &[&str])] = &[
             "/engine/v1/step",
             "/engine/v1/close",
             "/engine/v1/abort",
+            "/engine/v1/order",
             "/engine/v1/tokenize",
             "/engine/v1/detokenize",
         ],
@@ -179,6 +181,7 @@ async fn calls(
         speculation: Speculation::Off,
         urgency: Urgency::default(),
         budget: ChunkBudget::default(),
+        expected_tokens: None,
         prediction: Vec::new(),
     };
     let append = AppendRequest {

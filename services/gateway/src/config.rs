@@ -15,6 +15,7 @@ use serde::Deserialize;
 use crate::admin::{OperatorConfig, operator_faults};
 use crate::tenants::LimitsRedisConfig;
 use crate::tenants::jwt::JwtConfig;
+use crate::trainer::TrainerConfig;
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
@@ -129,6 +130,8 @@ pub struct GatewayConfig {
     /// Whether a request with a field that nobody knows is refused. Otherwise the field is ignored, and its name is
     /// logged once. Fields that would change the output and are not supported are refused in any case.
     pub strict_fields: bool,
+    /// The listener for trainers.
+    pub trainer: TrainerConfig,
     /// Values that only tests change.
     #[serde(skip)]
     pub tuning: GatewayTuning,
@@ -297,6 +300,7 @@ impl Default for GatewayConfig {
             form_bytes_max: GrammarLimits::default().form_bytes_max,
             responses_stored_bytes_max: 64 << 20,
             strict_fields: false,
+            trainer: TrainerConfig::default(),
             tuning: GatewayTuning::default(),
         }
     }
@@ -507,6 +511,8 @@ impl Validate for GatewayConfig {
         }
         faults.extend(self.http.faults("http"));
         faults.extend(self.operations_http.faults("operations_http"));
+        let models = self.models.iter().map(|model| model.id.as_str());
+        faults.extend(self.trainer.faults(models));
         faults
     }
 }

@@ -19,9 +19,9 @@ use refrain_service_kit::http::{HttpError, get, post};
 use crate::models::unknown_model;
 use crate::surfaces::Surface;
 use generate::generate;
-use state::finish;
 
-pub(crate) use state::GatewayState;
+pub(crate) use generate::request_span;
+pub(crate) use state::{GatewayState, finish};
 
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {

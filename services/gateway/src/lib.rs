@@ -28,6 +28,7 @@ mod response;
 mod stream_shape;
 mod surfaces;
 pub mod tenants;
+mod trainer;
 mod usage;
 
 use std::net::SocketAddr;
@@ -51,6 +52,7 @@ use tokio::task::JoinHandle;
 pub use admin::{OperatorConfig, OperatorToken};
 pub use config::{GatewayConfig, GatewayTuning, KeyConfig, ModelConfig};
 pub use tenants::LimitsRedisConfig;
+pub use trainer::TrainerConfig;
 
 /// Reads the files of a model from the place that its configuration names.
 pub type ModelFilesOf = Arc<dyn Fn(&str) -> anyhow::Result<ModelFiles> + Send + Sync>;
@@ -81,6 +83,8 @@ pub struct GatewayServer {
     server: Server,
     /// The listener for operators, which stays until all requests have ended.
     operations: Option<Server>,
+    /// The listener for trainers.
+    trainer: Option<trainer::TrainerListener>,
     drain: Drain,
     models_poll: JoinHandle<()>,
     /// Follows the tenants until it is dropped.
@@ -292,6 +296,17 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         tuning,
         readiness: readiness.clone(),
     });
+    let trainer = trainer::listen(
+        &config,
+        trainer::TrainerDeps {
+            gateway: &gateway,
+            scheduler: deps.scheduler.clone(),
+            workers: deps.workers.clone(),
+            drain: drain.clone(),
+            readiness: readiness.clone(),
+            metrics: &deps.metrics,
+        },
+    )?;
     let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
@@ -348,6 +363,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     Ok(GatewayServer {
         server,
         operations,
+        trainer,
         drain,
         models_poll,
         _tenants_follower: tenants_follower,
@@ -381,6 +397,11 @@ impl GatewayServer {
         self.operations.as_ref().map(Server::addr)
     }
 
+    /// The address of the listener for trainers, if there is one.
+    pub fn trainer_addr(&self) -> Option<SocketAddr> {
+        self.trainer.as_ref().map(trainer::TrainerListener::addr)
+    }
+
     /// Stops the gateway. It takes nothing new and waits at most `grace` for requests in flight. Then it cuts off the
     /// others with an error and closes the connections, which takes at most two seconds more. Returns the number of
     /// requests that were cut off.
@@ -393,7 +414,7 @@ impl GatewayServer {
         if left == 0 {
             // Clients may read their answers for the rest of the grace.
             let rest = grace.saturating_sub(began.elapsed());
-            self.server.stop_within(rest).await;
+            self.stop_within(rest).await;
         } else {
             let cut_at = Instant::now();
             let error = cut_off();
@@ -404,13 +425,23 @@ impl GatewayServer {
                 }
             }
             let rest = CUT_GRACE.saturating_sub(cut_at.elapsed());
-            self.server.stop_within(rest).await;
+            self.stop_within(rest).await;
         }
         self.usage.close().await;
         if let Some(operations) = &self.operations {
             operations.stop_within(OPERATIONS_GRACE).await;
         }
         left
+    }
+
+    /// Stops the listeners of clients, and waits at most `rest` for answers in flight.
+    async fn stop_within(&self, rest: Duration) {
+        let trainer = async {
+            if let Some(trainer) = &self.trainer {
+                trainer.stop_within(rest).await;
+            }
+        };
+        tokio::join!(self.server.stop_within(rest), trainer);
     }
 }
 

@@ -5,7 +5,7 @@ mod token_counters;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
-use prometheus::{Histogram, HistogramVec};
+use prometheus::{Histogram, HistogramVec, IntGauge};
 use refrain_output_parsers::Counts;
 use refrain_protocol::openai::FinishReason;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
@@ -45,7 +45,7 @@ const GAP_BUCKETS: &[f64] = &[
 ];
 
 /// Values of the label `limit` of refused requests.
-const LIMITS: [&str; 23] = [
+const LIMITS: [&str; 24] = [
     "requests",
     "tenant_requests",
     "rollouts",
@@ -69,6 +69,7 @@ const LIMITS: [&str; 23] = [
     "tokens_per_day",
     "tokens_per_month",
     "requests_in_flight_max",
+    "trainer_held",
 ];
 
 /// Values of the label `outcome` of tool calls.
@@ -97,6 +98,20 @@ refrain_service_kit::metric_families! {
         pub(crate) implicit_groups: IntGauge = "refrain_gateway_implicit_groups",
         /// Request bodies that are arriving.
         pub(crate) bodies: IntGauge = "refrain_gateway_bodies_arriving",
+        /// Requests of trainers in flight, those that are held included.
+        pub(crate) trainer_in_flight: IntGauge = "refrain_gateway_trainer_requests_in_flight",
+        /// Requests of trainers that are held back until there is room for them.
+        pub(crate) trainer_held: IntGauge = "refrain_gateway_trainer_requests_held",
+        /// Bytes of bodies of trainers that are read, and whose requests are not admitted yet.
+        pub(crate) trainer_held_bytes: IntGauge = "refrain_gateway_trainer_held_bytes",
+        /// Requests of trainers by route and outcome. Those that `left` have lost their client.
+        pub(crate) trainer_requests: IntCounterVec =
+            "refrain_gateway_trainer_requests_total" ["route", "outcome"],
+        /// Requests that trainers have aborted.
+        pub(crate) trainer_aborts: IntCounter = "refrain_gateway_trainer_aborts_total",
+        /// Orders of trainers to workers, by the answer of each worker.
+        pub(crate) trainer_orders: IntCounterVec =
+            "refrain_gateway_trainer_orders_total" ["order", "outcome"],
         /// Bytes of large bodies that are being parsed and tokenized.
         pub(crate) tokenizing: IntGauge = "refrain_gateway_tokenizing_bytes",
         /// Bytes of large bodies that wait to be parsed and tokenized.
@@ -174,6 +189,34 @@ refrain_service_kit::metric_families! {
         /// (`decode`). Choices add up.
         pub(crate) phase_seconds: HistogramVec =
             "refrain_gateway_phase_seconds" ["model", "phase"] in SECONDS_BUCKETS,
+    }
+}
+
+/// Counts one in a gauge until it is dropped.
+pub(crate) struct GaugeGuard {
+    gauge: IntGauge,
+    number: i64,
+}
+
+impl GaugeGuard {
+    /// Adds one to the gauge.
+    pub(crate) fn new(gauge: &IntGauge) -> Self {
+        GaugeGuard::of(gauge, 1)
+    }
+
+    /// Adds a number to the gauge.
+    pub(crate) fn of(gauge: &IntGauge, number: i64) -> Self {
+        gauge.add(number);
+        GaugeGuard {
+            gauge: gauge.clone(),
+            number,
+        }
+    }
+}
+
+impl Drop for GaugeGuard {
+    fn drop(&mut self) {
+        self.gauge.sub(self.number);
     }
 }
 

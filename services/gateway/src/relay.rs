@@ -7,6 +7,7 @@
 //! Read first: `request_run.rs` (the loop over leases and chunks), then `choice_run.rs` (one chunk), `choice.rs`
 //! (tokens to text) and `attempts.rs` (what follows a failure).
 
+mod aborts;
 mod attempts;
 mod choice;
 mod choice_run;
@@ -20,6 +21,7 @@ mod lease_guard;
 mod output_text;
 mod parked_at;
 mod parsing;
+mod paused_time;
 mod request_events;
 mod request_run;
 mod request_time;
@@ -27,7 +29,7 @@ mod retry_budget;
 mod scheduler_absence;
 mod stream_shaper;
 
-pub(crate) use choice::{ChoiceProgress, OutputToken};
+pub(crate) use choice::{ChoiceFigures, ChoiceProgress, OutputToken};
 pub(crate) use context::RelayContext;
 pub(crate) use draft_memory::DraftMemory;
 pub(crate) use events::{RelayEvent, RequestSummary};

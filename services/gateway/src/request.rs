@@ -12,6 +12,7 @@ mod output_form;
 mod parsing;
 mod prompt;
 mod refusal;
+mod samples;
 mod tools;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use refrain_protocol::openai::Parameters;
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
 
 use crate::STAGE;
 use crate::config::GatewayTuning;
@@ -34,6 +36,8 @@ use tools::{CallDemand, Tools};
 
 pub(crate) use bound_output::{BoundOutput, FormSource};
 pub(crate) use end_user::EndUser;
+pub(crate) use other_fields::check_supported;
+pub(crate) use samples::{SampleBody, SamplingFields};
 
 /// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +79,8 @@ pub(crate) struct OutputOptions {
     pub(crate) has_token_ids: bool,
     /// Most likely tokens that the answer shows in each place of the output, if it has log-probabilities.
     pub(crate) top_logprobs: Option<u32>,
+    /// Log-probabilities name tokens by their ids.
+    pub(crate) names_ids: bool,
     /// The log-probabilities of the output begin with those of the prompt.
     pub(crate) echoes_logprobs: bool,
     /// The same as `top_logprobs` for the prompt, apart from the output.
@@ -139,12 +145,32 @@ pub(crate) struct GenerateRequest {
     pub(crate) loose_form: Option<Box<OutputForm>>,
     /// Most tokens of a chunk that the request asks for; `None`: it has no wish.
     pub(crate) chunk_tokens: Option<u32>,
+    /// The signal by which a trainer aborts the request. `None`: it is not a trainer's, and nobody aborts it.
+    pub(crate) abort: Option<CancellationToken>,
     /// Keeps other modules from creating one.
     _sealed: (),
 }
 
 /// Output limit of text completions that set none: OpenAI's default.
 const COMPLETION_MAX_TOKENS: u64 = 16;
+
+/// Values of a text completion that names none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CompletionDefaults<'a> {
+    /// The model.
+    pub(crate) model: Option<&'a str>,
+    /// The output limit, tokens. `None`: what the context leaves.
+    pub(crate) max_tokens: Option<u64>,
+}
+
+impl Default for CompletionDefaults<'_> {
+    fn default() -> Self {
+        CompletionDefaults {
+            model: None,
+            max_tokens: Some(COMPLETION_MAX_TOKENS),
+        }
+    }
+}
 
 impl GenerateRequest {
     /// Reads the body of `/v1/chat/completions`, which is freed once it is parsed.
@@ -165,6 +191,7 @@ impl GenerateRequest {
             others,
         } = read(&body)?;
         drop(body);
+        fields::check_model(&parameters)?;
         let model = models.get(tenant, &parameters.model)?;
         let end_user = others.end_user.end_user();
         let mut unknown_fields = others.checked()?;
@@ -228,19 +255,51 @@ impl GenerateRequest {
         models: &Models,
         limits: &GatewayTuning,
     ) -> Result<Self, ApiError> {
-        let RequestBody::<CompletionFields> {
+        let defaults = CompletionDefaults::default();
+        GenerateRequest::completion_with(body, tenant, models, limits, defaults)
+    }
+
+    /// The same with other values for what the body does not name.
+    ///
+    /// # Errors
+    /// As [`GenerateRequest::chat`].
+    pub(crate) fn completion_with(
+        body: Bytes,
+        tenant: &str,
+        models: &Models,
+        limits: &GatewayTuning,
+        defaults: CompletionDefaults<'_>,
+    ) -> Result<Self, ApiError> {
+        let mut read: RequestBody<CompletionFields> = read(&body)?;
+        drop(body);
+        if let (Some(model), true) = (defaults.model, read.parameters.model.is_empty()) {
+            model.clone_into(&mut read.parameters.model);
+        }
+        let top_logprobs = fields::completion_logprobs(&read.own)?;
+        GenerateRequest::of_prompts(read, top_logprobs, tenant, models, limits, defaults)
+    }
+
+    /// Makes a request of the prompts of a completion. `top_logprobs` is what the client may see of each token.
+    fn of_prompts(
+        body: RequestBody<CompletionFields>,
+        top_logprobs: Option<u32>,
+        tenant: &str,
+        models: &Models,
+        limits: &GatewayTuning,
+        defaults: CompletionDefaults<'_>,
+    ) -> Result<Self, ApiError> {
+        let RequestBody {
             parameters,
             required: prompt,
             own: completion,
             form,
             others,
-        } = read(&body)?;
-        drop(body);
+        } = body;
+        fields::check_model(&parameters)?;
         let model = models.get(tenant, &parameters.model)?;
         let end_user = others.end_user.end_user();
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
-        let top_logprobs = fields::completion_logprobs(&completion)?;
         let best_of = fields::best_of(&parameters, &completion)?;
         let mut request = GenerateRequest::common(
             Endpoint::Completion,
@@ -268,15 +327,12 @@ impl GenerateRequest {
         let keep = fields::kept_prompt_tokens(&parameters)?;
         let room = prompt::PromptRoom { context, keep };
         for tokens in prompt::completions(prompt, &request.model, room)? {
-            let max_new_tokens = prompt::output_limit(
-                "prompt",
-                tokens.len(),
-                asked,
-                Some(COMPLETION_MAX_TOKENS),
-                context,
-            )?;
-            if max_new_tokens == 0 && !echoes {
-                let message = "max_tokens: must be at least 1, or 0 with echo: true";
+            let max_new_tokens =
+                prompt::output_limit("prompt", tokens.len(), asked, defaults.max_tokens, context)?;
+            let is_scored = request.output.prompt_logprobs.is_some();
+            if max_new_tokens == 0 && !echoes && !is_scored {
+                let message =
+                    "max_tokens: must be at least 1, or 0 where the prompt is echoed or scored";
                 return Err(ApiError::invalid("max_tokens", message));
             }
             fields::check_min_tokens(&request.sampling, max_new_tokens)?;
@@ -319,6 +375,7 @@ impl GenerateRequest {
                 shows_special: !parameters.skip_special_tokens.unwrap_or(true),
                 has_token_ids: parameters.return_token_ids.unwrap_or(false),
                 top_logprobs,
+                names_ids: parameters.return_tokens_as_token_ids.unwrap_or(false),
                 echoes_logprobs: false,
                 prompt_logprobs,
             },
@@ -343,6 +400,7 @@ impl GenerateRequest {
             form_sources: Vec::new(),
             loose_form: None,
             chunk_tokens: None,
+            abort: None,
             model,
             _sealed: (),
         })
@@ -435,6 +493,12 @@ impl GenerateRequest {
             return refused("step_trace: only a request for one choice can have it");
         }
         Ok(())
+    }
+
+    /// Tokens of all prompts.
+    pub(crate) fn input_tokens(&self) -> u64 {
+        let prompts = self.prompts.iter();
+        prompts.map(|prompt| prompt.tokens.len() as u64).sum()
     }
 
     /// Number of choices: prompts times choices of each.

@@ -24,7 +24,7 @@ use refrain_protocol::ApiError;
 
 use crate::config::GatewayTuning;
 use crate::models::Models;
-use crate::request::{EndUser, Endpoint, GenerateRequest};
+use crate::request::{EndUser, GenerateRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
 use crate::tenants::Caller;
 use crate::tenants::file::KeyEndpoint;
@@ -70,14 +70,6 @@ enum AnswerShape {
 }
 
 impl Surface {
-    /// The name of the operation in the OpenTelemetry conventions.
-    pub(crate) fn operation(self) -> &'static str {
-        match self {
-            Surface::Completion => Endpoint::Completion.operation(),
-            _ => Endpoint::Chat.operation(),
-        }
-    }
-
     /// The endpoint, as the scopes of keys name it.
     pub(crate) fn endpoint(self) -> KeyEndpoint {
         match self {
@@ -151,6 +143,14 @@ impl Surface {
 }
 
 impl AcceptedRequest {
+    /// A request that is answered in OpenAI's shape, or by a writer of the caller's own.
+    pub(crate) fn of(request: GenerateRequest) -> Self {
+        AcceptedRequest {
+            request: Arc::new(request),
+            answer: AnswerShape::OpenAi,
+        }
+    }
+
     /// Holds the calls of the output to less, as [`GenerateRequest::loose_form`] says. Nobody else may have the
     /// request yet.
     pub(crate) fn loosen_form(&mut self) {

@@ -33,7 +33,8 @@ pub struct EngineConfig {
     pub model_name: Option<String>,
     /// Storage format of the weights in memory.
     pub weights: WeightFormat,
-    /// Version that every step reports. Raise it when you replace the weights in the model's folder.
+    /// Version that steps report at first. Weights that are loaded later have a higher one. Raise it when you replace
+    /// the weights in the model's folder.
     pub weight_version: u64,
     /// Address of the HTTP listener. Leave it out if all callers live in the same process.
     pub listen: Option<SocketAddr>,

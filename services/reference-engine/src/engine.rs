@@ -148,6 +148,14 @@ impl EngineCore {
         }
     }
 
+    /// Names the version of the present weights to the pool. No session of other weights may be left.
+    pub(crate) fn set_pooled_version(&mut self, version: u64) {
+        if self.sessions.is_pooled() {
+            let weights = self.weights_identity(version);
+            self.sessions.set_pooled_weights(weights);
+        }
+    }
+
     /// Sets how many threads make masks during a forward pass.
     #[cfg(test)]
     pub(crate) fn set_mask_threads(&mut self, threads: usize) {
@@ -179,6 +187,22 @@ impl EngineCore {
         for id in sessions {
             self.sessions.park(*id, now);
         }
+    }
+
+    /// Forgets the sessions that are kept for reuse.
+    pub(crate) fn forget_kept(&mut self) {
+        self.sessions.forget_kept();
+    }
+
+    /// Forgets all sessions. Their callers open them again.
+    pub(crate) fn forget_all(&mut self) {
+        self.sessions.forget_all();
+    }
+
+    /// Goes on with a model of the same architecture. No session may be left, since their KV is of the old one.
+    pub(crate) fn replace_model(&mut self, model: Arc<Model>) {
+        debug_assert_eq!(self.sessions.counts(), (0, 0));
+        self.model = model;
     }
 
     /// Reports the KV cache, without the price of reading.

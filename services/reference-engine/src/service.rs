@@ -4,8 +4,10 @@ mod handle;
 mod http;
 mod metrics;
 mod model_thread;
+mod orders;
 mod pool;
 mod prefill_price;
+mod weight_loading;
 
 use std::net::SocketAddr;
 use std::time::Duration;

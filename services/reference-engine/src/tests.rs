@@ -10,6 +10,7 @@ mod golden;
 mod http;
 mod limits;
 mod loading;
+mod new_weights;
 mod parking;
 mod pool;
 mod sampling;

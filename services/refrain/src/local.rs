@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_rpc::{Worker, Workers};
@@ -58,6 +59,10 @@ impl VerifyingEngine for LocalEngine {
 
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
         self.handle.abort(sessions).await
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        self.handle.order(order).await
     }
 }
 

@@ -227,6 +227,7 @@ impl Mesh {
             compiles_forms: false,
             eagle3: None,
             fallback: None,
+            state: None,
             kv: Some(KvReport {
                 capacity_tokens: self.kv_tokens,
                 held: Some(held.collect()),

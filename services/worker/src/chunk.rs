@@ -6,9 +6,11 @@
 mod active;
 mod admission;
 mod command;
+mod held;
 mod sink;
 
 pub(crate) use self::active::ActiveChunk;
 pub(crate) use self::admission::Admission;
 pub(crate) use self::command::{Command, serve_cuts};
+pub(crate) use self::held::HeldNotices;
 pub(crate) use self::sink::OutputSink;

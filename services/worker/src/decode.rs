@@ -28,6 +28,7 @@ use self::step::Part;
 use crate::chunk::{ActiveChunk, Command, OutputSink, serve_cuts};
 use crate::engine::VerifyingEngine;
 use crate::metrics::ChunkOutcome;
+use crate::orders::{Fate, Gate};
 use crate::routing::{Proposers, Routing};
 use crate::running::Absorbed;
 use crate::shared::Shared;
@@ -39,6 +40,8 @@ pub(crate) struct DecodeLoop {
     pub(crate) routing: Routing,
     pub(crate) remote_lookup: RemoteLookup,
     pub(crate) proposers: Proposers,
+    /// The version of the weights of the last step.
+    pub(crate) weight_version: u64,
 }
 
 /// How often stalled readers are checked while nothing else happens.
@@ -63,21 +66,23 @@ impl DecodeLoop {
             while is_open && let Ok(command) = commands.try_recv() {
                 is_open = self.command(command, &mut batch);
             }
-            self.end_abandoned(&mut batch);
+            let gate = self.shared.orders.gate();
+            self.obey(&gate, &mut batch);
+            self.end_abandoned(&gate, &mut batch);
             first = if batch.is_empty() {
                 0
             } else {
                 (first + 1) % batch.len()
             };
             let began = Instant::now();
-            let movers = self.movers(&batch, first);
+            let movers = self.movers(&gate, &batch, first);
             let queries = self.remote_queries(&batch, &movers);
             let remote = self.remote_lookup.look_up(queries).await;
             let (request, propose_seconds) = self.compose(&mut batch, &movers, &remote);
             let compose_seconds = began.elapsed().as_secs_f64();
             if request.items.is_empty() {
                 self.catch_up(&mut batch);
-                is_open = self.idle(&mut commands, is_open, &mut batch).await;
+                is_open = self.idle(&gate, &mut commands, is_open, &mut batch).await;
                 continue;
             }
             let metrics = &self.shared.metrics.families;
@@ -123,23 +128,52 @@ impl DecodeLoop {
                 }
             }
         }
+        self.shared.orders.follow(u64::MAX);
         serve_cuts(commands, &self.shared, self.routing.finish()).await;
+    }
+
+    /// Follows the orders of a trainer: ends the chunks that it aborts, and notes those that are held. No step is
+    /// under way here.
+    fn obey(&mut self, gate: &Gate, batch: &mut Vec<ActiveChunk>) {
+        let now = Instant::now();
+        let working_time = gate.working_time(now);
+        let is_aborted = |chunk: &ActiveChunk| chunk.fate(gate) == Fate::Aborted;
+        while let Some(place) = batch.iter().position(is_aborted) {
+            self.end(place, batch, |sink, chunk| {
+                let end = chunk.running.end(ChunkEndReason::Aborted);
+                sink.end(chunk, end)
+            });
+        }
+        for chunk in batch {
+            let is_held = chunk.fate(gate) == Fate::Held;
+            chunk.note_held(is_held, now);
+            if is_held {
+                // An order may have ended all sessions, so that says nothing about the engine.
+                chunk.running.forgive_losses();
+            } else {
+                chunk.begin_time(working_time);
+            }
+        }
+        self.shared.orders.follow(gate.changes());
     }
 
     /// Waits while no request can move: for a command, for a reader that catches up or leaves, or for the end of a
     /// pause. Returns whether more commands may come.
     async fn idle(
         &mut self,
+        gate: &Gate,
         commands: &mut mpsc::Receiver<Command>,
         is_open: bool,
         batch: &mut Vec<ActiveChunk>,
     ) -> bool {
-        let movable = wait_until_movable(batch);
+        let orders = self.shared.orders.clone();
+        let movable = wait_until_movable(gate, batch);
         tokio::select! {
             command = commands.recv(), if is_open => {
                 return command.is_some_and(|command| self.command(command, batch));
             }
             () = movable, if !batch.is_empty() => {}
+            () = orders.changed_since(gate.changes()) => {}
             () = self.routing.statistics.wait() => {}
             // The next turn ends the chunks of stalled readers.
             () = tokio::time::sleep(STALL_CHECK), if !batch.is_empty() => {}
@@ -164,6 +198,8 @@ impl DecodeLoop {
                     });
                 }
             }
+            // A held chunk is in nobody's way: another one would be held in its place.
+            Command::GiveWay(_) if self.shared.orders.gate().is_shut() => {}
             Command::GiveWay(leases) => {
                 for lease in leases {
                     let place = batch.iter().position(|chunk| chunk.lease == lease);
@@ -225,8 +261,9 @@ impl DecodeLoop {
     }
 
     /// Ends the chunks that timed out or whose readers left. Chunks of stalled readers end for now.
-    fn end_abandoned(&mut self, batch: &mut Vec<ActiveChunk>) {
+    fn end_abandoned(&mut self, gate: &Gate, batch: &mut Vec<ActiveChunk>) {
         let now = Instant::now();
+        let working_time = gate.working_time(now);
         for chunk in batch.iter_mut() {
             if chunk.events.capacity() > 0 {
                 chunk.stalled_since = None;
@@ -243,7 +280,7 @@ impl DecodeLoop {
         while let Some((place, error)) = batch
             .iter()
             .enumerate()
-            .find_map(|(place, chunk)| Some((place, chunk.overdue(now)?)))
+            .find_map(|(place, chunk)| Some((place, chunk.overdue(working_time)?)))
         {
             self.end(place, batch, |sink, chunk| sink.time_out(chunk, error));
         }
@@ -262,6 +299,14 @@ impl DecodeLoop {
     fn take(&mut self, response: StepResponse, parts: &[Part], batch: &mut Vec<ActiveChunk>) {
         let metrics = &self.shared.metrics;
         metrics.engine_step(response.step_s, response.draft_s);
+        let weight_version = response.weight_version;
+        self.shared.orders.set_weight_version(weight_version);
+        if std::mem::replace(&mut self.weight_version, weight_version) != weight_version {
+            // New weights end all sessions, so that says nothing about the engine.
+            for chunk in batch.iter_mut() {
+                chunk.running.forgive_losses();
+            }
+        }
         let now = Instant::now();
         let mut over: Vec<(usize, Result<ChunkOutcome, ApiError>)> = Vec::new();
         for (result, Part { place, .. }) in response.results.into_iter().zip(parts.iter().copied())
@@ -271,7 +316,6 @@ impl DecodeLoop {
                 Ok(output) => {
                     chunk.wait_until = None;
                     chunk.waits_since = None;
-                    let weight_version = response.weight_version;
                     chunk.running.absorb(output, weight_version, now)
                 }
                 Err(error) => chunk.postpone(error, ENGINE_FULL_PAUSE, now).map(|()| None),
@@ -377,11 +421,13 @@ fn step_span(parts: &[Part], batch: &[ActiveChunk]) -> tracing::Span {
 }
 
 /// Waits until a paused request may move again: its pause is over, or its reader has read something or has left.
-async fn wait_until_movable(batch: &[ActiveChunk]) {
+async fn wait_until_movable(gate: &Gate, batch: &[ActiveChunk]) {
     let now = Instant::now();
     let waits = batch.iter().map(|chunk| {
         Box::pin(async move {
             match chunk.wait_until {
+                // Only its reader can end it.
+                _ if chunk.fate(gate) != Fate::Runs => chunk.events.closed().await,
                 Some(until) if until > now => tokio::time::sleep(until - now).await,
                 _ => {
                     // Completes with room in the queue, or with the reader's departure.

@@ -16,6 +16,7 @@ mod http_engine;
 mod identity;
 mod introductions;
 mod load;
+mod order_calls;
 mod response;
 mod sse;
 mod streaming;

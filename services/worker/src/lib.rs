@@ -9,6 +9,7 @@
 //! * `decode`: the driver for engines that verify drafts. It composes the batch of each step.
 //! * `streaming`: the driver for engines that generate by themselves. It relays one stream per chunk.
 //! * `drive`: drive mode, where a streaming engine is made to verify drafts.
+//! * `orders`: what the orders of trainers leave behind: the pause, and the version of the weights.
 //! * `parking`: requests between two chunks, whose state stays here.
 //! * `running`: the state of a request while its chunk is decoded, with its draft.
 //! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its
@@ -24,6 +25,7 @@ mod decode;
 mod drive;
 mod engine;
 mod metrics;
+mod orders;
 mod parking;
 mod routing;
 mod running;
@@ -50,6 +52,7 @@ use crate::chunk::{Admission, Command, OutputSink};
 use crate::decode::DecodeLoop;
 use crate::drive::SharedDrive;
 use crate::metrics::WorkerMetrics;
+use crate::orders::Orders;
 use crate::parking::Parking;
 use crate::routing::{DraftSettings, HeadReports, Proposers, Routing, profile};
 use crate::service::{Heartbeats, OrderedDrain, WorkerParts};
@@ -103,9 +106,18 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
         with.store.clone(),
         metrics.uploader.clone(),
     );
-    let parking = Parking::new(&config, &with.engine, uploader.clone(), metrics.clone());
+    let has_steps = matches!(with.engine, WorkerEngine::Verifying(_));
+    let orders = Arc::new(Orders::new(has_steps, metrics.clone()));
+    let parking = Parking::new(
+        &config,
+        &with.engine,
+        uploader.clone(),
+        metrics.clone(),
+        orders.clone(),
+    );
     let shared = Arc::new(Shared {
         parking: Arc::new(parking),
+        orders,
         sink: OutputSink::new(uploader.clone(), metrics.clone()),
         engine_ready: AtomicBool::new(true),
         metrics,
@@ -212,6 +224,7 @@ async fn decode_loop(
         ),
         proposers: Proposers::new().context("starting the threads that propose drafts")?,
         routing,
+        weight_version: 0,
     })
 }
 

@@ -10,6 +10,7 @@ use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntGaugeVec};
 use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
+use refrain_protocol::engine_order::PauseMode;
 use refrain_service_kit::telemetry::Metrics;
 
 use self::families::WorkerFamilies;
@@ -98,6 +99,25 @@ impl WorkerMetrics {
         let context = &self.families.context_tokens;
         let context = context.with_label_values(&[origin.as_str()]);
         context.inc_by(tokens as u64);
+    }
+
+    /// Sets the version of the weights.
+    pub(crate) fn weight_version(&self, version: u64) {
+        let gauge = &self.families.weight_version;
+        gauge.set(version.cast_signed());
+    }
+
+    /// Sets whether the worker is paused, and how many chunks it holds back.
+    pub(crate) fn pause(&self, mode: Option<PauseMode>, held: u32) {
+        self.families.paused.set(mode.is_some().into());
+        self.families.held_chunks.set(held.into());
+    }
+
+    /// Counts an order of a trainer.
+    pub(crate) fn order(&self, order: &'static str, is_done: bool) {
+        let outcome = if is_done { "done" } else { "failed" };
+        let orders = &self.families.orders;
+        orders.with_label_values(&[order, outcome]).inc();
     }
 
     /// Counts a chunk that has ended.

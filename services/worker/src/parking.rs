@@ -19,6 +19,7 @@ use self::table::{Limits, ParkedTable};
 use crate::config::WorkerConfig;
 use crate::engine::{VerifyingEngine, WorkerEngine};
 use crate::metrics::{ParkingOutcome, WorkerMetrics};
+use crate::orders::Orders;
 use crate::running::ActiveRequest;
 
 /// A request between two chunks.
@@ -35,6 +36,8 @@ pub(crate) struct Parking {
     engine: Option<Arc<dyn VerifyingEngine>>,
     uploader: Uploader,
     metrics: Arc<WorkerMetrics>,
+    /// While a trainer's order holds everything, no time passes for parked requests.
+    orders: Arc<Orders>,
 }
 
 struct ParkingState {
@@ -73,6 +76,7 @@ impl Parking {
         engine: &WorkerEngine,
         uploader: Uploader,
         metrics: Arc<WorkerMetrics>,
+        orders: Arc<Orders>,
     ) -> Self {
         let limits = Limits {
             entries: config.parked_requests_max as usize,
@@ -90,6 +94,7 @@ impl Parking {
             },
             uploader,
             metrics,
+            orders,
         }
     }
 
@@ -109,7 +114,7 @@ impl Parking {
             }
         }
         let session = running.session;
-        self.insert(ParkedRequest { running, lease }, Instant::now());
+        self.insert(ParkedRequest { running, lease }, self.now());
         self.close_session(CloseRequest {
             sessions: vec![session],
             keep_kv: true,
@@ -128,7 +133,7 @@ impl Parking {
         namespace: NamespaceId,
         wanted: &ParkedContext,
     ) -> Result<TakenRequest, ApiError> {
-        self.expire(Instant::now());
+        self.expire();
         let taken = self.lock().table.take(&request);
         self.show();
         if let Some((mut parked, since)) = taken {
@@ -164,7 +169,8 @@ impl Parking {
     }
 
     /// Drops the requests whose time is up.
-    pub(crate) fn expire(&self, now: Instant) {
+    pub(crate) fn expire(&self) {
+        let now = self.now();
         let expired = self.lock().table.expire(now);
         if expired.is_empty() {
             return;
@@ -173,6 +179,15 @@ impl Parking {
             self.let_go(parked, ParkingOutcome::Expired);
         }
         self.show();
+    }
+
+    /// Number of parked requests.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().table.len()
+    }
+
+    fn now(&self) -> Instant {
+        self.orders.working_time(Instant::now())
     }
 
     /// Drops all requests, and parks none from now on.

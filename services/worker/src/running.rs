@@ -328,6 +328,11 @@ impl ActiveRequest {
         Ok(())
     }
 
+    /// Forgets that the engine has lost sessions: it did so by order.
+    pub(crate) fn forgive_losses(&mut self) {
+        self.reopened = 0;
+    }
+
     /// The last event of the chunk.
     pub(crate) fn end(&self, reason: ChunkEndReason) -> ChunkEnd {
         let first = self.first_token_at.unwrap_or(self.started_at);

@@ -5,6 +5,7 @@ mod heartbeat;
 mod http;
 mod keep_alive;
 mod ordered_drain;
+mod trainer_orders;
 
 pub use self::handle::WorkerHandle;
 pub(crate) use self::handle::WorkerParts;

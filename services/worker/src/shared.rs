@@ -9,6 +9,7 @@ use refrain_protocol::chunk::ChunkCut;
 use crate::chunk::{ActiveChunk, OutputSink};
 use crate::config::WorkerConfig;
 use crate::metrics::{ChunkOutcome, WorkerMetrics};
+use crate::orders::Orders;
 use crate::parking::Parking;
 use crate::running::ActiveRequest;
 
@@ -18,6 +19,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(crate) sink: OutputSink,
     pub(crate) parking: Arc<Parking>,
+    pub(crate) orders: Arc<Orders>,
     /// Whether the engine answered last time.
     pub(crate) engine_ready: AtomicBool,
 }

@@ -8,6 +8,7 @@ mod chunk_task;
 mod context;
 mod ending;
 mod form_phase;
+mod gate;
 mod interrupts;
 mod open;
 mod relay;
@@ -57,6 +58,8 @@ impl StreamContext {
                     Some(Command::Start(chunk)) => self.start(*chunk),
                     Some(Command::Cut(cut, done)) => self.cut(cut, done),
                     Some(Command::Evacuate) => self.chunks.end(None, ChunkEndReason::Draining),
+                    // A held chunk is in nobody's way: another one would be held in its place.
+                    Some(Command::GiveWay(_)) if self.shared.orders.gate().is_shut() => {}
                     Some(Command::GiveWay(leases)) => {
                         self.chunks.end(Some(&leases), ChunkEndReason::GaveWay);
                     }
@@ -84,7 +87,13 @@ impl StreamContext {
             for old in handles.values().filter(|old| old.document == document) {
                 let _ = old.control.try_send(ChunkControl::TakenOver);
             }
-            handles.insert(lease, ChunkHandle { document, control });
+            let begun_in = chunk.begun_in();
+            let handle = ChunkHandle {
+                document,
+                control,
+                begun_in,
+            };
+            handles.insert(lease, handle);
         }
         let entry = ChunkEntry {
             context: self.clone(),

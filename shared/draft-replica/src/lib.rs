@@ -20,6 +20,8 @@ mod uploader;
 pub use config::{RemoteLookupConfig, ReplicaConfig, UploaderConfig};
 pub use metrics::{ReplicaMetrics, UploaderMetrics};
 pub use remote_lookup::{DraftQuery, RemoteDrafts, RemoteLookup};
-pub use replica::{DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica};
+pub use replica::{
+    DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica, PromptHistory,
+};
 pub use update::DocumentUpdateRef;
 pub use uploader::Uploader;

@@ -136,6 +136,8 @@ pub enum DraftScope {
     Request,
     /// Other samples of its group.
     Group,
+    /// Earlier outputs to the same prompt.
+    History,
     /// The namespace of the tenant.
     Tenant,
     /// No scope, in a plain decoding step.
@@ -148,6 +150,7 @@ impl DraftScope {
         match self {
             DraftScope::Request => "request",
             DraftScope::Group => "group",
+            DraftScope::History => "history",
             DraftScope::Tenant => "tenant",
             DraftScope::None => "none",
         }
@@ -230,6 +233,9 @@ pub struct ChunkRequest {
     /// The attempts and the time that the request has left.
     #[serde(default)]
     pub budget: ChunkBudget,
+    /// Output tokens that earlier outputs to the same prompt had. `None`: no such output is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_tokens: Option<u32>,
     /// The output that the client predicts, from its first token on. Empty: it predicts none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prediction: Vec<TokenId>,
@@ -257,6 +263,12 @@ pub enum ChunkEvent {
     /// The engine failed before the first token of the request, and is asked once more. This uses one attempt of the
     /// budget.
     Retry,
+    /// The worker is paused, and has held the request for so long since its last event. Time that is held is not the
+    /// request's own, nor the engine's.
+    Held {
+        /// Milliseconds.
+        ms: u64,
+    },
     /// The tokens of one engine step.
     Step(StepMessage),
     /// The last event of a chunk that did not fail.

@@ -1,4 +1,4 @@
-//! The lengths of earlier outputs to the same prompt, which are an estimate of the next one's.
+//! Earlier outputs to the same prompt: their lengths are an estimate of the next one's, and their texts are drafts.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -33,6 +33,20 @@ pub struct OutputLengthsRequest {
     pub namespace: SignedNamespace,
     /// The prompt.
     pub prompt: PromptHash,
+}
+
+/// Asks for the newest complete outputs to a prompt. The answer is a [`crate::segment::DocumentsReply`], the newest
+/// output first, which covers as many as were found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PromptOutputsRequest {
+    /// The namespace, signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// The prompt.
+    pub prompt: PromptHash,
+    /// Most outputs of the answer.
+    pub max_outputs: u32,
+    /// Most tokens of the answer.
+    pub max_tokens: u32,
 }
 
 /// The lengths of the newest outputs to a prompt that ended by themselves or at their limit, in tokens. All are 0

@@ -13,12 +13,12 @@ mod request;
 mod response;
 
 pub use error::{ErrorBody, ErrorFields};
-pub use field_shapes::{BadWords, JsonObject, LogitBias, Prompt, Stop};
+pub use field_shapes::{BadWords, JsonObject, ListedPrompt, LogitBias, Prompt, Stop};
 pub use request::{ClassName, Parameters, RequestPriority, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,
     CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason,
     FunctionCall, ModelCard, ModelList, PromptLogprob, PromptLogprobs, PromptTokensDetails,
     ResponseMetrics, SpeculativeDecoding, StepTrace, Timings, ToolCall, TopLogprob, TracedDraft,
-    TracedStep, Usage,
+    TracedStep, Usage, WeightSpan,
 };

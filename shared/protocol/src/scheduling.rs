@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine_order::EngineState;
 use crate::prefix::PrefixHash;
 use crate::{LeaseId, RequestId, SignedNamespace, WorkerId};
 
@@ -225,6 +226,9 @@ pub struct Heartbeat {
     /// The state of its engine's KV cache; `None` where the engine does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvReport>,
+    /// Its weights and its pause; `None` from a worker of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<EngineState>,
 }
 
 /// The KV cache of an engine.
@@ -289,6 +293,9 @@ pub struct WorkerReport {
     pub silent_ms: u64,
     /// The KV cache of its engine; `None` where the engine does not say.
     pub kv: Option<KvUse>,
+    /// Its weights and its pause; `None` where the worker does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<EngineState>,
 }
 
 /// The use of a KV cache.

@@ -30,6 +30,9 @@ use refrain_protocol::engine::{
     EngineLoad, OutputForm, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest,
     StepResponse, TextForm, TokenLogprob,
 };
+use refrain_protocol::engine_order::{
+    EngineAnswer, EngineCall, EngineOrder, EngineOrderReply, EngineState, PauseMode,
+};
 use refrain_protocol::error::code;
 use refrain_protocol::join::ReplicaState;
 use refrain_protocol::openai::ErrorBody;
@@ -118,6 +121,15 @@ fn end(reason: ChunkEndReason) -> ChunkEvent {
     })
 }
 
+fn engine_state() -> EngineState {
+    EngineState {
+        weight_version: 7,
+        pause: Some(PauseMode::Keep),
+        running: 2,
+        held: 1,
+    }
+}
+
 fn chunk() -> ChunkRequest {
     ChunkRequest {
         lease: LeaseId(1),
@@ -164,6 +176,7 @@ fn chunk() -> ChunkRequest {
             attempts: 3,
             time_left_ms: Some(60_000),
         },
+        expected_tokens: Some(120),
         prediction: vec![8, 9],
         transferred: true,
         alive_within_ms: Some(10_000),
@@ -291,6 +304,7 @@ fn formats() -> Vec<Format> {
                     prefill_ms_per_1k: Some(1.5),
                     held: Some(vec![PrefixHash(3)]),
                 }),
+                state: Some(engine_state()),
             },
         ),
         format(
@@ -330,9 +344,42 @@ fn formats() -> Vec<Format> {
                     running_tokens: 400,
                     kept_tokens: 9_000,
                 }),
+                state: Some(engine_state()),
             }],
         ),
         format("worker_drain", WorkerDrain { drains: true }),
+        format(
+            "engine_orders",
+            vec![
+                EngineOrder::Report,
+                EngineOrder::Pause {
+                    mode: PauseMode::Wait,
+                    clears_cache: true,
+                },
+                EngineOrder::Resume,
+                EngineOrder::FlushCache,
+                EngineOrder::LoadWeights {
+                    directory: "/weights/8".into(),
+                    version: Some(8),
+                },
+                EngineOrder::SetVersion { version: 9 },
+                EngineOrder::PassOn(EngineCall {
+                    is_post: true,
+                    path: "/release_memory_occupation".into(),
+                    body: "{}".into(),
+                }),
+            ],
+        ),
+        format(
+            "engine_order_reply",
+            EngineOrderReply {
+                state: engine_state(),
+                answer: Some(EngineAnswer {
+                    status: 200,
+                    body: "{}".into(),
+                }),
+            },
+        ),
         format("chunk_request", chunk()),
         format(
             "chunk_request_resumed",
@@ -344,6 +391,7 @@ fn formats() -> Vec<Format> {
                 }),
                 tokens: Vec::new(),
                 sampling: Sampling::default(),
+                expected_tokens: None,
                 prediction: Vec::new(),
                 ..chunk()
             },
@@ -352,6 +400,7 @@ fn formats() -> Vec<Format> {
             "chunk_events",
             vec![
                 ChunkEvent::Retry,
+                ChunkEvent::Held { ms: 5_000 },
                 ChunkEvent::Step(step()),
                 ChunkEvent::Step(StepMessage {
                     logprobs: Some(vec![TokenLogprob {

@@ -7,7 +7,7 @@ use refrain_protocol::document::{
     UnknownDocumentsReply, UnknownDocumentsRequest,
 };
 use refrain_protocol::group::{FetchGroupsReply, FetchGroupsRequest, RegisterGroupRequest};
-use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
+use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptOutputsRequest};
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
@@ -71,6 +71,15 @@ pub trait DraftStore: Send + Sync {
     ) -> Result<OutputLengths, ApiError> {
         drop(request);
         Err(not_offered("lengths of outputs"))
+    }
+
+    /// Reads the newest complete outputs to a prompt.
+    async fn prompt_outputs(
+        &self,
+        request: PromptOutputsRequest,
+    ) -> Result<DocumentsReply, ApiError> {
+        drop(request);
+        Err(not_offered("outputs by prompt"))
     }
 
     /// Lists the sealed segments of a namespace, and its documents that are in no segment.
@@ -156,8 +165,8 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,tenants/change}` in bincode,
-/// and `GET /internal/v1/stats` in JSON.
+/// prompt-outputs,segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,tenants/change}`
+/// in bincode, and `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -210,6 +219,13 @@ impl DraftStore for HttpDraftStore {
         request: OutputLengthsRequest,
     ) -> Result<OutputLengths, ApiError> {
         self.call("output-lengths", &request).await
+    }
+
+    async fn prompt_outputs(
+        &self,
+        request: PromptOutputsRequest,
+    ) -> Result<DocumentsReply, ApiError> {
+        self.call("prompt-outputs", &request).await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {

@@ -110,6 +110,7 @@ fn chunk_format() -> Format {
         speculation: Speculation::Auto,
         urgency: Urgency::default(),
         budget: ChunkBudget::default(),
+        expected_tokens: Some(9),
         prediction: vec![7],
         transferred: false,
         alive_within_ms: Some(2_000),

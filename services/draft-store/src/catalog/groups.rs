@@ -32,7 +32,6 @@ pub(crate) struct GroupReader<'a> {
 /// An update of a document that names a group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GroupUpdate {
-    pub(crate) weight_version: u64,
     /// Length of the document after the update.
     pub(crate) len: u32,
     /// Sequence of the update.
@@ -45,8 +44,6 @@ struct Group {
     /// The last sequence at its registration. Cursors of an earlier group of this name are invalid.
     born: u64,
     expires_ms: u64,
-    /// Weight version of the newest document. Documents of older weights have left.
-    weight_version: u64,
     tokens: u64,
     members: HashMap<DocumentId, GroupUpdate>,
     /// Departures by sequence, in order.
@@ -56,8 +53,8 @@ struct Group {
 /// The result of adding an update to a group.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Enrolment {
-    /// Documents that must leave, each with a sequence of its own.
-    pub(crate) leaving: Vec<DocumentKey>,
+    /// The document if it has to leave, since the group has no room for it any more.
+    pub(crate) leaving: Option<DocumentKey>,
     /// The document has just become a member. Readers have none of it, whatever their positions are.
     pub(crate) is_new: bool,
     /// The limit for which the group has no room for the document.
@@ -90,7 +87,6 @@ impl Groups {
         let group = self.groups.entry(key).or_insert_with(|| Group {
             born: sequence,
             expires_ms,
-            weight_version: 0,
             tokens: 0,
             members: HashMap::new(),
             departures: Vec::new(),
@@ -113,21 +109,17 @@ impl Groups {
         // A document stays in the group that it began in.
         let known = self.by_document.get(&key);
         let is_elsewhere = known.is_some_and(|other| *other != name.1);
-        if is_elsewhere || update.weight_version < group.weight_version {
+        if is_elsewhere {
             return Enrolment::default();
         }
-        let mut enrolment = Enrolment {
-            leaving: group.renew(key, update.weight_version),
-            ..Enrolment::default()
-        };
+        let mut enrolment = Enrolment::default();
         let tokens_of = |document: &DocumentId| {
             let member = group.members.get(document);
             member.map_or(0, |member| u64::from(member.len))
         };
-        let gone = enrolment.leaving.iter().map(|key| tokens_of(&key.document));
-        let others = group.tokens - gone.sum::<u64>() - tokens_of(&key.document);
+        let others = group.tokens - tokens_of(&key.document);
         let is_member = group.members.contains_key(&key.document);
-        let documents = group.members.len() - enrolment.leaving.len();
+        let documents = group.members.len();
         enrolment.refused = if others + u64::from(update.len) > tokens_max {
             Some(Limit::GroupTokens)
         } else if !is_member && documents >= DOCUMENTS_MAX {
@@ -136,7 +128,7 @@ impl Groups {
             None
         };
         if enrolment.refused.is_some() {
-            enrolment.leaving.extend(is_member.then_some(key));
+            enrolment.leaving = is_member.then_some(key);
             return enrolment;
         }
         group.tokens = group.tokens - tokens_of(&key.document) + u64::from(update.len);
@@ -236,23 +228,5 @@ impl Groups {
         let born = self.groups.get(key)?.born;
         let is_ours = cursor.generation == generation.wrapping_add(born);
         (is_ours && cursor.sequence <= head).then_some(cursor.sequence)
-    }
-}
-
-impl Group {
-    /// Adopts newer weights. Returns the members with older ones, without `newest`, which brings them.
-    fn renew(&mut self, newest: DocumentKey, weight_version: u64) -> Vec<DocumentKey> {
-        if weight_version <= self.weight_version {
-            return Vec::new();
-        }
-        self.weight_version = weight_version;
-        let old = self.members.iter().filter(|(document, member)| {
-            member.weight_version < weight_version && **document != newest.document
-        });
-        let mut old: Vec<DocumentKey> = old
-            .map(|(document, _)| DocumentKey::new(newest.namespace, *document))
-            .collect();
-        old.sort_unstable();
-        old
     }
 }

@@ -1,4 +1,4 @@
-//! The lengths of finished outputs by prompt.
+//! The finished outputs by prompt: their lengths, and which they are.
 //!
 //! A document keeps 64 of the 128 bits of its prompt's hash here, and a finished one has an entry of 20 bytes. Two
 //! prompts that share these bits make an estimate worse, and do no other harm. A list per prompt was rejected: most
@@ -48,6 +48,13 @@ impl PromptLengths {
         let all = self.0.range((prompt, 0)..=(prompt, u64::MAX));
         let newest = all.rev().take(LENGTHS_MAX);
         OutputLengths::of(newest.map(|(_, len)| *len).collect())
+    }
+
+    /// The sequences and lengths of the outputs to a prompt, the newest first.
+    pub(super) fn outputs(&self, prompt: PromptHash) -> impl Iterator<Item = (u64, u32)> {
+        let prompt = short(prompt);
+        let all = self.0.range((prompt, 0)..=(prompt, u64::MAX));
+        all.rev().map(|((_, sequence), len)| (*sequence, *len))
     }
 }
 

@@ -1,7 +1,7 @@
 //! kill -9: a child process appends, prints what was acknowledged, and is killed in the middle of it.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use refrain_rpc::StoreAdmin as _;
 
@@ -14,7 +14,7 @@ const WRITERS: u128 = 8;
 /// Even, so that the last round has rewrites.
 const ROUNDS: usize = 8;
 
-fn token(document: u128, at: u32) -> TokenId {
+pub(super) fn token(document: u128, at: u32) -> TokenId {
     (document as u32).wrapping_mul(7919).wrapping_add(at * 31) % 50_000
 }
 
@@ -69,8 +69,11 @@ async fn child_that_appends_until_it_is_killed() {
     }
 }
 
-/// Runs the child, kills it, and returns how many rewrites it completed.
-fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>) -> usize {
+/// What a child prints.
+pub(super) type ChildLines = std::io::Lines<BufReader<ChildStdout>>;
+
+/// Starts a child that appends. Returns it once it is ready, with what it prints from then on.
+pub(super) fn start_child(dir: &Path, round: usize) -> (Child, ChildLines) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--ignored",
@@ -88,6 +91,18 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
         lines.any(|line| line.unwrap().ends_with("ready")),
         "the child did not start"
     );
+    (child, lines)
+}
+
+/// The document of an acknowledgement, and its length.
+pub(super) fn acknowledgement(line: &str) -> Option<(u128, u32)> {
+    let (document, len) = line.strip_prefix("ack ")?.split_once(' ')?;
+    Some((document.parse().ok()?, len.parse().ok()?))
+}
+
+/// Runs the child, kills it, and returns how many rewrites it completed.
+fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>) -> usize {
+    let (mut child, lines) = start_child(dir, round);
     // The last child lives until it has completed a rewrite, which may take long on a busy machine.
     let awaited = if round == ROUNDS - 1 {
         "rewritten"
@@ -109,12 +124,7 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
         if line.starts_with(awaited) {
             let _ = done.send(());
         }
-        if let Some(ack) = line.strip_prefix("ack ")
-            && let Some((document, len)) = ack.split_once(' ')
-            && let (Ok(document), Ok(len)) = (document.parse(), len.parse())
-        {
-            acknowledged.insert(document, len);
-        }
+        acknowledged.extend(acknowledgement(&line));
     }
     killer.join().unwrap();
     rewrites

@@ -203,7 +203,7 @@ async fn one_call_reads_several_groups_up_to_its_limit() {
 }
 
 #[tokio::test]
-async fn newer_weights_and_time_end_a_groups_log_but_no_document() {
+async fn samples_of_all_weights_stay_in_a_groups_log_until_its_time_is_over() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let handle = store.handle();
@@ -216,17 +216,18 @@ async fn newer_weights_and_time_end_a_groups_log_but_no_document() {
     store.append("a", old.to_vec()).await.unwrap();
     group.catch_up(&handle, &store, "g").await;
     assert_eq!(group.documents(), [1, 2]);
-    // A sample of newer weights: the others leave, and come back whole once they go on with the newer weights.
+    // A sample of newer weights, and one of older weights that goes on: outputs of older weights remain good drafts.
     let new = of_group("g", 2, update(3, 0, &[3; 10]));
     store.append("a", vec![new]).await.unwrap();
     let with_old_weights = of_group("g", 1, update(1, 10, &[1; 10]));
     store.append("a", vec![with_old_weights]).await.unwrap();
     group.catch_up(&handle, &store, "g").await;
-    assert_eq!((group.documents(), group.resets), (vec![3], 1));
+    assert_eq!((group.documents(), group.resets), (vec![1, 2, 3], 1));
+    assert_eq!(group.texts[&1], [1; 20]);
     let with_new_weights = of_group("g", 2, update(1, 20, &[2; 10]));
     store.append("a", vec![with_new_weights]).await.unwrap();
     group.catch_up(&handle, &store, "g").await;
-    assert_eq!((group.documents(), group.resets), (vec![1, 3], 1));
+    assert_eq!((group.documents(), group.resets), (vec![1, 2, 3], 1));
     assert_eq!(group.texts[&1], [vec![1; 20], vec![2; 10]].concat());
     // A document that began before its group was registered enters whole as well.
     store

@@ -1,7 +1,9 @@
-//! The lengths of earlier outputs to a prompt.
+//! Earlier outputs to a prompt, and their lengths.
 
 use refrain_protocol::admin::EraseRequest;
-use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
+use refrain_protocol::history::{
+    OutputLengths, OutputLengthsRequest, PromptHash, PromptOutputsRequest,
+};
 use refrain_rpc::StoreAdmin as _;
 
 use super::*;
@@ -14,6 +16,30 @@ async fn lengths(store: &Store, tenant: &str) -> OutputLengths {
         prompt: PromptHash::of(&PROMPT),
     };
     store.handle().output_lengths(request).await.unwrap()
+}
+
+/// The newest outputs to the prompt: their documents and lengths, in the order of the answer.
+async fn outputs(store: &Store, tenant: &str, most: u32, max_tokens: u32) -> Vec<(u128, usize)> {
+    let request = PromptOutputsRequest {
+        namespace: store.sign(tenant),
+        prompt: PromptHash::of(&PROMPT),
+        max_outputs: most,
+        max_tokens,
+    };
+    let reply = store.handle().prompt_outputs(request).await.unwrap();
+    let updates = reply.updates.iter();
+    for update in updates.clone() {
+        assert!(
+            update
+                .tokens
+                .iter()
+                .all(|token| u128::from(*token) == update.document.0)
+        );
+        assert_eq!(update.head.prompt_hash, Some(PromptHash::of(&PROMPT)));
+    }
+    updates
+        .map(|update| (update.document.0, update.tokens.len()))
+        .collect()
 }
 
 /// An output of `len` tokens to the prompt.
@@ -55,6 +81,13 @@ async fn lengths_are_those_of_complete_outputs_to_the_prompt() {
     store.append("a", sent).await.unwrap();
     assert_eq!(lengths(&store, "a").await, of(3, 20, 30));
     assert_eq!(lengths(&store, "b").await, OutputLengths::default());
+    let newest_first = vec![(3, 20), (2, 30), (1, 10)];
+    assert_eq!(outputs(&store, "a", 9, 1_000).await, newest_first);
+    assert_eq!(outputs(&store, "a", 2, 1_000).await, newest_first[..2]);
+    // The second one would be too long.
+    assert_eq!(outputs(&store, "a", 9, 49).await, newest_first[..1]);
+    assert_eq!(outputs(&store, "a", 9, 19).await, []);
+    assert_eq!(outputs(&store, "b", 9, 1_000).await, []);
     // An output is cut where a stop string ended: its length follows.
     let mut cut = output(2, 0, Some(FinishReason::Stop));
     (cut.prev_len, cut.epoch) = (25, 2);
@@ -80,9 +113,12 @@ async fn lengths_are_those_of_complete_outputs_to_the_prompt() {
     };
     store.handle().erase(erased).await.unwrap();
     assert_eq!(lengths(&store, "a").await, of(3, 20, 25));
+    let left = [(2, 25), (3, 20), (1, 10)];
+    assert_eq!(outputs(&store, "a", 9, 1_000).await, left);
     store.stop().await;
     let store = Store::start(config).await;
     assert_eq!(lengths(&store, "a").await, of(3, 20, 25));
+    assert_eq!(outputs(&store, "a", 9, 1_000).await, left);
     store.stop().await;
 }
 
@@ -103,5 +139,7 @@ async fn sealed_outputs_count_and_only_the_newest_do() {
     let store = Store::start(config).await;
     assert!(store.metric("refrain_draft_store_segments") > 0.0);
     assert_eq!(lengths(&store, "a").await, of(64, 108, 139));
+    let newest = [(99, 139), (98, 138), (97, 137)];
+    assert_eq!(outputs(&store, "a", 3, 10_000).await, newest);
     store.stop().await;
 }

@@ -22,6 +22,7 @@ mod random_damage;
 mod rewrite;
 mod segments;
 mod service;
+mod snapshot;
 mod takeover;
 mod tenants;
 mod trust;

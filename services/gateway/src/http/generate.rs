@@ -7,16 +7,17 @@ use actix_web::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use actix_web::{HttpRequest, HttpResponse, web};
 use refrain_protocol::ApiError;
 use refrain_service_kit::http::AccessNote;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::http::state::{GatewayState, finish};
-use crate::intake::{AdmittedRequest, FormVerdict};
+use crate::intake::{AdmissionTicket, AdmittedRequest, FormVerdict};
 use crate::metrics::NONE;
 use crate::models::unknown_model;
-use crate::relay::RelayEvent;
-use crate::response::EventStreamBody;
+use crate::relay::{RelayEvent, RequestEvents};
+use crate::request::GenerateRequest;
+use crate::response::{EventStreamBody, SurfaceWriter};
 use crate::surfaces::{AcceptedRequest, Surface};
-use crate::tenants::Caller;
+use crate::tenants::{Caller, QuotaTicket};
 use crate::usage::{UsageStart, UsageSubject};
 
 /// Carries out a request and answers it.
@@ -40,17 +41,7 @@ pub(super) async fn generate(
     let accepted = gateway.accept(surface, &caller, &request, payload, received);
     let outcome = match accepted.await {
         Ok((accepted, admitted)) => {
-            let span = tracing::info_span!(
-                "generate",
-                otel.name = format!("{} {}", surface.operation(), accepted.request.model.id),
-                gen_ai.operation.name = surface.operation(),
-                gen_ai.provider.name = "refrain",
-                gen_ai.request.model = accepted.request.model.id,
-                gen_ai.request.choice.count = accepted.request.choices_per_prompt,
-                gen_ai.usage.input_tokens = tracing::field::Empty,
-                gen_ai.usage.output_tokens = tracing::field::Empty,
-                "error.type" = tracing::field::Empty,
-            );
+            let span = request_span(&accepted.request);
             gateway
                 .answer(accepted, admitted, received, note)
                 .instrument(span)
@@ -66,6 +57,22 @@ pub(super) async fn generate(
     let headers = response.headers_mut();
     gateway.limiter.write_headers(&caller, words, headers);
     response
+}
+
+/// The span of a request that generates.
+pub(crate) fn request_span(request: &GenerateRequest) -> Span {
+    let operation = request.endpoint.operation();
+    tracing::info_span!(
+        "generate",
+        otel.name = format!("{operation} {}", request.model.id),
+        gen_ai.operation.name = operation,
+        gen_ai.provider.name = "refrain",
+        gen_ai.request.model = request.model.id,
+        gen_ai.request.choice.count = request.choices_per_prompt,
+        gen_ai.usage.input_tokens = tracing::field::Empty,
+        gen_ai.usage.output_tokens = tracing::field::Empty,
+        "error.type" = tracing::field::Empty,
+    )
 }
 
 impl GatewayState {
@@ -86,14 +93,32 @@ impl GatewayState {
         let mut accepted = self
             .parse(&caller.tenant, admitted.body, received, read)
             .await?;
-        let model = &accepted.request.model.id;
-        if !caller.may_use(model) {
-            return Err(unknown_model());
-        }
         self.unknown_fields.met(&accepted.request.unknown_fields)?;
         AccessNote::of(request).note(|facts| {
             facts.model = Some(accepted.request.model.id.clone());
         });
+        self.judge(&mut accepted, caller).await?;
+        let request = &accepted.request;
+        ticket.decide(request.class, request.choice_count())?;
+        let reserved = self.reserve(request, &mut quota).await?;
+        let admitted = self
+            .begin(&mut accepted, caller, ticket, quota, reserved)
+            .await?;
+        Ok((accepted, admitted))
+    }
+
+    /// Checks what a request asks for, and gives it the standing of its caller.
+    ///
+    /// # Errors
+    /// `NotFound` for a model that is not for this caller, `InvalidRequest` for what the engine cannot do.
+    pub(crate) async fn judge(
+        &self,
+        accepted: &mut AcceptedRequest,
+        caller: &Caller,
+    ) -> Result<(), ApiError> {
+        if !caller.may_use(&accepted.request.model.id) {
+            return Err(unknown_model());
+        }
         // Other engines judge a form by themselves, and may know more than these grammars, or less.
         if self.models.compiles_forms(&accepted.request.model) {
             if self.forms.check(&accepted.request).await? == FormVerdict::CompilesLoosely {
@@ -111,17 +136,39 @@ impl GatewayState {
             return Err(error.with_code("unsupported_by_engine"));
         }
         accepted.hold_to(caller);
-        accepted.request.check_trace()?;
-        let (class, choices) = (accepted.request.class, accepted.request.choice_count());
-        ticket.decide(class, choices)?;
-        let prompts = &accepted.request.prompts;
-        let input = prompts.iter().map(|prompt| prompt.tokens.len() as u64);
-        let per_prompt = accepted.request.choices_per_prompt as usize;
+        accepted.request.check_trace()
+    }
+
+    /// Reserves the tokens of a request in the limits of its caller. Returns those of prompts and outputs.
+    ///
+    /// # Errors
+    /// As [`QuotaTicket::reserve`].
+    pub(crate) async fn reserve(
+        &self,
+        request: &GenerateRequest,
+        quota: &mut QuotaTicket,
+    ) -> Result<(u64, u64), ApiError> {
+        let prompts = &request.prompts;
+        let per_prompt = request.choices_per_prompt as usize;
         let choices = prompts
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(u64::from(prompt.max_new_tokens), per_prompt));
-        let input_tokens = input.sum();
-        let reserved = quota.reserve(input_tokens, choices, Instant::now()).await?;
+        let input = request.input_tokens();
+        quota.reserve(input, choices, Instant::now()).await
+    }
+
+    /// Begins a request that all limits have let in.
+    ///
+    /// # Errors
+    /// `Unavailable` where its usage cannot be written down.
+    pub(crate) async fn begin(
+        &self,
+        accepted: &mut AcceptedRequest,
+        caller: &Caller,
+        ticket: AdmissionTicket,
+        quota: QuotaTicket,
+        reserved: (u64, u64),
+    ) -> Result<AdmittedRequest, ApiError> {
         let urgent = self.urgent_shares.begin(
             &caller.tenant,
             &caller.policy,
@@ -143,8 +190,8 @@ impl GatewayState {
                     .map_or_else(String::new, |key| key.id.clone()),
                 model: request.model.id.clone(),
             },
-            input_tokens,
-            choices_per_prompt: per_prompt,
+            input_tokens: request.input_tokens(),
+            choices_per_prompt: request.choices_per_prompt as usize,
             choices: request.choice_count() as usize,
             budget: quota.budget(),
             shown: self.metrics.token_counters(
@@ -154,15 +201,12 @@ impl GatewayState {
             ),
         });
         let meter = Arc::new(meter.await?);
-        Ok((
-            accepted,
-            AdmittedRequest {
-                _ticket: ticket,
-                quota,
-                _urgent: urgent,
-                meter,
-            },
-        ))
+        Ok(AdmittedRequest {
+            _ticket: ticket,
+            quota,
+            _urgent: urgent,
+            meter,
+        })
     }
 
     async fn answer(
@@ -175,10 +219,23 @@ impl GatewayState {
         let request = accepted.request.clone();
         let writer = accepted.writer()?;
         let is_stream = request.is_stream;
-        let mut events = self
+        let events = self
             .relay
             .carry_out(request, admitted, received)
             .noted(note);
+        self.respond(events, writer, is_stream).await
+    }
+
+    /// Answers with the events of a request, whole or as a stream.
+    ///
+    /// # Errors
+    /// The error of the request, if it has one before the head of the answer is sent.
+    pub(crate) async fn respond(
+        &self,
+        mut events: RequestEvents,
+        writer: Box<dyn SurfaceWriter>,
+        is_stream: bool,
+    ) -> Result<HttpResponse, ApiError> {
         if !is_stream {
             let body = writer.collect(&mut events).await?;
             return Ok(HttpResponse::Ok()

@@ -71,7 +71,7 @@ fn announced_bytes(request: &HttpRequest) -> Option<u64> {
 }
 
 /// Turns the outcome of a request into its response.
-pub(super) fn finish(
+pub(crate) fn finish(
     surface: Surface,
     received: Instant,
     outcome: Result<HttpResponse, ApiError>,
@@ -145,7 +145,7 @@ impl GatewayState {
     }
 
     /// Counts a request that was refused before it could be carried out.
-    pub(super) fn count_refused(&self, tenant: &str, error: &ApiError) {
+    pub(crate) fn count_refused(&self, tenant: &str, error: &ApiError) {
         let status = error.kind.status().to_string();
         self.metrics.ended(tenant, NONE, &status);
         if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
@@ -179,7 +179,7 @@ impl GatewayState {
     }
 
     /// Parses a body with `read`, which gets the gateway, the body and the tenant. A large body waits for its turn.
-    pub(super) async fn parse<T: Send + 'static>(
+    pub(crate) async fn parse<T: Send + 'static>(
         self: &Arc<Self>,
         tenant: &str,
         body: Bytes,

@@ -68,6 +68,8 @@ pub(crate) struct Attempts {
     absence: SchedulerAbsence,
     /// Whether a worker, and room for an output that has begun, are waited for as the scheduler is.
     is_patient: bool,
+    /// Whether room in the scheduler's queue is waited for without an end.
+    holds: bool,
 }
 
 /// The worker for the next chunk.
@@ -107,7 +109,19 @@ impl Attempts {
             after_failure: false,
             absence: SchedulerAbsence::new(scheduler_wait, first_pause),
             is_patient: false,
+            holds: false,
         }
+    }
+
+    /// Makes a request of a trainer wait for room in the scheduler's queue, for as long as the request may take.
+    pub(crate) fn holding(mut self, holds: bool) -> Self {
+        self.holds = holds;
+        self
+    }
+
+    /// Whether the request waits after this refusal until there is room.
+    pub(crate) fn is_held_by(&self, error: &ApiError) -> bool {
+        self.holds && error.kind == ErrorKind::Overloaded
     }
 
     /// Makes a rollout wait for a worker for as long as for a scheduler, and for room once it has output.
@@ -148,6 +162,12 @@ impl Attempts {
         has_output: bool,
         now: Instant,
     ) -> Result<Duration, ApiError> {
+        if self.is_held_by(&error) {
+            // Nothing has failed, and the pauses grow until there is room.
+            self.absence.call_answered();
+            let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+            return Ok(self.backoff.pause().max(hint.min(HINTED_PAUSE_MAX)));
+        }
         let is_waited_for = match error.kind {
             ErrorKind::Unavailable => true,
             ErrorKind::Overloaded => has_output,

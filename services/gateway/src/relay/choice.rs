@@ -63,6 +63,21 @@ struct ChunkState {
 pub(crate) struct OutputToken {
     pub(crate) id: TokenId,
     pub(crate) logprob: Option<TokenLogprob>,
+    /// The version of the weights that sampled it.
+    pub(crate) weight_version: u64,
+}
+
+/// The figures of a choice, in the answers to trainers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChoiceFigures {
+    /// Prompt tokens whose KV was in a cache.
+    pub(crate) cached_tokens: u64,
+    /// Engine steps.
+    pub(crate) steps: u64,
+    /// Draft tokens that were verified.
+    pub(crate) drafted: u64,
+    /// Draft tokens that were accepted.
+    pub(crate) accepted: u64,
 }
 
 /// The new output of a choice after an event.
@@ -78,6 +93,8 @@ pub(crate) struct ChoiceProgress {
     pub(crate) stop_text: Option<usize>,
     /// Set when the choice has ended.
     pub(crate) finish: Option<FinishReason>,
+    /// The figures of the choice, once it has ended.
+    pub(crate) figures: Option<ChoiceFigures>,
     /// Whether the worker has to be told where the output ends, because it decoded, or would decode, past the end.
     pub(crate) needs_cut: bool,
 }
@@ -92,6 +109,7 @@ impl ChoiceProgress {
         self.tokens.extend(next.tokens);
         self.stop_text = next.stop_text.or(self.stop_text);
         self.finish = next.finish.or(self.finish);
+        self.figures = next.figures.or(self.figures);
         self.needs_cut |= next.needs_cut;
     }
 }
@@ -249,6 +267,7 @@ impl ChoiceState {
             let token = OutputToken {
                 id,
                 logprob: logprobs.next(),
+                weight_version: message.weight_version,
             };
             if self.own_len() == 0 {
                 progress.prompt.push(token);
@@ -321,6 +340,13 @@ impl ChoiceState {
         self.finished()
     }
 
+    /// Ends the output where it is, because the request is aborted. One that has ended keeps its end.
+    pub(crate) fn abort(&mut self) -> ChoiceProgress {
+        self.close_chunk();
+        self.finish.get_or_insert(FinishReason::Abort);
+        self.finished()
+    }
+
     /// Takes the loss of a worker. If only its `End` was still to come, the choice has ended.
     pub(crate) fn lost(&mut self) -> ChoiceProgress {
         self.close_chunk();
@@ -374,6 +400,17 @@ impl ChoiceState {
 
     fn cached(&self) -> u64 {
         u64::from(self.cached_tokens.unwrap_or(0).min(self.prompt_len()))
+    }
+
+    /// The figures of the choice so far, as trainers read them.
+    pub(super) fn figures(&self) -> ChoiceFigures {
+        let sum = |of: fn(&StepCounts) -> u64| self.counts.values().map(of).sum();
+        ChoiceFigures {
+            cached_tokens: self.cached(),
+            steps: sum(|counts| counts.steps),
+            drafted: sum(|counts| counts.drafted),
+            accepted: sum(|counts| counts.accepted),
+        }
     }
 
     /// The figures of the choice so far.

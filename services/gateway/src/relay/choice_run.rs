@@ -19,8 +19,9 @@ use refrain_service_kit::deadline::Deadline;
 use tokio::sync::mpsc;
 
 use crate::models::KnownNamespace;
+use crate::relay::aborts::until_aborted;
 use crate::relay::attempts::{Attempts, NextChunk, OutputSoFar};
-use crate::relay::choice::{ChoiceProgress, ChoiceState};
+use crate::relay::choice::{ChoiceProgress, ChoiceState, ChoiceSummary};
 use crate::relay::context::RelayContext;
 use crate::relay::events::RelayEvent;
 use crate::relay::implicit_groups::PromptGroup;
@@ -36,6 +37,9 @@ const WORKER_TIME_SLACK: Duration = Duration::from_secs(1);
 /// Least silence after which a worker counts as lost, however short its leases are: machines and networks stall for a
 /// moment.
 const ALIVE_WITHIN_MS_MIN: u64 = 2_000;
+
+/// How often a chunk looks whether the workers are still paused.
+const PAUSE_CHECK: Duration = Duration::from_millis(100);
 
 /// Tokens that have arrived from which on they are sent, however many more have.
 const UNSENT_TOKENS_MAX: usize = 64;
@@ -221,8 +225,13 @@ impl ChoiceRun<'_> {
             budget: ChunkBudget {
                 attempts: attempts.left().min(retries_left.saturating_add(1)),
                 // After this time the request has certainly run out of time.
-                time_left_ms: Some(millis(time_left.saturating_add(WORKER_TIME_SLACK))),
+                time_left_ms: match self.request.abort {
+                    None => Some(millis(time_left.saturating_add(WORKER_TIME_SLACK))),
+                    // A worker does not know what is left of the time of a trainer that pauses it.
+                    Some(_) => None,
+                },
             },
+            expected_tokens: self.expected_tokens,
             prediction: match resumes {
                 Some(_) => Vec::new(),
                 None => prediction.to_vec(),
@@ -251,9 +260,14 @@ impl ChoiceRun<'_> {
         let mut resumes = parked.take(lease, || self.context_hashes());
         let opened = loop {
             let request = self.chunk_request(lease, attempts, resumes);
-            let opened = tokio::time::timeout(silence_max, worker.chunk(request)).await;
-            let opened = opened.unwrap_or_else(|_| Err(silent()));
-            match opened {
+            let opened = self
+                .context
+                .time
+                .within_active(silence_max, worker.chunk(request));
+            let Some(opened) = until_aborted(self.request, opened).await else {
+                return self.abort().await;
+            };
+            match opened.unwrap_or_else(|| Err(silent())) {
                 // Nothing has failed: the worker made room, or was started anew, and gets all of the context.
                 Err(error) if resumes.is_some() && error.has_code(code::CONTEXT_GONE) => {
                     resumes = None;
@@ -266,6 +280,7 @@ impl ChoiceRun<'_> {
             Err(error) => return self.chunk_lost(error).await,
         };
         let mut silence = Deadline::after(silence_max);
+        let mut heard = Instant::now();
         loop {
             // Steps that have arrived together are one event for the reader.
             let arrived = match self.unsent.tokens.len() < UNSENT_TOKENS_MAX {
@@ -276,7 +291,12 @@ impl ChoiceRun<'_> {
                 Some(event) => Some(event),
                 None => {
                     self.flush().await?;
-                    silence.bound(stream.next()).await
+                    let next = silence.bound(stream.next());
+                    let Some(next) = until_aborted(self.request, next).await else {
+                        *open = Some((worker.clone(), stream));
+                        return self.abort().await;
+                    };
+                    next
                 }
             };
             let event = match event {
@@ -286,11 +306,23 @@ impl ChoiceRun<'_> {
                     let message = "a worker was lost and no other could continue";
                     return self.chunk_lost(worker_failed(message)).await;
                 }
-                None => return self.chunk_lost(silent()).await,
+                None => {
+                    let active = self.context.time.active_since(heard);
+                    if active >= silence_max {
+                        return self.chunk_lost(silent()).await;
+                    }
+                    // The workers were paused meanwhile.
+                    let left = silence_max.saturating_sub(active).max(PAUSE_CHECK);
+                    silence.set(tokio::time::Instant::now() + left);
+                    continue;
+                }
             };
+            heard = Instant::now();
             silence.set(tokio::time::Instant::now() + silence_max);
             match event {
                 // After a token it would not be a retry.
+                // It only shows that the silence has a reason.
+                ChunkEvent::Held { .. } => {}
                 ChunkEvent::Retry if self.choice.output_len() > 0 => {}
                 ChunkEvent::Retry => {
                     attempts.engine_retried();
@@ -339,6 +371,13 @@ impl ChoiceRun<'_> {
                     let message = "a worker transferred a request that had been transferred to it";
                     return self.chunk_lost(worker_failed(message)).await;
                 }
+                // Only a trainer aborts on purpose. For anybody else the worker has failed.
+                ChunkEvent::End(end)
+                    if end.reason == ChunkEndReason::Aborted && self.request.abort.is_none() =>
+                {
+                    let message = "a worker aborted a request that nobody had aborted";
+                    return self.chunk_lost(worker_failed(message)).await;
+                }
                 ChunkEvent::End(end) => {
                     // A worker can pause a chunk while its engine is silent, but it cannot finish one. This is noted
                     // before the reader takes the event, which may last.
@@ -373,6 +412,20 @@ impl ChoiceRun<'_> {
         }
     }
 
+    /// Ends the output where it is, because the request was aborted.
+    async fn abort(&mut self) -> Result<ChunkOutcome, ApiError> {
+        let progress = self.choice.abort();
+        self.note_usage();
+        self.send(progress).await?;
+        Ok(ChunkOutcome::Finished)
+    }
+
+    /// Ends a choice without a chunk, because the request was aborted.
+    pub(super) async fn aborted(&mut self) -> Result<ChoiceSummary, ApiError> {
+        self.abort().await?;
+        Ok(self.choice.summary())
+    }
+
     /// Notes what was used so far.
     fn note_usage(&self) {
         self.meter.note(self.index, self.choice.usage());
@@ -396,7 +449,10 @@ impl ChoiceRun<'_> {
     }
 
     /// Sends this output, and what was not sent before it.
-    async fn send(&mut self, progress: ChoiceProgress) -> Result<(), ApiError> {
+    async fn send(&mut self, mut progress: ChoiceProgress) -> Result<(), ApiError> {
+        if progress.finish.is_some() {
+            progress.figures = Some(self.choice.figures());
+        }
         self.unsent.append(progress);
         self.flush().await
     }
@@ -406,7 +462,9 @@ impl ChoiceRun<'_> {
         let progress = std::mem::take(&mut self.unsent);
         let is_first = !progress.tokens.is_empty()
             && progress.tokens.len() == self.choice.output_len() as usize;
-        let wants_tokens = self.request.wants_logprobs() || self.request.output.has_token_ids;
+        let wants_tokens = self.request.wants_logprobs()
+            || self.request.output.has_token_ids
+            || self.request.abort.is_some();
         let has_tokens = !progress.tokens.is_empty() || !progress.prompt.is_empty();
         let shows_tokens = wants_tokens && has_tokens;
         let is_needed = shows_tokens || is_first || self.request.shape.is_some();

@@ -38,6 +38,9 @@ const LENGTHS_WAIT: Duration = Duration::from_millis(200);
 /// Time for which an answer about a prompt serves all of its samples.
 const LENGTHS_FRESH: Duration = Duration::from_secs(60);
 
+/// The same where there was no output to the prompt: the next epoch of a training run may be short.
+const NO_LENGTHS_FRESH: Duration = Duration::from_secs(2);
+
 /// Time for which the store is not asked after it did not answer.
 const ABSENCE: Duration = Duration::from_secs(5);
 
@@ -130,8 +133,15 @@ impl DraftMemory {
     fn known_lengths(&self, key: (NamespaceId, PromptHash)) -> Arc<OnceCell<OutputLengths>> {
         let now = Instant::now();
         let mut all = locked(&self.lengths);
-        let is_fresh =
-            |known: &&KnownLengths| now.saturating_duration_since(known.since) < LENGTHS_FRESH;
+        let is_fresh = |known: &&KnownLengths| {
+            let is_none = known.lengths.get().is_some_and(|known| known.count == 0);
+            let fresh = if is_none {
+                NO_LENGTHS_FRESH
+            } else {
+                LENGTHS_FRESH
+            };
+            now.saturating_duration_since(known.since) < fresh
+        };
         if let Some(known) = all.get(&key).filter(is_fresh) {
             return known.lengths.clone();
         }

@@ -156,13 +156,14 @@ impl LeaseGuard {
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
 
-    /// Tells the worker where the output of a finished request ends, then drops the stream, then gives the lease
-    /// back.
+    /// Tells the worker where the output of a request ends, then drops the stream, then gives the lease back with
+    /// this outcome.
     pub(crate) fn end_with_cut(
         mut self,
         worker: Arc<dyn Worker>,
         stream: ChunkStream,
         output_len: u32,
+        outcome: LeaseOutcome,
     ) {
         let Some(finish) = self.finish.take() else {
             return;
@@ -179,7 +180,7 @@ impl LeaseGuard {
                 tracing::debug!(?cut, "the worker was not told where the output ends");
             }
             drop(stream);
-            send_finish(scheduler, finish, LeaseOutcome::Finished, worker_ended).await;
+            send_finish(scheduler, finish, outcome, worker_ended).await;
         };
         self.tasks.spawn(task.instrument(self.span.clone()));
     }

@@ -22,6 +22,8 @@ use tracing::{Instrument, Span};
 
 use crate::STAGE;
 use crate::intake::AdmittedRequest;
+use crate::metrics::GaugeGuard;
+use crate::relay::aborts::until_aborted;
 use crate::relay::attempts::Attempts;
 use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummary};
 use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
@@ -95,10 +97,8 @@ impl RelayContext {
             // All other choices are dropped then.
             run.inspect_err(|_| dropped.choice_failed())
         });
-        let left = self.time.left(class, received);
-        let summaries = tokio::time::timeout(left, try_join_all(choices))
-            .await
-            .map_err(|_| self.time.error(class))??;
+        let choices = try_join_all(choices);
+        let summaries = self.time.bound(class, received, choices).await??;
         Ok(summarize(request, &summaries))
     }
 
@@ -205,8 +205,9 @@ impl RelayContext {
             true => self.rollout_scheduler_wait,
             false => self.scheduler_wait,
         };
-        let mut attempts =
-            Attempts::new(failures_max, first_pause, scheduler_wait).patient(is_rollout);
+        let mut attempts = Attempts::new(failures_max, first_pause, scheduler_wait)
+            .patient(is_rollout)
+            .holding(request.abort.is_some());
         let may_retry = || self.retries.take();
         // The lease of a chunk after which the choice continues, until the scheduler has it back.
         let mut ended: Option<LeaseGuard> = None;
@@ -214,10 +215,17 @@ impl RelayContext {
             let lease_request = run.lease_request(&attempts, ended.as_ref());
             let lease = self.scheduler.lease(lease_request);
             let stage = tracing::trace_span!(target: STAGE, "lease");
-            let lease = match lease.instrument(stage).await {
+            let Some(lease) = until_aborted(request, lease.instrument(stage)).await else {
+                if let Some(ended) = ended.take() {
+                    until_given_back(ended.end(LeaseOutcome::Aborted)).await;
+                }
+                return run.aborted().await;
+            };
+            let lease = match lease {
                 Ok(lease) => lease,
                 Err(error) => {
                     let has_output = run.choice.output_len() > 0;
+                    let is_held = attempts.is_held_by(&error);
                     let decision = attempts.lease_refused(error, has_output, Instant::now());
                     if let Err(error) = &decision {
                         let was_patient = is_rollout && error.kind == ErrorKind::Unavailable;
@@ -233,8 +241,13 @@ impl RelayContext {
                         };
                         until_given_back(ended.end(outcome)).await;
                     }
-                    tokio::time::sleep(decision?).await;
-                    continue;
+                    let held = &self.metrics.families.trainer_held;
+                    let _held = is_held.then(|| GaugeGuard::new(held));
+                    let pause = tokio::time::sleep(decision?);
+                    match until_aborted(request, pause).await {
+                        Some(()) => continue,
+                        None => return run.aborted().await,
+                    }
                 }
             };
             if let Some(ended) = ended.take() {
@@ -257,11 +270,16 @@ impl RelayContext {
                 .await?;
             match outcome {
                 ChunkOutcome::Finished => {
+                    let outcome = match run.choice.finish_reason() {
+                        Some(FinishReason::Abort) => LeaseOutcome::Aborted,
+                        _ => LeaseOutcome::Finished,
+                    };
                     match open {
                         Some((worker, stream)) => {
-                            guard.end_with_cut(worker, stream, run.choice.output_len());
+                            let output_len = run.choice.output_len();
+                            guard.end_with_cut(worker, stream, output_len, outcome);
                         }
-                        None => drop(guard.end(LeaseOutcome::Finished)),
+                        None => drop(guard.end(outcome)),
                     }
                     run.observe_time_per_token();
                     let summary = run.choice.summary();
@@ -283,7 +301,10 @@ impl RelayContext {
                         self.metrics.families.continuations.inc();
                     }
                     until_given_back(guard.end(outcome)).await;
-                    tokio::time::sleep(decision?).await;
+                    let pause = tokio::time::sleep(decision?);
+                    if until_aborted(request, pause).await.is_none() {
+                        return run.aborted().await;
+                    }
                 }
             }
         }

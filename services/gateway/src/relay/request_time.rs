@@ -5,8 +5,11 @@
 //! timer with it. The request would then hold its ticket, lease and stream for as long as the connection lives. So
 //! one task looks at all requests every second and ends those that should have ended by themselves. It wakes nobody
 //! before.
+//!
+//! While a trainer pauses the workers, no request can go on, so none of these times passes.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,6 +17,7 @@ use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::relay::driven_work::DrivenWork;
+use crate::relay::paused_time::PausedTime;
 
 /// How often requests are checked, and how long a request whose time is up has to end by itself.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -21,10 +25,14 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The longest time that is computed with, since the end has to fit an instant: a year.
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3_600);
 
+/// How often a request looks at the clock during a pause.
+const PAUSE_CHECK: Duration = Duration::from_millis(100);
+
 /// The time limits of requests, and the requests in flight.
 pub(crate) struct RequestTime {
     interactive_max: Duration,
     rollout_max: Duration,
+    paused: Mutex<PausedTime>,
     watched: Mutex<WatchedRequests>,
 }
 
@@ -43,6 +51,7 @@ type EntryKey = (Instant, u64);
 struct WatchedRequest {
     work: Weak<DrivenWork>,
     class: RequestClass,
+    received: Instant,
 }
 
 /// The entry of a request, which is removed when this is dropped.
@@ -57,6 +66,7 @@ impl RequestTime {
         RequestTime {
             interactive_max: interactive_max.min(TIME_MAX),
             rollout_max: rollout_max.min(TIME_MAX),
+            paused: Mutex::default(),
             watched: Mutex::default(),
         }
     }
@@ -70,7 +80,79 @@ impl RequestTime {
 
     /// The time that is left of a request.
     pub(crate) fn left(&self, class: RequestClass, received: Instant) -> Duration {
-        self.most(class).saturating_sub(received.elapsed())
+        self.left_at(class, received, Instant::now())
+    }
+
+    fn left_at(&self, class: RequestClass, received: Instant, now: Instant) -> Duration {
+        let paused = self.paused().within(received, now);
+        let passed = now.saturating_duration_since(received);
+        (self.most(class) + paused).saturating_sub(passed)
+    }
+
+    /// Begins a pause of the workers, unless there is one.
+    pub(crate) fn begin_pause(&self) {
+        self.paused().begin(Instant::now());
+    }
+
+    /// Ends the pause of the workers, if there is one.
+    pub(crate) fn end_pause(&self) {
+        self.paused().end(Instant::now());
+    }
+
+    fn paused(&self) -> MutexGuard<'_, PausedTime> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time since `from` in which the workers were not paused.
+    pub(super) fn active_since(&self, from: Instant) -> Duration {
+        let now = Instant::now();
+        let paused = self.paused().within(from, now);
+        now.saturating_duration_since(from).saturating_sub(paused)
+    }
+
+    /// Waits for the work of a request until its time is up.
+    ///
+    /// # Errors
+    /// The error of a request that took too long.
+    pub(super) async fn bound<T>(
+        &self,
+        class: RequestClass,
+        received: Instant,
+        work: impl Future<Output = T>,
+    ) -> Result<T, ApiError> {
+        let done = self.within(|| self.left(class, received), work).await;
+        done.ok_or_else(|| self.error(class))
+    }
+
+    /// Waits for work, at most for this time without pauses. `None`: it took longer.
+    pub(super) async fn within_active<T>(
+        &self,
+        most: Duration,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let began = Instant::now();
+        let left = || most.saturating_sub(self.active_since(began));
+        self.within(left, work).await
+    }
+
+    async fn within<T>(
+        &self,
+        left: impl Fn() -> Duration,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut work = pin!(work);
+        loop {
+            let is_paused = self.paused().is_paused();
+            let wait = match is_paused {
+                true => left().max(PAUSE_CHECK),
+                false => left(),
+            };
+            match tokio::time::timeout(wait, &mut work).await {
+                Ok(done) => return Some(done),
+                Err(_) if left().is_zero() => return None,
+                Err(_) => {}
+            }
+        }
     }
 
     /// The error by which this limit, or a cut, ended a request; `None` if neither did.
@@ -101,7 +183,12 @@ impl RequestTime {
         watched.numbers += 1;
         let key = (end, watched.numbers);
         let work = Arc::downgrade(driven);
-        watched.by_end.insert(key, WatchedRequest { work, class });
+        let request = WatchedRequest {
+            work,
+            class,
+            received,
+        };
+        watched.by_end.insert(key, request);
         let cut = watched.cut.clone();
         drop(watched);
         if let Some(error) = cut {
@@ -140,6 +227,18 @@ impl RequestTime {
             .watched()
             .by_end
             .range(..=(now, u64::MAX))
+            .filter(
+                |(
+                    _,
+                    WatchedRequest {
+                        class, received, ..
+                    },
+                )| {
+                    // A pause puts the end off.
+                    let checked = now.checked_sub(CHECK_EVERY).unwrap_or(now);
+                    self.left_at(*class, *received, checked).is_zero()
+                },
+            )
             .map(|(key, request)| (*key, request.clone()))
             .collect();
         self.end(overdue, |class| self.error(class));
@@ -151,7 +250,7 @@ impl RequestTime {
         requests: Vec<(EntryKey, WatchedRequest)>,
         error: impl Fn(RequestClass) -> ApiError,
     ) {
-        for (key, WatchedRequest { work, class }) in requests {
+        for (key, WatchedRequest { work, class, .. }) in requests {
             let is_over = work
                 .upgrade()
                 .is_none_or(|work| work.end_unpolled(error(class)));

@@ -119,7 +119,11 @@ mod tests {
     fn token(id: u32) -> RelayEvent {
         let progress = ChoiceProgress {
             events: vec![Event::Text(format!("{id} "))],
-            tokens: vec![OutputToken { id, logprob: None }],
+            tokens: vec![OutputToken {
+                id,
+                logprob: None,
+                weight_version: 0,
+            }],
             ..ChoiceProgress::default()
         };
         RelayEvent::Progress { index: 0, progress }

@@ -49,6 +49,14 @@ pub(super) fn urgency(parameters: &Parameters) -> Result<Urgency, ApiError> {
     })
 }
 
+/// Checks that the body names a model.
+pub(super) fn check_model(parameters: &Parameters) -> Result<(), ApiError> {
+    match parameters.model.is_empty() {
+        true => invalid("model", "is missing"),
+        false => Ok(()),
+    }
+}
+
 /// Checks `session` and `group`.
 pub(super) fn check_names(parameters: &Parameters) -> Result<(), ApiError> {
     for (name, value) in [

@@ -8,10 +8,11 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::end_user::EndUserFields;
+use super::refusal::unsupported;
 
 /// Fields of other servers that would change the output. Those with a number have it as their neutral value; all are
 /// neutral if they are null, false or empty.
-const UNSUPPORTED: [(&str, Option<f64>); 34] = [
+const UNSUPPORTED: [(&str, Option<f64>); 33] = [
     ("allowed_token_ids", None),
     ("audio", None),
     ("chat_template", None),
@@ -35,7 +36,6 @@ const UNSUPPORTED: [(&str, Option<f64>); 34] = [
     ("prompt_embeds", None),
     ("repeat_penalty", Some(1.0)),
     ("repetition_detection", None),
-    ("return_tokens_as_token_ids", None),
     ("structural_tag", None),
     ("thinking_token_budget", None),
     ("top_a", Some(0.0)),
@@ -119,12 +119,37 @@ impl OtherFields {
     pub(super) fn checked(self) -> Result<Vec<String>, ApiError> {
         match self.unsupported {
             None => Ok(self.unknown),
-            Some(name) => {
-                let message = format!("{name} is not supported; leave it out");
-                Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
-            }
+            Some(name) => unsupported(name, &format!("{name} is not supported; leave it out")),
         }
     }
+}
+
+/// Checks that no field of an object would change the output that cannot be carried out: those of other servers, and
+/// those with these names. `place` begins the names in the error.
+///
+/// # Errors
+/// The first such field.
+pub(crate) fn check_supported(
+    place: &str,
+    fields: &serde_json::Map<String, serde_json::Value>,
+    more: &[&str],
+) -> Result<(), ApiError> {
+    for (name, value) in fields {
+        let known = UNSUPPORTED.iter().find(|(other, _)| other == name);
+        let neutral = known.map(|(_, neutral)| *neutral);
+        let neutral = neutral.or_else(|| more.contains(&name.as_str()).then_some(None));
+        let Some(neutral) = neutral else { continue };
+        let changes = match Setting::deserialize(value) {
+            Ok(Setting::Nothing) => false,
+            Ok(Setting::Number(value)) => neutral != Some(value),
+            Ok(Setting::Something) | Err(_) => true,
+        };
+        if changes {
+            let name = format!("{place}{name}");
+            return unsupported(&name, &format!("{name} is not supported; leave it out"));
+        }
+    }
+    Ok(())
 }
 
 /// A value, as far as it tells whether a field is set.

@@ -51,6 +51,7 @@ mod tests {
                     logprob: *logprob,
                     top: Vec::new(),
                 }),
+                weight_version: 0,
             };
             logprobs.iter().map(token).collect()
         };
@@ -60,6 +61,7 @@ mod tests {
         let unscored = OutputToken {
             id: 1,
             logprob: None,
+            weight_version: 0,
         };
         assert_eq!(mean_logprob(&[unscored]), f64::NEG_INFINITY);
     }

@@ -19,28 +19,53 @@ fn clamped(logprob: f32) -> f64 {
 }
 
 /// The log-probability of the token itself.
-fn chosen(token: &OutputToken) -> f64 {
+pub(crate) fn chosen(token: &OutputToken) -> f64 {
     let entry = token.logprob.as_ref();
     entry.map_or(LOGPROB_MIN, |entry| clamped(entry.logprob))
 }
 
 /// The most likely tokens in its place, at most `most`.
-fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (TokenId, f64)> {
+pub(crate) fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (TokenId, f64)> {
     let top = token.logprob.iter().flat_map(|entry| &entry.top);
     let top = top.take(most as usize);
     top.map(|(id, logprob)| (*id, clamped(*logprob)))
 }
 
+/// The names of tokens in log-probabilities.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenNames<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// Whether a name is the id, as in `token:123`, and not the text.
+    pub(crate) are_ids: bool,
+}
+
+impl TokenNames<'_> {
+    /// A token as text, or its bytes in the notation of OpenAI if they are not UTF-8.
+    fn spelt(self, id: TokenId) -> String {
+        let bytes = self.tokenizer.token_bytes(id);
+        match std::str::from_utf8(bytes) {
+            _ if self.are_ids => format!("token:{id}"),
+            Ok(text) => text.to_owned(),
+            Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| {
+                text + &format!("\\x{byte:02x}")
+            }),
+        }
+    }
+}
+
 /// The shape of chats, with `most` likely tokens in each place.
-pub(super) fn chat_logprobs(
-    tokenizer: &Tokenizer,
+pub(crate) fn chat_logprobs(
+    names: TokenNames<'_>,
     tokens: &[OutputToken],
     most: u32,
 ) -> ChatLogprobs {
     let of = |id: TokenId, logprob: f64| {
-        let bytes = tokenizer.token_bytes(id);
+        let bytes = names.tokenizer.token_bytes(id);
         TopLogprob {
-            token: String::from_utf8_lossy(bytes).into_owned(),
+            token: match names.are_ids {
+                true => names.spelt(id),
+                false => String::from_utf8_lossy(bytes).into_owned(),
+            },
             logprob,
             bytes: bytes.to_vec(),
         }
@@ -60,7 +85,7 @@ pub(super) fn chat_logprobs(
 /// The shape of text completions, with `most` likely tokens in each place beside the chosen one. `offset` is the
 /// place of the first token in the text, and moves past the last one.
 pub(super) fn completion_logprobs(
-    tokenizer: &Tokenizer,
+    names: TokenNames<'_>,
     tokens: &[OutputToken],
     most: u32,
     offset: &mut u64,
@@ -70,17 +95,18 @@ pub(super) fn completion_logprobs(
         let scored = token.logprob.is_some().then(|| {
             let logprob = chosen(token);
             let mut top: BTreeMap<String, f64> = top(token, most)
-                .map(|(id, logprob)| (spelt(tokenizer, id), logprob))
+                .map(|(id, logprob)| (names.spelt(id), logprob))
                 .collect();
             // As with OpenAI, the chosen token is always among them.
-            top.insert(spelt(tokenizer, token.id), logprob);
+            top.insert(names.spelt(token.id), logprob);
             (logprob, top)
         });
         let (logprob, top) = scored.unzip();
-        logprobs.tokens.push(spelt(tokenizer, token.id));
+        logprobs.tokens.push(names.spelt(token.id));
         logprobs.token_logprobs.push(logprob);
         logprobs.top_logprobs.push(top);
         logprobs.text_offset.push(*offset);
+        let tokenizer = names.tokenizer;
         if !tokenizer.is_special(token.id) {
             // A character counts with the token that has its first byte.
             let begins = tokenizer
@@ -94,7 +120,7 @@ pub(super) fn completion_logprobs(
 }
 
 /// The shape of vLLM for a prompt. `rest` are the tokens after the first one, which nothing comes before.
-pub(super) fn prompt_logprobs(
+pub(crate) fn prompt_logprobs(
     tokenizer: &Tokenizer,
     rest: &[OutputToken],
     most: u32,
@@ -123,17 +149,6 @@ pub(super) fn prompt_logprobs(
     std::iter::once(None).chain(rest.iter().map(of)).collect()
 }
 
-/// A token as text, or its bytes in the notation of OpenAI if they are not UTF-8.
-fn spelt(tokenizer: &Tokenizer, id: TokenId) -> String {
-    let bytes = tokenizer.token_bytes(id);
-    match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| {
-            text + &format!("\\x{byte:02x}")
-        }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,13 +161,42 @@ mod tests {
         OutputToken {
             id: FIRST_BYTE + u32::from(byte),
             logprob: Some(TokenLogprob { logprob, top }),
+            weight_version: 0,
         }
+    }
+
+    fn names(tokenizer: &Tokenizer) -> TokenNames<'_> {
+        TokenNames {
+            tokenizer,
+            are_ids: false,
+        }
+    }
+
+    #[test]
+    fn tokens_may_be_named_by_their_ids() {
+        let tokenizer = byte_level_files().tokenizer().unwrap();
+        let by_id = TokenNames {
+            are_ids: true,
+            ..names(&tokenizer)
+        };
+        let (a, z) = (FIRST_BYTE + u32::from(b'a'), FIRST_BYTE + u32::from(b'z'));
+        let logprobs = completion_logprobs(by_id, &[token(b'a', -0.5)], 1, &mut 0);
+        assert_eq!(logprobs.tokens, [format!("token:{a}")]);
+        let top = logprobs.top_logprobs[0].as_ref().unwrap();
+        assert_eq!(top[&format!("token:{z}")], LOGPROB_MIN);
+        assert_eq!(top[&format!("token:{a}")], -0.5);
+        let logprobs = chat_logprobs(by_id, &[token(b'a', -0.5)], 0);
+        assert_eq!(logprobs.content[0].chosen.token, format!("token:{a}"));
     }
 
     #[test]
     fn a_very_unlikely_token_has_a_finite_value() {
         let tokenizer = byte_level_files().tokenizer().unwrap();
-        let logprobs = chat_logprobs(&tokenizer, &[token(b'a', f32::NAN), token(0xC3, -0.5)], 1);
+        let logprobs = chat_logprobs(
+            names(&tokenizer),
+            &[token(b'a', f32::NAN), token(0xC3, -0.5)],
+            1,
+        );
         assert_eq!(logprobs.content[0].chosen.logprob, LOGPROB_MIN);
         assert_eq!(logprobs.content[0].top_logprobs[0].logprob, LOGPROB_MIN);
         assert_eq!(logprobs.content[1].chosen.logprob, -0.5);
@@ -169,7 +213,7 @@ mod tests {
             token(b'b', -1.0),
         ];
         let mut offset = 2;
-        let logprobs = completion_logprobs(&tokenizer, &tokens, 0, &mut offset);
+        let logprobs = completion_logprobs(names(&tokenizer), &tokens, 0, &mut offset);
         assert_eq!(logprobs.text_offset, [2, 3, 4, 4]);
         assert_eq!(offset, 5);
         assert_eq!(logprobs.tokens, ["a", "bytes:\\xc3", "bytes:\\xa9", "b"]);

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use refrain_output_parsers::Event;
 use refrain_protocol::openai::{
     Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice, CompletionLogprobs, Delta,
-    ErrorBody, FinishReason, PromptLogprobs,
+    ErrorBody, FinishReason, PromptLogprobs, WeightSpan,
 };
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
@@ -17,9 +17,10 @@ use crate::STAGE;
 use crate::relay::{ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::best_of::{best, mean_logprob};
-use crate::response::logprobs::{chat_logprobs, completion_logprobs, prompt_logprobs};
+use crate::response::logprobs::{TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs};
 use crate::response::message::{self, CallShape};
 use crate::response::surface_writer::{SurfaceWriter, read_to_end};
+use crate::response::weight_spans::weight_spans;
 
 /// Bytes of an event without its text, about.
 const FRAME_BYTES: usize = 320;
@@ -109,6 +110,7 @@ impl AnswerWriter {
                 let choices: Vec<_> = answered
                     .map(|(index, (run, choice))| {
                         let token_ids = self.token_ids(&choice.tokens);
+                        let weight_versions = self.weight_versions(&choice.tokens);
                         let prompt_logprobs = self.prompt_logprobs(&choice.prompt);
                         let (echo, scored) =
                             self.begin_completion(run, choice.prompt, choice.tokens);
@@ -120,6 +122,7 @@ impl AnswerWriter {
                             token_ids,
                             prompt_token_ids: self.prompt_token_ids(run),
                             prompt_logprobs,
+                            weight_versions,
                         }
                     })
                     .collect();
@@ -164,6 +167,7 @@ impl AnswerWriter {
                         token_ids,
                         prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
                         prompt_logprobs: None,
+                        weight_versions: None,
                     };
                     let event = self.envelope("text_completion", vec![choice], None);
                     write_frame(&mut frames, &event)?;
@@ -257,7 +261,7 @@ impl AnswerWriter {
     fn chat_logprobs(&self, tokens: &[OutputToken]) -> Option<ChatLogprobs> {
         let request = &self.request;
         let most = request.output.top_logprobs?;
-        Some(chat_logprobs(&request.model.tokenizer, tokens, most))
+        Some(chat_logprobs(self.names(), tokens, most))
     }
 
     /// Log-probabilities in the shape of text completions, if asked for.
@@ -266,11 +270,29 @@ impl AnswerWriter {
         index: u32,
         tokens: &[OutputToken],
     ) -> Option<CompletionLogprobs> {
-        let request = &self.request;
+        let request = self.request.clone();
         let choice = self.choices.get_mut(index as usize)?;
         let most = request.output.top_logprobs?;
-        let (tokenizer, offset) = (&request.model.tokenizer, &mut choice.offset);
-        Some(completion_logprobs(tokenizer, tokens, most, offset))
+        let names = TokenNames {
+            tokenizer: &request.model.tokenizer,
+            are_ids: request.output.names_ids,
+        };
+        let offset = &mut choice.offset;
+        Some(completion_logprobs(names, tokens, most, offset))
+    }
+
+    /// The names of tokens in log-probabilities.
+    fn names(&self) -> TokenNames<'_> {
+        TokenNames {
+            tokenizer: &self.request.model.tokenizer,
+            are_ids: self.request.output.names_ids,
+        }
+    }
+
+    /// The versions that sampled an output, if a trainer asked.
+    fn weight_versions(&self, tokens: &[OutputToken]) -> Option<Vec<WeightSpan>> {
+        let is_trainers = self.request.abort.is_some();
+        is_trainers.then(|| weight_spans(tokens))
     }
 
     /// Log-probabilities of the prompt, if asked for. The tokens are all but its first.
@@ -340,6 +362,7 @@ impl AnswerWriter {
             first = prompt.tokens.first().map(|id| OutputToken {
                 id: *id,
                 logprob: None,
+                weight_version: 0,
             });
             if !echoes_logprobs && let Some(choice) = self.choices.get_mut(index as usize) {
                 choice.offset = echo.chars().count() as u64;
@@ -428,7 +451,7 @@ fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
 }
 
 /// Writes one event of a stream.
-pub(super) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
+pub(crate) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
     frames.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *frames, value).map_err(ApiError::internal)?;
     frames.extend_from_slice(b"\n\n");

@@ -56,6 +56,14 @@ impl Callers {
         }
     }
 
+    /// The caller that everybody is on a listener of this tenant.
+    ///
+    /// # Errors
+    /// As [`Directory::caller_of_listener`].
+    pub(crate) fn of_listener(&self, tenant: &str) -> Result<Caller, ApiError> {
+        self.directory.caller_of_listener(tenant)
+    }
+
     async fn owner(&self, jwt: &JwtVerifier, token: &str, now: i64) -> Result<Caller, ApiError> {
         let mut verified = jwt.verify(token, now);
         if matches!(verified, Err(TokenError::UnknownKey | TokenError::NoKeys)) {

@@ -275,6 +275,25 @@ impl Directory {
         }
     }
 
+    /// The caller that everybody is on a listener of this tenant.
+    ///
+    /// # Errors
+    /// `Forbidden` for a tenant that nobody has added, or as [`Directory::check_known`].
+    pub(crate) fn caller_of_listener(&self, tenant: &str) -> Result<Caller, ApiError> {
+        self.check_known()?;
+        let table = self.of_file();
+        let is_known = table.limits.contains_key(tenant)
+            || self.anonymous_tenant.as_deref() == Some(tenant)
+            || self.fixed.iter().any(|(_, fixed)| fixed == tenant);
+        if !is_known {
+            let message = format!(
+                "the tenant {tenant} of this listener (gateway.trainer.tenant) does not exist; add it"
+            );
+            return Err(ApiError::new(ErrorKind::Forbidden, message).with_code("unknown_tenant"));
+        }
+        Ok(self.of_tenant(&table, tenant))
+    }
+
     fn anonymous(&self) -> Option<Caller> {
         let tenant = self.anonymous_tenant.as_ref()?;
         Some(self.of_tenant(&self.of_file(), tenant))

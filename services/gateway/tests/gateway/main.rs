@@ -8,9 +8,11 @@
 )]
 
 mod admin;
+mod chunks;
 mod console;
 mod errors;
 mod failures;
+mod fleet;
 mod forms;
 mod jwt;
 mod limits;
@@ -27,5 +29,10 @@ mod streams;
 mod surfaces;
 mod tenants;
 mod tools;
+mod trainer;
+mod trainer_aborts;
+mod trainer_clients;
+mod trainer_control;
+mod trainer_hold;
 mod usage;
 mod usage_store;

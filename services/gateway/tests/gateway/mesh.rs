@@ -12,14 +12,10 @@ use refrain_gateway::{
     GatewayConfig, GatewayDeps, GatewayServer, GatewayTuning, KeyConfig, ModelConfig,
 };
 use refrain_protocol::admin::EraseRequest;
-use refrain_protocol::chunk::{
-    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
-    ParkedContext, StepMessage,
-};
-use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
 use refrain_protocol::history::PromptHash;
-use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerDrain,
     WorkerReport,
@@ -33,6 +29,8 @@ use refrain_tokenization::testing::{IM_END, byte_level_files};
 use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
+use crate::chunks::{events, resumed};
+use crate::fleet::FakeFleet;
 use crate::series::sum_of_series;
 use crate::store::KeptTenants;
 use crate::usage_store::FakeUsage;
@@ -58,6 +56,8 @@ pub(crate) enum Mishap {
     Transfer(usize),
     /// The worker falls silent.
     Hang(usize),
+    /// The worker aborts the request.
+    Abort(usize),
     /// The worker refuses a cut.
     RefuseCut,
 }
@@ -68,6 +68,8 @@ pub(crate) struct Script {
     pub(crate) reply: Vec<TokenId>,
     /// Tokens per step.
     pub(crate) step_tokens: usize,
+    /// Versions of the weights by step; the last one is that of all further steps.
+    pub(crate) versions: Vec<u64>,
     /// Pause before each step.
     pub(crate) step_pause: Duration,
     /// Planned failures by the number of the lease, from 0.
@@ -88,6 +90,15 @@ pub(crate) struct Script {
     pub(crate) lengths: Vec<u32>,
     /// Whether the engines of the workers compile forms by the grammars of this project.
     pub(crate) compiles_forms: bool,
+}
+
+impl Script {
+    /// The version of the weights in a step.
+    pub(crate) fn version_at(&self, step: usize) -> u64 {
+        let versions = &self.versions;
+        let version = versions.get(step).or(versions.last());
+        version.copied().unwrap_or(7)
+    }
 }
 
 /// The calls to the scheduler, the workers and the draft store.
@@ -128,6 +139,7 @@ pub(crate) struct FakeMesh {
     pub(crate) tenants: Mutex<KeptTenants>,
     tokenizer: Tokenizer,
     pub(crate) usage: Arc<FakeUsage>,
+    pub(crate) fleet: FakeFleet,
 }
 
 impl FakeMesh {
@@ -260,28 +272,19 @@ impl Scheduler for FakeMesh {
     }
 
     async fn workers(&self) -> Result<Vec<WorkerReport>, ApiError> {
-        Ok(vec![WorkerReport {
-            worker: WorkerId("w0".into()),
-            url: "http://w0".into(),
-            model: "tiny".into(),
-            running: 1,
-            max_running: 4,
-            draining: self.log().drains.last() == Some(&true),
-            suspect: false,
-            silent_ms: 10,
-            kv: None,
-        }])
+        Ok(self.fleet.reports(self.log().drains.last() == Some(&true)))
     }
 }
 
-struct FakeWorker(Arc<FakeMesh>);
+/// A worker with its URL.
+struct FakeWorker(Arc<FakeMesh>, String);
 
 /// Finds the workers of a mesh.
 pub(crate) struct FakeWorkers(pub(crate) Arc<FakeMesh>);
 
 impl Workers for FakeWorkers {
-    fn at(&self, _: &str) -> Arc<dyn Worker> {
-        Arc::new(FakeWorker(self.0.clone()))
+    fn at(&self, url: &str) -> Arc<dyn Worker> {
+        Arc::new(FakeWorker(self.0.clone(), url.to_owned()))
     }
 }
 
@@ -338,16 +341,21 @@ impl Worker for FakeWorker {
         mesh.open.fetch_add(1, Ordering::SeqCst);
         let open = Open(mesh.open.clone());
         let hang = matches!(mishap, Some(Mishap::Hang(_)));
-        let state = (events, open);
-        Ok(unfold(state, move |(mut events, open)| async move {
+        let state = (events, open, self.0.clone());
+        Ok(unfold(state, move |(mut events, open, mesh)| async move {
             tokio::time::sleep(pause).await;
+            mesh.fleet.until_it_works().await;
             match events.pop_front() {
-                Some(event) => Some((event, (events, open))),
+                Some(event) => Some((event, (events, open, mesh))),
                 None if hang => std::future::pending().await,
                 None => None,
             }
         })
         .boxed())
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        self.0.fleet.order(&self.1, order)
     }
 
     async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
@@ -371,125 +379,6 @@ impl Worker for FakeWorker {
             Some(Mishap::RefuseCut) => Err(ApiError::new(ErrorKind::NotFound, "refused by script")),
             _ => Ok(()),
         }
-    }
-}
-
-/// The request for a chunk with everything that the worker parked, which is what the chunk before had and emitted.
-fn resumed(
-    script: &Script,
-    request: ChunkRequest,
-    parked: ParkedContext,
-    last: &ChunkRequest,
-) -> ChunkRequest {
-    assert!(request.tokens.is_empty() && request.prediction.is_empty());
-    assert_eq!(parked.epoch, last.epoch);
-    let output = parked.tokens as usize - last.prompt_len as usize;
-    let prompt = &last.tokens[..last.prompt_len as usize];
-    let tokens = [prompt, &script.reply[..output]].concat();
-    let mut hasher = PrefixHasher::new(&request.namespace.namespace.id());
-    hasher.extend(&tokens);
-    assert_eq!(parked.hash, hasher.whole());
-    ChunkRequest {
-        tokens,
-        sampling: last.sampling.clone(),
-        prediction: last.prediction.clone(),
-        ..request
-    }
-}
-
-/// The events of one chunk.
-fn events(
-    script: &Script,
-    request: &ChunkRequest,
-    mishap: Option<&Mishap>,
-) -> VecDeque<Result<ChunkEvent, ApiError>> {
-    let done = request.tokens.len() - request.prompt_len as usize;
-    assert_eq!(
-        &request.tokens[request.prompt_len as usize..],
-        &script.reply[..done],
-        "continued from elsewhere"
-    );
-    let left = &script.reply[done..];
-    let room = left.len().min(request.max_new_tokens as usize);
-    let chunk = request
-        .chunk_tokens
-        .map_or(room, |most| room.min(most as usize));
-    let mut events = VecDeque::new();
-    for (sequence, tokens) in left[..chunk].chunks(script.step_tokens).enumerate() {
-        let logprob = |token: &TokenId| {
-            let most = request.sampling.top_logprobs.unwrap_or(0);
-            let top = (0..most)
-                .map(|rank| (*token + rank, -1.0 - rank as f32))
-                .collect();
-            TokenLogprob { logprob: -1.0, top }
-        };
-        match mishap {
-            Some(Mishap::Lose(at) | Mishap::Hang(at)) if *at == sequence => return events,
-            Some(Mishap::Fail(at, kind)) if *at == sequence => {
-                events.push_back(Err(ApiError::new(*kind, "failed by script")));
-                return events;
-            }
-            Some(Mishap::FailForm(at)) if *at == sequence => {
-                let error = ApiError::invalid("sampling.form", "too complex");
-                events.push_back(Err(error.with_code("output_form")));
-                return events;
-            }
-            Some(Mishap::Drain(at)) if *at == sequence => {
-                events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::Draining))));
-                return events;
-            }
-            Some(Mishap::GiveWay(at)) if *at == sequence => {
-                events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::GaveWay))));
-                return events;
-            }
-            Some(Mishap::Transfer(at)) if *at == sequence => {
-                events.push_back(Ok(ChunkEvent::End(ChunkEnd {
-                    next_worker: Some(WorkerId("w1".into())),
-                    ..end(ChunkEndReason::Transfer)
-                })));
-                return events;
-            }
-            Some(Mishap::Skip(at)) if *at == sequence => continue,
-            _ => {}
-        }
-        events.push_back(Ok(ChunkEvent::Step(StepMessage {
-            sequence: sequence as u64,
-            tokens: tokens.to_vec(),
-            logprobs: request
-                .sampling
-                .top_logprobs
-                .map(|_| tokens.iter().map(logprob).collect()),
-            weight_version: 7,
-            source: DraftSource::Suffix,
-            merged: None,
-            forced: None,
-            scope: DraftScope::Tenant,
-            drafted: 4,
-            accepted: tokens.len() as u32 - 1,
-        })));
-    }
-    if matches!(mishap, Some(Mishap::Lose(at)) if *at == chunk.div_ceil(script.step_tokens)) {
-        return events;
-    }
-    let reason = if left.get(..chunk).is_some_and(|sent| sent.contains(&IM_END)) {
-        ChunkEndReason::Stop
-    } else if chunk == request.max_new_tokens as usize || chunk == left.len() {
-        ChunkEndReason::Length
-    } else {
-        ChunkEndReason::ChunkLimit
-    };
-    events.push_back(Ok(ChunkEvent::End(end(reason))));
-    events
-}
-
-fn end(reason: ChunkEndReason) -> ChunkEnd {
-    ChunkEnd {
-        next_worker: None,
-        reason,
-        cached_tokens: 3,
-        prefill_s: 0.25,
-        decode_s: 0.5,
-        decode_tokens: 9,
     }
 }
 
@@ -569,6 +458,7 @@ impl Bench {
         let script = Script {
             reply: Vec::new(),
             step_tokens: 3,
+            versions: vec![7],
             step_pause: Duration::ZERO,
             mishaps: HashMap::new(),
             lease_errors: VecDeque::new(),
@@ -588,6 +478,7 @@ impl Bench {
             tenants: Mutex::new(tenants),
             tokenizer,
             usage: Arc::default(),
+            fleet: FakeFleet::default(),
         });
         mesh.reply("hello world, this is the answer");
         let metrics = Metrics::new().unwrap();

@@ -163,6 +163,7 @@ impl Desk {
             compiles_forms: false,
             eagle3: None,
             fallback: None,
+            state: None,
             kv: Some(KvReport {
                 running_tokens: state.running_tokens,
                 kept_tokens: state.kept_tokens,

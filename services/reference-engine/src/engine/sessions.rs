@@ -21,6 +21,7 @@ use super::session::{Session, SessionPrefixes};
 use super::session_form::SessionForm;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
+use crate::pool::WeightsIdentity;
 
 /// Delay after which a caller that was refused for lack of room may try again.
 const RETRY_AFTER_MS: u64 = 250;
@@ -75,6 +76,18 @@ impl Sessions {
     /// Lets sessions use a pool.
     pub(crate) fn set_pooling(&mut self, pooling: Pooling) {
         self.pooling = Some(pooling);
+    }
+
+    /// Whether the engine has a pool.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.pooling.is_some()
+    }
+
+    /// Names other weights to the pool. Blocks of open sessions keep their names.
+    pub(crate) fn set_pooled_weights(&mut self, weights: WeightsIdentity) {
+        if let Some(pooling) = &mut self.pooling {
+            pooling.weights = weights;
+        }
     }
 
     /// Opens a session without text. The caller must call [`Sessions::reuse`] next, which makes room in the table
@@ -299,6 +312,20 @@ impl Sessions {
             session.parked = None;
             self.kept.insert(session);
         }
+    }
+
+    /// Forgets the sessions that are kept for reuse, and what the pool holds.
+    pub(crate) fn forget_kept(&mut self) {
+        self.kept.evict(usize::MAX);
+        if let Some(pooling) = &self.pooling {
+            pooling.pool.clear();
+        }
+    }
+
+    /// Forgets all sessions, open ones as well.
+    pub(crate) fn forget_all(&mut self) {
+        self.open.clear();
+        self.forget_kept();
     }
 
     /// Closes sessions that no step has used for the idle time or that have been parked for too long, and returns

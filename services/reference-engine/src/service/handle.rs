@@ -18,6 +18,7 @@ use refrain_tokenization::Tokenizer;
 use super::metrics::EngineMetrics;
 use super::model_thread::{ModelThread, lock};
 use super::pool::{BlockServer, PoolThreads};
+use super::weight_loading::WeightLoading;
 use crate::config::EngineConfig;
 use crate::drafter::{DraftNetwork, open_network};
 use crate::engine::EngineCore;
@@ -29,12 +30,13 @@ use crate::pool::KvPool;
 /// or when the last handle is dropped.
 #[derive(Clone)]
 pub struct EngineHandle {
-    shared: Arc<SharedEngine>,
+    pub(super) shared: Arc<SharedEngine>,
 }
 
 /// State that all handles share. Dropping it ends the thread.
-struct SharedEngine {
-    model_thread: Arc<ModelThread>,
+pub(super) struct SharedEngine {
+    pub(super) model_thread: Arc<ModelThread>,
+    pub(super) loading: WeightLoading,
     join_handle: Mutex<Option<JoinHandle<()>>>,
     capabilities: EngineCapabilities,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -114,6 +116,8 @@ impl EngineHandle {
             output_forms: grammars.is_some(),
             reads_ahead: pool.is_some(),
         };
+        let identity = tokenizer.as_ref().map(|tokenizer| tokenizer.identity());
+        let loading = WeightLoading::new(&model, config.weights, identity);
         let model_thread = Arc::new(ModelThread::new(
             config.queue_steps,
             config.weight_version,
@@ -128,6 +132,7 @@ impl EngineHandle {
             _ => None,
         };
         model_thread.publish_load(&core);
+        model_thread.publish_version();
         let expiry_ms = config.session_idle_ms.min(config.session_parked_ms);
         let idle_check = Duration::from_millis(expiry_ms.div_ceil(4).max(10));
         let join_handle = {
@@ -139,6 +144,7 @@ impl EngineHandle {
         Ok(EngineHandle {
             shared: Arc::new(SharedEngine {
                 model_thread,
+                loading,
                 join_handle: Mutex::new(Some(join_handle)),
                 capabilities,
                 tokenizer,

@@ -8,6 +8,7 @@ use refrain_protocol::engine::{
     AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
     StepResponse, TokenizeRequest, TokensBody,
 };
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::scheduling::KvReport;
 use refrain_service_kit::http::{
     HttpResult, RouteRoles, ServeOptions, Server, get, mesh_only, post, serve,
@@ -28,6 +29,7 @@ const ROLES: &RouteRoles = &[
     ("/engine/v1/step", &[MeshRole::Worker]),
     ("/engine/v1/close", &[MeshRole::Worker]),
     ("/engine/v1/abort", &[MeshRole::Worker]),
+    ("/engine/v1/order", &[MeshRole::Worker]),
     ("/engine/v1/tokenize", &[MeshRole::Worker]),
     ("/engine/v1/detokenize", &[MeshRole::Worker]),
 ];
@@ -61,6 +63,7 @@ pub(super) fn listen(
                 .service(post("/step", step))
                 .service(post("/close", close))
                 .service(post("/abort", abort))
+                .service(post("/order", order))
                 .service(post("/tokenize", tokenize))
                 .service(post("/detokenize", detokenize)),
         );
@@ -106,6 +109,13 @@ async fn close(engine: Data<EngineHandle>, request: Json<CloseRequest>) -> HttpR
 
 async fn abort(engine: Data<EngineHandle>, request: Json<AbortRequest>) -> HttpResult<Json<()>> {
     Ok(Json(engine.abort(request.into_inner().sessions).await?))
+}
+
+async fn order(
+    engine: Data<EngineHandle>,
+    order: Json<EngineOrder>,
+) -> HttpResult<Json<EngineOrderReply>> {
+    Ok(Json(engine.order(order.into_inner()).await?))
 }
 
 async fn tokenize(

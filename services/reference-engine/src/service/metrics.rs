@@ -59,6 +59,8 @@ refrain_service_kit::metric_families! {
         sessions_kept: IntGauge = "refrain_engine_sessions_kept",
         /// KV tokens in use, kept sessions included.
         kv_tokens: IntGauge = "refrain_engine_kv_tokens",
+        /// Version of the weights.
+        pub(super) weight_version: IntGauge = "refrain_engine_weight_version",
         /// Steps waiting for the one in progress.
         steps_waiting: IntGauge = "refrain_engine_steps_waiting",
         /// Forms of outputs that are compiled or wait for it.

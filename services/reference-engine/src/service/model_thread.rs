@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{CloseRequest, EngineLoad, StepRequest, StepResponse};
@@ -16,6 +17,7 @@ use tokio::sync::{oneshot, watch};
 use super::metrics::EngineMetrics;
 use super::prefill_price::PrefillPrice;
 use crate::engine::EngineCore;
+use crate::model::Model;
 
 /// Delay after which a caller that the full queue refused may try again. It is the time of a few steps.
 const QUEUE_RETRY_AFTER_MS: u64 = 50;
@@ -26,7 +28,8 @@ pub(super) struct ModelThread {
     wake: Condvar,
     load: watch::Sender<EngineLoad>,
     steps_max: usize,
-    weight_version: u64,
+    /// Only the thread changes it, between two steps.
+    weight_version: AtomicU64,
     metrics: EngineMetrics,
 }
 
@@ -43,6 +46,17 @@ enum EngineCommand {
     Step(StepRequest, oneshot::Sender<Result<StepResponse, ApiError>>),
     Close(CloseRequest, oneshot::Sender<()>),
     Report(oneshot::Sender<KvReport>),
+    Forget(Forgotten, oneshot::Sender<()>),
+    /// A new version begins, with another model or with the same one.
+    Renew(Option<Arc<Model>>, Option<u64>, oneshot::Sender<()>),
+}
+
+/// The sessions that an order makes the engine forget.
+pub(super) enum Forgotten {
+    /// Those that are kept for reuse.
+    Kept,
+    /// All, open ones as well.
+    All,
 }
 
 impl ModelThread {
@@ -52,7 +66,7 @@ impl ModelThread {
             wake: Condvar::new(),
             load: watch::Sender::default(),
             steps_max,
-            weight_version,
+            weight_version: AtomicU64::new(weight_version),
             metrics,
         }
     }
@@ -89,9 +103,7 @@ impl ModelThread {
     /// `Unavailable` after [`ModelThread::end`].
     pub(super) async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
         let (sender, receiver) = oneshot::channel();
-        let close = EngineCommand::Close(request, sender);
-        self.open_queue()?.commands.push_back(close);
-        self.wake.notify_one();
+        self.push(EngineCommand::Close(request, sender))?;
         receiver.await.map_err(|_| thread_ended())
     }
 
@@ -101,10 +113,50 @@ impl ModelThread {
     /// `Unavailable` after [`ModelThread::end`].
     pub(super) async fn kv_report(&self) -> Result<KvReport, ApiError> {
         let (sender, receiver) = oneshot::channel();
-        let report = EngineCommand::Report(sender);
-        self.open_queue()?.commands.push_back(report);
-        self.wake.notify_one();
+        self.push(EngineCommand::Report(sender))?;
         receiver.await.map_err(|_| thread_ended())
+    }
+
+    /// Forgets sessions after the waiting commands.
+    ///
+    /// # Errors
+    /// `Unavailable` after [`ModelThread::end`].
+    pub(super) async fn forget(&self, forgotten: Forgotten) -> Result<(), ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(EngineCommand::Forget(forgotten, sender))?;
+        receiver.await.map_err(|_| thread_ended())
+    }
+
+    /// Begins a new version of the weights after the waiting commands, with `model` if there is one. `None` as its
+    /// number is one more than the present one. All sessions end.
+    ///
+    /// # Errors
+    /// `Unavailable` after [`ModelThread::end`].
+    pub(super) async fn renew(
+        &self,
+        model: Option<Arc<Model>>,
+        version: Option<u64>,
+    ) -> Result<(), ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(EngineCommand::Renew(model, version, sender))?;
+        receiver.await.map_err(|_| thread_ended())
+    }
+
+    /// The version of the weights of the next step.
+    pub(super) fn weight_version(&self) -> u64 {
+        self.weight_version.load(Ordering::Acquire)
+    }
+
+    /// Publishes the version of the weights for the metrics.
+    pub(super) fn publish_version(&self) {
+        let gauge = &self.metrics.families.weight_version;
+        gauge.set(self.weight_version().cast_signed());
+    }
+
+    fn push(&self, command: EngineCommand) -> Result<(), ApiError> {
+        self.open_queue()?.commands.push_back(command);
+        self.wake.notify_one();
+        Ok(())
     }
 
     /// Closes sessions before all waiting commands, and prevents waiting steps from opening them.
@@ -193,6 +245,26 @@ impl ModelThread {
                     };
                     let _ = reply.send(report);
                 }
+                Some(EngineCommand::Forget(forgotten, reply)) => {
+                    match forgotten {
+                        Forgotten::Kept => core.forget_kept(),
+                        Forgotten::All => core.forget_all(),
+                    }
+                    self.publish_load(&core);
+                    let _ = reply.send(());
+                }
+                Some(EngineCommand::Renew(model, version, reply)) => {
+                    core.forget_all();
+                    if let Some(model) = model {
+                        core.replace_model(model);
+                    }
+                    let version = version.unwrap_or_else(|| self.weight_version().wrapping_add(1));
+                    core.set_pooled_version(version);
+                    self.weight_version.store(version, Ordering::Release);
+                    self.publish_version();
+                    self.publish_load(&core);
+                    let _ = reply.send(());
+                }
                 None => {}
             }
             if checked.elapsed() >= idle_check {
@@ -255,7 +327,7 @@ impl ModelThread {
                     results: stepped.results,
                     step_s: seconds,
                     draft_s,
-                    weight_version: self.weight_version,
+                    weight_version: self.weight_version(),
                 })
             }
             Ok(Err(error)) => {

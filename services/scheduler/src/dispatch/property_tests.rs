@@ -156,6 +156,7 @@ pub(super) fn beat(
     Heartbeat {
         eagle3: None,
         fallback: None,
+        state: None,
         kv: None,
         worker: WorkerId(worker.into()),
         incarnation,
@@ -326,6 +327,7 @@ impl World {
                 });
                 DispatchEvent::Heartbeat(Heartbeat {
                     draining,
+                    state: None,
                     kv,
                     ..heartbeat
                 })

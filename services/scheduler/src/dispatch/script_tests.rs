@@ -99,6 +99,7 @@ impl Script {
                 fallback: given
                     .get("fallback")
                     .map(|worker| WorkerId((*worker).to_owned())),
+                state: None,
                 kv: given.get("kv").map(|capacity| KvReport {
                     capacity_tokens: capacity.parse().unwrap(),
                     running_tokens: number("used", 0).into(),

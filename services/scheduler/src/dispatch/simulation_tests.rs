@@ -151,6 +151,7 @@ impl Rollout {
                 compiles_forms: false,
                 eagle3: None,
                 fallback: None,
+                state: None,
                 kv: self.kv_tokens.map(|capacity_tokens| KvReport {
                     capacity_tokens,
                     ..KvReport::default()

@@ -472,6 +472,7 @@ impl WorkerTable {
                     running_tokens: kv.running_tokens,
                     kept_tokens: kv.kept_tokens,
                 }),
+                state: heartbeat.state,
             }
         };
         self.all().map(report).collect()

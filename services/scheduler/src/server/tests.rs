@@ -115,6 +115,7 @@ fn beat(running: Vec<LeaseId>) -> Heartbeat {
     Heartbeat {
         eagle3: None,
         fallback: None,
+        state: None,
         kv: None,
         worker: WorkerId("w".into()),
         incarnation: 1,

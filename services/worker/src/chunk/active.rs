@@ -9,6 +9,8 @@ use refrain_protocol::{ApiError, ErrorKind, LeaseId};
 use tokio::sync::mpsc;
 
 use super::admission::AdmissionPermit;
+use super::held::HeldNotices;
+use crate::orders::{Fate, Gate, Ticket};
 use crate::running::{ActiveRequest, StepRecord};
 
 /// How long the engine may refuse a request for lack of room before the request fails.
@@ -28,8 +30,15 @@ pub(crate) struct ActiveChunk {
     /// The runtime of the reader. A streamed chunk runs there too, so that a token goes from the engine's connection
     /// to the client's on one thread.
     pub(crate) runtime: tokio::runtime::Handle,
-    /// The time when the request times out.
+    /// Its place at the gate of a trainer's orders.
+    ticket: Ticket,
+    /// How long the request may take from its first turn on.
+    time_left: Option<Duration>,
+    /// The time when the request times out, by the clock that stands still while everything is held. `None` before
+    /// its first turn as well.
     deadline: Option<Instant>,
+    has_begun: bool,
+    held: HeldNotices,
     /// An event that did not fit into the queue when the chunk ended.
     pub(crate) unsent: Option<ChunkEvent>,
     /// The last event, once the chunk has ended.
@@ -49,17 +58,22 @@ impl ActiveChunk {
         events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
         permit: AdmissionPermit,
         span: tracing::Span,
-        deadline: Option<Instant>,
+        ticket: Ticket,
+        time_left: Option<Duration>,
     ) -> Self {
         ActiveChunk {
             running,
+            ticket,
+            time_left,
+            deadline: None,
+            has_begun: false,
+            held: HeldNotices::default(),
             unsettled: None,
             events,
             lease: permit.lease(),
             permit,
             span,
             runtime: tokio::runtime::Handle::current(),
-            deadline,
             unsent: None,
             last: None,
             stalled_since: None,
@@ -68,12 +82,35 @@ impl ActiveChunk {
         }
     }
 
-    /// The time when the request times out.
+    /// The fate of the request at the gate.
+    pub(crate) fn fate(&self, gate: &Gate) -> Fate {
+        gate.fate(self.ticket.begun_in())
+    }
+
+    /// The number of the pause in which the request began; 0: in none.
+    pub(crate) fn begun_in(&self) -> u64 {
+        self.ticket.begun_in()
+    }
+
+    /// Begins the time of the request, on the clock that stands still while everything is held.
+    pub(crate) fn begin_time(&mut self, working_time: Instant) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            let left = self.time_left;
+            self.deadline = left.and_then(|left| working_time.checked_add(left));
+        }
+    }
+
+    /// Notes whether the request is held, and tells its reader.
+    pub(crate) fn note_held(&mut self, is_held: bool, now: Instant) {
+        self.held.note(is_held, &self.events, now);
+    }
+
+    /// The time when the request times out, by the clock that stands still while everything is held.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// The timeout error of the request, if its time is up.
+    /// The timeout error of the request, if its time is up by the clock that stands still while everything is held.
     pub(crate) fn overdue(&self, now: Instant) -> Option<ApiError> {
         let is_overdue = self.deadline.is_some_and(|deadline| deadline <= now);
         is_overdue.then(|| {
@@ -118,6 +155,7 @@ impl ActiveChunk {
     pub(crate) fn into_parts(self) -> (ActiveRequest, LastEvent) {
         let last = LastEvent {
             permit: self.permit,
+            ticket: self.ticket,
             events: self.events,
             unsent: self.unsent,
             last: self.last,
@@ -129,6 +167,7 @@ impl ActiveChunk {
 /// The end of a chunk for its reader. A chunk that ends without an event only frees its slot.
 pub(crate) struct LastEvent {
     permit: AdmissionPermit,
+    ticket: Ticket,
     events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
     unsent: Option<ChunkEvent>,
     last: Option<Result<ChunkEvent, ApiError>>,
@@ -140,11 +179,12 @@ impl LastEvent {
     pub(crate) fn send(self) {
         let LastEvent {
             permit,
+            ticket,
             events,
             unsent,
             last,
         } = self;
-        drop(permit);
+        drop((permit, ticket));
         let Some(last) = last else {
             return;
         };

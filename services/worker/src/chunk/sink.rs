@@ -124,7 +124,10 @@ impl OutputSink {
             ChunkEndReason::GaveWay => ChunkOutcome::GaveWay,
             ChunkEndReason::Draining => ChunkOutcome::Evacuated,
             ChunkEndReason::Transfer => ChunkOutcome::Transferred,
-            ChunkEndReason::Aborted => ChunkOutcome::Cancelled,
+            ChunkEndReason::Aborted => {
+                self.record_end(&chunk.running, end.reason);
+                ChunkOutcome::Aborted
+            }
         };
         if chunk.running.is_remembered() {
             let cut = OutputCut::new(chunk, u32::MAX);

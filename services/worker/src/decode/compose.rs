@@ -11,13 +11,14 @@ use refrain_speculation::router::{Frame, Prospect};
 use super::DecodeLoop;
 use super::step::{Movers, Part};
 use crate::chunk::ActiveChunk;
+use crate::orders::{Fate, Gate};
 use crate::running::ActiveRequest;
 
 impl DecodeLoop {
     /// Every request that can move, beginning with the one at `first`.
     ///
     /// Decoding requests are sure of their one token. Prompts come next, and drafts take what is left.
-    pub(super) fn movers(&self, batch: &[ActiveChunk], first: usize) -> Movers {
+    pub(super) fn movers(&self, gate: &Gate, batch: &[ActiveChunk], first: usize) -> Movers {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
         let config = &self.shared.config;
@@ -26,7 +27,9 @@ impl DecodeLoop {
         let movable = order
             .filter(|&place| {
                 let chunk = &batch[place];
-                chunk.events.capacity() > 0 && chunk.wait_until.is_none_or(|until| until <= now)
+                chunk.events.capacity() > 0
+                    && chunk.wait_until.is_none_or(|until| until <= now)
+                    && chunk.fate(gate) == Fate::Runs
             })
             .take(capabilities.max_batch.min(total) as usize);
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =

@@ -194,6 +194,7 @@ fn asks() -> ChunkRequest {
     ChunkRequest {
         resumes: None,
         alive_within_ms: None,
+        expected_tokens: None,
         prediction: Vec::new(),
         transferred: false,
         lease: LeaseId(1),

@@ -29,6 +29,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an unused connection is kept. Shorter than engines keep theirs (uvicorn: 5 s), so that a call never
 /// meets a connection that its engine is just closing.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Timeout of a call that carries out an order: weights may come over a network, and requests may be waited for.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(1_500);
 /// Largest response that is read whole, bytes.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
 /// How much of an engine's own error message is passed on, characters.
@@ -93,6 +95,22 @@ impl EngineClient {
         let request = request.header(CONTENT_TYPE, "application/json");
         let response = self.send(request.timeout(self.call_timeout)).await?;
         read_whole(response).await
+    }
+
+    /// Makes a call of a trainer's, which may take minutes. Returns whatever the engine answers, with its status.
+    pub(super) async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<String>,
+    ) -> Result<(u16, Bytes), ApiError> {
+        let mut request = self.request(method, path)?.timeout(ORDER_TIMEOUT);
+        if let Some(body) = body {
+            request = request.header(CONTENT_TYPE, "application/json").body(body);
+        }
+        let response = request.send().await;
+        let response = response.map_err(|error| connection_error(&error))?;
+        Ok((response.status().as_u16(), read_whole(response).await?))
     }
 
     /// Posts JSON and expects a stream of events.

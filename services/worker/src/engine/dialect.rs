@@ -14,6 +14,7 @@ mod vllm;
 use std::collections::VecDeque;
 
 use refrain_protocol::engine::{TextForm, TokenLogprob};
+use refrain_protocol::engine_order::EngineOrder;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde_json::Value;
 
@@ -21,6 +22,7 @@ use super::client::status_error;
 use super::forms::structural_tag;
 use super::generate::{GenerateRequest, Generated, GeneratedEnd};
 use super::load::LoadSeries;
+use super::order_calls::OrderCall;
 use super::streaming::StreamingCapabilities;
 use super::verify::{DraftVerdict, VerifyRequest};
 
@@ -93,6 +95,17 @@ pub(super) trait Dialect: Send + Sync {
         None
     }
 
+    /// The calls that carry out an order of a trainer, one after the other. [`EngineOrder::PassOn`] is none of them.
+    ///
+    /// # Errors
+    /// The engine has no words for it.
+    fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError>;
+
+    /// Whether the engine's name for its model is the directory of the weights that it was told to load last.
+    fn is_renamed_by_weights(&self) -> bool {
+        false
+    }
+
     /// A verify call; `None` if the engine does not support its method.
     fn verify_call(&self, _request: &VerifyRequest) -> Option<VerifyCall> {
         None
@@ -123,10 +136,12 @@ fn end_of(reason: &str) -> Result<GeneratedEnd, ApiError> {
     match reason {
         "stop" => Ok(GeneratedEnd::Stop),
         "length" => Ok(GeneratedEnd::Length),
-        other => Err(
-            ApiError::new(ErrorKind::Upstream, "the engine aborted the request")
-                .with_detail(format!("finish reason {other}")),
-        ),
+        "abort" | "cancelled" => Ok(GeneratedEnd::Aborted),
+        other => Err(ApiError::new(
+            ErrorKind::Upstream,
+            "the engine ended the output in an unknown way",
+        )
+        .with_detail(format!("finish reason {other}"))),
     }
 }
 

@@ -117,6 +117,11 @@ pub enum Generated {
         /// Tokens found in the cache.
         cached_tokens: u32,
     },
+    /// The version of the weights that sample the following tokens, where the engine tells it.
+    Weights {
+        /// The version.
+        version: u64,
+    },
     /// Generated tokens, at least one.
     Tokens {
         /// The token ids.
@@ -135,6 +140,8 @@ pub enum GeneratedEnd {
     Stop,
     /// The limit of the call, or the engine's context length.
     Length,
+    /// The engine aborted the call, by the order of a trainer or by itself.
+    Aborted,
 }
 
 /// The stream of an engine. Dropping it aborts the engine's work.

@@ -1,18 +1,23 @@
 //! The HTTP client of the reference engine's contract: `/engine/v1/*`, JSON.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, EngineCapabilities, StepRequest, StepResponse,
 };
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use refrain_tokenization::Tokenizer;
 
 use super::verifying::VerifyingEngine;
+
+/// Longest time in which an engine reads new weights.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(1_500);
 
 /// A verifying engine behind HTTP.
 pub struct HttpEngine {
@@ -90,5 +95,11 @@ impl VerifyingEngine for HttpEngine {
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
         let (client, request) = (&self.client, AbortRequest { sessions });
         client.post_json("/engine/v1/abort", &request, None).await
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        let timeout = matches!(order, EngineOrder::LoadWeights { .. }).then_some(LOAD_TIMEOUT);
+        let client = &self.client;
+        client.post_json("/engine/v1/order", &order, timeout).await
     }
 }

@@ -34,6 +34,17 @@ struct ModelList {
     data: Vec<ModelCard>,
 }
 
+impl ModelCard {
+    /// The card with the names of another one, which say nothing about the model.
+    pub(super) fn named_as(self, other: &ModelCard) -> Self {
+        ModelCard {
+            id: other.id.clone(),
+            root: other.root.clone(),
+            ..self
+        }
+    }
+}
+
 /// Checks the engine's health, and returns its entry for the model.
 pub(super) async fn model_card(
     client: &EngineClient,

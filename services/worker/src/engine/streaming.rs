@@ -3,10 +3,12 @@
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::scheduling::KvReport;
 
 use super::forms::FormAbilities;
 use super::generate::{GenerateRequest, GeneratedStream};
+use super::order_calls::no_order;
 use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
 
 /// OpenAI's log-probability for a token that is as good as impossible; JSON has no infinity.
@@ -205,6 +207,22 @@ pub trait StreamingEngine: Send + Sync {
     /// # Errors
     /// The engine cannot be reached or refuses. Nothing has been generated then.
     async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError>;
+
+    /// Checks that the engine has words for an order of a trainer.
+    ///
+    /// # Errors
+    /// `InvalidRequest` if it has none.
+    fn check_order(&self, order: &EngineOrder) -> Result<(), ApiError> {
+        Err(no_order("this engine", order))
+    }
+
+    /// Carries out an order of a trainer, which may take minutes. The answer is that to a call that was passed on.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for what the engine cannot do, and whatever failed.
+    async fn order(&self, order: EngineOrder) -> Result<Option<EngineAnswer>, ApiError> {
+        Err(no_order("this engine", &order))
+    }
 
     /// The load of the engine.
     ///

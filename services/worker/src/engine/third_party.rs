@@ -3,14 +3,16 @@
 mod probe;
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock;
 use refrain_tokenization::Tokenizer;
+use reqwest::Method;
 use serde_json::Value;
 use tokio::runtime::Handle;
 
@@ -20,6 +22,7 @@ use super::dialect::{Dialect, LlamaCpp, SgLang, TensorRtLlm, TextOnly, Vllm};
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::identity::{ModelCard, check_tokenizer, model_card};
 use super::introductions::{Introduction, Introductions};
+use super::order_calls::check_path;
 use super::response::{AbortOnDrop, ResponseStream};
 use super::streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};
 use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
@@ -49,6 +52,8 @@ struct ThirdPartyEngine {
     dialect: Arc<dyn Dialect>,
     capabilities: StreamingCapabilities,
     served_model: String,
+    /// The name that loading weights gave the model at the engine.
+    renamed: Mutex<Option<String>>,
     card: ModelCard,
     introductions: Arc<Introductions>,
     abilities: VerifyAbilities,
@@ -102,6 +107,7 @@ pub async fn connect_third_party(
         dialect,
         capabilities,
         served_model: expected.served_model,
+        renamed: Mutex::default(),
         card,
         introductions: Arc::new(introductions),
         abilities: VerifyAbilities::default(),
@@ -133,6 +139,42 @@ fn dialect(config: &EngineConfig, expected: &ExpectedModel) -> Result<Arc<dyn Di
 }
 
 impl ThirdPartyEngine {
+    /// The engine's present entry for the model, under its name or under the one that new weights gave it.
+    async fn present_card(&self) -> Result<ModelCard, ApiError> {
+        let health = self.dialect.health();
+        let card = model_card(&self.client, health, &self.served_model).await;
+        match (card, self.renamed()) {
+            (Err(error), Some(name)) if error.kind == ErrorKind::InvalidRequest => {
+                let card = model_card(&self.client, None, &name).await?;
+                Ok(card.named_as(&self.card))
+            }
+            (card, _) => card,
+        }
+    }
+
+    fn renamed(&self) -> Option<String> {
+        let renamed = self.renamed.lock();
+        renamed.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes the calls that carry out an order.
+    async fn make_order_calls(&self, order: &EngineOrder) -> Result<(), ApiError> {
+        for call in self.dialect.order_calls(order)? {
+            let mut next = Some(call);
+            while let Some(call) = next.take() {
+                let body = call.body.to_string();
+                let made = self.client.call(Method::POST, &call.path, Some(body)).await;
+                let (status, answer) = made?;
+                if call.is_unknown(status) {
+                    next = call.otherwise.map(|call| *call);
+                } else {
+                    call.read(status, &answer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Sends introductions in the background, one after the other, so that requests of clients go first.
     fn introduce(&self, due: Vec<Introduction>) {
         if due.is_empty() {
@@ -173,7 +215,7 @@ impl StreamingEngine for ThirdPartyEngine {
     async fn confirm(&self) -> Result<(), ApiError> {
         // A caller with a timeout may drop this call, which also means that the engine is away.
         let check = self.introductions.begin_check();
-        let now = model_card(&self.client, self.dialect.health(), &self.served_model).await?;
+        let now = self.present_card().await?;
         if now != self.card {
             let message = format!(
                 "the engine now serves another model as {}; restart this worker",
@@ -213,6 +255,40 @@ impl StreamingEngine for ThirdPartyEngine {
             abort.is_armed = response.is_err();
         }
         read(&request, &response?)
+    }
+
+    fn check_order(&self, order: &EngineOrder) -> Result<(), ApiError> {
+        match order {
+            EngineOrder::PassOn(call) => {
+                check_path(&call.path)?;
+                // An engine that takes no orders at all takes no such calls either.
+                self.dialect.order_calls(&EngineOrder::Resume).map(drop)
+            }
+            order => self.dialect.order_calls(order).map(drop),
+        }
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<Option<EngineAnswer>, ApiError> {
+        self.check_order(&order)?;
+        if let EngineOrder::PassOn(call) = order {
+            let method = if call.is_post {
+                Method::POST
+            } else {
+                Method::GET
+            };
+            let body = (!call.body.is_empty()).then_some(call.body);
+            let (status, body) = self.client.call(method, &call.path, body).await?;
+            let body = String::from_utf8_lossy(&body).into_owned();
+            return Ok(Some(EngineAnswer { status, body }));
+        }
+        self.make_order_calls(&order).await?;
+        if let EngineOrder::LoadWeights { directory, .. } = order
+            && self.dialect.is_renamed_by_weights()
+        {
+            let renamed = self.renamed.lock();
+            *renamed.unwrap_or_else(PoisonError::into_inner) = Some(directory);
+        }
+        Ok(None)
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::scheduling::KvReport;
-use refrain_protocol::{ApiError, EngineSessionId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
 /// An engine that verifies drafts: the worker composes its batches and drives it step by step.
 #[async_trait]
@@ -43,4 +44,23 @@ pub trait VerifyingEngine: Send + Sync {
 
     /// Ends sessions and whatever the engine is computing for them.
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError>;
+
+    /// Carries out an order of a trainer. The engine takes no step by itself, so a pause is the worker's, except for
+    /// the KV caches that it may clear. Sessions whose KV caches the order made worthless are lost.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for what the engine cannot do, and whatever failed. The engine then stays as it was.
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        match order {
+            EngineOrder::Resume => Ok(EngineOrderReply::default()),
+            EngineOrder::Pause { clears_cache, .. } if !clears_cache => {
+                Ok(EngineOrderReply::default())
+            }
+            _ => {
+                let message = "this engine takes no orders about its caches and weights";
+                let error = ApiError::new(ErrorKind::InvalidRequest, message);
+                Err(error.with_code("unsupported_by_engine"))
+            }
+        }
+    }
 }

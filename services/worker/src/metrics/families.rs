@@ -35,6 +35,14 @@ refrain_service_kit::metric_families! {
         pub(crate) step_batch: Histogram = "refrain_worker_step_batch_requests" in BATCH_BUCKETS,
         /// Running chunks.
         pub(crate) chunks_running: IntGauge = "refrain_worker_chunks_running",
+        /// Version of the weights, as the engine or a trainer told it last.
+        pub(super) weight_version: IntGauge = "refrain_worker_weight_version",
+        /// Whether a trainer has paused the worker.
+        pub(super) paused: IntGauge = "refrain_worker_paused",
+        /// Chunks that the worker holds back because it is paused.
+        pub(super) held_chunks: IntGauge = "refrain_worker_held_chunks",
+        /// Orders of trainers, by kind and outcome.
+        pub(super) orders: IntCounterVec = "refrain_worker_orders_total" ["order", "outcome"],
         /// Ended chunks, by outcome.
         pub(super) chunks: IntCounterVec = "refrain_worker_chunks_total" ["outcome"],
         /// Refused or ended chunks, by the limit that was reached.

@@ -39,6 +39,8 @@ refrain_service_kit::label_values! {
         Cancelled = "cancelled",
         /// The request timed out.
         Overdue = "overdue",
+        /// A trainer ordered that it ends.
+        Aborted = "aborted",
         /// A newer lease of the request arrived.
         TakenOver = "taken_over",
         /// The engine failed.
@@ -86,6 +88,7 @@ impl ChunkOutcome {
             | ChunkOutcome::Cut
             | ChunkOutcome::Cancelled
             | ChunkOutcome::Overdue
+            | ChunkOutcome::Aborted
             | ChunkOutcome::TakenOver => false,
         }
     }

@@ -52,7 +52,9 @@ impl ActiveRequest {
             ));
         }
         check_draft(offer.as_ref(), &output).map_err(broken_contract)?;
-        if self.sequence == 0 {
+        // An output of several versions is stored with that of its first token: whoever asks for outputs of a version
+        // gets none that began with older weights. The version of each token is in its step.
+        if self.output().is_empty() {
             self.head.weight_version = weight_version;
         }
         let step = step_message(

@@ -50,10 +50,11 @@ impl ActiveRequest {
         &mut self,
         tokens: Vec<TokenId>,
         logprobs: Option<Vec<TokenLogprob>>,
+        weight_version: u64,
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
         let output = self.within_limits(tokens, logprobs);
-        self.take(output, now)
+        self.take(output, weight_version, now)
     }
 
     /// Takes a draft that the engine judged in a verify call, with its path through it, which emitted at least one
@@ -64,17 +65,23 @@ impl ActiveRequest {
     pub(crate) fn absorb_judged(
         &mut self,
         (verified, walk): (Candidate, Walk),
+        weight_version: u64,
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
         let mut output = self.within_limits(walk.emitted, None);
         output.accepted_nodes = walk.accepted;
         output.accepted_nodes.truncate(output.emitted.len());
         self.step.offer = Some(Offer::of_candidate(verified));
-        self.take(output, now)
+        self.take(output, weight_version, now)
     }
 
-    fn take(&mut self, output: StepOutput, now: Instant) -> Result<Absorbed, ApiError> {
-        let absorbed = self.absorb(output, 0, now)?;
+    fn take(
+        &mut self,
+        output: StepOutput,
+        weight_version: u64,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        let absorbed = self.absorb(output, weight_version, now)?;
         absorbed.ok_or_else(|| ApiError::internal("a step that sampled has no result"))
     }
 

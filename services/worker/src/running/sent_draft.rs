@@ -122,6 +122,7 @@ pub(crate) fn labels(candidate: &Candidate) -> (DraftSource, DraftScope) {
     let scope = match candidate.scope {
         Scope::Request => DraftScope::Request,
         Scope::Group => DraftScope::Group,
+        Scope::History => DraftScope::History,
         Scope::Tenant => DraftScope::Tenant,
     };
     (DraftSource::Suffix, scope)

@@ -9,7 +9,9 @@ use futures_util::StreamExt;
 use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine::EngineCapabilities;
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
@@ -180,7 +182,12 @@ impl WorkerParts {
             pattern_tokens_max: self.shared.config.speculation.propose.max_pattern,
             ..IndexConfig::default()
         };
-        let sources = Sources::new(&mut request, drafts, group, index)?;
+        // Where the gateway expects no length, nothing was said to the prompt before.
+        let history = request.expected_tokens.and_then(|_| {
+            let prompt = PromptHash::of(&request.tokens[..request.prompt_len as usize]);
+            replica.history(namespace, &request.namespace, prompt)
+        });
+        let sources = Sources::new(&mut request, drafts, group, history, index)?;
         Ok((request, Some(sources)))
     }
 
@@ -214,7 +221,6 @@ impl Worker for WorkerHandle {
         let parts = &self.parts;
         let (config, metrics) = (&parts.shared.config, &parts.shared.metrics);
         let time_left = request.budget.time_left_ms.map(Duration::from_millis);
-        let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
         let namespace_id = parts.auth.verify(&request.namespace)?;
         self.check(&request)?;
         let drain = parts.drain.enter();
@@ -266,7 +272,8 @@ impl Worker for WorkerHandle {
             }
             None => parts.begin(namespace_id, request).await?,
         };
-        let chunk = ActiveChunk::new(running, events, permit, span, deadline);
+        let ticket = parts.shared.orders.enter(!running.output().is_empty());
+        let chunk = ActiveChunk::new(running, events, permit, span, ticket, time_left);
         match &parts.streams {
             Some(_) if parts.commands.is_closed() => return Err(stopped()),
             Some(streams) => streams.start(chunk),
@@ -286,6 +293,10 @@ impl Worker for WorkerHandle {
             .await
             .map_err(|_| stopped())?;
         is_done.await.map_err(|_| stopped())
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        self.parts.order(order).await
     }
 
     async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use refrain_protocol::engine_order::EngineOrder;
 use refrain_protocol::scheduling::{Heartbeat, KvReport};
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_rpc::Scheduler;
@@ -61,7 +62,7 @@ impl Heartbeats {
         if let Some(replica) = &parts.replica {
             replica.observe();
         }
-        parts.shared.parking.expire(Instant::now());
+        parts.shared.parking.expire();
         self.confirm_engine().await;
         let served = parts.engine.served();
         let config = &parts.shared.config;
@@ -69,6 +70,7 @@ impl Heartbeats {
             eagle3: parts.reports.own(),
             fallback: fallback_worker(&config.speculation),
             kv: self.kv.clone(),
+            state: Some(parts.shared.orders.engine_state()),
             worker: WorkerId(config.id.clone()),
             incarnation: self.incarnation,
             url: config.advertise_url.clone(),
@@ -113,7 +115,11 @@ impl Heartbeats {
             return;
         }
         let confirmed = tokio::time::timeout(CALL_TIMEOUT, parts.engine.confirm()).await;
-        let confirmed = confirmed.unwrap_or_else(|_| Err(timeout_error("the engine")));
+        let mut confirmed = confirmed.unwrap_or_else(|_| Err(timeout_error("the engine")));
+        // An engine that carries out an order may be silent for as long as that takes. Its calls tell if it is lost.
+        if parts.shared.orders.gate().is_ordered() {
+            confirmed = Ok(());
+        }
         let failed_before = std::mem::replace(&mut self.engine_fails, confirmed.is_err());
         match &confirmed {
             Err(error) if !failed_before => {
@@ -127,6 +133,12 @@ impl Heartbeats {
         // An engine that does not answer in time has no report, rather than an old one.
         self.kv = match &parts.engine {
             WorkerEngine::Verifying(engine) => {
+                // An engine of an earlier version has no such state.
+                let state = tokio::time::timeout(CALL_TIMEOUT, engine.order(EngineOrder::Report));
+                if let Ok(Ok(reply)) = state.await {
+                    let version = reply.state.weight_version;
+                    parts.shared.orders.set_weight_version(version);
+                }
                 let report = tokio::time::timeout(CALL_TIMEOUT, engine.kv_report()).await;
                 let report = report.unwrap_or_default();
                 if let Some(report) = &report {
@@ -152,12 +164,15 @@ impl Heartbeats {
     pub(crate) async fn run(mut self, mut pause: Duration) {
         let drain = self.worker.parts.drain.clone();
         let mut orders = self.worker.parts.ordered_drain.orders();
+        let trainer_orders = self.worker.parts.shared.orders.clone();
         loop {
+            let changes = trainer_orders.gate().changes();
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 // The scheduler should know of a drain at once.
                 () = drain.begun(), if !drain.is_draining() => {}
                 Ok(()) = orders.changed() => {}
+                () = trainer_orders.changed_since(changes) => {}
             }
             pause = self.send().await;
         }

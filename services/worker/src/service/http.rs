@@ -9,6 +9,7 @@ use actix_web::web::{self, Data, Json};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Worker, decode_chunk};
@@ -36,6 +37,7 @@ const ROLES: &RouteRoles = &[
     ("/internal/v1/chunk", &[MeshRole::Gateway]),
     ("/internal/v1/cut", &[MeshRole::Gateway]),
     ("/internal/v1/drain", &[MeshRole::Operator]),
+    ("/internal/v1/order", &[MeshRole::Gateway]),
 ];
 
 /// Starts the listener.
@@ -66,7 +68,8 @@ pub(crate) fn serve(
                         .wrap(mesh_only(worker.parts.auth.clone(), ROLES))
                         .service(post("/chunk", chunk))
                         .service(post("/cut", cut))
-                        .service(post("/drain", drain)),
+                        .service(post("/drain", drain))
+                        .service(post("/order", order)),
                 );
         },
     )
@@ -102,6 +105,13 @@ async fn cut(worker: Data<WorkerHandle>, cut: Json<ChunkCut>) -> HttpResult<Json
 
 async fn drain(worker: Data<WorkerHandle>, order: Json<WorkerDrain>) -> HttpResult<Json<()>> {
     Ok(Json(worker.drain(order.into_inner()).await?))
+}
+
+async fn order(
+    worker: Data<WorkerHandle>,
+    order: Json<EngineOrder>,
+) -> HttpResult<Json<EngineOrderReply>> {
+    Ok(Json(worker.order(order.into_inner()).await?))
 }
 
 /// An event as a line of JSON.

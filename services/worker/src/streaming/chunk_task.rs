@@ -1,7 +1,7 @@
 //! One chunk's task: it opens a stream, relays the tokens, and reports how the chunk ended.
 
 use std::sync::{Arc, PoisonError};
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures_util::future::poll_fn;
@@ -16,7 +16,7 @@ use super::form_phase::{FormPhase, PhaseTokens, truncate};
 use super::interrupts::Interrupts;
 use super::step_gaps::StreamClock;
 use super::timeout::TokenTimeout;
-use crate::chunk::{ActiveChunk, OutputSink};
+use crate::chunk::{ActiveChunk, HeldNotices, OutputSink};
 use crate::drive::{ChunkDrive, VerifyCall};
 use crate::engine::{Generated, GeneratedEnd, GeneratedStream};
 use crate::metrics::ChunkOutcome;
@@ -116,8 +116,13 @@ impl StreamContext {
             let running = &chunk.running;
             ChunkDrive::new(shared.clone(), running.namespace, &running.request)
         });
+        let mut held = HeldNotices::default();
+        if let Err(ending) = self.pass_gate(chunk, interrupts, &mut held).await {
+            return ending;
+        }
         let first_token_ms_max = self.config().first_token_ms_max;
-        let mut timeout = TokenTimeout::new(first_token_ms_max, chunk.deadline(), Instant::now());
+        let mut timeout =
+            TokenTimeout::new(first_token_ms_max, chunk.deadline(), held, self.moment());
         let mut reasons = true;
         let ending = loop {
             let running = &chunk.running;
@@ -143,8 +148,12 @@ impl StreamContext {
             {
                 break ending;
             }
+            let passed = self.pass_gate(chunk, interrupts, &mut timeout.held);
+            if let Err(ending) = passed.await {
+                break ending;
+            }
             // The next stream waits in the engine's queue and reads its text like the first one.
-            timeout.restart(first_token_ms_max, Instant::now());
+            timeout.restart(first_token_ms_max, self.moment());
         };
         if let Some(drive) = &mut drive {
             drive.end(Instant::now());
@@ -175,19 +184,25 @@ impl StreamContext {
         let mut clock = StreamClock::new(&self.active_streams);
         // A piece that was read while looking for more of them.
         let mut peeked = None;
+        // The version of the weights that the engine has told.
+        let mut told_version = None;
         loop {
             let piece = match peeked.take() {
                 Some(piece) => piece,
                 None => {
                     poll_fn(|context| {
-                        if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
-                            return Poll::Ready(Ok(piece));
+                        loop {
+                            if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
+                                return Poll::Ready(Ok(piece));
+                            }
+                            if let Poll::Ready(ending) = interrupts.poll(context) {
+                                return Poll::Ready(Err(ending));
+                            }
+                            ready!(timeout.due.poll_due(context));
+                            if let Err(ending) = self.check_time(chunk, timeout) {
+                                return Poll::Ready(Err(ending));
+                            }
                         }
-                        if let Poll::Ready(ending) = interrupts.poll(context) {
-                            return Poll::Ready(Err(ending));
-                        }
-                        let elapsed = timeout.due.poll_due(context);
-                        elapsed.map(|()| Err(self.timed_out(chunk, timeout)))
                     })
                     .await?
                 }
@@ -202,6 +217,10 @@ impl StreamContext {
                         chunk.running.begun(cached_tokens);
                     }
                     self.engine_works();
+                }
+                Generated::Weights { version } => {
+                    told_version = Some(version);
+                    self.shared.orders.set_weight_version(version);
                 }
                 Generated::Tokens {
                     mut tokens,
@@ -219,7 +238,12 @@ impl StreamContext {
                         self.engine_works();
                     }
                     self.count_step(&mut clock, now);
-                    let absorbed = chunk.running.absorb_generated(tokens, logprobs, now);
+                    timeout.held.note(false, &chunk.events, now);
+                    let version =
+                        told_version.unwrap_or_else(|| self.shared.orders.weight_version());
+                    let absorbed = chunk
+                        .running
+                        .absorb_generated(tokens, logprobs, version, now);
                     let absorbed = absorbed.map_err(failed)?;
                     if let Some(drive) = &mut drive {
                         drive.stream_sent(&absorbed.message.tokens, now);
@@ -233,7 +257,7 @@ impl StreamContext {
                         return Ok(NextCall::WithForm);
                     }
                     // The time that the reader took does not count as the engine's.
-                    timeout.restart(self.config().idle_ms_max, Instant::now());
+                    timeout.restart(self.config().idle_ms_max, self.moment());
                     let Some(drive) = &mut drive else {
                         continue;
                     };

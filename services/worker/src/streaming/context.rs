@@ -129,6 +129,10 @@ impl StreamContext {
             // A full engine works, and `open` has recorded that. Its state may have changed since, so this does not.
             self.shared.metrics.families.engine_failures.inc();
             tracing::warn!("engine overloaded");
+        } else if self.shared.orders.gate().is_ordered() {
+            // The order of a trainer may well be the reason. An engine that is lost fails after it as well.
+            self.shared.metrics.families.engine_failures.inc();
+            tracing::warn!(kind = ?error.kind, code = error.code, "engine failed during an order");
         } else if is_out_of_descriptors(&error) {
             // This process could not open a connection, so the engine has not failed.
             self.shared.metrics.reject(RejectionLimit::Descriptors);

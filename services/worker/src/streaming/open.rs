@@ -1,6 +1,7 @@
 //! Opening a stream of the engine, with retries.
 
-use std::time::{Duration, Instant};
+use std::pin::pin;
+use std::time::Duration;
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::chunk::ChunkEvent;
@@ -13,6 +14,7 @@ use super::interrupts::Interrupts;
 use super::timeout::TokenTimeout;
 use crate::chunk::ActiveChunk;
 use crate::engine::GeneratedStream;
+use crate::orders::Fate;
 
 /// Longest pause between two attempts.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -29,19 +31,17 @@ impl StreamContext {
         timeout: &mut TokenTimeout,
         phase: FormPhase,
     ) -> Result<GeneratedStream, ChunkEnding> {
-        let opened = tokio::select! {
-            biased;
-            ending = interrupts.wait() => return Err(ending),
-            opened = timeout.due.bound(self.open_with_retries(chunk, phase)) => opened,
-        };
-        opened.unwrap_or_else(|| Err(self.timed_out(chunk, timeout)))
-    }
-
-    /// The ending of a chunk whose engine sent nothing in time.
-    pub(super) fn timed_out(&self, chunk: &ActiveChunk, timeout: &TokenTimeout) -> ChunkEnding {
-        match chunk.overdue(Instant::now()) {
-            Some(error) => ChunkEnding::Overdue(error),
-            None => self.engine_failed(timeout.error()),
+        let mut opening = pin!(self.open_with_retries(chunk, phase));
+        loop {
+            let opened = tokio::select! {
+                biased;
+                ending = interrupts.wait() => return Err(ending),
+                opened = timeout.due.bound(opening.as_mut()) => opened,
+            };
+            match opened {
+                Some(opened) => return opened,
+                None => self.check_time(chunk, timeout)?,
+            }
         }
     }
 
@@ -71,6 +71,11 @@ impl StreamContext {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
+            if chunk.fate(&self.shared.orders.gate()) == Fate::Held {
+                // The order came during the call, and may well be the reason.
+                self.is_let_go(chunk).await;
+                continue;
+            }
             if error.kind == ErrorKind::Overloaded {
                 // A full engine works.
                 self.engine_works();

@@ -85,6 +85,13 @@ impl StreamContext {
     ) -> ChunkEnding {
         let running = &chunk.running;
         let reason = match end {
+            GeneratedEnd::Aborted if self.shared.orders.gate().is_ordered() => {
+                return ChunkEnding::Ended(running.end(ChunkEndReason::Aborted));
+            }
+            GeneratedEnd::Aborted => {
+                let message = "the engine aborted the request";
+                return self.engine_failed(ApiError::new(ErrorKind::Upstream, message));
+            }
             GeneratedEnd::Stop => ChunkEndReason::Stop,
             GeneratedEnd::Length if !has_output => {
                 let message = "the engine reached its length limit without a token";

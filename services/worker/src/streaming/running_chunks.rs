@@ -9,11 +9,14 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use super::ending::ChunkControl;
+use crate::orders::{Fate, Gate};
 
 /// The handle of a chunk's task.
 pub(super) struct ChunkHandle {
     pub(super) document: DocumentId,
     pub(super) control: mpsc::Sender<ChunkControl>,
+    /// The number of the pause in which its request began; 0: in none.
+    pub(super) begun_in: u64,
 }
 
 /// The tasks of chunks. They are started by the thread of the reader, so that a request wakes no other thread.
@@ -26,6 +29,16 @@ pub(crate) struct RunningChunks {
 impl RunningChunks {
     pub(super) fn handles(&self) -> MutexGuard<'_, HashMap<LeaseId, ChunkHandle>> {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the chunks that the order of a trainer aborts.
+    pub(super) fn abort(&self, gate: &Gate) {
+        for chunk in self.handles().values() {
+            if gate.fate(chunk.begun_in) == Fate::Aborted {
+                let end = ChunkControl::End(ChunkEndReason::Aborted);
+                let _ = chunk.control.try_send(end);
+            }
+        }
     }
 
     /// Ends the chunks with these leases; `None`: all of them.

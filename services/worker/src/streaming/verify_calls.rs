@@ -9,7 +9,6 @@ use super::context::StreamContext;
 use super::ending::ChunkEnding;
 use super::form_phase::FormPhase;
 use super::interrupts::Interrupts;
-use super::timeout::due;
 use crate::chunk::ActiveChunk;
 use crate::drive::{ChunkDrive, VerifyCall};
 use crate::engine::VerifyRequest;
@@ -33,14 +32,16 @@ impl StreamContext {
                 method: call.method,
             };
             let began = Instant::now();
-            let due = due(self.config().call_ms_max, chunk.deadline(), began);
+            let due = self
+                .moment()
+                .due(self.config().call_ms_max, chunk.deadline());
             let verdict = tokio::select! {
                 biased;
                 ending = interrupts.wait() => return Err(ending),
                 verdict = tokio::time::timeout_at(due, self.engine.verify(request)) => verdict,
             };
             if verdict.is_err()
-                && let Some(error) = chunk.overdue(Instant::now())
+                && let Some(error) = chunk.overdue(self.moment().working_time)
             {
                 return Err(ChunkEnding::Overdue(error));
             }
@@ -57,7 +58,8 @@ impl StreamContext {
             }
             let now = Instant::now();
             if let Some(judged) = drive.call_ended(call, verdict.as_ref().ok(), now - began) {
-                let absorbed = chunk.running.absorb_judged(judged, now);
+                let version = self.shared.orders.weight_version();
+                let absorbed = chunk.running.absorb_judged(judged, version, now);
                 let absorbed = absorbed.map_err(|error| self.engine_failed(error))?;
                 drive.call_emitted(&absorbed.message.tokens);
                 if let Some(end) = self.relay(chunk, interrupts, absorbed).await? {

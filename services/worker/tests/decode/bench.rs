@@ -151,6 +151,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
     ChunkRequest {
         alive_within_ms: None,
         resumes: None,
+        expected_tokens: None,
         prediction: Vec::new(),
         transferred: false,
         lease: LeaseId(number),
@@ -182,6 +183,9 @@ pub(crate) struct Received {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) steps: u64,
     pub(crate) retries: u32,
+    pub(crate) held_ms: u64,
+    /// The version of the weights that sampled each token.
+    pub(crate) versions: Vec<u64>,
     pub(crate) accepted: u32,
     pub(crate) scopes: Vec<DraftScope>,
     pub(crate) sources: Vec<DraftSource>,
@@ -189,26 +193,38 @@ pub(crate) struct Received {
     pub(crate) error: Option<ApiError>,
 }
 
-pub(crate) async fn read(mut stream: ChunkStream) -> Received {
+pub(crate) async fn read(stream: ChunkStream) -> Received {
     let mut received = Received::default();
+    read_on(stream, Some(0), &mut received).await;
+    received
+}
+
+/// Reads the rest of a stream. `sequence` is the number of its next step, if it is known.
+pub(crate) async fn read_on(
+    mut stream: ChunkStream,
+    mut sequence: Option<u64>,
+    received: &mut Received,
+) {
     while let Some(event) = stream.next().await {
         match event {
             Ok(ChunkEvent::Step(step)) => {
-                assert_eq!(step.sequence, received.steps, "a gap in the sequence");
-                // Streaming engines do not report a version, which counts as 0.
-                assert!([0, 3].contains(&step.weight_version));
+                let expected = sequence.unwrap_or(step.sequence);
+                assert_eq!(step.sequence, expected, "a gap in the sequence");
+                sequence = Some(expected + 1);
                 received.steps += 1;
+                let versions = step.tokens.iter().map(|_| step.weight_version);
+                received.versions.extend(versions);
                 received.accepted += step.accepted;
                 received.scopes.push(step.scope);
                 received.sources.push(step.source);
                 received.tokens.extend(step.tokens);
             }
             Ok(ChunkEvent::Retry) => received.retries += 1,
+            Ok(ChunkEvent::Held { ms }) => received.held_ms += ms,
             Ok(ChunkEvent::End(end)) => received.end = Some(end),
             Err(error) => received.error = Some(error),
         }
     }
-    received
 }
 
 pub(crate) async fn run<E>(bench: &Bench<E>, request: ChunkRequest) -> Received {

@@ -42,7 +42,7 @@ pub(crate) struct Canned {
 }
 
 impl Canned {
-    async fn start(responses: &[(&'static str, Response)]) -> Self {
+    pub(crate) async fn start(responses: &[(&'static str, Response)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let canned = Canned {
             url: format!("http://{}", listener.local_addr().unwrap()),
@@ -198,7 +198,7 @@ fn llama() -> Vec<(&'static str, Response)> {
 }
 
 /// An SGLang that accepts aborts.
-fn sglang() -> Vec<(&'static str, Response)> {
+pub(crate) fn sglang() -> Vec<(&'static str, Response)> {
     let models = "{\"data\":[{\"id\":\"m\",\"max_model_len\":400}]}";
     vec![
         ("/health", json("{}")),

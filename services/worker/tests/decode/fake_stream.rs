@@ -1,7 +1,7 @@
 //! A streaming engine whose target model is a function.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,12 +9,15 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::FinishReason;
+use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
     DraftVerdict, FormAbilities, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
     StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
     VerifyRequest, WorkerConfig, WorkerEngine,
 };
+
+use tokio::sync::watch;
 
 use crate::bench::*;
 use crate::fakes::{STOP, Target};
@@ -53,6 +56,22 @@ pub(crate) struct FakeStream {
     /// Number of chains to come whose first position is left open.
     pub(crate) blind_chains: AtomicU32,
     pub(crate) at_work: Arc<AtomicU64>,
+    pub(crate) orders: Arc<StreamOrders>,
+}
+
+/// The orders of a trainer to the fake engine, and what they leave.
+#[derive(Default)]
+pub(crate) struct StreamOrders {
+    pub(crate) received: Mutex<Vec<EngineOrder>>,
+    /// It generates nothing.
+    pub(crate) is_paused: watch::Sender<bool>,
+    /// Its streams end by an abort of its own.
+    pub(crate) aborts: AtomicBool,
+    /// How long it loads weights, and whether they are damaged.
+    pub(crate) load_time: Mutex<Duration>,
+    pub(crate) load_fails: AtomicBool,
+    /// It takes no orders at all.
+    pub(crate) refuses: AtomicBool,
 }
 
 impl FakeStream {
@@ -100,6 +119,7 @@ impl FakeStream {
             call_refusals: AtomicU32::new(0),
             blind_chains: AtomicU32::new(0),
             at_work: Arc::default(),
+            orders: Arc::default(),
         }
     }
 
@@ -171,10 +191,17 @@ impl StreamingEngine for FakeStream {
         let at_work = AtWork(self.at_work.clone());
         let pause = (!self.at_hand).then_some(self.pause);
         let taken = self.taken.clone();
+        let orders = self.orders.clone();
         let stream = futures_util::stream::iter(pieces).then(move |piece| {
             let _ = &at_work;
             let taken = taken.clone();
+            let orders = orders.clone();
             async move {
+                let mut is_paused = orders.is_paused.subscribe();
+                is_paused.wait_for(|is_paused| !is_paused).await.unwrap();
+                if orders.aborts.load(Ordering::SeqCst) {
+                    return Ok(Generated::End(GeneratedEnd::Aborted));
+                }
                 match pause {
                     Some(pause) => tokio::time::sleep(pause).await,
                     // Like a socket that is always ready: other tasks get their turn.
@@ -228,6 +255,40 @@ impl StreamingEngine for FakeStream {
             drawn[0] = None;
         }
         Ok(DraftVerdict { next_tokens: drawn })
+    }
+
+    fn check_order(&self, _: &EngineOrder) -> Result<(), ApiError> {
+        match self.orders.refuses.load(Ordering::SeqCst) {
+            true => Err(ApiError::new(
+                ErrorKind::InvalidRequest,
+                "it takes no orders",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    async fn order(&self, order: EngineOrder) -> Result<Option<EngineAnswer>, ApiError> {
+        let orders = &self.orders;
+        orders.received.lock().unwrap().push(order.clone());
+        match order {
+            EngineOrder::Pause { .. } => _ = orders.is_paused.send_replace(true),
+            EngineOrder::Resume => _ = orders.is_paused.send_replace(false),
+            EngineOrder::LoadWeights { .. } => {
+                let load_time = *orders.load_time.lock().unwrap();
+                tokio::time::sleep(load_time).await;
+                if orders.load_fails.load(Ordering::SeqCst) {
+                    return Err(ApiError::new(ErrorKind::Upstream, "planned failure"));
+                }
+            }
+            EngineOrder::PassOn(call) => {
+                return Ok(Some(EngineAnswer {
+                    status: 202,
+                    body: call.path,
+                }));
+            }
+            EngineOrder::Report | EngineOrder::FlushCache | EngineOrder::SetVersion { .. } => {}
+        }
+        Ok(None)
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

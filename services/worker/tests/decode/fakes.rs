@@ -9,13 +9,19 @@ use async_trait::async_trait;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::*;
 use refrain_protocol::engine::*;
+use refrain_protocol::engine_order::*;
+use refrain_protocol::history::PromptOutputsRequest;
 use refrain_protocol::scheduling::*;
+use refrain_protocol::segment::DocumentsReply;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
 use refrain_rpc::{DraftStore, Scheduler};
 use tokio::sync::Semaphore;
 
 /// The stop id of the fake model.
 pub(crate) const STOP: TokenId = 0;
+
+/// The version of the weights that the fake model starts with.
+const FIRST_VERSION: u64 = 3;
 
 /// A target model: the token that follows a text.
 pub(crate) type Target = fn(&[TokenId]) -> TokenId;
@@ -24,6 +30,12 @@ pub(crate) type Target = fn(&[TokenId]) -> TokenId;
 pub(crate) struct FakeEngine {
     pub(crate) capabilities: EngineCapabilities,
     target: Target,
+    /// The target of the weights that it is told to load; `None`: they are damaged.
+    pub(crate) next_target: Option<Target>,
+    /// How long it loads them, and how often it has begun to.
+    pub(crate) load_time: Duration,
+    pub(crate) loading: AtomicU64,
+    pub(crate) weight_version: AtomicU64,
     /// Its EAGLE-3 head: the token that it predicts after a text.
     head: Option<Target>,
     sessions: Mutex<HashMap<EngineSessionId, Session>>,
@@ -75,6 +87,10 @@ impl FakeEngine {
                 reads_ahead: false,
             },
             target,
+            next_target: None,
+            load_time: Duration::ZERO,
+            loading: AtomicU64::new(0),
+            weight_version: AtomicU64::new(FIRST_VERSION),
             head: None,
             sessions: Mutex::default(),
             opened: Mutex::default(),
@@ -116,6 +132,14 @@ impl FakeEngine {
             drafter.kind = DrafterKind::DraftModel;
         }
         self
+    }
+
+    /// The target of the present weights.
+    fn target(&self) -> Target {
+        let is_first = self.weight_version.load(Ordering::SeqCst) == FIRST_VERSION;
+        self.next_target
+            .filter(|_| !is_first)
+            .unwrap_or(self.target)
     }
 
     /// The chain that the head predicts.
@@ -196,7 +220,7 @@ impl FakeEngine {
             assert!(draft.tokens.len() <= self.capabilities.max_draft_tokens as usize);
             let mut parent = None;
             loop {
-                let token = (self.target)(text);
+                let token = self.target()(text);
                 text.push(token);
                 emitted.push(token);
                 stopped = token == STOP;
@@ -296,7 +320,7 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
             draft_s,
             results,
             step_s: self.step_s + draft_s + self.verify_s * drafted as f64,
-            weight_version: 3,
+            weight_version: self.weight_version.load(Ordering::SeqCst),
         })
     }
 
@@ -323,6 +347,41 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
         })
         .await
     }
+
+    async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        match order {
+            EngineOrder::LoadWeights { directory, version } => {
+                self.loading.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(self.load_time).await;
+                if self.next_target.is_none() {
+                    let message = format!("{directory} has no weights");
+                    return Err(ApiError::new(ErrorKind::InvalidRequest, message));
+                }
+                let present = self.weight_version.load(Ordering::SeqCst);
+                let version = version.unwrap_or(present + 1);
+                let mut sessions = self.sessions.lock().unwrap();
+                sessions.clear();
+                self.weight_version.store(version, Ordering::SeqCst);
+            }
+            EngineOrder::SetVersion { version } => {
+                self.weight_version.store(version, Ordering::SeqCst);
+            }
+            EngineOrder::Pause { .. } => self.sessions.lock().unwrap().clear(),
+            EngineOrder::Report | EngineOrder::Resume | EngineOrder::FlushCache => {}
+            EngineOrder::PassOn(_) => {
+                let error = ApiError::new(ErrorKind::InvalidRequest, "nothing is passed on");
+                return Err(error.with_code("unsupported_by_engine"));
+            }
+        }
+        let state = EngineState {
+            weight_version: self.weight_version.load(Ordering::SeqCst),
+            ..EngineState::default()
+        };
+        Ok(EngineOrderReply {
+            state,
+            answer: None,
+        })
+    }
 }
 
 /// A document in the store.
@@ -338,6 +397,8 @@ pub(crate) struct Stored {
 pub(crate) struct FakeStore {
     pub(crate) documents: Mutex<HashMap<DocumentId, Stored>>,
     pub(crate) touched: Mutex<Vec<DocumentId>>,
+    /// Calls for the outputs to a prompt.
+    pub(crate) history_calls: AtomicU64,
     /// Whether it refuses outputs, and how often it has.
     pub(crate) refuses_outputs: AtomicBool,
     pub(crate) refused_outputs: AtomicU64,
@@ -394,6 +455,30 @@ impl DraftStore for FakeStore {
             events: Vec::new(),
             cursor: request.after,
             caught_up: true,
+        })
+    }
+
+    async fn prompt_outputs(
+        &self,
+        request: PromptOutputsRequest,
+    ) -> Result<DocumentsReply, ApiError> {
+        self.history_calls.fetch_add(1, Ordering::SeqCst);
+        let documents = self.documents.lock().unwrap();
+        let outputs = documents.iter().filter(|(_, stored)| {
+            stored.finish.is_some() && stored.head.prompt_hash == Some(request.prompt)
+        });
+        let outputs = outputs.map(|(document, stored)| DocumentUpdate {
+            document: *document,
+            epoch: 1,
+            prev_len: 0,
+            tokens: stored.tokens.clone(),
+            head: stored.head.clone(),
+            finish: stored.finish,
+        });
+        let updates: Vec<_> = outputs.take(request.max_outputs as usize).collect();
+        Ok(DocumentsReply {
+            covered: updates.len() as u32,
+            updates,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use refrain_protocol::history::PromptHash;
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_suffix_index::{IndexConfig, IndexSizes};
@@ -9,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::groups::GroupMembership;
+use super::histories::PromptHistory;
 use super::ingest::Ingest;
 use super::namespace::NamespaceReplica;
 use super::registry::{FollowedNamespace, Registry};
@@ -120,6 +122,29 @@ impl DraftReplica {
             .try_join(namespace, group, document)
     }
 
+    /// The earlier outputs to a prompt. The draft store is asked for them when the first of its requests comes, which
+    /// does not wait for the answer. `None` where no histories are kept.
+    pub fn history(
+        &self,
+        namespace: NamespaceId,
+        signed: &SignedNamespace,
+        prompt: PromptHash,
+    ) -> Option<Arc<PromptHistory>> {
+        let shared = &self.registry.shared;
+        if shared.config.history_outputs_max == 0 {
+            return None;
+        }
+        let (history, is_new) = shared.histories.of(namespace, prompt);
+        if is_new {
+            let (shared, signed) = (shared.clone(), signed.clone());
+            let history = Arc::downgrade(&history);
+            self.runtime.spawn(async move {
+                shared.histories.fetch(signed, prompt, history).await;
+            });
+        }
+        Some(history)
+    }
+
     /// Stops following the store, and all maintenance.
     pub fn stop(&self) {
         self.maintenance.abort();
@@ -142,6 +167,7 @@ impl DraftReplica {
         }
         let metrics = &self.registry.shared.metrics;
         metrics.set_index_sizes(&sum);
+        self.registry.shared.histories.observe();
         let groups = self.registry.shared.groups.all();
         let sizes = groups.iter().map(|group| {
             let index = group.read();

@@ -31,8 +31,6 @@ pub struct GroupReplica {
     all_tokens: Arc<AtomicU64>,
     all_tokens_max: u64,
     log: Mutex<LogState>,
-    /// The weight version of the newest output; 0 while none is known.
-    weight_version: AtomicU64,
     last_used: Mutex<Instant>,
     metrics: ReplicaMetrics,
 }
@@ -105,8 +103,8 @@ impl GroupReplica {
         self.index.drafts.write()
     }
 
-    /// Applies an update of a running output. An output of newer weights drives out those of older ones, since these
-    /// are no guide to it. Outputs of requests that run here stay: they go on with the newer weights.
+    /// Applies an update of a running output. Outputs of older weights stay: most of their text is still the best
+    /// guess, and where it is not, the router learns that from what is accepted.
     pub fn merge(&self, update: DocumentUpdateRef<'_>) {
         self.merge_emitted(update, true);
     }
@@ -135,15 +133,6 @@ impl GroupReplica {
         update: DocumentUpdateRef<'_>,
         is_sole_source: bool,
     ) -> bool {
-        let version = update.head.weight_version;
-        let newest = self.weight_version.fetch_max(version, Ordering::Relaxed);
-        // Requests that run here meet newer weights at the same step, but their updates come one after the other.
-        if version != 0 && version < newest && !index.is_pinned(update.document) {
-            return is_sole_source;
-        }
-        if newest != 0 && version > newest {
-            index.reset();
-        }
         // Tokens that the tree has already need no capacity.
         let here = index.len_of(update.document).unwrap_or(0);
         let new = (update.prev_len as usize + update.tokens.len()).saturating_sub(here as usize);
@@ -292,7 +281,6 @@ impl Groups {
             all_tokens: self.all_tokens.clone(),
             all_tokens_max: self.config.groups_tokens_max,
             log: Mutex::default(),
-            weight_version: AtomicU64::new(0),
             last_used: Mutex::new(Instant::now()),
             metrics: self.metrics.clone(),
         })

@@ -36,11 +36,12 @@ impl Ingest {
         }
     }
 
-    /// Removes documents from the namespace and from its groups.
+    /// Removes documents from the namespace, its groups and its histories.
     pub(super) fn remove(&self, documents: &[DocumentId]) {
         for documents in documents.chunks(REMOVED_AT_ONCE) {
             self.namespace.write().remove(documents);
             self.shared.groups.remove(self.namespace.id, documents);
+            self.shared.histories.remove(self.namespace.id, documents);
         }
     }
 
@@ -50,6 +51,7 @@ impl Ingest {
         self.namespace.is_mixed.store(false, Ordering::Relaxed);
         self.namespace.write().reset();
         self.shared.groups.reset(self.namespace.id);
+        self.shared.histories.reset(self.namespace.id);
     }
 
     /// Waits until sealing has caught up. A worker that starts receives documents faster than they are sealed, and

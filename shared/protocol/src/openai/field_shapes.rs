@@ -43,6 +43,21 @@ pub enum Prompt {
     Tokens(Vec<Vec<TokenId>>),
 }
 
+/// A [`Prompt`], and whether it came as a list of prompts, which may have a single one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedPrompt {
+    /// The prompts.
+    pub prompt: Prompt,
+    /// Whether they are a list.
+    pub is_list: bool,
+}
+
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        ListedPrompt::deserialize(deserializer).map(|listed| listed.prompt)
+    }
+}
+
 impl<'de> Deserialize<'de> for LogitBias {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Shape;
@@ -110,21 +125,24 @@ fn texts<'de, D: Deserializer<'de>, const MOST: usize>(
     deserializer.deserialize_any(Shape::<MOST>)
 }
 
-impl<'de> Deserialize<'de> for Prompt {
+impl<'de> Deserialize<'de> for ListedPrompt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Shape;
         impl<'de> Visitor<'de> for Shape {
-            type Value = Prompt;
+            type Value = ListedPrompt;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a text, a list of tokens, or a list of several of either")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Prompt, E> {
-                Ok(Prompt::Texts(vec![text.to_owned()]))
+            fn visit_str<E: Error>(self, text: &str) -> Result<ListedPrompt, E> {
+                Ok(ListedPrompt {
+                    prompt: Prompt::Texts(vec![text.to_owned()]),
+                    is_list: false,
+                })
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ListedPrompt, A::Error> {
                 let (mut tokens, mut texts, mut lists) = (Vec::new(), Vec::new(), Vec::new());
                 while let Some(item) = list.next_element()? {
                     match item {
@@ -136,14 +154,18 @@ impl<'de> Deserialize<'de> for Prompt {
                         return Err(too_many(PROMPTS_READ_MAX, "prompts"));
                     }
                 }
-                match (tokens.is_empty(), texts.is_empty(), lists.is_empty()) {
-                    (_, true, true) => Ok(Prompt::Tokens(vec![tokens])),
-                    (true, false, true) => Ok(Prompt::Texts(texts)),
-                    (true, true, false) => Ok(Prompt::Tokens(lists)),
-                    _ => Err(A::Error::custom(
-                        "all entries must be tokens, or all texts, or all lists of tokens",
-                    )),
-                }
+                let is_list = !texts.is_empty() || !lists.is_empty();
+                let prompt = match (tokens.is_empty(), texts.is_empty(), lists.is_empty()) {
+                    (_, true, true) => Prompt::Tokens(vec![tokens]),
+                    (true, false, true) => Prompt::Texts(texts),
+                    (true, true, false) => Prompt::Tokens(lists),
+                    _ => {
+                        let message =
+                            "all entries must be tokens, or all texts, or all lists of tokens";
+                        return Err(A::Error::custom(message));
+                    }
+                };
+                Ok(ListedPrompt { prompt, is_list })
             }
         }
         deserializer.deserialize_any(Shape)

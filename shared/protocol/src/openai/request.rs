@@ -10,7 +10,8 @@ use crate::scheduling::RequestClass;
 /// The fields that chat and text completions have in common.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Parameters {
-    /// Public name of the model.
+    /// Public name of the model. Empty: the body names none.
+    #[serde(default)]
     pub model: String,
     /// Most output tokens.
     pub max_tokens: Option<u64>,
@@ -42,6 +43,8 @@ pub struct Parameters {
     pub skip_special_tokens: Option<bool>,
     /// Whether the answer has the token ids of prompt and output. Not part of OpenAI's API.
     pub return_token_ids: Option<bool>,
+    /// Whether log-probabilities name each token by its id, as in `token:123`. Not part of OpenAI's API.
+    pub return_tokens_as_token_ids: Option<bool>,
     /// Keeps only that many tokens of the prompt, the last ones; -1 keeps what the context holds. Not part of
     /// OpenAI's API.
     pub truncate_prompt_tokens: Option<i64>,
@@ -86,6 +89,12 @@ pub struct Parameters {
 pub enum ClassName {
     /// The class.
     Name(RequestClass),
+}
+
+impl From<RequestClass> for ClassName {
+    fn from(class: RequestClass) -> Self {
+        ClassName::Name(class)
+    }
 }
 
 impl From<ClassName> for RequestClass {

@@ -325,6 +325,20 @@ pub struct CompletionChoice {
     /// Log-probabilities of the prompt, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
+    /// The versions of the weights that sampled the output. Only whole answers to trainers have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_versions: Option<Vec<WeightSpan>>,
+}
+
+/// Tokens of an output that one version of the weights sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct WeightSpan {
+    /// Place of the first of them in the output, tokens.
+    pub start: usize,
+    /// Place after the last of them.
+    pub end: usize,
+    /// The version; 0 for the weights that the engine started with.
+    pub version: u64,
 }
 
 /// Log-probabilities of a prompt: for each of its tokens the entries by token id, as vLLM has them. The first is

@@ -12,7 +12,7 @@ use super::{AcceptanceStatistics, CELLS, Cell, Failures, KINDS, RATIOS};
 
 const MAGIC: [u8; 2] = *b"Rc";
 /// Changes whenever a cell comes to mean something else.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const HEADER_BYTES: usize = 6;
 const CELL_BYTES: usize = 6;
 const CHECKSUM_BYTES: usize = 8;

@@ -10,7 +10,7 @@ impl Edit<'_> {
         let tokens_max = self.group_tokens_max;
         let enrolment = self.catalog.groups.enrol(key, group, update, tokens_max);
         self.outcome.group_rejections.extend(enrolment.refused);
-        for key in enrolment.leaving {
+        if let Some(key) = enrolment.leaving {
             let sequence = self.next_sequence();
             self.catalog.groups.depart(key, sequence, true);
         }

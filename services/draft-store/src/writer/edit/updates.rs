@@ -227,7 +227,6 @@ impl Edit<'_> {
         self.note_change(key, is_ready);
         if let Some(group) = &update.head.group {
             let group_update = GroupUpdate {
-                weight_version: update.head.weight_version,
                 len: state.len,
                 sequence: state.sequence,
                 emitted_ms: self.now_ms.saturating_sub(u64::from(self.waited_ms)),

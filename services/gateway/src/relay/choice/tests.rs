@@ -271,9 +271,14 @@ fn stop_texts_wait_for_the_least_length() {
 
 #[test]
 fn output_that_arrived_together_is_one_progress() {
+    let token = |id| OutputToken {
+        id,
+        logprob: None,
+        weight_version: 0,
+    };
     let part = |text: &str, id, finish| ChoiceProgress {
         events: vec![Event::Text(text.into())],
-        tokens: vec![OutputToken { id, logprob: None }],
+        tokens: vec![token(id)],
         finish,
         ..ChoiceProgress::default()
     };
@@ -281,9 +286,6 @@ fn output_that_arrived_together_is_one_progress() {
     all.append(part("a", 1, None));
     all.append(part("b", 2, Some(FinishReason::Length)));
     let mut expected = part("ab", 1, Some(FinishReason::Length));
-    expected.tokens.push(OutputToken {
-        id: 2,
-        logprob: None,
-    });
+    expected.tokens.push(token(2));
     assert_eq!(all, expected);
 }

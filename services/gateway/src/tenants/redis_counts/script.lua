@@ -5,7 +5,8 @@
 -- ARGV: the act, the name of the place, and milliseconds until a place expires. Then for each subject the most requests
 -- in flight, and for each bucket the amount that it holds and the amount to take. 0 in place of a limit means none.
 -- Returns words: `-`, or the subject, the bucket (0 for requests in flight) and the seconds to wait, with commas. Then
--- for each subject the requests in flight and the levels of its buckets, after this call.
+-- for each subject the requests in flight and the levels of its buckets, after this call. A settlement, whose answer
+-- nobody reads, returns `-` alone.
 
 local act, place, expires_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local BUCKETS = 4
@@ -79,16 +80,40 @@ local function refusal(buckets)
   end
 end
 
+local function take(buckets)
+  for i = 1, BUCKETS do
+    local bucket = buckets[i]
+    if bucket then
+      bucket.level = math.min(bucket.level - bucket.amount, bucket.per_minute)
+    end
+  end
+end
+
+if act == 'settle' then
+  for s = 1, #KEYS / 2 do
+    -- Only the first settlement finds the place.
+    if redis.call('ZREM', KEYS[2 * s], place) == 1 then
+      local buckets = read(KEYS[2 * s - 1], 4 + (s - 1) * (1 + 2 * BUCKETS))
+      take(buckets)
+      write(KEYS[2 * s - 1], buckets)
+    end
+  end
+  return '-'
+end
+
 local subjects, refused = {}, nil
 for s = 1, #KEYS / 2 do
   local at = 4 + (s - 1) * (1 + 2 * BUCKETS)
   local subject = { key = KEYS[2 * s - 1], places = KEYS[2 * s], buckets = read(KEYS[2 * s - 1], at) }
-  -- Places that a dead gateway left.
-  redis.call('ZREMRANGEBYSCORE', subject.places, '-inf', now_ms)
+  local most = tonumber(ARGV[at])
   subject.in_flight = redis.call('ZCARD', subject.places)
+  if subject.in_flight >= most then
+    -- Some places may be those that a dead gateway left.
+    redis.call('ZREMRANGEBYSCORE', subject.places, '-inf', now_ms)
+    subject.in_flight = redis.call('ZCARD', subject.places)
+  end
   subjects[s] = subject
-  if act ~= 'settle' and not refused then
-    local most = tonumber(ARGV[at])
+  if not refused then
     if act == 'begin' and most > 0 and subject.in_flight >= most then
       refused = s .. ',0,0'
     else
@@ -100,24 +125,17 @@ end
 
 local answer = { refused or '-' }
 for _, subject in ipairs(subjects) do
-  local takes = not refused
-  if act == 'settle' then
-    -- Only the first settlement finds the place.
-    takes = redis.call('ZREM', subject.places, place) == 1
-    subject.in_flight = subject.in_flight - (takes and 1 or 0)
-  elseif takes then
+  if not refused then
+    take(subject.buckets)
     subject.in_flight = subject.in_flight + redis.call('ZADD', subject.places, now_ms + expires_ms, place)
     redis.call('PEXPIRE', subject.places, expires_ms + 1000)
   end
   table.insert(answer, tostring(subject.in_flight))
   for i = 1, BUCKETS do
     local bucket = subject.buckets[i]
-    if bucket and takes then
-      bucket.level = math.min(bucket.level - bucket.amount, bucket.per_minute)
-    end
     table.insert(answer, bucket and number(bucket.level) or '-')
   end
-  if takes then
+  if not refused then
     write(subject.key, subject.buckets)
   end
 end

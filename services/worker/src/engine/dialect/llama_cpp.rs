@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use refrain_protocol::engine::{TextForm, TokenLogprob};
+use refrain_protocol::engine_order::EngineOrder;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
@@ -26,6 +27,7 @@ use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::{FormAbilities, any_object, checked_schema, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
+use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
 use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest};
 
@@ -110,6 +112,10 @@ impl Dialect for LlamaCpp {
             body["n_probs"] = json!(top.max(1));
         }
         Ok(body)
+    }
+
+    fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError> {
+        Err(no_order("a llama-server", order))
     }
 
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {

@@ -10,6 +10,7 @@ mod verify_tests;
 use std::collections::VecDeque;
 
 use refrain_protocol::engine::{TextForm, TokenLogprob};
+use refrain_protocol::engine_order::{EngineOrder, PauseMode};
 use refrain_protocol::{ApiError, TokenId};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,6 +21,7 @@ use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::{FormAbilities, any_object, choice_as_ebnf};
 use crate::engine::generate::{GenerateRequest, Generated};
 use crate::engine::load::{CapacitySeries, LoadSeries};
+use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
 use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest, certain_best};
 
@@ -97,9 +99,52 @@ impl Dialect for SgLang {
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
         Box::new(SgLangDecoder {
             top: request.sampling.top_logprobs,
+            version: None,
             seen: 0,
             has_begun: false,
         })
+    }
+
+    fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError> {
+        let pause = |mode| OrderCall::new("/pause_generation", json!({ "mode": mode }));
+        let flush = || OrderCall::new("/flush_cache", json!({}));
+        Ok(match order {
+            EngineOrder::Report => Vec::new(),
+            EngineOrder::Pause { mode, clears_cache } => {
+                let pause = match (mode, clears_cache) {
+                    (PauseMode::Abort, _) => pause("abort"),
+                    // It gives up the KV caches of its requests, and computes them again later.
+                    (PauseMode::Keep, true) => pause("retract"),
+                    // Whoever waits has seen all requests end.
+                    (PauseMode::Keep, false) | (PauseMode::Wait, _) => pause("in_place"),
+                };
+                let flush = clears_cache.then(flush);
+                std::iter::once(pause).chain(flush).collect()
+            }
+            EngineOrder::Resume => vec![OrderCall::new("/continue_generation", json!({}))],
+            EngineOrder::FlushCache => vec![flush()],
+            EngineOrder::LoadWeights { directory, version } => {
+                let mut body = json!({
+                    "model_path": directory,
+                    "flush_cache": true,
+                    "abort_all_requests": false,
+                });
+                if let Some(version) = version {
+                    body["weight_version"] = json!(version.to_string());
+                }
+                vec![OrderCall::new("/update_weights_from_disk", body)]
+            }
+            EngineOrder::SetVersion { version } => {
+                let body =
+                    json!({ "new_version": version.to_string(), "abort_all_requests": false });
+                vec![OrderCall::new("/update_weight_version", body)]
+            }
+            EngineOrder::PassOn(_) => return Err(no_order("SGLang", order)),
+        })
+    }
+
+    fn is_renamed_by_weights(&self) -> bool {
+        true
     }
 
     fn abort(&self, request: &GenerateRequest) -> Option<(&'static str, Value)> {
@@ -201,6 +246,8 @@ struct SgLangMeta {
     #[serde(default)]
     cached_tokens: Option<u32>,
     #[serde(default)]
+    weight_version: Option<Value>,
+    #[serde(default)]
     output_token_logprobs: Option<Vec<ScoredToken>>,
     /// The best tokens at each output position.
     #[serde(default)]
@@ -220,6 +267,16 @@ struct FinishReason {
     /// The stop id or stop string that matched.
     #[serde(default)]
     matched: Value,
+}
+
+/// The number of a version, which SGLang keeps as text. The weights that it started with have the name `default`, and
+/// other names say nothing.
+fn version_number(version: &Value) -> Option<u64> {
+    match version {
+        Value::String(name) if name == "default" => Some(0),
+        Value::String(name) => name.parse().ok(),
+        number => number.as_u64(),
+    }
 }
 
 impl FinishReason {
@@ -244,6 +301,8 @@ impl SgLangEvent {
 
 struct SgLangDecoder {
     top: Option<u32>,
+    /// The version of the weights that it told last.
+    version: Option<u64>,
     /// Number of output tokens so far.
     seen: usize,
     has_begun: bool,
@@ -262,6 +321,11 @@ impl Decoder for SgLangDecoder {
             && !std::mem::replace(&mut self.has_begun, true)
         {
             out.push_back(Generated::Begun { cached_tokens });
+        }
+        let version = meta.weight_version.as_ref().and_then(version_number);
+        if let Some(version) = version.filter(|_| version != self.version) {
+            self.version = Some(version);
+            out.push_back(Generated::Weights { version });
         }
         let finish = meta.finish_reason.as_ref();
         let end = finish.map(|reason| end_of(&reason.kind)).transpose()?;

@@ -7,6 +7,7 @@ mod verify_tests;
 
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::TextForm;
+use refrain_protocol::engine_order::EngineOrder;
 use serde_json::{Map, Value, json};
 
 use super::completions::{CompletionsDecoder, extended_body, fan_out_body, fan_out_verdict};
@@ -14,6 +15,7 @@ use super::{Decoder, Dialect, VerifyCall, no_words, tag_of};
 use crate::engine::forms::{FormAbilities, checked_schema, choice_as_ebnf};
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::LoadSeries;
+use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::StreamingCapabilities;
 use crate::engine::verify::{VerifyMethod, VerifyRequest};
 
@@ -54,6 +56,10 @@ impl Dialect for TensorRtLlm {
             body.insert("response_format".to_owned(), response_format(&form.text)?);
         }
         Ok(token_ids_only(body))
+    }
+
+    fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError> {
+        Err(no_order("trtllm-serve", order))
     }
 
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {

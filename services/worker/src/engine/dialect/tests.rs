@@ -92,6 +92,7 @@ fn summary(pieces: &[Generated]) -> (Option<u32>, Vec<TokenId>, Option<Generated
     for piece in pieces {
         match piece {
             Generated::Begun { cached_tokens } => cached = Some(*cached_tokens),
+            Generated::Weights { .. } => {}
             Generated::Tokens { tokens, .. } => all.extend(tokens),
             Generated::End(reason) => end = Some(*reason),
         }

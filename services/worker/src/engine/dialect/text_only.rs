@@ -11,6 +11,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use refrain_protocol::engine_order::EngineOrder;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{TEXT_ONLY_PREFIX, Tokenizer};
 use serde_json::{Value, json};
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use super::completions::{CompletionEvent, common_body};
 use super::{Decoder, Dialect, end_of};
 use crate::engine::generate::{GenerateRequest, Generated};
+use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::StreamingCapabilities;
 
 /// A text-only server.
@@ -97,6 +99,10 @@ impl Dialect for TextOnly {
             }
         }
         Ok(body.into())
+    }
+
+    fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError> {
+        Err(no_order("an engine of the kind `openai`", order))
     }
 
     fn decoder(&self, _request: &GenerateRequest) -> Box<dyn Decoder> {

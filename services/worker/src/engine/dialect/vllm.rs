@@ -12,6 +12,7 @@ use std::collections::HashMap;
 
 use refrain_protocol::chunk::Priority;
 use refrain_protocol::engine::TextForm;
+use refrain_protocol::engine_order::{EngineOrder, PauseMode};
 use refrain_protocol::{ApiError, TokenId};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,6 +23,7 @@ use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::FormAbilities;
 use crate::engine::generate::GenerateRequest;
 use crate::engine::load::{CapacitySeries, LoadSeries, PrefillSeries};
+use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::StreamingCapabilities;
 use crate::engine::verify::{DraftVerdict, SingleToken, VerifyMethod, VerifyRequest, certain_best};
 
@@ -96,6 +98,36 @@ impl Dialect for Vllm {
 
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
         Box::new(CompletionsDecoder::new(&request.sampling))
+    }
+
+    fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError> {
+        Ok(match order {
+            // vLLM has no number for its weights, so the worker counts them.
+            EngineOrder::Report | EngineOrder::SetVersion { .. } => Vec::new(),
+            EngineOrder::Pause { mode, clears_cache } => {
+                let mode = match mode {
+                    PauseMode::Abort => "abort",
+                    PauseMode::Wait => "wait",
+                    PauseMode::Keep => "keep",
+                };
+                let path = format!("/pause?mode={mode}&clear_cache={clears_cache}");
+                vec![OrderCall::new(path, json!({}))]
+            }
+            EngineOrder::Resume => vec![OrderCall::new("/resume", json!({}))],
+            EngineOrder::FlushCache => vec![OrderCall::new("/reset_prefix_cache", json!({}))],
+            EngineOrder::LoadWeights { directory, .. } => {
+                // The servers of some trainers take a folder here. Plain vLLM reloads by a call to its workers.
+                let mut call =
+                    OrderCall::new("/update_weights", json!({ "weight_dir": directory }));
+                let body = json!({
+                    "method": "reload_weights",
+                    "kwargs": { "weights_path": directory },
+                });
+                call.otherwise = Some(Box::new(OrderCall::new("/collective_rpc", body)));
+                vec![call]
+            }
+            EngineOrder::PassOn(_) => return Err(no_order("vLLM", order)),
+        })
     }
 
     fn load(&self) -> Option<LoadSeries> {

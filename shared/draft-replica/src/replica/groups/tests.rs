@@ -93,23 +93,20 @@ fn a_group_expires_when_no_request_has_joined_it_for_a_while() {
 }
 
 #[test]
-fn outputs_of_newer_weights_drive_out_those_of_older_ones() {
+fn outputs_of_older_weights_stay_beside_those_of_newer_ones() {
     let groups = groups(|_| {});
     let member = join(&groups, ONE, "a", 1);
     let group = member.group();
     // A continued output is merged before its weights are known.
     group.merge((&update(1, 0, &[1, 2], 0)).into());
     group.merge((&update(2, 0, &[1, 2], 3)).into());
-    assert_eq!(lengths(group, [1, 2]), [Some(2); 2]);
     group.merge((&update(3, 0, &[5], 4)).into());
     group.merge((&update(2, 2, &[6], 3)).into());
     group.merge((&update(4, 0, &[7], 3)).into());
-    // Output 1 runs here, so it stays, and goes on with whichever weights.
-    assert_eq!(lengths(group, [1, 2, 3, 4]), [Some(2), None, Some(1), None]);
-    group.merge((&update(1, 2, &[8], 3)).into());
-    group.merge((&update(1, 3, &[9], 4)).into());
-    assert_eq!(lengths(group, [1]), [Some(4)]);
-    assert_eq!(group.read().index.tokens(), 5);
+    group.merge((&update(1, 2, &[8], 4)).into());
+    let all = [Some(3), Some(3), Some(1), Some(1)];
+    assert_eq!(lengths(group, [1, 2, 3, 4]), all);
+    assert_eq!(group.read().index.tokens(), 8);
 }
 
 #[test]
@@ -224,7 +221,6 @@ fn calls_that_must_not_wait_return_while_another_thread_holds_a_lock() {
             .is_some()
     );
     assert_eq!(lengths(member.group(), [1, 2]), [Some(2), Some(2)]);
-    // Newer weights are noted only by a merge that took place.
     let drafts = member.group().write();
     assert!(
         member

@@ -153,12 +153,24 @@ fn log_probabilities_are_read_by_token_id() {
 }
 
 #[test]
+fn an_abort_comes_with_the_tokens_that_it_has() {
+    let aborted = choice(&[1], Some("abort"), Value::Null);
+    let pieces = read(&[aborted], Sampling::default()).unwrap();
+    let token = Generated::Tokens {
+        tokens: vec![1],
+        logprobs: None,
+    };
+    assert!(pieces.contains(&token));
+    assert_eq!(pieces.last(), Some(&Generated::End(GeneratedEnd::Aborted)));
+}
+
+#[test]
 fn other_streams_are_errors() {
     let text_only = json!({"choices": [{"index": 0, "text": "hi", "finish_reason": null}]});
-    let aborted = choice(&[1], Some("abort"), Value::Null);
+    let unknown = choice(&[1], Some("expired"), Value::Null);
     let failed =
         json!({"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}});
-    for event in [text_only, aborted, failed, json!([]), json!({"choices": 1})] {
+    for event in [text_only, unknown, failed, json!([]), json!({"choices": 1})] {
         let error = read(std::slice::from_ref(&event), Sampling::default()).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Upstream, "{event}");
     }

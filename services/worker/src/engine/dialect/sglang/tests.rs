@@ -13,7 +13,10 @@ fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError
         .map(|event| format!("data: {event}\n\n"))
         .collect();
     let recorded = lines.concat() + "data: [DONE]\n\n";
-    decode_recorded(SgLang.decoder(&test_request(&[1], sampling)), &recorded)
+    let pieces = decode_recorded(SgLang.decoder(&test_request(&[1], sampling)), &recorded)?;
+    // One test below is about these.
+    let is_output = |piece: &Generated| !matches!(piece, Generated::Weights { .. });
+    Ok(pieces.into_iter().filter(is_output).collect())
 }
 
 fn event(output_ids: &[TokenId], count: usize, finish: Value) -> Value {
@@ -98,11 +101,11 @@ fn log_probabilities_are_aligned_at_the_end() {
 }
 
 #[test]
-fn aborts_and_garbage_are_errors() {
-    let abort = json!({"type": "abort", "message": "x"});
+fn unknown_ends_and_garbage_are_errors() {
+    let unknown = json!({"type": "expired", "message": "x"});
     let refused = json!({"error": {"message": "too long", "code": 400}});
     for (event, kind) in [
-        (event(&[5], 1, abort), ErrorKind::Upstream),
+        (event(&[5], 1, unknown), ErrorKind::Upstream),
         (event(&[5], 3, Value::Null), ErrorKind::Upstream),
         (json!({"output_ids": [1]}), ErrorKind::Upstream),
         (refused, ErrorKind::InvalidRequest),
@@ -142,4 +145,96 @@ fn a_chunk_is_aborted_by_its_own_name() {
     assert_eq!(body["extra_key"], "000000000000000000000000000000cd");
     assert_eq!(body["sampling_params"]["top_k"], -1);
     assert_eq!(body["sampling_params"]["repetition_penalty"], 1.0);
+}
+
+#[test]
+fn orders_have_words() {
+    use refrain_protocol::engine_order::{EngineCall, EngineOrder, PauseMode};
+
+    let calls = |order: &EngineOrder| -> Vec<(String, Value)> {
+        let calls = SgLang.order_calls(order).unwrap();
+        calls
+            .into_iter()
+            .map(|call| (call.path, call.body))
+            .collect()
+    };
+    let call = |path: &str, body: Value| (path.to_owned(), body);
+    let flush = || call("/flush_cache", json!({}));
+    for (mode, clears_cache, word) in [
+        (PauseMode::Abort, false, "abort"),
+        (PauseMode::Abort, true, "abort"),
+        (PauseMode::Keep, false, "in_place"),
+        (PauseMode::Keep, true, "retract"),
+        (PauseMode::Wait, false, "in_place"),
+        (PauseMode::Wait, true, "in_place"),
+    ] {
+        let mut expected = vec![call("/pause_generation", json!({ "mode": word }))];
+        expected.extend(clears_cache.then(flush));
+        assert_eq!(calls(&EngineOrder::Pause { mode, clears_cache }), expected);
+    }
+    assert_eq!(
+        calls(&EngineOrder::Resume),
+        [call("/continue_generation", json!({}))]
+    );
+    assert_eq!(calls(&EngineOrder::FlushCache), [flush()]);
+    let load = EngineOrder::LoadWeights {
+        directory: "/w/5".into(),
+        version: Some(5),
+    };
+    let body = json!({
+        "model_path": "/w/5", "flush_cache": true, "abort_all_requests": false, "weight_version": "5",
+    });
+    assert_eq!(calls(&load), [call("/update_weights_from_disk", body)]);
+    let body = json!({ "new_version": "6", "abort_all_requests": false });
+    let set = EngineOrder::SetVersion { version: 6 };
+    assert_eq!(calls(&set), [call("/update_weight_version", body)]);
+    let foreign = EngineCall {
+        is_post: true,
+        path: "/x".into(),
+        body: String::new(),
+    };
+    assert!(SgLang.order_calls(&EngineOrder::PassOn(foreign)).is_err());
+}
+
+#[test]
+fn the_version_of_the_weights_is_told_when_it_changes() {
+    let with = |version: &str, count: usize, finish: Value| {
+        let mut event = event(&[5], count, finish);
+        event["meta_info"]["weight_version"] = json!(version);
+        format!("data: {event}\n\n")
+    };
+    let recorded = [
+        with("3", 1, Value::Null),
+        with("3", 2, Value::Null),
+        with("4", 3, json!({"type": "abort", "message": "paused"})),
+    ]
+    .concat();
+    let decoder = SgLang.decoder(&test_request(&[1], Sampling::default()));
+    let pieces = decode_recorded(decoder, &recorded).unwrap();
+    let told: Vec<&Generated> = pieces
+        .iter()
+        .filter(|piece| !matches!(piece, Generated::Begun { .. }))
+        .collect();
+    let token = Generated::Tokens {
+        tokens: vec![5],
+        logprobs: None,
+    };
+    let version = |version| Generated::Weights { version };
+    // An abort comes with the tokens that it has.
+    let end = Generated::End(GeneratedEnd::Aborted);
+    let expected = [&version(3), &token, &token, &version(4), &token, &end];
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn versions_of_weights_are_numbers() {
+    for (version, number) in [
+        (json!("default"), Some(0)),
+        (json!("12"), Some(12)),
+        (json!(7), Some(7)),
+        (json!("step-3"), None),
+        (json!(null), None),
+    ] {
+        assert_eq!(super::version_number(&version), number, "{version}");
+    }
 }

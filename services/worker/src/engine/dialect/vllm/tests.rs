@@ -53,3 +53,38 @@ fn priorities_are_sent_only_where_the_engine_uses_them() {
         assert_eq!(vllm().body(&asked).unwrap()["priority"], rank);
     }
 }
+
+#[test]
+fn orders_have_words() {
+    use refrain_protocol::engine_order::{EngineOrder, PauseMode};
+
+    let vllm = Vllm { model: "m".into() };
+    let paths = |order: &EngineOrder| -> Vec<String> {
+        let calls = vllm.order_calls(order).unwrap();
+        calls.into_iter().map(|call| call.path).collect()
+    };
+    for (mode, clears_cache, path) in [
+        (PauseMode::Abort, true, "/pause?mode=abort&clear_cache=true"),
+        (PauseMode::Wait, false, "/pause?mode=wait&clear_cache=false"),
+        (PauseMode::Keep, false, "/pause?mode=keep&clear_cache=false"),
+    ] {
+        assert_eq!(paths(&EngineOrder::Pause { mode, clears_cache }), [path]);
+    }
+    assert_eq!(paths(&EngineOrder::Resume), ["/resume"]);
+    assert_eq!(paths(&EngineOrder::FlushCache), ["/reset_prefix_cache"]);
+    assert!(paths(&EngineOrder::SetVersion { version: 1 }).is_empty());
+    let load = EngineOrder::LoadWeights {
+        directory: "/w/5".into(),
+        version: Some(5),
+    };
+    let call = vllm.order_calls(&load).unwrap().remove(0);
+    assert_eq!(
+        (&*call.path, &call.body["weight_dir"]),
+        ("/update_weights", &json!("/w/5"))
+    );
+    assert!(call.is_unknown(404) && call.is_unknown(400) && !call.is_unknown(500));
+    let other = call.otherwise.unwrap();
+    assert_eq!(other.path, "/collective_rpc");
+    assert_eq!(other.body["kwargs"]["weights_path"], "/w/5");
+    assert!(!other.is_unknown(404));
+}

@@ -1,0 +1,108 @@
+//! Prompts with sampling parameters, as the native interfaces of engines have them: trainers send their rollouts so.
+
+use refrain_protocol::ApiError;
+use refrain_protocol::openai::{Parameters, Prompt};
+use refrain_protocol::scheduling::RequestClass;
+use refrain_tokenization::JsonValue;
+use serde_json::{Map, Value};
+
+use super::body::{CompletionFields, RequestBody};
+use super::faults;
+use super::other_fields::{OtherFields, check_supported};
+use super::output_form::{FORM_FIELDS, FormFields};
+use super::refusal::invalid;
+use super::{CompletionDefaults, GenerateRequest};
+use crate::config::GatewayTuning;
+use crate::models::Models;
+
+/// Largest number of likely tokens that an answer shows in each place.
+const TOP_LOGPROBS_MAX: u32 = 20;
+
+/// The sampling parameters of a body.
+pub(crate) struct SamplingFields {
+    parameters: Parameters,
+    form: FormFields,
+}
+
+impl SamplingFields {
+    /// Reads an object whose fields have the names of OpenAI's API. Unknown ones are ignored. `place` is its name.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for a field that is not what it should be, or that would change the output and cannot be
+    /// carried out: those that other interfaces refuse, and those in `unsupported`.
+    pub(crate) fn read(
+        place: &str,
+        mut fields: Map<String, Value>,
+        unsupported: &[&str],
+    ) -> Result<Self, ApiError> {
+        check_supported(&format!("{place}."), &fields, unsupported)?;
+        let mut form = FormFields::default();
+        for name in FORM_FIELDS {
+            match fields.remove(name) {
+                None | Some(Value::Null) => {}
+                Some(value) => {
+                    let read = serde_json::from_value::<JsonValue>(value);
+                    form.set(name, read.map_err(ApiError::internal)?);
+                }
+            }
+        }
+        let read = serde_path_to_error::deserialize(Value::Object(fields));
+        let parameters = read.map_err(|error| {
+            let path = error.path().to_string();
+            faults::fault(&format!("{place}.{path}"), error.inner())
+        })?;
+        Ok(SamplingFields { parameters, form })
+    }
+
+    /// The parameters, for what stands beside them in the body.
+    pub(crate) fn parameters(&mut self) -> &mut Parameters {
+        &mut self.parameters
+    }
+}
+
+/// Prompts and how to sample their outputs.
+pub(crate) struct SampleBody {
+    pub(crate) prompt: Prompt,
+    pub(crate) sampling: SamplingFields,
+    /// Most likely tokens in each place of the output that the answer shows. `None`: it has no log-probabilities.
+    pub(crate) top_logprobs: Option<u32>,
+}
+
+impl GenerateRequest {
+    /// Makes rollouts of a body. Without an output limit they may fill the context.
+    ///
+    /// # Errors
+    /// As [`GenerateRequest::completion`].
+    pub(crate) fn samples(
+        body: SampleBody,
+        tenant: &str,
+        models: &Models,
+        limits: &GatewayTuning,
+    ) -> Result<Self, ApiError> {
+        if body.top_logprobs.is_some_and(|top| top > TOP_LOGPROBS_MAX) {
+            let fault = format!("at most {TOP_LOGPROBS_MAX} likely tokens can be shown");
+            return invalid("logprobs", fault);
+        }
+        let SamplingFields {
+            mut parameters,
+            form,
+        } = body.sampling;
+        parameters.class = Some(RequestClass::Rollout.into());
+        let defaults = CompletionDefaults {
+            model: None,
+            max_tokens: None,
+        };
+        let read = RequestBody {
+            parameters,
+            required: body.prompt,
+            own: CompletionFields::default(),
+            form,
+            others: OtherFields::default(),
+        };
+        let mut request =
+            GenerateRequest::of_prompts(read, body.top_logprobs, tenant, models, limits, defaults)?;
+        // The answer shows each token, and the version that sampled it.
+        request.output.has_token_ids = true;
+        Ok(request)
+    }
+}

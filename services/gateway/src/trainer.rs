@@ -1,0 +1,35 @@
+//! The listener for trainers: rollouts in the words of SGLang and vLLM, aborts, pauses and weights.
+//!
+//! A trainer sends its rollouts here as if this were one engine. They wait for room and are not refused (`hold`), and
+//! the trainer may abort them wherever they are (`in_flight`). Its orders go to every worker of the model (`fleet`).
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `data.rs` | the way of a rollout; read this first |
+//! | `body.rs`, `sglang.rs`, `vllm.rs` | bodies of the data routes |
+//! | `sglang_writer.rs`, `vllm_writer.rs` | their answers |
+//! | `pauses.rs`, `weights.rs`, `pass_on.rs`, `facts.rs` | the control routes |
+
+mod body;
+mod config;
+mod data;
+mod facts;
+mod fleet;
+mod hold;
+mod in_flight;
+mod listener;
+mod pass_on;
+mod pauses;
+mod read_context;
+mod routes;
+mod sglang;
+mod sglang_writer;
+mod state;
+mod tracked_writer;
+mod version;
+mod vllm;
+mod vllm_writer;
+mod weights;
+
+pub use config::TrainerConfig;
+pub(crate) use listener::{TrainerDeps, TrainerListener, listen};

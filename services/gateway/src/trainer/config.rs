@@ -1,0 +1,150 @@
+//! The section `gateway.trainer` of the configuration.
+
+use std::net::SocketAddr;
+
+use refrain_service_kit::http::ListenerConfig;
+use serde::Deserialize;
+
+/// The listener for trainers, which speaks the native interfaces of SGLang and vLLM.
+#[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainerConfig {
+    /// Address of the listener, such as `127.0.0.1:8091`. Without it there is none. Its callers need no key, so
+    /// another address than one of this machine needs `allows_other_machines` as well.
+    pub listen: Option<SocketAddr>,
+    /// Whether other machines may reach the listener. Whoever reaches it can abort rollouts, pause engines and replace
+    /// weights, so let the network keep strangers away.
+    pub allows_other_machines: bool,
+    /// The certificate and the time limits of the listener.
+    pub http: ListenerConfig,
+    /// The tenant that all its requests belong to. Its limits, isolation and usage hold.
+    pub tenant: String,
+    /// The model that is trained. It may be left out where the gateway offers one model.
+    pub model: Option<String>,
+    /// Most connections at once. Each request that waits or runs holds one.
+    pub connections_max: usize,
+    /// Most rollouts that are asked of the scheduler at once, counted by their choices. Further ones are held back,
+    /// in order of arrival. Keep it below `scheduler.tenant_rollout_queue_max`.
+    pub in_flight_max: usize,
+    /// Most requests that are held back. Further ones get a 429.
+    pub held_max: usize,
+    /// Bytes of the bodies of held requests. Further bodies are read when there is room.
+    pub held_bytes_max: usize,
+}
+
+impl Default for TrainerConfig {
+    fn default() -> Self {
+        TrainerConfig {
+            listen: None,
+            allows_other_machines: false,
+            http: ListenerConfig::default(),
+            tenant: String::new(),
+            model: None,
+            connections_max: 65_536,
+            in_flight_max: 8_192,
+            held_max: 65_536,
+            held_bytes_max: 1 << 30,
+        }
+    }
+}
+
+impl TrainerConfig {
+    /// The faults of the values, one sentence each. `models` are those that the gateway offers.
+    pub(crate) fn faults<'a>(&self, models: impl Iterator<Item = &'a str>) -> Vec<String> {
+        let Some(listen) = self.listen else {
+            return Vec::new();
+        };
+        let models: Vec<&str> = models.collect();
+        let is_offered = |model: &String| models.contains(&model.as_str());
+        let rules = [
+            (
+                !listen.ip().is_loopback() && !self.allows_other_machines,
+                "listen: other machines could reach this address, and its callers need no key; set \
+                 allows_other_machines = true if only trainers can, or listen on 127.0.0.1",
+            ),
+            (
+                self.tenant.is_empty(),
+                "tenant: name the tenant that the rollouts belong to",
+            ),
+            (
+                self.model.is_none() && models.len() > 1,
+                "model: name the model that is trained, since the gateway offers several",
+            ),
+            (
+                self.model.as_ref().is_some_and(|model| !is_offered(model)),
+                "model: must be the id of one of gateway.models",
+            ),
+            (
+                self.connections_max == 0,
+                "connections_max: must be at least 1",
+            ),
+            (self.in_flight_max == 0, "in_flight_max: must be at least 1"),
+            (self.held_max == 0, "held_max: must be at least 1"),
+            (
+                self.held_bytes_max == 0,
+                "held_bytes_max: must be at least 1",
+            ),
+        ];
+        let broken = rules.into_iter().filter(|(is_broken, _)| *is_broken);
+        let faults = broken.map(|(_, fault)| format!("trainer.{fault}"));
+        faults.chain(self.http.faults("trainer.http")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(change: impl FnOnce(&mut TrainerConfig), models: &[&str]) -> String {
+        let mut config = TrainerConfig {
+            listen: Some(([127, 0, 0, 1], 0).into()),
+            tenant: "lab".into(),
+            ..TrainerConfig::default()
+        };
+        change(&mut config);
+        config.faults(models.iter().copied()).join("\n")
+    }
+
+    #[test]
+    fn a_listener_without_keys_is_for_this_machine_unless_the_configuration_says_otherwise() {
+        assert_eq!(faults(|_| {}, &["m"]), "");
+        let open = |config: &mut TrainerConfig| config.listen = Some(([0, 0, 0, 0], 0).into());
+        assert!(faults(open, &["m"]).contains("allows_other_machines"));
+        let meant = |config: &mut TrainerConfig| {
+            open(config);
+            config.allows_other_machines = true;
+        };
+        assert_eq!(faults(meant, &["m"]), "");
+    }
+
+    #[test]
+    fn faults_name_their_keys_and_there_are_none_without_a_listener() {
+        let all = |config: &mut TrainerConfig| {
+            config.tenant.clear();
+            config.model = Some("x".into());
+            config.connections_max = 0;
+            config.in_flight_max = 0;
+            config.held_max = 0;
+            config.held_bytes_max = 0;
+            config.http.head_ms_max = 0;
+        };
+        let found = faults(all, &["m"]);
+        for key in [
+            "trainer.tenant",
+            "trainer.model",
+            "trainer.connections_max",
+            "trainer.in_flight_max",
+            "trainer.held_max",
+            "trainer.held_bytes_max",
+            "trainer.http.head_ms_max",
+        ] {
+            assert!(found.contains(key), "{key} is missing in:\n{found}");
+        }
+        assert!(faults(|_| {}, &["m", "n"]).contains("trainer.model"));
+        assert!(
+            TrainerConfig::default()
+                .faults(["m"].into_iter())
+                .is_empty()
+        );
+    }
+}

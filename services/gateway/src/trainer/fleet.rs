@@ -1,0 +1,288 @@
+//! Orders to all workers of the model, and what each of them answered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use actix_web::HttpResponse;
+use actix_web::http::StatusCode;
+use futures_util::future::join_all;
+use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply, PauseMode};
+use refrain_protocol::openai::ErrorBody;
+use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+use refrain_rpc::{Scheduler, Workers};
+use serde_json::{Value, json};
+
+use super::version::version_name;
+use crate::metrics::GatewayMetrics;
+
+/// Longest wait for the state of a worker. Other orders may take as long as weights need.
+const REPORT_WAIT: Duration = Duration::from_secs(10);
+
+/// The workers of the model.
+pub(super) struct Fleet {
+    model: String,
+    scheduler: Arc<dyn Scheduler>,
+    workers: Arc<dyn Workers>,
+    metrics: Arc<GatewayMetrics>,
+    /// The latest version that a worker has named.
+    version: AtomicU64,
+}
+
+/// The answer of a worker to an order.
+pub(super) struct WorkerAnswer {
+    worker: WorkerId,
+    pub(super) reply: Result<EngineOrderReply, ApiError>,
+}
+
+/// The answers of all workers to an order, at least one.
+pub(super) struct FleetAnswers {
+    pub(super) workers: Vec<WorkerAnswer>,
+}
+
+/// The `order` label of metrics.
+fn label(order: &EngineOrder) -> &'static str {
+    match order {
+        EngineOrder::Report => "report",
+        EngineOrder::Pause { .. } => "pause",
+        EngineOrder::Resume => "resume",
+        EngineOrder::FlushCache => "flush_cache",
+        EngineOrder::LoadWeights { .. } => "load_weights",
+        EngineOrder::SetVersion { .. } => "set_version",
+        EngineOrder::PassOn(_) => "pass_on",
+    }
+}
+
+/// All values of that label.
+pub(super) const ORDERS: [&str; 7] = [
+    "report",
+    "pause",
+    "resume",
+    "flush_cache",
+    "load_weights",
+    "set_version",
+    "pass_on",
+];
+
+impl Fleet {
+    /// Creates the fleet of a model.
+    pub(super) fn new(
+        model: String,
+        scheduler: Arc<dyn Scheduler>,
+        workers: Arc<dyn Workers>,
+        metrics: Arc<GatewayMetrics>,
+    ) -> Self {
+        Fleet {
+            model,
+            scheduler,
+            workers,
+            metrics,
+            version: AtomicU64::new(0),
+        }
+    }
+
+    /// The latest version of the weights that a worker has named; 0 before there was any.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// The names of the workers of the model, and their addresses.
+    ///
+    /// # Errors
+    /// The error of the scheduler, or `Unavailable` if there is no worker.
+    pub(super) async fn members(&self) -> Result<Vec<(WorkerId, String)>, ApiError> {
+        let all = self.scheduler.workers().await?;
+        let ours = all.into_iter().filter(|worker| worker.model == self.model);
+        let members: Vec<_> = ours.map(|worker| (worker.worker, worker.url)).collect();
+        match members.is_empty() {
+            false => Ok(members),
+            true => {
+                let message = format!("no worker serves the model {}; start one", self.model);
+                Err(ApiError::new(ErrorKind::Unavailable, message).with_code("no_worker"))
+            }
+        }
+    }
+
+    /// Gives all workers an order, and waits until each has answered. It is carried out to its end, also if the caller
+    /// hangs up.
+    ///
+    /// # Errors
+    /// As [`Fleet::members`]: nothing was ordered then.
+    pub(super) async fn order(
+        self: &Arc<Self>,
+        order: EngineOrder,
+    ) -> Result<FleetAnswers, ApiError> {
+        let fleet = self.clone();
+        let orders = tokio::spawn(async move { fleet.order_here(order).await });
+        orders.await.map_err(ApiError::internal)?
+    }
+
+    async fn order_here(&self, order: EngineOrder) -> Result<FleetAnswers, ApiError> {
+        let members = self.members().await?;
+        let answers = members.into_iter().map(async |(id, url)| {
+            let worker = self.workers.at(&url);
+            let ordered = worker.order(order.clone());
+            let reply = match order {
+                EngineOrder::Report => match tokio::time::timeout(REPORT_WAIT, ordered).await {
+                    Ok(reply) => reply,
+                    Err(_) => Err(ApiError::new(ErrorKind::Timeout, "it does not answer")),
+                },
+                _ => ordered.await,
+            };
+            let reply = reply.and_then(engine_refused);
+            self.note(&order, &id, &reply);
+            WorkerAnswer { worker: id, reply }
+        });
+        Ok(FleetAnswers {
+            workers: join_all(answers).await,
+        })
+    }
+
+    fn note(&self, order: &EngineOrder, id: &WorkerId, reply: &Result<EngineOrderReply, ApiError>) {
+        let order = label(order);
+        let outcome = match reply {
+            Ok(reply) => {
+                self.version
+                    .fetch_max(reply.state.weight_version, Ordering::Relaxed);
+                "done"
+            }
+            Err(error) => {
+                tracing::warn!(order, worker = %id, kind = ?error.kind, "a worker did not carry out an order");
+                "failed"
+            }
+        };
+        let orders = &self.metrics.families.trainer_orders;
+        orders.with_label_values(&[order, outcome]).inc();
+    }
+}
+
+/// Longest part of an engine's answer that an error repeats, characters.
+const SHOWN_MAX: usize = 500;
+
+/// Makes an error of what an engine refused.
+fn engine_refused(reply: EngineOrderReply) -> Result<EngineOrderReply, ApiError> {
+    let Some(answer) = reply
+        .answer
+        .as_ref()
+        .filter(|it| !(200..300).contains(&it.status))
+    else {
+        return Ok(reply);
+    };
+    let kind = match answer.status {
+        404 => ErrorKind::NotFound,
+        400..500 => ErrorKind::InvalidRequest,
+        _ => ErrorKind::Upstream,
+    };
+    let shown: String = answer.body.chars().take(SHOWN_MAX).collect();
+    let message = format!("its engine answered {}: {shown}", answer.status);
+    Err(ApiError::new(kind, message).with_code(refrain_protocol::error::code::ENGINE_ERROR))
+}
+
+impl FleetAnswers {
+    /// Whether every worker has carried the order out.
+    pub(super) fn all_done(&self) -> bool {
+        self.workers.iter().all(|worker| worker.reply.is_ok())
+    }
+
+    /// Whether at least one worker has carried the order out.
+    pub(super) fn any_done(&self) -> bool {
+        self.workers.iter().any(|worker| worker.reply.is_ok())
+    }
+
+    /// The replies of the workers that have carried the order out.
+    pub(super) fn replies(&self) -> impl Iterator<Item = &EngineOrderReply> {
+        let replies = self.workers.iter();
+        replies.filter_map(|worker| worker.reply.as_ref().ok())
+    }
+
+    /// The oldest version of the weights on any worker.
+    pub(super) fn oldest_version(&self) -> u64 {
+        let versions = self.replies().map(|reply| reply.state.weight_version);
+        versions.min().unwrap_or(0)
+    }
+
+    /// The response: these fields if all workers have carried the order out, otherwise an error. Both have `workers`.
+    pub(super) fn response(&self, fields: Value) -> HttpResponse {
+        let (status, mut body) = match self.error() {
+            None => (StatusCode::OK, fields),
+            Some(error) => {
+                let status = StatusCode::from_u16(error.kind.status());
+                let mut body = json!(ErrorBody::from(&error));
+                // Trainers that know SGLang look at this.
+                body["success"] = false.into();
+                body["message"] = error.message.clone().into();
+                (status.unwrap_or(StatusCode::BAD_GATEWAY), body)
+            }
+        };
+        if !body.is_object() {
+            body = json!({ "answer": body });
+        }
+        body["workers"] = self.workers.iter().map(shown).collect();
+        HttpResponse::build(status).json(body)
+    }
+
+    /// The error that names each worker that did not carry the order out, and each that did.
+    fn error(&self) -> Option<ApiError> {
+        let failed = self.workers.iter();
+        let mut failed = failed.filter_map(|it| Some((&it.worker, it.reply.as_ref().err()?)));
+        let (_, first) = failed.clone().next()?;
+        let are_alike = failed.clone().all(|(_, error)| error.kind == first.kind);
+        // A worker that did it shows that the order itself was right.
+        let kind = match are_alike && !self.any_done() {
+            true => first.kind,
+            false => ErrorKind::Upstream,
+        };
+        let reasons: Vec<String> = failed
+            .by_ref()
+            .map(|(worker, error)| format!("{worker}: {}", error.message))
+            .collect();
+        let done = self.workers.iter().filter(|it| it.reply.is_ok());
+        let done: Vec<&str> = done.map(|it| it.worker.0.as_str()).collect();
+        let others = match done.is_empty() {
+            true => "No worker has carried it out.".to_owned(),
+            false => format!("These have carried it out: {}.", done.join(", ")),
+        };
+        let message = format!(
+            "{} of {} workers did not carry out the order ({}). {others}",
+            reasons.len(),
+            self.workers.len(),
+            reasons.join("; ")
+        );
+        Some(ApiError::new(kind, message).with_code("order_failed"))
+    }
+}
+
+fn shown(answer: &WorkerAnswer) -> Value {
+    let worker = &answer.worker.0;
+    match &answer.reply {
+        Ok(reply) => {
+            let state = &reply.state;
+            let mut row = json!({
+                "worker": worker,
+                "done": true,
+                "weight_version": version_name(state.weight_version),
+                "is_paused": state.pause.is_some(),
+                "pause": state.pause.map(pause_name),
+                "running": state.running,
+                "held": state.held,
+            });
+            if let Some(engine) = &reply.answer {
+                row["status"] = engine.status.into();
+            }
+            row
+        }
+        Err(error) => json!({
+            "worker": worker,
+            "done": false,
+            "error": {"message": error.message, "type": error.kind.openai_type(), "code": error.code},
+        }),
+    }
+}
+
+fn pause_name(mode: PauseMode) -> &'static str {
+    match mode {
+        PauseMode::Abort => "abort",
+        PauseMode::Wait => "wait",
+        PauseMode::Keep => "keep",
+    }
+}

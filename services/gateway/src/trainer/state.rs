@@ -1,0 +1,40 @@
+//! The state that all routes of the listener share.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use refrain_rpc::{Scheduler, Workers};
+
+use super::fleet::Fleet;
+use super::hold::Hold;
+use super::in_flight::InFlight;
+use crate::http::GatewayState;
+
+/// The state of the listener.
+pub(super) struct TrainerState {
+    pub(super) gateway: Arc<GatewayState>,
+    pub(super) tenant: String,
+    /// The model that is trained.
+    pub(super) model: String,
+    pub(super) body_bytes_max: usize,
+    pub(super) in_flight: Arc<InFlight>,
+    pub(super) hold: Hold,
+    pub(super) fleet: Arc<Fleet>,
+    /// The URL scheme of the listener.
+    pub(super) scheme: &'static str,
+    /// The configured address, for a caller that does not say how it reaches the listener.
+    pub(super) listen: SocketAddr,
+}
+
+impl TrainerState {
+    /// The workers of the model.
+    pub(super) fn fleet_of(
+        gateway: &Arc<GatewayState>,
+        model: &str,
+        scheduler: Arc<dyn Scheduler>,
+        workers: Arc<dyn Workers>,
+    ) -> Arc<Fleet> {
+        let metrics = gateway.metrics.clone();
+        Arc::new(Fleet::new(model.to_owned(), scheduler, workers, metrics))
+    }
+}

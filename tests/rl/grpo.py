@@ -1,0 +1,104 @@
+"""Group-relative policy optimization of the shipped model, in plain PyTorch on the CPU."""
+
+import json
+import os
+import shutil
+import sys
+
+import torch
+import torch.nn.functional as F
+from task import TRAINING
+
+sys.path.insert(0, str(TRAINING))
+
+from export import load, write_weights  # noqa: E402
+
+CLIP = 0.2
+MINIBATCH = 32
+
+
+def rounded(model):
+    """The weights as engines load them: those of the trainer in bfloat16."""
+    state = model.state_dict()
+    return {name: tensor.to(torch.bfloat16).float() for name, tensor in state.items()}
+
+
+class Policy:
+    """The model that is trained, with its optimizer."""
+
+    def __init__(self, folder, rate, seed):
+        torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(True)
+        self.source = folder
+        self.model, self.tokenizer = load(folder)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def save(self, folder):
+        """Writes the weights as a model folder for engines, and takes them over as those see them."""
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(self.source):
+            path = os.path.join(self.source, name)
+            if os.path.isfile(path) and name != "model.safetensors":
+                shutil.copy(path, folder)
+        write_weights(folder, self.model.state_dict())
+        return str(folder)
+
+    def logprobs(self, rows):
+        """Log-probabilities of the outputs of `rows`, which are pairs of prompt and output, one tensor each."""
+        longest = max(len(prompt) + len(output) for prompt, output in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        for at, (prompt, output) in enumerate(rows):
+            ids[at, : len(prompt) + len(output)] = torch.tensor(prompt + output)
+        logits = self.model(ids[:, :-1])
+        taken = F.log_softmax(logits.float(), -1).gather(2, ids[:, 1:, None]).squeeze(2)
+        return [
+            taken[at, len(prompt) - 1 : len(prompt) - 1 + len(output)] for at, (prompt, output) in enumerate(rows)
+        ]
+
+    def check(self, rollouts):
+        """The largest difference between the engines' log-probabilities and those of the weights that they serve."""
+        exact = self.model.state_dict()
+        exact = {name: tensor.clone() for name, tensor in exact.items()}
+        self.model.load_state_dict(rounded(self.model))
+        worst = 0.0
+        with torch.no_grad():
+            for batch in batches(rollouts):
+                own = self.logprobs([(one.prompt, one.tokens) for one in batch])
+                for one, expected in zip(batch, own):
+                    worst = max(worst, (torch.tensor(one.logprobs) - expected).abs().max().item())
+        self.model.load_state_dict(exact)
+        return worst
+
+    def improve(self, groups):
+        """One pass over the rollouts of an epoch. Returns the mean loss."""
+        trained = []
+        for group in groups:
+            rewards = torch.tensor([one.reward for one in group])
+            if rewards.std() < 1e-6:
+                continue  # Nothing is learnt where all answers are equally good.
+            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+            trained += list(zip(group, advantages.tolist()))
+        losses = []
+        for batch in batches(trained):
+            self.optimizer.zero_grad()
+            own = self.logprobs([(one.prompt, one.tokens) for one, _ in batch])
+            tokens = sum(len(one.tokens) for one, _ in batch)
+            loss = 0.0
+            for new, (one, advantage) in zip(own, batch):
+                ratio = (new - torch.tensor(one.logprobs)).exp()
+                clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+                loss = loss - torch.minimum(ratio * advantage, clipped * advantage).sum() / tokens
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            losses.append(loss.item())
+        return sum(losses) / max(len(losses), 1)
+
+
+def batches(items):
+    return (items[at : at + MINIBATCH] for at in range(0, len(items), MINIBATCH))
+
+
+def report(path, value):
+    with open(path, "w") as out:
+        json.dump(value, out, indent=1)
