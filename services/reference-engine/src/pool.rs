@@ -335,6 +335,14 @@ impl KvPool {
         })
     }
 
+    /// Forgets all blocks. What is being written or loaded may still come.
+    pub(crate) fn clear(&self) {
+        self.memory.lock().clear();
+        if let Some(Err(error)) = self.file.as_ref().map(BlockFile::clear) {
+            tracing::warn!(%error, "the file of the KV pool cannot be emptied");
+        }
+    }
+
     /// Ends the wait for a load.
     pub(crate) fn load_ended(&self, job: &LoadJob) {
         if let Some(last) = job.ids.last() {

@@ -314,9 +314,12 @@ impl Sessions {
         }
     }
 
-    /// Forgets the sessions that are kept for reuse.
+    /// Forgets the sessions that are kept for reuse, and what the pool holds.
     pub(crate) fn forget_kept(&mut self) {
         self.kept.evict(usize::MAX);
+        if let Some(pooling) = &self.pooling {
+            pooling.pool.clear();
+        }
     }
 
     /// Forgets all sessions, open ones as well.

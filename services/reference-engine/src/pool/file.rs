@@ -32,6 +32,8 @@ struct FileIndex {
     waiting: HashSet<BlockKey>,
     /// The number of the next write.
     order: u64,
+    /// How often the file was emptied.
+    clearings: u64,
 }
 
 impl FileIndex {
@@ -92,6 +94,7 @@ impl BlockFile {
             slots_max,
             waiting: HashSet::new(),
             order: 0,
+            clearings: 0,
         };
         scan(&file, slot_bytes, floats, &mut index);
         tracing::info!(path = %path.display(), blocks = index.slots.len(), "the file of the KV pool is open");
@@ -144,19 +147,22 @@ impl BlockFile {
     /// The file cannot be written. Its other blocks stay.
     pub(super) fn write(&self, block: &PooledBlock) -> io::Result<bool> {
         let key = block.id.key();
-        let (slot, order, has_evicted) = {
+        let (slot, order, has_evicted, clearings) = {
             let mut index = self.index();
             index.waiting.remove(&key);
             let Some((slot, has_evicted)) = index.claim() else {
                 return Ok(false);
             };
             index.order += 1;
-            (slot, index.order, has_evicted)
+            (slot, index.order, has_evicted, index.clearings)
         };
         let mut bytes = Vec::new();
         encode(block, order, &mut bytes);
         let written = self.file.write_all_at(&bytes, self.place(slot));
         let mut index = self.index();
+        if index.clearings != clearings {
+            return Ok(false);
+        }
         if let Err(error) = written {
             index.free.push(slot);
             return Err(error);
@@ -187,13 +193,26 @@ impl BlockFile {
             Err(damage) => damage,
         };
         let mut index = self.index();
-        // If the slot was given to another block meanwhile, nothing is damaged.
+        // If the slot was given to another block, or the file was emptied, nothing is damaged.
         if index.slots.peek(&key) != Some(&slot) {
             return Ok(None);
         }
         index.slots.pop(&key);
         index.free.push(slot);
         Err(damage)
+    }
+
+    /// Forgets all blocks, and empties the file.
+    ///
+    /// # Errors
+    /// The file cannot be cut. Its blocks are found again after a restart.
+    pub(super) fn clear(&self) -> io::Result<()> {
+        let mut index = self.index();
+        index.slots.clear();
+        index.free.clear();
+        index.end = 0;
+        index.clearings += 1;
+        self.file.set_len(0)
     }
 
     fn place(&self, slot: u32) -> u64 {
@@ -327,6 +346,22 @@ mod tests {
         other.set_len(SLOT_BYTES + 10).unwrap();
         assert_eq!(file.read(key(2)).unwrap_err(), Damage::Short);
         assert_eq!(readable(&file, 3), [0]);
+    }
+
+    #[test]
+    fn an_emptied_file_has_no_blocks_and_takes_new_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("blocks.kvpool");
+        let file = filled(&path, 3, 3 * SLOT_BYTES);
+        file.clear().unwrap();
+        assert_eq!(
+            (file.len(), file.bytes(), readable(&file, 3)),
+            (0, 0, Vec::new())
+        );
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        assert!(file.announce(key(1)));
+        file.write(&block(1)).unwrap();
+        assert_eq!(readable(&file, 3), [1]);
     }
 
     #[test]

@@ -71,6 +71,11 @@ impl MemoryTier {
         held.is_some_and(|(block, _)| block.id == *id)
     }
 
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+        self.prefixes.clear();
+    }
+
     pub(super) fn holds(&self, id: &BlockId) -> bool {
         let held = self.blocks.peek(&id.key());
         held.is_some_and(|(block, _)| block.id == *id)

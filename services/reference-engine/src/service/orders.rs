@@ -12,6 +12,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use super::handle::EngineHandle;
 use super::model_thread::Forgotten;
+use crate::model::ModelError;
 
 impl EngineHandle {
     /// Carries out an order of a trainer. A pause needs nothing here, since steps are taken only where they are asked
@@ -63,7 +64,14 @@ impl EngineHandle {
         let _turn = loading.turn()?;
         let engine = self.clone();
         let source = directory.clone();
-        let model = tokio::task::spawn_blocking(move || engine.shared.loading.read(&source));
+        let model = tokio::task::spawn_blocking(move || {
+            let model = engine.shared.loading.read(&source)?;
+            if engine.block_server().is_some() {
+                // The pool asks for it between two steps, and then it must be known.
+                model.fingerprint();
+            }
+            Ok::<_, ModelError>(model)
+        });
         let model = model.await.map_err(ApiError::internal)?.map_err(|error| {
             let message = format!("the weights in {directory} cannot be loaded: {error}");
             ApiError::invalid("directory", message).with_code("weights_not_loaded")

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use refrain_protocol::engine::{Sampling, StepItem, StepRequest, StepResponse};
 use refrain_protocol::engine_order::{EngineCall, EngineOrder, EngineState, PauseMode};
-use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
 use refrain_service_kit::telemetry::Metrics;
 use safetensors::Dtype;
 use serde_json::json;
 
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, KvPoolConfig};
 use crate::service::EngineHandle;
 
 use super::support::{item, load, opening, tensors, tiny_config, write_model};
@@ -30,15 +30,23 @@ fn tensors_of(seed: u64) -> std::collections::HashMap<String, FileTensor> {
     tensors(&tiny_config(), Dtype::F32, seed)
 }
 
+/// An engine with a pool, whose blocks of old weights must not serve new ones.
 fn engine(seed: u64) -> EngineHandle {
+    let pool = KvPoolConfig {
+        memory_bytes_max: 1 << 20,
+        ..KvPoolConfig::default()
+    };
+    engine_with_pool(seed, pool)
+}
+
+fn engine_with_pool(seed: u64, kv_pool: KvPoolConfig) -> EngineHandle {
     let model = load(&tiny_config(), &tensors_of(seed)).unwrap();
-    let mut config = EngineConfig {
+    let config = EngineConfig {
         weights: crate::kernels::WeightFormat::F32,
         weight_version: 3,
+        kv_pool,
         ..EngineConfig::default()
     };
-    // Blocks of the old weights must not serve the new ones.
-    config.kv_pool.memory_bytes_max = 1 << 20;
     let metrics = Metrics::new().unwrap();
     let (model, name) = (Arc::new(model), "m".to_owned());
     EngineHandle::with_model(&config, &metrics, model, None, name, None, Vec::new()).unwrap()
@@ -130,6 +138,42 @@ async fn an_output_goes_on_as_a_fresh_engine_with_the_new_weights_would() {
     let reply = running.order(loading(&old, Some(90))).await.unwrap();
     assert_eq!(reply.state.weight_version, 90);
     assert_eq!(decode(&running, 4, &PROMPT, 12).await, before);
+}
+
+#[tokio::test]
+async fn the_pool_is_emptied_with_the_caches_and_names_blocks_by_the_new_weights() {
+    let folder_of_pool = tempfile::tempdir().unwrap();
+    let running = engine_with_pool(
+        11,
+        KvPoolConfig {
+            memory_bytes_max: 16 << 20,
+            file: Some(folder_of_pool.path().join("engine.kvpool")),
+            ..KvPoolConfig::default()
+        },
+    );
+    // The sessions are aborted, so only the pool can have their KV.
+    let read = async |session: u128| {
+        let opened = step(&running, opening(session, &sampling(), &PROMPT)).await;
+        let sessions = vec![EngineSessionId(session)];
+        running.abort(sessions).await.unwrap();
+        opened.results[0].as_ref().unwrap().clone()
+    };
+    assert_eq!(read(1).await.cached_tokens, 0);
+    let old = read(2).await;
+    assert_eq!(old.cached_tokens, 32);
+    running.order(EngineOrder::FlushCache).await.unwrap();
+    assert_eq!(read(3).await.cached_tokens, 0);
+    let new = folder(12);
+    running.order(loading(&new, None)).await.unwrap();
+    let first = read(4).await;
+    let again = read(5).await;
+    assert_eq!((first.cached_tokens, again.cached_tokens), (0, 32));
+    let expected = decode(&engine(12), 1, &PROMPT, 1).await;
+    assert_eq!((first.emitted, again.emitted), (expected.clone(), expected));
+    // The same weights under another number are not taken for the same.
+    let version = EngineOrder::SetVersion { version: 9 };
+    running.order(version).await.unwrap();
+    assert_eq!(read(6).await.cached_tokens, 0);
 }
 
 #[tokio::test]
