@@ -39,6 +39,7 @@ mod tls;
 mod tools;
 mod traces;
 mod trainer_orders;
+mod trainer_rollouts;
 mod troubled_mesh;
 mod trust;
 mod up;
