@@ -103,6 +103,36 @@ const OPERATIONS: &[Route] = &[
     ("GET", "/console/main.js", Open),
 ];
 
+/// The listener for trainers asks nobody for anything.
+const TRAINER_ROUTES: usize = 62;
+
+/// The routes of the listener for trainers, as its source has them.
+fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
+    let path = "services/gateway/src/trainer/routes.rs";
+    let source = std::fs::read_to_string(repository().join(path))?;
+    let (passed_on, own) = source
+        .split_once("pub(super) fn add")
+        .context("the table has another form")?;
+    let quoted = |text: &str| -> Vec<String> {
+        let words = text.split('"').skip(1).step_by(2);
+        let paths = words.filter(|word| word.starts_with('/'));
+        paths.map(|path| path.replace("{id:.*}", "w0")).collect()
+    };
+    let mut routes: Vec<_> = quoted(passed_on)
+        .into_iter()
+        .map(|path| ("POST", path))
+        .collect();
+    for path in quoted(own) {
+        let is_post = own.contains(&format!("post(\"{path}\""))
+            || own.contains(&format!("post(\n            \"{path}\""));
+        routes.push((if is_post { "POST" } else { "GET" }, path));
+    }
+    routes.push(("POST", "/workers".to_owned()));
+    routes.push(("POST", "/flush_cache".to_owned()));
+    routes.push(("DELETE", "/workers/w0".to_owned()));
+    Ok(routes)
+}
+
 /// Something that a caller presents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Credential {
@@ -269,10 +299,12 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
     };
     std::fs::write(dir.path().join("tenants.toml"), tenants.to_text()?)?;
     let (operator, operations) = (OperatorToken::random()?, free_addr()?);
+    let trainer = free_addr()?;
     let settings = format!(
         "[gateway]\nconsole = true\noperations_listen = \"{operations}\"\ntenants_file = \"{0}/tenants.toml\"\n\
          audit_file = \"{0}/audit.jsonl\"\n\
-         operators = [{{ name = \"ann\", token_sha256 = \"{1}\" }}]\n",
+         operators = [{{ name = \"ann\", token_sha256 = \"{1}\" }}]\n\
+         [gateway.trainer]\nlisten = \"{trainer}\"\ntenant = \"acme\"\n",
         dir.path().display(),
         operator.sha256
     );
@@ -329,6 +361,54 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
         calls == routes * CREDENTIALS.len() && routes > 70,
         "{calls}"
     );
+
+    // The listener for trainers lets everybody in, and has nothing of the others.
+    let trainer = Client::new(&format!("http://{trainer}"), "").without_key();
+    let of_trainers = trainer_routes()?;
+    ensure!(
+        of_trainers.len() == TRAINER_ROUTES,
+        "{} routes of trainers",
+        of_trainers.len()
+    );
+    for (method, path) in &of_trainers {
+        for credential in CREDENTIALS {
+            let request = trainer.request(method.parse()?, path).body("{");
+            let request = ring.present(request, credential, Open);
+            let reply = trainer.send(request).await?;
+            ensure!(
+                ![401, 403, 405].contains(&reply.status) && reply.status < 500,
+                "{method} {path} with {credential:?} gets {}: {}",
+                reply.status,
+                reply.text
+            );
+        }
+        let is_shared = ["/v1/completions", "/v1/models", "/health"].contains(&path.as_str());
+        for listener in [&public, &operations] {
+            let reply = listener
+                .send(listener.request(method.parse()?, path).body("{"))
+                .await?;
+            ensure!(
+                is_shared || reply.status == 404,
+                "{method} {path}: {}",
+                reply.status
+            );
+        }
+    }
+    let of_others = [OPERATIONS, PUBLIC].concat();
+    for (method, path, guard) in of_others {
+        let is_shared = ["/v1/completions", "/v1/models", "/health"].contains(&path);
+        for credential in [RightKey, RightOperator, RightSecret] {
+            let request = trainer.request(method.parse()?, path).body("{");
+            let reply = trainer
+                .send(ring.present(request, credential, guard))
+                .await?;
+            ensure!(
+                is_shared || reply.status == 404,
+                "{method} {path}: {}",
+                reply.status
+            );
+        }
+    }
 
     // No listener has the routes of another one, whatever the caller presents.
     let is_elsewhere = |path: &str| {

@@ -40,6 +40,7 @@ mod tls;
 mod tools;
 mod traces;
 mod trainer_orders;
+mod trainer_rollouts;
 mod troubled_mesh;
 mod trust;
 mod up;

@@ -207,6 +207,11 @@ impl MeshFile {
         if self.gateway.usage_dir.is_none() {
             self.gateway.usage_dir = Some(self.draft_store.data_dir.join("usage"));
         }
+        if self.gateway.trainer.listen.is_some() && self.gateway.trainer.tenant.is_empty() {
+            let first = self.gateway.keys.first().map(|key| key.tenant.clone());
+            let first = first.or_else(|| self.gateway.anonymous_tenant.clone());
+            self.gateway.trainer.tenant = first.unwrap_or_default();
+        }
         self.gateway.fill_in_console();
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.

@@ -183,6 +183,12 @@ impl Process {
         gateway.and_then(refrain_gateway::GatewayServer::operations_addr)
     }
 
+    /// The address of the gateway's listener for trainers, if it has one.
+    pub fn trainer_addr(&self) -> Option<SocketAddr> {
+        let gateway = self.gateway.as_ref();
+        gateway.and_then(refrain_gateway::GatewayServer::trainer_addr)
+    }
+
     /// Stops the services in the order of the fields, so that running streams finish and their outputs are stored.
     pub async fn drain(self) {
         if let Some(gateway) = self.gateway {

@@ -29,6 +29,9 @@ pub struct UpArgs {
     /// Directory of the draft store [default: ./refrain-data].
     #[arg(long)]
     data_dir: Option<PathBuf>,
+    /// Address of a listener for trainers, such as 127.0.0.1:8091, which needs no key. Without it there is none.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "cluster")]
+    trainer: Option<SocketAddr>,
     /// Start separate processes instead, to see what happens when one goes: so many replicas of the draft store, two
     /// workers with engines, two gateways, a scheduler and a nats-server, which has to be installed. Their data go to
     /// the directory `cluster` under the data directory.
@@ -63,6 +66,9 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     if let Some(data_dir) = args.data_dir {
         file.draft_store.data_dir = data_dir;
     }
+    if args.trainer.is_some() {
+        file.gateway.trainer.listen = args.trainer;
+    }
     let is_configured =
         args.config.is_some() || std::env::var_os("REFRAIN_TELEMETRY__LOG").is_some();
     if logs_only_warnings(is_configured, std::io::stderr().is_terminal()) {
@@ -79,6 +85,7 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
         scheme(&file.gateway.http),
         scheme(&file.gateway.operations_http),
     );
+    let trainer = scheme(&file.gateway.trainer.http);
     let has_console = file.gateway.console == Some(true);
     let token_file = local_operator::token_file(&file);
     run(Role::Up, file, |addr, process| {
@@ -89,6 +96,9 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
             .map(|addr| format!("{operations}://{addr}"));
         let metrics = operations.as_ref().unwrap_or(&url);
         println!("{}", welcome(&url, metrics, &model, &key, verifies_drafts));
+        if let Some(addr) = process.trainer_addr() {
+            println!("Trainers:  {trainer}://{addr}");
+        }
         if let Some(operations) = operations.filter(|_| has_console) {
             println!("{}", console_lines(&operations, token_file.as_deref()));
         }

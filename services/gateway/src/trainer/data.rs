@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tracing::Instrument as _;
 
-use super::hold::Slots;
+use super::hold::{Limit, Slots};
 use super::in_flight::{Entry, Outcome};
 use super::read_context::ReadContext;
 use super::sglang::{self, SglangShape};
@@ -233,7 +233,9 @@ impl TrainerState {
             let body = body.clone();
             self.gateway.parse(&self.tenant, body, received, read)
         };
-        self.hold.until_room(&self.tenant, parse).await
+        self.hold
+            .until_room(Limit::Parsing, &self.tenant, parse)
+            .await
     }
 
     /// Waits until every limit has room for a request.
@@ -247,7 +249,7 @@ impl TrainerState {
         let admit = async {
             let judged = Mutex::new(&mut *accepted);
             let judge = || async { gateway.judge(&mut **judged.lock().await, caller).await };
-            self.hold.until_room(tenant, judge).await?;
+            self.hold.until_room(Limit::Forms, tenant, judge).await?;
             let request = accepted.request.clone();
             let (class, choices) = (request.class, request.choice_count());
             let slots = self.hold.slots(tenant, choices).await?;
@@ -256,11 +258,14 @@ impl TrainerState {
                 ticket.decide(class, choices)?;
                 Ok(ticket)
             };
-            let ticket = self.hold.until_room(tenant, admit).await?;
+            let ticket = self
+                .hold
+                .until_room(Limit::Admission, tenant, admit)
+                .await?;
             let begin = || gateway.limiter.begin(caller, Instant::now());
-            let quota = Mutex::new(self.hold.until_room(tenant, begin).await?);
+            let quota = Mutex::new(self.hold.until_room(Limit::Requests, tenant, begin).await?);
             let reserve = || async { gateway.reserve(&request, &mut *quota.lock().await).await };
-            let reserved = self.hold.until_room(tenant, reserve).await?;
+            let reserved = self.hold.until_room(Limit::Tokens, tenant, reserve).await?;
             let quota = quota.into_inner();
             drop(request);
             let admitted = gateway

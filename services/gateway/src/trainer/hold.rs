@@ -4,6 +4,9 @@
 //! A request waits three times at most. Its body is read when there is memory for it. It is asked of the scheduler
 //! when fewer rollouts than the limit are. Where another limit of the gateway or of the tenant is reached, the request
 //! that waits for longest tries again now and then, and the others wait behind it.
+//!
+//! Each limit has a line of its own. A request that waits in one holds what it got from earlier limits only, so those
+//! that it waits for never wait behind it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,12 +35,31 @@ pub(super) struct Hold {
     body_units_max: u32,
     slots: Arc<Semaphore>,
     slots_max: u32,
-    /// Whoever has it is the first of those that wait for another limit.
-    turn: Mutex<()>,
+    /// Whoever has one of these is the first of those that wait for another limit.
+    turns: [Mutex<()>; Limit::COUNT],
     held: AtomicUsize,
     held_max: usize,
     drain: Drain,
     metrics: Arc<GatewayMetrics>,
+}
+
+/// A limit outside of [`Hold`], in the order in which a request meets them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    /// Bodies that are parsed and tokenized.
+    Parsing,
+    /// Forms of outputs that are compiled.
+    Forms,
+    /// Rollouts in flight, of the gateway and of the tenant.
+    Admission,
+    /// Requests of the tenant, at once and per minute.
+    Requests,
+    /// Tokens of the tenant per minute.
+    Tokens,
+}
+
+impl Limit {
+    const COUNT: usize = 5;
 }
 
 /// The limits of [`Hold`].
@@ -89,7 +111,7 @@ impl Hold {
             body_units_max,
             slots: Arc::new(Semaphore::new(slots_max as usize)),
             slots_max,
-            turn: Mutex::new(()),
+            turns: Default::default(),
             held: AtomicUsize::new(0),
             held_max: limits.held_max,
             drain,
@@ -133,21 +155,23 @@ impl Hold {
     /// Any other error of an attempt, or as [`Hold::body_room`].
     pub(super) async fn until_room<T, F>(
         &self,
+        limit: Limit,
         tenant: &str,
         mut attempt: impl FnMut() -> F,
     ) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>>,
     {
+        let turn = &self.turns[limit as usize];
         // Nobody overtakes those that wait.
-        if self.turn.try_lock().is_ok() {
+        if turn.try_lock().is_ok() {
             match attempt().await {
                 Err(error) if may_pass(&error) => {}
                 done => return done,
             }
         }
         let _held = self.wait(tenant)?;
-        let _turn = self.unless_draining(self.turn.lock()).await?;
+        let _turn = self.unless_draining(turn.lock()).await?;
         let mut pause = ATTEMPT_EVERY_MIN;
         loop {
             match attempt().await {
@@ -277,7 +301,7 @@ mod tests {
     async fn the_first_tries_again_until_there_is_room_and_the_others_wait_behind_it() {
         let (hold, _, _) = hold(1, 9);
         let tries = Cell::new(0);
-        let first = hold.until_room("a", || {
+        let first = hold.until_room(Limit::Tokens, "a", || {
             tries.set(tries.get() + 1);
             std::future::ready(match tries.get() {
                 ..6 => Err(full()),
@@ -287,7 +311,7 @@ mod tests {
         let others = Cell::new(0);
         let second = async {
             tokio::task::yield_now().await;
-            hold.until_room("a", || {
+            hold.until_room(Limit::Tokens, "a", || {
                 others.set(others.get() + 1);
                 std::future::ready(Ok(()))
             })
@@ -306,9 +330,14 @@ mod tests {
             full().with_code(code::INSUFFICIENT_QUOTA),
         ] {
             let refused = || std::future::ready(Err::<(), _>(error.clone()));
-            assert_eq!(hold.until_room("a", refused).await, Err(error.clone()));
+            assert_eq!(
+                hold.until_room(Limit::Tokens, "a", refused).await,
+                Err(error.clone())
+            );
         }
-        let waits = hold.until_room("a", || std::future::ready(Err::<(), _>(full())));
+        let waits = hold.until_room(Limit::Tokens, "a", || {
+            std::future::ready(Err::<(), _>(full()))
+        });
         let stop = async { drain.begin() };
         let (ended, ()) = tokio::join!(waits, stop);
         assert!(ended.unwrap_err().has_code(code::SERVER_IS_DRAINING));

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use actix_web::middleware::from_fn;
+use actix_web::web;
 use anyhow::Context as _;
 use refrain_rpc::{Scheduler, Workers};
 use refrain_service_kit::drain::Drain;
@@ -14,6 +16,7 @@ use super::data::DataSurface;
 use super::fleet::ORDERS;
 use super::hold::{Hold, HoldLimits};
 use super::in_flight::{InFlight, Outcome};
+use super::pages::refuse_pages;
 use super::routes;
 use super::state::TrainerState;
 use crate::config::GatewayConfig;
@@ -102,7 +105,8 @@ pub(crate) fn listen(
         ..PublicOptions::default()
     };
     let server = serve_public(options, public, deps.metrics, deps.readiness, move |app| {
-        routes::add(&state, app);
+        let scope = web::scope("").wrap(from_fn(refuse_pages));
+        app.service(scope.configure(|app| routes::add(&state, app)));
     })?;
     let addr = server.addr();
     match addr.ip().is_loopback() {

@@ -10,6 +10,7 @@ use refrain_service_kit::http::{HttpResult, RawBody};
 use serde_json::json;
 
 use super::body::TrainerBody;
+use super::fleet::FleetAnswers;
 use super::state::TrainerState;
 
 /// Reads the body of a control call, which may be missing.
@@ -63,7 +64,7 @@ pub(super) async fn resume(trainer: Data<TrainerState>) -> HttpResult<HttpRespon
 
 /// `GET /is_paused` of vLLM. It is true once every worker has paused.
 pub(super) async fn is_paused(trainer: Data<TrainerState>) -> HttpResult<HttpResponse> {
-    let answers = trainer.fleet.order(EngineOrder::Report).await?;
+    let answers = trainer.report().await?;
     let is_paused = answers.replies().all(|reply| reply.state.pause.is_some());
     Ok(answers.response(json!({ "is_paused": is_paused })))
 }
@@ -124,7 +125,7 @@ pub(super) async fn abort_requests(
 
 /// `GET` and `POST /flush_cache` of SGLang, which succeeds only while no worker decodes anything.
 pub(super) async fn flush_cache(trainer: Data<TrainerState>) -> HttpResult<HttpResponse> {
-    let states = trainer.fleet.order(EngineOrder::Report).await?;
+    let states = trainer.report().await?;
     if !states.all_done() {
         return Ok(states.response(json!({})));
     }
@@ -143,6 +144,23 @@ pub(super) async fn flush_cache(trainer: Data<TrainerState>) -> HttpResult<HttpR
 }
 
 impl TrainerState {
+    /// Asks all workers for their state. If all answer, the time of requests follows it: a worker may have been started
+    /// anew, and so may this gateway.
+    ///
+    /// # Errors
+    /// As [`Fleet::order`](super::fleet::Fleet::order).
+    pub(super) async fn report(&self) -> Result<FleetAnswers, ApiError> {
+        let answers = self.fleet.order(EngineOrder::Report).await?;
+        let time = &self.gateway.relay.time;
+        let is_paused = answers.replies().any(|reply| reply.state.pause.is_some());
+        match is_paused {
+            true => time.begin_pause(),
+            false if answers.all_done() => time.end_pause(),
+            false => {}
+        }
+        Ok(answers)
+    }
+
     /// Pauses all workers. Nothing of this listener's requests is left to run if they are to be aborted.
     async fn pause(
         &self,

@@ -91,7 +91,7 @@ pub(super) async fn set_version(
 /// `GET /get_weight_version` and `/weight_info`: the oldest version on any worker, since a trainer that waits for a new
 /// one waits for all of them.
 pub(super) async fn get_version(trainer: Data<TrainerState>) -> HttpResult<HttpResponse> {
-    let answers = trainer.fleet.order(EngineOrder::Report).await?;
+    let answers = trainer.report().await?;
     let oldest = answers.oldest_version();
     Ok(answers.response(json!({
         "weight_version": version_name(oldest),

@@ -258,6 +258,21 @@ async fn a_faulty_section_is_named_and_several_models_need_a_choice() {
 }
 
 #[tokio::test]
+async fn a_page_in_a_browser_cannot_give_orders() {
+    let lab = Lab::new().await;
+    for (method, path) in [(Method::POST, "/pause"), (Method::GET, "/flush_cache")] {
+        let call = lab
+            .request(method, path)
+            .header("Origin", "http://page.example");
+        let refused = call.send().await.unwrap();
+        assert_eq!(refused.status(), 403, "{path}");
+        let error: Value = refused.json().await.unwrap();
+        assert_eq!(error["error"]["code"], "origin_refused");
+    }
+    assert!(lab.bench.mesh.fleet.take_orders().is_empty());
+}
+
+#[tokio::test]
 async fn a_tenant_that_does_not_exist_is_named_in_the_answer() {
     let lab = Lab::with(|config| config.trainer.tenant = "nobody".into()).await;
     let (status, answer) = lab.post("/generate", &json!({"input_ids": [1]})).await;

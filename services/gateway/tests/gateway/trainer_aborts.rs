@@ -179,7 +179,8 @@ async fn a_request_whose_body_is_not_read_yet_is_aborted_with_all_others() {
     for _ in 0..2 {
         sent.push(lab.sent(GENERATE, &rollout("a")));
     }
-    sent.push(lab.sent("/inference/v1/generate", &json!({"token_ids": [5]})));
+    let scored = json!({"token_ids": [5], "sampling_params": {"logprobs": 0}});
+    sent.push(lab.sent("/inference/v1/generate", &scored));
     sent.push(lab.sent("/v1/completions", &json!({"prompt": [5], "logprobs": 0})));
     lab.wait_for_held(4.0).await;
     let (_, answer) = lab

@@ -179,6 +179,26 @@ async fn no_limit_on_time_ends_a_request_while_the_workers_are_paused() {
 }
 
 #[tokio::test]
+async fn time_goes_on_after_a_worker_that_was_paused_has_been_started_anew() {
+    let lab = Lab::with(|config| config.rollout_ms_max = 300).await;
+    lab.post("/pause?mode=keep", &json!({})).await;
+    lab.bench
+        .mesh
+        .fleet
+        .state()
+        .workers
+        .get_mut("w0")
+        .unwrap()
+        .pause = None;
+    assert_eq!(lab.get("/is_paused").await.1["is_paused"], false);
+    lab.bench.mesh.mishap(0, Mishap::Hang(1));
+    assert_eq!(
+        lab.post("/generate", &json!({"input_ids": [5]})).await.0,
+        504
+    );
+}
+
+#[tokio::test]
 async fn a_pause_that_no_worker_takes_is_no_pause() {
     let lab = Lab::with(|config| config.rollout_ms_max = 300).await;
     let broken = ApiError::new(

@@ -127,6 +127,30 @@ async fn the_tokens_per_minute_of_the_tenant_hold_rollouts_and_a_spent_budget_re
 }
 
 #[tokio::test]
+async fn rollouts_that_meet_several_limits_do_not_wait_for_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tenants.toml");
+    let tenants = "[[tenants]]\nname = \"lab\"\n[tenants.limits]\nrequests_in_flight_max = 1\n";
+    std::fs::write(&path, tenants).unwrap();
+    let lab = Lab::with(|config| {
+        config.tenants_file = Some(path);
+        config.tenant_rollouts_in_flight_max = 2;
+        config.trainer.tenant = "lab".into();
+        config.trainer.in_flight_max = 3;
+    })
+    .await;
+    lab.bench.mesh.script().step_pause = Duration::from_millis(2);
+    let sent: Vec<_> = (0..12)
+        .map(|number| lab.sent(GENERATE, &rollout(&number.to_string())))
+        .collect();
+    for one in sent {
+        let (status, answer) = one.await.unwrap();
+        assert_eq!(status, 200, "{answer}");
+    }
+    assert_eq!(lab.bench.mesh.log().lease_calls, 12);
+}
+
+#[tokio::test]
 async fn a_request_that_is_held_ends_when_the_gateway_drains() {
     let lab = Lab::with(|config| config.trainer.in_flight_max = 1).await;
     lab.bench.mesh.mishap(0, Mishap::Hang(1));
