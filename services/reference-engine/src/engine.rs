@@ -148,14 +148,6 @@ impl EngineCore {
         }
     }
 
-    /// Names the version of the present weights to the pool. No session of other weights may be left.
-    pub(crate) fn set_pooled_version(&mut self, version: u64) {
-        if self.sessions.is_pooled() {
-            let weights = self.weights_identity(version);
-            self.sessions.set_pooled_weights(weights);
-        }
-    }
-
     /// Sets how many threads make masks during a forward pass.
     #[cfg(test)]
     pub(crate) fn set_mask_threads(&mut self, threads: usize) {
@@ -199,10 +191,17 @@ impl EngineCore {
         self.sessions.forget_all();
     }
 
-    /// Goes on with a model of the same architecture. No session may be left, since their KV is of the old one.
-    pub(crate) fn replace_model(&mut self, model: Arc<Model>) {
+    /// Goes on with weights of another version, and of another model of the same architecture where there is one. No
+    /// session may be left, since their KV is of the old ones.
+    pub(crate) fn renew(&mut self, model: Option<Arc<Model>>, version: u64) {
         debug_assert_eq!(self.sessions.counts(), (0, 0));
-        self.model = model;
+        if let Some(model) = model {
+            self.model = model;
+        }
+        if self.sessions.has_pool() {
+            let weights = self.weights_identity(version);
+            self.sessions.renew_pooling(weights);
+        }
     }
 
     /// Reports the KV cache, without the price of reading.

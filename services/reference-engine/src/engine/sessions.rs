@@ -73,21 +73,21 @@ impl Sessions {
         }
     }
 
-    /// Lets sessions use a pool.
-    pub(crate) fn set_pooling(&mut self, pooling: Pooling) {
-        self.pooling = Some(pooling);
-    }
-
-    /// Whether the engine has a pool.
-    pub(crate) fn is_pooled(&self) -> bool {
-        self.pooling.is_some()
-    }
-
-    /// Names other weights to the pool. Blocks of open sessions keep their names.
-    pub(crate) fn set_pooled_weights(&mut self, weights: WeightsIdentity) {
+    /// Names blocks of new sessions by other weights.
+    pub(super) fn renew_pooling(&mut self, weights: WeightsIdentity) {
         if let Some(pooling) = &mut self.pooling {
             pooling.weights = weights;
         }
+    }
+
+    /// Whether sessions use a pool.
+    pub(super) fn has_pool(&self) -> bool {
+        self.pooling.is_some()
+    }
+
+    /// Lets sessions use a pool.
+    pub(crate) fn set_pooling(&mut self, pooling: Pooling) {
+        self.pooling = Some(pooling);
     }
 
     /// Opens a session without text. The caller must call [`Sessions::reuse`] next, which makes room in the table

@@ -30,8 +30,13 @@ fn tensors_of(seed: u64) -> std::collections::HashMap<String, FileTensor> {
     tensors(&tiny_config(), Dtype::F32, seed)
 }
 
+/// An engine with a pool, whose blocks of old weights must not serve new ones.
 fn engine(seed: u64) -> EngineHandle {
-    engine_with_pool(seed, KvPoolConfig::default())
+    let pool = KvPoolConfig {
+        memory_bytes_max: 1 << 20,
+        ..KvPoolConfig::default()
+    };
+    engine_with_pool(seed, pool)
 }
 
 fn engine_with_pool(seed: u64, kv_pool: KvPoolConfig) -> EngineHandle {
@@ -43,16 +48,8 @@ fn engine_with_pool(seed: u64, kv_pool: KvPoolConfig) -> EngineHandle {
         ..EngineConfig::default()
     };
     let metrics = Metrics::new().unwrap();
-    EngineHandle::with_model(
-        &config,
-        &metrics,
-        Arc::new(model),
-        None,
-        "m".into(),
-        None,
-        Vec::new(),
-    )
-    .unwrap()
+    let (model, name) = (Arc::new(model), "m".to_owned());
+    EngineHandle::with_model(&config, &metrics, model, None, name, None, Vec::new()).unwrap()
 }
 
 /// A folder with the random model of this seed.

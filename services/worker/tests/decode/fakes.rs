@@ -170,7 +170,7 @@ impl FakeEngine {
             self.opened.lock().unwrap().push(spec.self_drafts);
             let session = Session {
                 text: Vec::new(),
-                ahead: [&item.tokens, &spec.ahead].concat(),
+                ahead: [&item.tokens[..], &spec.ahead].concat(),
                 self_drafts: spec.self_drafts,
             };
             sessions.insert(item.session, session);
