@@ -16,7 +16,9 @@ use refrain_service_kit::telemetry::Metrics;
 use self::families::WorkerFamilies;
 use crate::engine::{IntroductionCounts, StreamingLoad, VerifyMethod};
 
-pub(crate) use self::labels::{ChunkOutcome, ContextOrigin, ParkingOutcome, RejectionLimit};
+pub(crate) use self::labels::{
+    ChunkOutcome, ContextOrigin, OrderKind, ParkingOutcome, RejectionLimit,
+};
 
 /// The worker's metrics.
 pub(crate) struct WorkerMetrics {
@@ -65,6 +67,9 @@ impl WorkerMetrics {
         let families = WorkerFamilies::register(metrics.registry())?;
         // A rate over a counter that does not exist yet shows nothing instead of 0.
         families.streamed_step.with_label_values(&[model, "1"]);
+        for order in OrderKind::LABELS {
+            families.orders.with_label_values(&[*order, "done"]);
+        }
         for method in VerifyMethod::ALL.map(VerifyMethod::as_str) {
             let calls = &families.verify_calls;
             calls.with_label_values(&[model, method, "verified"]);
@@ -114,10 +119,10 @@ impl WorkerMetrics {
     }
 
     /// Counts an order of a trainer.
-    pub(crate) fn order(&self, order: &'static str, is_done: bool) {
+    pub(crate) fn order(&self, order: OrderKind, is_done: bool) {
         let outcome = if is_done { "done" } else { "failed" };
         let orders = &self.families.orders;
-        orders.with_label_values(&[order, outcome]).inc();
+        orders.with_label_values(&[order.as_str(), outcome]).inc();
     }
 
     /// Counts a chunk that has ended.

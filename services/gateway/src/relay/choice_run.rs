@@ -320,9 +320,9 @@ impl ChoiceRun<'_> {
             heard = Instant::now();
             silence.set(tokio::time::Instant::now() + silence_max);
             match event {
-                // After a token it would not be a retry.
                 // It only shows that the silence has a reason.
                 ChunkEvent::Held { .. } => {}
+                // After a token it would not be a retry.
                 ChunkEvent::Retry if self.choice.output_len() > 0 => {}
                 ChunkEvent::Retry => {
                     attempts.engine_retried();

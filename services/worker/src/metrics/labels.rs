@@ -1,5 +1,7 @@
 //! The label values of metrics that have a fixed set of them.
 
+use refrain_protocol::engine_order::EngineOrder;
+
 refrain_service_kit::label_values! {
     /// The limits whose rejections are counted.
     pub(crate) enum RejectionLimit {
@@ -15,6 +17,40 @@ refrain_service_kit::label_values! {
         Descriptors = "descriptors",
         /// The reader of a chunk stalled for too long.
         ReaderStall = "reader_stall_ms_max",
+    }
+}
+
+refrain_service_kit::label_values! {
+    /// The kinds of a trainer's orders.
+    pub(crate) enum OrderKind {
+        /// Tell the state.
+        Report = "report",
+        /// Take no steps.
+        Pause = "pause",
+        /// Go on.
+        Resume = "resume",
+        /// Empty the KV cache.
+        FlushCache = "flush_cache",
+        /// Replace the weights.
+        LoadWeights = "load_weights",
+        /// The weights have another version.
+        SetVersion = "set_version",
+        /// Pass a call on.
+        PassOn = "pass_on",
+    }
+}
+
+impl OrderKind {
+    pub(crate) fn of(order: &EngineOrder) -> Self {
+        match order {
+            EngineOrder::Report => OrderKind::Report,
+            EngineOrder::Pause { .. } => OrderKind::Pause,
+            EngineOrder::Resume => OrderKind::Resume,
+            EngineOrder::FlushCache => OrderKind::FlushCache,
+            EngineOrder::LoadWeights { .. } => OrderKind::LoadWeights,
+            EngineOrder::SetVersion { .. } => OrderKind::SetVersion,
+            EngineOrder::PassOn(_) => OrderKind::PassOn,
+        }
     }
 }
 

@@ -12,24 +12,12 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use super::handle::WorkerParts;
 use crate::engine::WorkerEngine;
+use crate::metrics::OrderKind;
 use crate::orders::Pause;
 
 /// How long a pause that waits for running requests waits for one that is between two chunks. Where it cannot go on
 /// here, it is held like a new one, and goes on after the pause.
 const BETWEEN_CHUNKS: Duration = Duration::from_secs(1);
-
-/// The name of an order, for metrics and logs.
-fn name_of(order: &EngineOrder) -> &'static str {
-    match order {
-        EngineOrder::Report => "report",
-        EngineOrder::Pause { .. } => "pause",
-        EngineOrder::Resume => "resume",
-        EngineOrder::FlushCache => "flush_cache",
-        EngineOrder::LoadWeights { .. } => "load_weights",
-        EngineOrder::SetVersion { .. } => "set_version",
-        EngineOrder::PassOn(_) => "pass_on",
-    }
-}
 
 impl WorkerParts {
     /// Carries out an order, whether or not its caller waits for the end of it.
@@ -39,11 +27,12 @@ impl WorkerParts {
     ) -> Result<EngineOrderReply, ApiError> {
         let parts = self.clone();
         let carried_out = tokio::spawn(async move {
-            let name = name_of(&order);
+            let kind = OrderKind::of(&order);
             let outcome = parts.carry_out(order).await;
-            parts.shared.metrics.order(name, outcome.is_ok());
+            parts.shared.metrics.order(kind, outcome.is_ok());
+            let name = kind.as_str();
             match &outcome {
-                Ok(_) if name == "report" => {}
+                Ok(_) if kind == OrderKind::Report => {}
                 Ok(_) => tracing::info!(order = name, "a trainer's order was carried out"),
                 // The engine's message is not logged: it may repeat a request.
                 Err(error) => tracing::warn!(
