@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use e2e::{HttpMesh, Service};
 use refrain_protocol::engine::{
-    CloseRequest, DetokenizeResponse, Draft, EngineLoad, Sampling, SelfDraft, SessionSpec,
-    StepItem, StepRequest, TokenizeRequest, TokensBody,
+    CloseRequest, DetokenizeResponse, Draft, EngineLoad, SelfDraft, SessionSpec, StepItem,
+    StepRequest, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{EngineSessionId, ErrorKind, NamespaceId, TokenId};
 use refrain_service_kit::http::MeshClient;
@@ -17,10 +17,8 @@ fn item(session: u128, open: bool, keep_len: u32, tokens: &[TokenId]) -> StepIte
         self_draft: None,
         session: EngineSessionId(session),
         open: open.then(|| SessionSpec {
-            self_drafts: false,
             namespace: NamespaceId(1),
-            sampling: Sampling::default(),
-            prompt_len: 0,
+            ..SessionSpec::default()
         }),
         keep_len,
         tokens: tokens.to_vec(),

@@ -17,6 +17,7 @@ mod fallback;
 mod grammar_drafts;
 mod groups;
 mod hostile_http;
+mod kv_pool;
 mod limits;
 mod lossless;
 mod many_streams;

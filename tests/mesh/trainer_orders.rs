@@ -207,6 +207,7 @@ impl<'a> Caller<'a> {
                 attempts: 1,
                 time_left_ms: None,
             },
+            expected_tokens: None,
             prediction: Vec::new(),
             transferred: false,
             alive_within_ms: Some(2_000),

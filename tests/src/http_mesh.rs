@@ -372,6 +372,16 @@ impl HttpMesh {
                 shared.extend(own);
             }
         }
+        // Engines with a pool take blocks from all others.
+        if let Some(Value::Table(engine)) = file.get_mut("engine")
+            && let Some(Value::Table(pool)) = engine.get_mut("kv_pool")
+        {
+            let others = self.addrs.keys().filter(|other| {
+                matches!(other, Service::Engine(_)) && **other != Service::Engine(number)
+            });
+            let peers: Vec<Value> = others.map(|other| url(*other)).collect();
+            pool.insert("peers".into(), peers.into());
+        }
         let mut set = |section: &str, defaults: Vec<(&'static str, Value)>| {
             set_defaults(&mut file, section, defaults);
         };

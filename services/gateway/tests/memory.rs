@@ -8,6 +8,12 @@
     reason = "a test that panics has failed"
 )]
 
+#[path = "gateway/chunks.rs"]
+#[allow(dead_code, reason = "the tests of the API use more of it")]
+mod chunks;
+#[path = "gateway/fleet.rs"]
+#[allow(dead_code, reason = "the tests of the API use more of it")]
+mod fleet;
 #[path = "gateway/mesh.rs"]
 #[allow(
     dead_code,

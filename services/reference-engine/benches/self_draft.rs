@@ -150,6 +150,7 @@ async fn answer(
             sampling: sampling.clone(),
             prompt_len: prompt.len() as u32,
             self_drafts: shape.depth > 0,
+            ..SessionSpec::default()
         }),
         keep_len: 0,
         tokens: prompt.to_vec(),

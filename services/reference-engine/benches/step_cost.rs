@@ -5,7 +5,7 @@
 //!
 //! `cargo bench -p refrain-reference-engine --bench step_cost -- [context tokens] [rounds] [model]`
 
-use refrain_protocol::engine::{Draft, Sampling, SessionSpec, StepItem, StepRequest};
+use refrain_protocol::engine::{Draft, SessionSpec, StepItem, StepRequest};
 use refrain_protocol::{EngineSessionId, NamespaceId};
 use refrain_reference_engine::{EngineConfig, EngineHandle, WeightFormat};
 use refrain_service_kit::telemetry::Metrics;
@@ -66,10 +66,8 @@ async fn measure(
         self_draft: None,
         session,
         open: Some(SessionSpec {
-            self_drafts: false,
             namespace: NamespaceId(1),
-            sampling: Sampling::default(),
-            prompt_len: 0,
+            ..SessionSpec::default()
         }),
         keep_len: 0,
         tokens: (0..context).map(token).collect(),

@@ -1,5 +1,7 @@
 //! The configuration of the engine.
 
+mod kv_pool;
+
 use std::net::SocketAddr;
 
 use refrain_output_grammar::GrammarLimits;
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::WeightFormat;
 use crate::model::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
+
+pub use kv_pool::KvPoolConfig;
 
 /// Most threads of one kind. A larger number is taken for a mistake.
 const THREADS_MAX: usize = 256;
@@ -45,6 +49,8 @@ pub struct EngineConfig {
     /// Most KV tokens, kept sessions included. They are counted in blocks of 32. Shared blocks count once, and the
     /// drafter's blocks count by their size.
     pub kv_tokens_max: u64,
+    /// Blocks of KV that outlive their sessions.
+    pub kv_pool: KvPoolConfig,
     /// Forms of outputs that are compiled at once, on threads of their own beside those of the model.
     pub form_threads: usize,
     /// Most forms that wait to be compiled. A namespace may have a quarter of them. The session of a further one is
@@ -112,6 +118,7 @@ impl Default for EngineConfig {
             max_batch: 32,
             max_sessions: 256,
             kv_tokens_max: 65_536,
+            kv_pool: KvPoolConfig::default(),
             form_threads: forms.compile_threads_max,
             forms_waiting_max: forms.waiting_forms_max,
             form_cache_bytes_max: forms.cached_bytes_max,
@@ -169,6 +176,7 @@ impl Validate for EngineConfig {
             }
         }
         faults.extend(self.http.faults("http"));
+        faults.extend(self.kv_pool.faults());
         if self.model.is_empty() {
             faults.push(format!("model: must be a folder or {SHIPPED_MODEL:?}"));
         }

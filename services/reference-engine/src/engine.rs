@@ -4,6 +4,7 @@
 
 mod limits;
 mod planned_item;
+mod pooling;
 mod prefix_cache;
 mod session;
 mod session_form;
@@ -24,13 +25,17 @@ use crate::config::EngineConfig;
 use crate::drafter::{DraftForm, DraftNetwork, DraftRequest, DraftRows, Drafter};
 use crate::model::Model;
 use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
+use crate::pool::{KvPool, WeightsIdentity};
 use crate::sampler::Sampler;
 
 use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
+use pooling::Pooling;
 use session::Session;
 use session_form::{MaskTask, SessionForm, beside, compiling, form_error};
 use sessions::{SessionTimes, Sessions};
+
+pub(crate) use pooling::KV_LOADING;
 
 /// The results of a step, and the work that it took.
 #[derive(Debug)]
@@ -127,6 +132,22 @@ impl EngineCore {
         EngineCore { grammars, ..self }
     }
 
+    /// The engine with a pool of KV blocks. `version` is that of the weights.
+    pub(crate) fn with_pool(mut self, pool: Option<Arc<KvPool>>, version: u64) -> Self {
+        if let Some(pool) = pool {
+            let weights = self.weights_identity(version);
+            self.sessions.set_pooling(Pooling { pool, weights });
+        }
+        self
+    }
+
+    fn weights_identity(&self, version: u64) -> WeightsIdentity {
+        WeightsIdentity {
+            fingerprint: self.model.fingerprint(),
+            version,
+        }
+    }
+
     /// Sets how many threads make masks during a forward pass.
     #[cfg(test)]
     pub(crate) fn set_mask_threads(&mut self, threads: usize) {
@@ -170,10 +191,17 @@ impl EngineCore {
         self.sessions.forget_all();
     }
 
-    /// Goes on with a model of the same architecture. No session may be left, since their KV is of the old one.
-    pub(crate) fn replace_model(&mut self, model: Arc<Model>) {
+    /// Goes on with weights of another version, and of another model of the same architecture where there is one. No
+    /// session may be left, since their KV is of the old ones.
+    pub(crate) fn renew(&mut self, model: Option<Arc<Model>>, version: u64) {
         debug_assert_eq!(self.sessions.counts(), (0, 0));
-        self.model = model;
+        if let Some(model) = model {
+            self.model = model;
+        }
+        if self.sessions.has_pool() {
+            let weights = self.weights_identity(version);
+            self.sessions.renew_pooling(weights);
+        }
     }
 
     /// Reports the KV cache, without the price of reading.
@@ -344,7 +372,7 @@ impl EngineCore {
     fn plan(
         &mut self,
         index: usize,
-        item: StepItem,
+        mut item: StepItem,
         blocks: &mut u64,
         now: Instant,
     ) -> Result<PlannedItem, ApiError> {
@@ -353,6 +381,11 @@ impl EngineCore {
             .limits
             .check_item(index, &item, self.sessions.get(id))?;
         let opened = item.open.is_some();
+        let ahead = item
+            .open
+            .as_mut()
+            .map(|spec| std::mem::take(&mut spec.ahead));
+        let ahead_max = self.limits.max_context as usize - text_len;
         if let Some(spec) = item.open {
             let form = self.form(&spec)?;
             self.sessions.open(id, spec, form, now)?;
@@ -368,11 +401,22 @@ impl EngineCore {
             return Err(form_error(&error));
         }
         // The search for a shared prefix pays from about a block of tokens on. Shorter pieces are computed.
-        let cached_tokens = if opened || text_len > session.kv.len() + BLOCK_TOKENS {
-            self.sessions.reuse(id)
-        } else {
-            0
-        };
+        let (mut cached_tokens, mut pooled_tokens) = (0, 0);
+        if opened || text_len > session.kv.len() + BLOCK_TOKENS {
+            cached_tokens = self.sessions.reuse(id);
+            let ahead = ahead
+                .as_ref()
+                .map(|ahead| &ahead[..ahead.len().min(ahead_max)]);
+            pooled_tokens = match self.sessions.continue_from_pool(id, ahead, now) {
+                Ok(gained) => gained,
+                Err(error) => {
+                    // Only new sessions wait. The item opens it again.
+                    self.sessions.close(id, false);
+                    return Err(error);
+                }
+            };
+            cached_tokens += pooled_tokens;
+        }
         let draft = item.draft.unwrap_or_default();
         let max_emit = (item.max_emit as usize).min(self.limits.max_context as usize - text_len);
         let self_draft = item
@@ -400,9 +444,20 @@ impl EngineCore {
             return Err(error);
         }
         *blocks += needed;
-        let session = self.sessions.get(id).ok_or_else(|| unknown_session(id))?;
+        let session = self
+            .sessions
+            .get_mut(id)
+            .ok_or_else(|| unknown_session(id))?;
+        if let Some(pooled) = session.pooled.as_mut().filter(|_| item.sample) {
+            pooled.is_read = false;
+        }
         let start = session.kv.len();
-        let end = if item.sample { text_len } else { text_len - 1 };
+        let end = match item.sample {
+            true => text_len,
+            // The rest of a block that the pool may have is left to the next piece of the text.
+            false if pooled_tokens > 0 && text_len - start <= BLOCK_TOKENS => start,
+            false => text_len - 1,
+        };
         let chain = session.text[start..end].to_vec();
         let mut item = PlannedItem {
             index,

@@ -11,6 +11,7 @@
 //! * `network`: KV caches, attention over draft trees, decoder layers, forward passes.
 //! * `sampler`: from logits to a token.
 //! * `drafter`: the engine's own drafts, of an EAGLE-3 head or a draft model.
+//! * `pool`: blocks of KV that outlive their sessions, in memory and in a file.
 //! * `engine`: one step over a batch of sessions. Read it first.
 //! * `service`: the thread that owns the model, its queue, metrics and HTTP.
 //!
@@ -37,13 +38,14 @@ mod engine;
 mod kernels;
 mod model;
 mod network;
+mod pool;
 mod sampler;
 mod service;
 
 #[cfg(test)]
 mod tests;
 
-pub use config::EngineConfig;
+pub use config::{EngineConfig, KvPoolConfig};
 pub use kernels::WeightFormat;
 pub use model::{ModelError, ModelFiles, SHIPPED_MODEL};
 pub use service::{EngineHandle, EngineServer, start};

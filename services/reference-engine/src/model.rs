@@ -3,6 +3,7 @@
 mod architecture;
 mod error;
 mod files;
+mod fingerprint;
 mod tensors;
 mod weights;
 

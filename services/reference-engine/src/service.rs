@@ -5,12 +5,14 @@ mod http;
 mod metrics;
 mod model_thread;
 mod orders;
+mod pool;
 mod prefill_price;
 mod weight_loading;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use refrain_service_kit::http::Server;
+use refrain_service_kit::http::{MeshClient, Server};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 
@@ -37,14 +39,27 @@ pub async fn start(
 ) -> anyhow::Result<EngineServer> {
     let handle = {
         let (config, metrics) = (config.clone(), metrics.clone());
+        let peers = peers(&config, &mesh)?;
         // Reading and packing the weights of a large model takes seconds.
-        tokio::task::spawn_blocking(move || EngineHandle::start(&config, &metrics)).await??
+        let started = move || EngineHandle::start_among(&config, &metrics, peers);
+        tokio::task::spawn_blocking(started).await??
     };
     let listener = match config.listen {
         None => None,
         Some(listen) => Some(http::listen(listen, &config, &handle, mesh, &metrics)?),
     };
     Ok(EngineServer { handle, listener })
+}
+
+/// The clients of the other engines, which are asked for KV blocks.
+fn peers(config: &EngineConfig, mesh: &MeshAuth) -> anyhow::Result<Vec<MeshClient>> {
+    let pool = &config.kv_pool;
+    let wait = Duration::from_millis(pool.wait_ms);
+    let client = |url: &String| {
+        let client = MeshClient::with_credentials(url, mesh.credentials().clone(), wait)?;
+        Ok(client.with_clocks(mesh.clocks().clone()))
+    };
+    pool.peers.iter().map(client).collect()
 }
 
 impl EngineServer {

@@ -12,6 +12,7 @@ mod limits;
 mod loading;
 mod new_weights;
 mod parking;
+mod pool;
 mod sampling;
 mod self_drafts;
 pub(crate) mod support;

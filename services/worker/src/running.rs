@@ -278,6 +278,11 @@ impl ActiveRequest {
         let head = offer.as_ref().and_then(Offer::head);
         let draft = offer.as_ref().and_then(Offer::suffix).map(wire_draft);
         let tokens = self.text[new_from..new_to].to_vec();
+        let ahead = if self.limits.reads_ahead {
+            &self.text[new_to..]
+        } else {
+            &[]
+        };
         self.step = PendingStep {
             samples: sample,
             offer,
@@ -293,6 +298,7 @@ impl ActiveRequest {
                 sampling: self.request.sampling.clone(),
                 prompt_len: self.request.prompt_len,
                 self_drafts: self.self_drafts,
+                ahead: ahead.to_vec(),
             }),
             keep_len: self.engine_len,
             tokens,

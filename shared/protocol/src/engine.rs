@@ -45,6 +45,9 @@ pub struct EngineCapabilities {
     /// Whether sessions may have a [`Sampling::form`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_forms: bool,
+    /// Whether [`SessionSpec::ahead`] is of use to it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reads_ahead: bool,
     /// Its own drafter, if it has one. Steps may then have a [`StepItem::self_draft`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drafter: Option<DrafterCapabilities>,
@@ -102,7 +105,7 @@ pub struct SelfDraft {
 }
 
 /// The properties of a new session, sent with its first step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SessionSpec {
     /// Its namespace. KV caches are reused only within a namespace.
     pub namespace: NamespaceId,
@@ -114,6 +117,10 @@ pub struct SessionSpec {
     /// Whether steps may have a [`StepItem::self_draft`]. The engine then keeps the states that its drafter reads.
     #[serde(default)]
     pub self_drafts: bool,
+    /// Text that later pieces will bring, for engines with [`EngineCapabilities::reads_ahead`]. It is a hint: the
+    /// engine may load keys and values of it from elsewhere, and refuses the item with a delay meanwhile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ahead: Vec<TokenId>,
 }
 
 /// Draft tokens as a tree under the last token of the session. A chain is a tree of width one.

@@ -191,6 +191,7 @@ fn step_item() -> StepItem {
             sampling: Sampling::default(),
             prompt_len: 2,
             self_drafts: true,
+            ahead: vec![8],
         }),
         keep_len: 0,
         tokens: vec![1, 2],
@@ -447,6 +448,7 @@ fn formats() -> Vec<Format> {
                 max_draft_tokens: 64,
                 eos_token_ids: vec![2],
                 output_forms: false,
+                reads_ahead: true,
                 drafter: Some(DrafterCapabilities {
                     kind: DrafterKind::Eagle3,
                     depth_max: 8,

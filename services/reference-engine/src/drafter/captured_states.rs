@@ -80,7 +80,7 @@ impl CapturedStates {
             let block = CountedBlock::new(len, &self.shape.blocks);
             self.blocks.push_back(Arc::new(block));
         }
-        let values = &mut Arc::make_mut(&mut self.blocks[block]).values;
+        let values = Arc::make_mut(&mut self.blocks[block]).floats_mut();
         values[position % BLOCK_TOKENS * self.shape.width..][..self.shape.width]
             .copy_from_slice(states);
         self.held.end += 1;
@@ -93,7 +93,8 @@ impl CapturedStates {
     /// Returns the states at a position that is held.
     pub(super) fn at(&self, position: usize) -> &[f32] {
         let block = position / BLOCK_TOKENS - self.held.start / BLOCK_TOKENS;
-        &self.blocks[block].values[position % BLOCK_TOKENS * self.shape.width..][..self.shape.width]
+        &self.blocks[block].floats()[position % BLOCK_TOKENS * self.shape.width..]
+            [..self.shape.width]
     }
 
     /// Drops states before `start`.

@@ -29,11 +29,10 @@ impl PrefixCache {
         self.kept[place..].rotate_left(1);
     }
 
-    /// Evicts up to `count` sessions, least recently used first. Returns whether it evicted any.
-    pub(super) fn evict(&mut self, count: usize) -> bool {
+    /// Evicts up to `count` sessions, least recently used first, and returns them.
+    pub(super) fn evict(&mut self, count: usize) -> Vec<Session> {
         let count = count.min(self.kept.len());
-        self.kept.drain(..count);
-        count > 0
+        self.kept.drain(..count).collect()
     }
 
     /// Adds a session. If a kept session begins with its text, that one is marked as used instead.

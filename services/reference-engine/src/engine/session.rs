@@ -10,6 +10,7 @@ use refrain_protocol::{NamespaceId, TokenId};
 use super::session_form::SessionForm;
 use crate::drafter::DrafterState;
 use crate::network::KvCache;
+use crate::pool::PooledText;
 
 /// The hashes of the prefixes of a session's text.
 pub(super) struct SessionPrefixes(PrefixHasher);
@@ -20,12 +21,23 @@ impl SessionPrefixes {
         SessionPrefixes(PrefixHasher::new(namespace))
     }
 
-    /// The hash of the longest hashed prefix of at most `len` tokens.
-    fn longest(&self, len: usize) -> Option<PrefixHash> {
+    /// The longest hashed prefix of at most `len` tokens.
+    fn longest(&self, len: usize) -> Option<HeldPrefix> {
         let hashes = self.0.hashes().iter().enumerate();
-        let reached = hashes.take_while(|(nth, _)| mark(*nth) as usize <= len);
-        reached.last().map(|(_, hash)| *hash)
+        let prefixes = hashes.map(|(nth, hash)| HeldPrefix {
+            hash: *hash,
+            len: mark(nth) as usize,
+        });
+        prefixes.take_while(|prefix| prefix.len <= len).last()
     }
+}
+
+/// A prefix of a text whose KV is there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldPrefix {
+    pub(super) hash: PrefixHash,
+    /// Its length in tokens.
+    pub(super) len: usize,
 }
 
 impl std::fmt::Debug for SessionPrefixes {
@@ -49,6 +61,8 @@ pub(crate) struct Session {
     pub(crate) drafter_state: Option<DrafterState>,
     /// The state of the output in its form, if it must have one.
     pub(crate) form: Option<SessionForm>,
+    /// The names of its blocks in the pool, if there is a pool.
+    pub(super) pooled: Option<PooledText>,
     /// Hashes of the prefixes of `text`, as far as they have been asked for.
     pub(super) prefixes: SessionPrefixes,
     /// Time of the last step.
@@ -69,7 +83,7 @@ impl Session {
         tokens: &[TokenId],
     ) -> Result<(), GrammarError> {
         self.text.truncate(keep);
-        self.forget_prefixes();
+        self.forget_names();
         self.text.extend_from_slice(tokens);
         let computed = keep.min(self.text.len().saturating_sub(1));
         self.kv.truncate(computed);
@@ -86,21 +100,24 @@ impl Session {
     pub(super) fn cut_to_kv(&mut self) {
         let len = self.kv.len();
         self.text.truncate(len);
-        self.forget_prefixes();
+        self.forget_names();
         if let Some(state) = &mut self.drafter_state {
             state.truncate(len, len);
         }
     }
 
-    /// Forgets the hashes if the text has become shorter than what they cover, which decoding never does.
-    fn forget_prefixes(&mut self) {
+    /// Forgets hashes that cover more than the text, which has become shorter. Decoding never does that.
+    fn forget_names(&mut self) {
+        if let Some(pooled) = &mut self.pooled {
+            pooled.truncate(self.text.len());
+        }
         if self.prefixes.0.context_len() > self.text.len() {
             self.prefixes = SessionPrefixes::new(&self.namespace);
         }
     }
 
-    /// Returns the hashes of the longest prefix whose KV is there, and of the longest such prefix of the prompt.
-    pub(super) fn held(&mut self) -> [Option<PrefixHash>; 2] {
+    /// Returns the longest hashed prefix whose KV is there, and the longest such prefix of the prompt.
+    pub(super) fn held(&mut self) -> [Option<HeldPrefix>; 2] {
         let len = self.kv.len().min(self.text.len());
         let from = self.prefixes.0.context_len();
         if let Some(new) = self.text.get(from..len) {

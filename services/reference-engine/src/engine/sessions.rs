@@ -4,19 +4,24 @@
 //! recently used first. Parked sessions are next, the oldest first: their requests come back, but those of other
 //! sessions are here. Callers are refused only when none is left.
 
+mod pooled;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{Sampling, SessionSpec};
+use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
+use super::pooling::Pooling;
 use super::prefix_cache::PrefixCache;
 use super::session::{Session, SessionPrefixes};
 use super::session_form::SessionForm;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
+use crate::pool::WeightsIdentity;
 
 /// Delay after which a caller that was refused for lack of room may try again.
 const RETRY_AFTER_MS: u64 = 250;
@@ -35,6 +40,8 @@ pub(crate) struct Sessions {
     kept: PrefixCache,
     /// Number of parked sessions that made room for others so far.
     parked_evicted: u64,
+    /// What outlives the sessions, if the engine has a pool.
+    pooling: Option<Pooling>,
 }
 
 /// How long sessions stay open without a step.
@@ -62,7 +69,25 @@ impl Sessions {
             open: HashMap::new(),
             kept: PrefixCache::default(),
             parked_evicted: 0,
+            pooling: None,
         }
+    }
+
+    /// Names blocks of new sessions by other weights.
+    pub(super) fn renew_pooling(&mut self, weights: WeightsIdentity) {
+        if let Some(pooling) = &mut self.pooling {
+            pooling.weights = weights;
+        }
+    }
+
+    /// Whether sessions use a pool.
+    pub(super) fn has_pool(&self) -> bool {
+        self.pooling.is_some()
+    }
+
+    /// Lets sessions use a pool.
+    pub(crate) fn set_pooling(&mut self, pooling: Pooling) {
+        self.pooling = Some(pooling);
     }
 
     /// Opens a session without text. The caller must call [`Sessions::reuse`] next, which makes room in the table
@@ -108,6 +133,10 @@ impl Sessions {
                 .filter(|_| spec.self_drafts)
                 .map(DrafterState::new),
             form,
+            pooled: self
+                .pooling
+                .as_ref()
+                .map(|pooling| pooling.text(spec.namespace)),
             prefixes: SessionPrefixes::new(&spec.namespace),
             used: now,
             parked: None,
@@ -120,6 +149,7 @@ impl Sessions {
     pub(crate) fn park(&mut self, id: EngineSessionId, now: Instant) {
         if let Some(session) = self.open.get_mut(&id) {
             session.parked = Some(now);
+            self.keep_blocks(id);
         }
     }
 
@@ -154,6 +184,9 @@ impl Sessions {
     /// Puts a session back.
     pub(crate) fn put(&mut self, id: EngineSessionId, mut session: Session, now: Instant) {
         session.used = now;
+        if let Some(pooling) = &self.pooling {
+            pooling.keep(&mut session, false);
+        }
         self.open.insert(id, session);
     }
 
@@ -162,8 +195,20 @@ impl Sessions {
     pub(crate) fn reuse(&mut self, id: EngineSessionId) -> usize {
         let gained = self.take_prefix(id);
         let excess = (self.open.len() + self.kept.len()).saturating_sub(self.sessions_max);
-        self.kept.evict(excess);
+        self.evict_kept(excess);
         gained
+    }
+
+    /// Evicts up to `count` kept sessions. Returns whether it evicted any.
+    fn evict_kept(&mut self, count: usize) -> bool {
+        let evicted = self.kept.evict(count);
+        let is_any = !evicted.is_empty();
+        for mut session in evicted {
+            if let Some(pooling) = &self.pooling {
+                pooling.keep(&mut session, true);
+            }
+        }
+        is_any
     }
 
     fn take_prefix(&mut self, id: EngineSessionId) -> usize {
@@ -213,7 +258,7 @@ impl Sessions {
     /// `Overloaded` if the open sessions leave too little room.
     pub(crate) fn reserve(&mut self, blocks: u64, draft_blocks: u64) -> Result<(), ApiError> {
         while self.used_blocks(draft_blocks) + blocks > self.blocks_max {
-            if self.kept.evict(1) {
+            if self.evict_kept(1) {
                 continue;
             }
             if let Some(oldest) = self.oldest_parked() {
@@ -253,6 +298,13 @@ impl Sessions {
             return;
         };
         session.cut_to_kv();
+        if let Some(pooling) = self
+            .pooling
+            .as_ref()
+            .filter(|_| keep || session.parked.is_some())
+        {
+            pooling.keep(&mut session, true);
+        }
         if keep && !session.text.is_empty() {
             // A kept session never samples again.
             session.sampling = Sampling::default();
@@ -321,7 +373,11 @@ impl Sessions {
         let (used, capacity_tokens) = self.kv_tokens();
         let kept_tokens = kept * BLOCK_TOKENS as u64;
         let sessions = self.open.values_mut().chain(self.kept.iter_mut());
-        let mut held: Vec<_> = sessions.flat_map(Session::held).flatten().collect();
+        let prefixes = sessions.flat_map(Session::held).flatten();
+        let mut held: Vec<PrefixHash> = prefixes.map(|prefix| prefix.hash).collect();
+        if let Some(pooling) = &self.pooling {
+            held.extend(pooling.pool.prefixes());
+        }
         held.sort_unstable();
         held.dedup();
         KvReport {
@@ -396,10 +452,8 @@ mod tests {
         ) -> Result<usize, ApiError> {
             let id = EngineSessionId(id);
             let spec = SessionSpec {
-                self_drafts: false,
                 namespace: NamespaceId(namespace),
-                sampling: Sampling::default(),
-                prompt_len: 0,
+                ..SessionSpec::default()
             };
             self.sessions.open(id, spec, None, self.now)?;
             let len = text.len();

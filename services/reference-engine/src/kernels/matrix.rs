@@ -1,6 +1,7 @@
 //! Weight matrices, packed into panels, and their products with columns.
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::panel_product::multiply;
 use super::panels::{Columns, PANEL_ROWS, PanelElements, Panels};
@@ -86,6 +87,16 @@ impl Matrix {
         match &self.elements {
             PackedPanels::F32(floats) => floats.len() * 4,
             PackedPanels::Bf16(words) => words.len() * 4,
+        }
+    }
+
+    /// Adds the shape and the elements to a hash.
+    pub(crate) fn hash_into(&self, hash: &mut Xxh3) {
+        hash.update(&(self.rows as u64).to_le_bytes());
+        hash.update(&(self.depth as u64).to_le_bytes());
+        match &self.elements {
+            PackedPanels::F32(floats) => hash.update(bytemuck::cast_slice(floats)),
+            PackedPanels::Bf16(words) => hash.update(bytemuck::cast_slice(words)),
         }
     }
 

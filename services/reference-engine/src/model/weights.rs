@@ -1,5 +1,7 @@
 //! A model's weights in memory, checked against the architecture and packed for the kernels.
 
+use std::sync::OnceLock;
+
 use super::architecture::Architecture;
 use super::error::ModelError;
 use super::files::ModelFiles;
@@ -37,6 +39,8 @@ pub(crate) struct Model {
     pub(crate) layers: Vec<DecoderLayer>,
     pub(crate) norm: Vec<f32>,
     pub(crate) head: Matrix,
+    /// The hash of all of the above, once somebody has asked for it.
+    pub(super) fingerprint: OnceLock<u128>,
 }
 
 impl Model {
@@ -77,6 +81,7 @@ impl Model {
             layers,
             norm,
             head,
+            fingerprint: OnceLock::new(),
         })
     }
 

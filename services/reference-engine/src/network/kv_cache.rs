@@ -57,31 +57,43 @@ impl KvShape {
     }
 }
 
-/// The floats of 32 positions. A block is counted for as long as it exists.
+/// The floats of a block, which others may hold beside the caches.
+pub(crate) type BlockFloats = Arc<Vec<f32>>;
+
+/// The floats of 32 positions. A block is counted for as long as it exists in a cache.
 #[derive(Debug)]
 pub(crate) struct CountedBlock {
-    pub(crate) values: Vec<f32>,
+    floats: BlockFloats,
     count: BlockCount,
 }
 
 impl CountedBlock {
     /// Creates a block of `len` zeros.
     pub(crate) fn new(len: usize, count: &BlockCount) -> Self {
+        CountedBlock::of(Arc::new(vec![0.0; len]), count)
+    }
+
+    fn of(floats: BlockFloats, count: &BlockCount) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         CountedBlock {
-            values: vec![0.0; len],
+            floats,
             count: count.clone(),
         }
+    }
+
+    pub(crate) fn floats(&self) -> &[f32] {
+        &self.floats
+    }
+
+    /// Returns the floats for writing. They are copied first if others hold them.
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
+        Arc::make_mut(&mut self.floats).as_mut_slice()
     }
 }
 
 impl Clone for CountedBlock {
     fn clone(&self) -> Self {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        CountedBlock {
-            values: self.values.clone(),
-            count: self.count.clone(),
-        }
+        CountedBlock::of(self.floats.clone(), &self.count)
     }
 }
 
@@ -137,6 +149,26 @@ impl KvCache {
         prefix
     }
 
+    /// Returns the number of blocks whose positions are all there.
+    pub(crate) fn full_blocks(&self) -> usize {
+        self.len / BLOCK_TOKENS
+    }
+
+    /// Returns the floats of a block that is there. They are shared, not copied.
+    pub(crate) fn block_floats(&self, block: usize) -> BlockFloats {
+        self.blocks[block].floats.clone()
+    }
+
+    /// Replaces all positions from block `from` on by full blocks. The positions before them must be there.
+    pub(crate) fn continue_with(&mut self, from: usize, blocks: Vec<BlockFloats>) {
+        self.truncate(from * BLOCK_TOKENS);
+        let blocks = blocks
+            .into_iter()
+            .map(|floats| Arc::new(CountedBlock::of(floats, &self.count)));
+        self.blocks.extend(blocks);
+        self.len = self.blocks.len() * BLOCK_TOKENS;
+    }
+
     /// Returns how many blocks growth to `len` positions can allocate at most. A shared last block has to be copied.
     pub(crate) fn growth_blocks(&self, len: usize) -> u64 {
         let new = len.div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len());
@@ -170,7 +202,7 @@ impl KvCache {
     ) {
         let shape = self.shape;
         let (block, slot) = (position / BLOCK_TOKENS, position % BLOCK_TOKENS);
-        let values = &mut Arc::make_mut(&mut self.blocks[block]).values;
+        let values = Arc::make_mut(&mut self.blocks[block]).floats_mut();
         let (keys, rows) = values[shape.head_start(layer, head)..][..shape.head_len()]
             .split_at_mut(shape.key_len());
         for (column, key) in keys.chunks_exact_mut(BLOCK_TOKENS).zip(key) {
@@ -185,7 +217,7 @@ impl KvCache {
     /// Returns the keys of a block: one panel, whose rows are positions.
     pub(crate) fn keys(&self, layer: usize, head: usize, block: usize) -> Panels<'_> {
         let shape = self.shape;
-        let values = &self.blocks[block].values[shape.head_start(layer, head)..];
+        let values = &self.blocks[block].floats()[shape.head_start(layer, head)..];
         Panels {
             elements: PanelElements::F32(values),
             stride: 0,
@@ -203,7 +235,8 @@ impl KvCache {
         depth: usize,
     ) -> Panels<'_> {
         let shape = self.shape;
-        let values = &self.blocks[block].values[shape.head_start(layer, head) + shape.key_len()..];
+        let values =
+            &self.blocks[block].floats()[shape.head_start(layer, head) + shape.key_len()..];
         Panels {
             elements: PanelElements::F32(values),
             stride: BLOCK_TOKENS * PANEL_ROWS,

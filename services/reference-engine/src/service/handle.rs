@@ -11,16 +11,20 @@ use refrain_protocol::engine::{
 };
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
+use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
 
 use super::metrics::EngineMetrics;
 use super::model_thread::{ModelThread, lock};
+use super::pool::{BlockServer, PoolThreads};
 use super::weight_loading::WeightLoading;
 use crate::config::EngineConfig;
 use crate::drafter::{DraftNetwork, open_network};
 use crate::engine::EngineCore;
 use crate::model::{Model, ModelFiles};
+use crate::network::KvShape;
+use crate::pool::KvPool;
 
 /// A handle of a running engine, which is cheap to clone. The engine's thread ends after [`EngineHandle::shutdown`],
 /// or when the last handle is dropped.
@@ -38,6 +42,8 @@ pub(super) struct SharedEngine {
     tokenizer: Option<Arc<Tokenizer>>,
     grammars: Option<Arc<GrammarCompiler>>,
     text_max: usize,
+    block_server: Option<BlockServer>,
+    pool_threads: Mutex<Option<PoolThreads>>,
 }
 
 impl EngineHandle {
@@ -46,6 +52,18 @@ impl EngineHandle {
     /// # Errors
     /// Fails if the model cannot be loaded, the metrics are already registered, or no thread can be started.
     pub fn start(config: &EngineConfig, metrics: &Metrics) -> anyhow::Result<Self> {
+        EngineHandle::start_among(config, metrics, Vec::new())
+    }
+
+    /// As [`EngineHandle::start`], with clients of the other engines that are asked for KV blocks.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::start`].
+    pub(super) fn start_among(
+        config: &EngineConfig,
+        metrics: &Metrics,
+        peers: Vec<MeshClient>,
+    ) -> anyhow::Result<Self> {
         let files = ModelFiles::open(&config.model)?;
         let tokenizer = files.tokenizer()?.map(Arc::new);
         let started = Instant::now();
@@ -58,7 +76,7 @@ impl EngineHandle {
         );
         let network = open_network(config, &model, tokenizer.as_deref())?;
         let name = config.model_name.clone().unwrap_or(files.name);
-        EngineHandle::with_model(config, metrics, model, network, name, tokenizer)
+        EngineHandle::with_model(config, metrics, model, network, name, tokenizer, peers)
     }
 
     /// Starts the thread of a loaded model and of the network that drafts for it, if there is one.
@@ -69,10 +87,17 @@ impl EngineHandle {
         network: Option<Box<dyn DraftNetwork>>,
         name: String,
         tokenizer: Option<Arc<Tokenizer>>,
+        peers: Vec<MeshClient>,
     ) -> anyhow::Result<Self> {
         let limits = config.form_limits();
         let grammars = grammar_compiler(&model, tokenizer.as_ref(), limits);
-        let core = EngineCore::new(model.clone(), network, config).with_grammars(grammars.clone());
+        let opened = KvPool::open(&config.kv_pool, KvShape::of(&model.architecture))?;
+        let (pool, queues) = opened
+            .map(|(pool, queues)| (Arc::new(pool), queues))
+            .unzip();
+        let core = EngineCore::new(model.clone(), network, config)
+            .with_grammars(grammars.clone())
+            .with_pool(pool.clone(), config.weight_version);
         let limits = core.limits();
         let capabilities = EngineCapabilities {
             model: name,
@@ -89,14 +114,23 @@ impl EngineHandle {
             drafter: limits.drafter,
             eos_token_ids: model.architecture.eos_token_ids.clone(),
             output_forms: grammars.is_some(),
+            reads_ahead: pool.is_some(),
         };
         let identity = tokenizer.as_ref().map(|tokenizer| tokenizer.identity());
         let loading = WeightLoading::new(&model, config.weights, identity);
         let model_thread = Arc::new(ModelThread::new(
             config.queue_steps,
             config.weight_version,
-            EngineMetrics::new(metrics, limits.drafter.map(|drafter| drafter.kind))?,
+            EngineMetrics::new(
+                metrics,
+                limits.drafter.map(|drafter| drafter.kind),
+                pool.clone(),
+            )?,
         ));
+        let pool_threads = match (&pool, queues) {
+            (Some(pool), Some(queues)) => Some(PoolThreads::start(pool, queues, peers)?),
+            _ => None,
+        };
         model_thread.publish_load(&core);
         model_thread.publish_version();
         let expiry_ms = config.session_idle_ms.min(config.session_parked_ms);
@@ -116,6 +150,8 @@ impl EngineHandle {
                 tokenizer,
                 grammars,
                 text_max: config.text_max,
+                block_server: pool.map(BlockServer::new),
+                pool_threads: Mutex::new(pool_threads),
             }),
         })
     }
@@ -236,6 +272,11 @@ impl EngineHandle {
         self.shared.stop();
     }
 
+    /// Answers other engines that ask for KV blocks, if there is a pool.
+    pub(super) fn block_server(&self) -> Option<&BlockServer> {
+        self.shared.block_server.as_ref()
+    }
+
     fn tokenizer(&self) -> Result<Arc<Tokenizer>, ApiError> {
         self.shared.tokenizer.clone().ok_or_else(|| {
             ApiError::new(
@@ -267,6 +308,10 @@ impl SharedEngine {
             && thread.join().is_err()
         {
             tracing::error!("the model thread ended with a panic");
+        }
+        let pool_threads = lock(&self.pool_threads).take();
+        if let Some(mut threads) = pool_threads {
+            threads.end();
         }
     }
 }

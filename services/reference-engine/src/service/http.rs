@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
@@ -16,6 +17,7 @@ use refrain_service_kit::mesh::{MeshAuth, MeshRole};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::handle::EngineHandle;
+use super::pool::{BlocksRequest, encode_answer};
 use crate::config::EngineConfig;
 
 /// The roles that may call each route.
@@ -23,6 +25,7 @@ const ROLES: &RouteRoles = &[
     ("/engine/v1/capabilities", &[MeshRole::Worker]),
     ("/engine/v1/load", &[MeshRole::Worker]),
     ("/engine/v1/kv", &[MeshRole::Worker]),
+    ("/engine/v1/kv/blocks", &[MeshRole::Engine]),
     ("/engine/v1/step", &[MeshRole::Worker]),
     ("/engine/v1/close", &[MeshRole::Worker]),
     ("/engine/v1/abort", &[MeshRole::Worker]),
@@ -56,6 +59,7 @@ pub(super) fn listen(
                 .service(get("/capabilities", capabilities))
                 .service(get("/load", load))
                 .service(get("/kv", kv))
+                .service(post("/kv/blocks", kv_blocks))
                 .service(post("/step", step))
                 .service(post("/close", close))
                 .service(post("/abort", abort))
@@ -76,6 +80,20 @@ async fn load(engine: Data<EngineHandle>) -> Json<EngineLoad> {
 
 async fn kv(engine: Data<EngineHandle>) -> HttpResult<Json<KvReport>> {
     Ok(Json(engine.kv_report().await?))
+}
+
+/// Blocks for another engine. An engine without a pool has none.
+async fn kv_blocks(
+    engine: Data<EngineHandle>,
+    request: Json<BlocksRequest>,
+) -> HttpResult<HttpResponse> {
+    let bytes = match engine.block_server() {
+        Some(server) => server.answer(&request).await?,
+        None => encode_answer(0, &[]),
+    };
+    Ok(HttpResponse::Ok()
+        .content_type("application/octet-stream")
+        .body(bytes))
 }
 
 async fn step(

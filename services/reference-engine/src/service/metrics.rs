@@ -1,11 +1,15 @@
 //! The engine's metrics.
 
+use std::sync::Arc;
+
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::{DrafterKind, EngineLoad};
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::engine::StepReport;
+use super::pool::PoolMetrics;
+use crate::engine::{KV_LOADING, StepReport};
+use crate::pool::KvPool;
 
 /// Buckets start at 0.1 ms, because a step of a small model takes less than 1 ms.
 const STEP_SECONDS_BUCKETS: &[f64] = &[
@@ -75,6 +79,8 @@ pub(super) struct EngineMetrics {
     pub(super) families: EngineFamilies,
     /// Value of the label `source`.
     source: &'static str,
+    /// The pool and its metrics, if there is one.
+    pool: Option<(Arc<KvPool>, PoolMetrics)>,
 }
 
 impl EngineMetrics {
@@ -82,7 +88,11 @@ impl EngineMetrics {
     ///
     /// # Errors
     /// Fails if a name is already registered, such as by a second engine.
-    pub(super) fn new(metrics: &Metrics, drafter: Option<DrafterKind>) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        metrics: &Metrics,
+        drafter: Option<DrafterKind>,
+        pool: Option<Arc<KvPool>>,
+    ) -> anyhow::Result<Self> {
         let families = EngineFamilies::register(metrics.registry())?;
         let source = drafter.map_or("none", DrafterKind::as_str);
         for family in [
@@ -92,7 +102,15 @@ impl EngineMetrics {
         ] {
             family.with_label_values(&[source]);
         }
-        Ok(EngineMetrics { families, source })
+        let pool = match pool {
+            Some(pool) => Some((pool, PoolMetrics::new(metrics)?)),
+            None => None,
+        };
+        Ok(EngineMetrics {
+            families,
+            source,
+            pool,
+        })
     }
 
     pub(super) fn stepped(&self, report: &StepReport, seconds: f64) {
@@ -119,6 +137,8 @@ impl EngineMetrics {
                     families.emitted.inc_by(output.emitted.len() as u64);
                     families.accepted.inc_by(output.accepted_nodes.len() as u64);
                 }
+                // It is only sent again.
+                Err(error) if error.code.as_deref() == Some(KV_LOADING) => {}
                 Err(error) => self.rejected(error),
             }
         }
@@ -156,5 +176,8 @@ impl EngineMetrics {
         families.sessions_kept.set(load.sessions_kept.into());
         families.kv_tokens.set(load.kv_tokens.cast_signed());
         families.steps_waiting.set(load.steps_waiting.into());
+        if let Some((pool, metrics)) = &self.pool {
+            metrics.publish(pool);
+        }
     }
 }

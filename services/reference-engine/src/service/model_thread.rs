@@ -255,10 +255,8 @@ impl ModelThread {
                 }
                 Some(EngineCommand::Renew(model, version, reply)) => {
                     core.forget_all();
-                    if let Some(model) = model {
-                        core.replace_model(model);
-                    }
                     let version = version.unwrap_or_else(|| self.weight_version().wrapping_add(1));
+                    core.renew(model, version);
                     self.weight_version.store(version, Ordering::Release);
                     self.publish_version();
                     self.publish_load(&core);

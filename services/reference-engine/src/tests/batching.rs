@@ -22,6 +22,7 @@ fn engine(config: EngineConfig) -> EngineHandle {
         None,
         "tiny".into(),
         None,
+        Vec::new(),
     )
     .unwrap()
 }
@@ -159,6 +160,7 @@ async fn a_panic_costs_its_batch_and_nothing_more() {
         None,
         "broken".into(),
         None,
+        Vec::new(),
     )
     .unwrap();
     let greedy = Sampling::default();

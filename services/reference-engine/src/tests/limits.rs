@@ -256,10 +256,10 @@ fn reuse_is_reported_and_changes_nothing() {
     );
     // Another namespace reuses nothing.
     let spec = SessionSpec {
-        self_drafts: false,
         namespace: NamespaceId(2),
         sampling,
         prompt_len: prompt.len() as u32,
+        ..SessionSpec::default()
     };
     let foreign = engine.step(StepItem {
         open: Some(spec),

@@ -32,13 +32,16 @@ fn tensors_of(seed: u64) -> std::collections::HashMap<String, FileTensor> {
 
 fn engine(seed: u64) -> EngineHandle {
     let model = load(&tiny_config(), &tensors_of(seed)).unwrap();
-    let config = EngineConfig {
+    let mut config = EngineConfig {
         weights: crate::kernels::WeightFormat::F32,
         weight_version: 3,
         ..EngineConfig::default()
     };
+    // Blocks of the old weights must not serve the new ones.
+    config.kv_pool.memory_bytes_max = 1 << 20;
     let metrics = Metrics::new().unwrap();
-    EngineHandle::with_model(&config, &metrics, Arc::new(model), None, "m".into(), None).unwrap()
+    let (model, name) = (Arc::new(model), "m".to_owned());
+    EngineHandle::with_model(&config, &metrics, model, None, name, None, Vec::new()).unwrap()
 }
 
 /// A folder with the random model of this seed.

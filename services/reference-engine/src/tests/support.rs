@@ -220,10 +220,10 @@ pub(crate) fn item(session: u128, keep_len: usize, tokens: &[TokenId]) -> StepIt
 /// Returns an item that opens its session.
 pub(crate) fn opening(session: u128, sampling: &Sampling, tokens: &[TokenId]) -> StepItem {
     let spec = SessionSpec {
-        self_drafts: false,
         namespace: NamespaceId(1),
         sampling: sampling.clone(),
         prompt_len: tokens.len() as u32,
+        ..SessionSpec::default()
     };
     StepItem {
         self_draft: None,

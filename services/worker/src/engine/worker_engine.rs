@@ -29,15 +29,19 @@ pub(crate) struct EngineLimits {
     pub(crate) max_context: u32,
     /// 0 for an engine that takes no drafts.
     pub(crate) max_draft_tokens: u32,
+    /// Whether it is told of the text that comes after the first piece.
+    pub(crate) reads_ahead: bool,
 }
 
 impl WorkerEngine {
     /// The model that the engine serves.
     pub(crate) fn served(&self) -> ServedModel<'_> {
+        let mut reads_ahead = false;
         let (model, tokenizer, max_context, max_draft_tokens) = match self {
             WorkerEngine::Verifying(engine) => {
                 let able = engine.capabilities();
                 let drafts = able.max_draft_tokens;
+                reads_ahead = able.reads_ahead;
                 (&able.model, &able.tokenizer, able.max_context, drafts)
             }
             WorkerEngine::Streaming(engine) => {
@@ -51,6 +55,7 @@ impl WorkerEngine {
             limits: EngineLimits {
                 max_context,
                 max_draft_tokens,
+                reads_ahead,
             },
         }
     }

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use refrain_protocol::engine::{Sampling, SessionSpec, StepItem, StepRequest};
+use refrain_protocol::engine::{SessionSpec, StepItem, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, NamespaceId};
 use refrain_service_kit::random;
 
@@ -80,9 +80,7 @@ async fn measure(
     };
     let open = SessionSpec {
         namespace: NamespaceId(session.0),
-        sampling: Sampling::default(),
-        prompt_len: 0,
-        self_drafts: false,
+        ..SessionSpec::default()
     };
     step(engine, item(Some(open), 0, KEPT_TOKENS)).await?;
     let sizes = (0..u32::BITS).map(|power| 1 << power);

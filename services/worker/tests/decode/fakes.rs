@@ -63,6 +63,8 @@ pub(crate) struct FakeEngine {
 #[derive(Default)]
 struct Session {
     text: Vec<TokenId>,
+    /// The text that was announced when the session was opened, and has not come yet.
+    ahead: Vec<TokenId>,
     self_drafts: bool,
 }
 
@@ -82,6 +84,7 @@ impl FakeEngine {
                 max_draft_tokens: 16,
                 eos_token_ids: vec![STOP],
                 output_forms: false,
+                reads_ahead: false,
             },
             target,
             next_target: None,
@@ -114,6 +117,12 @@ impl FakeEngine {
         });
         self.head = Some(head);
         self.draft_s = draft_s;
+        self
+    }
+
+    /// It is told of the text ahead, and finds three tokens of each of its pieces.
+    pub(crate) fn reading_ahead(mut self) -> Self {
+        self.capabilities.reads_ahead = true;
         self
     }
 
@@ -161,6 +170,7 @@ impl FakeEngine {
             self.opened.lock().unwrap().push(spec.self_drafts);
             let session = Session {
                 text: Vec::new(),
+                ahead: [&item.tokens[..], &spec.ahead].concat(),
                 self_drafts: spec.self_drafts,
             };
             sessions.insert(item.session, session);
@@ -170,6 +180,16 @@ impl FakeEngine {
         };
         let sent = item.tokens.len() as u64;
         self.sent.fetch_add(sent, Ordering::Relaxed);
+        let mut cached_tokens = 0;
+        if self.capabilities.reads_ahead && !session.ahead.is_empty() {
+            assert!(
+                session.ahead.starts_with(&item.tokens),
+                "it was not announced"
+            );
+            session.ahead.drain(..item.tokens.len());
+            assert_eq!(session.ahead.is_empty(), item.sample);
+            cached_tokens = 3;
+        }
         let text = &mut session.text;
         assert!(
             item.keep_len as usize <= text.len(),
@@ -225,7 +245,7 @@ impl FakeEngine {
             emitted,
             accepted_nodes,
             text_len: text.len() as u32,
-            cached_tokens: 0,
+            cached_tokens,
             stopped,
             logprobs: None,
         })

@@ -81,6 +81,16 @@ async fn drafts_change_the_number_of_steps_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn an_engine_that_reads_ahead_is_told_the_whole_prompt_with_its_first_piece() {
+    let bench = bench(FakeEngine::new(erratic).reading_ahead(), |_| {}).await;
+    let prompt: Vec<TokenId> = (1..=30).map(|token| token % 9 + 1).collect();
+    let received = run(&bench, chunk(&bench, &prompt, 10)).await;
+    assert_eq!(received.tokens, plainly(erratic, &prompt, 10));
+    // Four pieces of 8 tokens at most, of which the engine found three each.
+    assert_eq!(received.end.unwrap().cached_tokens, 12);
+}
+
+#[tokio::test]
 async fn repetition_is_drafted_from_the_request_itself() {
     let bench = bench(FakeEngine::new(repetitive), |_| {}).await;
     let received = run(&bench, chunk(&bench, &[1, 2, 3], 200)).await;

@@ -267,7 +267,16 @@ async fn capabilities_and_timings_include_the_head() {
     let engine = |head: Option<_>| {
         let (config, metrics) = (EngineConfig::default(), Metrics::new().unwrap());
         let network = head.map(by_head);
-        EngineHandle::with_model(&config, &metrics, tiny(), network, "tiny".into(), None).unwrap()
+        EngineHandle::with_model(
+            &config,
+            &metrics,
+            tiny(),
+            network,
+            "tiny".into(),
+            None,
+            Vec::new(),
+        )
+        .unwrap()
     };
     assert_eq!(engine(None).capabilities().drafter, None);
     let engine = engine(Some(tiny_head()));

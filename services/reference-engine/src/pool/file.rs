@@ -1,0 +1,344 @@
+//! The blocks in a file: slots of one size, each with a checksummed block.
+//!
+//! The file has no table of contents. The index is made from the heads of the slots when the file is opened. So a
+//! crash or a damage costs the blocks that it hits, and no write has to be ordered or synced.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use anyhow::Context as _;
+use lru::LruCache;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::block::{Damage, HEAD_BYTES, PooledBlock, decode, decode_head, encode, encoded_len};
+use super::chain::BlockKey;
+
+/// Slots begin at multiples of this number of bytes, so that a write touches whole pages.
+const PAGE_BYTES: usize = 4096;
+
+/// Which block is in which slot.
+struct FileIndex {
+    /// The slot of each block, in order of last use.
+    slots: LruCache<BlockKey, u32>,
+    /// Slots without a block below `end`.
+    free: Vec<u32>,
+    /// Number of slots that the file has had.
+    end: u32,
+    slots_max: u32,
+    /// Blocks that wait to be written.
+    waiting: HashSet<BlockKey>,
+    /// The number of the next write.
+    order: u64,
+}
+
+impl FileIndex {
+    /// Takes a slot for another block. Returns whether a block lost its place.
+    fn claim(&mut self) -> Option<(u32, bool)> {
+        if let Some(slot) = self.free.pop() {
+            return Some((slot, false));
+        }
+        if self.end < self.slots_max {
+            self.end += 1;
+            return Some((self.end - 1, false));
+        }
+        self.slots.pop_lru().map(|(_, slot)| (slot, true))
+    }
+}
+
+/// A file of blocks, which one process uses at a time. One thread writes, and any may read.
+pub(super) struct BlockFile {
+    file: File,
+    floats: usize,
+    slot_bytes: usize,
+    index: Mutex<FileIndex>,
+}
+
+impl BlockFile {
+    /// Opens or creates the file, for blocks of `floats` floats. Whatever else is in the file is overwritten in time.
+    ///
+    /// # Errors
+    /// The file cannot be opened or read, another process uses it, or `bytes_max` has no room for a block.
+    pub(super) fn open(path: &Path, bytes_max: u64, floats: usize) -> anyhow::Result<Self> {
+        let slot_bytes = encoded_len(floats).next_multiple_of(PAGE_BYTES);
+        let slots_max = u32::try_from(bytes_max / slot_bytes as u64).unwrap_or(u32::MAX);
+        anyhow::ensure!(
+            slots_max > 0,
+            "engine.kv_pool.file_bytes_max: a block of this model takes {slot_bytes} bytes, which must fit"
+        );
+        let mut options = OpenOptions::new();
+        // It has texts of tenants in it, as tokens.
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600);
+        let file = options.open(path)?;
+        file.try_lock()
+            .context("another process uses it; give each engine a file of its own")?;
+        let bytes = file.metadata()?.len();
+        let most = u64::from(slots_max) * slot_bytes as u64;
+        if bytes > most {
+            file.set_len(most)?;
+        }
+        let slots = bytes.min(most).div_ceil(slot_bytes as u64);
+        let mut index = FileIndex {
+            slots: LruCache::unbounded(),
+            free: Vec::new(),
+            end: u32::try_from(slots)?,
+            slots_max,
+            waiting: HashSet::new(),
+            order: 0,
+        };
+        scan(&file, slot_bytes, floats, &mut index);
+        tracing::info!(path = %path.display(), blocks = index.slots.len(), "the file of the KV pool is open");
+        Ok(BlockFile {
+            file,
+            floats,
+            slot_bytes,
+            index: Mutex::new(index),
+        })
+    }
+
+    fn index(&self) -> MutexGuard<'_, FileIndex> {
+        self.index.lock()
+    }
+
+    /// Returns the number of blocks.
+    pub(super) fn len(&self) -> usize {
+        self.index().slots.len()
+    }
+
+    /// Returns the size of the file in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.index().end) * self.slot_bytes as u64
+    }
+
+    /// Returns the number of blocks that wait to be written.
+    pub(super) fn waiting(&self) -> usize {
+        self.index().waiting.len()
+    }
+
+    pub(super) fn has(&self, key: BlockKey) -> bool {
+        self.index().slots.contains(&key)
+    }
+
+    /// Marks a block as used. Returns whether the caller has to hand it in for writing, because it is neither in the
+    /// file nor waits.
+    pub(super) fn announce(&self, key: BlockKey) -> bool {
+        let mut index = self.index();
+        index.slots.get(&key).is_none() && index.waiting.insert(key)
+    }
+
+    /// Takes back an announcement.
+    pub(super) fn withdraw(&self, key: BlockKey) {
+        self.index().waiting.remove(&key);
+    }
+
+    /// Writes a block that was announced, and returns whether another one lost its place.
+    ///
+    /// # Errors
+    /// The file cannot be written. Its other blocks stay.
+    pub(super) fn write(&self, block: &PooledBlock) -> io::Result<bool> {
+        let key = block.id.key();
+        let (slot, order, has_evicted) = {
+            let mut index = self.index();
+            index.waiting.remove(&key);
+            let Some((slot, has_evicted)) = index.claim() else {
+                return Ok(false);
+            };
+            index.order += 1;
+            (slot, index.order, has_evicted)
+        };
+        let mut bytes = Vec::new();
+        encode(block, order, &mut bytes);
+        let written = self.file.write_all_at(&bytes, self.place(slot));
+        let mut index = self.index();
+        if let Err(error) = written {
+            index.free.push(slot);
+            return Err(error);
+        }
+        if let Some(slot) = index.slots.put(key, slot) {
+            index.free.push(slot);
+        }
+        Ok(has_evicted)
+    }
+
+    /// Reads a block. `None`: the file does not have it.
+    ///
+    /// # Errors
+    /// What the file has there is not the block. It is dropped.
+    pub(super) fn read(&self, key: BlockKey) -> Result<Option<PooledBlock>, Damage> {
+        let Some(slot) = self.index().slots.get(&key).copied() else {
+            return Ok(None);
+        };
+        let mut bytes = vec![0; encoded_len(self.floats)];
+        let read = self.file.read_exact_at(&mut bytes, self.place(slot));
+        let block = match read {
+            Ok(()) => decode(&bytes, self.floats),
+            Err(_) => Err(Damage::Short),
+        };
+        let damage = match block {
+            Ok(block) if block.id.key() == key => return Ok(Some(block)),
+            Ok(_) => Damage::Head,
+            Err(damage) => damage,
+        };
+        let mut index = self.index();
+        // If the slot was given to another block meanwhile, nothing is damaged.
+        if index.slots.peek(&key) != Some(&slot) {
+            return Ok(None);
+        }
+        index.slots.pop(&key);
+        index.free.push(slot);
+        Err(damage)
+    }
+
+    fn place(&self, slot: u32) -> u64 {
+        u64::from(slot) * self.slot_bytes as u64
+    }
+}
+
+/// Enters the blocks of a file by their heads, in the order in which they were written. Their content is checked when
+/// it is read.
+fn scan(file: &File, slot_bytes: usize, floats: usize, index: &mut FileIndex) {
+    let mut found = Vec::new();
+    let mut bytes = [0; HEAD_BYTES];
+    for slot in 0..index.end {
+        let read = file.read_exact_at(&mut bytes, u64::from(slot) * slot_bytes as u64);
+        match read.map(|()| decode_head(&bytes, floats)) {
+            Ok(Ok(head)) => found.push((head.order, head.id.key(), slot)),
+            _ => index.free.push(slot),
+        }
+    }
+    found.sort_unstable_by_key(|(order, _, _)| *order);
+    for (order, key, slot) in found {
+        index.order = order;
+        if let Some(older) = index.slots.put(key, slot) {
+            index.free.push(older);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::network::BLOCK_TOKENS;
+    use crate::pool::chain::BlockId;
+
+    const FLOATS: usize = 64;
+    const SLOT_BYTES: u64 = PAGE_BYTES as u64;
+
+    fn block(number: u8) -> PooledBlock {
+        PooledBlock {
+            id: BlockId([number; 32]),
+            tokens: [number.into(); BLOCK_TOKENS],
+            floats: Arc::new(vec![f32::from(number); FLOATS]),
+        }
+    }
+
+    fn key(number: u8) -> BlockKey {
+        block(number).id.key()
+    }
+
+    /// A file with the blocks 0 to `count - 1`.
+    fn filled(path: &Path, count: u8, bytes_max: u64) -> BlockFile {
+        let file = BlockFile::open(path, bytes_max, FLOATS).unwrap();
+        for number in 0..count {
+            assert!(file.announce(key(number)));
+            file.write(&block(number)).unwrap();
+        }
+        file
+    }
+
+    fn readable(file: &BlockFile, count: u8) -> Vec<u8> {
+        let is_there = |number: &u8| {
+            let read = file.read(key(*number)).ok().flatten();
+            read.is_some_and(|read| read.floats == block(*number).floats)
+        };
+        (0..count).filter(is_there).collect()
+    }
+
+    #[test]
+    fn blocks_outlive_the_process_and_the_oldest_make_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("blocks.kvpool");
+        let file = filled(&path, 6, 4 * SLOT_BYTES);
+        assert_eq!(readable(&file, 6), [2, 3, 4, 5]);
+        assert_eq!(
+            (file.len(), file.bytes(), file.waiting()),
+            (4, 4 * SLOT_BYTES, 0)
+        );
+        assert!(BlockFile::open(&path, SLOT_BYTES, FLOATS).is_err());
+        drop(file);
+        let file = BlockFile::open(&path, 4 * SLOT_BYTES, FLOATS).unwrap();
+        assert!(!file.announce(key(2)) && file.announce(key(9)) && !file.announce(key(9)));
+        assert!(file.write(&block(9)).unwrap());
+        // 2 was used since, so 3 was the oldest.
+        assert_eq!(readable(&file, 10), [2, 4, 5, 9]);
+        drop(file);
+        let file = BlockFile::open(&path, 2 * SLOT_BYTES, FLOATS).unwrap();
+        assert_eq!((file.len(), file.bytes()), (2, 2 * SLOT_BYTES));
+        assert!(BlockFile::open(&folder.path().join("other"), SLOT_BYTES - 1, FLOATS).is_err());
+    }
+
+    #[test]
+    fn any_damaged_byte_costs_its_own_block_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("blocks.kvpool");
+        drop(filled(&path, 3, 3 * SLOT_BYTES));
+        let whole = std::fs::read(&path).unwrap();
+        let block_bytes = encoded_len(FLOATS);
+        for place in (0..block_bytes).map(|at| SLOT_BYTES as usize + at) {
+            let mut changed = whole.clone();
+            changed[place] ^= 0x10;
+            std::fs::write(&path, &changed).unwrap();
+            let file = BlockFile::open(&path, 3 * SLOT_BYTES, FLOATS).unwrap();
+            assert_eq!(readable(&file, 3), [0, 2], "byte {place}");
+            // Its slot is used again.
+            assert!(file.announce(key(1)));
+            assert!(!file.write(&block(1)).unwrap());
+            assert_eq!(readable(&file, 3), [0, 1, 2]);
+        }
+        for cut in (0..whole.len()).step_by(97) {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let file = BlockFile::open(&path, 3 * SLOT_BYTES, FLOATS).unwrap();
+            let left = (0..3u8)
+                .filter(|number| usize::from(*number) * SLOT_BYTES as usize + block_bytes <= cut);
+            assert_eq!(readable(&file, 3), left.collect::<Vec<_>>(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn damage_while_the_file_is_open_is_found_when_the_block_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("blocks.kvpool");
+        let file = filled(&path, 3, 3 * SLOT_BYTES);
+        let other = OpenOptions::new().write(true).open(&path).unwrap();
+        other
+            .write_all_at(&[7], SLOT_BYTES + HEAD_BYTES as u64)
+            .unwrap();
+        assert_eq!(file.read(key(1)).unwrap_err(), Damage::Floats);
+        assert!(file.read(key(1)).unwrap().is_none() && !file.has(key(1)));
+        other.set_len(SLOT_BYTES + 10).unwrap();
+        assert_eq!(file.read(key(2)).unwrap_err(), Damage::Short);
+        assert_eq!(readable(&file, 3), [0]);
+    }
+
+    #[test]
+    fn a_file_of_another_model_or_of_garbage_is_used_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("blocks.kvpool");
+        drop(filled(&path, 3, 3 * SLOT_BYTES));
+        let file = BlockFile::open(&path, 3 * SLOT_BYTES, FLOATS + 8).unwrap();
+        assert_eq!(file.len(), 0);
+        drop(file);
+        std::fs::write(&path, vec![0x5a; 10_000]).unwrap();
+        let file = filled(&path, 3, 3 * SLOT_BYTES);
+        assert_eq!(readable(&file, 3), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,119 @@
+//! Asks other engines for blocks. Whatever goes wrong costs time, which is bounded, and the session reads its text.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use refrain_service_kit::http::MeshClient;
+
+use super::wire::{BlocksAnswer, BlocksRequest, PATH, decode_answer};
+use crate::pool::{BlockId, BlockSource, KvPool};
+
+/// How long an engine is not asked after a call of it failed.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The other engines.
+pub(super) struct Peers {
+    peers: Vec<Peer>,
+}
+
+struct Peer {
+    client: MeshClient,
+    /// It is not asked before this time.
+    paused_until: Mutex<Option<Instant>>,
+}
+
+impl Peers {
+    pub(super) fn new(clients: Vec<MeshClient>) -> Self {
+        let peer = |client| Peer {
+            client,
+            paused_until: Mutex::default(),
+        };
+        Peers {
+            peers: clients.into_iter().map(peer).collect(),
+        }
+    }
+
+    /// Fetches blocks into the pool's memory, in order, until `deadline`. Of several engines, the one that has most
+    /// is asked for them.
+    pub(super) async fn fetch(&self, pool: &KvPool, ids: &[BlockId], deadline: Instant) {
+        let now = Instant::now();
+        let able: Vec<&Peer> = self.peers.iter().filter(|peer| peer.is_able(now)).collect();
+        let best = match able.as_slice() {
+            [] => return,
+            [only] => *only,
+            several => {
+                let counts = several.iter().map(|peer| peer.ask(pool, ids, 0, deadline));
+                let counts = join_all(counts).await;
+                let held = counts
+                    .iter()
+                    .map(|answer| answer.as_ref().map_or(0, |it| it.held));
+                match several.iter().zip(held).max_by_key(|(_, held)| *held) {
+                    Some((peer, held)) if held > 0 => *peer,
+                    _ => return,
+                }
+            }
+        };
+        let mut left = ids;
+        while !left.is_empty() {
+            let Some(answer) = best.ask(pool, left, left.len(), deadline).await else {
+                return;
+            };
+            let count = take(pool, left, &answer);
+            // It has no more of them, or sent something else.
+            if count == 0 {
+                return;
+            }
+            left = &left[count..];
+        }
+    }
+}
+
+/// Puts the blocks of an answer into the memory, as far as they are the ones that were asked for. Returns their
+/// number.
+fn take(pool: &KvPool, ids: &[BlockId], answer: &BlocksAnswer) -> usize {
+    let pairs = ids.iter().zip(&answer.blocks);
+    let right: Vec<_> = pairs.take_while(|(id, block)| **id == block.id).collect();
+    let wrong = answer.blocks.len() - right.len() + usize::from(answer.is_damaged);
+    pool.counts().damaged.add(wrong as u64);
+    pool.counts().fetched.add(right.len() as u64);
+    for (_, block) in &right {
+        pool.insert((*block).clone(), BlockSource::Peer);
+    }
+    right.len()
+}
+
+impl Peer {
+    fn is_able(&self, now: Instant) -> bool {
+        self.paused_until.lock().is_none_or(|until| until <= now)
+    }
+
+    /// Asks for blocks. `None`: the call failed, and the engine is left alone for a while.
+    async fn ask(
+        &self,
+        pool: &KvPool,
+        ids: &[BlockId],
+        blocks_max: usize,
+        deadline: Instant,
+    ) -> Option<BlocksAnswer> {
+        let request = BlocksRequest::new(ids.iter().map(BlockId::key), blocks_max);
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        let body = serde_json::to_vec(&request).ok()?;
+        let sent = self.client.post_bytes(PATH, "application/json", body, left);
+        let answer = match sent.await {
+            Ok(bytes) => decode_answer(&bytes, pool.block_floats()),
+            Err(error) => {
+                tracing::debug!(%error, "another engine was asked for KV blocks in vain");
+                None
+            }
+        };
+        if answer.is_none() {
+            pool.counts().failed_fetches.add(1);
+            *self.paused_until.lock() = Some(Instant::now() + PAUSE);
+        }
+        answer
+    }
+}
