@@ -61,7 +61,7 @@ pub struct EngineCall {
     pub body: String,
 }
 
-/// What an engine answered to an [`EngineCall`].
+/// The answer of an engine to an [`EngineCall`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineAnswer {
     /// HTTP status.
@@ -89,7 +89,7 @@ pub struct EngineState {
 pub struct EngineOrderReply {
     /// The state after it.
     pub state: EngineState,
-    /// What the engine answered, if the order was [`EngineOrder::PassOn`].
+    /// The engine's own answer, if the order was [`EngineOrder::PassOn`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<EngineAnswer>,
 }
