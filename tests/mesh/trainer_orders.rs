@@ -211,7 +211,6 @@ impl<'a> Caller<'a> {
             prediction: Vec::new(),
             transferred: false,
             alive_within_ms: Some(2_000),
-            expected_tokens: None,
         };
         let url = self.mesh.url(Service::Worker(0));
         Ok(self.workers.at(&url).chunk(request).await?)

@@ -128,7 +128,7 @@ class Mesh:
         sums = {}
         for worker in self.workers:
             _, text = call(f"http://127.0.0.1:{worker}/metrics")
-            for kind, labels, value in re.findall(r"^refrain_spec_(\w+)_total\{(.*)\} (\S+)$", text, re.M):
+            for kind, labels, value in re.findall(r"^refrain_spec_((?:drafted|accepted)_tokens)_total\{(.*)\} (\S+)$", text, re.M):
                 labels = dict(re.findall(r'(\w+)="([^"]*)"', labels))
                 name = labels["scope"] if labels["source"] == "suffix" else labels["source"]
                 sums.setdefault(name, {})

@@ -110,10 +110,6 @@ def spans(one):
     return [(span["start"], span["end"], span["version"]) for span in one.versions]
 
 
-def shown(version):
-    return "default" if version == 0 else str(version)
-
-
 def per_step(rollouts):
     return sum(len(one.tokens) for one in rollouts) / max(sum(one.steps for one in rollouts), 1)
 
@@ -158,7 +154,7 @@ def run_arm(name, options, asked, policy, folders, expected, checks):
             "outputs": fingerprint(groups),
         }
         for one in rollouts:
-            whole = [(0, len(one.tokens), shown(epoch))] if one.tokens else []
+            whole = [(0, len(one.tokens), epoch)] if one.tokens else []
             checks.hold(spans(one) == whole, f"{name}, epoch {epoch}: versions {spans(one)} instead of {whole}")
         if policy:
             row["logprob_error"] = policy.check(rollouts)
@@ -207,7 +203,7 @@ def check_swap_in_flight(mesh, asked, policy, folders, checks):
     mixed = [one for one in rollouts if len(one.versions) > 1]
     checks.hold(len(mixed) > 0, "some rollouts have tokens of two versions")
     worst = 0.0
-    for state, wanted in ((folders[-1], shown(version - 1)), (folder, shown(version))):
+    for state, wanted in ((folders[-1], version - 1), (folder, version)):
         policy.model.load_state_dict(load_state(state))
         worst = max(worst, span_error(policy, rollouts, wanted))
     checks.hold(worst < LOGPROB_ERROR_MAX, f"weights changed in flight: log-probabilities differ by {worst:.2e}")
