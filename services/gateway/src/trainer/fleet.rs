@@ -103,8 +103,8 @@ impl Fleet {
         }
     }
 
-    /// Gives all workers an order, and waits until each has answered. It is carried out to its end, also if the caller
-    /// hangs up.
+    /// Gives all workers an order, and waits until each has answered. It is carried out to its end, also if the
+    /// caller hangs up.
     ///
     /// # Errors
     /// As [`Fleet::members`]: nothing was ordered then.
