@@ -210,7 +210,7 @@ impl FleetAnswers {
                 let mut body = json!(ErrorBody::from(&error));
                 // Trainers that know SGLang look at this.
                 body["success"] = false.into();
-                body["message"] = error.message.clone().into();
+                body["message"] = error.message.into();
                 (status.unwrap_or(StatusCode::BAD_GATEWAY), body)
             }
         };
