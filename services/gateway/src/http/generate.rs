@@ -192,7 +192,7 @@ impl GatewayState {
             },
             input_tokens: request.input_tokens(),
             choices_per_prompt: request.choices_per_prompt as usize,
-            choices: request.choice_count() as usize,
+            choices: request.choice_count(),
             budget: quota.budget(),
             shown: self.metrics.token_counters(
                 &caller.tenant,

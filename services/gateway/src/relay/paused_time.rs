@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Pauses that are remembered. The oldest is forgotten for a new one, so a request that is older ends a little earlier.
+/// Pauses that are remembered. The oldest is forgotten for a new one, so a request that is older ends a
+/// little earlier.
 const PAUSES_MAX: usize = 1_024;
 
 /// The present pause and earlier ones.

@@ -12,8 +12,8 @@ pub struct TrainerConfig {
     /// Address of the listener, such as `127.0.0.1:8091`. Without it there is none. Its callers need no key, so
     /// another address than one of this machine needs `allows_other_machines` as well.
     pub listen: Option<SocketAddr>,
-    /// Whether other machines may reach the listener. Whoever reaches it can abort rollouts, pause engines and replace
-    /// weights, so let the network keep strangers away.
+    /// Whether other machines may reach the listener. Whoever reaches it can abort rollouts, pause engines and
+    /// replace weights, so let the network keep strangers away.
     pub allows_other_machines: bool,
     /// The certificate and the time limits of the listener.
     pub http: ListenerConfig,

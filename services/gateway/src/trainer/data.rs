@@ -55,12 +55,6 @@ struct ReadRequest {
     shape: AnswerShape,
 }
 
-/// A request that all limits have let in, or one that was aborted before.
-enum Admitted {
-    Begun(AdmittedRequest, Slots),
-    Aborted,
-}
-
 impl DataSurface {
     /// All of them.
     pub(super) const ALL: [DataSurface; 3] = [
@@ -191,12 +185,12 @@ impl TrainerState {
         let is_stream = request.is_stream;
         let writer = shape.writer(accepted, self.fleet.version())?;
         let (events, slots) = match admitted {
-            Admitted::Begun(admitted, slots) => {
+            Some((admitted, slots)) => {
                 let relay = &self.gateway.relay;
                 let events = span.in_scope(|| relay.carry_out(request, admitted, received));
                 (events.noted(note), Some(slots))
             }
-            Admitted::Aborted => (aborted_events(&request), None),
+            None => (aborted_events(&request), None),
         };
         let writer = Box::new(TrackedWriter::new(writer, entry.clone(), slots));
         let answered = self.gateway.respond(events, writer, is_stream);
@@ -238,13 +232,13 @@ impl TrainerState {
             .await
     }
 
-    /// Waits until every limit has room for a request.
+    /// Waits until every limit has room for a request. `None`: it was aborted before.
     async fn admit(
         &self,
         accepted: &mut AcceptedRequest,
         entry: &Entry,
         caller: &Caller,
-    ) -> Result<Admitted, ApiError> {
+    ) -> Result<Option<(AdmittedRequest, Slots)>, ApiError> {
         let (gateway, tenant) = (&self.gateway, &*self.tenant);
         let admit = async {
             let judged = Mutex::new(&mut *accepted);
@@ -271,10 +265,10 @@ impl TrainerState {
             let admitted = gateway
                 .begin(accepted, caller, ticket, quota, reserved)
                 .await?;
-            Ok(Admitted::Begun(admitted, slots))
+            Ok((admitted, slots))
         };
         let admitted = entry.abort.run_until_cancelled(admit).await;
-        admitted.unwrap_or(Ok(Admitted::Aborted))
+        admitted.transpose()
     }
 }
 

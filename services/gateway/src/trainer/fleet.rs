@@ -103,8 +103,8 @@ impl Fleet {
         }
     }
 
-    /// Gives all workers an order, and waits until each has answered. It is carried out to its end, also if the caller
-    /// hangs up.
+    /// Gives all workers an order, and waits until each has answered. It is carried out to its end, also if the
+    /// caller hangs up.
     ///
     /// # Errors
     /// As [`Fleet::members`]: nothing was ordered then.
@@ -210,7 +210,7 @@ impl FleetAnswers {
                 let mut body = json!(ErrorBody::from(&error));
                 // Trainers that know SGLang look at this.
                 body["success"] = false.into();
-                body["message"] = error.message.clone().into();
+                body["message"] = error.message.into();
                 (status.unwrap_or(StatusCode::BAD_GATEWAY), body)
             }
         };

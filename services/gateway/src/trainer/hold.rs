@@ -2,8 +2,8 @@
 //! refused, or send it again every second.
 //!
 //! A request waits three times at most. Its body is read when there is memory for it. It is asked of the scheduler
-//! when fewer rollouts than the limit are. Where another limit of the gateway or of the tenant is reached, the request
-//! that waits for longest tries again now and then, and the others wait behind it.
+//! when fewer rollouts than the limit are. Where another limit of the gateway or of the tenant is reached, the
+//! request that waits for longest tries again now and then, and the others wait behind it.
 //!
 //! Each limit has a line of its own. A request that waits in one holds what it got from earlier limits only, so those
 //! that it waits for never wait behind it.

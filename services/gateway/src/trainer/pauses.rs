@@ -144,8 +144,8 @@ pub(super) async fn flush_cache(trainer: Data<TrainerState>) -> HttpResult<HttpR
 }
 
 impl TrainerState {
-    /// Asks all workers for their state. If all answer, the time of requests follows it: a worker may have been started
-    /// anew, and so may this gateway.
+    /// Asks all workers for their state. If all answer, the time of requests follows it: a worker may have been
+    /// started anew, and so may this gateway.
     ///
     /// # Errors
     /// As [`Fleet::order`](super::fleet::Fleet::order).

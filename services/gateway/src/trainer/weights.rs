@@ -88,8 +88,8 @@ pub(super) async fn set_version(
     })))
 }
 
-/// `GET /get_weight_version` and `/weight_info`: the oldest version on any worker, since a trainer that waits for a new
-/// one waits for all of them.
+/// `GET /get_weight_version` and `/weight_info`: the oldest version on any worker, since a trainer that waits for a
+/// new one waits for all of them.
 pub(super) async fn get_version(trainer: Data<TrainerState>) -> HttpResult<HttpResponse> {
     let answers = trainer.report().await?;
     let oldest = answers.oldest_version();

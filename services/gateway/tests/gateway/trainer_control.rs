@@ -423,7 +423,7 @@ async fn calls_in_an_engines_own_words_reach_it_unchanged() {
     assert!(
         matches!(&orders(&lab)[..], [EngineOrder::PassOn(call)] if !call.is_post && call.body.is_empty())
     );
-    // What the engine refuses is refused with its status and its words.
+    // A call that the engine refuses is refused with its status and its words.
     lab.bench.mesh.fleet.state().engine = EngineAnswer {
         status: 404,
         body: "{\"detail\": \"Not Found\"}".into(),

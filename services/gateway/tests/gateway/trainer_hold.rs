@@ -52,6 +52,12 @@ async fn rollouts_past_the_limit_wait_in_order_and_past_the_limit_on_waiting_get
     lab.post("/abort_request", &json!({"rid": "a"})).await;
     lab.wait_for_held(0.0).await;
     lab.post("/abort_request", &json!({"rid": "b"})).await;
+    for aborted in running {
+        assert_eq!(
+            aborted.await.unwrap().1["meta_info"]["finish_reason"]["type"],
+            "abort"
+        );
+    }
     for one in [third, fourth] {
         let (status, answer) = one.await.unwrap();
         assert_eq!(status, 200);
