@@ -19,6 +19,8 @@ MODEL, TENANT = "policy", "trainer"
 WORKERS = 2
 # Requests at once. A trainer sends all of an epoch together, and the mesh holds what it cannot run yet.
 CONNECTIONS = 64
+# The gateway closes connections that were idle for longer, as between two epochs.
+IDLE_S_MAX = 2
 
 
 def free_ports(count):
@@ -113,12 +115,13 @@ class Mesh:
 
     def generate(self, body):
         """One rollout, in the words of SGLang's native interface. Each thread keeps its connection."""
-        if not hasattr(self.connections, "kept"):
-            self.connections.kept = http.client.HTTPConnection("127.0.0.1", self.trainer, timeout=600)
-        kept = self.connections.kept
+        kept = getattr(self.connections, "kept", None)
+        if kept is None or time.monotonic() - self.connections.used > IDLE_S_MAX:
+            kept = self.connections.kept = http.client.HTTPConnection("127.0.0.1", self.trainer, timeout=600)
         kept.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
         response = kept.getresponse()
         text = response.read()
+        self.connections.used = time.monotonic()
         if response.status != 200:
             raise SystemExit(f"/generate answered {response.status}: {text.decode(errors='replace')[:500]}")
         return json.loads(text)

@@ -115,7 +115,7 @@ async fn started(keys: &MeshConfig, kv_pool: KvPoolConfig) -> anyhow::Result<Eng
     Ok(server)
 }
 
-/// Opens a session, reads the text, and closes the session without keeping its KV. Returns the seconds until the first
+/// Opens a session, reads the text, and closes the session without keeping its KV. Returns the seconds until the
 /// token, and the number of cached tokens.
 async fn first_token(server: &EngineServer, text: &[TokenId]) -> anyhow::Result<(f64, u32)> {
     let (session, started) = (EngineSessionId(1), Instant::now());

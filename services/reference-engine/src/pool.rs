@@ -138,7 +138,7 @@ impl KvPool {
         Ok(Some((pool, queues)))
     }
 
-    /// Ends the queues. What waits in them is still worked on.
+    /// Ends the queues. The jobs in them are still done.
     pub(crate) fn end(&self) {
         *self.senders.lock() = None;
     }
@@ -311,7 +311,7 @@ impl KvPool {
         }
     }
 
-    /// Loads blocks from the file into the memory, up to the first that it lacks. Returns how many are in memory then.
+    /// Loads blocks from the file into the memory, up to the first that it lacks. Returns how many are in memory.
     pub(crate) fn load_from_file(&self, ids: &[BlockId]) -> usize {
         let load = |id: &BlockId| {
             if self.memory.lock().holds(id) {
@@ -335,7 +335,7 @@ impl KvPool {
         })
     }
 
-    /// Forgets all blocks. What is being written or loaded may still come.
+    /// Forgets all blocks. Those that are being written or loaded may still come.
     pub(crate) fn clear(&self) {
         self.memory.lock().clear();
         if let Some(Err(error)) = self.file.as_ref().map(BlockFile::clear) {

@@ -86,7 +86,7 @@ refrain_service_kit::metric_families! {
         pub(crate) histories: IntGauge = "refrain_replica_histories",
         /// Tokens of the earlier outputs to prompts.
         pub(crate) history_tokens: IntGauge = "refrain_replica_history_tokens",
-        /// Calls for earlier outputs to a prompt. They are refused where all histories together have no room for them.
+        /// Calls for earlier outputs to a prompt. They are refused where all histories together have no room.
         pub(crate) history_fetches: IntCounterVec =
             "refrain_replica_history_fetches_total" ["outcome"] with [FOUND, NOTHING, REFUSED, FAILED],
         /// Groups whose logs are read, since requests of them run here.

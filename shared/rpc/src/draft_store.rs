@@ -165,8 +165,8 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,output-lengths,
-/// prompt-outputs,segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,tenants/change}`
-/// in bincode, and `GET /internal/v1/stats` in JSON.
+/// prompt-outputs,segments,segments/piece,documents,documents/unknown,lookup,acceptance-stats,tenants,
+/// tenants/change}` in bincode, and `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }

@@ -69,7 +69,7 @@ async fn child_that_appends_until_it_is_killed() {
     }
 }
 
-/// What a child prints.
+/// The lines that a child prints.
 pub(super) type ChildLines = std::io::Lines<BufReader<ChildStdout>>;
 
 /// Starts a child that appends. Returns it once it is ready, with what it prints from then on.

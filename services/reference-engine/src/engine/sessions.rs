@@ -40,7 +40,7 @@ pub(crate) struct Sessions {
     kept: PrefixCache,
     /// Number of parked sessions that made room for others so far.
     parked_evicted: u64,
-    /// What outlives the sessions, if the engine has a pool.
+    /// The pool, which outlives the sessions, if the engine has one.
     pooling: Option<Pooling>,
 }
 

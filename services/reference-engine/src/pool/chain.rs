@@ -8,7 +8,7 @@ use crate::network::BLOCK_TOKENS;
 /// Changes whenever engines compute other bits than before, or lay them out differently.
 const LAYOUT: &str = "refrain kv 1";
 
-/// What a block was computed with, beside its text.
+/// The weights that a block was computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WeightsIdentity {
     /// The hash of the model's shape and weights.

@@ -19,7 +19,7 @@ impl Count {
     }
 }
 
-/// What the pool did so far, in blocks.
+/// Counts of the pool so far, in blocks.
 #[derive(Debug, Default)]
 pub(crate) struct PoolCounts {
     /// Blocks of this engine's sessions that were taken into the pool.

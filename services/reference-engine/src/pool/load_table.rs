@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::chain::BlockKey;
 
-/// What a session that lacks blocks does.
+/// The next act of a session that lacks blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It starts a load and waits for it.

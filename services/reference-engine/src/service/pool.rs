@@ -1,4 +1,5 @@
-//! The threads and calls around the pool of KV blocks: one thread writes to the file, one loads, and other engines ask.
+//! The threads and calls around the pool of KV blocks: one thread writes to the file, one loads, and other engines
+//! ask.
 
 mod metrics;
 mod peers;
@@ -80,7 +81,7 @@ async fn load_all(
 ) {
     while let Some(job) = jobs.recv().await {
         let (pool, peers) = (pool.clone(), peers.clone());
-        // Its number is limited by the table of loads. What still runs at the end is dropped.
+        // Its number is limited by the table of loads. Those that still run at the end are dropped.
         tokio::spawn(async move {
             load(&pool, &peers, &job).await;
             pool.load_ended(&job);

@@ -2,8 +2,8 @@
 //! of a training run finds what was said to it before.
 //!
 //! The namespace has these outputs as well, but between those to all other prompts. There they are found by the last
-//! tokens of the prompt, which many prompts share, and their counts are lost among the others. A replica that does not
-//! hold the whole namespace lacks them altogether.
+//! tokens of the prompt, which many prompts share, and their counts are lost among the others. A replica that does
+//! not hold the whole namespace lacks them altogether.
 //!
 //! The newest outputs count, whichever weights sampled them. Their acceptance is learnt apart from that of other
 //! drafts, so that outputs of weights that no longer guide lose by what is measured, and by nothing else.

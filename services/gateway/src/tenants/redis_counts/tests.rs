@@ -196,7 +196,7 @@ async fn the_script_and_the_buckets_agree_on_random_calls() {
                 Act::Settle => open.remove(&place),
             };
         }
-        // What a settlement has changed shows in the next answer.
+        // The change that a settlement makes shows in the next answer.
         for (usage, left) in usages.iter().zip(answer.iter().flat_map(|it| &it.left)) {
             for (bucket, left) in usage.buckets.iter().zip(left) {
                 let gap = bucket.map(|bucket| bucket.level_at(now) - left.unwrap());

@@ -28,9 +28,9 @@ refrain_service_kit::metric_families! {
         fetched: IntCounter = "refrain_engine_kv_pool_fetched_total",
         /// Blocks that were sent to other engines.
         served: IntCounter = "refrain_engine_kv_pool_served_total",
-        /// What did not work: calls of other engines, and writes to the file.
+        /// Failed calls to other engines, and failed writes to the file.
         failures: IntCounterVec = "refrain_engine_kv_pool_failures_total" ["of"],
-        /// What was refused at a limit of the pool.
+        /// Blocks and calls that were refused at a limit of the pool.
         rejections: IntCounterVec = "refrain_engine_kv_pool_rejections_total" ["limit"],
     }
 }

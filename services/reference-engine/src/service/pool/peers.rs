@@ -34,8 +34,7 @@ impl Peers {
         }
     }
 
-    /// Fetches blocks into the pool's memory, in order, until `deadline`. Of several engines, the one that has most
-    /// is asked for them.
+    /// Fetches blocks into the pool's memory, in order, until `deadline`. The engine that has most of them is asked.
     pub(super) async fn fetch(&self, pool: &KvPool, ids: &[BlockId], deadline: Instant) {
         let now = Instant::now();
         let able: Vec<&Peer> = self.peers.iter().filter(|peer| peer.is_able(now)).collect();

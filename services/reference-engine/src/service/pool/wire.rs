@@ -1,4 +1,4 @@
-//! What engines tell each other about blocks: a question in JSON, and an answer in bytes.
+//! The calls of engines for blocks: a question in JSON, and an answer in bytes.
 
 use std::str::FromStr as _;
 
