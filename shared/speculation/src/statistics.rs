@@ -294,9 +294,15 @@ fn head_node(context_tokens: u32, depth: u32) -> NodeFeatures {
 /// The table of a source and scope; `None` where nothing is drafted.
 fn kind(source: Source, scope: Scope) -> Option<usize> {
     match source {
-        Source::Suffix => Some(scope as usize),
-        Source::Prediction => Some(Scope::ALL.len()),
-        Source::Eagle3 => Some(Scope::ALL.len() + 1),
+        // The order is that of the tables as bytes, where new ones come last.
+        Source::Suffix => Some(match scope {
+            Scope::Request => 0,
+            Scope::Group => 1,
+            Scope::Tenant => 2,
+            Scope::History => 5,
+        }),
+        Source::Prediction => Some(3),
+        Source::Eagle3 => Some(4),
         // Forced tokens are certain, so nothing is learnt from them.
         Source::Grammar | Source::None => None,
     }

@@ -31,7 +31,7 @@ impl ActiveRequest {
             self.cached_tokens = 0;
         }
         // Each piece of a text may find some of it.
-        self.cached_tokens += output.cached_tokens;
+        self.cached_tokens = self.cached_tokens.saturating_add(output.cached_tokens);
         let offer = self.step.offer.take();
         if output.text_len as usize != self.step.sent_len as usize + output.emitted.len() {
             return Err(broken_contract(

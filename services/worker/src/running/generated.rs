@@ -112,7 +112,12 @@ impl ActiveRequest {
             accepted_nodes: Vec::new(),
             self_drafted: 0,
             agreed_nodes: Vec::new(),
-            cached_tokens: self.cached_tokens,
+            // It was told once, before the first token.
+            cached_tokens: if self.engine_len == 0 {
+                self.cached_tokens
+            } else {
+                0
+            },
             logprobs,
         }
     }
