@@ -196,7 +196,7 @@ fn a_node_that_was_not_reached_teaches_nothing() {
         let mut statistics = AcceptanceStatistics::default();
         statistics.observe(&tree, said);
         let seen = |from: usize, cells: usize| -> f32 {
-            statistics.nodes[Scope::Tenant as usize]
+            statistics.nodes[kind(Source::Suffix, Scope::Tenant).unwrap()]
                 .iter()
                 .skip(from)
                 .take(cells)
