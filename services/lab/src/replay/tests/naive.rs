@@ -211,5 +211,10 @@ fn step(
     }
     let emitted = left.len().min(accepted + 1);
     let counts = [draft.tree.len(), accepted, emitted].map(|count| count as u64);
-    (draft.scope as usize, counts)
+    let source = match draft.scope {
+        Scope::Request => 0,
+        Scope::Group => 1,
+        Scope::History | Scope::Tenant => 2,
+    };
+    (source, counts)
 }
