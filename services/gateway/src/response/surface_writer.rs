@@ -2,6 +2,7 @@
 
 use futures_util::future::BoxFuture;
 use refrain_protocol::ApiError;
+use refrain_protocol::openai::ErrorBody;
 use serde::Serialize;
 
 use crate::relay::{ChoiceProgress, RelayEvent, RequestEvents, RequestSummary};
@@ -25,8 +26,13 @@ pub(crate) trait SurfaceWriter: Send {
     /// Writes the frames at the end.
     fn done(&mut self, summary: &RequestSummary) -> Result<Vec<u8>, ApiError>;
 
-    /// Writes the last frames of a stream that fails.
-    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError>;
+    /// Writes the last frames of a stream that fails: an event with a top-level `error`, as OpenAI's APIs have it. No
+    /// `[DONE]` follows.
+    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError> {
+        let mut frames = Vec::new();
+        write_frame(&mut frames, &ErrorBody::from(error))?;
+        Ok(frames)
+    }
 
     /// A frame that keeps an idle stream open.
     fn keep_alive(&self) -> &'static [u8] {
@@ -58,6 +64,14 @@ pub(crate) async fn read_to_end(
             Some(RelayEvent::Progress { index, progress }) => take(index, progress),
         }
     }
+}
+
+/// Writes one event of a stream.
+pub(crate) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
+    frames.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *frames, value).map_err(ApiError::internal)?;
+    frames.extend_from_slice(b"\n\n");
+    Ok(())
 }
 
 /// Writes an event of a stream with its name.

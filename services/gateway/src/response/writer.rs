@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use refrain_output_parsers::Event;
 use refrain_protocol::openai::{
     Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, CompletionChoice, CompletionLogprobs, Delta,
-    ErrorBody, FinishReason, PromptLogprobs, WeightSpan,
+    FinishReason, PromptLogprobs, WeightSpan,
 };
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::{clock, random};
@@ -19,7 +19,7 @@ use crate::request::{Endpoint, GenerateRequest, PreparedPrompt};
 use crate::response::best_of::{best, mean_logprob};
 use crate::response::logprobs::{TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs};
 use crate::response::message::{self, CallShape};
-use crate::response::surface_writer::{SurfaceWriter, read_to_end};
+use crate::response::surface_writer::{SurfaceWriter, read_to_end, write_frame};
 use crate::response::weight_spans::weight_spans;
 
 /// Bytes of an event without its text, about.
@@ -427,13 +427,6 @@ impl SurfaceWriter for AnswerWriter {
         AnswerWriter::done(self, summary)
     }
 
-    /// An event with a top-level `error`. No `[DONE]` follows.
-    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError> {
-        let mut frames = Vec::new();
-        write_frame(&mut frames, &ErrorBody::from(error))?;
-        Ok(frames)
-    }
-
     fn collect<'a>(
         self: Box<Self>,
         events: &'a mut RequestEvents,
@@ -448,12 +441,4 @@ impl SurfaceWriter for AnswerWriter {
 fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
     let _stage = tracing::trace_span!(target: STAGE, "write").entered();
     serde_json::to_vec(value).map_err(ApiError::internal)
-}
-
-/// Writes one event of a stream.
-pub(crate) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
-    frames.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *frames, value).map_err(ApiError::internal)?;
-    frames.extend_from_slice(b"\n\n");
-    Ok(())
 }

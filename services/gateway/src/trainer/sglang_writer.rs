@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use refrain_protocol::openai::{ErrorBody, FinishReason, WeightSpan};
+use refrain_protocol::openai::{FinishReason, WeightSpan};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
 use serde::Serialize;
@@ -254,12 +254,6 @@ impl SurfaceWriter for SglangWriter {
 
     fn done(&mut self, _: &RequestSummary) -> Result<Vec<u8>, ApiError> {
         Ok(b"data: [DONE]\n\n".to_vec())
-    }
-
-    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError> {
-        let mut frames = Vec::new();
-        write_frame(&mut frames, &ErrorBody::from(error))?;
-        Ok(frames)
     }
 
     fn collect<'a>(

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use refrain_protocol::openai::{
-    ChatLogprobs, ErrorBody, FinishReason, PromptLogprobs, Usage, WeightSpan,
-};
+use refrain_protocol::openai::{ChatLogprobs, FinishReason, PromptLogprobs, Usage, WeightSpan};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
 use serde::Serialize;
@@ -207,12 +205,6 @@ impl SurfaceWriter for VllmWriter {
         };
         write_frame(&mut frames, &answer)?;
         frames.extend_from_slice(b"data: [DONE]\n\n");
-        Ok(frames)
-    }
-
-    fn failed(&mut self, error: &ApiError) -> Result<Vec<u8>, ApiError> {
-        let mut frames = Vec::new();
-        write_frame(&mut frames, &ErrorBody::from(error))?;
         Ok(frames)
     }
 
