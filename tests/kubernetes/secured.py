@@ -39,7 +39,7 @@ def secret(name, files):
 
 
 def certificate_secrets(objects, authority):
-    """What cert-manager makes of the Certificates among the objects."""
+    """The Secrets that cert-manager makes of the Certificates among the objects."""
     made = []
     for wanted in of_kind(objects, "Certificate"):
         leaf = authority.issue_cert(*wanted["spec"]["dnsNames"])

@@ -1,9 +1,12 @@
 """The rendered pods as processes: they start, answer, and are replaced under load without a failed request."""
 
 import asyncio
+import hashlib
 import itertools
 import json
 import os
+import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -232,22 +235,23 @@ def test_one_pod_with_everything_starts_and_answers(tmp_path):
 
 
 async def look_at_roles(cluster):
-    """What the certificates and credentials of a running mesh allow."""
+    """Checks what the certificates and credentials of a running mesh allow."""
     scheduler = cluster.service_ips["refrain-scheduler"]
     # Whoever presents no certificate gets no answer, whatever else it has.
     for has_tls in (False, True):
         assert await ask(scheduler, 8201, "/healthz", 5, has_tls)
     [gateway, *_] = [pod for pod in cluster.pods if pod.workload.component == "gateway"]
-    own = gateway.main.mounts
-    command = [PROGRAM, "store", "stats", "--config", str(own["/etc/refrain/config"] / "gateway.json")]
+    [store] = [pod for pod in cluster.pods if pod.workload.component == "draft-store"]
+    config = store.main.mounts["/etc/refrain/config"] / "draft-store.json"
+    command = [PROGRAM, "store", "stats", "--config", str(config), "--url", "https://refrain-draft-store:8203"]
     said = {}
     for credential in ("credential", "operator"):
-        file = own["/etc/refrain/credential"] / credential
+        file = gateway.main.mounts["/etc/refrain/credential"] / credential
         process = await asyncio.create_subprocess_exec(
             *with_hosts(cluster.hosts, [*command, "--credential-file", str(file)]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"], **gateway.main.variables},
+            env={"PATH": os.environ["PATH"], **store.main.variables},
         )
         text, _ = await process.communicate()
         said[credential] = (process.returncode, text.decode())
@@ -280,3 +284,67 @@ def test_a_mesh_with_certificates_and_credentials_answers_and_is_replaced_withou
     rolls = [[workload.name for workload in workloads(objects)]]
     cluster, load, marks = asyncio.run(smoke(objects, tmp_path / "cluster", rolls, authority, look_at_roles))
     check(cluster, load, marks, rolls)
+
+
+def tenants_secret(keys):
+    """A Secret with a tenant for each key."""
+    lines = []
+    for number, key in enumerate(keys):
+        hashed = hashlib.sha256(key.encode()).hexdigest()
+        lines.append(
+            f'[[tenants]]\nname = "t{number}"\n[[tenants.keys]]\nname = "k"\nid = "{key[4:16]}"\nsha256 = "{hashed}"\n'
+        )
+    return secured.secret("refrain-tenants", {"tenants.toml": "\n".join(lines).encode()})
+
+
+async def documents(cluster):
+    """The documents in each draft store."""
+    found = {}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for pod in cluster.pods:
+            if pod.workload.component == "draft-store":
+                page = await client.get(f"http://{pod.ip}:8203/metrics")
+                [line] = [line for line in page.text.splitlines() if line.startswith("refrain_draft_store_documents ")]
+                found[pod.name] = float(line.split()[-1])
+    return found
+
+
+async def spread(objects, folder, keys):
+    cluster = Cluster(objects, folder)
+    loads = [Load(f"http://{cluster.service_ips['refrain-gateway']}:{PORT}", key) for key in keys]
+    try:
+        await cluster.start()
+        for turn in range(3):
+            await asyncio.gather(*(load.ask(turn) for load in loads))
+        async with asyncio.timeout(30):
+            while sum((await documents(cluster)).values()) < 2 * len(keys):
+                await asyncio.sleep(0.2)
+        return cluster, loads, await documents(cluster)
+    finally:
+        await cluster.stop()
+
+
+@pytest.mark.skipif(not shutil.which("nats-server"), reason="there is no nats-server")
+def test_outputs_of_several_tenants_are_spread_over_the_shards(tmp_path):
+    # The names of tenants are fixed, and so are their shards. Both shards have some of eight.
+    keys = [f"rfk-{number:012x}-{'k' * 43}" for number in range(8)]
+    address = "127.0.0.2"
+    with socket.create_server((address, 0)) as free:
+        port = free.getsockname()[1]
+    values = {
+        **VALUES,
+        "draftStore": {"shards": 2},
+        "nats": {"servers": [f"nats://{address}:{port}"]},
+        "tenants": {"existingSecret": "refrain-tenants"},
+        "workerPools": [{"name": "tiny", "referenceEngine": True}],
+    }
+    objects = [*render(values), tenants_secret(keys)]
+    broker = ["nats-server", "--addr", address, "--port", str(port), "--jetstream", "--store_dir", str(tmp_path / "n")]
+    with subprocess.Popen(broker, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            cluster, loads, found = asyncio.run(spread(objects, tmp_path / "cluster", keys))
+        finally:
+            process.terminate()
+    assert cluster.faults == []
+    assert [answer.fault for load in loads for answer in load.answers if answer.fault] == []
+    assert len(found) == 2 and all(found.values()), found
