@@ -275,7 +275,7 @@ class Cluster:
         for path in sorted(mounts, key=len, reverse=True):
             text = text.replace(path, str(mounts[path]))
         for name, ip in {} if self.hosts else {**self.stateful_ips, **self.service_ips}.items():
-            text = re.sub(rf"//{re.escape(name)}(\.[a-z-]+(\.{NAMESPACE}\.svc)?)?:", f"//{ip}:", text)
+            text = re.sub(rf"//{re.escape(name)}(\.[a-z0-9-]+(\.{NAMESPACE}\.svc)?)?:", f"//{ip}:", text)
         return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1):", f"{pod.ip}:", text)
 
     def rewrite(self, folder, pod, mounts):

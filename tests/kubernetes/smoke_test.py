@@ -316,9 +316,10 @@ async def spread(objects, folder, keys):
         await cluster.start()
         for turn in range(3):
             await asyncio.gather(*(load.ask(turn) for load in loads))
-        async with asyncio.timeout(30):
-            while sum((await documents(cluster)).values()) < 2 * len(keys):
-                await asyncio.sleep(0.2)
+        # A worker uploads outputs once they have ended.
+        until = time.monotonic() + 30
+        while time.monotonic() < until and not all((await documents(cluster)).values()):
+            await asyncio.sleep(0.2)
         return cluster, loads, await documents(cluster)
     finally:
         await cluster.stop()
