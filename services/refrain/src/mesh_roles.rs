@@ -39,7 +39,7 @@ enum MeshCommand {
         /// The role of the process.
         #[arg(long, value_parser = role())]
         role: MeshRole,
-        /// Its name. For a worker it is worker.id; `pool-a-*` is for all workers whose worker.id begins with `pool-a-`.
+        /// Its name. For a worker it is worker.id. `pool-a-*` is for all workers whose worker.id begins so.
         #[arg(long)]
         name: String,
         /// Days for which the credential is valid.

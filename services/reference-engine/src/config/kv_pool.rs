@@ -25,8 +25,8 @@ pub struct KvPoolConfig {
     /// Most bytes of that file.
     pub file_bytes_max: u64,
     /// Base URLs of other engines with the same model, such as `http://engine-2:8300`. They are asked for blocks that
-    /// this one lacks. `dns+http://engines:8300` is an engine at each address that the name has, such as the pods of a
-    /// headless Service. The name is looked up again from time to time, and this engine may be among them.
+    /// this one lacks. `dns+http://engines:8300` is an engine at each address that the name has, such as the pods of
+    /// a headless Service. The name is looked up again from time to time, and this engine may be among them.
     pub peers: Vec<String>,
     /// Longest wait of a new session for blocks from the file or from other engines, in milliseconds. It then reads
     /// its text.
