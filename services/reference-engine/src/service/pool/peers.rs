@@ -149,7 +149,7 @@ impl Named {
                     found.peers = addresses.take(PEERS_MAX).map(peer).collect();
                 }
                 Err(error) => {
-                    tracing::warn!(host, %error, "the name of other engines is not found")
+                    tracing::warn!(host, %error, "the name of other engines is not found");
                 }
             }
         }
