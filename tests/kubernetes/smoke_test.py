@@ -335,6 +335,8 @@ def test_outputs_of_several_tenants_are_spread_over_the_shards(tmp_path):
     values = {
         **VALUES,
         "draftStore": {"shards": 2},
+        # A broker sets the bytes of its streams aside, and this disk may be small.
+        "config": {"draft_store": {"feed": {"max_bytes": 1 << 26}}},
         "nats": {"servers": [f"nats://{address}:{port}"]},
         "tenants": {"existingSecret": "refrain-tenants"},
         "workerPools": [{"name": "tiny", "referenceEngine": True}],
