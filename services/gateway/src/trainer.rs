@@ -18,6 +18,7 @@ mod fleet;
 mod hold;
 mod in_flight;
 mod listener;
+mod output_facts;
 mod pages;
 mod pass_on;
 mod pauses;
