@@ -291,6 +291,7 @@ fn formats() -> Vec<Format> {
                 max_running: 8,
                 running: vec![LeaseId(1), LeaseId(2)],
                 draining: false,
+                leaves: false,
                 compiles_forms: true,
                 eagle3: Some(Eagle3Report {
                     accepted_length: 2.5,

@@ -236,6 +236,9 @@ impl Issuers {
     }
 }
 
+/// The end of a process's own name in the name of a part of it, such as a worker of one of several engines.
+pub const PART_MARK: char = '@';
+
 /// Somebody who calls an internal route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MeshCaller {
@@ -279,13 +282,18 @@ impl MeshCaller {
         Err(ApiError::new(ErrorKind::Forbidden, message).with_code("role_not_allowed"))
     }
 
-    /// Checks that a caller of this role speaks for itself. Other callers are not concerned.
+    /// Checks that a caller of this role speaks for itself, or for a part of it, whose name is its own with [`PART_MARK`]
+    /// and something after it. Other callers are not concerned.
     ///
     /// # Errors
     /// `Forbidden` if its credential has another name.
     pub fn check_name(&self, of: MeshRole, name: &str) -> Result<(), ApiError> {
+        let is_own = |own: &str| match name.strip_prefix(own) {
+            Some(rest) => rest.is_empty() || rest.starts_with(PART_MARK),
+            None => false,
+        };
         match self {
-            MeshCaller::Role(credential) if credential.role == of && credential.name != name => {
+            MeshCaller::Role(credential) if credential.role == of && !is_own(&credential.name) => {
                 let message = format!(
                     "this credential is of the {of} {:?}, which may not call as {name:?}",
                     credential.name
