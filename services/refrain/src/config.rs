@@ -419,7 +419,10 @@ mod tests {
         let mut file: MeshFile = toml::from_str(adopts).unwrap();
         file.fill_in_for_up();
         let engine = &file.worker.engine;
-        assert_eq!((&*engine.model, &*engine.files), ("refrain-tiny", SHIPPED_MODEL));
+        assert_eq!(
+            (&*engine.model, &*engine.files),
+            ("refrain-tiny", SHIPPED_MODEL)
+        );
         let own = format!("[urls]\nengine = \"http://127.0.0.1:1\"\n{adopts}");
         assert!(faults(Role::Up, &own).contains("urls.engine"));
         let found = faults(Role::Worker, adopts);

@@ -17,8 +17,8 @@ use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials, Namespace
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
 use refrain_worker::{
-    AdopterDeps, AdopterServer, Dependencies, EngineConfig, ExpectedModel, HttpEngine, WorkerEngine,
-    connect_third_party,
+    AdopterDeps, AdopterServer, Dependencies, EngineConfig, ExpectedModel, HttpEngine,
+    WorkerEngine, connect_third_party,
 };
 
 use crate::config::{MeshFile, Role};
@@ -189,7 +189,9 @@ impl Process {
                     client: MeshClient::with_credentials("", credentials, timeout)?,
                     metrics: metrics.clone(),
                 };
-                let adopter = self.adopter.insert(AdopterServer::start(file.worker, with)?);
+                let adopter = self
+                    .adopter
+                    .insert(AdopterServer::start(file.worker, with)?);
                 adopters.push(Arc::new(adopter.adopter()));
                 Arc::new(adopter.adopter())
             }

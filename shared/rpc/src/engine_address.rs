@@ -24,7 +24,8 @@ impl EngineAddress {
     /// It has more than a scheme, a host and a port, or less.
     pub fn read(text: &str) -> Result<Self, ApiError> {
         let wrong = || {
-            let message = "url: must be a scheme, a host and perhaps a port, such as http://10.0.0.5:30000";
+            let message =
+                "url: must be a scheme, a host and perhaps a port, such as http://10.0.0.5:30000";
             ApiError::invalid("url", message)
         };
         let url = Some(text).filter(|text| text.len() <= URL_BYTES_MAX);

@@ -290,7 +290,11 @@ impl FleetAnswers {
     pub(super) fn pause_of_others(&self, worker: &WorkerId) -> Option<Option<PauseMode>> {
         let mut others = self.states().filter(|(name, _)| *name != worker);
         let (_, first) = others.next()?;
-        Some(first.pause.or_else(|| others.find_map(|(_, state)| state.pause)))
+        Some(
+            first
+                .pause
+                .or_else(|| others.find_map(|(_, state)| state.pause)),
+        )
     }
 
     /// The newest version of the weights on other workers.

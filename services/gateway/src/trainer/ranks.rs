@@ -115,9 +115,7 @@ mod tests {
         let call = |offset: u64| json!({"init_info": {"rank_offset": offset, "world_size": 5, "master_port": 1}});
         assert_eq!(divide(call(1), &[2, 2]), Ok(vec![call(1), call(3)]));
         // prime-rl counts from 0, and each engine has to know its own size.
-        let call = |offset: u64, own: u64| {
-            json!({"rank_offset": offset, "inference_world_size": 6, "engine_world_size": own})
-        };
+        let call = |offset: u64, own: u64| json!({"rank_offset": offset, "inference_world_size": 6, "engine_world_size": own});
         assert_eq!(
             divide(call(0, 6), &[4, 2]),
             Ok(vec![call(0, 4), call(4, 2)])
@@ -142,7 +140,13 @@ mod tests {
         assert_eq!(read_size(r#"{"world_size": 8}"#), Some(8));
         assert_eq!(read_size(r#"{"tp_size": 4, "pp_size": 2}"#), Some(8));
         assert_eq!(read_size(r#"{"tp_size": 4}"#), Some(4));
-        for unknown in ["", "{}", "[]", r#"{"world_size": 0}"#, r#"{"tp_size": "4"}"#] {
+        for unknown in [
+            "",
+            "{}",
+            "[]",
+            r#"{"world_size": 0}"#,
+            r#"{"tp_size": "4"}"#,
+        ] {
             assert_eq!(read_size(unknown), None, "{unknown}");
         }
     }

@@ -198,7 +198,10 @@ impl AdopterParts {
                 self.drive(&address, None).await
             };
             let Err(error) = outcome else {
-                tracing::info!(engine = address.id, "an engine of an earlier process was taken over");
+                tracing::info!(
+                    engine = address.id,
+                    "an engine of an earlier process was taken over"
+                );
                 return;
             };
             if error.kind == ErrorKind::InvalidRequest {
@@ -282,7 +285,10 @@ impl AdopterParts {
         };
         let worker = self.worker_name(address);
         let config = self.worker_config(&worker).map_err(not_started)?;
-        let metrics = self.metrics.part("worker", &worker.0).map_err(not_started)?;
+        let metrics = self
+            .metrics
+            .part("worker", &worker.0)
+            .map_err(not_started)?;
         let with = Dependencies {
             engine,
             scheduler: self.scheduler.clone(),
@@ -327,7 +333,8 @@ impl AdopterParts {
             config.adoption.engines_max,
             &self.engines().ports(),
         );
-        let port = port.context("no port is free for another worker; see worker.adoption.first_port")?;
+        let port =
+            port.context("no port is free for another worker; see worker.adoption.first_port")?;
         config.listen = Some(SocketAddr::new(listen.ip(), port));
         let mut url = Url::parse(&config.advertise_url).context("worker.advertise_url")?;
         let has_port = url.set_port(Some(port)).is_ok();
@@ -457,7 +464,10 @@ struct GoneWorker;
 
 impl GoneWorker {
     fn error() -> ApiError {
-        ApiError::new(ErrorKind::Unavailable, "the engine of this worker was given up")
+        ApiError::new(
+            ErrorKind::Unavailable,
+            "the engine of this worker was given up",
+        )
     }
 }
 

@@ -46,8 +46,9 @@ impl AllowedHosts {
         if is_allowed {
             return Ok(());
         }
-        let message =
-            format!("engines on the host {host} may not register; see worker.adoption.allowed_hosts");
+        let message = format!(
+            "engines on the host {host} may not register; see worker.adoption.allowed_hosts"
+        );
         Err(ApiError::new(ErrorKind::Forbidden, message).with_code("host_not_allowed"))
     }
 }

@@ -8,8 +8,8 @@ use refrain_rpc::EngineAddress;
 use refrain_service_kit::telemetry::MetricsPart;
 use tokio::task::AbortHandle;
 
-use crate::service::WorkerHandle;
 use crate::WorkerServer;
+use crate::service::WorkerHandle;
 
 /// An engine that was adopted.
 pub(super) struct Engine {

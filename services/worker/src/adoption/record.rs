@@ -50,7 +50,10 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("engines.json");
         assert!(read(&path).unwrap().is_empty());
-        for urls in [vec!["http://a:1".to_owned(), "http://b:2".to_owned()], vec![]] {
+        for urls in [
+            vec!["http://a:1".to_owned(), "http://b:2".to_owned()],
+            vec![],
+        ] {
             write(&path, urls.clone()).unwrap();
             assert_eq!(read(&path).unwrap(), urls);
         }

@@ -27,8 +27,7 @@ impl AdopterServer {
         let (listen, listener) = (config.listen, config.http.clone());
         let (auth, metrics) = (with.auth.clone(), with.metrics.clone());
         let adopter = Adopter::new(config, with)?;
-        let serve =
-            |listen| http::serve(listen, listener.clone(), adopter.clone(), auth, &metrics);
+        let serve = |listen| http::serve(listen, listener.clone(), adopter.clone(), auth, &metrics);
         let server = listen.map(serve).transpose()?;
         Ok(AdopterServer { adopter, server })
     }

@@ -55,7 +55,10 @@ async fn ask(client: &EngineClient, path: &str, timeout: Duration) -> Result<Ans
         Ok(answer) => answer,
         Err(_) => Err(ApiError::new(
             refrain_protocol::ErrorKind::Timeout,
-            format!("the engine at {} does not answer {path} in time", client.base_url()),
+            format!(
+                "the engine at {} does not answer {path} in time",
+                client.base_url()
+            ),
         )),
     }
 }
