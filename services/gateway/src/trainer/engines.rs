@@ -37,6 +37,19 @@ impl Adopters {
         }
     }
 
+    /// The processes, of which there is at least one.
+    ///
+    /// # Errors
+    /// There is none.
+    fn any(&self) -> Result<&Self, ApiError> {
+        if !self.adopters.is_empty() {
+            return Ok(self);
+        }
+        let message = "engines cannot register here: no worker process adopts them; see worker.adoption and \
+                       gateway.trainer.adopters";
+        Err(ApiError::new(ErrorKind::NotFound, message).with_code("engines_not_adopted"))
+    }
+
     /// What each process answers when it is asked for its engines.
     async fn reports(&self) -> Vec<Result<AdopterReport, ApiError>> {
         join_all(self.adopters.iter().map(|adopter| adopter.report())).await
@@ -222,14 +235,7 @@ fn unknown(id: &str) -> ApiError {
 impl TrainerState {
     /// Has an engine adopted. It starts in the pause that the other workers are in.
     async fn register(&self, url: &str) -> Result<AdoptedEngine, ApiError> {
-        let adopters = &self.adopters;
-        if adopters.adopters.is_empty() {
-            let message = "engines cannot register here: no worker process adopts them; see worker.adoption and \
-                           gateway.trainer.adopters";
-            return Err(
-                ApiError::new(ErrorKind::NotFound, message).with_code("engines_not_adopted")
-            );
-        }
+        let adopters = self.adopters.any()?;
         let address = EngineAddress::read(url)?;
         let _turn = adopters.turn.lock().await;
         let at = choose(&adopters.reports().await, &self.model, &address.id)?;
@@ -285,7 +291,7 @@ impl TrainerState {
 
     /// Has an engine given up that a trainer names by its id or its URL.
     async fn remove(&self, name: &str) -> Result<AdoptedEngine, ApiError> {
-        let reports = self.adopters.reports().await;
+        let reports = self.adopters.any()?.reports().await;
         for (adopter, report) in self.adopters.adopters.iter().zip(&reports) {
             let engines = report.iter().flat_map(|report| &report.engines);
             for engine in engines {

@@ -24,7 +24,7 @@ use reqwest::Url;
 
 use super::allowed_hosts::AllowedHosts;
 use super::connection::{Connected, Connector};
-use super::engine_table::{DrivenEngine, Engine, EngineState, EngineTable};
+use super::engine_table::{DrivenEngine, Engine, EngineStage, EngineTable};
 use super::metrics::{AdoptionFamilies, AdoptionOutcome};
 use super::record;
 use crate::config::WorkerConfig;
@@ -123,10 +123,10 @@ impl Adopter {
         let _turn = self.parts.turn.lock().await;
         let mut ends = Vec::new();
         for engine in self.parts.engines().0.values_mut() {
-            match std::mem::replace(&mut engine.state, EngineState::Leaving) {
-                EngineState::Driven(driven) => ends.push(driven),
-                EngineState::Awaited { attempts, .. } => attempts.abort(),
-                EngineState::Leaving => {}
+            match std::mem::replace(&mut engine.stage, EngineStage::Leaving) {
+                EngineStage::Driven(driven) => ends.push(driven),
+                EngineStage::Awaited { attempts, .. } => attempts.abort(),
+                EngineStage::Leaving => {}
             }
         }
         join_all(ends.into_iter().map(|driven| driven.server.drain())).await;
@@ -152,7 +152,7 @@ impl Adopter {
         let attempts = tokio::spawn(async move { parts.attempt(at).await }).abort_handle();
         let engine = Engine {
             worker: self.parts.worker_name(&address),
-            state: EngineState::Awaited {
+            stage: EngineStage::Awaited {
                 fault: "it has not answered since this process started".to_owned(),
                 attempts,
             },
@@ -214,7 +214,7 @@ impl AdopterParts {
                 return;
             }
             if let Some(Engine {
-                state: EngineState::Awaited { fault, .. },
+                stage: EngineStage::Awaited { fault, .. },
                 ..
             }) = self.engines().0.get_mut(&address.id)
             {
@@ -244,21 +244,21 @@ impl AdopterParts {
                     }
                     None
                 }
-                Some(engine) => match &mut engine.state {
-                    EngineState::Leaving => return Err(leaving(&address)),
-                    EngineState::Driven(driven) if driven.handle.is_working() => {
+                Some(engine) => match &mut engine.stage {
+                    EngineStage::Leaving => return Err(leaving(&address)),
+                    EngineStage::Driven(driven) if driven.handle.is_working() => {
                         self.families.count(AdoptionOutcome::Repeated);
                         return Ok(engine.shown());
                     }
                     // It was started anew, so its worker is too.
-                    _ => engines.0.remove(&address.id).map(|engine| engine.state),
+                    _ => engines.0.remove(&address.id).map(|engine| engine.stage),
                 },
             }
         };
         match lost {
-            Some(EngineState::Driven(driven)) => driven.server.leave().await,
-            Some(EngineState::Awaited { attempts, .. }) => attempts.abort(),
-            Some(EngineState::Leaving) | None => {}
+            Some(EngineStage::Driven(driven)) => driven.server.leave().await,
+            Some(EngineStage::Awaited { attempts, .. }) => attempts.abort(),
+            Some(EngineStage::Leaving) | None => {}
         }
         let driven = self.drive(&address, request.pause).await;
         self.show(&self.engines());
@@ -311,7 +311,7 @@ impl AdopterParts {
         let engine = Engine {
             address: address.clone(),
             worker,
-            state: EngineState::Driven(Box::new(driven)),
+            stage: EngineStage::Driven(Box::new(driven)),
         };
         let shown = engine.shown();
         self.engines().0.insert(address.id.clone(), engine);
@@ -352,19 +352,19 @@ impl AdopterParts {
             let _turn = self.turn.lock().await;
             let mut engines = self.engines();
             let engine = engines.0.get_mut(&id).ok_or_else(|| unknown(&id))?;
-            if let EngineState::Leaving = engine.state {
+            if let EngineStage::Leaving = engine.stage {
                 return Err(leaving(&engine.address));
             }
             let shown = engine.shown();
-            let state = std::mem::replace(&mut engine.state, EngineState::Leaving);
+            let state = std::mem::replace(&mut engine.stage, EngineStage::Leaving);
             (shown, state)
         };
         // If the process ends meanwhile, the next one does not take it over.
         self.keep();
         match state {
-            EngineState::Driven(driven) => driven.server.leave().await,
-            EngineState::Awaited { attempts, .. } => attempts.abort(),
-            EngineState::Leaving => {}
+            EngineStage::Driven(driven) => driven.server.leave().await,
+            EngineStage::Awaited { attempts, .. } => attempts.abort(),
+            EngineStage::Leaving => {}
         }
         let mut engines = self.engines();
         engines.0.remove(&id);

@@ -57,7 +57,17 @@ impl Connector {
 
     /// Connects to an engine with the contract of this project.
     async fn connect_own(&self, at: &EngineAddress) -> Result<WorkerEngine, ApiError> {
-        let engine = HttpEngine::connect(self.client.at(&at.url)).await?;
+        let connected = HttpEngine::connect(self.client.at(&at.url)).await;
+        let engine = connected.map_err(|error| match error.kind {
+            ErrorKind::NotFound | ErrorKind::MethodNotAllowed => {
+                let message = "has no engine with the contract of the reference engine";
+                cannot_serve(format!("{} {message}", at.url))
+            }
+            ErrorKind::Unauthorized | ErrorKind::Forbidden => {
+                cannot_serve(format!("{} belongs to another mesh", at.url))
+            }
+            _ => error,
+        })?;
         let engine = engine.with_tokenizer(self.expected.tokenizer.clone());
         let engine = WorkerEngine::Verifying(Arc::new(engine));
         let served = engine.served();

@@ -15,11 +15,11 @@ use crate::service::WorkerHandle;
 pub(super) struct Engine {
     pub(super) address: EngineAddress,
     pub(super) worker: WorkerId,
-    pub(super) state: EngineState,
+    pub(super) stage: EngineStage,
 }
 
-/// The state of an engine.
-pub(super) enum EngineState {
+/// How far an engine is.
+pub(super) enum EngineStage {
     /// Its worker runs.
     Driven(Box<DrivenEngine>),
     /// It was adopted by an earlier process, and is tried until it answers.
@@ -53,14 +53,14 @@ impl Engine {
     /// What callers see of it.
     pub(super) fn shown(&self) -> AdoptedEngine {
         let (mut running, mut weight_version) = (0, 0);
-        let fault = match &self.state {
-            EngineState::Driven(driven) => {
+        let fault = match &self.stage {
+            EngineStage::Driven(driven) => {
                 running = driven.handle.running();
                 weight_version = driven.handle.weight_version();
                 driven.handle.readiness().err()
             }
-            EngineState::Awaited { fault, .. } => Some(fault.clone()),
-            EngineState::Leaving => Some("it is being given up".to_owned()),
+            EngineStage::Awaited { fault, .. } => Some(fault.clone()),
+            EngineStage::Leaving => Some("it is being given up".to_owned()),
         };
         AdoptedEngine {
             id: self.address.id.clone(),
@@ -89,7 +89,7 @@ impl EngineTable {
 
     /// The URLs of all engines that stay.
     pub(super) fn urls(&self) -> Vec<String> {
-        let stays = |engine: &&Engine| !matches!(engine.state, EngineState::Leaving);
+        let stays = |engine: &&Engine| !matches!(engine.stage, EngineStage::Leaving);
         let engines = self.0.values().filter(stays);
         engines.map(|engine| engine.address.url.clone()).collect()
     }
@@ -97,8 +97,8 @@ impl EngineTable {
 
 impl Engine {
     fn driven(&self) -> Option<&DrivenEngine> {
-        match &self.state {
-            EngineState::Driven(driven) => Some(driven),
+        match &self.stage {
+            EngineStage::Driven(driven) => Some(driven),
             _ => None,
         }
     }

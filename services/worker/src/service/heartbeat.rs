@@ -67,7 +67,9 @@ impl Heartbeats {
             replica.observe();
         }
         parts.shared.parking.expire();
-        self.confirm_engine().await;
+        if !self.leaves {
+            self.confirm_engine().await;
+        }
         let served = parts.engine.served();
         let config = &parts.shared.config;
         let heartbeat = Heartbeat {
