@@ -171,9 +171,8 @@ async fn engines_join_and_leave_a_running_mesh_and_no_rollout_is_lost() -> anyho
     lab.post("/pause_generation", &pause).await?;
     let back = lab.register(0).await?;
     ensure!(back["has_newest_weights"] == false, "{back}");
-    let reports = lab.workers().await?;
-    let paused = reports.iter().filter_map(|it| it.state?.pause);
-    ensure!(paused.count() == 2, "{reports:?}");
+    let paused = json_of(lab.trainer.get("/is_paused").await?, 200)?;
+    ensure!(paused["is_paused"] == true, "{paused}");
     let held = lab.sent(&long[..2]);
     lab.post("/update_weights_from_disk", &load).await?;
     let versions = json_of(lab.trainer.get("/weight_info").await?, 200)?;

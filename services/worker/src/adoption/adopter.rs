@@ -339,7 +339,7 @@ impl AdopterParts {
         let mut url = Url::parse(&config.advertise_url).context("worker.advertise_url")?;
         let has_port = url.set_port(Some(port)).is_ok();
         anyhow::ensure!(has_port, "worker.advertise_url: must have a host");
-        config.advertise_url = url.to_string();
+        config.advertise_url = url.as_str().trim_end_matches('/').to_owned();
         Ok(config)
     }
 
