@@ -5,8 +5,8 @@ use e2e::{Chat, HttpMesh, Service, long_task};
 
 const TOKENS: u32 = 1_000;
 
-/// Tokens that are read before something happens, so that some blocks are full.
-const BEGUN_PIECES: usize = 60;
+/// Tokens that are read before something happens, so that more blocks are full than `fetch_tokens_min` asks for.
+const BEGUN_PIECES: usize = 250;
 
 /// Fewest blocks that a stream goes on with: its prompt has more tokens than two of them.
 const BLOCKS_MIN: f64 = 3.0;

@@ -18,7 +18,7 @@ const WARM_UP: usize = 64;
 const GROUP: usize = 64;
 /// Most memory of an open stream in one service, bytes. That of an optimised build is in docs/benchmarks.md; a debug
 /// build keeps more on its stacks and in its futures.
-const STREAM_BYTES_MAX: f64 = 128.0 * 1024.0;
+const STREAM_BYTES_MAX: f64 = 80.0 * 1024.0;
 /// How long a stream may take to open. The first byte comes after the gateway has waited for a first event.
 const OPEN_MAX: Duration = Duration::from_secs(120);
 

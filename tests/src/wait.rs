@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How long a mesh may take for anything. It is far longer than needed, since test machines are busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(20);
 

@@ -21,7 +21,7 @@ use crate::surfaces::Surface;
 use generate::generate;
 
 pub(crate) use generate::request_span;
-pub(crate) use state::{GatewayState, finish};
+pub(crate) use state::{GatewayState, announced_bytes, finish};
 
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {

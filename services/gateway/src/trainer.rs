@@ -21,6 +21,7 @@ mod fleet;
 mod hold;
 mod in_flight;
 mod listener;
+mod output_facts;
 mod pages;
 mod pass_on;
 mod pauses;

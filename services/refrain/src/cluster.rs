@@ -6,6 +6,7 @@ mod plan;
 mod processes;
 
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -19,6 +20,10 @@ use crate::welcome::example_request;
 
 /// The brokers' program.
 const BROKER: &str = "nats-server";
+
+/// Ports for processes that nobody gave one. They lie below the range from which Linux chooses ports for outgoing
+/// connections. Such a connection could take the port of a process that ended, before it is started again.
+const PORTS: Range<u16> = 10_000..20_000;
 
 /// Runs a mesh with `stores` replicas until a signal stops it. The first gateway listens on `listen`, the second one
 /// on the next port; with port 0 both listen on free ports. Data, logs and the configuration are in `data_dir`.
@@ -87,8 +92,15 @@ impl Addresses {
     /// Chooses free ports. Another process may take one of them before the child does, which then says so.
     fn choose(stores: usize, listen: SocketAddr) -> anyhow::Result<Self> {
         let mut open = Vec::new();
+        // Several meshes may start at the same time, so each begins elsewhere.
+        let first = std::process::id().wrapping_mul(97) as usize % PORTS.len();
+        let mut ports = PORTS.cycle().skip(first).take(PORTS.len());
         let mut free = |ip| {
-            let listener = TcpListener::bind(SocketAddr::new(ip, 0))?;
+            let mut listeners =
+                (&mut ports).map(|port| TcpListener::bind(SocketAddr::new(ip, port)));
+            let listener = listeners.find_map(Result::ok);
+            let listener =
+                listener.with_context(|| format!("all ports of {PORTS:?} are taken at {ip}"))?;
             let addr = listener.local_addr()?;
             open.push(listener);
             anyhow::Ok(addr)

@@ -65,7 +65,7 @@ const RETRY_AFTER_MS: u64 = 1_000;
 const X_API_KEY: &str = "x-api-key";
 
 /// The length of the body that the head announces.
-fn announced_bytes(request: &HttpRequest) -> Option<u64> {
+pub(crate) fn announced_bytes(request: &HttpRequest) -> Option<u64> {
     let length = request.headers().get(CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }

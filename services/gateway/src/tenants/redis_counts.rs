@@ -173,8 +173,8 @@ impl Place {
             .run(|script| call.command(script, act, *place_ms, amounts))
             .await;
         let parsed = answer.and_then(|value| {
-            let text: String = redis::from_redis_value(value).map_err(|_| Away::Unknown)?;
-            script::parse(&text, call.subject_count()).map_err(|_| Away::Unknown)
+            let bytes: Vec<u8> = redis::from_redis_value(value).map_err(|_| Away::Unknown)?;
+            script::parse(&bytes, call.subject_count()).map_err(|_| Away::Unknown)
         });
         let is_absent = match &parsed {
             Ok(answer) => answer.refusal.is_some(),

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use actix_web::http::header::CONTENT_LENGTH;
 use actix_web::web::{self, Data};
 use actix_web::{FromRequest as _, HttpRequest, HttpResponse};
 use bytes::Bytes;
@@ -23,7 +22,7 @@ use super::state::TrainerState;
 use super::tracked_writer::TrackedWriter;
 use super::vllm;
 use super::vllm_writer::{self, VllmWriter};
-use crate::http::{GatewayState, finish, request_span};
+use crate::http::{GatewayState, announced_bytes, finish, request_span};
 use crate::intake::AdmittedRequest;
 use crate::relay::{ChoiceProgress, RelayEvent, RequestEvents, RequestSummary};
 use crate::request::GenerateRequest;
@@ -164,7 +163,8 @@ impl TrainerState {
         let caller = self.gateway.callers.of_listener(&self.tenant)?;
         let note = AccessNote::of(request);
         note.note(|facts| facts.tenant = Some(caller.tenant.clone()));
-        let bytes = announced_bytes(request).unwrap_or(self.body_bytes_max);
+        let bytes = announced_bytes(request).and_then(|bytes| bytes.try_into().ok());
+        let bytes = bytes.unwrap_or(self.body_bytes_max);
         let room = self.hold.body_room(&self.tenant, bytes);
         let Some(room) = entry.abort.run_until_cancelled(room).await else {
             entry.ended(Outcome::Aborted);
@@ -270,12 +270,6 @@ impl TrainerState {
         let admitted = entry.abort.run_until_cancelled(admit).await;
         admitted.transpose()
     }
-}
-
-/// The length of the body that the head announces.
-fn announced_bytes(request: &HttpRequest) -> Option<usize> {
-    let length = request.headers().get(CONTENT_LENGTH)?;
-    length.to_str().ok()?.parse().ok()
 }
 
 /// The events of a request that was aborted before it began: all its choices end without a token.

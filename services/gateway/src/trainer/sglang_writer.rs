@@ -13,6 +13,7 @@ use refrain_service_kit::random;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::output_facts::{OutputFacts, shown_figures};
 use super::sglang::SglangShape;
 use super::version::version_name;
 use crate::relay::{ChoiceFigures, ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
@@ -71,11 +72,8 @@ struct MetaInfo<'a> {
     prompt_tokens: usize,
     completion_tokens: usize,
     cached_tokens: u64,
-    weight_version: String,
-    weight_versions: &'a [WeightSpan],
-    spec_verify_ct: u64,
-    spec_draft_token_num: u64,
-    spec_accept_token_num: u64,
+    #[serde(flatten)]
+    facts: OutputFacts<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     input_token_logprobs: Option<&'a [ScoredToken]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,14 +168,7 @@ impl SglangWriter {
         let per_prompt = request.choices_per_prompt.max(1) as usize;
         let prompt = request.prompts.get(index / per_prompt)?;
         let most = request.output.top_logprobs;
-        let figures = match request.hides_metrics {
-            true => ChoiceFigures::default(),
-            false => choice.figures,
-        };
-        let version = choice
-            .spans
-            .last()
-            .map_or(self.version, |last| last.version);
+        let figures = shown_figures(request, choice.figures);
         Some(Sample {
             text: &choice.text,
             output_ids: &choice.ids,
@@ -187,11 +178,7 @@ impl SglangWriter {
                 prompt_tokens: prompt.tokens.len(),
                 completion_tokens: choice.ids.len(),
                 cached_tokens: figures.cached_tokens,
-                weight_version: version_name(version),
-                weight_versions: &choice.spans,
-                spec_verify_ct: figures.steps,
-                spec_draft_token_num: figures.drafted,
-                spec_accept_token_num: figures.accepted,
+                facts: OutputFacts::new(self.version, &choice.spans, figures),
                 input_token_logprobs: (request.output.prompt_logprobs.is_some())
                     .then_some(&choice.prompt_logprobs),
                 output_token_logprobs: most.map(|_| &*choice.logprobs),

@@ -10,6 +10,7 @@ use refrain_service_kit::random;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::output_facts::{OutputFacts, shown_figures};
 use super::version::version_name;
 use crate::relay::{ChoiceFigures, ChoiceProgress, OutputToken, RequestEvents, RequestSummary};
 use crate::request::GenerateRequest;
@@ -43,11 +44,8 @@ struct Extra<'a> {
     /// The text of a whole answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
-    weight_version: String,
-    weight_versions: &'a [WeightSpan],
-    spec_verify_ct: u64,
-    spec_draft_token_num: u64,
-    spec_accept_token_num: u64,
+    #[serde(flatten)]
+    facts: OutputFacts<'a>,
 }
 
 #[derive(Serialize)]
@@ -122,14 +120,7 @@ impl VllmWriter {
             are_ids: true,
         };
         let most = request.output.top_logprobs;
-        let figures = match request.hides_metrics {
-            true => ChoiceFigures::default(),
-            false => choice.figures,
-        };
-        let version = choice
-            .spans
-            .last()
-            .map_or(self.version, |last| last.version);
+        let figures = shown_figures(request, choice.figures);
         let ends = choice.finish.is_some();
         Choice {
             index,
@@ -138,11 +129,7 @@ impl VllmWriter {
             token_ids: tokens.iter().map(|token| token.id).collect(),
             extra: ends.then(|| Extra {
                 text,
-                weight_version: version_name(version),
-                weight_versions: &choice.spans,
-                spec_verify_ct: figures.steps,
-                spec_draft_token_num: figures.drafted,
-                spec_accept_token_num: figures.accepted,
+                facts: OutputFacts::new(self.version, &choice.spans, figures),
             }),
         }
     }

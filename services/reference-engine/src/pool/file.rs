@@ -176,7 +176,7 @@ impl BlockFile {
     /// Reads a block. `None`: the file does not have it.
     ///
     /// # Errors
-    /// What the file has there is not the block. It is dropped.
+    /// The file has something else there, which is not the block. It is dropped.
     pub(super) fn read(&self, key: BlockKey) -> Result<Option<PooledBlock>, Damage> {
         let Some(slot) = self.index().slots.get(&key).copied() else {
             return Ok(None);

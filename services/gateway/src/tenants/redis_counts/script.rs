@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use redis::Cmd;
 
 use crate::tenants::file::LimitsEntry;
@@ -91,61 +92,54 @@ pub(super) fn call(
     };
     call.arg(act).arg(place).arg(place_ms);
     for CountedSubject { limits, .. } in subjects {
-        call.arg(limits.requests_in_flight_max.unwrap_or(0));
+        let mut numbers = Vec::with_capacity(8 * (1 + 2 * amounts.len()));
+        let most = limits.requests_in_flight_max.unwrap_or(0);
+        numbers.extend((most as f64).to_le_bytes());
         for ((of, _), amount) in PER_MINUTE.iter().zip(amounts) {
-            call.arg(of.limit(limits).unwrap_or(0)).arg(amount);
+            let per_minute = of.limit(limits).unwrap_or(0) as f64;
+            numbers.extend(per_minute.to_le_bytes());
+            numbers.extend(amount.to_le_bytes());
         }
+        call.arg(numbers);
     }
     call
 }
 
-/// Reads an answer.
+/// Reads an answer, which is doubles.
 ///
 /// # Errors
 /// It has another form.
-pub(super) fn parse(answer: &str, subjects: usize) -> anyhow::Result<Answer> {
-    let mut words = answer.split(' ');
-    let mut word = || {
-        words
-            .next()
-            .ok_or_else(|| anyhow::anyhow!("it is too short"))
-    };
-    let refused = word()?;
-    let mut left = Vec::with_capacity(subjects);
-    let mut in_flight = Vec::with_capacity(subjects);
-    for _ in 0..subjects {
-        in_flight.push(word()?.parse::<u64>()?);
-        let mut levels = [None; PER_MINUTE.len()];
-        for level in &mut levels {
-            *level = match word()? {
-                "-" => None,
-                number => Some(number.parse::<f64>()?),
-            };
-        }
-        left.push(levels);
-    }
-    let refusal = match refused {
-        "-" => None,
-        refused => {
-            let parts: Vec<&str> = refused.split(',').collect();
-            let [subject, bucket, wait_s] = parts[..] else {
-                anyhow::bail!("the refusal has {} parts", parts.len());
-            };
-            let subject = subject.parse::<usize>()?.wrapping_sub(1);
-            let in_flight = in_flight.get(subject);
-            let in_flight = in_flight.ok_or_else(|| anyhow::anyhow!("an unknown subject"))?;
-            let refusal = match bucket.parse::<usize>()? {
-                0 => Refusal::InFlight(*in_flight),
-                bucket => {
-                    anyhow::ensure!(bucket <= PER_MINUTE.len(), "an unknown limit");
-                    Refusal::PerMinute {
-                        at: bucket - 1,
-                        wait: Duration::try_from_secs_f64(wait_s.parse()?)?,
-                    }
+pub(super) fn parse(answer: &[u8], subjects: usize) -> anyhow::Result<Answer> {
+    let (numbers, rest) = answer.as_chunks::<8>();
+    let numbers: Vec<f64> = numbers.iter().map(|it| f64::from_le_bytes(*it)).collect();
+    let of_subject = 1 + PER_MINUTE.len();
+    let (refused, left) = numbers.split_at_checked(3).context("it is too short")?;
+    anyhow::ensure!(
+        rest.is_empty() && left.len() == subjects * of_subject,
+        "it has {} bytes",
+        answer.len()
+    );
+    let left = left.chunks_exact(of_subject);
+    let [subject, bucket, wait_s] = [refused[0], refused[1], refused[2]];
+    let refusal = match (subject as usize).checked_sub(1) {
+        None => None,
+        Some(subject) => {
+            let in_flight = left.clone().nth(subject).context("an unknown subject")?[0];
+            let refusal = match (bucket as usize).checked_sub(1) {
+                None => Refusal::InFlight(in_flight as u64),
+                Some(at) => {
+                    anyhow::ensure!(at < PER_MINUTE.len(), "an unknown limit");
+                    let wait = Duration::try_from_secs_f64(wait_s)?;
+                    Refusal::PerMinute { at, wait }
                 }
             };
             Some((subject, refusal))
         }
     };
-    Ok(Answer { refusal, left })
+    let level = |number: f64| (!number.is_nan()).then_some(number);
+    let levels = left.map(|numbers| std::array::from_fn(|at| level(numbers[1 + at])));
+    Ok(Answer {
+        refusal,
+        left: levels.collect(),
+    })
 }

@@ -75,7 +75,8 @@ async fn settle(link: &Link, batch: &[Settlement], place_ms: u64) -> Result<Vec<
     link.run_all(made).await
 }
 
-/// Renews the places of all requests in flight, and makes those again that Redis has lost.
+/// Renews the places of all requests in flight, makes those again that Redis has lost, and removes those that dead
+/// gateways left.
 async fn renew(link: &Link, places: &Places, place_ms: u64) -> Result<(), Away> {
     let mut of_key: HashMap<&str, Vec<&str>> = HashMap::new();
     let calls = places.all();
@@ -96,7 +97,8 @@ async fn renew(link: &Link, places: &Places, place_ms: u64) -> Result<(), Away> 
     let Some(Ok((s, us))) = time.first().map(redis::from_redis_value_ref::<(u64, u64)>) else {
         return Err(Away::Unknown);
     };
-    let until_ms = s * 1_000 + us / 1_000 + place_ms;
+    let now_ms = s * 1_000 + us / 1_000;
+    let until_ms = now_ms + place_ms;
     for (key, names) in of_key {
         for names in names.chunks(RENEWED_MAX) {
             link.run_all(|_| {
@@ -106,6 +108,8 @@ async fn renew(link: &Link, places: &Places, place_ms: u64) -> Result<(), Away> 
                     add.arg(until_ms).arg(name);
                 }
                 commands.cmd("PEXPIRE").arg(key).arg(place_ms + 1_000);
+                let expired = commands.cmd("ZREMRANGEBYSCORE").arg(key);
+                expired.arg("-inf").arg(now_ms);
                 commands
             })
             .await?;
