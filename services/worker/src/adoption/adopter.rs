@@ -452,7 +452,8 @@ impl EngineAdopter for Adopter {
 
 impl Workers for Adopter {
     fn at(&self, url: &str) -> Arc<dyn Worker> {
-        match self.parts.engines().worker_at(url) {
+        let worker = self.parts.engines().worker_at(url);
+        match worker {
             Some(worker) => Arc::new(worker),
             None => Arc::new(GoneWorker),
         }
