@@ -14,7 +14,7 @@ use refrain_service_kit::clock;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::mesh_roles::ROUTES;
+use crate::mesh_roles::{ROUTES, SECOND_ADOPTS};
 
 /// The guard of a route.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,7 +104,7 @@ const OPERATIONS: &[Route] = &[
 ];
 
 /// The listener for trainers asks nobody for anything.
-const TRAINER_ROUTES: usize = 62;
+const TRAINER_ROUTES: usize = 65;
 
 /// The routes of the listener for trainers, as its source has them.
 fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
@@ -304,11 +304,11 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
         "[gateway]\nconsole = true\noperations_listen = \"{operations}\"\ntenants_file = \"{0}/tenants.toml\"\n\
          audit_file = \"{0}/audit.jsonl\"\n\
          operators = [{{ name = \"ann\", token_sha256 = \"{1}\" }}]\n\
-         [gateway.trainer]\nlisten = \"{trainer}\"\ntenant = \"acme\"\n",
+         [gateway.trainer]\nlisten = \"{trainer}\"\ntenant = \"acme\"\n{SECOND_ADOPTS}",
         dir.path().display(),
         operator.sha256
     );
-    let mesh = Box::pin(HttpMesh::start_here(1, &settings)).await?;
+    let mesh = Box::pin(HttpMesh::start_here(2, &settings)).await?;
     let ring = Ring {
         expired,
         revoked,

@@ -39,6 +39,7 @@ mod tidy;
 mod tls;
 mod tools;
 mod traces;
+mod trainer_engines;
 mod trainer_orders;
 mod trainer_rollouts;
 mod troubled_mesh;

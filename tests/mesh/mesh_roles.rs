@@ -47,6 +47,15 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
         ],
     ),
     (
+        Service::Worker(1),
+        "services/worker/src/adoption/http.rs",
+        &[
+            ("GET", "/internal/v1/engines", &[Gateway, Operator]),
+            ("POST", "/internal/v1/engines/adopt", &[Gateway]),
+            ("POST", "/internal/v1/engines/release", &[Gateway]),
+        ],
+    ),
+    (
         Service::Engine(0),
         "services/reference-engine/src/service/http.rs",
         &[
@@ -162,8 +171,12 @@ fn write(folder: &Path, issuer: &CredentialIssuer, service: Service) -> anyhow::
     Ok(path)
 }
 
+/// The second worker has no engine, and adopts those that register.
+pub(crate) const SECOND_ADOPTS: &str = "[worker-1.adoption]\nengines_max = 1\n";
+
 async fn start(
     workers: usize,
+    settings: &str,
     folder: &Path,
     issuer: &CredentialIssuer,
 ) -> anyhow::Result<HttpMesh> {
@@ -172,7 +185,7 @@ async fn start(
         file.mesh.issuer_public_keys = vec![issuer.public_key()];
         file.mesh.credential_file = write(folder, issuer, service).ok();
     };
-    Box::pin(HttpMesh::start_here_tuned(workers, "", tune)).await
+    Box::pin(HttpMesh::start_here_tuned(workers, settings, tune)).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,7 +193,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let (issuer, _) = CredentialIssuer::generate()?;
     let (stranger, _) = CredentialIssuer::generate()?;
-    let mesh = start(1, folder.path(), &issuer).await?;
+    let mesh = start(2, SECOND_ADOPTS, folder.path(), &issuer).await?;
     let mut calls = 0;
     for (service, _, routes) in ROUTES {
         let client = mesh.client_of(*service);
@@ -218,7 +231,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
             }
         }
     }
-    ensure!(calls == 6 * 53, "{calls} calls");
+    ensure!(calls == 6 * 56, "{calls} calls");
     mesh.stop().await
 }
 
@@ -233,6 +246,7 @@ fn heartbeat(worker: &str) -> Heartbeat {
         max_running: 4_096,
         running: Vec::new(),
         draining: false,
+        leaves: false,
         compiles_forms: false,
         eagle3: None,
         fallback: None,
@@ -245,7 +259,7 @@ fn heartbeat(worker: &str) -> Heartbeat {
 async fn a_worker_that_reports_under_anothers_name_is_refused() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let (issuer, _) = CredentialIssuer::generate()?;
-    let mesh = start(1, folder.path(), &issuer).await?;
+    let mesh = start(1, "", folder.path(), &issuer).await?;
     let url = mesh.url(Service::Scheduler);
     let report = async |role, own: &str, named: &str| {
         let carried = credential(&issuer, role, own, VALID_S);
@@ -258,6 +272,10 @@ async fn a_worker_that_reports_under_anothers_name_is_refused() -> anyhow::Resul
     ensure!(report(Worker, "evil", "worker-0").await? == Err(ErrorKind::Forbidden));
     ensure!(report(Engine, "worker-0", "worker-0").await? == Err(ErrorKind::Forbidden));
     ensure!(report(Worker, "evil", "evil").await? == Ok(()));
+    // A worker speaks for the engines that it has adopted, and for those of no other.
+    ensure!(report(Worker, "evil", "evil@10.0.0.1:1").await? == Ok(()));
+    ensure!(report(Worker, "evil", "worker-0@10.0.0.1:1").await? == Err(ErrorKind::Forbidden));
+    ensure!(report(Worker, "evil", "evil2@10.0.0.1:1").await? == Err(ErrorKind::Forbidden));
     mesh.stop().await
 }
 

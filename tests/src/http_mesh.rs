@@ -348,6 +348,14 @@ impl HttpMesh {
         self.dir.path().join("data")
     }
 
+    /// Whether a worker adopts engines that register, and has none of its own.
+    fn adopts(&self, number: usize) -> bool {
+        let own = format!("worker-{number}");
+        let sections = [self.settings.get("worker"), self.settings.get(&own)];
+        let mut sections = sections.into_iter().flatten();
+        sections.any(|section| section.get("adoption").is_some())
+    }
+
     /// The configuration of a service: the test's settings, and everything else that the mesh needs.
     fn file(&self, service: Service) -> anyhow::Result<Table> {
         let number = match service {
@@ -371,6 +379,16 @@ impl HttpMesh {
             if let Some(shared) = shared.as_table_mut() {
                 shared.extend(own);
             }
+        }
+        // Engines that register with a gateway go to the workers that adopt them.
+        if let Some(Value::Table(gateway)) = file.get_mut("gateway")
+            && let Some(Value::Table(trainer)) = gateway.get_mut("trainer")
+        {
+            let workers = self.addrs.keys();
+            let adopters =
+                workers.filter(|it| matches!(it, Service::Worker(number) if self.adopts(*number)));
+            let adopters: Vec<Value> = adopters.map(|adopter| url(*adopter)).collect();
+            trainer.insert("adopters".into(), adopters.into());
         }
         // Engines with a pool take blocks from all others.
         if let Some(Value::Table(engine)) = file.get_mut("engine")
@@ -405,14 +423,18 @@ impl HttpMesh {
         }
         set("mesh", keys);
         set("telemetry", vec![("log", "warn".into())]);
-        set(
-            "urls",
-            vec![
-                ("scheduler", url(Service::Scheduler)),
-                ("draft_store", url(Service::DraftStore)),
-                ("engine", url(Service::Engine(number))),
-            ],
-        );
+        let mut urls = vec![
+            ("scheduler", url(Service::Scheduler)),
+            ("draft_store", url(Service::DraftStore)),
+        ];
+        if matches!(service, Service::Worker(number) if self.adopts(number)) {
+            let engine = [("model", TINY_MODEL), ("files", "builtin:refrain-tiny")];
+            let engine = engine.map(|(key, value)| (key.to_owned(), Value::from(value)));
+            set("worker", vec![("engine", Table::from_iter(engine).into())]);
+        } else {
+            urls.push(("engine", url(Service::Engine(number))));
+        }
+        set("urls", urls);
         // A lost worker is noticed sooner than by default, so that the tests are fast.
         set(
             "scheduler",

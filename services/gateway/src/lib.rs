@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{DraftStore, MeshAdmin, Scheduler, Workers};
+use refrain_rpc::{DraftStore, EngineAdopter, MeshAdmin, Scheduler, Workers};
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
@@ -64,6 +64,8 @@ pub struct GatewayDeps {
     pub scheduler: Arc<dyn Scheduler>,
     /// Finds the workers that leases name.
     pub workers: Arc<dyn Workers>,
+    /// The processes that adopt engines which register with the listener for trainers.
+    pub adopters: Vec<Arc<dyn EngineAdopter>>,
     /// Keeps the logs of groups, and knows the lengths of earlier outputs.
     pub store: Arc<dyn DraftStore>,
     /// The services that operators look at and give orders to.
@@ -191,8 +193,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let readiness: Readiness = {
         let (drain, models, clocks) = (drain.clone(), models.clone(), deps.clocks);
         let directory = directory.clone();
+        // Engines can only register once this gateway is reached.
+        let adopts = !deps.adopters.is_empty();
         Arc::new(
-            move || match (drain.is_draining(), models.is_any_served()) {
+            move || match (drain.is_draining(), adopts || models.is_any_served()) {
                 (true, _) => Err("draining".to_owned()),
                 (false, false) => Err("no worker serves any of the models".to_owned()),
                 (false, true) => {
@@ -302,6 +306,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
             gateway: &gateway,
             scheduler: deps.scheduler.clone(),
             workers: deps.workers.clone(),
+            adopters: deps.adopters.clone(),
             drain: drain.clone(),
             readiness: readiness.clone(),
             metrics: &deps.metrics,

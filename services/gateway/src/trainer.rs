@@ -9,10 +9,13 @@
 //! | `body.rs`, `sglang.rs`, `vllm.rs` | bodies of the data routes |
 //! | `sglang_writer.rs`, `vllm_writer.rs` | their answers |
 //! | `pauses.rs`, `weights.rs`, `pass_on.rs`, `facts.rs` | the control routes |
+//! | `engines.rs` | engines that register |
+//! | `ranks.rs` | the parts of engines in a group of processes |
 
 mod body;
 mod config;
 mod data;
+mod engines;
 mod facts;
 mod fleet;
 mod hold;
@@ -22,6 +25,7 @@ mod output_facts;
 mod pages;
 mod pass_on;
 mod pauses;
+mod ranks;
 mod read_context;
 mod routes;
 mod sglang;

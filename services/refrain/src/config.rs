@@ -212,6 +212,15 @@ impl MeshFile {
             let first = first.or_else(|| self.gateway.anonymous_tenant.clone());
             self.gateway.trainer.tenant = first.unwrap_or_default();
         }
+        if self.worker.adoption.is_on() && self.worker.engine.model.is_empty() {
+            let first = self.gateway.models.first();
+            let (engine, first) = (&mut self.worker.engine, first.cloned().unwrap_or_default());
+            (engine.model, engine.files) = (first.id, first.files);
+        }
+        if self.worker.adoption.is_on() {
+            let file = self.draft_store.data_dir.join("engines.json");
+            self.worker.adoption.file.get_or_insert(file);
+        }
         self.gateway.fill_in_console();
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.
@@ -243,6 +252,7 @@ impl MeshFile {
 
     fn faults(&self, role: Role) -> Vec<String> {
         let is_up = role == Role::Up;
+        let adopts = self.worker.adoption.is_on();
         let is_external = self.worker.engine.is_external();
         let mut faults = Vec::new();
         if matches!(role, Role::Gateway | Role::Worker) && self.urls.timeout_ms == 0 {
@@ -261,7 +271,7 @@ impl MeshFile {
         }
         let mut section =
             |owner: Role, key: &str, config: &dyn Validate, addr: Option<SocketAddr>| {
-                let runs_in_up = owner != Role::ReferenceEngine || !is_external;
+                let runs_in_up = owner != Role::ReferenceEngine || !is_external && !adopts;
                 if role == owner || is_up && runs_in_up {
                     faults.extend(within(key, config.faults()));
                 }
@@ -269,9 +279,9 @@ impl MeshFile {
                     faults.push(format!("{key}.listen: missing, such as \"0.0.0.0:8200\""));
                 }
             };
+        let worker = &filled.worker;
         let MeshFile {
             scheduler,
-            worker,
             draft_store: store,
             engine,
             urls,
@@ -282,8 +292,9 @@ impl MeshFile {
         section(Role::DraftStore, "draft_store", store, store.listen);
         section(Role::ReferenceEngine, "engine", engine, engine.listen);
         let called = match role {
-            Role::Up if is_external => vec![("engine", &urls.engine)],
+            Role::Up if is_external && !adopts => vec![("engine", &urls.engine)],
             Role::Gateway => vec![("scheduler", &urls.scheduler)],
+            Role::Worker if adopts => vec![("scheduler", &urls.scheduler)],
             Role::Worker => vec![("scheduler", &urls.scheduler), ("engine", &urls.engine)],
             _ => Vec::new(),
         };
@@ -298,6 +309,10 @@ impl MeshFile {
             faults.push("urls: give draft_store or draft_stores, not both".to_owned());
         }
         let called = called.into_iter().chain(store).chain(stores);
+        if matches!(role, Role::Up | Role::Worker) && adopts && !urls.engine.is_empty() {
+            let fault = "urls.engine: leave it out, since a process with worker.adoption has no engine of its own";
+            faults.push(fault.to_owned());
+        }
         faults.extend(self.tenant_faults(role).map(str::to_owned));
         for (key, url) in called {
             if !url.starts_with("http://") && !url.starts_with("https://") {
@@ -395,6 +410,24 @@ mod tests {
             ),
             ""
         );
+    }
+
+    #[test]
+    fn a_process_that_adopts_engines_has_none_of_its_own() {
+        let adopts = "[worker.adoption]\nengines_max = 2";
+        assert_eq!(faults(Role::Up, adopts), "");
+        let mut file: MeshFile = toml::from_str(adopts).unwrap();
+        file.fill_in_for_up();
+        let engine = &file.worker.engine;
+        assert_eq!(
+            (&*engine.model, &*engine.files),
+            ("refrain-tiny", SHIPPED_MODEL)
+        );
+        let own = format!("[urls]\nengine = \"http://127.0.0.1:1\"\n{adopts}");
+        assert!(faults(Role::Up, &own).contains("urls.engine"));
+        let found = faults(Role::Worker, adopts);
+        assert!(found.contains("worker.engine.model"), "{found}");
+        assert!(!found.contains("urls.engine"), "{found}");
     }
 
     #[test]

@@ -8,13 +8,18 @@ use anyhow::Context;
 use backon::{ExponentialBuilder, Retryable};
 use refrain_gateway::GatewayDeps;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{HttpScheduler, HttpWorkers, MeshAdmin, draft_store};
+use refrain_rpc::{
+    EngineAdopter, HttpEngineAdopter, HttpScheduler, HttpWorkers, MeshAdmin, Workers, draft_store,
+};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
-use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, connect_third_party};
+use refrain_worker::{
+    AdopterDeps, AdopterServer, Dependencies, EngineConfig, ExpectedModel, HttpEngine,
+    WorkerEngine, connect_third_party,
+};
 
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
@@ -28,6 +33,7 @@ use crate::mesh_roles::check_own;
 pub struct Process {
     gateway: Option<refrain_gateway::GatewayServer>,
     worker: Option<refrain_worker::WorkerServer>,
+    adopter: Option<AdopterServer>,
     scheduler: Option<refrain_scheduler::SchedulerServer>,
     engine: Option<refrain_reference_engine::EngineServer>,
     draft_store: Option<refrain_draft_store::DraftStoreServer>,
@@ -66,6 +72,7 @@ impl Process {
                 let deps = GatewayDeps {
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
                     store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
+                    adopters: adopters(&file.gateway.trainer.adopters, &client),
                     workers: Arc::new(HttpWorkers::new(client)),
                     signer: NamespaceSigner::new(&file.mesh)?,
                     model_files: Arc::new(model_files),
@@ -81,6 +88,20 @@ impl Process {
                 let scheduler = refrain_scheduler::start(file.scheduler, auth()?, &metrics).await?;
                 process.addr = scheduler.addr();
                 process.scheduler = Some(scheduler);
+            }
+            Role::Worker if file.worker.adoption.is_on() => {
+                let client = client()?;
+                let with = AdopterDeps {
+                    expected: expected_model(&file.worker.engine)?,
+                    scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
+                    store: draft_store(&client, &file.urls.draft_store, &file.urls.draft_stores)?,
+                    auth: auth()?,
+                    client,
+                    metrics,
+                };
+                let adopter = AdopterServer::start(file.worker, with)?;
+                process.addr = adopter.addr();
+                process.adopter = Some(adopter);
             }
             Role::Worker => {
                 let client = client()?;
@@ -126,14 +147,17 @@ impl Process {
             let credentials = MeshCredentials::of_secret(&mesh.secret);
             (mesh, credentials)
         };
-        let auth = MeshAuth::with_credentials(&mesh, credentials)?;
-        let engine = if file.worker.engine.is_external() {
-            third_party_engine(&file).await?
+        let auth = MeshAuth::with_credentials(&mesh, credentials.clone())?;
+        let engine = if file.worker.adoption.is_on() {
+            None
+        } else if file.worker.engine.is_external() {
+            Some(third_party_engine(&file).await?)
         } else {
             let engine =
                 refrain_reference_engine::start(file.engine, auth.clone(), metrics.clone()).await?;
             let engine = self.engine.insert(engine);
-            WorkerEngine::Verifying(Arc::new(LocalEngine::new(engine.handle().clone())))
+            let engine = Arc::new(LocalEngine::new(engine.handle().clone()));
+            Some(WorkerEngine::Verifying(engine))
         };
         let data_dir = file.draft_store.data_dir.clone();
         let store = refrain_draft_store::start(file.draft_store, auth.clone(), &metrics).await?;
@@ -141,16 +165,37 @@ impl Process {
         local_operator::add(&mut file.gateway, &data_dir)?;
         let scheduler = refrain_scheduler::start(file.scheduler, auth.clone(), &metrics).await?;
         let scheduler = self.scheduler.insert(scheduler);
-        let with = Dependencies {
-            engine,
-            scheduler: Arc::new(scheduler.handle()),
-            store: Arc::new(store.handle()),
-            auth,
-            metrics: metrics.clone(),
+        let mut adopters: Vec<Arc<dyn EngineAdopter>> = Vec::new();
+        let workers: Arc<dyn Workers> = match engine {
+            Some(engine) => {
+                let with = Dependencies {
+                    engine,
+                    scheduler: Arc::new(scheduler.handle()),
+                    store: Arc::new(store.handle()),
+                    auth,
+                    metrics: metrics.clone(),
+                };
+                let worker = refrain_worker::start(file.worker, with).await?;
+                let worker = self.worker.insert(worker);
+                Arc::new(LocalWorkers::new(worker.handle()))
+            }
+            None => {
+                let timeout = Duration::from_millis(file.urls.timeout_ms);
+                let with = AdopterDeps {
+                    expected: expected_model(&file.worker.engine)?,
+                    scheduler: Arc::new(scheduler.handle()),
+                    store: Arc::new(store.handle()),
+                    auth,
+                    client: MeshClient::with_credentials("", credentials, timeout)?,
+                    metrics: metrics.clone(),
+                };
+                let adopter = self
+                    .adopter
+                    .insert(AdopterServer::start(file.worker, with)?);
+                adopters.push(Arc::new(adopter.adopter()));
+                Arc::new(adopter.adopter())
+            }
         };
-        let worker = refrain_worker::start(file.worker, with).await?;
-        let worker = self.worker.insert(worker);
-        let workers = Arc::new(LocalWorkers::new(worker.handle()));
         let deps = GatewayDeps {
             mesh: MeshAdmin {
                 store: Arc::new(store.handle()),
@@ -160,6 +205,7 @@ impl Process {
             },
             scheduler: Arc::new(scheduler.handle()),
             workers,
+            adopters,
             store: Arc::new(store.handle()),
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),
@@ -202,6 +248,9 @@ impl Process {
         }
         if let Some(worker) = self.worker {
             worker.drain().await;
+        }
+        if let Some(adopter) = self.adopter {
+            adopter.drain().await;
         }
         if let Some(scheduler) = self.scheduler {
             scheduler.drain(SERVICE_GRACE).await;
@@ -255,21 +304,32 @@ async fn connect_engine(file: &MeshFile, client: &MeshClient) -> anyhow::Result<
     Ok(WorkerEngine::Verifying(Arc::new(engine)))
 }
 
-/// A third-party engine.
-async fn third_party_engine(file: &MeshFile) -> anyhow::Result<WorkerEngine> {
-    let config = &file.worker.engine;
+/// The processes at these URLs that adopt engines.
+fn adopters(urls: &[String], client: &MeshClient) -> Vec<Arc<dyn EngineAdopter>> {
+    let adopter = |url: &String| Arc::new(HttpEngineAdopter::new(client.at(url))) as _;
+    urls.iter().map(adopter).collect()
+}
+
+/// The model that engines have to serve.
+fn expected_model(config: &EngineConfig) -> anyhow::Result<ExpectedModel> {
     let key = || format!("worker.engine.files = {:?}", config.files);
     let files = model_files(&config.files).with_context(key)?;
     let served_model = match config.served_model.as_str() {
         "" => config.model.clone(),
         name => name.to_owned(),
     };
-    let expected = ExpectedModel {
+    Ok(ExpectedModel {
         model: config.model.clone(),
         served_model,
         tokenizer: Arc::new(files.tokenizer().with_context(key)?),
         max_context: config.max_context.or_else(|| files.max_context()),
-    };
+    })
+}
+
+/// A third-party engine.
+async fn third_party_engine(file: &MeshFile) -> anyhow::Result<WorkerEngine> {
+    let config = &file.worker.engine;
+    let expected = expected_model(config)?;
     retry_until_up(|| connect_third_party(config, &file.urls.engine, expected.clone())).await
 }
 

@@ -32,6 +32,9 @@ pub struct UpArgs {
     /// Address of a listener for trainers, such as 127.0.0.1:8091, which needs no key. Without it there is none.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "cluster")]
     trainer: Option<SocketAddr>,
+    /// Start without an engine: so many engines may register with the listener for trainers.
+    #[arg(long, value_name = "ENGINES", requires = "trainer", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    adopt: Option<u32>,
     /// Start separate processes instead, to see what happens when one goes: so many replicas of the draft store, two
     /// workers with engines, two gateways, a scheduler and a nats-server, which has to be installed. Their data go to
     /// the directory `cluster` under the data directory.
@@ -69,6 +72,9 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     if args.trainer.is_some() {
         file.gateway.trainer.listen = args.trainer;
     }
+    if let Some(engines) = args.adopt {
+        file.worker.adoption.engines_max = engines;
+    }
     let is_configured =
         args.config.is_some() || std::env::var_os("REFRAIN_TELEMETRY__LOG").is_some();
     if logs_only_warnings(is_configured, std::io::stderr().is_terminal()) {
@@ -79,7 +85,7 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     let model = first_model.map(|model| model.id.clone());
     let first_key = file.gateway.keys.first();
     let key = first_key.and_then(|key| key.key.clone());
-    let verifies_drafts = !file.worker.engine.is_external();
+    let verifies_drafts = !file.worker.engine.is_external() && !file.worker.adoption.is_on();
     let scheme = |http: &ListenerConfig| if http.tls.is_some() { "https" } else { "http" };
     let (gateway, operations) = (
         scheme(&file.gateway.http),

@@ -224,6 +224,7 @@ impl Mesh {
             max_context: 131_072,
             max_running: SLOTS,
             draining: false,
+            leaves: false,
             compiles_forms: false,
             eagle3: None,
             fallback: None,

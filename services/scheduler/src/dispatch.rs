@@ -391,6 +391,16 @@ impl Dispatch {
         effects: &mut Vec<DispatchEffect>,
     ) -> Result<HeartbeatReply, ApiError> {
         let worker = heartbeat.worker.clone();
+        if heartbeat.leaves {
+            if let Some((index, lost)) = self.workers.leave(&worker, heartbeat.incarnation) {
+                self.forget_worker(worker, index, lost, effects);
+            }
+            return Ok(HeartbeatReply {
+                next_in_ms: self.config.worker_ttl_ms,
+                fallback: None,
+                give_way: Vec::new(),
+            });
+        }
         // The worker table keeps neither list.
         let running = std::mem::take(&mut heartbeat.running);
         let held = heartbeat.kv.as_mut().and_then(|kv| kv.held.take());
@@ -451,11 +461,7 @@ impl Dispatch {
     fn tick(&mut self, effects: &mut Vec<DispatchEffect>) {
         let (now_ms, ttl_ms) = (self.now_ms, self.config.worker_ttl_ms);
         for (worker, index, lost) in self.workers.remove_silent(now_ms, ttl_ms) {
-            self.prefixes.forget(index);
-            effects.push(DispatchEffect::WorkerLost(worker));
-            for lease in lost {
-                self.end(lease, LeaseEnd::WorkerLost, false, effects);
-            }
+            self.forget_worker(worker, index, lost, effects);
         }
         for lease in self
             .leases
@@ -467,6 +473,21 @@ impl Dispatch {
         self.mark_all_stranded();
         self.refuse_expired(effects);
         self.queue.forget_pools(|pool| self.workers.serves(pool));
+    }
+
+    /// Ends what a worker held that was at this place in the table.
+    fn forget_worker(
+        &mut self,
+        worker: WorkerId,
+        index: usize,
+        lost: Vec<LeaseId>,
+        effects: &mut Vec<DispatchEffect>,
+    ) {
+        self.prefixes.forget(index);
+        effects.push(DispatchEffect::WorkerLost(worker));
+        for lease in lost {
+            self.end(lease, LeaseEnd::WorkerLost, false, effects);
+        }
     }
 
     fn drain(&mut self, effects: &mut Vec<DispatchEffect>) {

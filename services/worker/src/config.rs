@@ -1,5 +1,6 @@
 //! The worker's configuration.
 
+mod adoption;
 mod engine;
 mod speculation;
 
@@ -10,6 +11,7 @@ use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
 
+pub use adoption::AdoptionConfig;
 pub use engine::{ApiKey, DriveMode, EngineConfig, EngineKind};
 pub use speculation::{
     DrafterConfig, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,
@@ -45,6 +47,8 @@ pub struct WorkerConfig {
     pub evacuate_after_ms: u64,
     /// The engine.
     pub engine: EngineConfig,
+    /// Engines that register while the process runs.
+    pub adoption: AdoptionConfig,
     /// Drafts and their routing.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
@@ -89,6 +93,7 @@ impl Default for WorkerConfig {
             parked_ms_max: 60_000,
             evacuate_after_ms: 20_000,
             engine: EngineConfig::default(),
+            adoption: AdoptionConfig::default(),
             speculation: SpeculationConfig::default(),
             replica: ReplicaConfig::default(),
             remote_lookup: RemoteLookupConfig::default(),
@@ -121,6 +126,7 @@ impl Validate for WorkerConfig {
             "step_tokens_max: at least prefill_chunk_tokens + running_max, so that every request can move",
         );
         self.engine.check(&mut check);
+        self.adoption.check(&self.engine, &mut check);
         self.speculation.check(&self.id, &mut check);
         self.replica.check(&mut check);
         self.uploader.check(&mut check);

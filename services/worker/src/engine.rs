@@ -8,6 +8,7 @@ mod breaker;
 mod call_body;
 mod call_error;
 mod client;
+mod detect;
 mod dialect;
 mod event_calls;
 mod forms;
@@ -26,6 +27,7 @@ mod verifying;
 mod worker_engine;
 
 pub(crate) use breaker::CircuitBreaker;
+pub(crate) use detect::{FoundEngine, find_engine};
 pub use forms::FormAbilities;
 pub use generate::{AttachedDocument, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
 pub use http_engine::HttpEngine;

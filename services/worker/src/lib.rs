@@ -15,10 +15,12 @@
 //! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its
 //!   metrics and the statistics that the draft store keeps.
 //! * `engine`: the traits of engines, and the third-party engines with their wire formats (`engine/dialect`).
+//! * `adoption`: engines that register while the process runs, with a worker for each.
 //! * `config`, `metrics`, `shared`.
 //!
 //! The worker's copy of the drafts and the upload of outputs are the crate `refrain-draft-replica`.
 
+mod adoption;
 mod chunk;
 mod config;
 mod decode;
@@ -40,12 +42,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use refrain_draft_replica::{DraftReplica, RemoteLookup, Uploader};
+use refrain_protocol::engine_order::PauseMode;
 use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
 use crate::chunk::{Admission, Command, OutputSink};
@@ -59,9 +62,10 @@ use crate::service::{Heartbeats, OrderedDrain, WorkerParts};
 use crate::shared::Shared;
 use crate::streaming::StreamContext;
 
+pub use adoption::{Adopter, AdopterDeps, AdopterServer};
 pub use config::{
-    ApiKey, DrafterConfig, DriveMode, EngineConfig, EngineKind, FallbackChoice, RouterChoice,
-    ScoreThreshold, SpeculationConfig, WorkerConfig,
+    AdoptionConfig, ApiKey, DrafterConfig, DriveMode, EngineConfig, EngineKind, FallbackChoice,
+    RouterChoice, ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
     AttachedDocument, DraftVerdict, ExpectedModel, FormAbilities, GenerateRequest, Generated,
@@ -91,7 +95,18 @@ pub struct WorkerServer {
     handle: WorkerHandle,
     server: Option<Server>,
     heartbeats: JoinHandle<()>,
+    /// Tells the heartbeats that the worker leaves.
+    leaving: Arc<Notify>,
     driver: JoinHandle<()>,
+}
+
+/// The state that a worker starts in.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StartState {
+    /// The pause that it starts in.
+    pub(crate) pause: Option<PauseMode>,
+    /// The version of its engine's weights, as far as it is known.
+    pub(crate) weight_version: u64,
 }
 
 /// Starts a worker. It sends its first heartbeat before this returns.
@@ -99,6 +114,15 @@ pub struct WorkerServer {
 /// # Errors
 /// The listener cannot be opened, a metric name is taken, or the system provides no threads or randomness.
 pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<WorkerServer> {
+    start_in(config, with, StartState::default()).await
+}
+
+/// As [`start`], in a state.
+async fn start_in(
+    config: WorkerConfig,
+    with: Dependencies,
+    state: StartState,
+) -> anyhow::Result<WorkerServer> {
     let metrics = WorkerMetrics::new(&with.metrics, with.engine.served().model)?;
     let metrics = Arc::new(metrics);
     let uploader = Uploader::start(
@@ -108,6 +132,12 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
     );
     let has_steps = matches!(with.engine, WorkerEngine::Verifying(_));
     let orders = Arc::new(Orders::new(has_steps, metrics.clone()));
+    orders.set_weight_version(state.weight_version);
+    if let Some(mode) = state.pause {
+        let (pause, _) = orders.begin_pause(mode);
+        // Nothing runs yet that it could wait for.
+        orders.settle(pause);
+    }
     let parking = Parking::new(
         &config,
         &with.engine,
@@ -178,10 +208,12 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
     let mut heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
     // Sent here, so that the scheduler knows a worker that has started.
     let pause = heartbeats.send().await;
+    let leaving = Arc::new(Notify::new());
     Ok(WorkerServer {
         handle,
         server,
-        heartbeats: tokio::spawn(heartbeats.run(pause)),
+        heartbeats: tokio::spawn(heartbeats.run(pause, leaving.clone())),
+        leaving,
         driver,
     })
 }
@@ -242,10 +274,21 @@ impl WorkerServer {
     /// Stops the worker. It takes no new chunks, lets running ones finish within the configured grace period,
     /// evacuates the rest, and waits until the store has the outputs and the acceptance statistics.
     pub async fn drain(self) {
+        self.stop(false).await;
+    }
+
+    /// As [`drain`](Self::drain), and the scheduler forgets the worker at once. After a drain it waits for a successor
+    /// instead.
+    pub(crate) async fn leave(self) {
+        self.stop(true).await;
+    }
+
+    async fn stop(self, leaves: bool) {
         let WorkerServer {
             handle,
             server,
-            heartbeats,
+            mut heartbeats,
+            leaving,
             mut driver,
         } = self;
         let parts = &handle.parts;
@@ -273,6 +316,11 @@ impl WorkerServer {
         if let Some(replica) = &parts.replica {
             replica.stop();
         }
+        if leaves {
+            leaving.notify_one();
+            // The scheduler forgets a silent worker as well, only later.
+            let _ = tokio::time::timeout(LEAVE_GRACE, &mut heartbeats).await;
+        }
         heartbeats.abort();
         if let Some(server) = &server {
             server.stop_within(RESPONSES_GRACE).await;
@@ -297,5 +345,7 @@ async fn end_chunks(parts: &WorkerParts) {
 const EVACUATION_GRACE: Duration = Duration::from_secs(2);
 /// Time for each of the last uploads to the draft store, once the store has used up its grace period.
 const LAST_GRACE: Duration = Duration::from_millis(500);
+/// Time for the last heartbeat of a worker that leaves.
+const LEAVE_GRACE: Duration = Duration::from_secs(3);
 /// Time until the callers have read their last responses.
 const RESPONSES_GRACE: Duration = Duration::from_secs(2);

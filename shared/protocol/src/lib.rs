@@ -16,6 +16,7 @@
 
 pub mod acceptance;
 pub mod admin;
+pub mod adoption;
 pub mod chunk;
 pub mod document;
 pub mod engine;

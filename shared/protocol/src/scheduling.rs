@@ -213,6 +213,9 @@ pub struct Heartbeat {
     pub running: Vec<LeaseId>,
     /// Whether it drains, so that it takes no new chunks.
     pub draining: bool,
+    /// Whether this is its last report: it has ended, and the scheduler forgets it at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaves: bool,
     /// Whether its engine holds outputs to a form by the grammars of this project. Gateways can then tell a form that
     /// cannot be compiled; any other engine judges forms by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

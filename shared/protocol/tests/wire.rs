@@ -20,6 +20,7 @@ use expect_test::expect_file;
 use refrain_protocol::admin::{
     ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ErasedReplica,
 };
+use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, AdopterReport, ReleaseRequest};
 use refrain_protocol::chunk::{
     ChunkBudget, ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope,
     DraftShare, DraftSource, ParkedContext, Priority, Speculation, StepMessage, Urgency,
@@ -280,6 +281,34 @@ fn formats() -> Vec<Format> {
             .to_vec(),
         ),
         format(
+            "adopt_request",
+            AdoptRequest {
+                url: "http://10.0.0.5:30000".into(),
+                pause: Some(PauseMode::Keep),
+            },
+        ),
+        format(
+            "release_request",
+            ReleaseRequest {
+                engine: "10.0.0.5:30000".into(),
+            },
+        ),
+        format(
+            "adopter_report",
+            AdopterReport {
+                model: "tiny".into(),
+                engines_max: 4,
+                engines: vec![AdoptedEngine {
+                    id: "10.0.0.5:30000".into(),
+                    url: "http://10.0.0.5:30000".into(),
+                    worker: WorkerId("w0@10.0.0.5:30000".into()),
+                    running: 3,
+                    weight_version: 7,
+                    fault: Some("draining".into()),
+                }],
+            },
+        ),
+        format(
             "heartbeat",
             Heartbeat {
                 worker: WorkerId("w0".into()),
@@ -291,6 +320,7 @@ fn formats() -> Vec<Format> {
                 max_running: 8,
                 running: vec![LeaseId(1), LeaseId(2)],
                 draining: false,
+                leaves: false,
                 compiles_forms: true,
                 eagle3: Some(Eagle3Report {
                     accepted_length: 2.5,

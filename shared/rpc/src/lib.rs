@@ -6,9 +6,11 @@
 //!
 //! Read first: `worker.rs` (a stream of events) and `scheduler.rs` (a call that waits).
 
+mod adopter;
 mod chunk_body;
 mod codec;
 mod draft_store;
+mod engine_address;
 mod mesh_admin;
 mod replica_peer;
 mod scheduler;
@@ -19,9 +21,11 @@ mod usage_report;
 mod usage_store;
 mod worker;
 
+pub use adopter::{EngineAdopter, HttpEngineAdopter};
 pub use chunk_body::{CHUNK_CONTENT_TYPE, decode_chunk, encode_chunk};
 pub use codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
 pub use draft_store::{DraftStore, HttpDraftStore};
+pub use engine_address::EngineAddress;
 pub use mesh_admin::{MeshAdmin, MeshPart, MetricsPages};
 pub use replica_peer::{HttpReplicaPeer, ReplicaPeer};
 pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};

@@ -35,7 +35,7 @@ use crate::telemetry::Metrics;
 
 pub use config::{MeshConfig, NAMESPACE_TTL_S};
 pub use credentials::MeshCredentials;
-pub use roles::{CredentialIssuer, MeshCaller, MeshRole, RoleCredential};
+pub use roles::{CredentialIssuer, MeshCaller, MeshRole, PART_MARK, RoleCredential};
 
 /// Most namespaces whose signature is not verified again. A signature takes a twentieth of a millisecond to verify,
 /// and a gateway sends the same one for hours.

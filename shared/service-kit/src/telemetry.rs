@@ -16,7 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 pub(crate) use metrics::HttpMetrics;
-pub use metrics::{Metrics, SECONDS_BUCKETS, kinds};
+pub use metrics::{Metrics, MetricsPart, SECONDS_BUCKETS, kinds};
 
 /// Settings of logs and traces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]

@@ -21,6 +21,9 @@ pub struct TrainerConfig {
     pub tenant: String,
     /// The model that is trained. It may be left out where the gateway offers one model.
     pub model: Option<String>,
+    /// Base URLs of the worker processes with `worker.adoption`, to which engines go that register here. Without any,
+    /// no engine can register. For `refrain up` it is the process itself.
+    pub adopters: Vec<String>,
     /// Most connections at once. Each request that waits or runs holds one.
     pub connections_max: usize,
     /// Most rollouts that are asked of the scheduler at once, counted by their choices. Further ones are held back,
@@ -40,6 +43,7 @@ impl Default for TrainerConfig {
             http: ListenerConfig::default(),
             tenant: String::new(),
             model: None,
+            adopters: Vec::new(),
             connections_max: 65_536,
             in_flight_max: 8_192,
             held_max: 65_536,
@@ -75,6 +79,10 @@ impl TrainerConfig {
                 "model: must be the id of one of gateway.models",
             ),
             (
+                !self.adopters.iter().all(|url| is_url(url)),
+                "adopters: must be http:// or https:// URLs",
+            ),
+            (
                 self.connections_max == 0,
                 "connections_max: must be at least 1",
             ),
@@ -89,6 +97,12 @@ impl TrainerConfig {
         let faults = broken.map(|(_, fault)| format!("trainer.{fault}"));
         faults.chain(self.http.faults("trainer.http")).collect()
     }
+}
+
+fn is_url(text: &str) -> bool {
+    ["http://", "https://"]
+        .iter()
+        .any(|scheme| text.starts_with(scheme))
 }
 
 #[cfg(test)]
@@ -122,6 +136,7 @@ mod tests {
         let all = |config: &mut TrainerConfig| {
             config.tenant.clear();
             config.model = Some("x".into());
+            config.adopters = vec!["worker:8202".into()];
             config.connections_max = 0;
             config.in_flight_max = 0;
             config.held_max = 0;
@@ -132,6 +147,7 @@ mod tests {
         for key in [
             "trainer.tenant",
             "trainer.model",
+            "trainer.adopters",
             "trainer.connections_max",
             "trainer.in_flight_max",
             "trainer.held_max",

@@ -7,8 +7,11 @@ use std::time::Duration;
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use futures_util::future::join_all;
-use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply, PauseMode};
+use refrain_protocol::engine_order::{
+    EngineCall, EngineOrder, EngineOrderReply, EngineState, PauseMode,
+};
 use refrain_protocol::openai::ErrorBody;
+use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_rpc::{Scheduler, Workers};
 use serde_json::{Value, json};
@@ -28,6 +31,9 @@ pub(super) struct Fleet {
     /// The latest version that a worker has named.
     version: AtomicU64,
 }
+
+/// The name of a worker, and its address.
+pub(super) type Member = (WorkerId, String);
 
 /// The answer of a worker to an order.
 pub(super) struct WorkerAnswer {
@@ -86,14 +92,15 @@ impl Fleet {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// The names of the workers of the model, and their addresses.
+    /// The workers of the model, in the order of their names.
     ///
     /// # Errors
     /// The error of the scheduler, or `Unavailable` if there is no worker.
-    pub(super) async fn members(&self) -> Result<Vec<(WorkerId, String)>, ApiError> {
+    pub(super) async fn members(&self) -> Result<Vec<Member>, ApiError> {
         let all = self.scheduler.workers().await?;
         let ours = all.into_iter().filter(|worker| worker.model == self.model);
-        let members: Vec<_> = ours.map(|worker| (worker.worker, worker.url)).collect();
+        let mut members: Vec<Member> = ours.map(|worker| (worker.worker, worker.url)).collect();
+        members.sort();
         match members.is_empty() {
             false => Ok(members),
             true => {
@@ -117,25 +124,86 @@ impl Fleet {
         orders.await.map_err(ApiError::internal)?
     }
 
-    async fn order_here(&self, order: EngineOrder) -> Result<FleetAnswers, ApiError> {
+    /// As [`Fleet::order`], with an order of its own for each worker.
+    ///
+    /// # Errors
+    /// This task was cancelled.
+    pub(super) async fn order_each(
+        self: &Arc<Self>,
+        orders: Vec<(Member, EngineOrder)>,
+    ) -> Result<FleetAnswers, ApiError> {
+        let fleet = self.clone();
+        let orders = tokio::spawn(async move { fleet.order_each_here(orders).await });
+        orders.await.map_err(ApiError::internal)
+    }
+
+    /// Gives one worker an order.
+    ///
+    /// # Errors
+    /// There is no such worker, or it did not carry the order out.
+    pub(super) async fn order_one(
+        &self,
+        worker: &WorkerId,
+        order: EngineOrder,
+    ) -> Result<(), ApiError> {
         let members = self.members().await?;
-        let answers = members.into_iter().map(async |(id, url)| {
-            let worker = self.workers.at(&url);
-            let ordered = worker.order(order.clone());
-            let reply = match order {
-                EngineOrder::Report => match tokio::time::timeout(REPORT_WAIT, ordered).await {
-                    Ok(reply) => reply,
-                    Err(_) => Err(ApiError::new(ErrorKind::Timeout, "it does not answer")),
-                },
-                _ => ordered.await,
-            };
-            let reply = reply.and_then(engine_refused);
-            self.note(&order, &id, &reply);
-            WorkerAnswer { worker: id, reply }
+        let member = members.into_iter().find(|(id, _)| id == worker);
+        let (id, url) = member.ok_or_else(|| {
+            let message = format!("the worker {worker} does not report to the scheduler");
+            ApiError::new(ErrorKind::NotFound, message)
+        })?;
+        let answer = self.give((id, url), order).await;
+        answer.reply.map(drop)
+    }
+
+    /// The models that are served now.
+    ///
+    /// # Errors
+    /// The error of the scheduler.
+    pub(super) async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
+        self.scheduler.models().await
+    }
+
+    /// What the engine of a worker answers to a call. `None` where it has no such call.
+    pub(super) async fn ask(&self, (_, url): &Member, path: &str) -> Option<String> {
+        let call = EngineOrder::PassOn(EngineCall {
+            is_post: false,
+            path: path.to_owned(),
+            body: String::new(),
         });
-        Ok(FleetAnswers {
+        let worker = self.workers.at(url);
+        let asked = tokio::time::timeout(REPORT_WAIT, worker.order(call));
+        let answer = asked.await.ok()?.ok()?.answer?;
+        (answer.status == 200).then_some(answer.body)
+    }
+
+    async fn order_here(&self, order: EngineOrder) -> Result<FleetAnswers, ApiError> {
+        let members = self.members().await?.into_iter();
+        let orders = members.map(|member| (member, order.clone())).collect();
+        Ok(self.order_each_here(orders).await)
+    }
+
+    async fn order_each_here(&self, orders: Vec<(Member, EngineOrder)>) -> FleetAnswers {
+        let orders = orders.into_iter();
+        let answers = orders.map(|(member, order)| self.give(member, order));
+        FleetAnswers {
             workers: join_all(answers).await,
-        })
+        }
+    }
+
+    async fn give(&self, (id, url): Member, order: EngineOrder) -> WorkerAnswer {
+        let worker = self.workers.at(&url);
+        let ordered = worker.order(order.clone());
+        let reply = match order {
+            EngineOrder::Report => match tokio::time::timeout(REPORT_WAIT, ordered).await {
+                Ok(reply) => reply,
+                Err(_) => Err(ApiError::new(ErrorKind::Timeout, "it does not answer")),
+            },
+            _ => ordered.await,
+        };
+        let reply = reply.and_then(engine_refused);
+        self.note(&order, &id, &reply);
+        WorkerAnswer { worker: id, reply }
     }
 
     fn note(&self, order: &EngineOrder, id: &WorkerId, reply: &Result<EngineOrderReply, ApiError>) {
@@ -199,6 +267,40 @@ impl FleetAnswers {
     pub(super) fn oldest_version(&self) -> u64 {
         let versions = self.replies().map(|reply| reply.state.weight_version);
         versions.min().unwrap_or(0)
+    }
+
+    /// The states of all workers that answered, by their names.
+    fn states(&self) -> impl Iterator<Item = (&WorkerId, &EngineState)> {
+        let answers = self.workers.iter();
+        answers.filter_map(|answer| Some((&answer.worker, &answer.reply.as_ref().ok()?.state)))
+    }
+
+    /// The pause that some worker is in.
+    pub(super) fn pause(&self) -> Option<PauseMode> {
+        self.states().find_map(|(_, state)| state.pause)
+    }
+
+    /// The pause that this worker is in.
+    pub(super) fn pause_of(&self, worker: &WorkerId) -> Option<PauseMode> {
+        let (_, state) = self.states().find(|(name, _)| *name == worker)?;
+        state.pause
+    }
+
+    /// The pause that some other worker is in. `None`: there are no others.
+    pub(super) fn pause_of_others(&self, worker: &WorkerId) -> Option<Option<PauseMode>> {
+        let mut others = self.states().filter(|(name, _)| *name != worker);
+        let (_, first) = others.next()?;
+        Some(
+            first
+                .pause
+                .or_else(|| others.find_map(|(_, state)| state.pause)),
+        )
+    }
+
+    /// The newest version of the weights on other workers.
+    pub(super) fn newest_version_of_others(&self, worker: &WorkerId) -> Option<u64> {
+        let others = self.states().filter(|(name, _)| *name != worker);
+        others.map(|(_, state)| state.weight_version).max()
     }
 
     /// The response: these fields if all workers have carried the order out, otherwise an error. Both have `workers`.

@@ -7,12 +7,13 @@ use std::time::Duration;
 use actix_web::middleware::from_fn;
 use actix_web::web;
 use anyhow::Context as _;
-use refrain_rpc::{Scheduler, Workers};
+use refrain_rpc::{EngineAdopter, Scheduler, Workers};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::data::DataSurface;
+use super::engines::Adopters;
 use super::fleet::ORDERS;
 use super::hold::{Hold, HoldLimits};
 use super::in_flight::{InFlight, Outcome};
@@ -33,6 +34,7 @@ pub(crate) struct TrainerDeps<'a> {
     pub(crate) gateway: &'a Arc<GatewayState>,
     pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) workers: Arc<dyn Workers>,
+    pub(crate) adopters: Vec<Arc<dyn EngineAdopter>>,
     pub(crate) drain: Drain,
     pub(crate) readiness: Readiness,
     pub(crate) metrics: &'a Metrics,
@@ -79,6 +81,7 @@ pub(crate) fn listen(
     let metrics = gateway.metrics.clone();
     let state = Arc::new(TrainerState {
         fleet: TrainerState::fleet_of(gateway, &model, deps.scheduler, deps.workers),
+        adopters: Adopters::new(deps.adopters),
         gateway: gateway.clone(),
         tenant: trainer.tenant.clone(),
         model,

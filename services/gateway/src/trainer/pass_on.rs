@@ -3,23 +3,18 @@
 use actix_web::http::Method;
 use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
+use futures_util::future::join_all;
 use refrain_protocol::engine_order::{EngineCall, EngineOrder};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpResult, RawBody};
 use serde_json::{Value, json};
 
+use super::fleet::Member;
 use super::pauses::read;
+use super::ranks::{SIZE_CALLS, divided, has_ranks, read_size};
 use super::state::TrainerState;
 use super::version::read_version;
 use super::weights;
-
-/// Calls that give an engine its ranks in a group of processes. The same ranks cannot be those of two engines.
-const WITH_RANKS: [&str; 4] = [
-    "/init_weights_update_group",
-    "/init_weight_transfer_engine",
-    "/init_broadcaster",
-    "/areal_init_weights_update_group",
-];
 
 /// Passes a call on.
 pub(super) async fn pass_on(
@@ -58,36 +53,66 @@ pub(super) async fn areal_update_weights(
 }
 
 impl TrainerState {
+    /// The workers of the model, in the order in which they get ranks, and the number of devices of the engine of each.
+    ///
+    /// # Errors
+    /// There is no worker, or an engine does not tell its number.
+    pub(super) async fn device_counts(&self) -> Result<(Vec<Member>, Vec<u32>), ApiError> {
+        let members = self.fleet.members().await?;
+        let size = async |member: &Member| {
+            for path in SIZE_CALLS {
+                let answer = self.fleet.ask(member, path).await;
+                if let Some(size) = answer.as_deref().and_then(read_size) {
+                    return Ok(size);
+                }
+            }
+            let message = format!(
+                "the engine of the worker {} does not tell how many devices it has; it needs SGLang's /server_info, or \
+                 vLLM's /get_world_size",
+                member.0
+            );
+            let error = ApiError::new(ErrorKind::InvalidRequest, message);
+            Err(error.with_code("unsupported_by_engine"))
+        };
+        let sizes = join_all(members.iter().map(size)).await;
+        let sizes = sizes.into_iter().collect::<Result<_, _>>()?;
+        Ok((members, sizes))
+    }
+
     /// Passes a call on to the engines of all workers. If its body names a version of the weights, that is theirs
     /// once all engines have answered.
     async fn pass_on(&self, request: &HttpRequest, body: &[u8]) -> Result<HttpResponse, ApiError> {
         let mut fields = read(body)?;
         let version = read_version("weight_version", fields.fields.remove("weight_version"))?;
-        let workers = self.fleet.members().await?.len();
-        if workers > 1 && WITH_RANKS.contains(&request.path()) {
-            let message = format!(
-                "{}: the ranks in this call are those of one engine, and the model {} has {workers} workers; use one \
-                 worker, or weights from a directory",
-                request.path(),
-                self.model
-            );
-            let error = ApiError::new(ErrorKind::InvalidRequest, message);
-            return Err(error.with_code("unsupported_by_engine"));
-        }
+        let members = self.fleet.members().await?;
         let aborts = fields.take::<bool>("abort_all_requests", "true or false")?;
         if aborts == Some(true) {
             self.in_flight.abort_all();
         }
         let path = request.uri().path_and_query();
         let path = path.map_or_else(|| request.path().to_owned(), ToString::to_string);
-        let body = String::from_utf8(body.to_vec())
-            .map_err(|_| ApiError::new(ErrorKind::InvalidRequest, "the body is not UTF-8"))?;
-        let call = EngineCall {
-            is_post: request.method() == Method::POST,
-            path,
-            body,
+        let is_post = request.method() == Method::POST;
+        let passed = if members.len() > 1 && has_ranks(request.path()) {
+            let (members, sizes) = self.device_counts().await?;
+            let fields = read(body)?.fields;
+            let bodies = divided(request.path(), &fields, &sizes)?;
+            let calls = bodies.into_iter().map(|fields| EngineCall {
+                is_post,
+                path: path.clone(),
+                body: Value::from(fields).to_string(),
+            });
+            let orders = members.into_iter().zip(calls.map(EngineOrder::PassOn));
+            self.fleet.order_each(orders.collect()).await?
+        } else {
+            let body = String::from_utf8(body.to_vec())
+                .map_err(|_| ApiError::new(ErrorKind::InvalidRequest, "the body is not UTF-8"))?;
+            let call = EngineCall {
+                is_post,
+                path,
+                body,
+            };
+            self.fleet.order(EngineOrder::PassOn(call)).await?
         };
-        let passed = self.fleet.order(EngineOrder::PassOn(call)).await?;
         if !passed.all_done() {
             return Ok(passed.response(json!({})));
         }

@@ -7,7 +7,7 @@ use refrain_service_kit::http::{get, post};
 
 use super::data::{DataSurface, carry_out};
 use super::state::TrainerState;
-use super::{facts, pass_on, pauses, weights};
+use super::{engines, facts, pass_on, pauses, weights};
 
 /// Calls that go to the engines as they are.
 const PASSED_ON: [&str; 27] = [
@@ -76,13 +76,16 @@ pub(super) fn add(trainer: &Arc<TrainerState>, app: &mut ServiceConfig) {
         .service(get("/get_weight_version", weights::get_version))
         .service(get("/weight_version", weights::get_version))
         .service(get("/weight_info", weights::get_version))
-        .service(get("/workers", facts::workers).route(web::post().to(facts::adopt)))
+        .service(get("/workers", engines::workers).route(web::post().to(engines::register)))
         .service(
             web::resource("/workers/{id:.*}")
-                .route(web::delete().to(facts::adopt))
-                .route(web::get().to(facts::adopt)),
+                .route(web::delete().to(engines::remove))
+                .route(web::get().to(engines::worker)),
         )
-        .service(get("/list_workers", facts::list_workers))
+        .service(get("/list_workers", engines::list_workers))
+        .service(post("/add_worker", engines::add_worker))
+        .service(post("/remove_worker", engines::remove_worker))
+        .service(get("/get_world_size", facts::world_size))
         .service(get("/v1/loads", facts::loads))
         .service(get("/health", facts::health))
         .service(get("/liveness", facts::health))

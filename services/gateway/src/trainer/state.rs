@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use refrain_rpc::{Scheduler, Workers};
 
+use super::engines::Adopters;
 use super::fleet::Fleet;
 use super::hold::Hold;
 use super::in_flight::InFlight;
@@ -20,6 +21,8 @@ pub(super) struct TrainerState {
     pub(super) in_flight: Arc<InFlight>,
     pub(super) hold: Hold,
     pub(super) fleet: Arc<Fleet>,
+    /// The processes that adopt engines.
+    pub(super) adopters: Adopters,
     /// The URL scheme of the listener.
     pub(super) scheme: &'static str,
     /// The configured address, for a caller that does not say how it reaches the listener.

@@ -8,6 +8,9 @@ use refrain_protocol::engine_order::{EngineAnswer, EngineOrder, EngineOrderReply
 use refrain_protocol::scheduling::WorkerReport;
 use refrain_protocol::{ApiError, WorkerId};
 
+/// The calls by which engines are asked how many devices they have.
+const SIZE_CALLS: [&str; 3] = ["/get_world_size", "/server_info", "/get_server_info"];
+
 /// The workers, of which there is one unless a test says otherwise.
 pub(crate) struct FakeFleet {
     state: Mutex<FleetState>,
@@ -21,7 +24,9 @@ pub(crate) struct FleetState {
     pub(crate) failing: HashMap<String, ApiError>,
     /// The answer of engines to calls that are passed on.
     pub(crate) engine: EngineAnswer,
-    /// All orders but reports, with the names of the workers.
+    /// What engines say of themselves, by the name of the worker.
+    pub(crate) facts: HashMap<String, String>,
+    /// All orders but reports, with the names of the workers. Questions for these facts are not in it.
     pub(crate) orders: Vec<(String, EngineOrder)>,
 }
 
@@ -35,6 +40,7 @@ impl Default for FakeFleet {
                     status: 200,
                     body: "{\"success\": true}".into(),
                 },
+                facts: HashMap::new(),
                 orders: Vec::new(),
             }),
         }
@@ -95,6 +101,23 @@ impl FakeFleet {
     ) -> Result<EngineOrderReply, ApiError> {
         let name = url.trim_start_matches("http://").to_owned();
         let mut state = self.state();
+        if let EngineOrder::PassOn(call) = &order
+            && !call.is_post
+            && SIZE_CALLS.contains(&call.path.as_str())
+        {
+            let facts = state
+                .facts
+                .get(&name)
+                .filter(|_| call.path == SIZE_CALLS[1]);
+            let answer = EngineAnswer {
+                status: if facts.is_some() { 200 } else { 404 },
+                body: facts.cloned().unwrap_or_default(),
+            };
+            return Ok(EngineOrderReply {
+                state: state.workers[&name],
+                answer: Some(answer),
+            });
+        }
         if order != EngineOrder::Report {
             state.orders.push((name.clone(), order.clone()));
             if let Some(error) = state.failing.get(&name) {

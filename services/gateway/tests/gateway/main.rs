@@ -8,6 +8,7 @@
 )]
 
 mod admin;
+mod adopters;
 mod chunks;
 mod console;
 mod errors;
@@ -33,6 +34,7 @@ mod trainer;
 mod trainer_aborts;
 mod trainer_clients;
 mod trainer_control;
+mod trainer_engines;
 mod trainer_hold;
 mod usage;
 mod usage_store;

@@ -29,6 +29,7 @@ use refrain_tokenization::testing::{IM_END, byte_level_files};
 use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::Value;
 
+use crate::adopters::adopters;
 use crate::chunks::{events, resumed};
 use crate::fleet::FakeFleet;
 use crate::series::sum_of_series;
@@ -485,6 +486,7 @@ impl Bench {
         let deps = GatewayDeps {
             scheduler: mesh.clone(),
             workers: Arc::new(FakeWorkers(mesh.clone())),
+            adopters: adopters(&config.trainer.adopters, &mesh),
             store: mesh.clone(),
             mesh: MeshAdmin {
                 store: mesh.clone(),

@@ -166,7 +166,7 @@ async fn the_listener_has_its_own_routes_and_the_others_have_none_of_them() {
         assert_eq!(refused.status(), 404, "{path}");
         let error: Value = refused.json().await.unwrap();
         let message = error["error"]["message"].as_str().unwrap();
-        assert!(message.contains("start a worker of Refrain"), "{message}");
+        assert!(message.contains("worker.adoption"), "{message}");
     }
 }
 

@@ -439,18 +439,76 @@ async fn calls_in_an_engines_own_words_reach_it_unchanged() {
 }
 
 #[tokio::test]
-async fn ranks_of_one_engine_are_refused_for_several_workers() {
+async fn each_engine_gets_its_own_ranks_in_the_order_of_the_workers() {
     let lab = Lab::new().await;
+    let call = json!({"rank_offset": 1, "world_size": 7, "group_name": "g"});
+    // One engine gets the call as it is, whether or not it tells its size.
+    assert_eq!(lab.post("/init_weights_update_group", &call).await.0, 200);
+    let passed = lab.bench.mesh.fleet.take_orders();
+    assert!(
+        matches!(&passed[..], [(_, EngineOrder::PassOn(passed))] if passed.body == call.to_string())
+    );
     lab.bench.mesh.fleet.add("w1");
-    for path in [
-        "/init_weights_update_group",
-        "/init_weight_transfer_engine",
-        "/init_broadcaster",
+    // An engine that does not tell its size gets no ranks, and neither does any other one.
+    let (status, answer) = lab.post("/init_weights_update_group", &call).await;
+    let message = answer["error"]["message"].as_str().unwrap_or_default();
+    assert!(status == 400 && message.contains("devices"), "{answer}");
+    assert_eq!(orders(&lab), []);
+    assert_eq!(lab.get("/get_world_size").await.0, 400);
+    let facts = [
+        ("w0", "{\"tp_size\": 4, \"pp_size\": 1}"),
+        ("w1", "{\"tp_size\": 2}"),
+    ];
+    let facts = facts.map(|(name, facts)| (name.to_owned(), facts.to_owned()));
+    lab.bench.mesh.fleet.state().facts = facts.into();
+    assert_eq!(
+        lab.get("/get_world_size").await,
+        (200, json!({"world_size": 6}))
+    );
+    assert_eq!(lab.get("/server_info").await.1["tp_size"], 6);
+    for (path, call, offsets) in [
+        ("/init_weights_update_group", call.clone(), [1, 5]),
+        (
+            "/init_weight_transfer_engine",
+            json!({"init_info": call}),
+            [1, 5],
+        ),
+        (
+            "/init_broadcaster",
+            json!({"rank_offset": 0, "inference_world_size": 6}),
+            [0, 4],
+        ),
     ] {
-        let (status, answer) = lab.post(path, &json!({"rank_offset": 1})).await;
+        let (status, answer) = lab.post(path, &call).await;
+        assert_eq!(status, 200, "{answer}");
+        let mut passed = lab.bench.mesh.fleet.take_orders();
+        passed.sort_by(|one, other| one.0.cmp(&other.0));
+        let passed = passed.into_iter().map(|(worker, order)| {
+            let EngineOrder::PassOn(call) = order else {
+                panic!("{order:?}")
+            };
+            assert!(call.is_post && call.path == path);
+            let body: Value = serde_json::from_str(&call.body).unwrap();
+            let ranks = body.get("init_info").unwrap_or(&body);
+            (worker, ranks["rank_offset"].as_u64().unwrap())
+        });
+        let expected = [("w0", offsets[0]), ("w1", offsets[1])];
+        let expected = expected.map(|(worker, offset)| (worker.to_owned(), offset));
+        assert_eq!(passed.collect::<Vec<_>>(), expected, "{path}");
+    }
+    // A group without room is refused before any engine waits for it, and so are servers by number.
+    for (path, call) in [
+        (
+            "/init_weights_update_group",
+            json!({"rank_offset": 1, "world_size": 6}),
+        ),
+        (
+            "/init_broadcaster",
+            json!({"server_rank": 0, "num_inference_server": 1}),
+        ),
+    ] {
+        let (status, answer) = lab.post(path, &call).await;
         assert_eq!(status, 400, "{answer}");
-        let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains("2 workers"), "{message}");
     }
     assert_eq!(orders(&lab), []);
     let (status, answer) = lab

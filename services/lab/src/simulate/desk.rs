@@ -160,6 +160,7 @@ impl Desk {
             max_running: self.slots,
             running: state.running,
             draining: false,
+            leaves: false,
             compiles_forms: false,
             eagle3: None,
             fallback: None,

@@ -167,6 +167,7 @@ pub(super) fn beat(
         max_running,
         running,
         draining: false,
+        leaves: false,
         compiles_forms: false,
     }
 }

@@ -91,6 +91,7 @@ impl Script {
                     requests.split(',').map(|r| self.lease_of(r)).collect()
                 }),
                 draining: given.contains_key("drains"),
+                leaves: given.contains_key("leaves"),
                 compiles_forms: given.contains_key("forms"),
                 eagle3: given.get("eagle3").map(|length| Eagle3Report {
                     accepted_length: length.parse().unwrap(),

@@ -148,6 +148,7 @@ impl Rollout {
                 max_running: self.slots,
                 running: Vec::new(),
                 draining: false,
+                leaves: false,
                 compiles_forms: false,
                 eagle3: None,
                 fallback: None,

@@ -306,6 +306,19 @@ impl WorkerTable {
         removed.unwrap_or(false)
     }
 
+    /// Removes a worker that leaves, unless a newer process reports under its name. Returns its place and the leases
+    /// that are lost.
+    pub(super) fn leave(
+        &mut self,
+        name: &WorkerId,
+        incarnation: u64,
+    ) -> Option<(usize, Vec<LeaseId>)> {
+        self.get(name)
+            .filter(|known| known.heartbeat.incarnation == incarnation)?;
+        let (index, worker) = self.remove(name)?;
+        Some((index, worker.leases().collect()))
+    }
+
     /// The oldest of all workers' last heartbeats.
     pub(super) fn oldest_heartbeat_ms(&self) -> Option<u64> {
         self.all().map(|worker| worker.reported_ms).min()

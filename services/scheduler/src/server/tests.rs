@@ -126,6 +126,7 @@ fn beat(running: Vec<LeaseId>) -> Heartbeat {
         max_running: 1,
         running,
         draining: false,
+        leaves: false,
         compiles_forms: false,
     }
 }

@@ -151,7 +151,7 @@ impl EngineClient {
             .await
             .map_err(|error| connection_error(&error))?;
         let status = response.status().as_u16();
-        if status < 400 {
+        if status < 300 {
             return Ok(response);
         }
         let header = response.headers().get("retry-after");
@@ -243,6 +243,8 @@ fn new_pool() -> reqwest::Result<reqwest::Client> {
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .tcp_nodelay(true)
         .no_proxy()
+        // An engine that registered must not lead the worker to an address that nobody allowed.
+        .redirect(reqwest::redirect::Policy::none())
         .build()
 }
 

@@ -27,7 +27,7 @@ use super::streaming::StreamingCapabilities;
 use super::verify::{DraftVerdict, VerifyRequest};
 
 pub(super) use llama_cpp::LlamaCpp;
-pub(super) use sglang::SgLang;
+pub(super) use sglang::{SgLang, version_number as sglang_version};
 pub(super) use tensorrt_llm::TensorRtLlm;
 pub(super) use text_only::TextOnly;
 pub(super) use vllm::Vllm;

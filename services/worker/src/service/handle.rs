@@ -77,6 +77,22 @@ impl WorkerHandle {
         }
     }
 
+    /// Whether the engine answered last time, and its driver runs.
+    pub(crate) fn is_working(&self) -> bool {
+        let is_ready = self.parts.shared.engine_ready.load(Ordering::Relaxed);
+        is_ready && !self.parts.commands.is_closed()
+    }
+
+    /// The chunks that run.
+    pub(crate) fn running(&self) -> u32 {
+        self.parts.shared.orders.engine_state().running
+    }
+
+    /// The version of the weights, as far as it is known.
+    pub(crate) fn weight_version(&self) -> u64 {
+        self.parts.shared.orders.weight_version()
+    }
+
     /// Checks that the worker can serve a request.
     fn check(&self, request: &ChunkRequest) -> Result<(), ApiError> {
         let served = self.parts.engine.served();

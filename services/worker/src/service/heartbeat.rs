@@ -7,6 +7,7 @@ use refrain_protocol::engine_order::EngineOrder;
 use refrain_protocol::scheduling::{Heartbeat, KvReport};
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_rpc::Scheduler;
+use tokio::sync::Notify;
 
 use super::handle::WorkerHandle;
 use crate::chunk::Command;
@@ -37,6 +38,8 @@ pub(crate) struct Heartbeats {
     scheduler_fails: bool,
     /// The same of the last confirmation of the engine.
     engine_fails: bool,
+    /// Whether the next heartbeat is the last one.
+    leaves: bool,
 }
 
 impl Heartbeats {
@@ -53,6 +56,7 @@ impl Heartbeats {
             kv: None,
             scheduler_fails: false,
             engine_fails: false,
+            leaves: false,
         })
     }
 
@@ -63,7 +67,9 @@ impl Heartbeats {
             replica.observe();
         }
         parts.shared.parking.expire();
-        self.confirm_engine().await;
+        if !self.leaves {
+            self.confirm_engine().await;
+        }
         let served = parts.engine.served();
         let config = &parts.shared.config;
         let heartbeat = Heartbeat {
@@ -81,6 +87,7 @@ impl Heartbeats {
             running: parts.admission.leases(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
             draining: self.worker.readiness().is_err(),
+            leaves: self.leaves,
             compiles_forms: parts.engine.compiles_forms(),
         };
         let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
@@ -160,8 +167,8 @@ impl Heartbeats {
         };
     }
 
-    /// Sends heartbeats until aborted, the first one after `pause`.
-    pub(crate) async fn run(mut self, mut pause: Duration) {
+    /// Sends heartbeats until aborted, the first one after `pause`. Once the worker is to leave, it sends a last one.
+    pub(crate) async fn run(mut self, mut pause: Duration, leaving: Arc<Notify>) {
         let drain = self.worker.parts.drain.clone();
         let mut orders = self.worker.parts.ordered_drain.orders();
         let trainer_orders = self.worker.parts.shared.orders.clone();
@@ -173,6 +180,11 @@ impl Heartbeats {
                 () = drain.begun(), if !drain.is_draining() => {}
                 Ok(()) = orders.changed() => {}
                 () = trainer_orders.changed_since(changes) => {}
+                () = leaving.notified() => {
+                    self.leaves = true;
+                    self.send().await;
+                    return;
+                }
             }
             pause = self.send().await;
         }

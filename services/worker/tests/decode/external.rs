@@ -66,6 +66,10 @@ impl Canned {
         canned
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     pub(crate) fn set(&self, path: &'static str, response: Response) {
         let mut responses = self.responses.lock().unwrap();
         responses.retain(|(known, _)| *known != path);

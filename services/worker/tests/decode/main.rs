@@ -7,6 +7,7 @@
     reason = "a test that panics has failed"
 )]
 
+mod adoption;
 mod bench;
 mod drain;
 mod drive;

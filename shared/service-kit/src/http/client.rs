@@ -85,7 +85,9 @@ fn http_client(credentials: &MeshCredentials) -> anyhow::Result<(u64, reqwest::C
         .connect_timeout(Duration::from_secs(2))
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .tcp_nodelay(true)
-        .no_proxy();
+        .no_proxy()
+        // Every call carries the caller's credentials, which are for that address alone.
+        .redirect(reqwest::redirect::Policy::none());
     Ok(match credentials.tls() {
         None => (0, builder.build()?),
         Some((generation, tls)) => {

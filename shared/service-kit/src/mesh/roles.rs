@@ -247,6 +247,9 @@ impl Issuers {
     }
 }
 
+/// The end of a process's own name in the name of a part of it, such as a worker of one of several engines.
+pub const PART_MARK: char = '@';
+
 /// Somebody who calls an internal route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MeshCaller {
@@ -290,13 +293,18 @@ impl MeshCaller {
         Err(ApiError::new(ErrorKind::Forbidden, message).with_code("role_not_allowed"))
     }
 
-    /// Checks that a caller of this role speaks for itself. Other callers are not concerned.
+    /// Checks that a caller of this role speaks for itself, or for a part of it, whose name is its own with [`PART_MARK`]
+    /// and something after it. Other callers are not concerned.
     ///
     /// # Errors
     /// `Forbidden` if its credential has another name.
     pub fn check_name(&self, of: MeshRole, name: &str) -> Result<(), ApiError> {
+        let is_own = |credential: &RoleCredential| {
+            let mut ends = name.match_indices(PART_MARK).map(|(at, _)| at);
+            credential.is_of(name) || ends.any(|at| credential.is_of(&name[..at]))
+        };
         match self {
-            MeshCaller::Role(credential) if credential.role == of && !credential.is_of(name) => {
+            MeshCaller::Role(credential) if credential.role == of && !is_own(credential) => {
                 let message = format!(
                     "this credential is of the {of} {:?}, which may not call as {name:?}",
                     credential.name

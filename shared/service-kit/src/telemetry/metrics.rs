@@ -1,7 +1,10 @@
 //! The registry of metrics of a process, and families that are declared as the fields of a struct.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, PullingGauge, Registry, TextEncoder};
 
 use super::process::ProcessMetrics;
@@ -204,6 +207,34 @@ impl Metrics {
         })
     }
 
+    /// Creates metrics of a part of the process, such as one of several workers. Its families may have the names of
+    /// another part's. They are shown with this label, on the part's own page and on that of the process.
+    ///
+    /// # Errors
+    /// Another part has this value.
+    pub fn part(&self, label: &str, value: &str) -> anyhow::Result<MetricsPart> {
+        let labels = HashMap::from([(label.to_owned(), value.to_owned())]);
+        let registry = Registry::new_custom(None, Some(labels.clone()))?;
+        let metrics = Metrics {
+            process: self.process.clone(),
+            http: Arc::new(HttpMetrics::register(&registry)?),
+            registry,
+            watched: Arc::default(),
+        };
+        let help = "A part of the process.".to_owned();
+        let desc = Desc::new("refrain_part".to_owned(), help, Vec::new(), labels)?;
+        let shown = PartCollector {
+            desc: desc.clone(),
+            metrics: metrics.clone(),
+        };
+        self.registry.register(Box::new(shown))?;
+        Ok(MetricsPart {
+            whole: self.registry.clone(),
+            desc,
+            metrics,
+        })
+    }
+
     /// The registry that families are registered in.
     pub fn registry(&self) -> &Registry {
         &self.registry
@@ -266,9 +297,81 @@ impl Metrics {
     }
 }
 
+/// The metrics of a part of the process, which the page of the process shows until this is dropped.
+pub struct MetricsPart {
+    whole: Registry,
+    desc: Desc,
+    metrics: Metrics,
+}
+
+impl MetricsPart {
+    /// The metrics of the part.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+}
+
+impl Drop for MetricsPart {
+    fn drop(&mut self) {
+        let shown = PartCollector {
+            desc: self.desc.clone(),
+            metrics: self.metrics.clone(),
+        };
+        // It was registered when this was made.
+        let _ = self.whole.unregister(Box::new(shown));
+    }
+}
+
+/// Shows the families of a part on the page of the process.
+struct PartCollector {
+    /// Tells the part from others. It has no series.
+    desc: Desc,
+    metrics: Metrics,
+}
+
+impl Collector for PartCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.metrics.update_ready();
+        self.metrics.registry.gather()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_have_families_of_the_same_names_and_are_told_apart_by_a_label() {
+        let metrics = Metrics::new().unwrap();
+        let first = metrics.part("worker", "a").unwrap();
+        let second = metrics.part("worker", "b").unwrap();
+        assert!(metrics.part("worker", "b").is_err());
+        for (part, count) in [(&first, 1), (&second, 2)] {
+            let families = Families::register(part.metrics().registry()).unwrap();
+            families.counter.inc_by(count);
+        }
+        let shown = |metrics: &Metrics| String::from_utf8(metrics.render()).unwrap();
+        let lines = [
+            "test_counter_total{worker=\"a\"} 1",
+            "test_counter_total{worker=\"b\"} 2",
+        ];
+        let page = shown(&metrics);
+        assert!(lines.iter().all(|line| page.contains(line)), "{page}");
+        assert_eq!(page.matches("# TYPE test_counter_total").count(), 1);
+        let own = shown(first.metrics());
+        assert!(own.contains(lines[0]) && !own.contains(lines[1]), "{own}");
+        drop(first);
+        let page = shown(&metrics);
+        assert!(
+            !page.contains(lines[0]) && page.contains(lines[1]),
+            "{page}"
+        );
+        assert!(metrics.part("worker", "a").is_ok());
+    }
 
     const TEST_BUCKETS: &[f64] = &[1.0, 2.0];
 

@@ -364,6 +364,21 @@ fn a_draining_worker_keeps_what_it_has_and_gets_nothing_new() {
 }
 
 #[test]
+fn a_worker_that_leaves_is_forgotten_at_once_unless_a_newer_process_has_its_name() {
+    check(
+        "0 beat a slots=1
+         1 beat b slots=1 inc=2
+         2 ask 1 acme
+         3 ask 2 acme
+         4 beat b slots=1 leaves
+         5 beat b slots=1 inc=2 leaves
+         6 beat nobody slots=1 leaves
+         7 beat a slots=2 runs=1",
+        expect![[r#""#]],
+    );
+}
+
+#[test]
 fn a_worker_gets_its_fallbacks_report_while_a_request_could_go_on_there() {
     check(
         "0 beat e slots=1 eagle3=3.5

@@ -271,7 +271,7 @@ struct FinishReason {
 
 /// The number of a version, which SGLang keeps as text. The weights that it started with have the name `default`, and
 /// other names say nothing.
-fn version_number(version: &Value) -> Option<u64> {
+pub(crate) fn version_number(version: &Value) -> Option<u64> {
     match version {
         Value::String(name) if name == "default" => Some(0),
         Value::String(name) => name.parse().ok(),

@@ -1,0 +1,423 @@
+//! Engines that register: the calls of SGLang's gateway by which they join, leave and are listed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use actix_web::http::StatusCode;
+use actix_web::http::header::LOCATION;
+use actix_web::web::{Data, Path, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use futures_util::future::join_all;
+use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, AdopterReport, ReleaseRequest};
+use refrain_protocol::engine_order::EngineOrder;
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::{EngineAddress, EngineAdopter};
+use refrain_service_kit::http::{HttpResult, RawBody};
+use serde_json::{Value, json};
+
+use super::pauses::read;
+use super::state::TrainerState;
+use super::version::version_name;
+
+/// The worker that stands for this listener and all that it has in flight.
+const OWN_ID: &str = "refrain";
+
+/// The processes that adopt engines.
+pub(super) struct Adopters {
+    adopters: Vec<Arc<dyn EngineAdopter>>,
+    /// The turn of registrations, so that two engines do not take the same room.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Adopters {
+    pub(super) fn new(adopters: Vec<Arc<dyn EngineAdopter>>) -> Self {
+        Adopters {
+            adopters,
+            turn: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The processes, of which there is at least one.
+    ///
+    /// # Errors
+    /// There is none.
+    fn any(&self) -> Result<&Self, ApiError> {
+        if !self.adopters.is_empty() {
+            return Ok(self);
+        }
+        let message = "engines cannot register here: no worker process adopts them; see worker.adoption and \
+                       gateway.trainer.adopters";
+        Err(ApiError::new(ErrorKind::NotFound, message).with_code("engines_not_adopted"))
+    }
+
+    /// What each process answers when it is asked for its engines.
+    async fn reports(&self) -> Vec<Result<AdopterReport, ApiError>> {
+        join_all(self.adopters.iter().map(|adopter| adopter.report())).await
+    }
+}
+
+/// Chooses the process that adopts an engine: the one that has it, or else the one with the fewest engines.
+///
+/// # Errors
+/// None of them serves the model, answers, or has room.
+fn choose(
+    reports: &[Result<AdopterReport, ApiError>],
+    model: &str,
+    id: &str,
+) -> Result<usize, ApiError> {
+    let answered = reports.iter().enumerate();
+    let answered = answered.filter_map(|(at, report)| Some((at, report.as_ref().ok()?)));
+    let ours: Vec<_> = answered
+        .filter(|(_, report)| report.model == model)
+        .collect();
+    let has_it = |report: &AdopterReport| report.engines.iter().any(|engine| engine.id == id);
+    if let Some((at, _)) = ours.iter().find(|(_, report)| has_it(report)) {
+        return Ok(*at);
+    }
+    let has_room = |report: &AdopterReport| report.engines.len() < report.engines_max as usize;
+    let free = ours.iter().filter(|(_, report)| has_room(report));
+    if let Some((at, _)) = free.min_by_key(|(_, report)| report.engines.len()) {
+        return Ok(*at);
+    }
+    if !ours.is_empty() {
+        let message = "no worker process has room for another engine; raise worker.adoption.engines_max, or remove \
+                       engines";
+        return Err(ApiError::new(ErrorKind::Overloaded, message).with_code("engines_limit"));
+    }
+    match reports.iter().find_map(|report| report.as_ref().err()) {
+        Some(error) => Err(error.clone()),
+        None => {
+            let message = format!(
+                "no worker process adopts engines of the model {model}; see worker.engine.model"
+            );
+            Err(ApiError::new(ErrorKind::NotFound, message).with_code("engines_not_adopted"))
+        }
+    }
+}
+
+/// `POST /workers`.
+pub(super) async fn register(
+    trainer: Data<TrainerState>,
+    body: RawBody,
+) -> HttpResult<HttpResponse> {
+    let mut body = read(&body.0)?;
+    let url = body.take::<String>("url", "a text")?.unwrap_or_default();
+    let kind = body.take::<String>("worker_type", "a text")?;
+    if kind.as_deref().is_some_and(|kind| kind != "regular") {
+        let message = "worker_type: only regular engines can register; prefill and decode are not divided here";
+        return Err(ApiError::invalid("worker_type", message).into());
+    }
+    if body.take::<String>("api_key", "a text")?.is_some() {
+        let message = "api_key: set the key of the engines as worker.engine.api_key of the worker process instead";
+        return Err(ApiError::invalid("api_key", message).into());
+    }
+    let engine = trainer.register(&url).await?;
+    let location = format!("/workers/{}", engine.id);
+    let mut answer = json!({
+        "status": "accepted",
+        "worker_id": engine.id,
+        "url": engine.url,
+        "location": location,
+        "message": "The engine was checked, and its worker runs.",
+        "weight_version": version_name(engine.weight_version),
+    });
+    if let Some(newest) = trainer.newest_of_others(&engine).await {
+        answer["has_newest_weights"] = (engine.weight_version == newest).into();
+    }
+    Ok(HttpResponse::build(StatusCode::ACCEPTED)
+        .insert_header((LOCATION, location))
+        .json(answer))
+}
+
+/// `POST /add_worker?url=` of older versions.
+pub(super) async fn add_worker(
+    trainer: Data<TrainerState>,
+    query: Query<HashMap<String, String>>,
+) -> HttpResult<HttpResponse> {
+    let engine = trainer.register(url_of(&query)?).await?;
+    Ok(HttpResponse::Ok().json(json!({
+        "status": "success",
+        "worker_id": engine.id,
+        "message": format!("Successfully added worker: {}", engine.url),
+    })))
+}
+
+/// `DELETE /workers/{id}`. Older trainers give the URL as the id.
+pub(super) async fn remove(
+    trainer: Data<TrainerState>,
+    id: Path<String>,
+) -> HttpResult<HttpResponse> {
+    let engine = trainer.remove(&id).await?;
+    Ok(HttpResponse::build(StatusCode::ACCEPTED).json(json!({
+        "status": "accepted",
+        "worker_id": engine.id,
+        "message": "Nothing runs on the engine any more, and its worker has ended.",
+    })))
+}
+
+/// `POST /remove_worker?url=` of older versions.
+pub(super) async fn remove_worker(
+    trainer: Data<TrainerState>,
+    query: Query<HashMap<String, String>>,
+) -> HttpResult<HttpResponse> {
+    let engine = trainer.remove(url_of(&query)?).await?;
+    Ok(HttpResponse::Ok().json(json!({
+        "status": "success",
+        "worker_id": engine.id,
+        "message": format!("Successfully removed worker: {}", engine.url),
+    })))
+}
+
+fn url_of(query: &HashMap<String, String>) -> Result<&str, ApiError> {
+    let url = query.get("url").map(String::as_str);
+    url.ok_or_else(|| ApiError::invalid("url", "url: name the engine by its base URL"))
+}
+
+/// `GET /workers`: this listener, and the engines that registered.
+///
+/// The listener comes first: a trainer aborts what runs at each worker of this list, and only the listener knows of
+/// the requests that wait.
+pub(super) async fn workers(trainer: Data<TrainerState>, request: HttpRequest) -> HttpResponse {
+    let engines = trainer.engines().await;
+    let engines = engines.iter().map(|engine| trainer.engine_row(engine));
+    let rows: Vec<Value> = std::iter::once(trainer.own_row(&request))
+        .chain(engines)
+        .collect();
+    let total = rows.len();
+    HttpResponse::Ok().json(json!({
+        "workers": rows,
+        "total": total,
+        "stats": {"prefill_count": 0, "decode_count": 0, "regular_count": total},
+    }))
+}
+
+/// `GET /workers/{id}`.
+pub(super) async fn worker(
+    trainer: Data<TrainerState>,
+    request: HttpRequest,
+    id: Path<String>,
+) -> HttpResult<HttpResponse> {
+    if *id == OWN_ID {
+        return Ok(HttpResponse::Ok().json(trainer.own_row(&request)));
+    }
+    let engines = trainer.engines().await;
+    let found = engines.iter().find(|engine| is_named(engine, &id));
+    let engine = found.ok_or_else(|| unknown(&id))?;
+    Ok(HttpResponse::Ok().json(trainer.engine_row(engine)))
+}
+
+/// `GET /list_workers`, the older form.
+pub(super) async fn list_workers(
+    trainer: Data<TrainerState>,
+    request: HttpRequest,
+) -> HttpResponse {
+    let engines = trainer.engines().await;
+    let urls = engines.into_iter().map(|engine| engine.url);
+    let urls: Vec<String> = std::iter::once(trainer.own_url(&request))
+        .chain(urls)
+        .collect();
+    HttpResponse::Ok().json(json!({ "urls": urls }))
+}
+
+/// Whether a trainer means an engine by this id or URL.
+fn is_named(engine: &AdoptedEngine, name: &str) -> bool {
+    let is_same = |address: EngineAddress| address.id == engine.id;
+    engine.id == name || EngineAddress::read(name).is_ok_and(is_same)
+}
+
+fn unknown(id: &str) -> ApiError {
+    let shown: String = id.chars().take(100).collect();
+    let message =
+        format!("no engine with the id or URL {shown} has registered; GET /workers lists them");
+    ApiError::new(ErrorKind::NotFound, message).with_code("engine_not_found")
+}
+
+impl TrainerState {
+    /// Has an engine adopted. It starts in the pause that the other workers are in.
+    async fn register(&self, url: &str) -> Result<AdoptedEngine, ApiError> {
+        let adopters = self.adopters.any()?;
+        let address = EngineAddress::read(url)?;
+        let _turn = adopters.turn.lock().await;
+        let at = choose(&adopters.reports().await, &self.model, &address.id)?;
+        let before = self.fleet.order(EngineOrder::Report).await.ok();
+        let pause = before.as_ref().and_then(|answers| answers.pause());
+        let request = AdoptRequest {
+            url: address.url,
+            pause,
+        };
+        let engine = adopters.adopters[at].adopt(request).await?;
+        self.align(&engine).await;
+        // The gateway would learn of the model only with its next poll.
+        if let Ok(served) = self.fleet.models().await {
+            self.gateway.models.update(served);
+        }
+        Ok(engine)
+    }
+
+    /// Gives a new worker the pause that the others are in, or ends its own: a pause may have begun or ended while it
+    /// joined.
+    async fn align(&self, engine: &AdoptedEngine) {
+        let Ok(now) = self.fleet.order(EngineOrder::Report).await else {
+            return;
+        };
+        let others = now.pause_of_others(&engine.worker);
+        let order = match (others, now.pause_of(&engine.worker)) {
+            (Some(Some(mode)), None) => EngineOrder::Pause {
+                mode,
+                clears_cache: false,
+            },
+            (Some(None), Some(_)) => EngineOrder::Resume,
+            _ => return,
+        };
+        if let Err(error) = self.fleet.order_one(&engine.worker, order).await {
+            tracing::warn!(worker = %engine.worker, %error, "a new worker did not follow the pause of the others");
+        }
+    }
+
+    /// The newest version of the weights of the other workers. It warns if the engine has another one.
+    async fn newest_of_others(&self, engine: &AdoptedEngine) -> Option<u64> {
+        let now = self.fleet.order(EngineOrder::Report).await.ok()?;
+        let newest = now.newest_version_of_others(&engine.worker)?;
+        if newest != engine.weight_version {
+            tracing::warn!(
+                worker = %engine.worker,
+                version = engine.weight_version,
+                newest,
+                "an engine registered that has other weights than the other workers"
+            );
+        }
+        Some(newest)
+    }
+
+    /// Has an engine given up that a trainer names by its id or its URL.
+    async fn remove(&self, name: &str) -> Result<AdoptedEngine, ApiError> {
+        let reports = self.adopters.any()?.reports().await;
+        for (adopter, report) in self.adopters.adopters.iter().zip(&reports) {
+            let engines = report.iter().flat_map(|report| &report.engines);
+            for engine in engines {
+                if is_named(engine, name) {
+                    let engine = engine.id.clone();
+                    return adopter.release(ReleaseRequest { engine }).await;
+                }
+            }
+        }
+        // An engine of a process that does not answer may still be there.
+        match reports.into_iter().find_map(Result::err) {
+            Some(error) => Err(error),
+            None => Err(unknown(name)),
+        }
+    }
+
+    /// The engines that registered. Those of a process that does not answer are missing.
+    async fn engines(&self) -> Vec<AdoptedEngine> {
+        let mut engines = Vec::new();
+        for report in self.adopters.reports().await {
+            match report {
+                Ok(report) if report.model == self.model => engines.extend(report.engines),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a process that adopts engines does not answer");
+                }
+            }
+        }
+        engines
+    }
+
+    fn own_row(&self, request: &HttpRequest) -> Value {
+        let is_healthy = (self.gateway.readiness)().is_ok();
+        json!({
+            "id": OWN_ID,
+            "url": self.own_url(request),
+            "model_id": self.model,
+            "worker_type": "regular",
+            "connection_mode": "http",
+            "is_healthy": is_healthy,
+            "load": self.in_flight.len(),
+        })
+    }
+
+    fn engine_row(&self, engine: &AdoptedEngine) -> Value {
+        json!({
+            "id": engine.id,
+            "url": engine.url,
+            "model_id": self.model,
+            "worker_type": "regular",
+            "connection_mode": "http",
+            "is_healthy": engine.fault.is_none(),
+            "load": engine.running,
+            "worker": engine.worker,
+            "weight_version": version_name(engine.weight_version),
+            "fault": engine.fault,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_protocol::WorkerId;
+
+    use super::*;
+
+    fn report(model: &str, engines_max: u32, ids: &[&str]) -> Result<AdopterReport, ApiError> {
+        let engine = |id: &&str| AdoptedEngine {
+            id: (*id).into(),
+            url: format!("http://{id}"),
+            worker: WorkerId(format!("w@{id}")),
+            running: 0,
+            weight_version: 0,
+            fault: None,
+        };
+        Ok(AdopterReport {
+            model: model.into(),
+            engines_max,
+            engines: ids.iter().map(engine).collect(),
+        })
+    }
+
+    fn away() -> Result<AdopterReport, ApiError> {
+        Err(ApiError::new(ErrorKind::Unavailable, "away"))
+    }
+
+    #[test]
+    fn an_engine_goes_to_the_process_that_has_it_or_to_the_one_with_the_fewest() {
+        let reports = [
+            report("m", 4, &["a:1", "b:1"]),
+            report("m", 4, &["c:1"]),
+            report("other", 4, &[]),
+            report("m", 4, &["d:1"]),
+            away(),
+        ];
+        assert_eq!(choose(&reports, "m", "new:1"), Ok(1));
+        for (id, at) in [("b:1", 0), ("c:1", 1), ("d:1", 3)] {
+            assert_eq!(choose(&reports, "m", id), Ok(at));
+        }
+        assert_eq!(choose(&reports, "other", "b:1"), Ok(2));
+    }
+
+    #[test]
+    fn an_error_says_why_no_process_takes_an_engine() {
+        let code = |reports: &[_]| choose(reports, "m", "new:1").unwrap_err();
+        let full = [report("m", 1, &["a:1"]), report("other", 4, &[])];
+        assert!(code(&full).has_code("engines_limit"));
+        // A repeat finds its place also where there is no room.
+        assert_eq!(choose(&full, "m", "a:1"), Ok(0));
+        let others = [report("other", 4, &[])];
+        assert!(code(&others).has_code("engines_not_adopted"));
+        assert_eq!(code(&[report("other", 4, &[]), away()]).message, "away");
+    }
+
+    #[test]
+    fn an_engine_is_named_by_its_id_or_its_url() {
+        let engines = report("m", 1, &["10.0.0.5:30000"]).unwrap().engines;
+        for name in [
+            "10.0.0.5:30000",
+            "http://10.0.0.5:30000",
+            "http://10.0.0.5:30000/",
+        ] {
+            assert!(is_named(&engines[0], name), "{name}");
+        }
+        for name in ["", "10.0.0.5", "10.0.0.5:3000", "http://10.0.0.6:30000"] {
+            assert!(!is_named(&engines[0], name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! Adopts engines that register, and gives them up.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, AdopterReport, ReleaseRequest};
+use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::engine_order::PauseMode;
+use refrain_protocol::error::code;
+use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+use refrain_rpc::{
+    ChunkStream, DraftStore, EngineAddress, EngineAdopter, Scheduler, Worker, Workers,
+};
+use refrain_service_kit::backoff::jittered;
+use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::mesh::{MeshAuth, PART_MARK};
+use refrain_service_kit::telemetry::Metrics;
+use reqwest::Url;
+
+use super::allowed_hosts::AllowedHosts;
+use super::connection::{Connected, Connector};
+use super::engine_table::{DrivenEngine, Engine, EngineStage, EngineTable};
+use super::metrics::{AdoptionFamilies, AdoptionOutcome};
+use super::record;
+use crate::config::WorkerConfig;
+use crate::engine::ExpectedModel;
+use crate::{Dependencies, StartState, start_in};
+
+/// Pauses between attempts to reach an engine that an earlier process had adopted.
+const ATTEMPT_PAUSE_MIN: Duration = Duration::from_millis(250);
+const ATTEMPT_PAUSE_MAX: Duration = Duration::from_secs(8);
+
+/// What a process needs to adopt engines.
+pub struct AdopterDeps {
+    /// The receiver of heartbeats.
+    pub scheduler: Arc<dyn Scheduler>,
+    /// The store for outputs and drafts.
+    pub store: Arc<dyn DraftStore>,
+    /// The verifier of namespaces, and of callers if the process listens.
+    pub auth: MeshAuth,
+    /// The registry of metrics.
+    pub metrics: Metrics,
+    /// The model that every engine has to serve.
+    pub expected: ExpectedModel,
+    /// The client of engines with the contract of this project.
+    pub client: MeshClient,
+}
+
+/// Adopts engines. Cheap to clone.
+#[derive(Clone)]
+pub struct Adopter {
+    parts: Arc<AdopterParts>,
+}
+
+struct AdopterParts {
+    config: WorkerConfig,
+    connector: Connector,
+    allowed: AllowedHosts,
+    scheduler: Arc<dyn Scheduler>,
+    store: Arc<dyn DraftStore>,
+    auth: MeshAuth,
+    metrics: Metrics,
+    families: AdoptionFamilies,
+    engines: Mutex<EngineTable>,
+    /// The turn of adoptions, so that no two of them are for one engine, or for the last room.
+    turn: tokio::sync::Mutex<()>,
+    is_draining: AtomicBool,
+}
+
+impl Adopter {
+    /// Creates an adopter. It tries the engines that an earlier process had adopted until they answer.
+    ///
+    /// # Errors
+    /// A metric name is taken, or the file of engines cannot be read.
+    pub(super) fn new(config: WorkerConfig, with: AdopterDeps) -> anyhow::Result<Self> {
+        let adoption = config.adoption.clone();
+        let known = match &adoption.file {
+            Some(path) => record::read(path)?,
+            None => Vec::new(),
+        };
+        let adopter = Adopter {
+            parts: Arc::new(AdopterParts {
+                allowed: AllowedHosts::read(&adoption.allowed_hosts),
+                connector: Connector {
+                    adoption,
+                    engine: config.engine.clone(),
+                    expected: with.expected,
+                    client: with.client,
+                },
+                families: AdoptionFamilies::register(with.metrics.registry())?,
+                config,
+                scheduler: with.scheduler,
+                store: with.store,
+                auth: with.auth,
+                metrics: with.metrics,
+                engines: Mutex::default(),
+                turn: tokio::sync::Mutex::default(),
+                is_draining: AtomicBool::new(false),
+            }),
+        };
+        for url in known {
+            adopter.await_known(&url);
+        }
+        Ok(adopter)
+    }
+
+    /// Whether it takes engines.
+    pub(super) fn readiness(&self) -> Result<(), String> {
+        match self.parts.is_draining.load(Ordering::Relaxed) {
+            true => Err("draining".to_owned()),
+            false => self.parts.auth.clocks().readiness(),
+        }
+    }
+
+    /// Stops the workers of all engines as a signal would. The engines stay known for the next process.
+    pub(super) async fn drain(&self) {
+        self.parts.is_draining.store(true, Ordering::Relaxed);
+        let _turn = self.parts.turn.lock().await;
+        let mut ends = Vec::new();
+        for engine in self.parts.engines().0.values_mut() {
+            match std::mem::replace(&mut engine.stage, EngineStage::Leaving) {
+                EngineStage::Driven(driven) => ends.push(driven),
+                EngineStage::Awaited { attempts, .. } => attempts.abort(),
+                EngineStage::Leaving => {}
+            }
+        }
+        join_all(ends.into_iter().map(|driven| driven.server.drain())).await;
+    }
+
+    /// Tries an engine that an earlier process had adopted until it answers.
+    fn await_known(&self, url: &str) {
+        let address = EngineAddress::read(url);
+        let address = address.and_then(|address| {
+            self.parts.allowed.check(&address)?;
+            Ok(address)
+        });
+        let address = match address {
+            Ok(address) => address,
+            Err(error) => {
+                tracing::warn!(url, %error, "an engine of an earlier process is not taken over");
+                return;
+            }
+        };
+        let (parts, at) = (self.parts.clone(), address.clone());
+        // The first attempt waits for the entry, which it looks up.
+        let mut engines = self.parts.engines();
+        let attempts = tokio::spawn(async move { parts.attempt(at).await }).abort_handle();
+        let engine = Engine {
+            worker: self.parts.worker_name(&address),
+            stage: EngineStage::Awaited {
+                fault: "it has not answered since this process started".to_owned(),
+                attempts,
+            },
+            address,
+        };
+        engines.0.insert(engine.address.id.clone(), engine);
+        self.parts.show(&engines);
+    }
+}
+
+impl AdopterParts {
+    fn engines(&self) -> MutexGuard<'_, EngineTable> {
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show(&self, engines: &EngineTable) {
+        let count = engines.0.len() as i64;
+        self.families.engines.set(count);
+    }
+
+    /// Keeps the engines for the next process.
+    fn keep(&self) {
+        let urls = self.engines().urls();
+        if let Some(path) = &self.config.adoption.file
+            && let Err(error) = record::write(path, urls)
+        {
+            let path = path.display();
+            tracing::error!(%path, %error, "the engines cannot be kept for a restart");
+        }
+    }
+
+    /// The name of an engine's worker.
+    fn worker_name(&self, address: &EngineAddress) -> WorkerId {
+        WorkerId(format!("{}{PART_MARK}{}", self.config.id, address.id))
+    }
+
+    /// Attempts to drive an engine until it answers.
+    async fn attempt(self: Arc<Self>, address: EngineAddress) {
+        let mut pause = ATTEMPT_PAUSE_MIN;
+        loop {
+            let outcome = {
+                let _turn = self.turn.lock().await;
+                self.drive(&address, None).await
+            };
+            let Err(error) = outcome else {
+                tracing::info!(
+                    engine = address.id,
+                    "an engine of an earlier process was taken over"
+                );
+                return;
+            };
+            if error.kind == ErrorKind::InvalidRequest {
+                tracing::warn!(engine = address.id, %error, "an engine cannot serve the model any more, and is given up");
+                let mut engines = self.engines();
+                engines.0.remove(&address.id);
+                self.show(&engines);
+                drop(engines);
+                self.keep();
+                return;
+            }
+            if let Some(Engine {
+                stage: EngineStage::Awaited { fault, .. },
+                ..
+            }) = self.engines().0.get_mut(&address.id)
+            {
+                *fault = error.message;
+            }
+            tokio::time::sleep(jittered(pause)).await;
+            pause = (pause * 2).min(ATTEMPT_PAUSE_MAX);
+        }
+    }
+
+    /// Adopts an engine, or returns the one that was adopted.
+    async fn adopt(self: &Arc<Self>, request: AdoptRequest) -> Result<AdoptedEngine, ApiError> {
+        let address = EngineAddress::read(&request.url)?;
+        self.allowed.check(&address)?;
+        let _turn = self.turn.lock().await;
+        if self.is_draining.load(Ordering::Relaxed) {
+            let message = "this process is stopping, and adopts no engine";
+            return Err(ApiError::new(ErrorKind::Unavailable, message).with_code(code::DRAINING));
+        }
+        let lost = {
+            let mut engines = self.engines();
+            let count = engines.0.len();
+            match engines.0.get_mut(&address.id) {
+                None => {
+                    if count >= self.config.adoption.engines_max as usize {
+                        return Err(full(count));
+                    }
+                    None
+                }
+                Some(engine) => match &mut engine.stage {
+                    EngineStage::Leaving => return Err(leaving(&address)),
+                    EngineStage::Driven(driven) if driven.handle.is_working() => {
+                        self.families.count(AdoptionOutcome::Repeated);
+                        return Ok(engine.shown());
+                    }
+                    // It was started anew, so its worker is too.
+                    _ => engines.0.remove(&address.id).map(|engine| engine.stage),
+                },
+            }
+        };
+        match lost {
+            Some(EngineStage::Driven(driven)) => driven.server.leave().await,
+            Some(EngineStage::Awaited { attempts, .. }) => attempts.abort(),
+            Some(EngineStage::Leaving) | None => {}
+        }
+        let driven = self.drive(&address, request.pause).await;
+        self.show(&self.engines());
+        self.keep();
+        let adopted = driven?;
+        self.families.count(AdoptionOutcome::Adopted);
+        tracing::info!(engine = adopted.id, worker = %adopted.worker, "an engine was adopted");
+        Ok(adopted)
+    }
+
+    /// Connects to an engine, and starts its worker.
+    async fn drive(
+        &self,
+        address: &EngineAddress,
+        pause: Option<PauseMode>,
+    ) -> Result<AdoptedEngine, ApiError> {
+        let Connected {
+            engine,
+            weight_version,
+        } = self.connector.connect(address).await?;
+        let state = StartState {
+            pause,
+            weight_version,
+        };
+        let worker = self.worker_name(address);
+        let config = self.worker_config(&worker).map_err(not_started)?;
+        let metrics = self
+            .metrics
+            .part("worker", &worker.0)
+            .map_err(not_started)?;
+        let with = Dependencies {
+            engine,
+            scheduler: self.scheduler.clone(),
+            store: self.store.clone(),
+            auth: self.auth.clone(),
+            metrics: metrics.metrics().clone(),
+        };
+        let (port, url) = (
+            config.listen.map(|listen| listen.port()),
+            config.advertise_url.clone(),
+        );
+        let server = start_in(config, with, state).await.map_err(not_started)?;
+        let driven = DrivenEngine {
+            handle: server.handle(),
+            server,
+            port,
+            url,
+            _metrics: metrics,
+        };
+        let engine = Engine {
+            address: address.clone(),
+            worker,
+            stage: EngineStage::Driven(Box::new(driven)),
+        };
+        let shown = engine.shown();
+        self.engines().0.insert(address.id.clone(), engine);
+        Ok(shown)
+    }
+
+    /// The settings of an engine's worker: those of the process, with a name and an address of its own.
+    fn worker_config(&self, worker: &WorkerId) -> anyhow::Result<WorkerConfig> {
+        let mut config = self.config.clone();
+        config.id.clone_from(&worker.0);
+        let Some(listen) = config.listen else {
+            config.advertise_url = format!("local:{worker}");
+            return Ok(config);
+        };
+        let first = config.adoption.first_port.unwrap_or(listen.port() + 1);
+        let port = free_port(
+            listen.ip(),
+            first,
+            config.adoption.engines_max,
+            &self.engines().ports(),
+        );
+        let port =
+            port.context("no port is free for another worker; see worker.adoption.first_port")?;
+        config.listen = Some(SocketAddr::new(listen.ip(), port));
+        let mut url = Url::parse(&config.advertise_url).context("worker.advertise_url")?;
+        let has_port = url.set_port(Some(port)).is_ok();
+        anyhow::ensure!(has_port, "worker.advertise_url: must have a host");
+        config.advertise_url = url.as_str().trim_end_matches('/').to_owned();
+        Ok(config)
+    }
+
+    /// Gives an engine up.
+    async fn release(self: &Arc<Self>, request: ReleaseRequest) -> Result<AdoptedEngine, ApiError> {
+        let named = EngineAddress::read(&request.engine);
+        let id = named.map_or(request.engine, |address| address.id);
+        let (shown, state) = {
+            // No attempt to drive the engine is under way then.
+            let _turn = self.turn.lock().await;
+            let mut engines = self.engines();
+            let engine = engines.0.get_mut(&id).ok_or_else(|| unknown(&id))?;
+            if let EngineStage::Leaving = engine.stage {
+                return Err(leaving(&engine.address));
+            }
+            let shown = engine.shown();
+            let state = std::mem::replace(&mut engine.stage, EngineStage::Leaving);
+            (shown, state)
+        };
+        // If the process ends meanwhile, the next one does not take it over.
+        self.keep();
+        match state {
+            EngineStage::Driven(driven) => driven.server.leave().await,
+            EngineStage::Awaited { attempts, .. } => attempts.abort(),
+            EngineStage::Leaving => {}
+        }
+        let mut engines = self.engines();
+        engines.0.remove(&id);
+        self.show(&engines);
+        self.families.count(AdoptionOutcome::Released);
+        tracing::info!(engine = id, "an engine was given up");
+        Ok(shown)
+    }
+}
+
+/// The lowest port of `count` ports from `first` on that no worker and no other process has.
+fn free_port(ip: IpAddr, first: u16, count: u32, taken: &[u16]) -> Option<u16> {
+    let count = u16::try_from(count).unwrap_or(u16::MAX);
+    let last = first.checked_add(count.checked_sub(1)?)?;
+    let mut ports = (first..=last).filter(|port| !taken.contains(port));
+    ports.find(|port| TcpListener::bind((ip, *port)).is_ok())
+}
+
+fn full(engines: usize) -> ApiError {
+    let message = format!(
+        "this process has {engines} engines, its limit; raise worker.adoption.engines_max, or remove some engines"
+    );
+    ApiError::new(ErrorKind::Overloaded, message).with_code("engines_limit")
+}
+
+fn leaving(address: &EngineAddress) -> ApiError {
+    let message = format!(
+        "the engine {} is being given up; try again when that has ended",
+        address.id
+    );
+    ApiError::new(ErrorKind::Conflict, message).with_code("engine_leaving")
+}
+
+fn unknown(id: &str) -> ApiError {
+    let shown: String = id.chars().take(100).collect();
+    let message = format!("the engine {shown} was not adopted here");
+    ApiError::new(ErrorKind::NotFound, message).with_code("engine_not_found")
+}
+
+fn not_started(error: anyhow::Error) -> ApiError {
+    let message = "the worker of the engine did not start";
+    ApiError::new(ErrorKind::Internal, message).with_detail(format!("{error:#}"))
+}
+
+/// Which outcome an error counts as.
+fn outcome_of(error: &ApiError) -> Option<AdoptionOutcome> {
+    match error.kind {
+        ErrorKind::InvalidRequest | ErrorKind::Forbidden => Some(AdoptionOutcome::Refused),
+        ErrorKind::Overloaded => Some(AdoptionOutcome::Full),
+        ErrorKind::NotFound | ErrorKind::Conflict => None,
+        _ => Some(AdoptionOutcome::Failed),
+    }
+}
+
+#[async_trait]
+impl EngineAdopter for Adopter {
+    async fn adopt(&self, request: AdoptRequest) -> Result<AdoptedEngine, ApiError> {
+        let parts = self.parts.clone();
+        // It runs to its end, also if the caller hangs up.
+        let adopted = tokio::spawn(async move {
+            let adopted = parts.adopt(request).await;
+            if let Some(outcome) = adopted.as_ref().err().and_then(outcome_of) {
+                parts.families.count(outcome);
+            }
+            adopted
+        });
+        adopted.await.map_err(ApiError::internal)?
+    }
+
+    async fn release(&self, request: ReleaseRequest) -> Result<AdoptedEngine, ApiError> {
+        let parts = self.parts.clone();
+        let released = tokio::spawn(async move { parts.release(request).await });
+        released.await.map_err(ApiError::internal)?
+    }
+
+    async fn report(&self) -> Result<AdopterReport, ApiError> {
+        let engines = self.parts.engines();
+        Ok(AdopterReport {
+            model: self.parts.config.engine.model.clone(),
+            engines_max: self.parts.config.adoption.engines_max,
+            engines: engines.0.values().map(Engine::shown).collect(),
+        })
+    }
+}
+
+impl Workers for Adopter {
+    fn at(&self, url: &str) -> Arc<dyn Worker> {
+        let worker = self.parts.engines().worker_at(url);
+        match worker {
+            Some(worker) => Arc::new(worker),
+            None => Arc::new(GoneWorker),
+        }
+    }
+}
+
+/// A worker whose engine was given up.
+struct GoneWorker;
+
+impl GoneWorker {
+    fn error() -> ApiError {
+        ApiError::new(
+            ErrorKind::Unavailable,
+            "the engine of this worker was given up",
+        )
+    }
+}
+
+#[async_trait]
+impl Worker for GoneWorker {
+    async fn chunk(&self, _: ChunkRequest) -> Result<ChunkStream, ApiError> {
+        Err(GoneWorker::error())
+    }
+
+    async fn cut(&self, _: ChunkCut) -> Result<(), ApiError> {
+        Err(GoneWorker::error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_gets_the_first_port_that_nobody_has() {
+        let ip = IpAddr::from([127, 0, 0, 1]);
+        let held = TcpListener::bind((ip, 0)).unwrap();
+        let first = held.local_addr().unwrap().port();
+        assert_eq!(free_port(ip, first, 1, &[]), None);
+        assert_eq!(free_port(ip, first, 0, &[]), None);
+        drop(held);
+        assert_eq!(free_port(ip, first, 1, &[]), Some(first));
+        assert_eq!(free_port(ip, first, 1, &[first]), None);
+        assert_eq!(free_port(ip, u16::MAX, 2, &[]), None);
+    }
+}
