@@ -8,6 +8,9 @@
     reason = "a test that panics has failed"
 )]
 
+#[path = "gateway/adopters.rs"]
+#[allow(dead_code, reason = "this process has no engines that register")]
+mod adopters;
 #[path = "gateway/chunks.rs"]
 #[allow(dead_code, reason = "the tests of the API use more of it")]
 mod chunks;
