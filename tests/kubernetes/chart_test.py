@@ -15,6 +15,7 @@ from helm_python.chart import Chart, package
 from helm_python.errors import HelmError
 
 import schemas
+import secured
 from rendered import (
     CHART,
     PROGRAM,
@@ -32,7 +33,13 @@ from rendered import (
     workloads,
 )
 
-SIZES = values_files()
+NATS = {"servers": ["nats://nats:4222"]}
+# What the chart ships, and values that add processes or files to it.
+SIZES = {
+    **values_files(),
+    "secured": secured.VALUES,
+    "sharded": merged(secured.VALUES, {"draftStore": {"shards": 2, "replicas": 2}, "nats": NATS}),
+}
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -100,7 +107,6 @@ def kinds(objects):
 
 
 EXTERNAL = {"referenceEngine": False, "url": "http://vllm:8000", "engine": {"kind": "vllm", "model": "m", "files": "/m"}}
-NATS = {"servers": ["nats://nats:4222"]}
 
 # Values, and what they have to change. Each is rendered, linted and checked against the schemas as well.
 VARIATIONS = {
@@ -359,6 +365,11 @@ def test_every_example_in_the_values_is_valid():
 def test_each_role_gets_a_configuration_that_the_program_accepts(objects, tmp_path):
     """Reads each configuration by the program itself, with the variables of its container."""
     checked = 0
+    leaf = secured.authority().issue_cert("localhost")
+    certificates = tmp_path / "certificates"
+    certificates.mkdir()
+    leaf.cert_chain_pems[0].write_to_path(str(certificates / "tls.crt"))
+    leaf.private_key_pem.write_to_path(str(certificates / "tls.key"))
     for each in workloads(objects):
         for container in each.containers:
             if container["args"][1:2] != ["--config"]:
@@ -367,7 +378,7 @@ def test_each_role_gets_a_configuration_that_the_program_accepts(objects, tmp_pa
             path = tmp_path / file
             # At this port nobody listens.
             text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:1", entries(objects, "ConfigMap", "refrain")[file])
-            path.write_text(text)
+            path.write_text(text.replace("/etc/refrain/mesh-tls", str(certificates)))
             # The check fails since nobody listens. It gets that far only with a configuration without faults.
             said = subprocess.run(
                 [PROGRAM, "health", "--role", role, "--config", str(path), "--timeout-ms", "1000"],
@@ -454,13 +465,9 @@ def test_secrets_are_in_secrets_only(objects):
                 is_secret = re.search("SECRET$|SIGNING_KEY$|API_KEY$|PASSWORD$|TOKEN$", entry["name"])
                 assert not is_secret or "value" not in entry, entry["name"]
         # Only gateways sign.
-        items = [item["path"] for item in volumes_of(each, "keys")["secret"]["items"]]
+        keys = [volume for volume in each.pod["volumes"] if volume["name"] == "keys"]
+        items = [item["path"] for volume in keys for item in volume["secret"]["items"]]
         assert ("namespace-signing-key" in items) == (each.component in ("gateway", "single"))
-
-
-def volumes_of(workload, name):
-    [volume] = [volume for volume in workload.pod["volumes"] if volume["name"] == name]
-    return volume
 
 
 def test_each_volume_is_there_and_is_used(objects):
@@ -475,6 +482,9 @@ def test_probes_ask_for_different_things(objects):
     for each in workloads(objects):
         main = each.main
         for probe, path in [("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")]:
+            if "exec" in main[probe]:
+                assert ("--alive" in main[probe]["exec"]["command"]) == (path == "/healthz")
+                continue
             asked = main[probe]["httpGet"]
             assert asked["path"] == path
             assert container_port(main, asked["port"]) > 0

@@ -3,15 +3,19 @@
 What a cluster does with a pod happens here as well: its files, variables and ports, its containers in order, its
 probes, the addresses behind a Service, and the way to its end. Each pod and each Service has a loopback address of
 its own. A process has no network and no root folder of its own, so addresses, names and paths are replaced in its
-files, variables and arguments.
+files, variables and arguments. Certificates name hosts, so a cluster may keep the names: then each process sees a file
+/etc/hosts that follows the pods, in a mount namespace of its own.
 """
 
 import asyncio
 import itertools
+import os
 import pathlib
 import random
 import re
 import signal
+import ssl
+import subprocess
 import time
 
 from rendered import NAMESPACE, PROGRAM, container_port, entries, of_kind, selects, workloads
@@ -20,6 +24,19 @@ from rendered import NAMESPACE, PROGRAM, container_port, entries, of_kind, selec
 ENDPOINTS_LAG_S = 1.0
 # Longest time for a pod to become ready in these tests.
 READY_S = 120
+# The program in the image.
+IN_IMAGE = "/usr/local/bin/refrain"
+# A mount namespace, for those who may not make one without a user namespace as well.
+NAMESPACES = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+
+
+def with_hosts(hosts, command):
+    """A command that sees a file as /etc/hosts."""
+    return [*NAMESPACES, "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts), *command]
+
+
+def has_namespaces():
+    return subprocess.run(with_hosts("/etc/hosts", ["true"]), capture_output=True).returncode == 0
 
 
 class Container:
@@ -34,9 +51,7 @@ class Container:
 
     async def start(self):
         pod = self.pod
-        mounts = {
-            mount["mountPath"]: pod.volume(mount["name"], mount["mountPath"]) for mount in self.spec["volumeMounts"]
-        }
+        mounts = {mount["mountPath"]: pod.volume(mount["name"]) for mount in self.spec["volumeMounts"]}
         for path in mounts.values():
             pod.cluster.rewrite(path, pod, mounts)
         variables = {}
@@ -44,20 +59,44 @@ class Container:
             value = pod.value(entry)
             value = re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), value)
             variables[entry["name"]] = value
-        replaced = {name: pod.cluster.local(value, pod, mounts) for name, value in variables.items()}
-        arguments = [pod.cluster.local(argument, pod, mounts) for argument in self.spec.get("args", [])]
+        self.mounts = mounts
+        self.variables = {name: pod.cluster.local(value, pod, mounts) for name, value in variables.items()}
         # The image begins with the program.
-        command = self.spec.get("command", [PROGRAM])
+        command = [*self.spec.get("command", [IN_IMAGE]), *self.spec.get("args", [])]
         with open(pod.cluster.folder / f"{pod.name}.log", "ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *command, *arguments, env=replaced, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self.process = await self.execute(command, stdout=log, stderr=log)
+
+    async def execute(self, command, **streams):
+        """Starts a process with the files and variables of the container."""
+        cluster = self.pod.cluster
+        local = [PROGRAM if word == IN_IMAGE else cluster.local(word, self.pod, self.mounts) for word in command]
+        if cluster.hosts:
+            local = with_hosts(cluster.hosts, local)
+            streams["env"] = {"PATH": os.environ["PATH"], **self.variables}
+        else:
+            streams["env"] = self.variables
+        return await asyncio.create_subprocess_exec(*local, stdin=asyncio.subprocess.DEVNULL, **streams)
 
     async def answers(self, probe):
         """Asks as a probe says. Answers "" if all is well, and otherwise the reason."""
-        asked = self.spec[probe]["httpGet"]
         timeout = self.spec[probe].get("timeoutSeconds", 1)
-        return await ask(self.pod.ip, container_port(self.spec, asked["port"]), asked["path"], timeout)
+        if "exec" in self.spec[probe]:
+            return await self.succeeds(self.spec[probe]["exec"]["command"], timeout)
+        asked = self.spec[probe]["httpGet"]
+        port = container_port(self.spec, asked["port"])
+        return await ask(self.pod.ip, port, asked["path"], timeout, asked.get("scheme") == "HTTPS")
+
+    async def succeeds(self, command, timeout):
+        """Runs a command in the container. Answers "" if it succeeds, and otherwise what it said."""
+        process = await self.execute(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            async with asyncio.timeout(timeout):
+                said, _ = await process.communicate()
+            return "" if process.returncode == 0 else said.decode() or f"status {process.returncode}"
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return f"no end after {timeout} s"
 
     async def started(self):
         """Waits as the startup probe says."""
@@ -99,7 +138,7 @@ class Pod:
     def log(self):
         return "".join((self.cluster.folder / f"{self.name}.log").read_text().splitlines(True)[-15:])
 
-    def volume(self, name, mount_path):
+    def volume(self, name):
         """The folder of a volume, filled."""
         claims = self.workload.object["spec"].get("volumeClaimTemplates", [])
         if any(claim["metadata"]["name"] == name for claim in claims):
@@ -107,7 +146,7 @@ class Pod:
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         [volume] = [volume for volume in self.workload.pod["volumes"] if volume["name"] == name]
-        folder = self.folder / mount_path.strip("/")
+        folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         if "configMap" in volume:
             files = entries(self.cluster.objects, "ConfigMap", volume["configMap"]["name"])
@@ -191,8 +230,9 @@ class Pod:
 class Cluster:
     """All pods, and the Services in front of them."""
 
-    def __init__(self, objects, folder):
+    def __init__(self, objects, folder, keeps_names=False):
         self.objects, self.folder = objects, pathlib.Path(folder)
+        self.hosts = self.folder / "hosts" if keeps_names else None
         self.pods, self.faults, self.listeners = [], [], []
         self.numbers = itertools.count(1)
         # Another run on this machine most likely has other addresses.
@@ -210,6 +250,23 @@ class Cluster:
             for number in range(workload.object["spec"]["replicas"])
         }
 
+    def write_hosts(self):
+        """Writes the names that a cluster's DNS has: those of Services, and of pods behind one without address."""
+        if not self.hosts:
+            return
+        names = [(ip, name) for name, ip in self.service_ips.items()]
+        for workload in workloads(self.objects):
+            if workload.kind == "StatefulSet":
+                service = workload.object["spec"]["serviceName"]
+                for pod, ip in self.stateful_ips.items():
+                    if pod.rpartition("-")[0] == workload.name:
+                        names.append((ip, f"{pod}.{service}"))
+        for service in of_kind(self.objects, "Service"):
+            if service["spec"].get("clusterIP") == "None":
+                pods = [pod for pod in self.pods if selects(service["spec"]["selector"], pod.workload.labels)]
+                names.extend((pod.ip, service["metadata"]["name"]) for pod in pods if not pod.has_left)
+        self.hosts.write_text("".join(f"{ip} {name} {name}.{NAMESPACE}.svc\n" for ip, name in names))
+
     def address(self):
         return f"{self.network}.{next(self.numbers)}"
 
@@ -217,8 +274,8 @@ class Cluster:
         """A text in which paths, names and addresses of the pod are those of this machine."""
         for path in sorted(mounts, key=len, reverse=True):
             text = text.replace(path, str(mounts[path]))
-        for name, ip in {**self.stateful_ips, **self.service_ips}.items():
-            text = re.sub(rf"//{re.escape(name)}(\.[a-z-]+(\.{NAMESPACE}\.svc)?)?:", f"//{ip}:", text)
+        for name, ip in {} if self.hosts else {**self.stateful_ips, **self.service_ips}.items():
+            text = re.sub(rf"//{re.escape(name)}(\.[a-z0-9-]+(\.{NAMESPACE}\.svc)?)?:", f"//{ip}:", text)
         return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1):", f"{pod.ip}:", text)
 
     def rewrite(self, folder, pod, mounts):
@@ -227,6 +284,7 @@ class Cluster:
 
     async def start(self):
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.write_hosts()
         for service in of_kind(self.objects, "Service"):
             ip = self.service_ips.get(service["metadata"]["name"])
             for port in service["spec"]["ports"] if ip else []:
@@ -247,12 +305,14 @@ class Cluster:
 
     async def run(self, pod):
         self.pods.append(pod)
+        self.write_hosts()
         await pod.start()
         await pod.ready()
 
     async def end(self, pod):
         await pod.stop()
         self.pods.remove(pod)
+        self.write_hosts()
 
     async def serve(self, service, ip, port):
         """Listens on the address of a Service, and passes each connection on to one of its ready pods."""
@@ -326,12 +386,19 @@ async def copy(reader, writer):
         writer.close()
 
 
-async def ask(ip, port, path, timeout):
+def unverified():
+    """TLS as the probes of a node have it: they do not look at certificates."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def ask(ip, port, path, timeout, has_tls=False):
     """Asks for a page. Answers "" for the status 200, and otherwise what there was instead."""
     writer = None
     try:
         async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(ip, port)
+            reader, writer = await asyncio.open_connection(ip, port, ssl=unverified() if has_tls else None)
             writer.write(f"GET {path} HTTP/1.1\r\nhost: {ip}\r\nconnection: close\r\n\r\n".encode())
             answer = (await reader.read()).decode()
             return "" if answer.startswith("HTTP/1.1 200") else answer or "nothing"

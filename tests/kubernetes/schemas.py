@@ -2,6 +2,7 @@
 
 import json
 
+import cloudcoil.models.cert_manager.v1 as cert_manager
 import cloudcoil.models.keda.v1alpha1 as keda
 import cloudcoil.models.prometheus_operator.v1 as prometheus
 import jsonschema
@@ -11,6 +12,7 @@ import kubernetes_validate
 VERSIONS = ("1.30", "1.37")
 
 MODELS = {
+    "Certificate": cert_manager.Certificate,
     "ScaledObject": keda.ScaledObject,
     "PodMonitor": prometheus.PodMonitor,
     "PrometheusRule": prometheus.PrometheusRule,

@@ -1,15 +1,23 @@
 """The rendered pods as processes: they start, answer, and are replaced under load without a failed request."""
 
 import asyncio
+import hashlib
 import itertools
 import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
 import time
 from dataclasses import dataclass
 
 import httpx
+import pytest
 
-from local_cluster import Cluster
-from rendered import entries, merged, render, values_files, workloads
+import secured
+from local_cluster import Cluster, ask, has_namespaces, with_hosts
+from rendered import PROGRAM, entries, merged, render, values_files, workloads
 
 # Loopback is fast, so a small load keeps both gateways and both workers busy.
 CLIENTS = 3
@@ -35,8 +43,11 @@ class Answer:
 class Load:
     """Clients that ask the same questions over and over, each on a new connection, and try nothing twice."""
 
-    def __init__(self, url, key):
+    def __init__(self, url, key, trusted=None):
         self.url, self.key = url, key
+        self.tls = {} if trusted is None else {"verify": trusted}
+        # The address is that of a Service; the certificate has to be that of the host that clients call.
+        self.extensions = {} if trusted is None else {"sni_hostname": secured.API_HOST}
         self.answers, self.tasks = [], []
         self.turns = itertools.count()
 
@@ -61,9 +72,12 @@ class Load:
         answer = Answer(time.monotonic(), table)
         self.answers.append(answer)
         try:
-            async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=60, trust_env=False, **self.tls) as client:
                 response = await client.post(
-                    f"{self.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {self.key}"}
+                    f"{self.url}/v1/chat/completions",
+                    json=body,
+                    headers={"authorization": f"Bearer {self.key}"},
+                    extensions=self.extensions,
                 )
             if response.status_code != 200:
                 answer.fault = f"{response.status_code}: {response.text[:300]}"
@@ -135,10 +149,16 @@ def means(answers, table):
     return sum(answer.accepted for answer in own) / len(own), sum(answer.tokens for answer in own) / len(own)
 
 
-async def smoke(objects, folder, rolls):
-    cluster = Cluster(objects, folder)
+async def smoke(objects, folder, rolls, authority=None, looks=None):
+    """Runs the pods under load. With an authority everything has certificates. `looks` is run at the end, if given."""
+    cluster = Cluster(objects, folder, keeps_names=authority is not None)
     key = entries(objects, "Secret", "refrain-first-key")["api-key"]
-    load = Load(f"http://{cluster.service_ips['refrain-gateway']}:{PORT}", key)
+    trusted = None
+    if authority is not None:
+        trusted = ssl.create_default_context()
+        authority.configure_trust(trusted)
+    scheme = "http" if trusted is None else "https"
+    load = Load(f"{scheme}://{cluster.service_ips['refrain-gateway']}:{PORT}", key, trusted)
     try:
         began = time.monotonic()
         await cluster.start()
@@ -161,6 +181,8 @@ async def smoke(objects, folder, rolls):
                     await asyncio.sleep(0.1)
             marks.append(time.monotonic())
         await load.end()
+        if looks:
+            await looks(cluster)
     finally:
         await load.end()
         await cluster.stop()
@@ -212,3 +234,120 @@ def test_one_pod_with_everything_starts_and_answers(tmp_path):
     assert accepted_per_step(load.answers) > 1
 
 
+async def look_at_roles(cluster):
+    """Checks what the certificates and credentials of a running mesh allow."""
+    scheduler = cluster.service_ips["refrain-scheduler"]
+    # Whoever presents no certificate gets no answer, whatever else it has.
+    for has_tls in (False, True):
+        assert await ask(scheduler, 8201, "/healthz", 5, has_tls)
+    [gateway, *_] = [pod for pod in cluster.pods if pod.workload.component == "gateway"]
+    [store] = [pod for pod in cluster.pods if pod.workload.component == "draft-store"]
+    config = store.main.mounts["/etc/refrain/config"] / "draft-store.json"
+    command = [PROGRAM, "store", "stats", "--config", str(config), "--url", "https://refrain-draft-store:8203"]
+    said = {}
+    for credential in ("credential", "operator"):
+        file = gateway.main.mounts["/etc/refrain/credential"] / credential
+        process = await asyncio.create_subprocess_exec(
+            *with_hosts(cluster.hosts, [*command, "--credential-file", str(file)]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PATH": os.environ["PATH"], **store.main.variables},
+        )
+        text, _ = await process.communicate()
+        said[credential] = (process.returncode, text.decode())
+    assert said["operator"][0] == 0, said
+    assert "documents" in said["operator"][1]
+    assert said["credential"][0] != 0 and "operator" in said["credential"][1], said
+    # Engines have asked each other for KV blocks, by certificates and credentials of their own.
+    fetched = 0
+    for pod in cluster.pods:
+        if pod.workload.component == "worker":
+            files = pod.main.mounts["/etc/refrain/mesh-tls"]
+            context = ssl.create_default_context(cafile=files / "ca.crt")
+            context.load_cert_chain(files / "tls.crt", files / "tls.key")
+            async with httpx.AsyncClient(verify=context, trust_env=False) as client:
+                url = f"https://{pod.ip}:8204/metrics"
+                page = await client.get(url, extensions={"sni_hostname": "refrain-worker"})
+            lines = [line for line in page.text.splitlines() if line.startswith("refrain_engine_kv_pool_")]
+            print("\n".join(line for line in lines if not line.endswith(" 0")))
+            fetched += sum(float(line.split()[-1]) for line in lines if "_fetched_total" in line)
+    assert fetched > 0
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="names of hosts need a mount namespace")
+def test_a_mesh_with_certificates_and_credentials_answers_and_is_replaced_without_a_failed_request(tmp_path):
+    keys, of_roles = secured.credentials(tmp_path)
+    values = merged(secured.VALUES, {**VALUES, "credentials": {"issuerPublicKeys": keys}})
+    objects = render(values)
+    authority = secured.authority()
+    objects += [*secured.certificate_secrets(objects, authority), of_roles]
+    rolls = [[workload.name for workload in workloads(objects)]]
+    cluster, load, marks = asyncio.run(smoke(objects, tmp_path / "cluster", rolls, authority, look_at_roles))
+    check(cluster, load, marks, rolls)
+
+
+def tenants_secret(keys):
+    """A Secret with a tenant for each key."""
+    lines = []
+    for number, key in enumerate(keys):
+        hashed = hashlib.sha256(key.encode()).hexdigest()
+        lines.append(
+            f'[[tenants]]\nname = "t{number}"\n[[tenants.keys]]\nname = "k"\nid = "{key[4:16]}"\nsha256 = "{hashed}"\n'
+        )
+    return secured.secret("refrain-tenants", {"tenants.toml": "\n".join(lines).encode()})
+
+
+async def documents(cluster):
+    """The documents in each draft store."""
+    found = {}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for pod in cluster.pods:
+            if pod.workload.component == "draft-store":
+                page = await client.get(f"http://{pod.ip}:8203/metrics")
+                [line] = [line for line in page.text.splitlines() if line.startswith("refrain_draft_store_documents ")]
+                found[pod.name] = float(line.split()[-1])
+    return found
+
+
+async def spread(objects, folder, keys):
+    cluster = Cluster(objects, folder)
+    loads = [Load(f"http://{cluster.service_ips['refrain-gateway']}:{PORT}", key) for key in keys]
+    try:
+        await cluster.start()
+        for turn in range(3):
+            await asyncio.gather(*(load.ask(turn) for load in loads))
+        # A worker uploads outputs once they have ended.
+        until = time.monotonic() + 30
+        while time.monotonic() < until and not all((await documents(cluster)).values()):
+            await asyncio.sleep(0.2)
+        return cluster, loads, await documents(cluster)
+    finally:
+        await cluster.stop()
+
+
+@pytest.mark.skipif(not shutil.which("nats-server"), reason="there is no nats-server")
+def test_outputs_of_several_tenants_are_spread_over_the_shards(tmp_path):
+    # The names of tenants are fixed, and so are their shards. Both shards have some of eight.
+    keys = [f"rfk-{number:012x}-{'k' * 43}" for number in range(8)]
+    address = "127.0.0.2"
+    with socket.create_server((address, 0)) as free:
+        port = free.getsockname()[1]
+    values = {
+        **VALUES,
+        "draftStore": {"shards": 2},
+        # A broker sets the bytes of its streams aside, and this disk may be small.
+        "config": {"draft_store": {"feed": {"max_bytes": 1 << 26}}},
+        "nats": {"servers": [f"nats://{address}:{port}"]},
+        "tenants": {"existingSecret": "refrain-tenants"},
+        "workerPools": [{"name": "tiny", "referenceEngine": True}],
+    }
+    objects = [*render(values), tenants_secret(keys)]
+    broker = ["nats-server", "--addr", address, "--port", str(port), "--jetstream", "--store_dir", str(tmp_path / "n")]
+    with subprocess.Popen(broker, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            cluster, loads, found = asyncio.run(spread(objects, tmp_path / "cluster", keys))
+        finally:
+            process.terminate()
+    assert cluster.faults == []
+    assert [answer.fault for load in loads for answer in load.answers if answer.fault] == []
+    assert len(found) == 2 and all(found.values()), found

@@ -30,6 +30,8 @@ const SETTINGS: &str = "
     [draft_store]
     document_tokens_max = 128
     tenant_tokens_max = 256
+    [engine.kv_pool]
+    memory_bytes_max = 16777216
 ";
 
 /// The store seals at once, and a worker holds little of it, so that it asks the store for drafts.

@@ -13,6 +13,7 @@ use crate::kernels::WeightFormat;
 use crate::model::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
 
 pub use kv_pool::KvPoolConfig;
+pub(crate) use kv_pool::{PEERS_MAX, PeerName};
 
 /// Most threads of one kind. A larger number is taken for a mistake.
 const THREADS_MAX: usize = 256;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use refrain_service_kit::http::ListenerConfig;
+use refrain_service_kit::mesh::MeshConfig;
+use reqwest::Identity;
 
 use crate::command;
 use crate::config::{MeshFile, Role};
@@ -24,6 +25,9 @@ pub struct HealthArgs {
     /// In place of the configuration: base URL of a listener, such as `http://127.0.0.1:8202`.
     #[arg(long)]
     url: Option<String>,
+    /// Ask only whether the process lives, as a probe does that restarts it otherwise.
+    #[arg(long)]
+    alive: bool,
     /// Milliseconds that the answer may take.
     #[arg(long, default_value_t = 3_000, value_parser = clap::value_parser!(u64).range(1..))]
     timeout_ms: u64,
@@ -43,24 +47,29 @@ fn role() -> impl TypedValueParser<Value = Role> {
 /// # Errors
 /// The configuration has faults, nobody answers in time, or the process is not ready and says why.
 pub fn run(args: &HealthArgs) -> anyhow::Result<()> {
-    let url = match &args.url {
-        Some(url) => url.trim_end_matches('/').to_owned(),
-        None => listener_url(
-            args.role,
-            &MeshFile::load(args.role, args.config.as_deref())?,
-        )?,
+    let (base, identity) = match &args.url {
+        Some(url) => (url.trim_end_matches('/').to_owned(), None),
+        None => {
+            let file = MeshFile::load(args.role, args.config.as_deref())?;
+            let (url, wants_certificate) = listener_url(args.role, &file)?;
+            (url, identity(&file.mesh, wants_certificate)?)
+        }
     };
-    command::run(ask(&url, Duration::from_millis(args.timeout_ms)))
+    let path = if args.alive { "healthz" } else { "readyz" };
+    let timeout = Duration::from_millis(args.timeout_ms);
+    command::run(ask(format!("{base}/{path}"), identity, timeout))
 }
 
-async fn ask(url: &str, timeout: Duration) -> anyhow::Result<()> {
+async fn ask(url: String, identity: Option<Identity>, timeout: Duration) -> anyhow::Result<()> {
     let client = reqwest::Client::builder()
         .timeout(timeout)
         .no_proxy()
         // The certificate names the host of the service. The process on this machine is asked by a loopback address.
-        .danger_accept_invalid_certs(true)
-        .build()?;
-    let url = format!("{url}/readyz");
+        .danger_accept_invalid_certs(true);
+    let client = match identity {
+        Some(identity) => client.identity(identity).build()?,
+        None => client.build()?,
+    };
     let answer = client.get(&url).send().await;
     let answer = answer.with_context(|| format!("{url} does not answer"))?;
     let status = answer.status();
@@ -75,8 +84,20 @@ async fn ask(url: &str, timeout: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The base URL at which this machine reaches the listener with `/readyz` of a role.
-fn listener_url(role: Role, file: &MeshFile) -> anyhow::Result<String> {
+/// The certificate that the process presents to others of the mesh, for a listener that asks for one.
+fn identity(mesh: &MeshConfig, is_wanted: bool) -> anyhow::Result<Option<Identity>> {
+    let (true, Some(certificate), Some(key)) = (is_wanted, &mesh.certificate, &mesh.key) else {
+        return Ok(None);
+    };
+    let read = |path: &PathBuf| std::fs::read(path).with_context(|| path.display().to_string());
+    let pem = [read(certificate)?, read(key)?].join(&b'\n');
+    let identity = Identity::from_pem(&pem).context("mesh.certificate and mesh.key")?;
+    Ok(Some(identity))
+}
+
+/// The base URL at which this machine reaches the listener with `/readyz` of a role, and whether it asks for a
+/// certificate.
+fn listener_url(role: Role, file: &MeshFile) -> anyhow::Result<(String, bool)> {
     let gateway = &file.gateway;
     let (key, listen, http) = match role {
         Role::Up | Role::Gateway => match gateway.operations_listen {
@@ -104,17 +125,14 @@ fn listener_url(role: Role, file: &MeshFile) -> anyhow::Result<String> {
     if listen.port() == 0 {
         bail!("{key} has port 0, so the port is known to the process alone; give --url");
     }
-    Ok(format!("{}://{}", scheme(key, http)?, reachable(listen)))
-}
-
-fn scheme(key: &str, http: &ListenerConfig) -> anyhow::Result<&'static str> {
-    match &http.tls {
-        None => Ok("http"),
-        Some(tls) if tls.client_ca.is_none() => Ok("https"),
-        Some(_) => bail!(
-            "the listener {key} asks for a certificate of its callers, which this command has not"
-        ),
-    }
+    let wants_certificate = http.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    ensure!(
+        !wants_certificate || file.mesh.certificate.is_some(),
+        "the listener {key} asks for a certificate of its callers; set mesh.certificate, which this command presents"
+    );
+    let scheme = if http.tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{}", reachable(listen));
+    Ok((url, wants_certificate))
 }
 
 /// An address that leads to a listener: one that listens on all addresses is reached by a loopback address.
@@ -135,7 +153,8 @@ mod tests {
 
     fn url(role: Role, toml: &str) -> Result<String, String> {
         let file: MeshFile = toml::from_str(toml).unwrap();
-        listener_url(role, &file).map_err(|error| error.to_string())
+        let found = listener_url(role, &file).map_err(|error| error.to_string())?;
+        Ok(found.0)
     }
 
     #[test]
@@ -156,11 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_for_certificates_of_callers_is_refused_with_a_reason() {
-        let file = "[worker]\nlisten = \"0.0.0.0:8202\"\n\
-                    [worker.http.tls]\ncertificate = \"c\"\nkey = \"k\"\nclient_ca = \"a\"";
-        let error = url(Role::Worker, file).unwrap_err();
+    fn a_listener_for_certificates_of_callers_needs_that_of_the_mesh() {
+        let listener = "[worker]\nlisten = \"0.0.0.0:8202\"\n\
+                    [worker.http.tls]\ncertificate = \"c\"\nkey = \"k\"\nclient_ca = \"a\"\n";
+        let error = url(Role::Worker, listener).unwrap_err();
         assert!(error.contains("worker.listen"), "{error}");
+        let mesh = "[mesh]\nca = \"a\"\ncertificate = \"c\"\nkey = \"k\"";
+        let file = toml::from_str(&format!("{listener}{mesh}")).unwrap();
+        let (url, wants_certificate) = listener_url(Role::Worker, &file).unwrap();
+        assert_eq!(url, "https://127.0.0.1:8202");
+        assert!(wants_certificate);
     }
 
     #[actix_web::test]
@@ -179,13 +203,15 @@ mod tests {
         actix_web::rt::spawn(server.run());
         refrain_service_kit::telemetry::install_crypto_provider();
         let timeout = Duration::from_secs(10);
-        ask(&format!("{base}/a"), timeout).await.unwrap();
-        let error = ask(&format!("{base}/b"), timeout).await.unwrap_err();
+        let url = |path: &str| format!("{base}{path}");
+        ask(url("/a/readyz"), None, timeout).await.unwrap();
+        let error = ask(url("/b/readyz"), None, timeout).await.unwrap_err();
         assert!(
             error.to_string().ends_with("status 503: draining"),
             "{error}"
         );
-        let nobody = ask("http://127.0.0.1:1", timeout).await.unwrap_err();
+        let nobody = ask("http://127.0.0.1:1/readyz".into(), None, timeout);
+        let nobody = nobody.await.unwrap_err();
         assert!(nobody.to_string().contains("does not answer"), "{nobody}");
     }
 }

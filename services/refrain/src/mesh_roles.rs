@@ -39,7 +39,7 @@ enum MeshCommand {
         /// The role of the process.
         #[arg(long, value_parser = role())]
         role: MeshRole,
-        /// Its name. For a worker it is worker.id.
+        /// Its name. For a worker it is worker.id. `pool-a-*` is for all workers whose worker.id begins so.
         #[arg(long)]
         name: String,
         /// Days for which the credential is valid.
@@ -127,7 +127,7 @@ pub(crate) fn check_own(
         own.role
     );
     anyhow::ensure!(
-        own.role != MeshRole::Worker || own.name == file.worker.id,
+        own.role != MeshRole::Worker || own.is_of(&file.worker.id),
         "mesh.credential_file: the credential is of the worker {:?}, but worker.id is {:?}",
         own.name,
         file.worker.id
@@ -155,6 +155,8 @@ mod tests {
         let check = |role, own| check_own(role, &file, Some(&own)).is_ok();
         assert!(check(Role::Worker, own(MeshRole::Worker, "w-1")));
         assert!(!check(Role::Worker, own(MeshRole::Worker, "w-2")));
+        assert!(check(Role::Worker, own(MeshRole::Worker, "w-*")));
+        assert!(!check(Role::Worker, own(MeshRole::Worker, "v-*")));
         assert!(!check(Role::Worker, own(MeshRole::Operator, "w-1")));
         assert!(check(Role::DraftStore, own(MeshRole::DraftStore, "any")));
         assert!(check(Role::ReferenceEngine, own(MeshRole::Engine, "any")));

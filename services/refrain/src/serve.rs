@@ -133,9 +133,9 @@ pub fn service(role: Role, args: ServiceArgs) -> anyhow::Result<()> {
 
 /// Asks the system for pages of the usual size only.
 ///
-/// The allocator wants pages of 2 MiB. Ten thousand open streams are many small values of different ages, and hold most
-/// such pages half empty: a stream then takes half as much memory again. An index of drafts is read at random places
-/// and gains from large pages, so only processes without one refuse them.
+/// The allocator wants pages of 2 MiB. Ten thousand open streams are many small values of different ages, and hold
+/// most such pages half empty: a stream then takes half as much memory again. An index of drafts is read at random
+/// places and gains from large pages, so only processes without one refuse them.
 fn refuse_huge_pages() {
     // After an error the process takes more memory, and nothing else is different.
     // SAFETY: the call has no pointers. It only changes how the system backs the memory of this process.

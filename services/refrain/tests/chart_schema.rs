@@ -32,8 +32,14 @@ const SECRETS: [&str; 7] = [
 ];
 
 /// Keys that the chart sets itself, so that a value for them would be overwritten without a word.
-const SET_BY_THE_CHART: [&str; 21] = [
+const SET_BY_THE_CHART: [&str; 30] = [
     "mesh.secret_file",
+    "mesh.issuer_public_keys",
+    "mesh.credential_file",
+    "mesh.ca",
+    "mesh.certificate",
+    "mesh.key",
+    "mesh.address_name",
     "mesh.namespace_public_key",
     "mesh.namespace_signing_key_file",
     "urls.scheduler",
@@ -53,6 +59,9 @@ const SET_BY_THE_CHART: [&str; 21] = [
     "draft_store.data_dir",
     "draft_store.feed.advertise_url",
     "draft_store.feed.peers",
+    "draft_store.feed.shards",
+    "draft_store.feed.shard",
+    "engine.kv_pool.peers",
     "engine.listen",
 ];
 

@@ -237,7 +237,7 @@ impl DecodeLoop {
     fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<ActiveChunk>) {
         let place = batch.iter().position(|chunk| chunk.lease == cut.lease);
         match place {
-            Some(place) => self.end(place, batch, |sink, chunk| sink.cut(chunk, cut.output_len)),
+            Some(place) => self.end(place, batch, |sink, chunk| sink.cut(chunk, &cut)),
             None => self.shared.cut_ended(cut),
         }
     }

@@ -408,10 +408,11 @@ impl ActiveRequest {
         self.piece(record.prev_len, &record.step.tokens, record.finish)
     }
 
-    /// The update that keeps only the first `output_len` output tokens, because a stop string ended there.
-    pub(crate) fn cut(&self, output_len: u32) -> DocumentUpdate {
+    /// The update that keeps only the first `output_len` output tokens, because a stop string ended there or the
+    /// request was aborted.
+    pub(crate) fn cut(&self, output_len: u32, finish: FinishReason) -> DocumentUpdate {
         let output_len = output_len.min(self.output().len() as u32);
-        let piece = self.piece(output_len, &[], Some(FinishReason::Stop));
+        let piece = self.piece(output_len, &[], Some(finish));
         let mut update = DocumentUpdate::from(piece);
         // No lease of this request follows, so the next epoch is free.
         update.epoch += 1;

@@ -410,6 +410,10 @@ pub struct ChunkCut {
     /// Length of the output, from the first output token of the request. If a stop string ends inside a step, this is
     /// less than the number of emitted tokens.
     pub output_len: u32,
+    /// The request was aborted: its output serves as a draft, but its length is nobody's expectation. Callers of
+    /// earlier versions leave it out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub aborted: bool,
 }
 
 #[cfg(test)]

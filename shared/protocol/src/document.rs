@@ -36,7 +36,7 @@ pub enum FinishReason {
     Stop,
     /// It reached a length limit.
     Length,
-    /// The client went away, so the document is partial.
+    /// The client went away or aborted the request, so the document is partial.
     Cancelled,
     /// The engine or the worker failed, so the document is partial.
     Failed,

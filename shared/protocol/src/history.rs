@@ -35,8 +35,8 @@ pub struct OutputLengthsRequest {
     pub prompt: PromptHash,
 }
 
-/// Asks for the newest complete outputs to a prompt. The answer is a [`crate::segment::DocumentsReply`], the newest
-/// output first, which covers as many as were found.
+/// Asks for the newest outputs to a prompt. The answer is a [`crate::segment::DocumentsReply`], which covers as many
+/// as were found: first the complete ones, then those of aborted requests, and of either the newest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptOutputsRequest {
     /// The namespace, signed by the gateway.

@@ -460,6 +460,15 @@ fn formats() -> Vec<Format> {
             ChunkCut {
                 lease: LeaseId(1),
                 output_len: 42,
+                aborted: false,
+            },
+        ),
+        format(
+            "chunk_cut_aborted",
+            ChunkCut {
+                lease: LeaseId(1),
+                output_len: 42,
+                aborted: true,
             },
         ),
         format("chunk_error", BTreeMap::from([("error".to_owned(), sent)])),

@@ -73,7 +73,7 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("lengths of outputs"))
     }
 
-    /// Reads the newest complete outputs to a prompt.
+    /// Reads the newest outputs to a prompt, complete ones first.
     async fn prompt_outputs(
         &self,
         request: PromptOutputsRequest,

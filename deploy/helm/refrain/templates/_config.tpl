@@ -1,6 +1,6 @@
 {{- /*
-The configuration of a role, as JSON. The argument is a dict with root, role and maybe pool. A file has only the sections
-that its role reads, so that a change restarts only the pods that it is for.
+The configuration of a role, as JSON. The argument is a dict with root, role and maybe pool or shard. A file has only the
+sections that its role reads, so that a change restarts only the pods that it is for.
 */}}
 {{- define "refrain.config" -}}
 {{- $values := .root.Values -}}
@@ -27,18 +27,32 @@ that its role reads, so that a change restarts only the pods that it is for.
 {{- $_ := set $gateway "limits_redis" (dict "password_file" "/etc/refrain/redis/password") -}}
 {{- end -}}
 {{- $urls := fromJson (include "refrain.storeUrls" .root) -}}
-{{- $_ := set $urls "scheduler" (printf "http://%s-scheduler:8201" $fullname) -}}
-{{- $mesh := dict "secret_file" "/etc/refrain/keys/mesh-secret" -}}
-{{- $signer := dict "namespace_signing_key_file" "/etc/refrain/keys/namespace-signing-key" -}}
-{{- $store := dict "listen" "0.0.0.0:8203" "data_dir" $data -}}
+{{- $scheme := include "refrain.meshScheme" .root -}}
+{{- $_ := set $urls "scheduler" (printf "%s://%s-scheduler:8201" $scheme $fullname) -}}
+{{- $mesh := fromJson (include "refrain.meshSection" (dict "root" .root "role" .role)) -}}
+{{- range $key, $name := dict "http" "api" "operations_http" "operations" -}}
+{{- if include "refrain.hasCertificate" (get $values.tls $name) -}}
+{{- $folder := printf "/etc/refrain/%s-tls" $name -}}
+{{- $_ := set $gateway $key (fromJson (include "refrain.listenerTls" (dict "folder" $folder))) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.credentials.forOperators $values.credentials.existingSecret -}}
+{{- $_ := set $gateway "operator_credential_file" "/etc/refrain/credential/operator" -}}
+{{- end -}}
+{{- $http := dict -}}
+{{- if $values.tls.mesh.enabled -}}
+{{- $http = dict "http" (fromJson (include "refrain.listenerTls" (dict "folder" "/etc/refrain/mesh-tls" "isMesh" true))) -}}
+{{- end -}}
+{{- $store := merge (dict "listen" "0.0.0.0:8203" "data_dir" $data) $http -}}
 {{- $parts := dict -}}
 {{- if eq .role "gateway" -}}
-{{- $parts = dict "gateway" $gateway "urls" $urls "mesh" (merge $mesh $signer) -}}
+{{- $parts = dict "gateway" $gateway "urls" $urls "mesh" $mesh -}}
 {{- else if eq .role "scheduler" -}}
-{{- $parts = dict "scheduler" (dict "listen" "0.0.0.0:8201") "mesh" $mesh -}}
+{{- $parts = dict "scheduler" (merge (dict "listen" "0.0.0.0:8201") $http) "mesh" $mesh -}}
 {{- else if eq .role "draft-store" -}}
-{{- if gt (int $values.draftStore.replicas) 1 -}}
-{{- $feed := dict "peers" $urls.draft_stores -}}
+{{- if include "refrain.hasFeed" .root -}}
+{{- $peers := fromJsonArray (include "refrain.shardUrls" (dict "root" .root "shard" .shard)) -}}
+{{- $feed := dict "peers" $peers "shards" (int $values.draftStore.shards) "shard" (int .shard) -}}
 {{- if $values.nats.servers -}}{{- $_ := set $feed "servers" $values.nats.servers -}}{{- end -}}
 {{- $_ := set $store "feed" $feed -}}
 {{- else -}}
@@ -46,13 +60,20 @@ that its role reads, so that a change restarts only the pods that it is for.
 {{- end -}}
 {{- $parts = dict "draft_store" $store "mesh" $mesh -}}
 {{- else if eq .role "worker" -}}
-{{- $_ := set $urls "engine" (include "refrain.engineUrl" .pool) -}}
-{{- $parts = dict "worker" (dict "listen" "0.0.0.0:8202") "urls" $urls "mesh" $mesh -}}
-{{- if .pool.referenceEngine -}}{{- $_ := set $parts "engine" (dict "listen" "0.0.0.0:8204") -}}{{- end -}}
+{{- $_ := set $urls "engine" (include "refrain.engineUrl" (dict "pool" .pool "scheme" $scheme)) -}}
+{{- $parts = dict "worker" (merge (dict "listen" "0.0.0.0:8202") $http) "urls" $urls "mesh" $mesh -}}
+{{- if .pool.referenceEngine -}}
+{{- $engine := merge (dict "listen" "0.0.0.0:8204") (deepCopy $http) -}}
+{{- if include "refrain.hasEnginePeers" (dict "root" .root "pool" .pool) -}}
+{{- $peer := printf "dns+%s://%s-worker-%s-engines:8204" $scheme $fullname .pool.name -}}
+{{- $_ := set $engine "kv_pool" (dict "peers" (list $peer)) -}}
+{{- end -}}
+{{- $_ := set $parts "engine" $engine -}}
+{{- end -}}
 {{- else -}}
 {{- $_ := unset $store "listen" -}}
 {{- $_ := unset ($config.draft_store | default dict) "feed" -}}
-{{- $parts = dict "gateway" $gateway "draft_store" $store "worker" dict "engine" dict "scheduler" dict "urls" dict "mesh" (merge $mesh $signer) -}}
+{{- $parts = dict "gateway" $gateway "draft_store" $store "worker" dict "engine" dict "scheduler" dict "urls" dict "mesh" $mesh -}}
 {{- end -}}
 {{- $sections := dict -}}
 {{- range $key := list "telemetry" "drain_grace_ms" -}}
@@ -66,13 +87,21 @@ that its role reads, so that a change restarts only the pods that it is for.
 
 {{- /* The engine of a pool: in the same pod, or elsewhere. */}}
 {{- define "refrain.engineUrl" -}}
-{{- if .referenceEngine -}}
-http://127.0.0.1:8204
-{{- else if .sidecar -}}
-http://127.0.0.1:{{ (first .sidecar.ports).containerPort }}
+{{- if .pool.referenceEngine -}}
+{{ .scheme }}://127.0.0.1:8204
+{{- else if .pool.sidecar -}}
+http://127.0.0.1:{{ (first .pool.sidecar.ports).containerPort }}
 {{- else -}}
-{{ .url }}
+{{ .pool.url }}
 {{- end -}}
+{{- end }}
+
+{{- /* Whether the engines of a pool take KV blocks from each other: with a pool of KV blocks, and several replicas. */}}
+{{- define "refrain.hasEnginePeers" -}}
+{{- $pool := fromJson (include "refrain.pool" .) -}}
+{{- $config := mergeOverwrite (deepCopy (.root.Values.config | default dict)) (deepCopy ($pool.config | default dict)) -}}
+{{- $hasPool := gt (int64 (dig "engine" "kv_pool" "memory_bytes_max" 0 $config)) 0 -}}
+{{- if and $pool.referenceEngine $hasPool (or $pool.autoscaling.enabled (gt (int $pool.replicas) 1)) -}}true{{- end -}}
 {{- end }}
 
 {{- /* A pool with the defaults of all pools. */}}
@@ -92,9 +121,17 @@ http://127.0.0.1:{{ (first .sidecar.ports).containerPort }}
 {{- if has .name $names -}}{{- fail (printf "workerPools: two pools have the name %q" .name) -}}{{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
-{{- if gt (int .Values.draftStore.replicas) 1 -}}
+{{- if .Values.credentials.existingSecret -}}
+{{- range $one := $names -}}{{- range $other := $names -}}
+{{- if hasPrefix (printf "%s-" $one) $other -}}
+{{- fail (printf "workerPools: the credential of the pool %q would be good for %q; rename one of them" $one $other) -}}
+{{- end -}}
+{{- end -}}{{- end -}}
+{{- end -}}
+{{- include "refrain.checkTls" . -}}
+{{- if include "refrain.hasFeed" . -}}
 {{- if and (not .Values.nats.servers) (not .Values.nats.serversSecret.name) -}}
-{{- fail "draftStore.replicas: several stores need NATS; set nats.servers or nats.serversSecret.name" -}}
+{{- fail "draftStore: several stores need NATS; set nats.servers or nats.serversSecret.name" -}}
 {{- end -}}
 {{- if eq .Values.tenants.source "store" -}}
 {{- fail "tenants.source: replicas of a draft store keep no tenants; use \"secret\"" -}}

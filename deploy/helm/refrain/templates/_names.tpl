@@ -13,13 +13,16 @@
 {{- end -}}
 {{- end }}
 
-{{- /* Labels by which pods of a component are found. The argument is a dict with root, component and maybe pool. */}}
+{{- /* Labels by which pods of a component are found. The argument is a dict with root, component and maybe pool or shard. */}}
 {{- define "refrain.selector" -}}
 app.kubernetes.io/name: {{ include "refrain.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .pool }}
 refrain/pool: {{ . }}
+{{- end }}
+{{- with .shard }}
+refrain/shard: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -50,16 +53,54 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{- /* Where callers of the draft stores find them. */}}
 {{- define "refrain.storeUrls" -}}
-{{- $store := printf "%s-draft-store" (include "refrain.fullname" .) -}}
-{{- if gt (int .Values.draftStore.replicas) 1 -}}
+{{- if include "refrain.hasFeed" . -}}
 {{- $urls := list -}}
-{{- range $number := until (int .Values.draftStore.replicas) -}}
-{{- $urls = append $urls (printf "http://%s-%d.%s-pods:8203" $store $number $store) -}}
+{{- range $shard := until (int .Values.draftStore.shards) -}}
+{{- $urls = concat $urls (fromJsonArray (include "refrain.shardUrls" (dict "root" $ "shard" $shard))) -}}
 {{- end -}}
 {{- toJson (dict "draft_stores" $urls) -}}
 {{- else -}}
-{{- toJson (dict "draft_store" (printf "http://%s:8203" $store)) -}}
+{{- $store := printf "%s-draft-store" (include "refrain.fullname" .) -}}
+{{- toJson (dict "draft_store" (printf "%s://%s:8203" (include "refrain.meshScheme" .) $store)) -}}
 {{- end -}}
+{{- end }}
+
+{{- /* Whether there are several draft stores: replicas of each other, or shards. */}}
+{{- define "refrain.hasFeed" -}}
+{{- if or (gt (int .Values.draftStore.replicas) 1) (gt (int .Values.draftStore.shards) 1) -}}true{{- end -}}
+{{- end }}
+
+{{- /* The StatefulSet of a shard. A single one has no number in its name. */}}
+{{- define "refrain.storeName" -}}
+{{- $store := printf "%s-draft-store" (include "refrain.fullname" .root) -}}
+{{- if gt (int .root.Values.draftStore.shards) 1 -}}{{- $store }}-shard-{{ .shard -}}{{- else -}}{{- $store -}}{{- end -}}
+{{- end }}
+
+{{- /* The hosts of the replicas of a shard. Their pods have names. */}}
+{{- define "refrain.shardHosts" -}}
+{{- $name := include "refrain.storeName" . -}}
+{{- $hosts := list -}}
+{{- range $number := until (int .root.Values.draftStore.replicas) -}}
+{{- $hosts = append $hosts (printf "%s-%d.%s-pods" $name $number $name) -}}
+{{- end -}}
+{{- toJson $hosts -}}
+{{- end }}
+
+{{- define "refrain.shardUrls" -}}
+{{- $urls := list -}}
+{{- range fromJsonArray (include "refrain.shardHosts" .) -}}
+{{- $urls = append $urls (printf "%s://%s:8203" (include "refrain.meshScheme" $.root) .) -}}
+{{- end -}}
+{{- toJson $urls -}}
+{{- end }}
+
+{{- /* The hosts of all replicas of all shards. */}}
+{{- define "refrain.storeHosts" -}}
+{{- $hosts := list -}}
+{{- range $shard := until (int .Values.draftStore.shards) -}}
+{{- $hosts = concat $hosts (fromJsonArray (include "refrain.shardHosts" (dict "root" $ "shard" $shard))) -}}
+{{- end -}}
+{{- toJson $hosts -}}
 {{- end }}
 
 {{- /* Seconds that the drain of a gateway takes at most, rounded up. */}}

@@ -1,6 +1,6 @@
 {{- /*
 The pod template of a component. The argument is a dict:
-  root, component, pool     as for labels
+  root, component           as for labels, and maybe pool or shard
   role                      the command of `refrain`
   settings                  resources, annotations and so on of the component
   configKey                 the entry of the ConfigMap
@@ -10,17 +10,29 @@ The pod template of a component. The argument is a dict:
   preStopSeconds            seconds of them before the signal
   startupSeconds            seconds that the start may take
   env, initContainers       YAML of lists
+  poolValues, shardNumber   what the configuration depends on
 */}}
 {{- define "refrain.pod" -}}
 {{- $values := .root.Values -}}
 {{- $port := last .ports -}}
+{{- $config := include "refrain.config" (dict "root" .root "role" .role "pool" .poolValues "shard" .shardNumber) -}}
+{{- $probe := dict "role" .role "config" (fromJson $config) "configKey" .configKey "port" $port.name -}}
+{{- $isAlive := include "refrain.probe" (merge (dict "alive" true) $probe) -}}
+{{- /* A command takes longer than a page. */}}
+{{- $patience := ternary 2 5 (contains "httpGet" $isAlive) -}}
+{{- $isReady := include "refrain.probe" (merge (dict "alive" false) $probe) -}}
 metadata:
   labels: {{- include "refrain.selector" . | nindent 4 }}
   annotations:
-    refrain/config: {{ include "refrain.config" (dict "root" .root "role" .role "pool" .poolValues) | sha256sum }}
+    refrain/config: {{ $config | sha256sum }}
     {{- if $values.metrics.annotations }}
     prometheus.io/scrape: "true"
     prometheus.io/port: {{ $port.number | quote }}
+    {{- if not (contains "httpGet" $isAlive) }}
+    prometheus.io/scheme: https
+    {{- else if contains "HTTPS" $isAlive }}
+    prometheus.io/scheme: https
+    {{- end }}
     {{- end }}
     {{- with .settings.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
@@ -66,9 +78,9 @@ spec:
         {{- end }}
       {{- /* The listener is there. A worker listens once its engine has answered, a store once it has read its log. */}}
       startupProbe:
-        httpGet: {path: /healthz, port: {{ $port.name }}}
+        {{- $isAlive | nindent 8 }}
         periodSeconds: 1
-        timeoutSeconds: 2
+        timeoutSeconds: {{ $patience }}
         failureThreshold: {{ .startupSeconds }}
       {{- /*
       It can serve now. Otherwise requests go elsewhere, and nothing is restarted. A gateway is not ready while the
@@ -76,13 +88,13 @@ spec:
       requests wait there for gateway.scheduler_wait_ms. A pod that ends leaves its Service without a probe.
       */}}
       readinessProbe:
-        httpGet: {path: /readyz, port: {{ $port.name }}}
+        {{- $isReady | nindent 8 }}
         periodSeconds: 2
-        timeoutSeconds: 2
+        timeoutSeconds: {{ $patience }}
         failureThreshold: 7
       {{- /* It is not stuck. Whatever it waits for is no reason to restart it. */}}
       livenessProbe:
-        httpGet: {path: /healthz, port: {{ $port.name }}}
+        {{- $isAlive | nindent 8 }}
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 12
@@ -98,16 +110,51 @@ spec:
   volumes:
     - name: config
       configMap: {name: {{ include "refrain.fullname" .root }}}
+    {{- if or .isEdge (fromJson $config).mesh.secret_file }}
     - name: keys
       secret:
         secretName: {{ include "refrain.keysSecret" .root }}
         defaultMode: 0440
         items:
+          {{- if (fromJson $config).mesh.secret_file }}
           - {key: mesh-secret, path: mesh-secret}
-          {{- if has .role (list "gateway" "up") }}
+          {{- end }}
+          {{- if .isEdge }}
           - {key: namespace-signing-key, path: namespace-signing-key}
           {{- end }}
+    {{- end }}
+    {{- if $values.credentials.existingSecret }}
+    - name: credential
+      secret:
+        secretName: {{ $values.credentials.existingSecret }}
+        defaultMode: 0440
+        items:
+          - {key: {{ .component }}{{ with .pool }}-{{ . }}{{ end }}, path: credential}
+          {{- if and .isEdge $values.credentials.forOperators }}
+          - {key: operator, path: operator}
+          {{- end }}
+    {{- if .engineNeedsKeys }}
+    - name: engine-credential
+      secret:
+        secretName: {{ $values.credentials.existingSecret }}
+        defaultMode: 0440
+        items: [{key: engine-{{ .pool }}, path: credential}]
+    {{- end }}
+    {{- end }}
+    {{- if $values.tls.mesh.enabled }}
+    - name: mesh-tls
+      secret: {secretName: {{ include "refrain.meshSecret" . }}, defaultMode: 0440}
+    {{- end }}
     {{- if .isEdge }}
+    {{- range $name := list "api" "operations" }}
+    {{- $tls := get $values.tls $name }}
+    {{- if include "refrain.hasCertificate" $tls }}
+    - name: {{ $name }}-tls
+      secret:
+        secretName: {{ include "refrain.certificateSecret" (dict "root" $.root "name" $name "existing" $tls.existingSecret) }}
+        defaultMode: 0440
+    {{- end }}
+    {{- end }}
     {{- if eq $values.tenants.source "secret" }}
     - name: tenants
       secret: {secretName: {{ include "refrain.tenantsSecret" .root }}, defaultMode: 0440}
@@ -168,8 +215,21 @@ securityContext:
 {{- define "refrain.mounts" -}}
 {{- $values := .root.Values -}}
 - {name: config, mountPath: /etc/refrain/config, readOnly: true}
+{{- if or .isEdge (not $values.credentials.existingSecret) $values.credentials.acceptsMeshSecret }}
 - {name: keys, mountPath: /etc/refrain/keys, readOnly: true}
+{{- end }}
+{{- if $values.credentials.existingSecret }}
+- {name: {{ .credential | default "credential" }}, mountPath: /etc/refrain/credential, readOnly: true}
+{{- end }}
+{{- if $values.tls.mesh.enabled }}
+- {name: mesh-tls, mountPath: /etc/refrain/mesh-tls, readOnly: true}
+{{- end }}
 {{- if .isEdge }}
+{{- range $name := list "api" "operations" }}
+{{- if include "refrain.hasCertificate" (get $values.tls $name) }}
+- {name: {{ $name }}-tls, mountPath: /etc/refrain/{{ $name }}-tls, readOnly: true}
+{{- end }}
+{{- end }}
 {{- if eq $values.tenants.source "secret" }}
 - {name: tenants, mountPath: /etc/refrain/tenants, readOnly: true}
 {{- end }}

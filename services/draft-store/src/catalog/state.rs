@@ -345,7 +345,7 @@ impl Catalog {
         entry.map_or_else(OutputLengths::default, |entry| entry.lengths.newest(prompt))
     }
 
-    /// The newest complete outputs to a prompt, the newest first: at most so many, of at most so many tokens.
+    /// The newest outputs to a prompt, complete ones first: at most so many, of at most so many tokens.
     pub(crate) fn prompt_outputs(
         &self,
         namespace: NamespaceId,

@@ -73,7 +73,7 @@ pub(super) fn file(
     })
 }
 
-/// The newest complete outputs to a prompt, as [`documents`].
+/// The newest outputs to a prompt, complete ones first, as [`documents`].
 pub(crate) fn prompt_outputs(
     shared: &SharedStore,
     namespace: NamespaceId,

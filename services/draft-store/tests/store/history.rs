@@ -81,7 +81,8 @@ async fn lengths_are_those_of_complete_outputs_to_the_prompt() {
     store.append("a", sent).await.unwrap();
     assert_eq!(lengths(&store, "a").await, of(3, 20, 30));
     assert_eq!(lengths(&store, "b").await, OutputLengths::default());
-    let newest_first = vec![(3, 20), (2, 30), (1, 10)];
+    // Partial outputs are drafts as well, after the complete ones.
+    let newest_first = vec![(3, 20), (2, 30), (1, 10), (5, 90), (4, 90)];
     assert_eq!(outputs(&store, "a", 9, 1_000).await, newest_first);
     assert_eq!(outputs(&store, "a", 2, 1_000).await, newest_first[..2]);
     // The second one would be too long.
@@ -113,7 +114,7 @@ async fn lengths_are_those_of_complete_outputs_to_the_prompt() {
     };
     store.handle().erase(erased).await.unwrap();
     assert_eq!(lengths(&store, "a").await, of(3, 20, 25));
-    let left = [(2, 25), (3, 20), (1, 10)];
+    let left = [(2, 25), (3, 20), (1, 10), (5, 90), (4, 90)];
     assert_eq!(outputs(&store, "a", 9, 1_000).await, left);
     store.stop().await;
     let store = Store::start(config).await;
@@ -141,5 +142,26 @@ async fn sealed_outputs_count_and_only_the_newest_do() {
     assert_eq!(lengths(&store, "a").await, of(64, 108, 139));
     let newest = [(99, 139), (98, 138), (97, 137)];
     assert_eq!(outputs(&store, "a", 3, 10_000).await, newest);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn an_aborted_output_is_a_draft_whose_length_is_not_learnt() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    // The worker tells of the abort after the tokens, or after a stop id that its caller did not take.
+    let mut cut = output(1, 0, Some(FinishReason::Cancelled));
+    (cut.prev_len, cut.epoch) = (40, 2);
+    let sent = vec![output(1, 50, Some(FinishReason::Stop)), cut];
+    store.append("a", sent).await.unwrap();
+    assert_eq!(lengths(&store, "a").await, OutputLengths::default());
+    assert_eq!(outputs(&store, "a", 9, 1_000).await, [(1, 40)]);
+    let whole = vec![output(2, 300, Some(FinishReason::Stop))];
+    store.append("a", whole).await.unwrap();
+    let aborted = (3..90).map(|document| output(document, 7, Some(FinishReason::Cancelled)));
+    store.append("a", aborted.collect()).await.unwrap();
+    // However many are aborted, the complete one is found first.
+    assert_eq!(lengths(&store, "a").await, of(1, 300, 300));
+    assert_eq!(outputs(&store, "a", 2, 1_000).await, [(2, 300), (89, 7)]);
     store.stop().await;
 }

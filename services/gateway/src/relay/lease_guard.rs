@@ -173,6 +173,7 @@ impl LeaseGuard {
             let cut = ChunkCut {
                 lease: finish.lease,
                 output_len,
+                aborted: outcome == LeaseOutcome::Aborted,
             };
             let cut = tokio::time::timeout(CUT_TIMEOUT, worker.cut(cut)).await;
             let worker_ended = matches!(cut, Ok(Ok(()))).then(Instant::now);

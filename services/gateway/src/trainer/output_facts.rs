@@ -1,4 +1,4 @@
-//! What the answers of both interfaces say of an output besides its tokens.
+//! Facts about an output that the answers of both interfaces have besides its tokens.
 
 use refrain_protocol::openai::WeightSpan;
 use serde::Serialize;

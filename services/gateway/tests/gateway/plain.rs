@@ -245,7 +245,7 @@ async fn a_stop_text_is_cut_and_the_worker_learns_where() {
         assert_eq!(body["usage"]["completion_tokens"], kept);
         bench.mesh.settled().await;
         let log = bench.mesh.log();
-        assert_eq!(log.cuts.len(), 1);
+        assert_eq!((log.cuts.len(), log.cuts[0].aborted), (1, false));
         assert_eq!(
             (log.cuts[0].lease, log.cuts[0].output_len as usize),
             (log.finishes[0].lease, kept)

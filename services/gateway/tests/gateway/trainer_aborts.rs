@@ -60,7 +60,7 @@ async fn a_request_that_decodes_is_answered_with_what_it_has() {
     lab.bench.mesh.settled().await;
     let log = lab.bench.mesh.log();
     // The worker learns where the output ends, and no length is learnt from it.
-    assert_eq!(log.cuts[0].output_len, 6);
+    assert_eq!((log.cuts[0].output_len, log.cuts[0].aborted), (6, true));
     assert_eq!(log.finishes[0].outcome, LeaseOutcome::Aborted);
     drop(log);
     let aborted = "refrain_gateway_trainer_requests_total{route=\"/generate\",outcome=\"aborted\"}";

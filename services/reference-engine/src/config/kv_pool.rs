@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 const FILE_ENDING: &str = "kvpool";
 
 /// Most other engines. Each question goes to all of them.
-const PEERS_MAX: usize = 64;
+pub(crate) const PEERS_MAX: usize = 64;
+
+/// The start of a URL that stands for all addresses of its host.
+const ALL_ADDRESSES: &str = "dns+";
 
 /// The `[engine.kv_pool]` section: blocks of KV that outlive their sessions, and that engines take from each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -22,7 +25,8 @@ pub struct KvPoolConfig {
     /// Most bytes of that file.
     pub file_bytes_max: u64,
     /// Base URLs of other engines with the same model, such as `http://engine-2:8300`. They are asked for blocks that
-    /// this one lacks.
+    /// this one lacks. `dns+http://engines:8300` is an engine at each address that the name has, such as the pods of
+    /// a headless Service. The name is looked up again from time to time, and this engine may be among them.
     pub peers: Vec<String>,
     /// Longest wait of a new session for blocks from the file or from other engines, in milliseconds. It then reads
     /// its text.
@@ -72,11 +76,36 @@ impl KvPoolConfig {
             &format!("peers: must be at most {PEERS_MAX}"),
         );
         let is_url = |url: &String| url.starts_with("http://") || url.starts_with("https://");
+        let is_peer = |url: &String| is_url(url) || PeerName::parse(url).is_some();
         fault(
-            !self.peers.iter().all(is_url),
-            "peers: must be http:// or https:// URLs",
+            !self.peers.iter().all(is_peer),
+            "peers: must be http:// or https:// URLs, or such as dns+http://engines:8300",
         );
         faults
+    }
+}
+
+/// A host whose addresses have an engine each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PeerName {
+    /// `http` or `https`.
+    pub(crate) scheme: String,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl PeerName {
+    /// Reads a URL such as `dns+http://engines:8300`. `None`: it is another one.
+    pub(crate) fn parse(url: &str) -> Option<Self> {
+        let (scheme, rest) = url.strip_prefix(ALL_ADDRESSES)?.split_once("://")?;
+        let (host, port) = rest.trim_end_matches('/').rsplit_once(':')?;
+        let is_host = !host.is_empty() && !host.contains(['/', ':', '@']);
+        (is_host && matches!(scheme, "http" | "https")).then_some(())?;
+        Some(PeerName {
+            scheme: scheme.to_owned(),
+            host: host.to_owned(),
+            port: port.parse().ok()?,
+        })
     }
 }
 
@@ -93,11 +122,21 @@ mod tests {
         assert_eq!(faults("{}"), "");
         let right = r#"{"memory_bytes_max": 1, "file": "a/b.kvpool", "peers": ["http://a:1"]}"#;
         assert_eq!(faults(right), "");
+        let by_name = r#"{"memory_bytes_max": 1, "peers": ["dns+https://engines.llm.svc:8204"]}"#;
+        assert_eq!(faults(by_name), "");
         for (wrong, key) in [
             (r#"{"file": "b.kvpool"}"#, "memory_bytes_max"),
             (r#"{"peers": ["http://a:1"]}"#, "memory_bytes_max"),
             (r#"{"memory_bytes_max": 1, "file": "/etc/passwd"}"#, "file"),
             (r#"{"memory_bytes_max": 1, "peers": ["engine-2"]}"#, "peers"),
+            (
+                r#"{"memory_bytes_max": 1, "peers": ["dns+http://engines"]}"#,
+                "peers",
+            ),
+            (
+                r#"{"memory_bytes_max": 1, "peers": ["dns+ftp://engines:1"]}"#,
+                "peers",
+            ),
             (r#"{"wait_ms": 0}"#, "wait_ms"),
         ] {
             assert!(

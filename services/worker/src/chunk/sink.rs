@@ -38,7 +38,7 @@ struct OutputCut {
 
 impl OutputCut {
     /// Shortens the output of a chunk to `output_len` tokens.
-    fn new(chunk: &ActiveChunk, output_len: u32) -> Self {
+    fn new(chunk: &ActiveChunk, output_len: u32, finish: FinishReason) -> Self {
         let running = &chunk.running;
         let sources = running.sources.as_ref();
         OutputCut {
@@ -48,7 +48,7 @@ impl OutputCut {
                 .and_then(|sources| sources.group.as_ref())
                 .map(|member| Arc::downgrade(member.group())),
             namespace: running.request.namespace.clone(),
-            update: running.cut(output_len),
+            update: running.cut(output_len, finish),
         }
     }
 }
@@ -130,7 +130,7 @@ impl OutputSink {
             }
         };
         if chunk.running.is_remembered() {
-            let cut = OutputCut::new(chunk, u32::MAX);
+            let cut = OutputCut::new(chunk, u32::MAX, FinishReason::Stop);
             self.ended().put(chunk.lease, cut);
         }
         chunk.set_last(Ok(ChunkEvent::End(end)));
@@ -158,9 +158,9 @@ impl OutputSink {
     }
 
     /// Shortens the output of a running chunk.
-    pub(crate) fn cut(&self, chunk: &ActiveChunk, output_len: u32) -> ChunkOutcome {
+    pub(crate) fn cut(&self, chunk: &ActiveChunk, cut: &ChunkCut) -> ChunkOutcome {
         if chunk.running.is_remembered() {
-            self.shorten(OutputCut::new(chunk, output_len));
+            self.shorten(OutputCut::new(chunk, cut.output_len, finish_of(cut)));
         }
         ChunkOutcome::Cut
     }
@@ -171,6 +171,7 @@ impl OutputSink {
         if let Some(mut ended) = ended {
             let update = &mut ended.update;
             update.prev_len = update.prev_len.min(cut.output_len);
+            update.finish = Some(finish_of(&cut));
             self.shorten(ended);
         }
     }
@@ -215,5 +216,13 @@ impl OutputSink {
 
     fn ended(&self) -> MutexGuard<'_, LruCache<LeaseId, OutputCut>> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The reason for which a document ends at a cut.
+fn finish_of(cut: &ChunkCut) -> FinishReason {
+    match cut.aborted {
+        true => FinishReason::Cancelled,
+        false => FinishReason::Stop,
     }
 }

@@ -97,7 +97,7 @@ impl StreamContext {
                 self.shared.sink.end(chunk, end)
             }
             ChunkEnding::Controlled(ChunkControl::Cut(cut, done)) => {
-                let outcome = self.shared.sink.cut(chunk, cut.output_len);
+                let outcome = self.shared.sink.cut(chunk, &cut);
                 let _ = done.send(());
                 outcome
             }

@@ -21,6 +21,7 @@ async fn cut(handle: &WorkerHandle, request: &ChunkRequest) {
     let cut = ChunkCut {
         lease: request.lease,
         output_len: 2,
+        aborted: false,
     };
     let answer = tokio::time::timeout(Duration::from_secs(60), handle.cut(cut));
     answer.await.expect("an answer").expect("a cut");

@@ -71,6 +71,7 @@ async fn a_group_does_not_draft_tokens_that_were_cut() {
     let cut = ChunkCut {
         lease: request.lease,
         output_len: 5,
+        aborted: false,
     };
     let first = run(&bench, request).await;
     eventually("the output is sealed", || {

@@ -309,6 +309,7 @@ async fn a_cut_shortens_the_document() {
         .cut(ChunkCut {
             lease,
             output_len: 2,
+            aborted: false,
         })
         .await
         .unwrap();
@@ -327,6 +328,41 @@ async fn a_cut_shortens_the_document() {
 }
 
 #[tokio::test]
+async fn an_aborted_output_is_stored_as_a_partial_one() {
+    let mut engine = FakeEngine::new(stopping);
+    engine.step_time = Duration::from_millis(1);
+    let bench = bench(engine, |_| {}).await;
+    // One is aborted while it runs, the other one after its stop id, which its caller had not read yet.
+    for has_ended in [false, true] {
+        let request = chunk(&bench, &[1, 2, 3], 1000);
+        let (document, lease): (DocumentId, _) = (request.request.into(), request.lease);
+        let mut stream = bench.worker.handle().chunk(request).await.unwrap();
+        for _ in 0..5 {
+            stream.next().await.unwrap().unwrap();
+        }
+        if has_ended {
+            while let Some(event) = stream.next().await {
+                event.unwrap();
+            }
+        }
+        let cut = ChunkCut {
+            lease,
+            output_len: 5,
+            aborted: true,
+        };
+        bench.worker.handle().cut(cut).await.unwrap();
+        eventually("the document has five tokens and is partial", || {
+            let documents = bench.store.documents.lock().unwrap();
+            documents.get(&document).is_some_and(|stored| {
+                stored.tokens == [103, 104, 105, 106, 107]
+                    && stored.finish == Some(FinishReason::Cancelled)
+            })
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn a_cut_after_the_end_still_shortens_the_document() {
     let bench = bench(FakeEngine::new(stopping), |_| {}).await;
     let request = chunk(&bench, &[1, 2, 3], 1000);
@@ -339,6 +375,7 @@ async fn a_cut_after_the_end_still_shortens_the_document() {
     let cut = ChunkCut {
         lease,
         output_len: 4,
+        aborted: false,
     };
     bench.worker.handle().cut(cut).await.unwrap();
     eventually("the document has four tokens", || {

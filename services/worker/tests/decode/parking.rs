@@ -213,6 +213,7 @@ async fn what_nobody_goes_on_with_is_let_go() {
     let end = ChunkCut {
         lease,
         output_len: 12,
+        aborted: false,
     };
     bench.worker.handle().cut(end).await.unwrap();
     assert_eq!(bench.figure("refrain_worker_parked_requests"), 2.0);

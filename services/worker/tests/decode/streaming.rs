@@ -205,6 +205,7 @@ async fn a_cut_ends_the_chunk_and_shortens_its_output() {
         let cut = ChunkCut {
             lease: request.lease,
             output_len: 4,
+            aborted: false,
         };
         bench.worker.handle().cut(cut).await.unwrap();
     }
@@ -220,6 +221,7 @@ async fn a_cut_ends_the_chunk_and_shortens_its_output() {
     let unknown = ChunkCut {
         lease: LeaseId(u128::MAX),
         output_len: 1,
+        aborted: false,
     };
     bench.worker.handle().cut(unknown).await.unwrap();
 }
@@ -599,6 +601,7 @@ async fn interrupts_end_a_chunk_whose_stream_is_always_ready() {
             let cut = ChunkCut {
                 lease: old.lease,
                 output_len: 4,
+                aborted: false,
             };
             bench.worker.handle().cut(cut).await.unwrap();
         }

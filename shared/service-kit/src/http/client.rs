@@ -155,6 +155,11 @@ impl MeshClient {
         }
     }
 
+    /// The base URL of the service.
+    pub fn base_url(&self) -> &str {
+        &self.base_url
+    }
+
     /// Timeout of ordinary calls.
     pub fn timeout(&self) -> Duration {
         self.timeout

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use rustls::pki_types::DnsName;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{PublicKey, SigningKey};
@@ -56,6 +57,9 @@ pub struct MeshConfig {
     pub certificate: Option<PathBuf>,
     /// PEM file with the private key of that certificate.
     pub key: Option<PathBuf>,
+    /// The name that a certificate must have at an `https://` URL with an IP address, such as that of a worker whose
+    /// address nobody knows before. Without it, the certificate must name the address.
+    pub address_name: Option<String>,
     /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is
     /// refused, and a service whose clock is off by more is not ready. At most half of the life of a signature, since
     /// gateways renew it then.
@@ -77,6 +81,7 @@ impl Default for MeshConfig {
             ca: None,
             certificate: None,
             key: None,
+            address_name: None,
             clock_skew_s_max: CLOCK_SKEW_S_MAX,
         }
     }
@@ -104,6 +109,7 @@ impl fmt::Debug for MeshConfig {
             )
             .field("ca", &self.ca)
             .field("certificate", &self.certificate)
+            .field("address_name", &self.address_name)
             .field("clock_skew_s_max", &self.clock_skew_s_max)
             .finish()
     }
@@ -163,6 +169,17 @@ impl MeshConfig {
             (None, None, _) | (Some(_), Some(_), Some(_)) => {}
             (Some(_), Some(_), None) => fault("certificate", "needs mesh.ca as well"),
             _ => fault("certificate", "give both mesh.certificate and mesh.key"),
+        }
+        if let Some(name) = &self.address_name {
+            if self.ca.is_none() {
+                fault("address_name", "needs mesh.ca as well");
+            }
+            if DnsName::try_from(name.as_str()).is_err() {
+                fault(
+                    "address_name",
+                    "must be a DNS name, such as `refrain-worker`",
+                );
+            }
         }
         let skew_s_max = NAMESPACE_TTL_S / 2;
         if !(1..=skew_s_max).contains(&self.clock_skew_s_max) {

@@ -76,7 +76,11 @@ impl MeshCredentials {
                 .context("mesh.credential_file")
         });
         let identity = config.certificate.clone().zip(config.key.clone());
-        let files = config.ca.clone().map(|ca| ClientTlsFiles { ca, identity });
+        let files = config.ca.clone().map(|ca| ClientTlsFiles {
+            ca,
+            identity,
+            address_name: config.address_name.clone(),
+        });
         let tls = files.map(|files| open_client(files, metrics)).transpose()?;
         Ok(MeshCredentials {
             secrets,

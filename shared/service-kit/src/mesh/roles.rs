@@ -92,6 +92,17 @@ pub struct RoleCredential {
     pub kid: String,
 }
 
+impl RoleCredential {
+    /// Whether the holder may call itself so. A name that ends in `*` is that of all whose names begin so: the
+    /// processes of a pool, whose names nobody knows before.
+    pub fn is_of(&self, name: &str) -> bool {
+        match self.name.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => self.name == name,
+        }
+    }
+}
+
 /// The private key that signs credentials. Only the operator has it.
 pub struct CredentialIssuer {
     key: SigningKey,
@@ -288,12 +299,12 @@ impl MeshCaller {
     /// # Errors
     /// `Forbidden` if its credential has another name.
     pub fn check_name(&self, of: MeshRole, name: &str) -> Result<(), ApiError> {
-        let is_own = |own: &str| match name.strip_prefix(own) {
-            Some(rest) => rest.is_empty() || rest.starts_with(PART_MARK),
-            None => false,
+        let is_own = |credential: &RoleCredential| {
+            let mut ends = name.match_indices(PART_MARK).map(|(at, _)| at);
+            credential.is_of(name) || ends.any(|at| credential.is_of(&name[..at]))
         };
         match self {
-            MeshCaller::Role(credential) if credential.role == of && !is_own(&credential.name) => {
+            MeshCaller::Role(credential) if credential.role == of && !is_own(credential) => {
                 let message = format!(
                     "this credential is of the {of} {:?}, which may not call as {name:?}",
                     credential.name
@@ -421,6 +432,17 @@ mod tests {
                 .check_name(MeshRole::Worker, "w-2")
                 .is_ok()
         );
+        let pool = MeshCaller::Role(RoleCredential {
+            role: MeshRole::Worker,
+            name: "pool-a-*".into(),
+            issued_at_s: 0,
+            expires_at_s: 0,
+            kid: String::new(),
+        });
+        for (name, is_own) in [("pool-a-7", true), ("pool-b-7", false), ("pool-a", false)] {
+            let checked = pool.check_name(MeshRole::Worker, name);
+            assert_eq!(checked.is_ok(), is_own, "{name}");
+        }
         assert!(
             MeshCaller::Secret
                 .check_name(MeshRole::Worker, "w-2")

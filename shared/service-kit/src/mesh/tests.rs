@@ -114,6 +114,16 @@ fn faults_name_the_keys() {
         config.clock_skew_s_max = skew_s;
         assert_eq!(config.faults(false).len(), faults, "{skew_s}");
     }
+    for (name, ca, faults) in [
+        ("refrain-worker", Some("ca.pem"), 0),
+        ("refrain-worker", None, 1),
+        ("10.0.0.9:1", Some("ca.pem"), 1),
+    ] {
+        let mut config = MeshConfig::generate().unwrap();
+        config.address_name = Some(name.into());
+        config.ca = ca.map(Into::into);
+        assert_eq!(config.faults(false).len(), faults, "{name} {ca:?}");
+    }
 }
 
 /// The services of a mesh with this configuration: all that a gateway calls.

@@ -154,6 +154,27 @@ async fn a_chunk_goes_on_with_the_blocks_of_another_engine_and_has_the_same_bits
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_behind_a_name_are_found_by_their_addresses() {
+    let keys = MeshConfig::generate().unwrap();
+    let first = Running::start(&keys, &[], 1).await;
+    let (_, begun) = first.decode(&text(), 30).await;
+    // The name may have an address of IPv6 as well, where nobody listens.
+    let port = first.server.addr().unwrap().port();
+    let peers = [format!("dns+http://localhost:{port}")];
+    let second = Running::start(&keys, &peers, 30_000).await;
+    let text = [text(), begun].concat();
+    let (outputs, _) = second.decode(&text, 1).await;
+    assert_eq!(outputs[0].cached_tokens as usize, in_blocks(text.len()));
+    let blocks = in_blocks(text.len()) as u64 / 32;
+    assert_eq!(second.count("refrain_engine_kv_pool_fetched_total"), blocks);
+    // A name that nobody has costs time only.
+    let peers = ["dns+http://nobody.invalid:1".to_owned()];
+    let third = Running::start(&keys, &peers, 30_000).await;
+    let (outputs, _) = third.decode(&text, 1).await;
+    assert_eq!(outputs[0].cached_tokens, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_that_refuse_or_fall_silent_cost_only_the_wait() {
     let keys = MeshConfig::generate().unwrap();
     let alone = Running::start(&keys, &[], 1).await;

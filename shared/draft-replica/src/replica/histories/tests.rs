@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FollowReply, FollowRequest,
-    StoreStats, TouchRequest,
+    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FinishReason, FollowReply,
+    FollowRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::segment::DocumentsReply;
 use refrain_protocol::{ErrorKind, Namespace};
@@ -136,7 +136,12 @@ fn tokens(history: &PromptHistory) -> u64 {
 #[tokio::test]
 async fn requests_of_a_prompt_share_its_earlier_outputs_while_one_of_them_runs() {
     let store = OutputStore::default();
-    *store.outputs.lock() = vec![output(2, &[5, 6, 7]), output(1, &[5, 6, 8, 9])];
+    // An output that was aborted is as good a draft as any other.
+    let aborted = DocumentUpdate {
+        finish: Some(FinishReason::Cancelled),
+        ..output(1, &[5, 6, 8, 9])
+    };
+    *store.outputs.lock() = vec![output(2, &[5, 6, 7]), aborted];
     let bench = bench(store, ReplicaConfig::default());
     let (one, other) = (
         bench.history(PROMPT).unwrap(),

@@ -44,7 +44,11 @@ impl Authority {
 
     /// A certificate for the loopback address, and its key.
     fn sign(&self) -> (String, String) {
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        self.sign_for("127.0.0.1")
+    }
+
+    fn sign_for(&self, host: &str) -> (String, String) {
+        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
         params.not_after = date_time_ymd(2040, 1, 1);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
@@ -76,7 +80,10 @@ impl Files {
 
     /// Replaces the certificate and its key.
     fn renew(&self, signed_by: &Authority) {
-        let (certificate, key) = signed_by.sign();
+        self.take(signed_by.sign());
+    }
+
+    fn take(&self, (certificate, key): (String, String)) {
         self.write("cert.pem", &certificate);
         self.write("key.pem", &key);
     }
@@ -138,8 +145,11 @@ fn listen(tls: TlsConfig) -> Listening {
 
 impl Listening {
     fn caller(&self, files: &Files, presents: bool) -> MeshClient {
-        let config = files.of_caller(&self.keys, presents);
-        let credentials = MeshCredentials::open(&config, &self.metrics).unwrap();
+        self.caller_of(&files.of_caller(&self.keys, presents))
+    }
+
+    fn caller_of(&self, config: &MeshConfig) -> MeshClient {
+        let credentials = MeshCredentials::open(config, &self.metrics).unwrap();
         let url = format!("https://{}", self.server.addr());
         MeshClient::with_credentials(&url, credentials, PATIENCE).unwrap()
     }
@@ -244,6 +254,39 @@ async fn with_an_authority_for_callers_only_those_with_its_certificate_are_let_i
     let failures = "refrain_tls_handshake_failures_total{reason=\"certificate\"";
     listening.until_more(failures, 1).await;
     assert_eq!(ping(&listening.caller(&files, true)).await.unwrap(), "pong");
+    listening.server.stop(true).await;
+}
+
+#[tokio::test]
+async fn at_an_address_a_certificate_may_have_the_name_that_callers_expect_there() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let files = Files::new(&authority, &authority);
+    files.take(authority.sign_for("refrain-worker"));
+    let listening = listen(files.of_listener(true));
+    let caller = |files: &Files, name: Option<&str>| {
+        listening.caller_of(&MeshConfig {
+            address_name: name.map(str::to_owned),
+            ..files.of_caller(&listening.keys, true)
+        })
+    };
+    let named = caller(&files, Some("refrain-worker"));
+    assert_eq!(ping(&named).await.unwrap(), "pong");
+    // Without the key the certificate would have to name the address.
+    assert!(ping(&caller(&files, None)).await.is_err());
+    assert!(
+        ping(&caller(&files, Some("refrain-scheduler")))
+            .await
+            .is_err()
+    );
+    // The authority counts as before, and so does the name in a URL.
+    let deceived = Files::new(&other, &authority);
+    assert!(
+        ping(&caller(&deceived, Some("refrain-worker")))
+            .await
+            .is_err()
+    );
+    let by_name = format!("https://localhost:{}", listening.server.addr().port());
+    assert!(ping(&named.at(&by_name)).await.is_err());
     listening.server.stop(true).await;
 }
 
