@@ -40,9 +40,10 @@ impl Lab {
         let mut settings = format!("[gateway.trainer]\nlisten = \"{trainer}\"\ntenant = \"one\"\n");
         if adopts {
             for number in 0..2 {
-                // The file is in the folder of the mesh.
+                // No service of a mesh gets these ports. The file is in the folder of the mesh.
+                let first_port = free_addr()?.port() - 10_000;
                 settings += &format!(
-                    "[worker-{number}.adoption]\nengines_max = 40\nfinds_kind = false\n\
+                    "[worker-{number}.adoption]\nengines_max = 4\nfinds_kind = false\nfirst_port = {first_port}\n\
                      file = \"engines-{number}.json\"\n"
                 );
             }

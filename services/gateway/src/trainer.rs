@@ -9,9 +9,10 @@
 //! | `body.rs`, `sglang.rs`, `vllm.rs` | bodies of the data routes |
 //! | `sglang_writer.rs`, `vllm_writer.rs` | their answers |
 //! | `pauses.rs`, `weights.rs`, `pass_on.rs`, `facts.rs` | the control routes |
-//! | `engines.rs` | engines that register |
+//! | `engines.rs`, `adopters.rs` | engines that register |
 //! | `ranks.rs` | the parts of engines in a group of processes |
 
+mod adopters;
 mod body;
 mod config;
 mod data;

@@ -277,8 +277,8 @@ impl WorkerServer {
         self.stop(false).await;
     }
 
-    /// As [`drain`](Self::drain), and the scheduler forgets the worker at once. After a drain it waits for a successor
-    /// instead.
+    /// As [`drain`](Self::drain), and the scheduler forgets the worker at once. After a drain it waits for a
+    /// successor instead.
     pub(crate) async fn leave(self) {
         self.stop(true).await;
     }

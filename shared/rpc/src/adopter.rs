@@ -13,8 +13,8 @@ pub trait EngineAdopter: Send + Sync {
     /// Adopts an engine. A repeat returns the same engine.
     ///
     /// # Errors
-    /// `Forbidden` for a host that is not allowed, `Overloaded` at the limit of engines, `InvalidRequest` for an engine
-    /// that cannot serve the model, and `Unavailable` or `Timeout` for one that does not answer.
+    /// `Forbidden` for a host that is not allowed, `Overloaded` at the limit of engines, `InvalidRequest` for an
+    /// engine that cannot serve the model, and `Unavailable` or `Timeout` for one that does not answer.
     async fn adopt(&self, request: AdoptRequest) -> Result<AdoptedEngine, ApiError>;
 
     /// Gives an engine up. When this returns, nothing runs on it, and its worker has left the scheduler.

@@ -1,99 +1,25 @@
 //! Engines that register: the calls of SGLang's gateway by which they join, leave and are listed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::LOCATION;
 use actix_web::web::{Data, Path, Query};
 use actix_web::{HttpRequest, HttpResponse};
-use futures_util::future::join_all;
-use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, AdopterReport, ReleaseRequest};
+use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, ReleaseRequest};
 use refrain_protocol::engine_order::EngineOrder;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{EngineAddress, EngineAdopter};
+use refrain_rpc::EngineAddress;
 use refrain_service_kit::http::{HttpResult, RawBody};
 use serde_json::{Value, json};
 
+use super::adopters::choose;
 use super::pauses::read;
 use super::state::TrainerState;
 use super::version::version_name;
 
 /// The worker that stands for this listener and all that it has in flight.
 const OWN_ID: &str = "refrain";
-
-/// The processes that adopt engines.
-pub(super) struct Adopters {
-    adopters: Vec<Arc<dyn EngineAdopter>>,
-    /// The turn of registrations, so that two engines do not take the same room.
-    turn: tokio::sync::Mutex<()>,
-}
-
-impl Adopters {
-    pub(super) fn new(adopters: Vec<Arc<dyn EngineAdopter>>) -> Self {
-        Adopters {
-            adopters,
-            turn: tokio::sync::Mutex::default(),
-        }
-    }
-
-    /// The processes, of which there is at least one.
-    ///
-    /// # Errors
-    /// There is none.
-    fn any(&self) -> Result<&Self, ApiError> {
-        if !self.adopters.is_empty() {
-            return Ok(self);
-        }
-        let message = "engines cannot register here: no worker process adopts them; see worker.adoption and \
-                       gateway.trainer.adopters";
-        Err(ApiError::new(ErrorKind::NotFound, message).with_code("engines_not_adopted"))
-    }
-
-    /// What each process answers when it is asked for its engines.
-    async fn reports(&self) -> Vec<Result<AdopterReport, ApiError>> {
-        join_all(self.adopters.iter().map(|adopter| adopter.report())).await
-    }
-}
-
-/// Chooses the process that adopts an engine: the one that has it, or else the one with the fewest engines.
-///
-/// # Errors
-/// None of them serves the model, answers, or has room.
-fn choose(
-    reports: &[Result<AdopterReport, ApiError>],
-    model: &str,
-    id: &str,
-) -> Result<usize, ApiError> {
-    let answered = reports.iter().enumerate();
-    let answered = answered.filter_map(|(at, report)| Some((at, report.as_ref().ok()?)));
-    let ours: Vec<_> = answered
-        .filter(|(_, report)| report.model == model)
-        .collect();
-    let has_it = |report: &AdopterReport| report.engines.iter().any(|engine| engine.id == id);
-    if let Some((at, _)) = ours.iter().find(|(_, report)| has_it(report)) {
-        return Ok(*at);
-    }
-    let has_room = |report: &AdopterReport| report.engines.len() < report.engines_max as usize;
-    let free = ours.iter().filter(|(_, report)| has_room(report));
-    if let Some((at, _)) = free.min_by_key(|(_, report)| report.engines.len()) {
-        return Ok(*at);
-    }
-    if !ours.is_empty() {
-        let message = "no worker process has room for another engine; raise worker.adoption.engines_max, or remove \
-                       engines";
-        return Err(ApiError::new(ErrorKind::Overloaded, message).with_code("engines_limit"));
-    }
-    match reports.iter().find_map(|report| report.as_ref().err()) {
-        Some(error) => Err(error.clone()),
-        None => {
-            let message = format!(
-                "no worker process adopts engines of the model {model}; see worker.engine.model"
-            );
-            Err(ApiError::new(ErrorKind::NotFound, message).with_code("engines_not_adopted"))
-        }
-    }
-}
 
 /// `POST /workers`.
 pub(super) async fn register(
@@ -358,66 +284,25 @@ mod tests {
 
     use super::*;
 
-    fn report(model: &str, engines_max: u32, ids: &[&str]) -> Result<AdopterReport, ApiError> {
-        let engine = |id: &&str| AdoptedEngine {
-            id: (*id).into(),
-            url: format!("http://{id}"),
-            worker: WorkerId(format!("w@{id}")),
+    #[test]
+    fn an_engine_is_named_by_its_id_or_its_url() {
+        let engine = AdoptedEngine {
+            id: "10.0.0.5:30000".into(),
+            url: "http://10.0.0.5:30000".into(),
+            worker: WorkerId("w".into()),
             running: 0,
             weight_version: 0,
             fault: None,
         };
-        Ok(AdopterReport {
-            model: model.into(),
-            engines_max,
-            engines: ids.iter().map(engine).collect(),
-        })
-    }
-
-    fn away() -> Result<AdopterReport, ApiError> {
-        Err(ApiError::new(ErrorKind::Unavailable, "away"))
-    }
-
-    #[test]
-    fn an_engine_goes_to_the_process_that_has_it_or_to_the_one_with_the_fewest() {
-        let reports = [
-            report("m", 4, &["a:1", "b:1"]),
-            report("m", 4, &["c:1"]),
-            report("other", 4, &[]),
-            report("m", 4, &["d:1"]),
-            away(),
-        ];
-        assert_eq!(choose(&reports, "m", "new:1"), Ok(1));
-        for (id, at) in [("b:1", 0), ("c:1", 1), ("d:1", 3)] {
-            assert_eq!(choose(&reports, "m", id), Ok(at));
-        }
-        assert_eq!(choose(&reports, "other", "b:1"), Ok(2));
-    }
-
-    #[test]
-    fn an_error_says_why_no_process_takes_an_engine() {
-        let code = |reports: &[_]| choose(reports, "m", "new:1").unwrap_err();
-        let full = [report("m", 1, &["a:1"]), report("other", 4, &[])];
-        assert!(code(&full).has_code("engines_limit"));
-        // A repeat finds its place also where there is no room.
-        assert_eq!(choose(&full, "m", "a:1"), Ok(0));
-        let others = [report("other", 4, &[])];
-        assert!(code(&others).has_code("engines_not_adopted"));
-        assert_eq!(code(&[report("other", 4, &[]), away()]).message, "away");
-    }
-
-    #[test]
-    fn an_engine_is_named_by_its_id_or_its_url() {
-        let engines = report("m", 1, &["10.0.0.5:30000"]).unwrap().engines;
         for name in [
             "10.0.0.5:30000",
             "http://10.0.0.5:30000",
             "http://10.0.0.5:30000/",
         ] {
-            assert!(is_named(&engines[0], name), "{name}");
+            assert!(is_named(&engine, name), "{name}");
         }
         for name in ["", "10.0.0.5", "10.0.0.5:3000", "http://10.0.0.6:30000"] {
-            assert!(!is_named(&engines[0], name), "{name}");
+            assert!(!is_named(&engine, name), "{name}");
         }
     }
 }

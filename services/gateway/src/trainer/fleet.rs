@@ -164,7 +164,7 @@ impl Fleet {
         self.scheduler.models().await
     }
 
-    /// What the engine of a worker answers to a call. `None` where it has no such call.
+    /// The answer of a worker's engine to a call. `None` where it has no such call.
     pub(super) async fn ask(&self, (_, url): &Member, path: &str) -> Option<String> {
         let call = EngineOrder::PassOn(EngineCall {
             is_post: false,

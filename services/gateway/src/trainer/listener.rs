@@ -12,8 +12,8 @@ use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
 use refrain_service_kit::telemetry::Metrics;
 
+use super::adopters::Adopters;
 use super::data::DataSurface;
-use super::engines::Adopters;
 use super::fleet::ORDERS;
 use super::hold::{Hold, HoldLimits};
 use super::in_flight::{InFlight, Outcome};

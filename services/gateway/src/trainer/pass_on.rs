@@ -53,7 +53,7 @@ pub(super) async fn areal_update_weights(
 }
 
 impl TrainerState {
-    /// The workers of the model, in the order in which they get ranks, and the number of devices of the engine of each.
+    /// The workers of the model, in the order in which they get ranks, and the number of devices of each engine.
     ///
     /// # Errors
     /// There is no worker, or an engine does not tell its number.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use refrain_rpc::{Scheduler, Workers};
 
-use super::engines::Adopters;
+use super::adopters::Adopters;
 use super::fleet::Fleet;
 use super::hold::Hold;
 use super::in_flight::InFlight;

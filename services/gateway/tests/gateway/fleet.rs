@@ -24,7 +24,7 @@ pub(crate) struct FleetState {
     pub(crate) failing: HashMap<String, ApiError>,
     /// The answer of engines to calls that are passed on.
     pub(crate) engine: EngineAnswer,
-    /// What engines say of themselves, by the name of the worker.
+    /// The facts that engines tell of themselves, by the name of the worker.
     pub(crate) facts: HashMap<String, String>,
     /// All orders but reports, with the names of the workers. Questions for these facts are not in it.
     pub(crate) orders: Vec<(String, EngineOrder)>,

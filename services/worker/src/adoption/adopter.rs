@@ -35,7 +35,7 @@ use crate::{Dependencies, StartState, start_in};
 const ATTEMPT_PAUSE_MIN: Duration = Duration::from_millis(250);
 const ATTEMPT_PAUSE_MAX: Duration = Duration::from_secs(8);
 
-/// What a process needs to adopt engines.
+/// The services and settings that a process needs to adopt engines.
 pub struct AdopterDeps {
     /// The receiver of heartbeats.
     pub scheduler: Arc<dyn Scheduler>,

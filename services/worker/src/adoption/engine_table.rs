@@ -50,7 +50,7 @@ pub(super) struct DrivenEngine {
 pub(super) struct EngineTable(pub(super) BTreeMap<String, Engine>);
 
 impl Engine {
-    /// What callers see of it.
+    /// The engine as callers see it.
     pub(super) fn shown(&self) -> AdoptedEngine {
         let (mut running, mut weight_version) = (0, 0);
         let fault = match &self.stage {

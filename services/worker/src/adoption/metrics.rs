@@ -1,7 +1,7 @@
 //! The metrics of adoption.
 
 refrain_service_kit::label_values! {
-    /// What became of the wish that an engine be adopted or given up.
+    /// The outcomes of a wish that an engine be adopted or given up.
     pub(super) enum AdoptionOutcome {
         /// It was adopted.
         Adopted = "adopted",

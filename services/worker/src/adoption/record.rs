@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-/// What the file has.
+/// The content of the file.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     /// The base URLs of the engines.

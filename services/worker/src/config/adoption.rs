@@ -14,13 +14,13 @@ pub struct AdoptionConfig {
     /// Most engines. 0: none, and the process has an engine of its own.
     pub engines_max: u32,
     /// The hosts of engines: names, addresses, and networks such as `10.0.0.0/8`. `.example` stands for all names
-    /// that end in it. Others are refused, since the process calls whatever registers.
+    /// with this end. Others are refused, since the process calls whatever registers.
     pub allowed_hosts: Vec<String>,
-    /// Whether an engine is asked if it is an SGLang or a vLLM. Otherwise it is taken for one of `worker.engine.kind`.
+    /// Whether an engine is asked if it is an SGLang or a vLLM. Otherwise it has the kind `worker.engine.kind`.
     /// `refrain` is never found: such an engine is sent the secret of the mesh.
     pub finds_kind: bool,
-    /// Port of the first engine's worker; those of further engines follow. Without it, it is the one after the port of
-    /// `worker.listen`.
+    /// Port of the first engine's worker; those of further engines follow. Without it, it is the one after the port
+    /// of `worker.listen`.
     pub first_port: Option<u16>,
     /// File that keeps the URLs of the engines, so that they are still known after a restart of the process. Without
     /// it, they have to register again.

@@ -293,8 +293,8 @@ impl MeshCaller {
         Err(ApiError::new(ErrorKind::Forbidden, message).with_code("role_not_allowed"))
     }
 
-    /// Checks that a caller of this role speaks for itself, or for a part of it, whose name is its own with [`PART_MARK`]
-    /// and something after it. Other callers are not concerned.
+    /// Checks that a caller of this role speaks for itself, or for a part of it, whose name is its own with
+    /// [`PART_MARK`] and something after it. Other callers are not concerned.
     ///
     /// # Errors
     /// `Forbidden` if its credential has another name.

@@ -367,14 +367,20 @@ fn a_draining_worker_keeps_what_it_has_and_gets_nothing_new() {
 fn a_worker_that_leaves_is_forgotten_at_once_unless_a_newer_process_has_its_name() {
     check(
         "0 beat a slots=1
-         1 beat b slots=1 inc=2
-         2 ask 1 acme
+         1 ask 1 acme
+         2 beat b slots=1 inc=2
          3 ask 2 acme
          4 beat b slots=1 leaves
-         5 beat b slots=1 inc=2 leaves
-         6 beat nobody slots=1 leaves
-         7 beat a slots=2 runs=1",
-        expect![[r#""#]],
+         5 beat nobody slots=1 leaves
+         6 beat b slots=1 inc=2 leaves",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            2 b joined
+            3 grant #2 on b after 0 ms
+            6 b lost
+            6 end of 2 on b: worker_lost
+        "#]],
     );
 }
 
