@@ -444,10 +444,8 @@ async fn each_engine_gets_its_own_ranks_in_the_order_of_the_workers() {
     let call = json!({"rank_offset": 1, "world_size": 7, "group_name": "g"});
     // One engine gets the call as it is, whether or not it tells its size.
     assert_eq!(lab.post("/init_weights_update_group", &call).await.0, 200);
-    let passed = lab.bench.mesh.fleet.take_orders();
-    assert!(
-        matches!(&passed[..], [(_, EngineOrder::PassOn(passed))] if passed.body == call.to_string())
-    );
+    let (passed, body) = (lab.bench.mesh.fleet.take_orders(), call.to_string());
+    assert!(matches!(&passed[..], [(_, EngineOrder::PassOn(passed))] if passed.body == body));
     lab.bench.mesh.fleet.add("w1");
     // An engine that does not tell its size gets no ranks, and neither does any other one.
     let (status, answer) = lab.post("/init_weights_update_group", &call).await;
