@@ -18,8 +18,8 @@ use self::replay::{Replay, Seen};
 
 const GROUPS: usize = 32;
 const SAMPLES: usize = 8;
-const TOKENS_MAX: u32 = 32;
-const CHUNK_TOKENS: u32 = 8;
+const TOKENS_MAX: u32 = 48;
+const CHUNK_TOKENS: u32 = 12;
 /// Chunks that a worker runs at once.
 const SLOTS: usize = 2;
 /// Interactive requests that differ from each other.
