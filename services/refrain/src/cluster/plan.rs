@@ -21,6 +21,9 @@ pub(super) const KEY: &str = "refrain-dev";
 /// Workers, each with an engine of its own.
 pub(super) const WORKERS: usize = 2;
 
+/// Room of the stream between the stores, bytes. A trial does not need the 8 GiB of the default.
+const STREAM_BYTES: i64 = 256 << 20;
+
 /// Where each process listens.
 pub(super) struct Addresses {
     pub(super) gateways: [SocketAddr; 2],
@@ -77,6 +80,8 @@ pub(super) fn plan(
     set(&["draft_store", "feed", "servers"], vec![broker_url].into());
     set(&["draft_store", "feed", "stream_replicas"], 1.into());
     set(&["draft_store", "feed", "peers"], store_urls.into());
+    // The broker sets the whole room of its stream aside, and refuses a stream for which the disk has none.
+    set(&["draft_store", "feed", "max_bytes"], STREAM_BYTES.into());
 
     let of_role =
         |role: Role, number: Option<usize>, addr: SocketAddr, more: Vec<(&'static str, String)>| {

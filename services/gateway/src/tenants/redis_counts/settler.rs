@@ -13,8 +13,8 @@ use super::link::{Away, Link};
 use super::places::{PlaceCall, Places};
 use super::script::{Act, Amounts};
 
-/// Most settlements that are sent together. Redis answers in order, so checks wait until it has carried them out, which
-/// takes some 20 us each.
+/// Most settlements that are sent together. Redis answers in order, so checks wait until it has carried them out.
+/// Each takes some 20 us.
 const BATCH_MAX: usize = 32;
 
 /// Most places that one command renews.
