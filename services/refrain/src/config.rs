@@ -212,12 +212,12 @@ impl MeshFile {
             let first = first.or_else(|| self.gateway.anonymous_tenant.clone());
             self.gateway.trainer.tenant = first.unwrap_or_default();
         }
-        if self.worker.adoption.is_on() && self.worker.engine.model.is_empty() {
-            let first = self.gateway.models.first();
-            let (engine, first) = (&mut self.worker.engine, first.cloned().unwrap_or_default());
-            (engine.model, engine.files) = (first.id, first.files);
-        }
         if self.worker.adoption.is_on() {
+            if self.worker.engine.model.is_empty() {
+                let first = self.gateway.models.first().cloned().unwrap_or_default();
+                let engine = &mut self.worker.engine;
+                (engine.model, engine.files) = (first.id, first.files);
+            }
             let file = self.draft_store.data_dir.join("engines.json");
             self.worker.adoption.file.get_or_insert(file);
         }

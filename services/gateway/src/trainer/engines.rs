@@ -61,11 +61,7 @@ pub(super) async fn add_worker(
     query: Query<HashMap<String, String>>,
 ) -> HttpResult<HttpResponse> {
     let engine = trainer.register(url_of(&query)?).await?;
-    Ok(HttpResponse::Ok().json(json!({
-        "status": "success",
-        "worker_id": engine.id,
-        "message": format!("Successfully added worker: {}", engine.url),
-    })))
+    Ok(success("added", &engine))
 }
 
 /// `DELETE /workers/{id}`. Older trainers give the URL as the id.
@@ -87,11 +83,16 @@ pub(super) async fn remove_worker(
     query: Query<HashMap<String, String>>,
 ) -> HttpResult<HttpResponse> {
     let engine = trainer.remove(url_of(&query)?).await?;
-    Ok(HttpResponse::Ok().json(json!({
+    Ok(success("removed", &engine))
+}
+
+/// The answer of older versions.
+fn success(done: &str, engine: &AdoptedEngine) -> HttpResponse {
+    HttpResponse::Ok().json(json!({
         "status": "success",
         "worker_id": engine.id,
-        "message": format!("Successfully removed worker: {}", engine.url),
-    })))
+        "message": format!("Successfully {done} worker: {}", engine.url),
+    }))
 }
 
 fn url_of(query: &HashMap<String, String>) -> Result<&str, ApiError> {
