@@ -331,6 +331,7 @@ impl ChoiceRun<'_> {
                 ChunkEvent::Step(message) => {
                     let before = self.choice.own_len();
                     guard.add_rejected(message.rejected());
+                    self.request.model.weights.seen(message.weight_version);
                     let mut pieces = Vec::new();
                     let now = self.received.elapsed();
                     let each = self.request.shape.is_some().then_some(&mut pieces);
