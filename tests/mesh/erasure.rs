@@ -68,23 +68,20 @@ async fn stored_response(client: &Client) -> anyhow::Result<String> {
     id.with_context(|| format!("{reply:?}"))
 }
 
-/// The last full block of the KV cache of what a client said, as the engine's file has its tokens.
-async fn block_of(mesh: &HttpMesh, tenant: &str) -> anyhow::Result<Vec<u8>> {
-    let exported = refrain(mesh, &["store", "export", "--tenant", tenant]).await?;
-    let documents = exported
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
-    let tokens = documents.map(|document: Value| {
-        let lists = ["prompt_token_ids", "output_token_ids"];
-        let ids = lists.iter().filter_map(|list| document[list].as_array());
-        let ids = ids.flatten().filter_map(Value::as_u64);
-        ids.map(|id| id as u32).collect::<Vec<u32>>()
-    });
-    let longest = tokens.max_by_key(Vec::len).unwrap_or_default();
+/// Sends a chat. Returns the last full block of its KV cache, as the engine's file has the tokens.
+async fn block_of(client: &Client, chat: &Chat) -> anyhow::Result<Vec<u8>> {
+    let chat = chat.clone().set("return_token_ids", true);
+    let answer = client.chat(&chat).await?.body;
+    let lists = [
+        &answer["prompt_token_ids"],
+        &answer["choices"][0]["token_ids"],
+    ];
+    let ids = lists.iter().filter_map(|list| list.as_array()).flatten();
+    let ids: Vec<u32> = ids.filter_map(Value::as_u64).map(|id| id as u32).collect();
     // The forward pass of the last token is outstanding.
-    let full = (longest.len().saturating_sub(1)) / BLOCK_TOKENS * BLOCK_TOKENS;
-    ensure!(full > 0, "{} tokens are no block", longest.len());
-    let block = longest[full - BLOCK_TOKENS..full].iter();
+    let full = ids.len().saturating_sub(1) / BLOCK_TOKENS * BLOCK_TOKENS;
+    ensure!(full > 0, "no block: {answer}");
+    let block = ids[full - BLOCK_TOKENS..full].iter();
     Ok(block.flat_map(|token| token.to_le_bytes()).collect())
 }
 
@@ -112,9 +109,12 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
         .set("temperature", 0)
         .speculation("suffix");
     let named = chat.clone().set("session", SESSION).set("group", GROUP);
-    acme.chat(&named).await?;
-    bolt.chat(&chat.clone().set("temperature", 1).set("seed", 5))
-        .await?;
+    let drawn = chat.clone().set("temperature", 1).set("seed", 5);
+    let blocks = [
+        block_of(&acme, &named).await?,
+        block_of(&bolt, &drawn).await?,
+    ];
+    ensure!(blocks[0] != blocks[1]);
     let responses = [stored_response(&acme).await?, stored_response(&bolt).await?];
     wait_until("the outputs and the usage are in the store", async || {
         let exported = refrain(&mesh, &["store", "export", "--tenant", "acme"])
@@ -128,11 +128,6 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
     let remembered = acme.chat(&chat).await?.accepted();
     ensure!(remembered > 10, "{remembered}");
     ensure!(!files_with(mesh.dir(), &[SESSION])?.is_empty());
-    let blocks = [
-        block_of(&mesh, "acme").await?,
-        block_of(&mesh, "bolt").await?,
-    ];
-    ensure!(blocks[0] != blocks[1]);
     wait_until("the engine has written its blocks", async || {
         let are_there = blocks.iter().all(|block| has_block(&mesh, block));
         are_there.then_some(())
