@@ -273,7 +273,7 @@ impl Models {
         found.cloned().ok_or_else(unknown_model)
     }
 
-    /// What is known of the weights of a model. Of a model that is not on offer nothing is.
+    /// The weights of a model, as far as they are known. Nothing is known of a model that is not on offer.
     pub(crate) fn weights(&self, id: &str) -> Arc<KnownWeights> {
         let found = self.models.iter().find(|model| model.id == id);
         found.map_or_else(Arc::default, |model| model.weights.clone())

@@ -47,8 +47,8 @@ impl Erasure {
     /// have of the tenant is erased as well.
     ///
     /// # Errors
-    /// As [`StoreAdmin::erase`] and [`StoreAdmin::export`]. A store that refuses to erase usage is in the outcome, and
-    /// so is an engine.
+    /// As [`StoreAdmin::erase`] and [`StoreAdmin::export`]. A store that refuses to erase usage is in the outcome,
+    /// and so is an engine.
     pub async fn carry_out(
         store: &dyn StoreAdmin,
         request: EraseRequest,

@@ -35,8 +35,8 @@ impl KnownWeights {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Notes the version of an answer. An older one, of a worker that lags behind, changes nothing. The first one is no
-    /// change, since the gateway may have been started in the midst of an epoch.
+    /// Notes the version of an answer. An older one, of a worker that lags behind, changes nothing. The first one is
+    /// no change, since the gateway may have been started in the midst of an epoch.
     pub(crate) fn seen(&self, version: u64) {
         let note = |known| (known == UNKNOWN || known < version).then_some(version);
         // Every step comes here, so the usual case is only a read.

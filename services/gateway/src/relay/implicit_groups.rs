@@ -2,7 +2,8 @@
 //! arrive within a window. They share drafts as the samples of a named group do. Nothing else about them changes;
 //! above all, they stay interactive.
 //!
-//! When the weights of the model change, a new group begins: its samples and their lengths are those of the new epoch.
+//! When the weights of the model change, a new group begins. Its samples and their lengths are those of the new
+//! epoch.
 //!
 //! The first of some equal prompts is alone until the second one comes. So a prompt that comes once makes no group on
 //! any worker, and the first sample joins the others with its next chunk.

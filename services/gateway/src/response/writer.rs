@@ -299,8 +299,8 @@ impl AnswerWriter {
         is_trainers.then(|| weight_spans(tokens))
     }
 
-    /// Adds new tokens of a stream to the versions that sampled the choice. Its last event has all of them, if a trainer
-    /// asked.
+    /// Adds new tokens of a stream to the versions that sampled the choice. Its last event has all of them, if a
+    /// trainer asked.
     fn streamed_weight_versions(
         &mut self,
         index: u32,

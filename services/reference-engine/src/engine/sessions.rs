@@ -324,8 +324,8 @@ impl Sessions {
         }
     }
 
-    /// Forgets the sessions of a tenant that are kept for reuse or parked. Those that run go on, and nothing of them is
-    /// kept. Returns the number of both. The pool is left as it is.
+    /// Forgets the sessions of a tenant that are kept for reuse or parked. Those that run go on, and nothing of them
+    /// is kept. Returns the number of both. The pool is left as it is.
     pub(crate) fn forget_tenant(&mut self, tenant: TenantId) -> (usize, usize) {
         let is_of = |session: &Session| is_of_tenant(session.tenant, tenant);
         let before = self.kept.len() + self.open.len();

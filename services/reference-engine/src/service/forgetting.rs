@@ -10,8 +10,8 @@ impl EngineHandle {
     /// on, and hands nothing to the pool any more.
     ///
     /// # Errors
-    /// `Unavailable` after shutdown, and `Internal` if the file of the pool cannot be written. Blocks may be left in it
-    /// then, until this is repeated.
+    /// `Unavailable` after shutdown, and `Internal` if the file of the pool cannot be written. Blocks may be left in
+    /// it then, until this is repeated.
     pub async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
         let ForgetTenant { tenant } = order;
         // Sessions first: from then on none of them brings a block back.

@@ -129,8 +129,8 @@ impl ModelThread {
         receiver.await.map_err(|_| thread_ended())
     }
 
-    /// Forgets the sessions of a tenant after the waiting commands, except running ones. Returns the number of the former
-    /// and of the latter.
+    /// Forgets the sessions of a tenant after the waiting commands, except running ones. Returns the number of the
+    /// former and of the latter.
     ///
     /// # Errors
     /// `Unavailable` after [`ModelThread::end`].
