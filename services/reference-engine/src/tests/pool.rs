@@ -17,9 +17,7 @@ use super::support::{
 use crate::config::{EngineConfig, KvPoolConfig};
 use crate::engine::KV_LOADING;
 use crate::network::{BLOCK_TOKENS, KvShape};
-use crate::pool::{
-    BlockId, BlockSource, KvPool, LoadJob, PoolQueues, PooledText, encoded_len,
-};
+use crate::pool::{BlockId, BlockSource, KvPool, LoadJob, PoolQueues, PooledText, encoded_len};
 
 const PROMPT_TOKENS: usize = 70;
 const OUTPUT_TOKENS: usize = 60;
