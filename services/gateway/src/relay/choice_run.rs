@@ -397,7 +397,10 @@ impl ChoiceRun<'_> {
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();
-                    self.note_usage();
+                    // The end of the only choice is the end of the request, which is settled then.
+                    if !finished || self.request.choice_count() > 1 {
+                        self.note_usage();
+                    }
                     self.send(progress).await?;
                     return Ok(if finished {
                         ChunkOutcome::Finished

@@ -131,21 +131,18 @@ impl Target {
             };
         }
         let file = args.file()?;
-        let listen = file.as_ref().and_then(|file| file.draft_store.listen);
-        let tls = file
-            .as_ref()
-            .and_then(|file| file.draft_store.http.tls.as_ref());
-        let scheme = if tls.is_some() { "https" } else { "http" };
+        let store = file.as_ref().map(|file| &file.draft_store);
+        let listener = store.and_then(|store| Some((store.listen?, store.http.scheme())));
         let urls = file.as_ref().map(|file| &*file.urls.draft_stores);
         let cluster = match (&args.url, &*args.cluster) {
             (Some(_), _) => &[],
             (None, []) => urls.unwrap_or_default(),
             (None, named) => named,
         };
-        let url = match (&args.url, listen) {
+        let url = match (&args.url, listener) {
             _ if !cluster.is_empty() => String::new(),
             (Some(url), _) => url.clone(),
-            (None, Some(listen)) => format!("{scheme}://{listen}"),
+            (None, Some((listen, scheme))) => format!("{scheme}://{listen}"),
             (None, None) => bail!("name the store with --url, --cluster, --config or --data-dir"),
         };
         let cluster = cluster.to_vec();
