@@ -2,6 +2,7 @@
 
 import array
 import json
+import os
 import shutil
 import struct
 
@@ -18,11 +19,21 @@ class TrainerVllm(Vllm):
     # Largest difference of log-probabilities that the order of sums makes, in float32.
     logprob_tolerance = 1e-3
     near_tie = NEAR_TIE
+    # How the other weights differ, and how much further log-probabilities are from theirs than from the right ones.
+    weights_factor, contrast = 1.25, 10
+    # A second or two.
+    long_tokens = 320
     served = SERVED
+    is_sglang = False
+    # What vime tells each engine, so that all rollouts end.
+    abort_words = (("/pause?mode=abort", {}), ("/resume", {}))
 
-    def __init__(self, work, port, model, name):
-        super().__init__(work, port, model, variables={"VLLM_SERVER_DEV_MODE": "1"})
-        self.kind = f"trainer-vllm-{name}"
+    def __init__(self, work, port, model, number):
+        cores = sorted(os.sched_getaffinity(0))
+        core = cores[number % len(cores)]
+        # Otherwise both engines take the same core.
+        super().__init__(work, port, model, variables={"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core)})
+        self.kind = f"trainer-vllm-{number}"
 
     def reference(self, prompt, tokens_max, endless=False):
         """The greedy output of the engine itself: its tokens and their log-probabilities."""
@@ -35,6 +46,11 @@ class TrainerVllm(Vllm):
         fields = {**self.body(prompt + output, 1), "prompt_logprobs": 0}
         rows = call(self.url + self.generate_path, fields, timeout=120)[1]["choices"][0]["prompt_logprobs"]
         return [rows[len(prompt) + at][str(token)]["logprob"] for at, token in enumerate(output)]
+
+    def stopped(self, prompt, tokens_max, stop):
+        """The greedy output up to a text that ends it."""
+        fields = {**self.body(prompt, tokens_max), "stop": [stop], "include_stop_str_in_output": True}
+        return call(self.url + self.generate_path, fields, timeout=120)[1]["choices"][0]["token_ids"]
 
     def running(self):
         return self.metric(self.running_series)

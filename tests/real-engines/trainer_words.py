@@ -28,11 +28,11 @@ class Rollout:
     cached: int
 
 
-def body(route, model, prompt, tokens_max, temperature=0.0, seed=None, name=None, endless=False, stream=False):
+def body(route, model, prompt, tokens_max, temperature=0.0, seed=None, name=None, endless=False, stream=False, stop=None):
     """The body of a rollout. Without `tokens_max` it has no limit."""
     if route == SLIME:
         sampling = {
-            "temperature": temperature, "top_p": 1.0, "top_k": -1, "stop": None, "stop_token_ids": None,
+            "temperature": temperature, "top_p": 1.0, "top_k": -1, "stop": stop, "stop_token_ids": None,
             "skip_special_tokens": False, "no_stop_trim": True, "spaces_between_special_tokens": False,
             "max_new_tokens": tokens_max, "sampling_seed": seed, "ignore_eos": endless,
         }  # fmt: skip
@@ -42,12 +42,14 @@ def body(route, model, prompt, tokens_max, temperature=0.0, seed=None, name=None
         sampling = {
             "temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1, "max_tokens": tokens_max,
             "skip_special_tokens": False, "return_token_ids": True, "seed": seed, "ignore_eos": endless, "cache_salt": "0",
+            "stop": stop, "include_stop_str_in_output": True,
         }  # fmt: skip
         fields = {"model": model, "token_ids": prompt, "sampling_params": present(sampling), "request_id": name}
         return present({**fields, "stream": stream})
     return present({
         "model": model, "prompt": prompt, "max_tokens": tokens_max, "temperature": temperature, "top_p": 1.0, "seed": seed,
         "logprobs": 0, "return_tokens_as_token_ids": True, "use_beam_search": False, "ignore_eos": endless, "stream": stream,
+        "stop": stop, "include_stop_str_in_output": True,
     })  # fmt: skip
 
 
