@@ -24,14 +24,15 @@ class TrainerSglang(Sglang):
     near_tie = NEAR_TIE
     # So the other weights have to differ by more.
     weights_factor, contrast = 3.0, 4
-    long_tokens = 1200
+    long_tokens = 500
     is_sglang = True
     # What slime tells each engine, so that all rollouts end.
     abort_words = (("/abort_request", {"abort_all": True}),)
 
     def __init__(self, options, number):
-        share = ["--mem-fraction-static", "0.2", "--max-total-tokens", 60_000]
-        super().__init__(options, f"trainer-{number}", share)
+        # Nothing is measured here, so the engines need no graphs, whose capture takes a minute.
+        more = ["--mem-fraction-static", "0.2", "--max-total-tokens", 60_000, "--disable-cuda-graph"]
+        super().__init__(options, f"trainer-{number}", more)
         self.served = str(self.model)
 
     def ask(self, prompt, sampling, **more):
