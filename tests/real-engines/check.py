@@ -18,6 +18,7 @@ import drive
 import faulty
 import schemas
 import tools
+import trainer
 from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
 from mesh import TOKENS, Mesh, Stream, Table, check_disconnects, clear, compare, free_port, prompts
 
@@ -27,8 +28,8 @@ ENDLESS_TOKENS = 1500
 # Without its end token the shipped model never ends an output.
 ENDLESS = {"logit_bias": {str(END_TOKEN): -100}}
 
-# The parts with Refrain's plugin inside a vLLM.
-INSIDE = {"attach": attach, "attached": attached}
+# Parts that start their engines themselves.
+OWN_ENGINES = {"attach": attach, "attached": attached, "trainer": trainer}
 
 
 def same_tokens(table, engine, options, what, env):
@@ -320,8 +321,8 @@ def main():
             old.unlink()
     table = Table()
     for name in options.engines:
-        if name in INSIDE:
-            INSIDE[name].check(table, options)
+        if name in OWN_ENGINES:
+            OWN_ENGINES[name].check(table, options)
             continue
         port = free_port()
         if name == "llama-cpp":

@@ -101,6 +101,12 @@ pub(super) trait Dialect: Send + Sync {
     /// The engine has no words for it.
     fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError>;
 
+    /// The call that brings back the weights of this directory, for engines that lose theirs where others cannot be
+    /// loaded.
+    fn restore_call(&self, _directory: &str) -> Option<OrderCall> {
+        None
+    }
+
     /// Whether the engine's name for its model is the directory of the weights that it was told to load last.
     fn is_renamed_by_weights(&self) -> bool {
         false

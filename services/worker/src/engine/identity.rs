@@ -13,8 +13,9 @@ use super::dialect::Dialect;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct ModelCard {
     id: String,
+    /// The directory or the name of the model's files.
     #[serde(default)]
-    root: Option<String>,
+    pub(super) root: Option<String>,
     #[serde(default)]
     pub(super) max_model_len: Option<u32>,
     #[serde(default)]

@@ -13,8 +13,8 @@ pub(super) struct OrderCall {
     pub(super) path: String,
     /// The body of a POST.
     pub(super) body: Value,
-    /// The call to be made instead if the engine does not know this one, or not in this form.
-    pub(super) otherwise: Option<Box<OrderCall>>,
+    /// The calls to be made instead if the engine does not know this one, or cannot carry it out in this form.
+    pub(super) otherwise: Vec<OrderCall>,
 }
 
 impl OrderCall {
@@ -22,13 +22,13 @@ impl OrderCall {
         OrderCall {
             path: path.into(),
             body,
-            otherwise: None,
+            otherwise: Vec::new(),
         }
     }
 
-    /// Whether the other call is to be made after an answer with this status.
-    pub(super) fn is_unknown(&self, status: u16) -> bool {
-        self.otherwise.is_some() && matches!(status, 400 | 404 | 405 | 422 | 501)
+    /// Whether the other calls are to be made after an answer with this status.
+    pub(super) fn is_replaced(&self, status: u16) -> bool {
+        !self.otherwise.is_empty() && matches!(status, 400 | 404 | 405 | 422 | 501)
     }
 
     /// Reads the answer.

@@ -2,6 +2,7 @@
 
 mod probe;
 
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,7 +23,7 @@ use super::dialect::{Dialect, LlamaCpp, SgLang, TensorRtLlm, TextOnly, Vllm};
 use super::generate::{GenerateRequest, GeneratedStream};
 use super::identity::{ModelCard, check_tokenizer, model_card};
 use super::introductions::{Introduction, Introductions};
-use super::order_calls::check_path;
+use super::order_calls::{OrderCall, check_path};
 use super::response::{AbortOnDrop, ResponseStream};
 use super::streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};
 use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
@@ -52,8 +53,8 @@ struct ThirdPartyEngine {
     dialect: Arc<dyn Dialect>,
     capabilities: StreamingCapabilities,
     served_model: String,
-    /// The name that loading weights gave the model at the engine.
-    renamed: Mutex<Option<String>>,
+    /// The directory of the weights that it was told to load last. Engines may name their model after it.
+    weights: Mutex<Option<String>>,
     card: ModelCard,
     introductions: Arc<Introductions>,
     abilities: VerifyAbilities,
@@ -107,7 +108,7 @@ pub async fn connect_third_party(
         dialect,
         capabilities,
         served_model: expected.served_model,
-        renamed: Mutex::default(),
+        weights: Mutex::default(),
         card,
         introductions: Arc::new(introductions),
         abilities: VerifyAbilities::default(),
@@ -143,7 +144,10 @@ impl ThirdPartyEngine {
     async fn present_card(&self) -> Result<ModelCard, ApiError> {
         let health = self.dialect.health();
         let card = model_card(&self.client, health, &self.served_model).await;
-        match (card, self.renamed()) {
+        let renamed = self
+            .weights()
+            .filter(|_| self.dialect.is_renamed_by_weights());
+        match (card, renamed) {
             (Err(error), Some(name)) if error.kind == ErrorKind::InvalidRequest => {
                 let card = model_card(&self.client, None, &name).await?;
                 Ok(card.named_as(&self.card))
@@ -152,24 +156,45 @@ impl ThirdPartyEngine {
         }
     }
 
-    fn renamed(&self) -> Option<String> {
-        let renamed = self.renamed.lock();
-        renamed.unwrap_or_else(PoisonError::into_inner).clone()
+    fn weights(&self) -> Option<String> {
+        let weights = self.weights.lock();
+        weights.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes the calls that carry out an order.
-    async fn make_order_calls(&self, order: &EngineOrder) -> Result<(), ApiError> {
-        for call in self.dialect.order_calls(order)? {
-            let mut next = Some(call);
-            while let Some(call) = next.take() {
-                let body = call.body.to_string();
-                let made = self.client.call(Method::POST, &call.path, Some(body)).await;
-                let (status, answer) = made?;
-                if call.is_unknown(status) {
-                    next = call.otherwise.map(|call| *call);
-                } else {
-                    call.read(status, &answer)?;
+    /// Brings the weights back that an engine lost because others could not be loaded.
+    async fn restore_weights(&self) {
+        let had = self.weights().or_else(|| self.card.root.clone());
+        let Some(call) = had.and_then(|directory| self.dialect.restore_call(&directory)) else {
+            return;
+        };
+        let mut restored = self.make_calls(vec![call.clone()]).await;
+        if restored.is_err() {
+            // The failed load may have cost the connection.
+            restored = self.make_calls(vec![call]).await;
+        }
+        match restored {
+            Ok(()) => tracing::warn!("the engine has its earlier weights again"),
+            Err(error) => tracing::error!(
+                kind = ?error.kind,
+                code = error.code,
+                "the engine did not get its earlier weights back, and may fail"
+            ),
+        }
+    }
+
+    /// Makes the calls that carry out an order, one after the other.
+    async fn make_calls(&self, calls: Vec<OrderCall>) -> Result<(), ApiError> {
+        let mut left = VecDeque::from(calls);
+        while let Some(call) = left.pop_front() {
+            let body = call.body.to_string();
+            let made = self.client.call(Method::POST, &call.path, Some(body)).await;
+            let (status, answer) = made?;
+            if call.is_replaced(status) {
+                for other in call.otherwise.into_iter().rev() {
+                    left.push_front(other);
                 }
+            } else {
+                call.read(status, &answer)?;
             }
         }
         Ok(())
@@ -281,13 +306,16 @@ impl StreamingEngine for ThirdPartyEngine {
             let body = String::from_utf8_lossy(&body).into_owned();
             return Ok(Some(EngineAnswer { status, body }));
         }
-        self.make_order_calls(&order).await?;
-        if let EngineOrder::LoadWeights { directory, .. } = order
-            && self.dialect.is_renamed_by_weights()
-        {
-            let renamed = self.renamed.lock();
-            *renamed.unwrap_or_else(PoisonError::into_inner) = Some(directory);
+        let made = self.make_calls(self.dialect.order_calls(&order)?).await;
+        if let EngineOrder::LoadWeights { directory, .. } = order {
+            if made.is_err() {
+                self.restore_weights().await;
+            } else {
+                let weights = self.weights.lock();
+                *weights.unwrap_or_else(PoisonError::into_inner) = Some(directory);
+            }
         }
+        made?;
         Ok(None)
     }
 

@@ -19,6 +19,10 @@ use crate::orders::Pause;
 /// here, it is held like a new one, and goes on after the pause.
 const BETWEEN_CHUNKS: Duration = Duration::from_secs(1);
 
+/// Attempts to tell an engine that it goes on after it has read weights, and the pause between two of them.
+const RESUME_ATTEMPTS: u32 = 5;
+const RESUME_PAUSE: Duration = Duration::from_millis(200);
+
 impl WorkerParts {
     /// Carries out an order, whether or not its caller waits for the end of it.
     pub(super) async fn order(
@@ -189,17 +193,32 @@ impl WorkerParts {
             version: Some(version),
         };
         let loaded = match engine.order(clears).await {
-            Ok(_) => engine.order(load).await,
+            Ok(_) => engine.order(load).await.map(drop),
             Err(error) => Err(error),
         };
         if loaded.is_ok() {
             orders.set_weight_version(version);
         }
         // The pause was this order's own, unless a trainer has paused the worker as well.
-        if !is_paused {
-            engine.order(EngineOrder::Resume).await?;
+        let resumed = match is_paused {
+            true => Ok(()),
+            false => self.resume_engine().await,
+        };
+        loaded.and(resumed)
+    }
+
+    /// Tells the engine that it goes on. A failed load may have cost the connection, and an engine that is not told
+    /// would generate nothing any more, so one failure is no reason to give up.
+    async fn resume_engine(&self) -> Result<(), ApiError> {
+        let mut attempts = 1;
+        loop {
+            match self.tell_engine(EngineOrder::Resume).await {
+                Ok(_) => return Ok(()),
+                Err(error) if attempts == RESUME_ATTEMPTS => return Err(error),
+                Err(_) => attempts += 1,
+            }
+            tokio::time::sleep(RESUME_PAUSE).await;
         }
-        loaded.map(drop)
     }
 
     /// Tells the engine of an order.

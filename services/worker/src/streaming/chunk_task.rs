@@ -20,6 +20,7 @@ use crate::chunk::{ActiveChunk, HeldNotices, OutputSink};
 use crate::drive::{ChunkDrive, VerifyCall};
 use crate::engine::{Generated, GeneratedEnd, GeneratedStream};
 use crate::metrics::ChunkOutcome;
+use crate::orders::Fate;
 
 /// How long an ended chunk waits for the engine's last event, which frees the connection for the next call.
 const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(100);
@@ -55,6 +56,8 @@ enum NextCall {
     WithForm,
     /// The model does not reason, so the output begins with its form.
     WithoutReasoning,
+    /// The same once more, after an order for which the engine gave the request up.
+    Again,
 }
 
 impl StreamContext {
@@ -275,6 +278,10 @@ impl StreamContext {
                         drive.stream_ended();
                     }
                     read_last_event(stream);
+                    let is_held = chunk.fate(&self.shared.orders.gate()) == Fate::Held;
+                    if matches!(end, GeneratedEnd::Aborted) && is_held {
+                        return Ok(NextCall::Again);
+                    }
                     return Err(self.engine_ended(chunk, end, timeout.has_output));
                 }
             }

@@ -76,6 +76,24 @@ async fn sglang_is_paused_loaded_and_still_known_under_its_new_name() {
 }
 
 #[tokio::test]
+async fn an_sglang_that_empties_no_cache_while_requests_wait_gives_them_up() {
+    let server = Canned::start(&sglang()).await;
+    let engine = server.connect(EngineKind::Sglang).await.unwrap();
+    server.set("/pause_generation", json("{\"status\":\"ok\"}"));
+    let busy = Response(400, "text/plain", "Flush cache failed.".into(), false);
+    server.set("/flush_cache", busy);
+    let text = |body: &str| Response(200, "text/plain", body.into(), false);
+    server.set("/abort_request", text(""));
+    server.set("/flush_cache?timeout=5", text("Cache flushed."));
+    engine.order(pause(PauseMode::Keep, true)).await.unwrap();
+    assert!(server.received("/abort_request")[0].ends_with("{\"abort_all\":true}"));
+    assert_eq!(server.received("/flush_cache?timeout=5").len(), 1);
+    // Without a cache to be emptied nothing is given up.
+    engine.order(pause(PauseMode::Keep, false)).await.unwrap();
+    assert_eq!(server.received("/abort_request").len(), 1);
+}
+
+#[tokio::test]
 async fn vllm_is_paused_and_loads_by_either_of_its_ways() {
     let server = Canned::start(&[
         ("/health", json("{}")),
@@ -115,7 +133,10 @@ async fn vllm_is_paused_and_loads_by_either_of_its_ways() {
     server.set("/update_weights", failing);
     let error = engine.order(load()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Upstream);
-    assert_eq!(server.received("/collective_rpc").len(), 1);
+    assert!(error.message.contains("out of memory"), "{error}");
+    // Then it has lost its weights, and is told to read those that it had.
+    assert_eq!(server.received("/collective_rpc").len(), 2);
+    assert!(server.received("/collective_rpc")[1].contains("\"weights_path\":\"/weights/5\""));
     // Calls in the engine's own words come back as they are.
     let call = |path: &str| {
         EngineOrder::PassOn(EngineCall {

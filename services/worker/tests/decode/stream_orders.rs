@@ -106,7 +106,7 @@ async fn a_pause_that_waits_tells_the_engine_once_its_requests_have_ended() {
 }
 
 #[tokio::test]
-async fn an_engine_that_aborts_by_itself_has_failed_unless_it_was_ordered_to() {
+async fn an_engine_that_aborts_by_itself_has_failed_and_is_asked_again_after_a_pause() {
     let (engine, bench) = listening(slow(), |config| {
         strict(config);
         config.engine.breaker_failures_max = 2;
@@ -117,14 +117,18 @@ async fn an_engine_that_aborts_by_itself_has_failed_unless_it_was_ordered_to() {
     assert_eq!(failed.error.unwrap().kind, ErrorKind::Upstream);
     assert_eq!(failures(&bench), 1.0);
     engine.orders.aborts.store(false, Ordering::SeqCst);
-    let reader = reading(begun(&bench, chunk(&bench, &[1, 2], 1000)).await);
+    let reader = reading(begun(&bench, chunk(&bench, &[1, 2], 60)).await);
     order(&bench, pause(PauseMode::Keep)).await.unwrap();
-    // The engine gives up what it was told to keep.
+    // The engine gives up what it was told to keep, so it is asked again after the pause.
     engine.orders.aborts.store(true, Ordering::SeqCst);
     engine.orders.is_paused.send_replace(false);
+    engine.becomes_free().await;
+    engine.orders.aborts.store(false, Ordering::SeqCst);
+    assert_eq!(state(&bench).await.running, 1);
+    order(&bench, EngineOrder::Resume).await.unwrap();
     let (all, ended) = reader.await.unwrap();
-    assert_eq!(reason(&ended), ChunkEndReason::Aborted);
-    assert_eq!(all, plainly(erratic, &[1, 2], all.len()));
+    assert_eq!(reason(&ended), ChunkEndReason::Length);
+    assert_eq!(all, plainly(erratic, &[1, 2], 60));
     assert_eq!(failures(&bench), 1.0);
 }
 

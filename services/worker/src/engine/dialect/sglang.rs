@@ -1,6 +1,6 @@
 //! SGLang, over its own `/generate`: token ids in both directions, a KV cache per namespace, aborts by request id.
 //!
-//! This follows its published schemas. It was never tested against a real server.
+//! This follows its published schemas.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +19,7 @@ use super::completions::{logit_bias, penalties};
 use super::{Decoder, Dialect, VerifyCall, end_of, error_event, no_words, pass_on, tag_of};
 use crate::engine::client::{parse, unexpected_response};
 use crate::engine::forms::{FormAbilities, any_object, choice_as_ebnf};
-use crate::engine::generate::{GenerateRequest, Generated};
+use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
 use crate::engine::load::{CapacitySeries, LoadSeries};
 use crate::engine::order_calls::{OrderCall, no_order};
 use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
@@ -105,22 +105,33 @@ impl Dialect for SgLang {
         })
     }
 
+    /// Its `/health` generates a token, takes a second for that, and fails in a pause.
+    fn health(&self) -> Option<&'static str> {
+        None
+    }
+
     fn order_calls(&self, order: &EngineOrder) -> Result<Vec<OrderCall>, ApiError> {
         let pause = |mode| OrderCall::new("/pause_generation", json!({ "mode": mode }));
-        let flush = || OrderCall::new("/flush_cache", json!({}));
+        // Its scheduler takes a moment to notice that nothing runs any more.
+        let flush = || OrderCall::new("/flush_cache?timeout=5", json!({}));
         Ok(match order {
             EngineOrder::Report => Vec::new(),
-            EngineOrder::Pause { mode, clears_cache } => {
-                let pause = match (mode, clears_cache) {
-                    (PauseMode::Abort, _) => pause("abort"),
-                    // It gives up the KV caches of its requests, and computes them again later.
-                    (PauseMode::Keep, true) => pause("retract"),
-                    // Whoever waits has seen all requests end.
-                    (PauseMode::Keep, false) | (PauseMode::Wait, _) => pause("in_place"),
-                };
-                let flush = clears_cache.then(flush);
-                std::iter::once(pause).chain(flush).collect()
-            }
+            EngineOrder::Pause { mode, clears_cache } => match (mode, clears_cache) {
+                (PauseMode::Abort, false) => vec![pause("abort")],
+                (PauseMode::Abort, true) => vec![pause("abort"), flush()],
+                // Whoever waits has seen all requests end.
+                (PauseMode::Keep | PauseMode::Wait, false) => vec![pause("in_place")],
+                // It gives up the KV caches of its requests, and computes them again later. Unlike in place, it also
+                // comes to the end of its last step, before which no cache is emptied.
+                (PauseMode::Keep | PauseMode::Wait, true) => {
+                    let mut empty = OrderCall::new("/flush_cache", json!({}));
+                    // Up to some version between 0.5.16 and 0.5.23 it empties no cache while requests wait. They are
+                    // given up here, and each is sent again after the pause.
+                    let give_up = OrderCall::new("/abort_request", json!({ "abort_all": true }));
+                    empty.otherwise = vec![give_up, flush()];
+                    vec![pause("retract"), empty]
+                }
+            },
             EngineOrder::Resume => vec![OrderCall::new("/continue_generation", json!({}))],
             EngineOrder::FlushCache => vec![flush()],
             EngineOrder::LoadWeights { directory, version } => {
@@ -335,6 +346,11 @@ impl Decoder for SgLangDecoder {
         let fresh = meta.completion_tokens.saturating_sub(self.seen);
         let tokens = newest(event.output_ids, fresh);
         if tokens.len() != fresh {
+            // The event of an abort replaces those that were not sent yet, and has one token at most.
+            if let Some(GeneratedEnd::Aborted) = end {
+                out.push_back(Generated::End(GeneratedEnd::Aborted));
+                return Ok(());
+            }
             return Err(unexpected_response("fewer tokens than it counts"));
         }
         let logprobs = match self.top {

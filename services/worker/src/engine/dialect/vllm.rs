@@ -119,15 +119,17 @@ impl Dialect for Vllm {
                 // The servers of some trainers take a folder here. Plain vLLM reloads by a call to its workers.
                 let mut call =
                     OrderCall::new("/update_weights", json!({ "weight_dir": directory }));
-                let body = json!({
-                    "method": "reload_weights",
-                    "kwargs": { "weights_path": directory },
-                });
-                call.otherwise = Some(Box::new(OrderCall::new("/collective_rpc", body)));
+                call.otherwise = vec![reload(directory)];
                 vec![call]
             }
             EngineOrder::PassOn(_) => return Err(no_order("vLLM", order)),
         })
+    }
+
+    /// It lets go of its weights before it looks for the others, and its next step would end its process. Without a
+    /// directory it would look for those others again.
+    fn restore_call(&self, directory: &str) -> Option<OrderCall> {
+        Some(reload(directory))
     }
 
     fn load(&self) -> Option<LoadSeries> {
@@ -188,6 +190,15 @@ impl Dialect for Vllm {
             }
         }
     }
+}
+
+/// The call by which plain vLLM reads the weights of a directory.
+fn reload(directory: &str) -> OrderCall {
+    let body = json!({
+        "method": "reload_weights",
+        "kwargs": { "weights_path": directory },
+    });
+    OrderCall::new("/collective_rpc", body)
 }
 
 /// A form. Schemas stay text, so that their properties keep their order.

@@ -5,7 +5,6 @@ use refrain_protocol::engine::Sampling;
 
 use super::super::tests::{decode_recorded, test_request};
 use super::*;
-use crate::engine::generate::GeneratedEnd;
 
 fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
     let lines: Vec<String> = events
@@ -101,6 +100,21 @@ fn log_probabilities_are_aligned_at_the_end() {
 }
 
 #[test]
+fn an_abort_ends_the_output_without_the_tokens_that_were_not_sent() {
+    let abort = json!({"type": "abort", "message": "Abort in waiting queue"});
+    let mut last = event(&[8], 4, abort);
+    last["meta_info"]
+        .as_object_mut()
+        .unwrap()
+        .remove("cached_tokens");
+    let read = read(&[event(&[5], 1, Value::Null), last], Sampling::default()).unwrap();
+    assert_eq!(
+        read[1..],
+        [tokens(&[5]), Generated::End(GeneratedEnd::Aborted)]
+    );
+}
+
+#[test]
 fn unknown_ends_and_garbage_are_errors() {
     let unknown = json!({"type": "expired", "message": "x"});
     let refused = json!({"error": {"message": "too long", "code": 400}});
@@ -159,17 +173,18 @@ fn orders_have_words() {
             .collect()
     };
     let call = |path: &str, body: Value| (path.to_owned(), body);
-    let flush = || call("/flush_cache", json!({}));
-    for (mode, clears_cache, word) in [
-        (PauseMode::Abort, false, "abort"),
-        (PauseMode::Abort, true, "abort"),
-        (PauseMode::Keep, false, "in_place"),
-        (PauseMode::Keep, true, "retract"),
-        (PauseMode::Wait, false, "in_place"),
-        (PauseMode::Wait, true, "in_place"),
+    let flush = || call("/flush_cache?timeout=5", json!({}));
+    let kept_flush = || call("/flush_cache", json!({}));
+    for (mode, clears_cache, word, flush) in [
+        (PauseMode::Abort, false, "abort", None),
+        (PauseMode::Abort, true, "abort", Some(flush())),
+        (PauseMode::Keep, false, "in_place", None),
+        (PauseMode::Keep, true, "retract", Some(kept_flush())),
+        (PauseMode::Wait, false, "in_place", None),
+        (PauseMode::Wait, true, "retract", Some(kept_flush())),
     ] {
         let mut expected = vec![call("/pause_generation", json!({ "mode": word }))];
-        expected.extend(clears_cache.then(flush));
+        expected.extend(flush);
         assert_eq!(calls(&EngineOrder::Pause { mode, clears_cache }), expected);
     }
     assert_eq!(

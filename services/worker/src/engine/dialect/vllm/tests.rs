@@ -82,9 +82,9 @@ fn orders_have_words() {
         (&*call.path, &call.body["weight_dir"]),
         ("/update_weights", &json!("/w/5"))
     );
-    assert!(call.is_unknown(404) && call.is_unknown(400) && !call.is_unknown(500));
-    let other = call.otherwise.unwrap();
+    assert!(call.is_replaced(404) && call.is_replaced(400) && !call.is_replaced(500));
+    let other = &call.otherwise[0];
     assert_eq!(other.path, "/collective_rpc");
     assert_eq!(other.body["kwargs"]["weights_path"], "/w/5");
-    assert!(!other.is_unknown(404));
+    assert!(!other.is_replaced(404));
 }
