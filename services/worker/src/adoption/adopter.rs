@@ -331,7 +331,10 @@ impl AdopterParts {
             config.advertise_url = format!("local:{worker}");
             return Ok(config);
         };
-        let first = config.adoption.first_port.unwrap_or(listen.port().saturating_add(1));
+        let first = config
+            .adoption
+            .first_port
+            .unwrap_or(listen.port().saturating_add(1));
         let port = free_port(
             listen.ip(),
             first,
