@@ -165,6 +165,17 @@ class ConsoleTest(unittest.TestCase):
         self.assertLess(self.mesh.audit().index("worker worker-0 drained"),
                         self.mesh.audit().index("worker worker-0 put back to work"))
 
+    def test_a_worker_shows_its_weights_and_its_pause(self):
+        page = self.signed_in("workers")
+        table = page.get_by_role("table", name="Workers")
+        expect(table).to_contain_text("as started")
+        self.mesh.order("update_weight_version", {"new_version": "6"})
+        expect(table).to_contain_text("version 6")
+        self.mesh.order("pause?mode=keep")
+        expect(table).to_contain_text("Paused, 0 held")
+        self.mesh.order("resume")
+        expect(table).to_contain_text("Works")
+
     def test_a_tenant_shows_its_use_and_a_key_is_rotated(self):
         page = self.signed_in("tenants")
         expect(page.get_by_role("table", name="Tenants", exact=False)).to_contain_text("of 100k")

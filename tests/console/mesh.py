@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import time
 import urllib.error
@@ -35,7 +36,10 @@ class Mesh:
 
     def __init__(self, refrain, folder):
         self.data = Path(folder) / "data"
-        command = [refrain, "up", "--listen", "127.0.0.1:0", "--data-dir", self.data]
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.trainer = f"127.0.0.1:{found.getsockname()[1]}"
+        command = [refrain, "up", "--listen", "127.0.0.1:0", "--data-dir", self.data, "--trainer", self.trainer]
         with open(Path(folder) / "log.txt", "w") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         said = ""
@@ -57,6 +61,13 @@ class Mesh:
         data = None if body is None else json.dumps(body).encode()
         headers = {"authorization": f"Bearer {self.token}", "content-type": "application/json"}
         request = urllib.request.Request(f"{self.operations}/admin/{path}", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+            return json.load(answer)
+
+    def order(self, path, body=None):
+        """An order of a trainer. Returns the answer."""
+        data = json.dumps(body or {}).encode()
+        request = urllib.request.Request(f"http://{self.trainer}/{path}", data, {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
             return json.load(answer)
 

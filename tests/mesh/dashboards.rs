@@ -64,6 +64,9 @@ const OF_TROUBLES: &[&str] = &[
     "refrain_worker_engine_breaker_open",
 ];
 
+/// Metrics that only a process has which adopts engines.
+const OF_ADOPTION: &[&str] = &["refrain_worker_adopted_engines", "refrain_worker_adoptions"];
+
 /// The width of a dashboard in columns of Grafana's grid.
 const GRID_WIDTH: i64 = 24;
 
@@ -288,7 +291,7 @@ fn every_panel_has_its_own_id_place_unit_and_description() -> anyhow::Result<()>
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
     let mut usual = queries()?;
-    usual.retain(|query| !query.is_of(&[OF_SCORE, OF_SPREAD, OF_TROUBLES].concat()));
+    usual.retain(|query| !query.is_of(&[OF_SCORE, OF_SPREAD, OF_TROUBLES, OF_ADOPTION].concat()));
     let mesh = UpMesh::start_with(SETTINGS).await?;
     let inside = Inside::start()?;
     let urls = [mesh.client().url(), inside.client.url()].map(str::to_owned);
@@ -310,6 +313,16 @@ async fn queries_about_the_score_router_return_data_with_it() -> anyhow::Result<
     let chat = Chat::new("Tell me a story about the sea.").max_tokens(24);
     let ask = async || mesh.client().chat(&chat).await.map(drop);
     all_return_data(&prometheus, &queries_about(OF_SCORE)?, ask).await?;
+    mesh.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_about_engines_that_register_return_data_with_a_process_that_adopts_them()
+-> anyhow::Result<()> {
+    let mesh = UpMesh::start_with("[worker.adoption]\nengines_max = 2\n").await?;
+    let prometheus = Prometheus::start(&[mesh.client().url().to_owned()], &[]).await?;
+    all_return_data(&prometheus, &queries_about(OF_ADOPTION)?, async || Ok(())).await?;
     mesh.stop().await;
     Ok(())
 }
@@ -389,7 +402,7 @@ async fn all_return_data(
 fn every_metric_is_on_a_board(scrapes: &[Scrape]) -> anyhow::Result<()> {
     let exists = |metric: &str| scrapes.iter().any(|scrape| scrape.kind(metric).is_some());
     // A family with labels is not shown before its first value.
-    let may_be_absent = [OF_SCORE, OF_SPREAD, OF_TROUBLES].concat();
+    let may_be_absent = [OF_SCORE, OF_SPREAD, OF_TROUBLES, OF_ADOPTION].concat();
     let may_be_absent = |metric: &str| {
         may_be_absent
             .iter()

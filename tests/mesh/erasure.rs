@@ -10,6 +10,12 @@ use serde_json::{Value, json};
 const SESSION: &str = "session-of-the-erased-tenant";
 const GROUP: &str = "group-of-the-erased-tenant";
 
+/// The file of the engine's pool of KV blocks.
+const POOL_FILE: &str = "engine.kvpool";
+
+/// Tokens of a block.
+const BLOCK_TOKENS: usize = 32;
+
 /// Runs `refrain` with these words on the store of a mesh. Returns its output.
 async fn refrain(mesh: &HttpMesh, words: &[&str]) -> anyhow::Result<String> {
     let url = mesh.url(Service::DraftStore);
@@ -62,6 +68,28 @@ async fn stored_response(client: &Client) -> anyhow::Result<String> {
     id.with_context(|| format!("{reply:?}"))
 }
 
+/// Sends a chat. Returns the last full block of its KV cache, as the engine's file has the tokens.
+async fn block_of(client: &Client, chat: &Chat) -> anyhow::Result<Vec<u8>> {
+    let chat = chat.clone().set("return_token_ids", true);
+    let answer = client.chat(&chat).await?.body;
+    let lists = [
+        &answer["prompt_token_ids"],
+        &answer["choices"][0]["token_ids"],
+    ];
+    let ids = lists.iter().filter_map(|list| list.as_array()).flatten();
+    let ids: Vec<u32> = ids.filter_map(Value::as_u64).map(|id| id as u32).collect();
+    // The forward pass of the last token is outstanding.
+    let full = ids.len().saturating_sub(1) / BLOCK_TOKENS * BLOCK_TOKENS;
+    ensure!(full > 0, "no block: {answer}");
+    let block = ids[full - BLOCK_TOKENS..full].iter();
+    Ok(block.flat_map(|token| token.to_le_bytes()).collect())
+}
+
+fn has_block(mesh: &HttpMesh, block: &[u8]) -> bool {
+    let file = std::fs::read(mesh.dir().join(POOL_FILE)).unwrap_or_default();
+    file.windows(block.len()).any(|part| part == block)
+}
+
 async fn is_readable(client: &Client, id: &str) -> anyhow::Result<bool> {
     Ok(client.get(&format!("/v1/responses/{id}")).await?.status == 200)
 }
@@ -69,19 +97,24 @@ async fn is_readable(client: &Client, id: &str) -> anyhow::Result<bool> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow::Result<()> {
     let settings = "[gateway]\nusage_dir = \"usage\"\n\
-                    keys = [{ key = \"key-of-acme\", tenant = \"acme\" }, { key = \"key-of-bolt\", tenant = \"bolt\" }]\n";
+                    keys = [{ key = \"key-of-acme\", tenant = \"acme\" }, { key = \"key-of-bolt\", tenant = \"bolt\" }]\n\
+                    [engine.kv_pool]\nmemory_bytes_max = 67_108_864\nfile = \"engine.kvpool\"\n";
     let mesh = HttpMesh::start_children(1, settings, &[]).await?;
     mesh.workers_report(1).await;
     let url = mesh.url(Service::Gateway);
     let [acme, bolt] = ["key-of-acme", "key-of-bolt"].map(|key| Client::new(&url, key));
     let chat = Chat::new("How many lamps are in stock?")
-        .max_tokens(24)
+        .max_tokens(40)
         .endless()
         .set("temperature", 0)
         .speculation("suffix");
     let named = chat.clone().set("session", SESSION).set("group", GROUP);
-    acme.chat(&named).await?;
-    bolt.chat(&chat).await?;
+    let drawn = chat.clone().set("temperature", 1).set("seed", 5);
+    let blocks = [
+        block_of(&acme, &named).await?,
+        block_of(&bolt, &drawn).await?,
+    ];
+    ensure!(blocks[0] != blocks[1]);
     let responses = [stored_response(&acme).await?, stored_response(&bolt).await?];
     wait_until("the outputs and the usage are in the store", async || {
         let exported = refrain(&mesh, &["store", "export", "--tenant", "acme"])
@@ -95,6 +128,11 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
     let remembered = acme.chat(&chat).await?.accepted();
     ensure!(remembered > 10, "{remembered}");
     ensure!(!files_with(mesh.dir(), &[SESSION])?.is_empty());
+    wait_until("the engine has written its blocks", async || {
+        let are_there = blocks.iter().all(|block| has_block(&mesh, block));
+        are_there.then_some(())
+    })
+    .await;
 
     let words = [
         "store",
@@ -102,6 +140,8 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
         "--tenant",
         "acme",
         "--everything",
+        "--scheduler",
+        &mesh.url(Service::Scheduler),
         "--json",
     ];
     let proof = refrain(&mesh, &words).await?;
@@ -116,6 +156,12 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
     );
     ensure!(number("/usage/0/gateways") == Some(1), "{proof}");
     ensure!(number("/usage/0/rows") >= Some(1), "{proof}");
+    ensure!(
+        number("/engines/workers/0/file_blocks") >= Some(1),
+        "{proof}"
+    );
+    ensure!(number("/engines/workers/0/running") == Some(0), "{proof}");
+    ensure!(!has_block(&mesh, &blocks[0]) && has_block(&mesh, &blocks[1]));
     let exported = refrain(&mesh, &["store", "export", "--tenant", "acme"]).await?;
     ensure!(!exported.contains("output_token_ids"), "{exported}");
     ensure!(requests(&mesh, "acme").await? == 0 && requests(&mesh, "bolt").await? == 2);

@@ -45,6 +45,7 @@ mod trainer_rollouts;
 mod troubled_mesh;
 mod trust;
 mod up;
+mod up_adopt;
 mod up_cluster;
 mod upgrade;
 mod usage;

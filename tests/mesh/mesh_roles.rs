@@ -44,6 +44,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/internal/v1/cut", &[Gateway]),
             ("POST", "/internal/v1/drain", &[Operator]),
             ("POST", "/internal/v1/order", &[Gateway]),
+            ("POST", "/internal/v1/forget", &[Operator]),
         ],
     ),
     (
@@ -67,6 +68,7 @@ pub(crate) const ROUTES: &[(Service, &str, &[RouteRoles])] = &[
             ("POST", "/engine/v1/close", &[Worker]),
             ("POST", "/engine/v1/abort", &[Worker]),
             ("POST", "/engine/v1/order", &[Worker]),
+            ("POST", "/engine/v1/forget", &[Worker]),
             ("POST", "/engine/v1/tokenize", &[Worker]),
             ("POST", "/engine/v1/detokenize", &[Worker]),
         ],

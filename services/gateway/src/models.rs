@@ -1,6 +1,7 @@
 //! The models on offer: their tokenizers and templates, and the workers that serve them now.
 
 mod grammars;
+mod known_weights;
 mod template;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use refrain_tokenization::{
 
 pub(crate) use self::grammars::FormModel;
 use self::grammars::Grammars;
+pub(crate) use self::known_weights::KnownWeights;
 use self::template::usable_template;
 use crate::config::ModelConfig;
 
@@ -48,6 +50,7 @@ pub(crate) struct Model {
     pub(crate) default_max_tokens: Option<u32>,
     /// Compiles forms of its outputs.
     pub(crate) grammars: Grammars,
+    pub(crate) weights: Arc<KnownWeights>,
     max_context: Option<u32>,
     tenants: Vec<String>,
 }
@@ -119,6 +122,7 @@ impl Model {
             stop_token_ids,
             default_max_tokens: config.default_max_tokens,
             grammars: Grammars::default(),
+            weights: Arc::default(),
             max_context: config.max_context.or_else(|| files.max_context()),
             tokenizer_identity: format!("{prefix}{}", tokenizer.identity()),
             tenants: config.tenants.clone(),
@@ -267,6 +271,12 @@ impl Models {
             .iter()
             .find(|model| model.id == id && model.is_open_to(tenant));
         found.cloned().ok_or_else(unknown_model)
+    }
+
+    /// The weights of a model, as far as they are known. Nothing is known of a model that is not on offer.
+    pub(crate) fn weights(&self, id: &str) -> Arc<KnownWeights> {
+        let found = self.models.iter().find(|model| model.id == id);
+        found.map_or_else(Arc::default, |model| model.weights.clone())
     }
 
     /// The models of a tenant, as far as `is_listed` holds for their ids.

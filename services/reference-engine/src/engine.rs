@@ -19,7 +19,7 @@ use refrain_protocol::engine::{
     CloseRequest, SelfDraft, SessionSpec, StepItem, StepRequest, StepResult,
 };
 use refrain_protocol::scheduling::KvReport;
-use refrain_protocol::{ApiError, EngineSessionId};
+use refrain_protocol::{ApiError, EngineSessionId, TenantId};
 
 use crate::config::EngineConfig;
 use crate::drafter::{DraftForm, DraftNetwork, DraftRequest, DraftRows, Drafter};
@@ -141,7 +141,7 @@ impl EngineCore {
         self
     }
 
-    fn weights_identity(&self, version: u64) -> WeightsIdentity {
+    pub(crate) fn weights_identity(&self, version: u64) -> WeightsIdentity {
         WeightsIdentity {
             fingerprint: self.model.fingerprint(),
             version,
@@ -184,6 +184,11 @@ impl EngineCore {
     /// Forgets the sessions that are kept for reuse.
     pub(crate) fn forget_kept(&mut self) {
         self.sessions.forget_kept();
+    }
+
+    /// Forgets the sessions of a tenant, except running ones. Returns the number of the former and of the latter.
+    pub(crate) fn forget_tenant(&mut self, tenant: TenantId) -> (usize, usize) {
+        self.sessions.forget_tenant(tenant)
     }
 
     /// Forgets all sessions. Their callers open them again.

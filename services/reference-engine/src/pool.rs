@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
-use refrain_protocol::TokenId;
 use refrain_protocol::prefix::PrefixHash;
+use refrain_protocol::{TenantId, TokenId};
 use tokio::sync::mpsc;
 
 use crate::config::KvPoolConfig;
 use crate::network::{BLOCK_TOKENS, BlockFloats, KvCache, KvShape};
 
 pub(crate) use block::{PooledBlock, decode, encode, encoded_len};
-pub(crate) use chain::{BlockId, BlockKey, PooledText, WeightsIdentity};
+pub(crate) use chain::{BlockId, BlockKey, PooledText, WeightsIdentity, is_of_tenant};
 pub(crate) use counts::{PoolCounts, PoolSizes};
 pub(crate) use memory::BlockSource;
 
@@ -169,7 +169,14 @@ impl KvPool {
     /// Keeps the full blocks of a text from place `from` on. Those that are here already count as used.
     ///
     /// The deepest blocks are the first to make room, because a block without those before it is of no use.
-    pub(crate) fn keep(&self, ids: &[BlockId], text: &[TokenId], kv: &KvCache, from: usize) {
+    pub(crate) fn keep(
+        &self,
+        tenant: TenantId,
+        ids: &[BlockId],
+        text: &[TokenId],
+        kv: &KvCache,
+        from: usize,
+    ) {
         let full = kv.full_blocks().min(ids.len());
         for place in (from..full).rev() {
             let (id, tokens) = (ids[place], &text[place * BLOCK_TOKENS..]);
@@ -178,22 +185,33 @@ impl KvPool {
             };
             let block = || PooledBlock {
                 id,
+                tenant,
                 tokens: *tokens,
                 floats: kv.block_floats(place),
             };
             let is_known = self.memory.lock().touch(&id);
             if !is_known {
-                self.insert(block(), BlockSource::Memory);
+                self.insert(block(), BlockSource::Memory, None);
                 self.counts.stored.add(1);
             }
-            self.write_behind(id.key(), block);
+            self.write_behind(id.key(), tenant, block);
         }
     }
 
-    /// Puts a block into the memory, where it may push others out.
-    pub(crate) fn insert(&self, block: PooledBlock, source: BlockSource) {
-        let evicted = self.memory.lock().insert(block, source);
+    /// Puts a block into the memory, where it may push others out. A block that was read elsewhere is dropped if a
+    /// tenant was forgotten after `read_since`, a value of [`KvPool::forgettings`], because it may be one of those.
+    pub(crate) fn insert(&self, block: PooledBlock, source: BlockSource, read_since: Option<u64>) {
+        let mut memory = self.memory.lock();
+        if read_since.is_some_and(|since| since != memory.forgettings()) {
+            return;
+        }
+        let evicted = memory.insert(block, source);
         self.counts.evicted_from_memory.add(evicted.into());
+    }
+
+    /// How often a tenant was forgotten so far.
+    pub(crate) fn forgettings(&self) -> u64 {
+        self.memory.lock().forgettings()
     }
 
     /// Remembers the hash by which schedulers know the text up to a block's end.
@@ -207,11 +225,11 @@ impl KvPool {
     }
 
     /// Queues a block for the file, unless that has it already.
-    fn write_behind(&self, key: BlockKey, block: impl FnOnce() -> PooledBlock) {
+    fn write_behind(&self, key: BlockKey, tenant: TenantId, block: impl FnOnce() -> PooledBlock) {
         let Some(file) = &self.file else {
             return;
         };
-        if !file.announce(key) {
+        if !file.announce(key, tenant) {
             return;
         }
         let senders = self.senders.lock();
@@ -313,6 +331,7 @@ impl KvPool {
 
     /// Loads blocks from the file into the memory, up to the first that it lacks. Returns how many are in memory.
     pub(crate) fn load_from_file(&self, ids: &[BlockId]) -> usize {
+        let since = self.forgettings();
         let load = |id: &BlockId| {
             if self.memory.lock().holds(id) {
                 return true;
@@ -320,7 +339,7 @@ impl KvPool {
             let block = self.read_file(id.key());
             let block = block.filter(|block| block.id == *id);
             block
-                .map(|block| self.insert(block, BlockSource::File))
+                .map(|block| self.insert(block, BlockSource::File, Some(since)))
                 .is_some()
         };
         ids.iter().take_while(|id| load(id)).count()
@@ -341,6 +360,20 @@ impl KvPool {
         if let Some(Err(error)) = self.file.as_ref().map(BlockFile::clear) {
             tracing::warn!(%error, "the file of the KV pool cannot be emptied");
         }
+    }
+
+    /// Forgets the blocks of a tenant, also those that are being loaded or wait to be written, and overwrites them in
+    /// the file. Returns how many the memory and the file had.
+    ///
+    /// # Errors
+    /// The file cannot be written. Blocks may be left in it, until this is repeated.
+    pub(crate) fn forget(&self, tenant: TenantId) -> std::io::Result<(usize, usize)> {
+        let in_memory = self.memory.lock().forget(tenant);
+        let in_file = match &self.file {
+            Some(file) => file.forget(tenant)?,
+            None => 0,
+        };
+        Ok((in_memory, in_file))
     }
 
     /// Ends the wait for a load.

@@ -1,5 +1,6 @@
 //! The running engine: the handle that callers use, its thread, its metrics and its HTTP listener.
 
+mod forgetting;
 mod handle;
 mod http;
 mod metrics;

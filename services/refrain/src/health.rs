@@ -130,8 +130,7 @@ fn listener_url(role: Role, file: &MeshFile) -> anyhow::Result<(String, bool)> {
         !wants_certificate || file.mesh.certificate.is_some(),
         "the listener {key} asks for a certificate of its callers; set mesh.certificate, which this command presents"
     );
-    let scheme = if http.tls.is_some() { "https" } else { "http" };
-    let url = format!("{scheme}://{}", reachable(listen));
+    let url = format!("{}://{}", http.scheme(), reachable(listen));
     Ok((url, wants_certificate))
 }
 

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_rpc::{Worker, Workers};
@@ -63,6 +64,10 @@ impl VerifyingEngine for LocalEngine {
 
     async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
         self.handle.order(order).await
+    }
+
+    async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        self.handle.forget_tenant(order).await
     }
 }
 

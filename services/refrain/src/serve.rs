@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use refrain_service_kit::descriptors;
-use refrain_service_kit::http::ListenerConfig;
 use refrain_service_kit::telemetry;
 
 use crate::cluster;
@@ -86,12 +85,9 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     let first_key = file.gateway.keys.first();
     let key = first_key.and_then(|key| key.key.clone());
     let verifies_drafts = !file.worker.engine.is_external() && !file.worker.adoption.is_on();
-    let scheme = |http: &ListenerConfig| if http.tls.is_some() { "https" } else { "http" };
-    let (gateway, operations) = (
-        scheme(&file.gateway.http),
-        scheme(&file.gateway.operations_http),
-    );
-    let trainer = scheme(&file.gateway.trainer.http);
+    let gateway = file.gateway.http.scheme();
+    let operations = file.gateway.operations_http.scheme();
+    let trainer = file.gateway.trainer.http.scheme();
     let has_console = file.gateway.console == Some(true);
     let token_file = local_operator::token_file(&file);
     run(Role::Up, file, |addr, process| {

@@ -35,5 +35,6 @@ pub use streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, 
 pub use third_party::{ExpectedModel, connect_third_party};
 pub use verify::{DraftVerdict, VerifyAbilities, VerifyMethod, VerifyRequest};
 pub use verifying::VerifyingEngine;
+pub(crate) use verifying::cannot_forget;
 pub(crate) use worker_engine::EngineLimits;
 pub use worker_engine::WorkerEngine;

@@ -5,7 +5,7 @@
 mod gate;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use refrain_protocol::engine_order::{EngineState, PauseMode};
@@ -30,6 +30,8 @@ struct OrdersState {
 /// The state that a trainer's orders leave.
 pub(crate) struct Orders {
     state: watch::Sender<OrdersState>,
+    /// Callers that wait for the number of chunks.
+    count_waiters: AtomicUsize,
     weight_version: AtomicU64,
     /// The turn of orders that the engine carries out.
     pub(crate) engine_turn: tokio::sync::Mutex<()>,
@@ -45,6 +47,7 @@ impl Orders {
         };
         Orders {
             state: watch::Sender::new(state),
+            count_waiters: AtomicUsize::new(0),
             weight_version: AtomicU64::new(0),
             engine_turn: tokio::sync::Mutex::default(),
             metrics,
@@ -89,7 +92,7 @@ impl Orders {
     /// Lets a chunk in. It stands at the gate until the ticket is dropped.
     pub(crate) fn enter(self: &Arc<Self>, has_output: bool) -> Ticket {
         let mut begun_in = 0;
-        self.state.send_modify(|state| {
+        self.change_counts(|state| {
             begun_in = state.gate.begins_in(has_output);
             state.chunks += 1;
             state.held += u32::from(begun_in > 0);
@@ -167,14 +170,30 @@ impl Orders {
             let now = state.gate.pause();
             now.is_none_or(|now| !now.is_same(&pause))
         };
-        self.wait(|state| is_over(state) || state.chunks == state.held)
+        self.wait_for_counts(|state| is_over(state) || state.chunks == state.held)
             .await;
         !is_over(&self.state.borrow())
     }
 
     /// Waits until a request runs.
     pub(crate) async fn some_run(&self) {
-        self.wait(|state| state.chunks > state.held).await;
+        self.wait_for_counts(|state| state.chunks > state.held)
+            .await;
+    }
+
+    /// Changes the number of chunks. Every chunk watches the gate, so that each beginning and each end would wake all
+    /// of them: only callers that wait for the number are told.
+    fn change_counts(&self, change: impl FnOnce(&mut OrdersState)) {
+        self.state.send_if_modified(|state| {
+            change(state);
+            self.count_waiters.load(Ordering::SeqCst) > 0
+        });
+    }
+
+    async fn wait_for_counts(&self, holds: impl FnMut(&OrdersState) -> bool) {
+        // Whoever changes the number after the first look at the state also sees this.
+        let _waiter = CountWaiter::new(&self.count_waiters);
+        self.wait(holds).await;
     }
 
     async fn wait(&self, holds: impl FnMut(&OrdersState) -> bool) {
@@ -186,6 +205,22 @@ impl Orders {
     fn show(&self) {
         let state = self.engine_state();
         self.metrics.pause(state.pause, state.held);
+    }
+}
+
+/// Counts a caller that waits for the number of chunks.
+struct CountWaiter<'a>(&'a AtomicUsize);
+
+impl<'a> CountWaiter<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        CountWaiter(count)
+    }
+}
+
+impl Drop for CountWaiter<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -205,7 +240,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let begun_in = self.begun_in;
-        self.orders.state.send_modify(|state| {
+        self.orders.change_counts(|state| {
             state.chunks -= 1;
             state.held -= u32::from(state.gate.is_new(begun_in));
         });
@@ -225,5 +260,60 @@ impl Drop for EngineCallGuard<'_> {
         self.orders
             .state
             .send_modify(|state| state.gate.set_call(false, is_loading, Instant::now()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Context, Poll, Wake, Waker};
+
+    use futures_util::FutureExt as _;
+    use refrain_service_kit::telemetry::Metrics;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    impl Woken {
+        fn is_set(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn chunks_that_come_and_go_wake_only_those_who_wait_for_their_number() {
+        let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "model").unwrap();
+        let orders = Arc::new(Orders::new(false, Arc::new(metrics)));
+        let (by_gate, by_number) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+        let (of_gate, of_number) = (Waker::from(by_gate.clone()), Waker::from(by_number.clone()));
+        let mut gate = pin!(orders.changed_since(orders.gate().changes()));
+        let mut context = Context::from_waker(&of_gate);
+        assert!(gate.as_mut().poll(&mut context).is_pending());
+        let ticket = orders.enter(false);
+        assert!(!by_gate.is_set());
+        let (pause, _) = orders.begin_pause(PauseMode::Wait);
+        assert!(by_gate.is_set());
+        assert!(gate.as_mut().poll(&mut context).is_ready());
+        {
+            let mut ended = pin!(orders.none_runs(pause));
+            let mut context = Context::from_waker(&of_number);
+            assert!(ended.as_mut().poll(&mut context).is_pending());
+            drop(ticket);
+            assert!(by_number.is_set());
+            assert_eq!(ended.as_mut().poll(&mut context), Poll::Ready(true));
+        }
+        assert_eq!(orders.count_waiters.load(Ordering::SeqCst), 0);
+        // A chunk that ended before the call is known as well.
+        assert_eq!(orders.none_runs(pause).now_or_never(), Some(true));
     }
 }

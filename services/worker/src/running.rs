@@ -19,7 +19,9 @@ use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{DrafterKind, SessionSpec, StepItem};
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::prefix::PrefixHasher;
-use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
+use refrain_protocol::{
+    ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, TenantId, WorkerId,
+};
 use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
 
 use self::sources::{OWN, prompt, prompt_end};
@@ -295,6 +297,7 @@ impl ActiveRequest {
             session: self.session,
             open: (self.engine_len == 0).then(|| SessionSpec {
                 namespace: self.namespace,
+                tenant: TenantId::of(&self.request.namespace.namespace.tenant),
                 sampling: self.request.sampling.clone(),
                 prompt_len: self.request.prompt_len,
                 self_drafts: self.self_drafts,

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
+use crate::{ApiError, EngineSessionId, NamespaceId, TenantId, TokenId};
 
 pub use output_form::{
     ArgumentsForm, CallForm, CallsForm, FormPart, OutputForm, TextForm, call_trigger,
@@ -109,6 +109,9 @@ pub struct SelfDraft {
 pub struct SessionSpec {
     /// Its namespace. KV caches are reused only within a namespace.
     pub namespace: NamespaceId,
+    /// The tenant of the namespace. An engine forgets what it holds by it.
+    #[serde(default)]
+    pub tenant: TenantId,
     /// How to sample, which never changes during a session.
     pub sampling: Sampling,
     /// Length of the prompt: the text after it is output, which penalties count.

@@ -62,6 +62,10 @@ hex_id! {
     NamespaceId
 }
 hex_id! {
+    /// The hash of a tenant's name (see [`TenantId::of`]), by which engines know it. Zero: nobody said.
+    TenantId
+}
+hex_id! {
     /// The id of an output, complete or growing: one choice of one request.
     DocumentId
 }

@@ -22,6 +22,7 @@ pub mod document;
 pub mod engine;
 pub mod engine_order;
 pub mod error;
+pub mod forgetting;
 pub mod group;
 pub mod history;
 mod ids;
@@ -37,7 +38,7 @@ pub mod tenants;
 pub mod usage;
 
 pub use error::{ApiError, ErrorKind};
-pub use ids::{DocumentId, EngineSessionId, LeaseId, NamespaceId, RequestId, WorkerId};
+pub use ids::{DocumentId, EngineSessionId, LeaseId, NamespaceId, RequestId, TenantId, WorkerId};
 pub use namespace::{Namespace, PARTITION_MARK, SignedNamespace};
 
 /// A token id of the target model's vocabulary.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-use crate::NamespaceId;
+use crate::{NamespaceId, TenantId};
 
 /// Stands in [`Namespace::tenant`] between the name of the tenant and a part of it. No name of a tenant has it.
 ///
@@ -23,6 +23,18 @@ pub struct Namespace {
     pub model: String,
     /// Identity of the tokenizer: the hash of its map from ids to bytes and of its special tokens, in hex.
     pub tokenizer: String,
+}
+
+impl TenantId {
+    /// The id of a tenant by its name. All its parts have the id of the whole.
+    pub fn of(tenant: &str) -> Self {
+        let parts = tenant.split_once(PARTITION_MARK);
+        let name = parts.map_or(tenant, |(name, _)| name);
+        let digest = Sha256::digest(name);
+        let mut bytes = [0u8; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        TenantId(u128::from_be_bytes(bytes))
+    }
 }
 
 impl Namespace {
@@ -205,6 +217,8 @@ mod tests {
         assert_eq!((part.tenant_name(), part.is_partition()), ("acme", true));
         assert!(part.is_of("acme") && part.is_of("acme\u{1f}key:1f"));
         assert!(!part.is_of("acme\u{1f}key:2e") && !part.is_of("acm"));
+        assert_eq!(TenantId::of(&part.tenant), TenantId::of("acme"));
+        assert_ne!(TenantId::of("acme"), TenantId::of("acm"));
         let whole = namespace("acme", "m");
         assert_eq!((whole.tenant_name(), whole.is_partition()), ("acme", false));
         assert!(whole.is_of("acme") && !whole.is_of("acme\u{1f}key:1f"));

@@ -35,6 +35,7 @@ use refrain_protocol::engine_order::{
     EngineAnswer, EngineCall, EngineOrder, EngineOrderReply, EngineState, PauseMode,
 };
 use refrain_protocol::error::code;
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::join::ReplicaState;
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::prefix::PrefixHash;
@@ -44,7 +45,7 @@ use refrain_protocol::scheduling::{
 };
 use refrain_protocol::{
     ApiError, EngineSessionId, ErrorKind, LeaseId, Namespace, NamespaceId, RequestId,
-    SignedNamespace, WorkerId,
+    SignedNamespace, TenantId, WorkerId,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -189,6 +190,7 @@ fn step_item() -> StepItem {
         session: EngineSessionId(5),
         open: Some(SessionSpec {
             namespace: NamespaceId(6),
+            tenant: TenantId(0x77),
             sampling: Sampling::default(),
             prompt_len: 2,
             self_drafts: true,
@@ -378,6 +380,21 @@ fn formats() -> Vec<Format> {
             }],
         ),
         format("worker_drain", WorkerDrain { drains: true }),
+        format(
+            "forget_tenant",
+            ForgetTenant {
+                tenant: TenantId(0x77),
+            },
+        ),
+        format(
+            "tenant_forgotten",
+            TenantForgotten {
+                sessions: 3,
+                memory_blocks: 12,
+                file_blocks: 11,
+                running: 1,
+            },
+        ),
         format(
             "engine_orders",
             vec![

@@ -5,6 +5,7 @@ use refrain_protocol::admin::{EraseReply, EraseRequest, ExportCursor, ExportRequ
 use refrain_protocol::usage::{EraseUsageReply, EraseUsageRequest};
 use serde::Serialize;
 
+use crate::engine_forgetting::{Engines, EnginesForgotten};
 use crate::store_admin::StoreAdmin;
 use crate::usage_store::UsageReplica;
 
@@ -27,18 +28,31 @@ pub struct Erasure {
     /// The usage that was erased, for each store, if it was to be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Vec<UsageErased>>,
+    /// What engines computed for the tenant, if it was to be erased and the scheduler was named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engines: Option<EnginesForgotten>,
+}
+
+/// The places that have more of a tenant than its documents.
+#[derive(Clone, Copy)]
+pub struct OtherPlaces<'a> {
+    /// The stores of usage. With its usage, gateways erase the responses that they stored for the tenant.
+    pub usage: &'a [UsageReplica],
+    /// The engines, whose KV caches and pools have its texts. `None`: nobody knows them.
+    pub engines: Option<Engines<'a>>,
 }
 
 impl Erasure {
-    /// Erases documents, and then reads all of the tenant again if all were to be erased. With `usage_of`, the usage
-    /// in these stores and the responses that gateways stored for the tenant are erased as well.
+    /// Erases documents, and then reads all of the tenant again if all were to be erased. What `others`
+    /// have of the tenant is erased as well.
     ///
     /// # Errors
-    /// As [`StoreAdmin::erase`] and [`StoreAdmin::export`]. A store that refuses to erase usage is in the outcome.
+    /// As [`StoreAdmin::erase`] and [`StoreAdmin::export`]. A store that refuses to erase usage is in the outcome,
+    /// and so is an engine.
     pub async fn carry_out(
         store: &dyn StoreAdmin,
         request: EraseRequest,
-        usage_of: Option<&[UsageReplica]>,
+        others: Option<OtherPlaces<'_>>,
     ) -> Result<Self, ApiError> {
         let (tenant, is_of_all) = (request.tenant.clone(), request.is_of_whole_tenant());
         let documents = store.erase(request).await?;
@@ -47,15 +61,19 @@ impl Erasure {
             Some(tenant) if is_of_all => Some(documents_before(store, tenant, before_ms).await?),
             _ => None,
         };
-        let usage = match (&tenant, usage_of) {
-            (Some(tenant), Some(replicas)) => Some(erase_usage(replicas, tenant).await),
-            _ => None,
-        };
+        let (mut usage, mut engines) = (None, None);
+        if let (Some(tenant), Some(others)) = (&tenant, others) {
+            usage = Some(erase_usage(others.usage, tenant).await);
+            if let Some(known) = others.engines {
+                engines = Some(known.forget(tenant).await);
+            }
+        }
         Ok(Erasure {
             tenant,
             documents,
             documents_left,
             usage,
+            engines,
         })
     }
 }

@@ -12,6 +12,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt};
 use lru::LruCache;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
@@ -49,6 +50,17 @@ pub trait Worker: Send + Sync {
         Err(ApiError::new(ErrorKind::NotFound, message))
     }
 
+    /// Has the engine forget everything that it computed for a tenant. Repeats are harmless.
+    ///
+    /// # Errors
+    /// `NotFound` from a worker that does not offer it, and `InvalidRequest` with the code `unsupported_by_engine` if
+    /// its engine cannot.
+    async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        let _ = order;
+        let message = "this worker does not have its engine forget a tenant";
+        Err(ApiError::new(ErrorKind::NotFound, message))
+    }
+
     /// Carries out an order of a trainer, which may take minutes. Repeats are harmless.
     ///
     /// # Errors
@@ -67,8 +79,8 @@ pub trait Workers: Send + Sync {
     fn at(&self, url: &str) -> Arc<dyn Worker>;
 }
 
-/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], and `POST` to `cut` and `drain`
-/// beside it.
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk` with the body of [`encode_chunk`], and `POST` to `cut`, `drain`,
+/// `forget` and `order` beside it.
 ///
 /// The response to a chunk has one [`ChunkEvent`] or `{"error": ApiError}` per line in JSON. An empty line shows that
 /// the worker is alive but has no event yet, which tells a slow engine from a worker that has stopped.
@@ -78,6 +90,9 @@ pub struct HttpWorker {
 
 /// Longest time of an order: weights may come over a network, and running requests may be waited for.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// Longest time in which an engine forgets a tenant: it overwrites what its file has of it.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Longest event line in bytes. A step emits at most some dozens of tokens with their log-probabilities.
 const LINE_BYTES_MAX: usize = 4 << 20;
@@ -111,6 +126,11 @@ impl Worker for HttpWorker {
     async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {
         let path = "/internal/v1/drain";
         self.client.post_json(path, &order, None).await
+    }
+
+    async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        let (path, timeout) = ("/internal/v1/forget", Some(FORGET_TIMEOUT));
+        self.client.post_json(path, &order, timeout).await
     }
 
     async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {

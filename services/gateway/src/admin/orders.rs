@@ -5,7 +5,7 @@ use actix_web::{HttpResponse, Resource};
 use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::{Erasure, MeshAdmin};
+use refrain_rpc::{Engines, Erasure, OtherPlaces};
 use refrain_service_kit::http::{HttpResult, post};
 use serde::Deserialize;
 use serde_json::json;
@@ -78,7 +78,7 @@ struct ErasureBody {
     session: Option<String>,
     from_ms: Option<u64>,
     until_ms: Option<u64>,
-    /// Whether its usage, and the responses that gateways stored, are erased as well.
+    /// Whether its usage, the responses that gateways stored, and what engines computed are erased as well.
     everything: bool,
 }
 
@@ -116,9 +116,18 @@ impl ErasureBody {
         }
     }
 
-    async fn carry_out(self, mesh: &MeshAdmin) -> Result<Erasure, ApiError> {
-        let replicas = self.everything.then(|| mesh.usage.usage_replicas());
-        Erasure::carry_out(&*mesh.store, self.request(), replicas.as_deref()).await
+    async fn carry_out(self, state: &AdminState) -> Result<Erasure, ApiError> {
+        let mesh = &state.mesh;
+        let usage = mesh.usage.usage_replicas();
+        let engines = Engines {
+            scheduler: &*state.figures.scheduler,
+            workers: &*mesh.workers,
+        };
+        let others = self.everything.then_some(OtherPlaces {
+            usage: &usage,
+            engines: Some(engines),
+        });
+        Erasure::carry_out(&*mesh.store, self.request(), others).await
     }
 }
 
@@ -129,8 +138,8 @@ async fn erase(
 ) -> HttpResult<HttpResponse> {
     let body = body.into_inner();
     body.check()?;
-    let (what, mesh) = (body.description(), state.mesh.clone());
-    let act = async move { body.carry_out(&mesh).await };
+    let (what, admin) = (body.description(), state.clone());
+    let act = async move { body.carry_out(&admin).await };
     Ok(HttpResponse::Ok().json(audited(state, operator, what, act).await?))
 }
 

@@ -42,7 +42,7 @@ function erasure(tenant, operator, refresh) {
       "All outputs that the draft store keeps of this tenant are erased from every file, those of all its parts included.",
       "Its drafts begin anew. Its keys and limits stay. This cannot be taken back.",
     ],
-    fields: [{ name: "everything", label: "Also erase its usage, and the responses that gateways stored", type: "checkbox" }],
+    fields: [{ name: "everything", label: "Also erase its usage, the responses that gateways stored, and what engines computed", type: "checkbox" }],
     word: tenant,
     button: "Erase",
     danger: true,
@@ -51,9 +51,13 @@ function erasure(tenant, operator, refresh) {
       refresh();
       const open = reply.replicas.filter((replica) => !replica.is_done);
       const usage = reply.usage ?? [];
+      const engines = reply.engines?.workers ?? [];
+      const away = engines.filter((one) => one.trouble);
+      const forgot = (name) => engines.reduce((all, one) => all + one[name], 0);
       const sum = (name) => usage.reduce((all, one) => all + one[name], 0);
       const isDone = open.length === 0 && reply.quarantines_kept === 0 && reply.documents_left === 0
-        && sum("gateways_pending") === 0 && usage.every((one) => !one.trouble);
+        && sum("gateways_pending") === 0 && usage.every((one) => !one.trouble)
+        && !reply.engines?.trouble && away.every((one) => one.is_unable);
       return [
         h("p", {}, isDone
           ? "Erased: no file of the draft store holds these tokens any more."
@@ -64,9 +68,15 @@ function erasure(tenant, operator, refresh) {
           ["Read again, still there", many(reply.documents_left, "document")],
           ["Time of the erasure", dateAndTime(reply.erased_at_ms)],
           ...(everything ? [["Rows of usage", count(sum("rows"))], ["Gateways that forgot it", count(sum("gateways"))]] : []),
+          ...(everything ? [
+            ["Engines that forgot it", `${count(engines.length - away.length)} of ${count(engines.length)}`],
+            ["KV blocks in memory, in files", `${count(forgot("memory_blocks"))}, ${count(forgot("file_blocks"))}`],
+          ] : []),
           ...(sum("gateways_pending") > 0 ? [["Gateways still to answer", count(sum("gateways_pending"))]] : []),
           ...(reply.quarantines_kept > 0 ? [["Unreadable, still there", many(reply.quarantines_kept, "folder")]] : []),
           ...usage.filter((one) => one.trouble).map((one) => [one.store, one.trouble]),
+          ...away.map((one) => [one.worker, one.trouble]),
+          ...(reply.engines?.trouble ? [["Engines", reply.engines.trouble]] : []),
           ...open.map((replica) => [replica.url, replica.trouble ?? "erases when the order reaches it"]),
         ]),
         copyable(JSON.stringify({ operator, ...reply }, null, 2), "The proof of the erasure"),

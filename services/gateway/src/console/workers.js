@@ -7,9 +7,16 @@ import { count, seconds, short } from "./format.js";
 
 function stateOf(worker) {
   if (worker.silent_ms > 3_000) return ["silent", `Silent for ${seconds(worker.silent_ms / 1000)}`];
+  if (worker.state?.pause) return ["drains", `Paused, ${count(worker.state.held)} held`];
   if (worker.draining) return ["drains", worker.running > 0 ? "Drains" : "Drained"];
   if (worker.suspect) return ["silent", "A chunk failed"];
   return ["works", "Works"];
+}
+
+// The version of the weights, as trainers name it.
+function weightsOf(state) {
+  if (!state) return "not reported";
+  return state.weight_version === 0 ? "as started" : `version ${state.weight_version}`;
 }
 
 function order(worker, isLast, refresh) {
@@ -72,6 +79,7 @@ export function workers(context) {
             `${short(worker.kv.running_tokens)} in use, ${short(worker.kv.kept_tokens)} kept, of ${short(worker.kv.capacity_tokens)}`)
           : "not reported",
       },
+      { head: "Weights", cell: ({ worker }) => weightsOf(worker.state) },
       { head: "Last report", number: true, cell: ({ worker }) => `${seconds(Math.round(worker.silent_ms / 100) / 10)} ago` },
       {
         head: "",

@@ -331,6 +331,7 @@ impl ChoiceRun<'_> {
                 ChunkEvent::Step(message) => {
                     let before = self.choice.own_len();
                     guard.add_rejected(message.rejected());
+                    self.request.model.weights.seen(message.weight_version);
                     let mut pieces = Vec::new();
                     let now = self.received.elapsed();
                     let each = self.request.shape.is_some().then_some(&mut pieces);
@@ -396,7 +397,10 @@ impl ChoiceRun<'_> {
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();
-                    self.note_usage();
+                    // The end of the only choice is the end of the request, which is settled then.
+                    if !finished || self.request.choice_count() > 1 {
+                        self.note_usage();
+                    }
                     self.send(progress).await?;
                     return Ok(if finished {
                         ChunkOutcome::Finished

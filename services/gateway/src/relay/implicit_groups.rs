@@ -2,6 +2,9 @@
 //! arrive within a window. They share drafts as the samples of a named group do. Nothing else about them changes;
 //! above all, they stay interactive.
 //!
+//! When the weights of the model change, a new group begins. Its samples and their lengths are those of the new
+//! epoch.
+//!
 //! The first of some equal prompts is alone until the second one comes. So a prompt that comes once makes no group on
 //! any worker, and the first sample joins the others with its next chunk.
 
@@ -33,14 +36,17 @@ pub(crate) struct PromptGroup {
     /// A random name, which no client can guess.
     name: String,
     began: Instant,
+    /// How often the weights had changed when it began.
+    epoch: u64,
     samples: AtomicU32,
 }
 
 impl PromptGroup {
-    fn new(now: Instant) -> Result<Self, ApiError> {
+    fn new(epoch: u64, now: Instant) -> Result<Self, ApiError> {
         Ok(PromptGroup {
             name: format!("implicit-{:032x}", random::u128()?),
             began: now,
+            epoch,
             samples: AtomicU32::new(0),
         })
     }
@@ -62,7 +68,7 @@ impl ImplicitGroups {
         }
     }
 
-    /// Joins the group of a prompt with a number of samples.
+    /// Joins the group of a prompt with a number of samples. `epoch` is how often the weights have changed.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -71,18 +77,20 @@ impl ImplicitGroups {
         namespace: NamespaceId,
         prompt: PrefixHash,
         samples: u32,
+        epoch: u64,
         now: Instant,
     ) -> Result<Arc<PromptGroup>, ApiError> {
         let key = (namespace, prompt);
         let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
         let known = prompts.get(&key).filter(|group| {
             // The window does not move on: otherwise a prompt that comes every minute would be one endless group.
-            now.saturating_duration_since(group.began) < self.window
+            let age = now.saturating_duration_since(group.began);
+            age < self.window && group.epoch == epoch
         });
         let group = match known {
             Some(group) => group.clone(),
             None => {
-                let group = Arc::new(PromptGroup::new(now)?);
+                let group = Arc::new(PromptGroup::new(epoch, now)?);
                 if !self.window.is_zero() {
                     prompts.put(key, group.clone());
                 }
@@ -119,7 +127,9 @@ mod tests {
         let start = Instant::now();
         let join = |namespace, prompt, after_s| {
             let now = start + Duration::from_secs(after_s);
-            groups.join(namespace, PrefixHash(prompt), 1, now).unwrap()
+            groups
+                .join(namespace, PrefixHash(prompt), 1, 0, now)
+                .unwrap()
         };
         let first = join(ACME, 7, 0);
         assert_eq!(first.name(), None, "one sample is no group");
@@ -139,13 +149,29 @@ mod tests {
     }
 
     #[test]
+    fn equal_prompts_of_two_epochs_are_two_groups() {
+        let groups = groups(WINDOW, 10);
+        let now = Instant::now();
+        let join = |epoch| groups.join(ACME, PrefixHash(7), 2, epoch, now).unwrap();
+        let (first, second) = (join(0), join(1));
+        assert!(first.name().is_some() && second.name().is_some());
+        assert_ne!(first.name(), second.name());
+        assert_eq!(join(1).name(), second.name());
+        assert_eq!(
+            groups.gauge.get(),
+            1,
+            "the group of the older epoch is forgotten"
+        );
+    }
+
+    #[test]
     fn the_choices_of_a_request_are_a_group_at_once_also_without_a_window() {
         for window in [WINDOW, Duration::ZERO] {
             let groups = groups(window, 10);
             let now = Instant::now();
-            let wide = groups.join(ACME, PrefixHash(7), 4, now).unwrap();
+            let wide = groups.join(ACME, PrefixHash(7), 4, 0, now).unwrap();
             assert!(wide.name().is_some());
-            let other = groups.join(ACME, PrefixHash(7), 2, now).unwrap();
+            let other = groups.join(ACME, PrefixHash(7), 2, 0, now).unwrap();
             assert_eq!(wide.name() == other.name(), !window.is_zero());
         }
     }
@@ -154,7 +180,7 @@ mod tests {
     fn the_number_of_prompts_is_bounded() {
         let groups = groups(WINDOW, 2);
         let now = Instant::now();
-        let join = |prompt| groups.join(ACME, PrefixHash(prompt), 1, now).unwrap();
+        let join = |prompt| groups.join(ACME, PrefixHash(prompt), 1, 0, now).unwrap();
         for prompt in 0..100 {
             join(prompt);
             assert!(groups.gauge.get() <= 2);

@@ -115,6 +115,7 @@ impl RelayContext {
                     namespace,
                     prefixes.whole(),
                     request.choices_per_prompt,
+                    request.model.weights.changes(),
                     Instant::now(),
                 )?),
             };

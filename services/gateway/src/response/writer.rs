@@ -20,7 +20,7 @@ use crate::response::best_of::{best, mean_logprob};
 use crate::response::logprobs::{TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs};
 use crate::response::message::{self, CallShape};
 use crate::response::surface_writer::{SurfaceWriter, read_to_end, write_frame};
-use crate::response::weight_spans::weight_spans;
+use crate::response::weight_spans::{add_weight_spans, weight_spans};
 
 /// Bytes of an event without its text, about.
 const FRAME_BYTES: usize = 320;
@@ -39,6 +39,8 @@ struct WrittenChoice {
     has_begun: bool,
     /// Characters of the choice before its next token.
     offset: u64,
+    /// Versions of the weights that sampled it so far, for a trainer.
+    spans: Vec<WeightSpan>,
 }
 
 /// A choice that is collected for a whole answer.
@@ -152,9 +154,11 @@ impl AnswerWriter {
                     .get(index as usize)
                     .is_some_and(|it| !it.has_begun);
                 let token_ids = self.token_ids(&progress.tokens);
+                let ends = progress.finish.is_some();
+                let weight_versions = self.streamed_weight_versions(index, &progress.tokens, ends);
                 let (echo, scored) = self.begin_completion(index, progress.prompt, progress.tokens);
                 let text = echo + &message::text(progress.events);
-                if !text.is_empty() || has_logprobs || has_ids || progress.finish.is_some() {
+                if !text.is_empty() || has_logprobs || has_ids || ends {
                     let logprobs = match has_logprobs {
                         true => self.completion_logprobs(index, &scored),
                         false => None,
@@ -167,7 +171,7 @@ impl AnswerWriter {
                         token_ids,
                         prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
                         prompt_logprobs: None,
-                        weight_versions: None,
+                        weight_versions,
                     };
                     let event = self.envelope("text_completion", vec![choice], None);
                     write_frame(&mut frames, &event)?;
@@ -293,6 +297,20 @@ impl AnswerWriter {
     fn weight_versions(&self, tokens: &[OutputToken]) -> Option<Vec<WeightSpan>> {
         let is_trainers = self.request.abort.is_some();
         is_trainers.then(|| weight_spans(tokens))
+    }
+
+    /// Adds new tokens of a stream to the versions that sampled the choice. Its last event has all of them, if a
+    /// trainer asked.
+    fn streamed_weight_versions(
+        &mut self,
+        index: u32,
+        tokens: &[OutputToken],
+        ends: bool,
+    ) -> Option<Vec<WeightSpan>> {
+        self.request.abort.as_ref()?;
+        let spans = &mut self.choices.get_mut(index as usize)?.spans;
+        add_weight_spans(spans, tokens);
+        ends.then(|| std::mem::take(spans))
     }
 
     /// Log-probabilities of the prompt, if asked for. The tokens are all but its first.

@@ -1,7 +1,6 @@
 //! Orders to all workers of the model, and what each of them answered.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use actix_web::HttpResponse;
@@ -18,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::version::version_name;
 use crate::metrics::GatewayMetrics;
+use crate::models::KnownWeights;
 
 /// Longest wait for the state of a worker. Other orders may take as long as weights need.
 const REPORT_WAIT: Duration = Duration::from_secs(10);
@@ -28,8 +28,7 @@ pub(super) struct Fleet {
     scheduler: Arc<dyn Scheduler>,
     workers: Arc<dyn Workers>,
     metrics: Arc<GatewayMetrics>,
-    /// The latest version that a worker has named.
-    version: AtomicU64,
+    weights: Arc<KnownWeights>,
 }
 
 /// The name of a worker, and its address.
@@ -77,19 +76,20 @@ impl Fleet {
         scheduler: Arc<dyn Scheduler>,
         workers: Arc<dyn Workers>,
         metrics: Arc<GatewayMetrics>,
+        weights: Arc<KnownWeights>,
     ) -> Self {
         Fleet {
             model,
             scheduler,
             workers,
             metrics,
-            version: AtomicU64::new(0),
+            weights,
         }
     }
 
-    /// The latest version of the weights that a worker has named; 0 before there was any.
+    /// The version of the weights, as far as it is known; 0 before a worker has named one.
     pub(super) fn version(&self) -> u64 {
-        self.version.load(Ordering::Relaxed)
+        self.weights.version()
     }
 
     /// The workers of the model, in the order of their names.
@@ -207,11 +207,17 @@ impl Fleet {
     }
 
     fn note(&self, order: &EngineOrder, id: &WorkerId, reply: &Result<EngineOrderReply, ApiError>) {
+        let renews = matches!(
+            order,
+            EngineOrder::LoadWeights { .. } | EngineOrder::SetVersion { .. }
+        );
         let order = label(order);
         let outcome = match reply {
             Ok(reply) => {
-                self.version
-                    .fetch_max(reply.state.weight_version, Ordering::Relaxed);
+                match renews {
+                    true => self.weights.replaced(reply.state.weight_version),
+                    false => self.weights.seen(reply.state.weight_version),
+                }
                 "done"
             }
             Err(error) => {

@@ -88,10 +88,7 @@ pub(crate) fn listen(
         body_bytes_max: config.body_bytes_max,
         in_flight: Arc::new(InFlight::new(metrics.clone())),
         hold: Hold::new(limits, deps.drain, metrics),
-        scheme: match trainer.http.tls {
-            None => "http",
-            Some(_) => "https",
-        },
+        scheme: trainer.http.scheme(),
         listen,
     });
     let options = ServeOptions {

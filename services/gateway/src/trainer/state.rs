@@ -38,6 +38,13 @@ impl TrainerState {
         workers: Arc<dyn Workers>,
     ) -> Arc<Fleet> {
         let metrics = gateway.metrics.clone();
-        Arc::new(Fleet::new(model.to_owned(), scheduler, workers, metrics))
+        let weights = gateway.models.weights(model);
+        Arc::new(Fleet::new(
+            model.to_owned(),
+            scheduler,
+            workers,
+            metrics,
+            weights,
+        ))
     }
 }

@@ -1,6 +1,7 @@
 //! The console: its page, what the page asks for, and the orders of operators to the mesh.
 
 use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
+use refrain_protocol::TenantId;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -82,6 +83,15 @@ async fn orders_reach_the_mesh_and_are_in_the_audit_log() {
     let (status, erased) = order(Method::POST, "erasures", erasure).await;
     assert_eq!((status, &erased["documents"]), (200, &json!(3)));
     assert_eq!(erased["documents_left"], 0);
+    assert!(erased.get("engines").is_none() && erased.get("usage").is_none());
+    let everything = json!({"tenant": "acme", "everything": true});
+    let (status, erased) = order(Method::POST, "erasures", everything).await;
+    let engine = json!({"worker": "w0", "sessions": 1, "memory_blocks": 5, "file_blocks": 4, "running": 0,
+        "is_unable": false});
+    assert_eq!(
+        (status, &erased["engines"]),
+        (200, &json!({"workers": [engine]}))
+    );
     let faulty = json!({"tenant": "acme", "everything": true, "session": "s"});
     let (status, faulty) = order(Method::POST, "erasures", faulty).await;
     assert_eq!(
@@ -95,8 +105,10 @@ async fn orders_reach_the_mesh_and_are_in_the_audit_log() {
     {
         let log = admin.bench.mesh.log();
         assert_eq!(log.drains, [true, false]);
-        assert_eq!(log.erasures.len(), 1);
+        assert_eq!(log.erasures.len(), 2);
         assert_eq!(log.erasures[0].tenant.as_deref(), Some("acme"));
+        let told: Vec<TenantId> = log.forgotten.iter().map(|(_, tenant)| *tenant).collect();
+        assert_eq!(told, [TenantId::of("acme")]);
     }
     let acts: Vec<Value> = admin.audit();
     let done = acts.iter().filter(|line| line["outcome"] == "done");
@@ -105,6 +117,7 @@ async fn orders_reach_the_mesh_and_are_in_the_audit_log() {
         "worker w0 drained",
         "worker w0 put back to work",
         "all documents of tenant acme erased",
+        "everything of tenant acme erased",
         "draft store compacted",
     ];
     assert_eq!(done, expected);

@@ -15,12 +15,13 @@ use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel, WorkerDrain,
     WorkerReport,
 };
-use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId, WorkerId};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, TenantId, TokenId, WorkerId};
 use refrain_rpc::{ChunkStream, MeshAdmin, Scheduler, Worker, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
@@ -127,6 +128,8 @@ pub(crate) struct Log {
     pub(crate) drains: Vec<bool>,
     /// Erasures in the draft store.
     pub(crate) erasures: Vec<EraseRequest>,
+    /// Tenants that engines were told to forget, by the URL of the worker.
+    pub(crate) forgotten: Vec<(String, TenantId)>,
     workers: Vec<WorkerId>,
 }
 
@@ -300,6 +303,17 @@ impl Drop for Open {
 
 #[async_trait]
 impl Worker for FakeWorker {
+    async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        let told = (self.1.clone(), order.tenant);
+        self.0.log().forgotten.push(told);
+        Ok(TenantForgotten {
+            sessions: 1,
+            memory_blocks: 5,
+            file_blocks: 4,
+            running: 0,
+        })
+    }
+
     async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
         let mesh = &self.0;
         mesh.auth.verify(&request.namespace)?;

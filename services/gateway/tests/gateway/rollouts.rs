@@ -372,6 +372,27 @@ async fn equal_prompts_of_a_tenant_are_a_group_from_the_second_on() {
 }
 
 #[tokio::test]
+async fn equal_prompts_begin_a_new_group_when_the_weights_have_changed() {
+    let bench = Bench::new().await;
+    let mut groups = Vec::new();
+    for version in [3, 3, 4, 4, 3, 4] {
+        bench.mesh.script().versions = vec![version];
+        assert_eq!(bench.chat(json!({"temperature": 1})).await.0, 200);
+        groups.push(last_group(&bench));
+    }
+    // The third sample is the first one whose answer tells of version 4. A worker that lags behind divides nothing.
+    let [first, of_three, third, fourth, fifth, sixth] = &groups[..] else {
+        panic!("{groups:?}");
+    };
+    assert_eq!((first, fourth), (&None, &None));
+    assert!(of_three.is_some() && third == of_three, "{groups:?}");
+    assert!(
+        fifth.is_some() && fifth == sixth && fifth != third,
+        "{groups:?}"
+    );
+}
+
+#[tokio::test]
 async fn equal_prompts_are_no_group_where_that_is_turned_off() {
     let bench = Bench::with(GatewayConfig {
         implicit_group_window_ms: 0,

@@ -254,6 +254,25 @@ async fn areal_reads_token_ids_out_of_vllms_completions_without_a_model() {
         choice["weight_versions"],
         json!([{"start": 0, "end": 5, "version": 7}])
     );
+    // The last event of a stream has the spans of the whole output, and no other event has any.
+    lab.bench.mesh.script().step_tokens = 1;
+    // Each step arrives apart.
+    lab.bench.mesh.script().step_pause = std::time::Duration::from_millis(1);
+    lab.bench.mesh.script().versions = vec![7, 7, 8];
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let (events, done) = lab.stream("/v1/completions", &streamed).await;
+    assert!(done && events.len() > 1, "{events:?}");
+    let (last, earlier) = events.split_last().unwrap();
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert_eq!(
+        last["choices"][0]["weight_versions"],
+        json!([{"start": 0, "end": 2, "version": 7}, {"start": 2, "end": 5, "version": 8}])
+    );
+    assert!(
+        (earlier.iter()).all(|event| event["choices"][0].get("weight_versions").is_none()),
+        "{earlier:?}"
+    );
     // The listener of clients names tokens the same way, and says nothing of versions.
     let mut public = body;
     public["model"] = json!("tiny");

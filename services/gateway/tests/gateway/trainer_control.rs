@@ -227,6 +227,26 @@ async fn a_pause_that_no_worker_takes_is_no_pause() {
 }
 
 #[tokio::test]
+async fn a_new_epoch_begins_new_groups_of_equal_prompts() {
+    let lab = Lab::new().await;
+    let body = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 2}});
+    let mut groups = Vec::new();
+    for sample in 0..4 {
+        if sample == 2 {
+            let weights = json!({"model_path": "/w/8", "weight_version": "8"});
+            let (status, answer) = lab.post("/update_weights_from_disk", &weights).await;
+            assert_eq!(status, 200, "{answer}");
+            lab.bench.mesh.script().versions = vec![8];
+        }
+        assert_eq!(lab.post("/generate", &body).await.0, 200);
+        groups.push(lab.bench.mesh.log().leases.last().unwrap().group.clone());
+    }
+    assert!(groups[1].is_some() && groups[3].is_some(), "{groups:?}");
+    assert_eq!((&groups[0], &groups[2]), (&None, &None));
+    assert_ne!(groups[1], groups[3]);
+}
+
+#[tokio::test]
 async fn weights_from_a_directory_have_a_version_in_the_words_of_each_trainer() {
     let lab = Lab::new().await;
     let load = |directory: &str, version| EngineOrder::LoadWeights {

@@ -40,7 +40,9 @@ impl Pooling {
         }
         text.chain.extend(&session.text[..full * BLOCK_TOKENS]);
         let ids = text.chain.ids();
-        self.pool.keep(ids, &session.text, &session.kv, from);
+        let tenant = session.tenant;
+        self.pool
+            .keep(tenant, ids, &session.text, &session.kv, from);
         text.kept = full;
         if all {
             self.name_prefixes(session);

@@ -35,6 +35,11 @@ impl PrefixCache {
         self.kept.drain(..count).collect()
     }
 
+    /// Keeps only the sessions for which `is_wanted` is true.
+    pub(super) fn retain(&mut self, is_wanted: impl FnMut(&Session) -> bool) {
+        self.kept.retain(is_wanted);
+    }
+
     /// Adds a session. If a kept session begins with its text, that one is marked as used instead.
     pub(super) fn insert(&mut self, mut session: Session) {
         let begins_with_it = |kept: &Session| {

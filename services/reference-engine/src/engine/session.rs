@@ -5,7 +5,7 @@ use std::time::Instant;
 use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::prefix::{PrefixHash, PrefixHasher, mark};
-use refrain_protocol::{NamespaceId, TokenId};
+use refrain_protocol::{NamespaceId, TenantId, TokenId};
 
 use super::session_form::SessionForm;
 use crate::drafter::DrafterState;
@@ -51,6 +51,9 @@ impl std::fmt::Debug for SessionPrefixes {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) namespace: NamespaceId,
+    pub(crate) tenant: TenantId,
+    /// Its tenant was forgotten while it ran, so nothing of it is kept.
+    pub(super) leaves_nothing: bool,
     pub(crate) sampling: Sampling,
     /// Length of the prompt; the text after it is output.
     pub(crate) prompt_len: usize,

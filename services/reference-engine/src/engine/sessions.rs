@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use refrain_protocol::engine::{Sampling, SessionSpec};
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::KvReport;
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TenantId};
 
 use super::pooling::Pooling;
 use super::prefix_cache::PrefixCache;
@@ -21,7 +21,7 @@ use super::session::{Session, SessionPrefixes};
 use super::session_form::SessionForm;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
-use crate::pool::WeightsIdentity;
+use crate::pool::{WeightsIdentity, is_of_tenant};
 
 /// Delay after which a caller that was refused for lack of room may try again.
 const RETRY_AFTER_MS: u64 = 250;
@@ -123,6 +123,8 @@ impl Sessions {
         }
         let session = Session {
             namespace: spec.namespace,
+            tenant: spec.tenant,
+            leaves_nothing: false,
             sampling: spec.sampling,
             prompt_len: spec.prompt_len as usize,
             text: Vec::new(),
@@ -305,7 +307,7 @@ impl Sessions {
         {
             pooling.keep(&mut session, true);
         }
-        if keep && !session.text.is_empty() {
+        if keep && !session.leaves_nothing && !session.text.is_empty() {
             // A kept session never samples again.
             session.sampling = Sampling::default();
             session.form = None;
@@ -320,6 +322,23 @@ impl Sessions {
         if let Some(pooling) = &self.pooling {
             pooling.pool.clear();
         }
+    }
+
+    /// Forgets the sessions of a tenant that are kept for reuse or parked. Those that run go on, and nothing of them
+    /// is kept. Returns the number of both. The pool is left as it is.
+    pub(crate) fn forget_tenant(&mut self, tenant: TenantId) -> (usize, usize) {
+        let is_of = |session: &Session| is_of_tenant(session.tenant, tenant);
+        let before = self.kept.len() + self.open.len();
+        self.kept.retain(|kept| !is_of(kept));
+        self.open
+            .retain(|_, open| open.parked.is_none() || !is_of(open));
+        let forgotten = before - self.kept.len() - self.open.len();
+        let running = self.open.values_mut().filter(|open| is_of(open));
+        let running = running.map(|open| {
+            open.leaves_nothing = true;
+            open.pooled = None;
+        });
+        (forgotten, running.count())
     }
 
     /// Forgets all sessions, open ones as well.

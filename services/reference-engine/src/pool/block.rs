@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use refrain_protocol::TokenId;
+use refrain_protocol::{TenantId, TokenId};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::chain::BlockId;
 use crate::network::{BLOCK_TOKENS, BlockFloats};
 
-const MAGIC: [u8; 8] = *b"RFKVBLK1";
+const MAGIC: [u8; 8] = *b"RFKVBLK2";
 const TOKENS_BYTES: usize = BLOCK_TOKENS * size_of::<TokenId>();
 
 /// Where the parts of the head begin.
 const ORDER_AT: usize = MAGIC.len();
 const ID_AT: usize = ORDER_AT + size_of::<u64>();
-const TOKENS_AT: usize = ID_AT + size_of::<BlockId>();
+const TENANT_AT: usize = ID_AT + size_of::<BlockId>();
+const TOKENS_AT: usize = TENANT_AT + size_of::<TenantId>();
 const FLOATS_COUNT_AT: usize = TOKENS_AT + TOKENS_BYTES;
 const FLOATS_HASH_AT: usize = FLOATS_COUNT_AT + size_of::<u64>();
 const HEAD_HASH_AT: usize = FLOATS_HASH_AT + size_of::<u128>();
@@ -26,6 +27,8 @@ pub(super) const HEAD_BYTES: usize = HEAD_HASH_AT + size_of::<u64>();
 #[derive(Clone, Debug)]
 pub(crate) struct PooledBlock {
     pub(crate) id: BlockId,
+    /// The tenant whose text it is.
+    pub(crate) tenant: TenantId,
     pub(crate) tokens: [TokenId; BLOCK_TOKENS],
     pub(crate) floats: BlockFloats,
 }
@@ -54,6 +57,7 @@ pub(crate) enum Damage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockHead {
     pub(super) id: BlockId,
+    pub(super) tenant: TenantId,
     /// The number of its write; later ones are greater.
     pub(super) order: u64,
     tokens: [TokenId; BLOCK_TOKENS],
@@ -72,6 +76,7 @@ pub(crate) fn encode(block: &PooledBlock, order: u64, out: &mut Vec<u8>) {
     out.extend(MAGIC);
     out.extend(order.to_le_bytes());
     out.extend(block.id.0);
+    out.extend(block.tenant.0.to_le_bytes());
     for token in block.tokens {
         out.extend(token.to_le_bytes());
     }
@@ -111,6 +116,7 @@ pub(super) fn decode_head(bytes: &[u8], floats: usize) -> Result<BlockHead, Dama
     }
     Ok(BlockHead {
         id: BlockId(field(&head, ID_AT)?),
+        tenant: TenantId(u128::from_le_bytes(field(&head, TENANT_AT)?)),
         order: u64::from_le_bytes(field(&head, ORDER_AT)?),
         tokens,
         floats_hash: u128::from_le_bytes(field(&head, FLOATS_HASH_AT)?),
@@ -132,6 +138,7 @@ pub(crate) fn decode(bytes: &[u8], floats: usize) -> Result<PooledBlock, Damage>
     bytemuck::cast_slice_mut(&mut values).copy_from_slice(content);
     Ok(PooledBlock {
         id: head.id,
+        tenant: head.tenant,
         tokens: head.tokens,
         floats: Arc::new(values),
     })
@@ -147,6 +154,7 @@ mod tests {
         let floats = (0..FLOATS).map(|number| number as f32 * 0.37 - 3.0);
         PooledBlock {
             id: BlockId(std::array::from_fn(|number| number as u8)),
+            tenant: TenantId(0x0102_0304),
             tokens: std::array::from_fn(|number| number as TokenId * 17),
             floats: Arc::new(floats.collect()),
         }
@@ -158,7 +166,8 @@ mod tests {
         encode(&block, 9, &mut bytes);
         assert_eq!(bytes.len(), encoded_len(FLOATS));
         let back = decode(&bytes, FLOATS).unwrap();
-        assert_eq!((back.id, back.tokens), (block.id, block.tokens));
+        let named = |block: &PooledBlock| (block.id, block.tenant, block.tokens);
+        assert_eq!(named(&back), named(&block));
         let bits = |floats: &[f32]| {
             floats
                 .iter()

@@ -1,6 +1,6 @@
 //! Names of blocks: a chain of hashes over a namespace, the weights, and all tokens up to a block's end.
 
-use refrain_protocol::{NamespaceId, TokenId};
+use refrain_protocol::{NamespaceId, TenantId, TokenId};
 use sha2::{Digest as _, Sha256};
 
 use crate::network::BLOCK_TOKENS;
@@ -57,6 +57,11 @@ impl std::fmt::Display for BlockKey {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{:032x}", self.0)
     }
+}
+
+/// Whether a block or session is one of a tenant's, or nobody said whose it is. Erasing too much costs time only.
+pub(crate) fn is_of_tenant(owner: TenantId, tenant: TenantId) -> bool {
+    owner == tenant || owner == TenantId::default()
 }
 
 /// The names of the full blocks of a text that grows.

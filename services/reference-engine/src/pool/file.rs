@@ -3,7 +3,7 @@
 //! The file has no table of contents. The index is made from the heads of the slots when the file is opened. So a
 //! crash or a damage costs the blocks that it hits, and no write has to be ordered or synced.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -12,24 +12,32 @@ use std::path::Path;
 use anyhow::Context as _;
 use lru::LruCache;
 use parking_lot::{Mutex, MutexGuard};
+use refrain_protocol::TenantId;
 
 use super::block::{Damage, HEAD_BYTES, PooledBlock, decode, decode_head, encode, encoded_len};
-use super::chain::BlockKey;
+use super::chain::{BlockKey, is_of_tenant};
 
 /// Slots begin at multiples of this number of bytes, so that a write touches whole pages.
 const PAGE_BYTES: usize = 4096;
 
+/// A slot with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FullSlot {
+    slot: u32,
+    tenant: TenantId,
+}
+
 /// Which block is in which slot.
 struct FileIndex {
     /// The slot of each block, in order of last use.
-    slots: LruCache<BlockKey, u32>,
+    slots: LruCache<BlockKey, FullSlot>,
     /// Slots without a block below `end`.
     free: Vec<u32>,
     /// Number of slots that the file has had.
     end: u32,
     slots_max: u32,
-    /// Blocks that wait to be written.
-    waiting: HashSet<BlockKey>,
+    /// Blocks that wait to be written, with their tenants.
+    waiting: HashMap<BlockKey, TenantId>,
     /// The number of the next write.
     order: u64,
     /// How often the file was emptied.
@@ -46,7 +54,7 @@ impl FileIndex {
             self.end += 1;
             return Some((self.end - 1, false));
         }
-        self.slots.pop_lru().map(|(_, slot)| (slot, true))
+        self.slots.pop_lru().map(|(_, full)| (full.slot, true))
     }
 }
 
@@ -55,6 +63,8 @@ pub(super) struct BlockFile {
     file: File,
     floats: usize,
     slot_bytes: usize,
+    /// The turn of those who write. It is taken before the index.
+    turn: Mutex<()>,
     index: Mutex<FileIndex>,
 }
 
@@ -92,7 +102,7 @@ impl BlockFile {
             free: Vec::new(),
             end: u32::try_from(slots)?,
             slots_max,
-            waiting: HashSet::new(),
+            waiting: HashMap::new(),
             order: 0,
             clearings: 0,
         };
@@ -102,6 +112,7 @@ impl BlockFile {
             file,
             floats,
             slot_bytes,
+            turn: Mutex::default(),
             index: Mutex::new(index),
         })
     }
@@ -131,9 +142,9 @@ impl BlockFile {
 
     /// Marks a block as used. Returns whether the caller has to hand it in for writing, because it is neither in the
     /// file nor waits.
-    pub(super) fn announce(&self, key: BlockKey) -> bool {
+    pub(super) fn announce(&self, key: BlockKey, tenant: TenantId) -> bool {
         let mut index = self.index();
-        index.slots.get(&key).is_none() && index.waiting.insert(key)
+        index.slots.get(&key).is_none() && index.waiting.insert(key, tenant).is_none()
     }
 
     /// Takes back an announcement.
@@ -141,15 +152,19 @@ impl BlockFile {
         self.index().waiting.remove(&key);
     }
 
-    /// Writes a block that was announced, and returns whether another one lost its place.
+    /// Writes a block that was announced, and returns whether another one lost its place. A block whose tenant was
+    /// forgotten meanwhile is not written.
     ///
     /// # Errors
     /// The file cannot be written. Its other blocks stay.
     pub(super) fn write(&self, block: &PooledBlock) -> io::Result<bool> {
         let key = block.id.key();
+        let _turn = self.turn.lock();
         let (slot, order, has_evicted, clearings) = {
             let mut index = self.index();
-            index.waiting.remove(&key);
+            if index.waiting.remove(&key).is_none() {
+                return Ok(false);
+            }
             let Some((slot, has_evicted)) = index.claim() else {
                 return Ok(false);
             };
@@ -158,6 +173,8 @@ impl BlockFile {
         };
         let mut bytes = Vec::new();
         encode(block, order, &mut bytes);
+        // Nothing of an earlier block may be left after it.
+        bytes.resize(self.slot_bytes, 0);
         let written = self.file.write_all_at(&bytes, self.place(slot));
         let mut index = self.index();
         if index.clearings != clearings {
@@ -167,8 +184,9 @@ impl BlockFile {
             index.free.push(slot);
             return Err(error);
         }
-        if let Some(slot) = index.slots.put(key, slot) {
-            index.free.push(slot);
+        let tenant = block.tenant;
+        if let Some(older) = index.slots.put(key, FullSlot { slot, tenant }) {
+            index.free.push(older.slot);
         }
         Ok(has_evicted)
     }
@@ -178,11 +196,11 @@ impl BlockFile {
     /// # Errors
     /// The file has something else there, which is not the block. It is dropped.
     pub(super) fn read(&self, key: BlockKey) -> Result<Option<PooledBlock>, Damage> {
-        let Some(slot) = self.index().slots.get(&key).copied() else {
+        let Some(full) = self.index().slots.get(&key).copied() else {
             return Ok(None);
         };
         let mut bytes = vec![0; encoded_len(self.floats)];
-        let read = self.file.read_exact_at(&mut bytes, self.place(slot));
+        let read = self.file.read_exact_at(&mut bytes, self.place(full.slot));
         let block = match read {
             Ok(()) => decode(&bytes, self.floats),
             Err(_) => Err(Damage::Short),
@@ -194,11 +212,11 @@ impl BlockFile {
         };
         let mut index = self.index();
         // If the slot was given to another block, or the file was emptied, nothing is damaged.
-        if index.slots.peek(&key) != Some(&slot) {
+        if index.slots.peek(&key) != Some(&full) {
             return Ok(None);
         }
         index.slots.pop(&key);
-        index.free.push(slot);
+        index.free.push(full.slot);
         Err(damage)
     }
 
@@ -215,6 +233,35 @@ impl BlockFile {
         self.file.set_len(0)
     }
 
+    /// Forgets the blocks of a tenant, and overwrites them and all slots that are not in use. Returns the number of
+    /// blocks that it had in the file.
+    ///
+    /// # Errors
+    /// A slot cannot be overwritten. Its block is found again after a restart, unless this is repeated.
+    pub(super) fn forget(&self, tenant: TenantId) -> io::Result<usize> {
+        let _turn = self.turn.lock();
+        let (slots, free, clearings) = {
+            let mut index = self.index();
+            index.waiting.retain(|_, of| !is_of_tenant(*of, tenant));
+            let full = index.slots.iter();
+            let of_tenant = full.filter(|(_, full)| is_of_tenant(full.tenant, tenant));
+            let keys: Vec<BlockKey> = of_tenant.map(|(key, _)| *key).collect();
+            let popped = keys.iter().filter_map(|key| index.slots.pop(key));
+            let slots: Vec<u32> = popped.map(|full| full.slot).collect();
+            (slots, index.free.clone(), index.clearings)
+        };
+        let zeros = vec![0; self.slot_bytes];
+        // A slot without a block may have one of another model, or one that was damaged. None is taken meanwhile.
+        let mut all = slots.iter().chain(&free);
+        let wiped = all.try_for_each(|slot| self.file.write_all_at(&zeros, self.place(*slot)));
+        let wiped = wiped.and_then(|()| self.file.sync_data());
+        let mut index = self.index();
+        if index.clearings == clearings {
+            index.free.extend(&slots);
+        }
+        wiped.map(|()| slots.len())
+    }
+
     fn place(&self, slot: u32) -> u64 {
         u64::from(slot) * self.slot_bytes as u64
     }
@@ -228,15 +275,18 @@ fn scan(file: &File, slot_bytes: usize, floats: usize, index: &mut FileIndex) {
     for slot in 0..index.end {
         let read = file.read_exact_at(&mut bytes, u64::from(slot) * slot_bytes as u64);
         match read.map(|()| decode_head(&bytes, floats)) {
-            Ok(Ok(head)) => found.push((head.order, head.id.key(), slot)),
+            Ok(Ok(head)) => {
+                let tenant = head.tenant;
+                found.push((head.order, head.id.key(), FullSlot { slot, tenant }));
+            }
             _ => index.free.push(slot),
         }
     }
     found.sort_unstable_by_key(|(order, _, _)| *order);
-    for (order, key, slot) in found {
+    for (order, key, full) in found {
         index.order = order;
-        if let Some(older) = index.slots.put(key, slot) {
-            index.free.push(older);
+        if let Some(older) = index.slots.put(key, full) {
+            index.free.push(older.slot);
         }
     }
 }
@@ -255,9 +305,19 @@ mod tests {
     fn block(number: u8) -> PooledBlock {
         PooledBlock {
             id: BlockId([number; 32]),
+            tenant: tenant(number),
             tokens: [number.into(); BLOCK_TOKENS],
             floats: Arc::new(vec![f32::from(number); FLOATS]),
         }
+    }
+
+    /// Two tenants take turns.
+    fn tenant(number: u8) -> TenantId {
+        TenantId((number % 2 + 1).into())
+    }
+
+    fn announce(file: &BlockFile, number: u8) -> bool {
+        file.announce(key(number), tenant(number))
     }
 
     fn key(number: u8) -> BlockKey {
@@ -268,7 +328,7 @@ mod tests {
     fn filled(path: &Path, count: u8, bytes_max: u64) -> BlockFile {
         let file = BlockFile::open(path, bytes_max, FLOATS).unwrap();
         for number in 0..count {
-            assert!(file.announce(key(number)));
+            assert!(announce(&file, number));
             file.write(&block(number)).unwrap();
         }
         file
@@ -295,7 +355,7 @@ mod tests {
         assert!(BlockFile::open(&path, SLOT_BYTES, FLOATS).is_err());
         drop(file);
         let file = BlockFile::open(&path, 4 * SLOT_BYTES, FLOATS).unwrap();
-        assert!(!file.announce(key(2)) && file.announce(key(9)) && !file.announce(key(9)));
+        assert!(!announce(&file, 2) && announce(&file, 9) && !announce(&file, 9));
         assert!(file.write(&block(9)).unwrap());
         // 2 was used since, so 3 was the oldest.
         assert_eq!(readable(&file, 10), [2, 4, 5, 9]);
@@ -319,7 +379,7 @@ mod tests {
             let file = BlockFile::open(&path, 3 * SLOT_BYTES, FLOATS).unwrap();
             assert_eq!(readable(&file, 3), [0, 2], "byte {place}");
             // Its slot is used again.
-            assert!(file.announce(key(1)));
+            assert!(announce(&file, 1));
             assert!(!file.write(&block(1)).unwrap());
             assert_eq!(readable(&file, 3), [0, 1, 2]);
         }
@@ -359,9 +419,48 @@ mod tests {
             (0, 0, Vec::new())
         );
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
-        assert!(file.announce(key(1)));
+        assert!(announce(&file, 1));
         file.write(&block(1)).unwrap();
         assert_eq!(readable(&file, 3), [1]);
+    }
+
+    #[test]
+    fn a_forgotten_tenant_has_no_block_in_the_file_and_others_keep_theirs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("blocks.kvpool");
+        // What an earlier file had in the slots that are free now.
+        std::fs::write(&path, vec![0x5a; 6 * SLOT_BYTES as usize]).unwrap();
+        let file = filled(&path, 4, 8 * SLOT_BYTES);
+        // One waits to be written, and another tenant's does as well.
+        assert!(announce(&file, 4) && announce(&file, 5));
+        assert_eq!(file.forget(tenant(0)).unwrap(), 2);
+        for number in [4, 5] {
+            file.write(&block(number)).unwrap();
+        }
+        assert_eq!((readable(&file, 6), file.waiting()), (vec![1, 3, 5], 0));
+        let bytes = std::fs::read(&path).unwrap();
+        let tokens = |number: u8| [u32::from(number).to_le_bytes(); BLOCK_TOKENS].concat();
+        let has = |number: u8| {
+            bytes
+                .windows(4 * BLOCK_TOKENS)
+                .any(|it| it == tokens(number))
+        };
+        // The slots that are empty now have zeros, which are the tokens of block 0 as well.
+        assert_eq!(
+            (1..6).filter(|number| has(*number)).collect::<Vec<_>>(),
+            [1, 3, 5]
+        );
+        assert!(!bytes.windows(8).any(|it| it == [0x5a; 8]));
+        drop(file);
+        let file = BlockFile::open(&path, 8 * SLOT_BYTES, FLOATS).unwrap();
+        assert_eq!((file.len(), readable(&file, 6)), (3, vec![1, 3, 5]));
+        assert_eq!(file.forget(tenant(0)).unwrap(), 0);
+        // The slots are used again.
+        assert!(announce(&file, 2) && !file.write(&block(2)).unwrap());
+        assert_eq!(
+            (readable(&file, 6), file.bytes()),
+            (vec![1, 2, 3, 5], 6 * SLOT_BYTES)
+        );
     }
 
     #[test]

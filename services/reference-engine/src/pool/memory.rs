@@ -3,11 +3,11 @@
 use std::num::NonZeroUsize;
 
 use lru::LruCache;
-use refrain_protocol::TokenId;
 use refrain_protocol::prefix::PrefixHash;
+use refrain_protocol::{TenantId, TokenId};
 
 use super::block::PooledBlock;
-use super::chain::{BlockId, BlockKey};
+use super::chain::{BlockId, BlockKey, is_of_tenant};
 use crate::network::BlockFloats;
 
 /// The place that a block in memory came from.
@@ -44,6 +44,8 @@ pub(super) struct MemoryTier {
     blocks_max: usize,
     /// The last block of each named prefix.
     prefixes: LruCache<PrefixHash, BlockKey>,
+    /// How often a tenant was forgotten.
+    forgettings: u64,
 }
 
 impl MemoryTier {
@@ -52,6 +54,7 @@ impl MemoryTier {
             blocks: LruCache::unbounded(),
             blocks_max,
             prefixes: LruCache::new(PREFIXES_MAX),
+            forgettings: 0,
         }
     }
 
@@ -74,6 +77,29 @@ impl MemoryTier {
     pub(super) fn clear(&mut self) {
         self.blocks.clear();
         self.prefixes.clear();
+    }
+
+    /// Forgets the blocks of a tenant, and returns their number.
+    pub(super) fn forget(&mut self, tenant: TenantId) -> usize {
+        self.forgettings += 1;
+        let blocks = self.blocks.iter();
+        let of_tenant = blocks.filter(|(_, (block, _))| is_of_tenant(block.tenant, tenant));
+        let keys: Vec<BlockKey> = of_tenant.map(|(key, _)| *key).collect();
+        for key in &keys {
+            self.blocks.pop(key);
+        }
+        let prefixes = self.prefixes.iter();
+        let named = prefixes.filter(|(_, last)| !self.blocks.contains(*last));
+        let named: Vec<PrefixHash> = named.map(|(hash, _)| *hash).collect();
+        for hash in &named {
+            self.prefixes.pop(hash);
+        }
+        keys.len()
+    }
+
+    /// How often a tenant was forgotten so far.
+    pub(super) fn forgettings(&self) -> u64 {
+        self.forgettings
     }
 
     pub(super) fn holds(&self, id: &BlockId) -> bool {
@@ -118,6 +144,7 @@ mod tests {
     fn block(number: u8) -> PooledBlock {
         PooledBlock {
             id: BlockId([number; 32]),
+            tenant: TenantId((number % 2 + 1).into()),
             tokens: [number.into(); BLOCK_TOKENS],
             floats: Arc::new(vec![f32::from(number)]),
         }
@@ -132,6 +159,28 @@ mod tests {
         assert!(memory.insert(block(3), BlockSource::Peer));
         assert!(memory.holds(&block(1).id) && !memory.holds(&block(2).id));
         assert_eq!(memory.len(), 2);
+    }
+
+    #[test]
+    fn a_forgotten_tenant_has_no_block_and_no_prefix_and_others_keep_theirs() {
+        let mut memory = MemoryTier::new(8);
+        for number in 1..=4 {
+            memory.insert(block(number), BlockSource::Memory);
+            memory.name_prefix(PrefixHash(number.into()), block(number).id.key());
+        }
+        // Nobody said whose block this is.
+        let unknown = PooledBlock {
+            tenant: TenantId(0),
+            ..block(5)
+        };
+        memory.insert(unknown, BlockSource::Peer);
+        assert_eq!((memory.forget(TenantId(1)), memory.forgettings()), (3, 1));
+        let held = (1..=5).filter(|number| memory.holds(&block(*number).id));
+        assert_eq!(held.collect::<Vec<_>>(), [1, 3]);
+        let mut prefixes = memory.prefixes();
+        prefixes.sort();
+        assert_eq!(prefixes, [PrefixHash(1), PrefixHash(3)]);
+        assert_eq!(memory.forget(TenantId(1)), 0);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use refrain_protocol::engine::{
     StepResponse, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
 use refrain_service_kit::http::{
     HttpResult, RouteRoles, ServeOptions, Server, get, mesh_only, post, serve,
@@ -30,6 +31,7 @@ const ROLES: &RouteRoles = &[
     ("/engine/v1/close", &[MeshRole::Worker]),
     ("/engine/v1/abort", &[MeshRole::Worker]),
     ("/engine/v1/order", &[MeshRole::Worker]),
+    ("/engine/v1/forget", &[MeshRole::Worker]),
     ("/engine/v1/tokenize", &[MeshRole::Worker]),
     ("/engine/v1/detokenize", &[MeshRole::Worker]),
 ];
@@ -64,6 +66,7 @@ pub(super) fn listen(
                 .service(post("/close", close))
                 .service(post("/abort", abort))
                 .service(post("/order", order))
+                .service(post("/forget", forget))
                 .service(post("/tokenize", tokenize))
                 .service(post("/detokenize", detokenize)),
         );
@@ -116,6 +119,13 @@ async fn order(
     order: Json<EngineOrder>,
 ) -> HttpResult<Json<EngineOrderReply>> {
     Ok(Json(engine.order(order.into_inner()).await?))
+}
+
+async fn forget(
+    engine: Data<EngineHandle>,
+    order: Json<ForgetTenant>,
+) -> HttpResult<Json<TenantForgotten>> {
+    Ok(Json(engine.forget_tenant(order.into_inner()).await?))
 }
 
 async fn tokenize(

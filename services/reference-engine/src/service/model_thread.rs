@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{CloseRequest, EngineLoad, StepRequest, StepResponse};
 use refrain_protocol::scheduling::KvReport;
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TenantId};
 use tokio::sync::{oneshot, watch};
 
 use super::metrics::EngineMetrics;
@@ -47,6 +47,8 @@ enum EngineCommand {
     Close(CloseRequest, oneshot::Sender<()>),
     Report(oneshot::Sender<KvReport>),
     Forget(Forgotten, oneshot::Sender<()>),
+    /// The sessions of a tenant, except those that run. The reply has the number of both.
+    ForgetTenant(TenantId, oneshot::Sender<(usize, usize)>),
     /// A new version begins, with another model or with the same one.
     Renew(Option<Arc<Model>>, Option<u64>, oneshot::Sender<()>),
 }
@@ -124,6 +126,17 @@ impl ModelThread {
     pub(super) async fn forget(&self, forgotten: Forgotten) -> Result<(), ApiError> {
         let (sender, receiver) = oneshot::channel();
         self.push(EngineCommand::Forget(forgotten, sender))?;
+        receiver.await.map_err(|_| thread_ended())
+    }
+
+    /// Forgets the sessions of a tenant after the waiting commands, except running ones. Returns the number of the
+    /// former and of the latter.
+    ///
+    /// # Errors
+    /// `Unavailable` after [`ModelThread::end`].
+    pub(super) async fn forget_tenant(&self, tenant: TenantId) -> Result<(usize, usize), ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(EngineCommand::ForgetTenant(tenant, sender))?;
         receiver.await.map_err(|_| thread_ended())
     }
 
@@ -252,6 +265,11 @@ impl ModelThread {
                     }
                     self.publish_load(&core);
                     let _ = reply.send(());
+                }
+                Some(EngineCommand::ForgetTenant(tenant, reply)) => {
+                    let counts = core.forget_tenant(tenant);
+                    self.publish_load(&core);
+                    let _ = reply.send(counts);
                 }
                 Some(EngineCommand::Renew(model, version, reply)) => {
                     core.forget_all();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use refrain_protocol::engine::{CloseRequest, Sampling, StepItem, StepRequest, TokenLogprob};
 use refrain_protocol::prefix::prefix_hashes;
-use refrain_protocol::{EngineSessionId, NamespaceId, TokenId};
+use refrain_protocol::{EngineSessionId, NamespaceId, TenantId, TokenId};
 
 use super::draft_model::stranger;
 use super::eagle3::tiny_head;
@@ -17,7 +17,7 @@ use super::support::{
 use crate::config::{EngineConfig, KvPoolConfig};
 use crate::engine::KV_LOADING;
 use crate::network::{BLOCK_TOKENS, KvShape};
-use crate::pool::{KvPool, LoadJob, PoolQueues};
+use crate::pool::{BlockId, BlockSource, KvPool, LoadJob, PoolQueues, PooledText, encoded_len};
 
 const PROMPT_TOKENS: usize = 70;
 const OUTPUT_TOKENS: usize = 60;
@@ -297,14 +297,15 @@ fn a_damaged_block_in_the_file_is_read_again_and_the_bits_stay_the_same() {
     assert_eq!(pool.write(), 3);
     let mut pool = pool.reopen();
     let whole = std::fs::read(&path).unwrap();
-    let slot_bytes = whole.len().div_ceil(3).next_multiple_of(4096);
+    let slot_bytes = whole.len() / 3;
+    // The rest of a slot is empty.
+    let block_bytes = encoded_len(pool.pool.block_floats());
     let mut random = Random(3);
     // The first step filled two blocks, of which the second one was written first. A cut costs all that follow.
     let left = [[32, 0, 64], [0, 0, 64]];
     for round in 0..30 {
         // A flipped bit in one of the blocks, or a file that ends in it.
         let damaged = round % 3;
-        let block_bytes = whole.len() - 2 * slot_bytes;
         let place = damaged * slot_bytes + random.below(block_bytes);
         drop(pool);
         match round % 2 {
@@ -490,4 +491,62 @@ fn the_pool_keeps_to_its_memory_and_gives_up_the_ends_of_texts_first() {
     );
     let reused = pool.engine(0).step(opening(2, &greedy(), &text));
     assert_eq!(reused.cached_tokens as usize, 4 * BLOCK_TOKENS);
+}
+
+/// An item that opens a session of a tenant with the whole text so far.
+fn opening_of(tenant: TenantId, session: u128, outcome: &Outcome) -> StepItem {
+    let mut item = outcome.opening(session, &greedy(), false);
+    if let Some(spec) = &mut item.open {
+        spec.tenant = tenant;
+    }
+    item
+}
+
+#[test]
+fn a_request_that_runs_while_its_tenant_is_forgotten_goes_on_and_leaves_nothing() {
+    let (truth, acme) = (uninterrupted(&greedy()), TenantId(4));
+    let pool = TestPool::open(in_memory(64));
+    let mut engine = pool.engine(0);
+    let mut outcome = Outcome::default();
+    let opening = opening_of(acme, 1, &outcome);
+    outcome.try_step(&mut engine, opening).unwrap();
+    // Another one is parked.
+    let mut parked = Outcome::default();
+    parked
+        .try_step(&mut engine, opening_of(acme, 2, &parked))
+        .unwrap();
+    engine.core.park(&[EngineSessionId(2)], engine.now);
+    assert_eq!(engine.core.forget_tenant(TenantId(5)), (0, 0));
+    assert_eq!(pool.pool.forget(TenantId(5)).unwrap(), (0, 0));
+    assert_eq!(engine.core.forget_tenant(acme), (1, 1));
+    assert_eq!(pool.pool.forget(acme).unwrap(), (2, 0));
+    outcome.decode(&mut engine, 1, OUTPUT_TOKENS, false);
+    assert_eq!(
+        (&outcome.emitted, &outcome.logprobs),
+        (&truth.emitted, &truth.logprobs)
+    );
+    assert_eq!(engine.core.sessions().counts(), (0, 0));
+    assert_eq!(pool.pool.sizes().memory_blocks, 0);
+}
+
+#[test]
+fn a_block_that_is_on_its_way_while_its_tenant_is_forgotten_is_dropped() {
+    let pool = TestPool::open(in_memory(64));
+    let mut engine = pool.engine(0);
+    let mut outcome = Outcome::default();
+    let opening = opening_of(TenantId(4), 1, &outcome);
+    outcome.try_step(&mut engine, opening).unwrap();
+    outcome.decode(&mut engine, 1, 30, false);
+    let since = pool.pool.forgettings();
+    let root = BlockId::root(NamespaceId(1), engine.core.weights_identity(0));
+    let mut text = PooledText::new(root);
+    text.chain.extend(&outcome.text());
+    let read = pool.pool.block(text.chain.ids()[0].key()).unwrap();
+    assert_eq!(pool.pool.forget(TenantId(4)).unwrap(), (3, 0));
+    pool.pool
+        .insert(read.clone(), BlockSource::Peer, Some(since));
+    assert_eq!(pool.pool.sizes().memory_blocks, 0);
+    let since = pool.pool.forgettings();
+    pool.pool.insert(read, BlockSource::Peer, Some(since));
+    assert_eq!(pool.pool.sizes().memory_blocks, 1);
 }

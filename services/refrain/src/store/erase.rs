@@ -1,10 +1,12 @@
 //! Erases documents for good, or everything that is kept of a tenant, and proves it by reading again.
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use clap::Args;
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{EraseReply, EraseRequest};
-use refrain_rpc::{Erasure, UsageErased};
+use refrain_rpc::{
+    EngineForgotten, Engines, Erasure, HttpScheduler, HttpWorkers, OtherPlaces, UsageErased,
+};
 
 use crate::command::print;
 
@@ -32,9 +34,13 @@ pub(super) struct EraseArgs {
     /// Also delete all quarantined logs and segments. They may be the only copy of documents that could not be read.
     #[arg(long)]
     pub(super) quarantines: bool,
-    /// Also erase everything else that is kept of the tenant: its usage, and the responses that gateways stored.
+    /// Also erase everything else that is kept of the tenant: its usage, the responses that gateways stored, and what
+    /// engines computed.
     #[arg(long, requires = "tenant", conflicts_with_all = ["model", "session", "from_ms", "until_ms"])]
     pub(super) everything: bool,
+    /// URL of the scheduler, which knows the workers and so the engines [default: urls.scheduler in --config].
+    #[arg(long, requires = "everything")]
+    pub(super) scheduler: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub(super) json: bool,
@@ -54,6 +60,9 @@ pub(super) async fn run(args: EraseArgs) -> anyhow::Result<()> {
         let trouble = replica.trouble.as_deref().unwrap_or("erased");
         eprintln!("{}: {trouble}", replica.url);
     }
+    if args.everything && erasure.engines.is_none() {
+        eprintln!("engines: not reached; name the scheduler with --scheduler or --config");
+    }
     ensure_done(&erasure)
 }
 
@@ -66,8 +75,24 @@ async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
         until_ms: args.until_ms,
         quarantines: args.quarantines,
     };
-    let replicas = args.everything.then(|| target.usage_replicas());
-    Erasure::carry_out(target.store(), request, replicas.as_deref()).await
+    let usage = target.usage_replicas();
+    let client = match args.everything {
+        true => args.target.scheduler(args.scheduler.as_deref()),
+        false => Ok(None),
+    };
+    let known = client.map_err(ApiError::internal)?.map(|client| {
+        let scheduler = HttpScheduler::new(client.clone());
+        (scheduler, HttpWorkers::new(client))
+    });
+    let engines = known
+        .as_ref()
+        .map(|(scheduler, workers)| Engines { scheduler, workers });
+    let others = OtherPlaces {
+        usage: &usage,
+        engines,
+    };
+    let others = args.everything.then_some(others);
+    Erasure::carry_out(target.store(), request, others).await
 }
 
 fn lines(erasure: &Erasure) -> String {
@@ -98,7 +123,23 @@ fn lines(erasure: &Erasure) -> String {
             ),
         };
     }
+    let engines = erasure.engines.as_ref();
+    for told in engines.iter().flat_map(|engines| &engines.workers) {
+        let worker = &told.worker;
+        lines += &match &told.trouble {
+            Some(trouble) => format!("{worker}: KV caches: {trouble}\n"),
+            None => format!("{worker}: {}\n", forgotten(told)),
+        };
+    }
     lines
+}
+
+fn forgotten(told: &EngineForgotten) -> String {
+    let of = told.forgotten;
+    format!(
+        "{} kept sessions and {} blocks in memory forgotten, {} blocks in its file overwritten; {} requests run",
+        of.sessions, of.memory_blocks, of.file_blocks, of.running
+    )
 }
 
 /// # Errors
@@ -133,5 +174,19 @@ fn ensure_done(erasure: &Erasure) -> anyhow::Result<()> {
         "a gateway has not answered yet, and erases its usage and stored responses when it calls the store again; \
          repeat the command to see it"
     );
+    if let Some(engines) = &erasure.engines {
+        if let Some(trouble) = &engines.trouble {
+            bail!(
+                "the scheduler did not say which workers there are, so no engine was reached: {trouble}"
+            );
+        }
+        let told = engines.workers.iter();
+        let failed = told.filter(|told| told.trouble.is_some() && !told.is_unable);
+        let failed = failed.count();
+        ensure!(
+            failed == 0,
+            "{failed} engines have not forgotten what they computed; repeat the command when they run"
+        );
+    }
     Ok(())
 }

@@ -64,6 +64,50 @@ pub(crate) enum Target {
     Replicas(Replicas),
 }
 
+impl TargetArgs {
+    /// Reads the configuration file, if there is one.
+    fn file(&self) -> anyhow::Result<Option<MeshFile>> {
+        let Some(path) = &self.config else {
+            return Ok(None);
+        };
+        let mut file = MeshFile::load(Role::DraftStore, Some(path))?;
+        // The credential of the store in that file is no operator's.
+        file.mesh.credential_file = self.credential_file.clone();
+        Ok(Some(file))
+    }
+
+    fn credentials(&self, file: Option<&MeshFile>) -> anyhow::Result<MeshCredentials> {
+        let of_file = file.map(|file| MeshCredentials::open(&file.mesh, &Metrics::new()?));
+        Ok(match (&self.secret, &self.credential_file, of_file.transpose()?) {
+            (_, Some(_), Some(of_file)) => of_file,
+            (_, Some(path), None) => {
+                let token = std::fs::read_to_string(path);
+                let token = token.with_context(|| path.display().to_string())?;
+                MeshCredentials::of_secret(token.trim())
+            }
+            (Some(secret), None, Some(of_file)) => of_file.with_secret(secret),
+            (Some(secret), None, None) => MeshCredentials::of_secret(secret),
+            (None, None, of_file) => of_file.context(
+                "a running mesh needs a credential or its secret: give --credential-file, --secret or --config",
+            )?,
+        })
+    }
+
+    /// A client of the scheduler at `url`, or of that in the configuration file. `None`: neither names one.
+    ///
+    /// # Errors
+    /// There are no credentials.
+    pub(super) fn scheduler(&self, url: Option<&str>) -> anyhow::Result<Option<MeshClient>> {
+        let file = self.file()?;
+        let of_file = file.as_ref().map(|file| &*file.urls.scheduler);
+        let Some(url) = url.or(of_file).filter(|url| !url.is_empty()) else {
+            return Ok(None);
+        };
+        let credentials = self.credentials(file.as_ref())?;
+        MeshClient::with_credentials(url, credentials, TIMEOUT).map(Some)
+    }
+}
+
 impl Target {
     /// Opens the store that the arguments name.
     pub(crate) async fn open(args: &TargetArgs, access: Access) -> anyhow::Result<Self> {
@@ -86,46 +130,23 @@ impl Target {
                 }
             };
         }
-        let mut file = match &args.config {
-            Some(path) => Some(MeshFile::load(Role::DraftStore, Some(path))?),
-            None => None,
-        };
-        if let Some(file) = &mut file {
-            // The credential of the store in that file is no operator's.
-            file.mesh.credential_file = args.credential_file.clone();
-        }
-        let listen = file.as_ref().and_then(|file| file.draft_store.listen);
-        let tls = file
-            .as_ref()
-            .and_then(|file| file.draft_store.http.tls.as_ref());
-        let scheme = if tls.is_some() { "https" } else { "http" };
+        let file = args.file()?;
+        let store = file.as_ref().map(|file| &file.draft_store);
+        let listener = store.and_then(|store| Some((store.listen?, store.http.scheme())));
         let urls = file.as_ref().map(|file| &*file.urls.draft_stores);
         let cluster = match (&args.url, &*args.cluster) {
             (Some(_), _) => &[],
             (None, []) => urls.unwrap_or_default(),
             (None, named) => named,
         };
-        let url = match (&args.url, listen) {
+        let url = match (&args.url, listener) {
             _ if !cluster.is_empty() => String::new(),
             (Some(url), _) => url.clone(),
-            (None, Some(listen)) => format!("{scheme}://{listen}"),
+            (None, Some((listen, scheme))) => format!("{scheme}://{listen}"),
             (None, None) => bail!("name the store with --url, --cluster, --config or --data-dir"),
         };
         let cluster = cluster.to_vec();
-        let of_file = file.map(|file| MeshCredentials::open(&file.mesh, &Metrics::new()?));
-        let credentials = match (&args.secret, &args.credential_file, of_file.transpose()?) {
-            (_, Some(_), Some(of_file)) => of_file,
-            (_, Some(path), None) => {
-                let token = std::fs::read_to_string(path);
-                let token = token.with_context(|| path.display().to_string())?;
-                MeshCredentials::of_secret(token.trim())
-            }
-            (Some(secret), None, Some(of_file)) => of_file.with_secret(secret),
-            (Some(secret), None, None) => MeshCredentials::of_secret(secret),
-            (None, None, of_file) => of_file.context(
-                "a running store needs a credential or the mesh's secret: give --credential-file, --secret or --config",
-            )?,
-        };
+        let credentials = args.credentials(file.as_ref())?;
         let client = MeshClient::with_credentials(&url, credentials, TIMEOUT)?;
         match cluster.is_empty() {
             true => {

@@ -185,6 +185,7 @@ async fn a_running_store_does_the_same_over_http() {
         until_ms: None,
         quarantines: false,
         everything: false,
+        scheduler: None,
         json: false,
     };
     erase::run(session).await.unwrap();
@@ -265,6 +266,7 @@ async fn commands_for_shards_reach_the_shard_of_each_namespace() {
         until_ms: None,
         quarantines: false,
         everything: true,
+        scheduler: None,
         json: false,
     };
     erase::run(tenant).await.unwrap();

@@ -70,6 +70,8 @@ struct AdopterParts {
     /// The turn of adoptions, so that no two of them are for one engine, or for the last room.
     turn: tokio::sync::Mutex<()>,
     is_draining: AtomicBool,
+    /// The turn of writing the file of engines.
+    keeping: Mutex<()>,
 }
 
 impl Adopter {
@@ -101,6 +103,7 @@ impl Adopter {
                 engines: Mutex::default(),
                 turn: tokio::sync::Mutex::default(),
                 is_draining: AtomicBool::new(false),
+                keeping: Mutex::default(),
             }),
         };
         for url in known {
@@ -175,6 +178,8 @@ impl AdopterParts {
 
     /// Keeps the engines for the next process.
     fn keep(&self) {
+        // An older list must not replace a newer one.
+        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let urls = self.engines().urls();
         if let Some(path) = &self.config.adoption.file
             && let Err(error) = record::write(path, urls)
@@ -326,7 +331,7 @@ impl AdopterParts {
             config.advertise_url = format!("local:{worker}");
             return Ok(config);
         };
-        let first = config.adoption.first_port.unwrap_or(listen.port() + 1);
+        let first = config.adoption.first_port.unwrap_or(listen.port().saturating_add(1));
         let port = free_port(
             listen.ip(),
             first,

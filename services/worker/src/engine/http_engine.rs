@@ -9,6 +9,7 @@ use refrain_protocol::engine::{
     AbortRequest, CloseRequest, EngineCapabilities, StepRequest, StepResponse,
 };
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
@@ -18,6 +19,9 @@ use super::verifying::VerifyingEngine;
 
 /// Longest time in which an engine reads new weights.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(1_500);
+
+/// Longest time in which an engine forgets a tenant. Its caller waits a little longer.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(110);
 
 /// A verifying engine behind HTTP.
 pub struct HttpEngine {
@@ -101,5 +105,10 @@ impl VerifyingEngine for HttpEngine {
         let timeout = matches!(order, EngineOrder::LoadWeights { .. }).then_some(LOAD_TIMEOUT);
         let client = &self.client;
         client.post_json("/engine/v1/order", &order, timeout).await
+    }
+
+    async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        let (client, timeout) = (&self.client, Some(FORGET_TIMEOUT));
+        client.post_json("/engine/v1/forget", &order, timeout).await
     }
 }

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
@@ -63,4 +64,19 @@ pub trait VerifyingEngine: Send + Sync {
             }
         }
     }
+
+    /// Forgets everything that it computed for a tenant. Requests of the tenant that run go on.
+    ///
+    /// # Errors
+    /// `InvalidRequest` with the code `unsupported_by_engine` if it cannot, and whatever failed.
+    async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        let _ = order;
+        Err(cannot_forget())
+    }
+}
+
+/// The error of an engine that cannot forget one tenant.
+pub(crate) fn cannot_forget() -> ApiError {
+    let message = "this engine cannot forget the KV caches of one tenant";
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code("unsupported_by_engine")
 }

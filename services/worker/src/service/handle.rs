@@ -11,6 +11,7 @@ use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine::EngineCapabilities;
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::error::code;
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
@@ -24,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::ordered_drain::OrderedDrain;
 use crate::chunk::{ActiveChunk, Admission, Command};
-use crate::engine::WorkerEngine;
+use crate::engine::{WorkerEngine, cannot_forget};
 use crate::metrics::{ContextOrigin, RejectionLimit};
 use crate::routing::{DraftSettings, HeadReports, drafts_from_indexes};
 use crate::running::{ActiveRequest, RunningForm, Sources};
@@ -313,6 +314,13 @@ impl Worker for WorkerHandle {
 
     async fn order(&self, order: EngineOrder) -> Result<EngineOrderReply, ApiError> {
         self.parts.order(order).await
+    }
+
+    async fn forget_tenant(&self, order: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        match &self.parts.engine {
+            WorkerEngine::Verifying(engine) => engine.forget_tenant(order).await,
+            WorkerEngine::Streaming(_) => Err(cannot_forget()),
+        }
     }
 
     async fn drain(&self, order: WorkerDrain) -> Result<(), ApiError> {

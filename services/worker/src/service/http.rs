@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Worker, decode_chunk};
@@ -38,6 +39,7 @@ const ROLES: &RouteRoles = &[
     ("/internal/v1/cut", &[MeshRole::Gateway]),
     ("/internal/v1/drain", &[MeshRole::Operator]),
     ("/internal/v1/order", &[MeshRole::Gateway]),
+    ("/internal/v1/forget", &[MeshRole::Operator]),
 ];
 
 /// Starts the listener.
@@ -69,7 +71,8 @@ pub(crate) fn serve(
                         .service(post("/chunk", chunk))
                         .service(post("/cut", cut))
                         .service(post("/drain", drain))
-                        .service(post("/order", order)),
+                        .service(post("/order", order))
+                        .service(post("/forget", forget)),
                 );
         },
     )
@@ -112,6 +115,13 @@ async fn order(
     order: Json<EngineOrder>,
 ) -> HttpResult<Json<EngineOrderReply>> {
     Ok(Json(worker.order(order.into_inner()).await?))
+}
+
+async fn forget(
+    worker: Data<WorkerHandle>,
+    order: Json<ForgetTenant>,
+) -> HttpResult<Json<TenantForgotten>> {
+    Ok(Json(worker.forget_tenant(order.into_inner()).await?))
 }
 
 /// An event as a line of JSON.

@@ -325,7 +325,8 @@ pub struct CompletionChoice {
     /// Log-probabilities of the prompt, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// The versions of the weights that sampled the output. Only whole answers to trainers have them.
+    /// The versions of the weights that sampled the output. Whole answers to trainers have them, and the
+    /// last event of a choice in their streams.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_versions: Option<Vec<WeightSpan>>,
 }

@@ -47,6 +47,14 @@ impl ListenerConfig {
             .collect()
     }
 
+    /// The scheme of the URLs that lead to the listener.
+    pub fn scheme(&self) -> &'static str {
+        match self.tls {
+            Some(_) => "https",
+            None => "http",
+        }
+    }
+
     pub(super) fn head_time_max(&self) -> Duration {
         Duration::from_millis(self.head_ms_max)
     }

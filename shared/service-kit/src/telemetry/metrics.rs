@@ -223,15 +223,11 @@ impl Metrics {
         };
         let help = "A part of the process.".to_owned();
         let desc = Desc::new("refrain_part".to_owned(), help, Vec::new(), labels)?;
-        let shown = PartCollector {
-            desc: desc.clone(),
-            metrics: metrics.clone(),
-        };
-        self.registry.register(Box::new(shown))?;
+        let part = PartCollector { desc, metrics };
+        self.registry.register(Box::new(part.clone()))?;
         Ok(MetricsPart {
             whole: self.registry.clone(),
-            desc,
-            metrics,
+            part,
         })
     }
 
@@ -300,29 +296,25 @@ impl Metrics {
 /// The metrics of a part of the process, which the page of the process shows until this is dropped.
 pub struct MetricsPart {
     whole: Registry,
-    desc: Desc,
-    metrics: Metrics,
+    part: PartCollector,
 }
 
 impl MetricsPart {
     /// The metrics of the part.
     pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+        &self.part.metrics
     }
 }
 
 impl Drop for MetricsPart {
     fn drop(&mut self) {
-        let shown = PartCollector {
-            desc: self.desc.clone(),
-            metrics: self.metrics.clone(),
-        };
         // It was registered when this was made.
-        let _ = self.whole.unregister(Box::new(shown));
+        let _ = self.whole.unregister(Box::new(self.part.clone()));
     }
 }
 
 /// Shows the families of a part on the page of the process.
+#[derive(Clone)]
 struct PartCollector {
     /// Tells the part from others. It has no series.
     desc: Desc,

@@ -84,6 +84,7 @@ impl Peers {
     /// Fetches blocks into the pool's memory, in order, until `deadline`. The engine that has most of them is asked.
     pub(super) async fn fetch(&self, pool: &KvPool, ids: &[BlockId], deadline: Instant) {
         let now = Instant::now();
+        let since = pool.forgettings();
         let able = self.able(now).await;
         let best = match able.as_slice() {
             [] => return,
@@ -105,7 +106,7 @@ impl Peers {
             let Some(answer) = best.ask(pool, left, left.len(), deadline).await else {
                 return;
             };
-            let count = take(pool, left, &answer);
+            let count = take(pool, left, &answer, since);
             // It has no more of them, or sent something else.
             if count == 0 {
                 return;
@@ -117,14 +118,14 @@ impl Peers {
 
 /// Puts the blocks of an answer into the memory, as far as they are the ones that were asked for. Returns their
 /// number.
-fn take(pool: &KvPool, ids: &[BlockId], answer: &BlocksAnswer) -> usize {
+fn take(pool: &KvPool, ids: &[BlockId], answer: &BlocksAnswer, since: u64) -> usize {
     let pairs = ids.iter().zip(&answer.blocks);
     let right: Vec<_> = pairs.take_while(|(id, block)| **id == block.id).collect();
     let wrong = answer.blocks.len() - right.len() + usize::from(answer.is_damaged);
     pool.counts().damaged.add(wrong as u64);
     pool.counts().fetched.add(right.len() as u64);
     for (_, block) in &right {
-        pool.insert((*block).clone(), BlockSource::Peer);
+        pool.insert((*block).clone(), BlockSource::Peer, Some(since));
     }
     right.len()
 }

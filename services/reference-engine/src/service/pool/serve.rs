@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, TenantId};
 use tokio::sync::Semaphore;
 
 use super::wire::{ANSWER_BYTES_MAX, BlocksRequest, encode_answer};
@@ -59,5 +59,22 @@ impl BlockServer {
         answer
             .await
             .map_err(|error| ApiError::internal(format!("KV blocks: {error}")))
+    }
+
+    /// Forgets the blocks of a tenant. Returns how many the memory and the file had.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(in crate::service) async fn forget(
+        &self,
+        tenant: TenantId,
+    ) -> Result<(usize, usize), ApiError> {
+        let pool = self.pool.clone();
+        let forgotten = tokio::task::spawn_blocking(move || pool.forget(tenant)).await;
+        let forgotten = forgotten.map_err(ApiError::internal)?;
+        forgotten.map_err(|error| {
+            let message = "blocks of the tenant in the file of the KV pool cannot be overwritten";
+            ApiError::new(ErrorKind::Internal, message).with_detail(error)
+        })
     }
 }

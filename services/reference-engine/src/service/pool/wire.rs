@@ -97,6 +97,8 @@ pub(super) fn decode_answer(bytes: &[u8], floats: usize) -> Option<BlocksAnswer>
 mod tests {
     use std::sync::Arc;
 
+    use refrain_protocol::TenantId;
+
     use super::*;
     use crate::network::BLOCK_TOKENS;
     use crate::pool::BlockId;
@@ -104,6 +106,7 @@ mod tests {
     fn block(number: u8) -> PooledBlock {
         PooledBlock {
             id: BlockId([number; 32]),
+            tenant: TenantId(number.into()),
             tokens: [number.into(); BLOCK_TOKENS],
             floats: Arc::new(vec![f32::from(number); 24]),
         }

@@ -1,9 +1,11 @@
 //! Tests that engines take blocks from each other over HTTP.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{CloseRequest, Sampling, StepItem, StepOutput, StepRequest};
-use refrain_protocol::{EngineSessionId, ErrorKind, TokenId};
+use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
+use refrain_protocol::{EngineSessionId, ErrorKind, NamespaceId, TenantId, TokenId};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
 use refrain_service_kit::telemetry::Metrics;
@@ -77,14 +79,28 @@ impl Running {
 
     /// Decodes tokens after a text in a new session, one per step, and closes it.
     async fn decode(&self, text: &[TokenId], count: usize) -> (Vec<StepOutput>, Vec<TokenId>) {
+        self.decode_of(TenantId(0), text, count).await
+    }
+
+    /// As [`Running::decode`], for a tenant.
+    async fn decode_of(
+        &self,
+        tenant: TenantId,
+        text: &[TokenId],
+        count: usize,
+    ) -> (Vec<StepOutput>, Vec<TokenId>) {
         let (session, sampling) = (EngineSessionId(text.len() as u128), sampling());
         let mut outputs = Vec::new();
         let mut emitted: Vec<TokenId> = Vec::new();
         while emitted.len() < count {
-            let next = match emitted.as_slice() {
+            let mut next = match emitted.as_slice() {
                 [] => opening(session.0, &sampling, text),
                 more => item(session.0, text.len() + more.len(), &[]),
             };
+            if let Some(spec) = &mut next.open {
+                spec.namespace = NamespaceId(1 + tenant.0);
+                spec.tenant = tenant;
+            }
             let output = self.step(next).await;
             emitted.extend(&output.emitted);
             outputs.push(output);
@@ -250,5 +266,79 @@ async fn blocks_are_for_engines_and_bad_questions_are_refused() {
     ];
     let bad = ErrorKind::InvalidRequest;
     assert_eq!(kinds, [ErrorKind::Unauthorized, bad, bad]);
+    engine.server.stop().await;
+}
+
+/// Whether a file has the tokens of this block.
+fn has_block(path: &Path, tokens: &[TokenId]) -> bool {
+    let tokens: Vec<u8> = tokens
+        .iter()
+        .flat_map(|token| token.to_le_bytes())
+        .collect();
+    let bytes = std::fs::read(path).unwrap();
+    bytes.windows(tokens.len()).any(|part| part == tokens)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_a_forgotten_tenant_is_in_the_file_or_is_used_also_after_a_restart() {
+    let keys = MeshConfig::generate().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("engine.kvpool");
+    let pool = KvPoolConfig {
+        memory_bytes_max: 64 << 20,
+        file: Some(path.clone()),
+        wait_ms: 30_000,
+        ..KvPoolConfig::default()
+    };
+    let engine = Running::start_with(&keys, pool.clone()).await;
+    let (acme, bolt) = (TenantId::of("acme"), TenantId::of("bolt"));
+    let texts = [text(), text().into_iter().rev().collect::<Vec<_>>()];
+    for (tenant, text) in [(acme, &texts[0]), (bolt, &texts[1])] {
+        engine.decode_of(tenant, text, 4).await;
+    }
+    while engine.count("refrain_engine_kv_pool_blocks{tier=\"file\"}") < 18 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert!(texts.iter().all(|text| has_block(&path, &text[256..288])));
+    let order = ForgetTenant { tenant: acme };
+    let client = MeshClient::new(&engine.url(), &keys.secret, Duration::from_secs(20)).unwrap();
+    let forgotten: TenantForgotten = client
+        .post_json("/engine/v1/forget", &order, None)
+        .await
+        .unwrap();
+    let expected = TenantForgotten {
+        sessions: 1,
+        memory_blocks: 9,
+        file_blocks: 9,
+        running: 0,
+    };
+    assert_eq!(forgotten, expected);
+    for block in texts[0].chunks_exact(32) {
+        assert!(!has_block(&path, block));
+    }
+    assert!(
+        texts[1]
+            .chunks_exact(32)
+            .all(|block| has_block(&path, block))
+    );
+    engine.server.stop().await;
+    let engine = Running::start_with(&keys, pool).await;
+    for (tenant, text, cached) in [(acme, &texts[0], 0), (bolt, &texts[1], in_blocks(300))] {
+        let (outputs, _) = engine.decode_of(tenant, text, 1).await;
+        assert_eq!(outputs[0].cached_tokens as usize, cached);
+    }
+    // A repeat forgets what came since, and another secret forgets nothing.
+    assert_eq!(
+        engine
+            .engine()
+            .forget_tenant(order)
+            .await
+            .unwrap()
+            .memory_blocks,
+        9
+    );
+    let stranger = MeshClient::new(&engine.url(), "wrong", Duration::from_secs(20)).unwrap();
+    let refused = stranger.post_json::<_, TenantForgotten>("/engine/v1/forget", &order, None);
+    assert_eq!(refused.await.unwrap_err().kind, ErrorKind::Unauthorized);
     engine.server.stop().await;
 }
