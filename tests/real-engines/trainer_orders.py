@@ -100,7 +100,8 @@ def check_weights(lab, name, route, load, is_paused):
     holds = near and whole and mixed >= len(rollouts) // 2
     holds = holds and told["weight_version"] == str(after) and told["is_everywhere"] and late.version == str(after)
     detail = f"{mixed} of {len(rollouts)} have both versions; log-probabilities within {max(ours):.1e} of the version told"
-    lab.row(name, holds, f"{detail} (mean {statistics.mean(ours):.1e}), {statistics.mean(others):.2f} from the other{f'; off: {off[:5]}' if off else ''}")
+    detail += f" (mean {statistics.mean(ours):.1e}), {statistics.mean(others):.2f} from the other"
+    lab.row(name, holds, detail + (f"; off: {off[:5]}" if off else ""))
 
 
 def scored(lab, rollouts):
