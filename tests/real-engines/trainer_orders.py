@@ -83,7 +83,7 @@ def check_weights(lab, name, route, load, is_paused):
     lab.listener.order("/update_weights_from_disk", {"model_path": str(old), "weight_version": str(after + 1)})
     before_scores = scored(lab, rollouts)
     lab.version = after + 1
-    ours, others, mixed = [], [], 0
+    ours, others, off, mixed = [], [], [], 0
     for rollout, olds, news in zip(rollouts, before_scores, after_scores):
         versions = [span["version"] for span in rollout.spans]
         mixed += versions == [before, after]
@@ -93,12 +93,15 @@ def check_weights(lab, name, route, load, is_paused):
                 right, wrong = (olds, news) if span["version"] == before else (news, olds)
                 ours.append(abs(rollout.logprobs[at] - right[at]))
                 others.append(abs(rollout.logprobs[at] - wrong[at]))
+                if ours[-1] > lab.engines[0].logprob_tolerance:
+                    off.append((at, versions, rollout.spans[-1]["start"]))
     whole = all(len(one.tokens) == lab.long_tokens and one.spans[-1]["end"] == lab.long_tokens for one in rollouts)
     near = max(ours) <= lab.engines[0].logprob_tolerance and statistics.mean(others) > lab.engines[0].contrast * statistics.mean(ours)
     holds = near and whole and mixed >= len(rollouts) // 2
     holds = holds and told["weight_version"] == str(after) and told["is_everywhere"] and late.version == str(after)
     detail = f"{mixed} of {len(rollouts)} have both versions; log-probabilities within {max(ours):.1e} of the version told"
-    lab.row(name, holds, f"{detail} (mean {statistics.mean(ours):.1e}), {statistics.mean(others):.2f} from the other")
+    detail += f" (mean {statistics.mean(ours):.1e}), {statistics.mean(others):.2f} from the other"
+    lab.row(name, holds, detail + (f"; off: {off[:5]}" if off else ""))
 
 
 def scored(lab, rollouts):
