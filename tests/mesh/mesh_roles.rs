@@ -233,7 +233,7 @@ async fn every_internal_route_is_for_its_roles_only() -> anyhow::Result<()> {
             }
         }
     }
-    ensure!(calls == 6 * 56, "{calls} calls");
+    ensure!(calls == 6 * 58, "{calls} calls");
     mesh.stop().await
 }
 

@@ -187,8 +187,8 @@ impl EngineCore {
     }
 
     /// Forgets the sessions of a tenant, except running ones. Returns the number of the former and of the latter.
-    pub(crate) fn forget_tenant(&mut self, tenant: TenantId) -> (usize, usize) {
-        self.sessions.forget_tenant(tenant)
+    pub(crate) fn forget_tenant(&mut self, tenant: TenantId, now: Instant) -> (usize, usize) {
+        self.sessions.forget_tenant(tenant, now)
     }
 
     /// Forgets all sessions. Their callers open them again.

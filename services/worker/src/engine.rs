@@ -31,7 +31,9 @@ pub(crate) use detect::{FoundEngine, find_engine};
 pub use forms::FormAbilities;
 pub use generate::{AttachedDocument, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
 pub use http_engine::HttpEngine;
-pub use streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};
+pub use streaming::{
+    IntroductionCounts, RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad,
+};
 pub use third_party::{ExpectedModel, connect_third_party};
 pub use verify::{DraftVerdict, VerifyAbilities, VerifyMethod, VerifyRequest};
 pub use verifying::VerifyingEngine;

@@ -69,9 +69,9 @@ pub use config::{
 };
 pub use engine::{
     AttachedDocument, DraftVerdict, ExpectedModel, FormAbilities, GenerateRequest, Generated,
-    GeneratedEnd, GeneratedStream, HttpEngine, IntroductionCounts, StreamingCapabilities,
-    StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod, VerifyRequest, VerifyingEngine,
-    WorkerEngine, connect_third_party,
+    GeneratedEnd, GeneratedStream, HttpEngine, IntroductionCounts, RestoredWeights,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
+    VerifyRequest, VerifyingEngine, WorkerEngine, connect_third_party,
 };
 pub use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
 pub use service::WorkerHandle;

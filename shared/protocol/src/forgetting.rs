@@ -8,11 +8,11 @@ use crate::TenantId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForgetTenant {
-    /// The tenant. What no caller named a tenant for is forgotten as well.
+    /// The tenant. Sessions and blocks whose tenant nobody named are forgotten as well.
     pub tenant: TenantId,
 }
 
-/// What an engine forgot.
+/// The counts of an engine that forgot a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantForgotten {
     /// Sessions that were kept for reuse or parked.
@@ -21,6 +21,6 @@ pub struct TenantForgotten {
     pub memory_blocks: u64,
     /// Blocks of its pool of KV blocks, in the file. They were overwritten.
     pub file_blocks: u64,
-    /// Sessions that run. They go on, and nothing of them is kept.
+    /// Sessions that run. They go on, and nothing of their present chunk is kept.
     pub running: u64,
 }

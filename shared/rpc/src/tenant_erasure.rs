@@ -28,7 +28,7 @@ pub struct Erasure {
     /// The usage that was erased, for each store, if it was to be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Vec<UsageErased>>,
-    /// What engines computed for the tenant, if it was to be erased and the scheduler was named.
+    /// The answers of workers whose engines forgot the tenant, if they were to and the scheduler was named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engines: Option<EnginesForgotten>,
 }
@@ -43,8 +43,8 @@ pub struct OtherPlaces<'a> {
 }
 
 impl Erasure {
-    /// Erases documents, and then reads all of the tenant again if all were to be erased. What `others`
-    /// have of the tenant is erased as well.
+    /// Erases documents, and then reads all of the tenant again if all were to be erased. The
+    /// `others` erase the tenant as well.
     ///
     /// # Errors
     /// As [`StoreAdmin::erase`] and [`StoreAdmin::export`]. A store that refuses to erase usage is in the outcome,

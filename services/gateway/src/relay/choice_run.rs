@@ -397,8 +397,10 @@ impl ChoiceRun<'_> {
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();
-                    // The end of the only choice is the end of the request, which is settled then.
-                    if !finished || self.request.choice_count() > 1 {
+                    // The end of the only choice is the end of the request, which is settled then, unless a slow
+                    // reader keeps it.
+                    let is_settled_now = finished && self.request.choice_count() == 1;
+                    if !is_settled_now || self.events.capacity() == 0 {
                         self.note_usage();
                     }
                     self.send(progress).await?;

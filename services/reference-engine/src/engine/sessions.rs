@@ -42,6 +42,8 @@ pub(crate) struct Sessions {
     parked_evicted: u64,
     /// The pool, which outlives the sessions, if the engine has one.
     pooling: Option<Pooling>,
+    /// Tenants that were forgotten, and when, as long as a request that was parked then may go on.
+    forgotten: Vec<(TenantId, Instant)>,
 }
 
 /// How long sessions stay open without a step.
@@ -70,6 +72,7 @@ impl Sessions {
             kept: PrefixCache::default(),
             parked_evicted: 0,
             pooling: None,
+            forgotten: Vec::new(),
         }
     }
 
@@ -121,10 +124,11 @@ impl Sessions {
                 format!("all {} sessions are in use", self.sessions_max),
             ));
         }
+        let leaves_nothing = self.was_forgotten(spec.tenant, now);
         let session = Session {
             namespace: spec.namespace,
             tenant: spec.tenant,
-            leaves_nothing: false,
+            leaves_nothing,
             sampling: spec.sampling,
             prompt_len: spec.prompt_len as usize,
             text: Vec::new(),
@@ -138,6 +142,7 @@ impl Sessions {
             pooled: self
                 .pooling
                 .as_ref()
+                .filter(|_| !leaves_nothing)
                 .map(|pooling| pooling.text(spec.namespace)),
             prefixes: SessionPrefixes::new(&spec.namespace),
             used: now,
@@ -324,9 +329,23 @@ impl Sessions {
         }
     }
 
+    /// Whether a tenant was forgotten so recently that a session may be the rest of a request that was parked then.
+    fn was_forgotten(&self, tenant: TenantId, now: Instant) -> bool {
+        self.forgotten.iter().any(|(forgotten, at)| {
+            is_of_tenant(tenant, *forgotten)
+                && now.saturating_duration_since(*at) < self.limits.parked
+        })
+    }
+
     /// Forgets the sessions of a tenant that are kept for reuse or parked. Those that run go on, and nothing of them
-    /// is kept. Returns the number of both. The pool is left as it is.
-    pub(crate) fn forget_tenant(&mut self, tenant: TenantId) -> (usize, usize) {
+    /// is kept, nor of those that begin while one of the parked ones may go on. Returns the number of sessions that were
+    /// forgotten and of those that run. The pool is left as it is.
+    pub(crate) fn forget_tenant(&mut self, tenant: TenantId, now: Instant) -> (usize, usize) {
+        let parked_max = self.limits.parked;
+        self.forgotten.retain(|(other, at)| {
+            *other != tenant && now.saturating_duration_since(*at) < parked_max
+        });
+        self.forgotten.push((tenant, now));
         let is_of = |session: &Session| is_of_tenant(session.tenant, tenant);
         let before = self.kept.len() + self.open.len();
         self.kept.retain(|kept| !is_of(kept));

@@ -428,7 +428,7 @@ mod tests {
     fn a_forgotten_tenant_has_no_block_in_the_file_and_others_keep_theirs() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("blocks.kvpool");
-        // What an earlier file had in the slots that are free now.
+        // Slots that are free now have the bytes of an earlier file.
         std::fs::write(&path, vec![0x5a; 6 * SLOT_BYTES as usize]).unwrap();
         let file = filled(&path, 4, 8 * SLOT_BYTES);
         // One waits to be written, and another tenant's does as well.

@@ -267,7 +267,7 @@ impl ModelThread {
                     let _ = reply.send(());
                 }
                 Some(EngineCommand::ForgetTenant(tenant, reply)) => {
-                    let counts = core.forget_tenant(tenant);
+                    let counts = core.forget_tenant(tenant, Instant::now());
                     self.publish_load(&core);
                     let _ = reply.send(counts);
                 }

@@ -516,9 +516,9 @@ fn a_request_that_runs_while_its_tenant_is_forgotten_goes_on_and_leaves_nothing(
         .try_step(&mut engine, opening_of(acme, 2, &parked))
         .unwrap();
     engine.core.park(&[EngineSessionId(2)], engine.now);
-    assert_eq!(engine.core.forget_tenant(TenantId(5)), (0, 0));
+    assert_eq!(engine.core.forget_tenant(TenantId(5), engine.now), (0, 0));
     assert_eq!(pool.pool.forget(TenantId(5)).unwrap(), (0, 0));
-    assert_eq!(engine.core.forget_tenant(acme), (1, 1));
+    assert_eq!(engine.core.forget_tenant(acme, engine.now), (1, 1));
     assert_eq!(pool.pool.forget(acme).unwrap(), (2, 0));
     outcome.decode(&mut engine, 1, OUTPUT_TOKENS, false);
     assert_eq!(
@@ -527,6 +527,15 @@ fn a_request_that_runs_while_its_tenant_is_forgotten_goes_on_and_leaves_nothing(
     );
     assert_eq!(engine.core.sessions().counts(), (0, 0));
     assert_eq!(pool.pool.sizes().memory_blocks, 0);
+    // The parked one comes back with all of its text. Later ones are as before.
+    for (id, blocks) in [(3, 0), (4, 3)] {
+        let mut again = Outcome::default();
+        let opening = opening_of(acme, id, &again);
+        again.try_step(&mut engine, opening).unwrap();
+        again.decode(&mut engine, id, 30, false);
+        assert_eq!(pool.pool.sizes().memory_blocks, blocks);
+        engine.now += std::time::Duration::from_millis(config().session_parked_ms);
+    }
 }
 
 #[test]

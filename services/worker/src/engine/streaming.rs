@@ -179,6 +179,17 @@ pub struct IntroductionCounts {
     pub expired: u64,
 }
 
+/// The weights that an engine was given after others could not be loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestoredWeights {
+    /// None: it never loses its weights, or they could not be brought back.
+    None,
+    /// Those that it had.
+    Earlier,
+    /// Those that it was started with.
+    Initial,
+}
+
 /// An engine that generates by itself and cannot be driven step by step.
 #[async_trait]
 pub trait StreamingEngine: Send + Sync {
@@ -222,6 +233,11 @@ pub trait StreamingEngine: Send + Sync {
     /// `InvalidRequest` for what the engine cannot do, and whatever failed.
     async fn order(&self, order: EngineOrder) -> Result<Option<EngineAnswer>, ApiError> {
         Err(no_order("this engine", &order))
+    }
+
+    /// Brings back weights that the engine has lost because others could not be loaded.
+    async fn restore_weights(&self) -> RestoredWeights {
+        RestoredWeights::None
     }
 
     /// The load of the engine.

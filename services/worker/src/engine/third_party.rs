@@ -4,7 +4,7 @@ mod probe;
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -25,7 +25,9 @@ use super::identity::{ModelCard, check_tokenizer, model_card};
 use super::introductions::{Introduction, Introductions};
 use super::order_calls::{OrderCall, check_path};
 use super::response::{AbortOnDrop, ResponseStream};
-use super::streaming::{IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad};
+use super::streaming::{
+    IntroductionCounts, RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad,
+};
 use super::verify::{DraftVerdict, VerifyAbilities, VerifyRequest};
 use super::worker_engine::WorkerEngine;
 use crate::config::{EngineConfig, EngineKind};
@@ -53,8 +55,7 @@ struct ThirdPartyEngine {
     dialect: Arc<dyn Dialect>,
     capabilities: StreamingCapabilities,
     served_model: String,
-    /// The directory of the weights that it was told to load last. Engines may name their model after it.
-    weights: Mutex<Option<String>>,
+    loaded: Mutex<LoadedWeights>,
     card: ModelCard,
     introductions: Arc<Introductions>,
     abilities: VerifyAbilities,
@@ -108,7 +109,7 @@ pub async fn connect_third_party(
         dialect,
         capabilities,
         served_model: expected.served_model,
-        weights: Mutex::default(),
+        loaded: Mutex::default(),
         card,
         introductions: Arc::new(introductions),
         abilities: VerifyAbilities::default(),
@@ -139,14 +140,24 @@ fn dialect(config: &EngineConfig, expected: &ExpectedModel) -> Result<Arc<dyn Di
     })
 }
 
+/// The weights that an engine was told to load last.
+#[derive(Clone, Debug, Default)]
+struct LoadedWeights {
+    /// Their directory, after which engines may name their model.
+    directory: Option<String>,
+    /// Whether the engine has had no others since, and the directory still holds them.
+    is_current: bool,
+}
+
 impl ThirdPartyEngine {
     /// The engine's present entry for the model, under its name or under the one that new weights gave it.
     async fn present_card(&self) -> Result<ModelCard, ApiError> {
         let health = self.dialect.health();
         let card = model_card(&self.client, health, &self.served_model).await;
-        let renamed = self
-            .weights()
-            .filter(|_| self.dialect.is_renamed_by_weights());
+        let renamed = match self.dialect.is_renamed_by_weights() {
+            true => self.loaded().directory.clone(),
+            false => None,
+        };
         match (card, renamed) {
             (Err(error), Some(name)) if error.kind == ErrorKind::InvalidRequest => {
                 let card = model_card(&self.client, None, &name).await?;
@@ -156,30 +167,8 @@ impl ThirdPartyEngine {
         }
     }
 
-    fn weights(&self) -> Option<String> {
-        let weights = self.weights.lock();
-        weights.unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Brings the weights back that an engine lost because others could not be loaded.
-    async fn restore_weights(&self) {
-        let had = self.weights().or_else(|| self.card.root.clone());
-        let Some(call) = had.and_then(|directory| self.dialect.restore_call(&directory)) else {
-            return;
-        };
-        let mut restored = self.make_calls(vec![call.clone()]).await;
-        if restored.is_err() {
-            // The failed load may have cost the connection.
-            restored = self.make_calls(vec![call]).await;
-        }
-        match restored {
-            Ok(()) => tracing::warn!("the engine has its earlier weights again"),
-            Err(error) => tracing::error!(
-                kind = ?error.kind,
-                code = error.code,
-                "the engine did not get its earlier weights back, and may fail"
-            ),
-        }
+    fn loaded(&self) -> MutexGuard<'_, LoadedWeights> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the calls that carry out an order, one after the other.
@@ -301,22 +290,72 @@ impl StreamingEngine for ThirdPartyEngine {
             } else {
                 Method::GET
             };
+            if call.is_post && call.path.contains("weight") {
+                self.loaded().is_current = false;
+            }
             let body = (!call.body.is_empty()).then_some(call.body);
             let (status, body) = self.client.call(method, &call.path, body).await?;
             let body = String::from_utf8_lossy(&body).into_owned();
             return Ok(Some(EngineAnswer { status, body }));
         }
         let made = self.make_calls(self.dialect.order_calls(&order)?).await;
-        if let EngineOrder::LoadWeights { directory, .. } = order {
-            if made.is_err() {
-                self.restore_weights().await;
-            } else {
-                let weights = self.weights.lock();
-                *weights.unwrap_or_else(PoisonError::into_inner) = Some(directory);
+        let mut loaded = self.loaded();
+        match order {
+            EngineOrder::LoadWeights { directory, .. } if made.is_ok() => {
+                *loaded = LoadedWeights {
+                    directory: Some(directory),
+                    is_current: true,
+                };
             }
+            // The files there are others now.
+            EngineOrder::LoadWeights { directory, .. } => {
+                loaded.is_current &= loaded.directory.as_ref() != Some(&directory);
+            }
+            // The weights have come by other means.
+            EngineOrder::SetVersion { .. } => loaded.is_current = false,
+            _ => {}
         }
+        drop(loaded);
         made?;
         Ok(None)
+    }
+
+    async fn restore_weights(&self) -> RestoredWeights {
+        let loaded = self.loaded().clone();
+        let current = loaded.directory.filter(|_| loaded.is_current);
+        let (directory, restored) = match (current, &self.card.root) {
+            (Some(current), _) => (current, RestoredWeights::Earlier),
+            (None, Some(root)) => (root.clone(), RestoredWeights::Initial),
+            (None, None) => return RestoredWeights::None,
+        };
+        let Some(call) = self.dialect.restore_call(&directory) else {
+            return RestoredWeights::None;
+        };
+        let mut made = self.make_calls(vec![call.clone()]).await;
+        if made
+            .as_ref()
+            .is_err_and(|error| error.kind != ErrorKind::Timeout)
+        {
+            // The failed load may have cost the connection.
+            made = self.make_calls(vec![call]).await;
+        }
+        match made {
+            Ok(()) => {
+                tracing::warn!(
+                    weights = ?restored,
+                    "an engine whose weights could not be loaded has others again"
+                );
+                restored
+            }
+            Err(error) => {
+                tracing::error!(
+                    kind = ?error.kind,
+                    code = error.code,
+                    "the engine did not get its earlier weights back, and may fail"
+                );
+                RestoredWeights::None
+            }
+        }
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

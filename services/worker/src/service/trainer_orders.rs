@@ -11,7 +11,7 @@ use refrain_protocol::engine_order::{EngineAnswer, EngineOrder, EngineOrderReply
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::handle::WorkerParts;
-use crate::engine::WorkerEngine;
+use crate::engine::{RestoredWeights, StreamingEngine, WorkerEngine};
 use crate::metrics::OrderKind;
 use crate::orders::Pause;
 
@@ -22,6 +22,10 @@ const BETWEEN_CHUNKS: Duration = Duration::from_secs(1);
 /// Attempts to tell an engine that it goes on after it has read weights, and the pause between two of them.
 const RESUME_ATTEMPTS: u32 = 5;
 const RESUME_PAUSE: Duration = Duration::from_millis(200);
+/// Longest time of an attempt.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time in which an engine goes back to its earlier weights, which it reads from a disk.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(300);
 
 impl WorkerParts {
     /// Carries out an order, whether or not its caller waits for the end of it.
@@ -193,31 +197,37 @@ impl WorkerParts {
             version: Some(version),
         };
         let loaded = match engine.order(clears).await {
-            Ok(_) => engine.order(load).await.map(drop),
+            Ok(_) => match engine.order(load).await {
+                Ok(_) => {
+                    orders.set_weight_version(version);
+                    Ok(())
+                }
+                Err(error) => {
+                    self.restore_weights(&**engine, &error).await;
+                    Err(error)
+                }
+            },
             Err(error) => Err(error),
         };
-        if loaded.is_ok() {
-            orders.set_weight_version(version);
-        }
         // The pause was this order's own, unless a trainer has paused the worker as well.
         let resumed = match is_paused {
             true => Ok(()),
-            false => self.resume_engine().await,
+            false => resume(&**engine).await,
         };
         loaded.and(resumed)
     }
 
-    /// Tells the engine that it goes on. A failed load may have cost the connection, and an engine that is not told
-    /// would generate nothing any more, so one failure is no reason to give up.
-    async fn resume_engine(&self) -> Result<(), ApiError> {
-        let mut attempts = 1;
-        loop {
-            match self.tell_engine(EngineOrder::Resume).await {
-                Ok(_) => return Ok(()),
-                Err(error) if attempts == RESUME_ATTEMPTS => return Err(error),
-                Err(_) => attempts += 1,
-            }
-            tokio::time::sleep(RESUME_PAUSE).await;
+    /// Has an engine whose load has failed go back to the weights that it had, or to those of its start.
+    async fn restore_weights(&self, engine: &dyn StreamingEngine, failure: &ApiError) {
+        // An engine that hangs would hang once more.
+        if failure.kind == ErrorKind::Timeout {
+            return;
+        }
+        let restored = tokio::time::timeout(RESTORE_TIMEOUT, engine.restore_weights()).await;
+        match restored {
+            Ok(RestoredWeights::Initial) => self.shared.orders.set_weight_version(0),
+            Ok(RestoredWeights::Earlier | RestoredWeights::None) => {}
+            Err(_) => tracing::error!("an engine takes too long to go back to its earlier weights"),
         }
     }
 
@@ -228,6 +238,27 @@ impl WorkerParts {
             WorkerEngine::Verifying(engine) => Ok(engine.order(order).await?.answer),
             WorkerEngine::Streaming(engine) => engine.order(order).await,
         }
+    }
+}
+
+/// Tells an engine that it goes on after a load, while the gate is still shut. A failed load may have cost the
+/// connection. An engine that is not told would generate nothing any more, so one failure is no reason to give up.
+async fn resume(engine: &dyn StreamingEngine) -> Result<(), ApiError> {
+    let mut attempts = 1;
+    loop {
+        let told = tokio::time::timeout(RESUME_TIMEOUT, engine.order(EngineOrder::Resume)).await;
+        let told = told.unwrap_or_else(|_| {
+            let message = "the engine loaded weights, and does not answer the call to go on";
+            Err(ApiError::new(ErrorKind::Timeout, message))
+        });
+        match told {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind == ErrorKind::Timeout || attempts == RESUME_ATTEMPTS => {
+                return Err(error);
+            }
+            Err(_) => attempts += 1,
+        }
+        tokio::time::sleep(RESUME_PAUSE).await;
     }
 }
 

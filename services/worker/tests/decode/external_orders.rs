@@ -2,7 +2,7 @@
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::engine_order::{EngineCall, EngineOrder, PauseMode};
-use refrain_worker::EngineKind;
+use refrain_worker::{EngineKind, RestoredWeights};
 
 use crate::external::{Canned, Response, json, sglang};
 
@@ -99,7 +99,7 @@ async fn vllm_is_paused_and_loads_by_either_of_its_ways() {
         ("/health", json("{}")),
         (
             "/v1/models",
-            json("{\"data\":[{\"id\":\"m\",\"max_model_len\":400}]}"),
+            json("{\"data\":[{\"id\":\"m\",\"root\":\"/weights/0\",\"max_model_len\":400}]}"),
         ),
         ("/detokenize", json("{\"prompt\":\"hellhellhello\"}")),
         (
@@ -134,9 +134,27 @@ async fn vllm_is_paused_and_loads_by_either_of_its_ways() {
     let error = engine.order(load()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Upstream);
     assert!(error.message.contains("out of memory"), "{error}");
-    // Then it has lost its weights, and is told to read those that it had.
-    assert_eq!(server.received("/collective_rpc").len(), 2);
-    assert!(server.received("/collective_rpc")[1].contains("\"weights_path\":\"/weights/5\""));
+    // The directory may hold half of other weights now, so it is told to read those of its start.
+    assert_eq!(engine.restore_weights().await, RestoredWeights::Initial);
+    let reloads = || server.received("/collective_rpc");
+    assert!(reloads()[1].contains("\"weights_path\":\"/weights/0\""));
+    // Weights that it has read, and that others did not replace, come back.
+    server.set("/update_weights", json("{\"status\":\"ok\"}"));
+    engine.order(load()).await.unwrap();
+    assert_eq!(engine.restore_weights().await, RestoredWeights::Earlier);
+    assert!(reloads()[2].contains("\"weights_path\":\"/weights/5\""));
+    // After weights of another source, their directory says nothing.
+    let version = EngineOrder::SetVersion { version: 6 };
+    engine.order(version).await.unwrap();
+    assert_eq!(engine.restore_weights().await, RestoredWeights::Initial);
+    engine.order(load()).await.unwrap();
+    let weights = EngineCall {
+        is_post: true,
+        path: "/update_weights_from_distributed".into(),
+        body: "{}".into(),
+    };
+    engine.order(EngineOrder::PassOn(weights)).await.unwrap();
+    assert_eq!(engine.restore_weights().await, RestoredWeights::Initial);
     // Calls in the engine's own words come back as they are.
     let call = |path: &str| {
         EngineOrder::PassOn(EngineCall {

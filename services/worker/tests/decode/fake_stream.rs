@@ -13,8 +13,8 @@ use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
     DraftVerdict, FormAbilities, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
-    StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
-    VerifyRequest, WorkerConfig, WorkerEngine,
+    RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities,
+    VerifyMethod, VerifyRequest, WorkerConfig, WorkerEngine,
 };
 
 use tokio::sync::watch;
@@ -70,6 +70,9 @@ pub(crate) struct StreamOrders {
     /// How long it loads weights, and whether they are damaged.
     pub(crate) load_time: Mutex<Duration>,
     pub(crate) load_fails: AtomicBool,
+    /// How many calls to go on it does not answer, and whether it has its first weights after a failed load.
+    pub(crate) resumes_lost: AtomicU32,
+    pub(crate) begins_anew: AtomicBool,
     /// It takes no orders at all.
     pub(crate) refuses: AtomicBool,
 }
@@ -272,6 +275,9 @@ impl StreamingEngine for FakeStream {
         orders.received.lock().unwrap().push(order.clone());
         match order {
             EngineOrder::Pause { .. } => _ = orders.is_paused.send_replace(true),
+            EngineOrder::Resume if take(&orders.resumes_lost) => {
+                return Err(ApiError::new(ErrorKind::Upstream, "planned loss"));
+            }
             EngineOrder::Resume => _ = orders.is_paused.send_replace(false),
             EngineOrder::LoadWeights { .. } => {
                 let load_time = *orders.load_time.lock().unwrap();
@@ -289,6 +295,13 @@ impl StreamingEngine for FakeStream {
             EngineOrder::Report | EngineOrder::FlushCache | EngineOrder::SetVersion { .. } => {}
         }
         Ok(None)
+    }
+
+    async fn restore_weights(&self) -> RestoredWeights {
+        match self.orders.begins_anew.load(Ordering::SeqCst) {
+            true => RestoredWeights::Initial,
+            false => RestoredWeights::Earlier,
+        }
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

@@ -161,6 +161,26 @@ async fn streams_wait_while_the_engine_loads_weights_and_have_the_next_version()
     let after = run(&bench, chunk(&bench, &[3, 4], 20)).await;
     assert_eq!(after.tokens, plainly(erratic, &[3, 4], 20));
     assert!(after.versions.iter().all(|version| *version == 1));
+    // It may have its first weights then. Nothing generates before it was told to go on, which may take some calls.
+    engine.orders.begins_anew.store(true, Ordering::SeqCst);
+    engine.orders.resumes_lost.store(4, Ordering::SeqCst);
+    let handle = bench.worker.handle();
+    let loading = tokio::spawn(async move { handle.order(load(Some(9))).await });
+    eventually("a call to go on was lost", || {
+        engine.orders.resumes_lost.load(Ordering::SeqCst) < 4
+    })
+    .await;
+    let asked = engine.asked.lock().unwrap().len();
+    let new = bench.worker.handle().chunk(chunk(&bench, &[5], 5)).await;
+    let held = tokio::spawn(read(new.unwrap()));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(engine.asked.lock().unwrap().len(), asked);
+    assert_eq!(
+        loading.await.unwrap().unwrap_err().message,
+        "planned failure"
+    );
+    assert_eq!(held.await.unwrap().versions, [0; 5]);
+    assert_eq!(state_of(&bench).await, (0, None));
     // A paused worker stays so.
     engine.orders.load_fails.store(false, Ordering::SeqCst);
     order(&bench, pause(PauseMode::Keep)).await.unwrap();
