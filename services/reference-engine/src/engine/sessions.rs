@@ -338,8 +338,8 @@ impl Sessions {
     }
 
     /// Forgets the sessions of a tenant that are kept for reuse or parked. Those that run go on, and nothing of them
-    /// is kept, nor of those that begin while one of the parked ones may go on. Returns the number of sessions that were
-    /// forgotten and of those that run. The pool is left as it is.
+    /// is kept, nor of those that begin while one of the parked ones may go on. Returns how many sessions were
+    /// forgotten, and how many run. The pool is left as it is.
     pub(crate) fn forget_tenant(&mut self, tenant: TenantId, now: Instant) -> (usize, usize) {
         let parked_max = self.limits.parked;
         self.forgotten.retain(|(other, at)| {

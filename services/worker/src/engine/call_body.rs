@@ -96,8 +96,8 @@ impl Piece {
 
 /// The texts of all numbers of four digits. They are 320 kB, of which ids use a part.
 ///
-/// Two pieces take half as long as a loop over the digits, whose end the processor cannot foresee, and as arithmetic on
-/// eight digits at once.
+/// Two pieces take half as long as a loop over the digits, whose end the processor cannot foresee. They also take
+/// half as long as arithmetic on eight digits at once.
 struct Pieces {
     /// The digits before the last four. Nothing for 0.
     first: Vec<Piece>,
