@@ -1,11 +1,14 @@
-//! The thread that owns the totals and their file. Everybody else sends it messages.
+//! The totals and their file. A thread works on them, and everybody else sends it messages.
+//!
+//! A short request is the exception: it has no earlier message, so it writes its only record itself while the file is
+//! free and quick. Waking the thread and being woken by it took longer than all the rest of a short answer's way back.
 //!
 //! A request reserves room for its last message before it runs. So that message is sent at once, also when the client
 //! has left, and nothing is lost when the disk is slow: new requests wait instead. Progress in between has no such
 //! room. It is left out while the queue is full, since the next progress says the same and more.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -26,6 +29,11 @@ const BATCH: usize = 256;
 
 /// Pause between two attempts to rewrite the file on a disk that refuses.
 const REWRITE_PAUSE: Duration = Duration::from_secs(1);
+
+/// A write that takes longer is a sign of a slow disk. The threads that serve requests leave it to the thread then,
+const SLOW_WRITE: Duration = Duration::from_millis(5);
+/// for this time.
+const SLOW_PAUSE: Duration = Duration::from_secs(10);
 
 /// Counts of a request since it began.
 #[derive(Debug)]
@@ -78,9 +86,37 @@ pub(super) enum Message {
 pub(super) struct KeeperHandle {
     pub(super) messages: mpsc::Sender<Message>,
     pub(super) gateway: u128,
+    /// `None` once the thread has ended.
+    keeper: Arc<Mutex<Option<Keeper>>>,
 }
 
 impl KeeperHandle {
+    /// The way to a queue that a test reads itself.
+    #[cfg(test)]
+    pub(super) fn of_queue(messages: mpsc::Sender<Message>) -> Self {
+        KeeperHandle {
+            messages,
+            gateway: 1,
+            keeper: Arc::default(),
+        }
+    }
+
+    /// Writes down a request that has ended and had no progress. The caller's thread does so, for as long as one write
+    /// to the file takes.
+    ///
+    /// # Errors
+    /// Gives the counts back where they have to be sent as a message: the thread is at work, or the disk is slow or
+    /// refuses.
+    pub(super) fn settle_at_once(&self, of: RequestCounts) -> Result<(), RequestCounts> {
+        let Ok(mut keeper) = self.keeper.try_lock() else {
+            return Err(of);
+        };
+        match keeper.as_mut() {
+            Some(keeper) => keeper.settle_at_once(of),
+            None => Err(of),
+        }
+    }
+
     /// Sends a message, and waits for its answer. `None` if the thread has ended.
     pub(super) async fn ask<T>(
         &self,
@@ -102,6 +138,8 @@ struct Keeper {
     journal: Journal,
     metrics: Arc<GatewayMetrics>,
     rewrite_not_before: Instant,
+    /// Requests do not write themselves before.
+    at_once_not_before: Instant,
     was_refused: bool,
     /// The file still has rows that were erased.
     has_unwritten_erasure: bool,
@@ -138,6 +176,7 @@ pub(super) fn start(
         journal,
         metrics: metrics.clone(),
         rewrite_not_before: Instant::now(),
+        at_once_not_before: Instant::now(),
         was_refused: false,
         has_unwritten_erasure: false,
     };
@@ -145,40 +184,77 @@ pub(super) fn start(
         .saturating_add(requests_max)
         .min(tokio::sync::Semaphore::MAX_PERMITS);
     let (messages, received) = mpsc::channel(room);
+    let keeper = Arc::new(Mutex::new(Some(keeper)));
     let thread = std::thread::Builder::new().name("usage".into());
-    thread.spawn(move || keeper.run(received))?;
-    Ok(KeeperHandle { messages, gateway })
+    let kept = keeper.clone();
+    thread.spawn(move || run(&kept, received))?;
+    Ok(KeeperHandle {
+        messages,
+        gateway,
+        keeper,
+    })
+}
+
+/// The thread. It takes the keeper away when it ends.
+fn run(kept: &Mutex<Option<Keeper>>, mut messages: mpsc::Receiver<Message>) {
+    let lock = || kept.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut batch = Vec::with_capacity(BATCH);
+    let mut closing = None;
+    while closing.is_none() && messages.blocking_recv_many(&mut batch, BATCH) > 0 {
+        if let Some(keeper) = lock().as_mut() {
+            closing = keeper.take_all(&mut batch);
+        }
+    }
+    if let Some(mut keeper) = lock().take() {
+        keeper.sync();
+    }
+    if let Some(reply) = closing {
+        let _ = reply.send(());
+    }
 }
 
 impl Keeper {
-    fn run(mut self, mut messages: mpsc::Receiver<Message>) {
-        let mut batch = Vec::with_capacity(BATCH);
-        let mut settled = Vec::with_capacity(BATCH);
-        while messages.blocking_recv_many(&mut batch, BATCH) > 0 {
-            let mut closing = None;
-            for message in batch.drain(..) {
-                match message {
-                    Message::Close(reply) => closing = Some(reply),
-                    Message::Settled { of, reply } => {
-                        self.settle(of);
-                        settled.extend(reply);
-                    }
-                    other => self.take(other),
+    /// Takes messages, and writes what they say. Returns how to answer a wish to close.
+    fn take_all(&mut self, batch: &mut Vec<Message>) -> Option<oneshot::Sender<()>> {
+        let (mut closing, mut settled) = (None, Vec::new());
+        for message in batch.drain(..) {
+            match message {
+                Message::Close(reply) => closing = Some(reply),
+                Message::Settled { of, reply } => {
+                    self.settle(of);
+                    settled.extend(reply);
                 }
-            }
-            self.write();
-            for reply in settled.drain(..) {
-                let _ = reply.send(());
-            }
-            self.observe();
-            if let Some(reply) = closing {
-                self.sync();
-                drop(self);
-                let _ = reply.send(());
-                return;
+                other => self.take(other),
             }
         }
-        self.sync();
+        self.write();
+        for reply in settled {
+            let _ = reply.send(());
+        }
+        self.observe();
+        closing
+    }
+
+    fn settle_at_once(&mut self, of: RequestCounts) -> Result<(), RequestCounts> {
+        let began = Instant::now();
+        // A file that is written anew takes too long for the threads that serve requests.
+        if began < self.at_once_not_before || self.journal.is_rewrite_due() {
+            return Err(of);
+        }
+        let record = whole(&of);
+        self.journal.append(&record);
+        if let Err(error) = self.journal.write() {
+            // The message will say it again, and then the whole file is written.
+            self.note("written", Some(error));
+            return Err(of);
+        }
+        self.book.apply(record);
+        self.observe();
+        let ended = Instant::now();
+        if ended - began > SLOW_WRITE {
+            self.at_once_not_before = ended + SLOW_PAUSE;
+        }
+        Ok(())
     }
 
     fn take(&mut self, message: Message) {
@@ -244,23 +320,13 @@ impl Keeper {
     }
 
     fn settle(&mut self, of: RequestCounts) {
-        let RequestCounts {
-            request,
-            subject,
-            at_ms,
-            counts,
-        } = of;
-        self.record(match self.book.is_running(request) {
+        self.record(match self.book.is_running(of.request) {
             true => Record::End {
-                request,
-                at_ms,
-                counts,
+                request: of.request,
+                at_ms: of.at_ms,
+                counts: of.counts,
             },
-            false => Record::Whole {
-                subject: (*subject).clone(),
-                at_ms,
-                counts,
-            },
+            false => whole(&of),
         });
     }
 
@@ -326,5 +392,14 @@ impl Keeper {
         families
             .usage_journal_bytes
             .set(self.journal.bytes() as i64);
+    }
+}
+
+/// The only record of a request.
+fn whole(of: &RequestCounts) -> Record {
+    Record::Whole {
+        subject: (*of.subject).clone(),
+        at_ms: of.at_ms,
+        counts: of.counts,
     }
 }

@@ -156,26 +156,34 @@ impl UsageMeter {
     /// Settles the request, and waits until its counts are in the journal. So a client that has its answer is billed
     /// for it, even if this process is killed then.
     pub(crate) async fn settle(&self) {
+        let Some((room, of)) = self.last() else {
+            return;
+        };
         let (reply, written) = oneshot::channel();
-        if self.send_last(Some(reply)) {
-            // Without an answer the thread has ended, or the disk is slow. The counts are in its hands.
-            let _ = tokio::time::timeout(WRITTEN_WAIT, written).await;
-        }
+        let reply = Some(reply);
+        room.send(Message::Settled { of, reply });
+        // Without an answer the thread has ended, or the disk is slow. The counts are in its hands.
+        let _ = tokio::time::timeout(WRITTEN_WAIT, written).await;
     }
 
-    /// Sends the last message, unless that was done. Returns whether the message has been sent now.
-    fn send_last(&self, reply: Option<oneshot::Sender<()>>) -> bool {
+    /// The last message and the room for it, if there is one to send. There is none if it was taken before, if the
+    /// request made nothing, or if it could be written down at once.
+    fn last(&self) -> Option<(OwnedPermit<Message>, RequestCounts)> {
         let mut state = self.state();
         let counts = self.counts(&mut state);
         let (Some(kept), Some(room)) = (&self.kept, state.room.take()) else {
-            return false;
+            return None;
         };
-        let says_something = state.is_known || !counts.is_zero();
-        if says_something {
-            let of = self.message(kept.request, counts);
-            room.send(Message::Settled { of, reply });
+        if !state.is_known && counts.is_zero() {
+            return None;
         }
-        says_something
+        let of = self.message(kept.request, counts);
+        // Progress that the keeper has not read yet must come before.
+        let of = match state.is_known {
+            true => of,
+            false => kept.keeper.settle_at_once(of).err()?,
+        };
+        Some((room, of))
     }
 
     fn state(&self) -> MutexGuard<'_, MeterState> {
@@ -221,7 +229,9 @@ impl UsageMeter {
 
 impl Drop for UsageMeter {
     fn drop(&mut self) {
-        self.send_last(None);
+        if let Some((room, of)) = self.last() {
+            room.send(Message::Settled { of, reply: None });
+        }
     }
 }
 

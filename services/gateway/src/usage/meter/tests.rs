@@ -53,11 +53,7 @@ fn counts(output_tokens: u64) -> UsageCounts {
 /// A queue for two messages that nobody reads yet.
 fn queue() -> (Usage, mpsc::Receiver<Message>) {
     let (messages, received) = mpsc::channel(2);
-    let keeper = KeeperHandle {
-        messages,
-        gateway: 1,
-    };
-    (Usage::kept_by(keeper), received)
+    (Usage::kept_by(KeeperHandle::of_queue(messages)), received)
 }
 
 #[tokio::test]
@@ -132,7 +128,8 @@ async fn an_answer_waits_until_its_counts_are_in_the_file() {
     for requests in 1..=50 {
         let meter = usage.begin(start(&limiter, "a")).await.unwrap();
         meter.end_choice(0, counts(5));
-        meter.settle().await;
+        // The file is free, so the request writes to it itself.
+        meter.settle().now_or_never().unwrap();
         std::fs::copy(dir.path().join("journal"), copy.path().join("journal")).unwrap();
         let found = FoundJournal::read(copy.path(), 1).unwrap();
         assert_eq!(found.records.len(), requests);
@@ -147,6 +144,45 @@ fn progress_is_due_after_tokens_or_time() {
     assert!(clock.is_due(PROGRESS_TOKENS, begin));
     assert!(!clock.is_due(PROGRESS_TOKENS + 1, begin));
     assert!(clock.is_due(PROGRESS_TOKENS + 1, begin + PROGRESS_TIME));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_write_themselves_and_those_of_the_thread_are_all_in_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = metrics();
+    let limiter = Arc::new(Limiter::new(1.0, metrics.clone()));
+    let keeper = keeper::start(dir.path(), 100, limiter.budgets(), &metrics).unwrap();
+    let usage = Usage::kept_by(keeper.clone());
+    let ask = |asker: u64| {
+        let (usage, limiter) = (usage.clone(), limiter.clone());
+        tokio::spawn(async move {
+            for number in 0..500 {
+                let meter = usage.begin(start(&limiter, "a")).await.unwrap();
+                if (number + asker) % 3 == 0 {
+                    meter.note(0, counts(4));
+                }
+                meter.end_choice(0, counts(9));
+                match number % 2 {
+                    0 => meter.settle().await,
+                    _ => drop(meter),
+                }
+            }
+        })
+    };
+    for asker in [0, 1, 2, 3].map(ask) {
+        asker.await.unwrap();
+    }
+    keeper.close().await;
+    let sums = sums(dir.path());
+    assert_eq!((sums.requests, sums.output_tokens), (2_000, 18_000));
+}
+
+/// What a journal counts in all.
+fn sums(dir: &std::path::Path) -> UsageCounts {
+    let found = FoundJournal::read(dir, 1).unwrap();
+    let book = Book::recovered(found.gateway, found.records);
+    let rows = book.rows().map(|row| row.total.counts);
+    rows.fold(UsageCounts::default(), UsageCounts::plus)
 }
 
 /// Many short requests at once: nothing is lost, and the time that each pays is printed.
@@ -168,10 +204,6 @@ async fn every_request_is_in_the_journal_and_the_time_of_one_is_printed() {
     let each = began.elapsed() / REQUESTS as u32;
     eprintln!("usage of a request with one progress: {each:?} in this build");
     keeper.close().await;
-    let found = FoundJournal::read(dir.path(), 1).unwrap();
-    let book = Book::recovered(found.gateway, found.records);
-    let sums = book.rows().map(|row| row.total.counts);
-    let sums = sums.fold(UsageCounts::default(), UsageCounts::plus);
     let expected = UsageCounts {
         requests: REQUESTS,
         input_tokens: 7 * REQUESTS,
@@ -179,5 +211,5 @@ async fn every_request_is_in_the_journal_and_the_time_of_one_is_printed() {
         output_tokens: 9 * REQUESTS,
         ..UsageCounts::default()
     };
-    assert_eq!(sums, expected);
+    assert_eq!(sums(dir.path()), expected);
 }
