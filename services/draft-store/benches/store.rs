@@ -34,6 +34,9 @@ const DOCUMENT_TOKENS: usize = 1_024;
 const CALL_DOCUMENTS: usize = 64;
 const CALLERS: usize = 8;
 
+/// The argument of a process that only prints the memory of a store.
+const OPENED: &str = "--opened";
+
 struct Store {
     server: DraftStoreServer,
     client: Arc<HttpDraftStore>,
@@ -364,25 +367,44 @@ fn processor_s() -> anyhow::Result<f64> {
     Ok(ticks / 100.0)
 }
 
+/// Tells a process of its own to print the memory of a store on `dir`. This one keeps what earlier work has freed.
+fn memory_after_start(dir: &Path) -> anyhow::Result<f64> {
+    let mut child = std::process::Command::new(std::env::current_exe()?);
+    let output = child.arg(OPENED).arg(dir).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    anyhow::ensure!(output.status.success(), "the store did not start: {text}");
+    Ok(text.trim().parse()?)
+}
+
+async fn print_memory(dir: &Path) -> anyhow::Result<()> {
+    let store = Store::start(dir).await?;
+    store.client.stats().await?;
+    println!("{}", status_bytes("RssAnon:")?);
+    store.stop().await;
+    Ok(())
+}
+
 async fn size(tokens: u64) -> anyhow::Result<()> {
+    let empty = memory_after_start(tempfile::tempdir()?.path())?;
     for tokens in [tokens / 10, tokens] {
         let dir = tempfile::tempdir()?;
         let before_s = processor_s()?;
         filled(dir.path(), tokens).await?.stop().await;
         let processor_s = processor_s()? - before_s;
-        let before = status_bytes("RssAnon:")?;
+        let peak = status_bytes("VmHWM:")?;
+        let memory = memory_after_start(dir.path())? - empty;
         let store = Store::start(dir.path()).await?;
         let stats = store.client.stats().await?;
-        let memory = status_bytes("RssAnon:")? - before;
         let millions = stats.tokens as f64 / 1e6;
         println!(
-            "size: {} documents of {DOCUMENT_TOKENS} tokens: {:.2} MB of disk, {:.3} MB of memory (the process had {:.0} \
-             MB before) and {:.2} s of processor time with the client's, for a million tokens",
+            "size: {} documents of {DOCUMENT_TOKENS} tokens: {:.2} MB of disk, {:.3} MB of memory (beside {:.0} MB when empty) \
+             and {:.2} s of processor time with the client's, for a million tokens; {:.0} MB at the peak, with the client",
             stats.documents,
             stats.disk_bytes as f64 / 1e6 / millions,
             memory / 1e6 / millions,
-            before / 1e6,
+            empty / 1e6,
             processor_s / millions,
+            peak / 1e6,
         );
         store.stop().await;
     }
@@ -392,6 +414,12 @@ async fn size(tokens: u64) -> anyhow::Result<()> {
 fn main() -> anyhow::Result<()> {
     install_crypto_provider();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Runtime::new()?;
+    if let [first, dir] = arguments.as_slice()
+        && first == OPENED
+    {
+        return runtime.block_on(print_memory(Path::new(dir)));
+    }
     let named = |part: &str| {
         let mut names = arguments
             .iter()
@@ -401,7 +429,6 @@ fn main() -> anyhow::Result<()> {
     };
     let millions = arguments.iter().find_map(|name| name.parse::<u64>().ok());
     let tokens = millions.unwrap_or(10) * 1_000_000;
-    let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         if named("append") {
             append().await?;
