@@ -23,6 +23,8 @@ class TrainerVllm(Vllm):
     weights_factor, contrast = 1.25, 10
     # A second or two.
     long_tokens = 320
+    # How long tokens may arrive after a pause.
+    settle_seconds = 0.3
     served = SERVED
     is_sglang = False
     # What vime tells each engine, so that all rollouts end.

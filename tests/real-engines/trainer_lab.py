@@ -100,7 +100,15 @@ files = "{options.model}"
         same, ties, wrong = compare(self.engines[0], outputs, self.engines[0].near_tie)
         tokens = sum(len(rollout.tokens) for rollout in rollouts)
         detail = f"{same} of {len(outputs)} outputs, {tokens} tokens; {ties} part at near-ties; {len(wrong)} differ{more}"
+        if wrong:
+            detail += f"; where: {[self.parting(*outputs[number][1:]) for number in wrong[:4]]}"
         self.row(name, not wrong, detail)
+
+    def parting(self, prompt, ours, theirs):
+        """Where an output parts from the engine's own, both lengths, and how far apart its two best tokens are there."""
+        at = next((at for at, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1]), None)
+        margin = None if at is None else round(self.engines[0].margin(prompt + theirs[:at]), 3)
+        return at, len(ours), len(theirs), margin
 
     def loads(self):
         """The rollouts at each engine, by the listener's own count."""
@@ -108,11 +116,11 @@ files = "{options.model}"
         loads = {row["url"]: row["load"] for row in rows}
         return [loads.get(engine.url, 0) for engine in self.engines]
 
-    def idle(self, seconds=10):
-        """Waits until no engine has anything to do. Returns the milliseconds, or None."""
+    def idle(self, seconds=10, engines=None):
+        """Waits until no engine, or none of these, has anything to do. Returns the milliseconds, or None."""
         started = time.monotonic()
         while time.monotonic() < started + seconds:
-            if all(engine.running() == 0 for engine in self.engines):
+            if all(engine.running() == 0 for engine in engines or self.engines):
                 return 1e3 * (time.monotonic() - started)
             time.sleep(0.02)
         return None

@@ -15,7 +15,7 @@ def check_keep(lab, name, pause, resume, route):
     lab.listener.order(*pause)
     was_paused = lab.listener.get("/is_paused")[1]["is_paused"]
     # Tokens that were on their way arrive.
-    time.sleep(0.3)
+    time.sleep(lab.engines[0].settle_seconds)
     before = runs.counts()
     time.sleep(1.5)
     stood, ended = runs.counts() == before, runs.ended()

@@ -1,19 +1,25 @@
-"""The listener for trainers in front of two real SGLangs on an NVIDIA GPU.
+"""The listener for trainers in front of two real SGLangs, on one NVIDIA GPU or on the CPU.
 
     tests/real-engines/run trainer-sglang
-    trainer_sglang.py --refrain BINARY --model DIR --work DIR --python PYTHON
+    trainer_sglang.py --refrain BINARY --model DIR --work DIR --python PYTHON [--device cpu]
 
-PYTHON is that of SGLang's environment.
+PYTHON is that of SGLang's environment. Without an NVIDIA GPU the CPU is used.
 """
 
 import argparse
+import os
 import pathlib
+import shutil
 import sys
 
+import mesh
 import trainer
 from engines import call
 from in_sglang import NEAR_TIE, Sglang
 from mesh import Table, clear
+
+# A package that stands for SGLang's kernels.
+NO_KERNELS = pathlib.Path(__file__).parent / "no_kernels"
 
 
 class TrainerSglang(Sglang):
@@ -25,6 +31,8 @@ class TrainerSglang(Sglang):
     # So the other weights have to differ by more.
     weights_factor, contrast = 3.0, 4
     long_tokens = 500
+    # It does not wait for the end of its step.
+    settle_seconds = 0.3
     is_sglang = True
     # What slime tells each engine, so that all rollouts end.
     abort_words = (("/abort_request", {"abort_all": True}),)
@@ -33,6 +41,7 @@ class TrainerSglang(Sglang):
         # Nothing is measured here, so the engines need no graphs, whose capture takes a minute.
         more = ["--mem-fraction-static", "0.2", "--max-total-tokens", 60_000, "--disable-cuda-graph"]
         super().__init__(options, f"trainer-{number}", more)
+        self.options = options
         self.served = str(self.model)
 
     def ask(self, prompt, sampling, **more):
@@ -61,16 +70,46 @@ class TrainerSglang(Sglang):
         return sum(row["num_running_reqs"] + row["num_waiting_reqs"] for row in loads)
 
 
+class CpuSglang(TrainerSglang):
+    """Such an SGLang on a CPU, where it computes in float32 and without its package of kernels."""
+
+    start_seconds = 900
+    logprob_tolerance = 1e-3
+    near_tie = mesh.NEAR_TIE
+    weights_factor, contrast = 1.25, 10
+    long_tokens = 160
+    # Steps are long where others use the cores as well.
+    settle_seconds = 2
+
+    def __init__(self, options, number):
+        super().__init__(options, number)
+        # More threads would only wait for each other on a few cores.
+        self.variables = {
+            "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(NO_KERNELS), os.environ.get("PYTHONPATH")))),
+        }  # fmt: skip
+
+    def arguments(self):
+        return [
+            self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1", "--port", str(self.port),
+            "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+            "--grammar-backend", "none", "--enable-metrics", "--max-running-requests", "64", "--max-total-tokens", "60000",
+            *map(str, self.options.engine_argument),
+        ]  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("--refrain", "--model", "--work", "--python"):
         parser.add_argument(name, type=pathlib.Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if shutil.which("nvidia-smi") else "cpu")
     parser.add_argument("--engine-argument", action="append", default=[])
     options = parser.parse_args()
+    engine = TrainerSglang if options.device == "cuda" else CpuSglang
     options.work.mkdir(parents=True, exist_ok=True)
     clear(options.work, "trainer-sglang-data")
     table = Table()
-    trainer.run(table, options, [TrainerSglang(options, number) for number in range(2)], "trainer-sglang")
+    trainer.run(table, options, [engine(options, number) for number in range(2)], "trainer-sglang")
     sys.exit(1 if table.failed else 0)
 
 
