@@ -205,7 +205,8 @@ fn run(kept: &Mutex<Option<Keeper>>, mut messages: mpsc::Receiver<Message>) {
             closing = keeper.take_all(&mut batch);
         }
     }
-    if let Some(mut keeper) = lock().take() {
+    let last = lock().take();
+    if let Some(mut keeper) = last {
         keeper.sync();
     }
     if let Some(reply) = closing {

@@ -158,7 +158,7 @@ async fn requests_that_write_themselves_and_those_of_the_thread_are_all_in_the_j
         tokio::spawn(async move {
             for number in 0..500 {
                 let meter = usage.begin(start(&limiter, "a")).await.unwrap();
-                if (number + asker) % 3 == 0 {
+                if (number + asker).is_multiple_of(3) {
                     meter.note(0, counts(4));
                 }
                 meter.end_choice(0, counts(9));
