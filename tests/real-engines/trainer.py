@@ -49,12 +49,14 @@ def check_removal(lab):
     second, load = lab.engines[1], lab.loads()
     status, text = lab.listener.delete("/workers/" + urllib.parse.quote(second.url, safe=""))
     # An engine tells what it runs a step late.
-    free, left = lab.idle(1, [second]), len(runs.all) - runs.ended()
+    free, left = lab.idle(1 + second.settle_seconds, [second]), len(runs.all) - runs.ended()
     rollouts = runs.end()
     rows = lab.listener.get("/workers")[1]["workers"]
-    holds = status == 202 and free is not None and load[1] > 0 and len(rows) == 2
+    holds = status == 202 and free is not None and left > 0 and load[1] > 0 and len(rows) == 2
+    later = "not free" if free is None else f"free {free:.0f} ms later"
     lab.judge_greedy("an engine is removed: no loss", rollouts, lab.long)
-    lab.row("an engine is removed: it is free", holds, f"status {status}; rollouts at the engines {load}; {left} ran on after it; free {free and round(free)} ms later")
+    detail = f"status {status}; rollouts at the engines {load}; {later}, when {left} ran on"
+    lab.row("an engine is removed: it is free", holds, detail)
 
 
 def check_join_in_pause(lab):

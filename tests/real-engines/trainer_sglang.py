@@ -41,7 +41,6 @@ class TrainerSglang(Sglang):
         # Nothing is measured here, so the engines need no graphs, whose capture takes a minute.
         more = ["--mem-fraction-static", "0.2", "--max-total-tokens", 60_000, "--disable-cuda-graph"]
         super().__init__(options, f"trainer-{number}", more)
-        self.options = options
         self.served = str(self.model)
 
     def ask(self, prompt, sampling, **more):
@@ -83,6 +82,7 @@ class CpuSglang(TrainerSglang):
 
     def __init__(self, options, number):
         super().__init__(options, number)
+        self.engine_arguments = options.engine_argument
         # More threads would only wait for each other on a few cores.
         self.variables = {
             "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1",
@@ -94,7 +94,7 @@ class CpuSglang(TrainerSglang):
             self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1", "--port", str(self.port),
             "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
             "--grammar-backend", "none", "--enable-metrics", "--max-running-requests", "64", "--max-total-tokens", "60000",
-            *map(str, self.options.engine_argument),
+            *map(str, self.engine_arguments),
         ]  # fmt: skip
 
 

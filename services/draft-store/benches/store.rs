@@ -370,9 +370,13 @@ fn processor_s() -> anyhow::Result<f64> {
 /// Tells a process of its own to print the memory of a store on `dir`. This one keeps what earlier work has freed.
 fn memory_after_start(dir: &Path) -> anyhow::Result<f64> {
     let mut child = std::process::Command::new(std::env::current_exe()?);
-    let output = child.arg(OPENED).arg(dir).output()?;
+    let child = child
+        .arg(OPENED)
+        .arg(dir)
+        .stderr(std::process::Stdio::inherit());
+    let output = child.output()?;
     let text = String::from_utf8(output.stdout)?;
-    anyhow::ensure!(output.status.success(), "the store did not start: {text}");
+    anyhow::ensure!(output.status.success(), "the store did not start");
     Ok(text.trim().parse()?)
 }
 

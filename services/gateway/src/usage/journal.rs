@@ -195,6 +195,13 @@ impl Journal {
         Ok(())
     }
 
+    /// Lets each write fail until the file is written anew.
+    #[cfg(test)]
+    pub(super) fn refuse_writes(&mut self) -> io::Result<()> {
+        self.file = File::open(self.dir.join(FILE))?;
+        Ok(())
+    }
+
     /// Bytes of the file.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes

@@ -1,7 +1,7 @@
 //! The totals and their file. A thread works on them, and everybody else sends it messages.
 //!
-//! A short request is the exception: it has no earlier message, so it writes its only record itself while the file is
-//! free and quick. Waking the thread and being woken by it took longer than all the rest of a short answer's way back.
+//! A short request is the exception. It has no earlier message, so it writes its only record itself, while the file
+//! is free and quick. Waking the thread and being woken by it takes longer than such a write.
 //!
 //! A request reserves room for its last message before it runs. So that message is sent at once, also when the client
 //! has left, and nothing is lost when the disk is slow: new requests wait instead. Progress in between has no such
@@ -30,9 +30,9 @@ const BATCH: usize = 256;
 /// Pause between two attempts to rewrite the file on a disk that refuses.
 const REWRITE_PAUSE: Duration = Duration::from_secs(1);
 
-/// A write that takes longer is a sign of a slow disk. The threads that serve requests leave it to the thread then,
+/// A write that takes longer is a sign of a slow disk. Requests do not write themselves then,
 const SLOW_WRITE: Duration = Duration::from_millis(5);
-/// for this time.
+/// for this time, since whatever their threads also serve would wait with them.
 const SLOW_PAUSE: Duration = Duration::from_secs(10);
 
 /// Counts of a request since it began.
@@ -101,8 +101,8 @@ impl KeeperHandle {
         }
     }
 
-    /// Writes down a request that has ended and had no progress. The caller's thread does so, for as long as one write
-    /// to the file takes.
+    /// Writes down a request that has ended and had no progress. The caller's thread does so, and is held for as long
+    /// as one write to the file takes.
     ///
     /// # Errors
     /// Gives the counts back where they have to be sent as a message: the thread is at work, or the disk is slow or
@@ -237,24 +237,18 @@ impl Keeper {
     }
 
     fn settle_at_once(&mut self, of: RequestCounts) -> Result<(), RequestCounts> {
-        let began = Instant::now();
         // A file that is written anew takes too long for the threads that serve requests.
-        if began < self.at_once_not_before || self.journal.is_rewrite_due() {
+        if Instant::now() < self.at_once_not_before || self.journal.is_rewrite_due() {
             return Err(of);
         }
         let record = whole(&of);
         self.journal.append(&record);
-        if let Err(error) = self.journal.write() {
-            // The message will say it again, and then the whole file is written.
-            self.note("written", Some(error));
+        if !self.write_journal() {
+            // The message will say it again, and from now on the whole file is to be written.
             return Err(of);
         }
         self.book.apply(record);
         self.observe();
-        let ended = Instant::now();
-        if ended - began > SLOW_WRITE {
-            self.at_once_not_before = ended + SLOW_PAUSE;
-        }
         Ok(())
     }
 
@@ -346,9 +340,21 @@ impl Keeper {
         self.book.apply(record);
     }
 
-    fn write(&mut self) {
+    /// Writes what the journal has taken. Returns whether the disk took it.
+    fn write_journal(&mut self) -> bool {
+        let began = Instant::now();
         let written = self.journal.write();
+        let ended = Instant::now();
+        if ended - began > SLOW_WRITE {
+            self.at_once_not_before = ended + SLOW_PAUSE;
+        }
+        let is_written = written.is_ok();
         self.note("written", written.err());
+        is_written
+    }
+
+    fn write(&mut self) {
+        self.write_journal();
         if self.journal.is_rewrite_due() && Instant::now() >= self.rewrite_not_before {
             self.rewrite();
         }
@@ -404,3 +410,6 @@ fn whole(of: &RequestCounts) -> Record {
         counts: of.counts,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,9 +16,8 @@ use super::script::{Act, Amounts};
 /// Most settlements that are sent together. Redis answers in order, so checks wait until it has carried them out.
 /// Each takes some 20 us.
 const BATCH_MAX: usize = 8;
-/// The same while more than [`BACKLOG`] of them wait, which is where Redis is far away or was away.
-const BATCH_MAX_OF_BACKLOG: usize = 64;
-const BACKLOG: usize = 512;
+/// The same where many wait, because Redis is far away or was away: an eighth of them, up to this number.
+const BATCH_MAX_OF_MANY: usize = 64;
 
 /// Most places that one command renews.
 const RENEWED_MAX: usize = 512;
@@ -40,12 +39,9 @@ pub(super) async fn settle_all(
 ) {
     let mut renewal = interval(Duration::from_millis(place_ms / 3));
     renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut batch = Vec::with_capacity(BATCH_MAX_OF_BACKLOG);
+    let mut batch = Vec::with_capacity(BATCH_MAX_OF_MANY);
     loop {
-        let batch_max = match settlements.len() {
-            ..=BACKLOG => BATCH_MAX,
-            _ => BATCH_MAX_OF_BACKLOG,
-        };
+        let batch_max = (settlements.len() / 8).clamp(BATCH_MAX, BATCH_MAX_OF_MANY);
         let is_settling = tokio::select! {
             received = settlements.recv_many(&mut batch, batch_max) => match received {
                 0 => return,

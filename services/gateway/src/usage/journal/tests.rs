@@ -172,8 +172,7 @@ fn after_a_failed_write_nothing_is_appended_until_the_file_is_rewritten() {
     let found = FoundJournal::read(dir.path(), 1).unwrap();
     let mut book = Book::recovered(gateway, found.records.clone());
     let mut journal = found.replaced_by(book.records()).unwrap();
-    // Writing to this file fails.
-    journal.file = File::open(dir.path().join(FILE)).unwrap();
+    journal.refuse_writes().unwrap();
     let more = Record::Whole {
         subject: subject(9),
         at_ms: 5,
