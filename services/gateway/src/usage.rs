@@ -1,8 +1,8 @@
 //! Usage of tenants, keys and models: counted while requests run, kept in a journal, and sent to the draft store.
 //!
 //! The way of a count: `meter.rs` sums up a request while it runs, and sends its progress to the thread of
-//! `keeper.rs`. That writes it to the file of `journal.rs` and adds it to the totals of `book.rs`. A request that ends
-//! without progress does this on its own thread, while the file is free and quick. `sender.rs` sends totals that
+//! `keeper.rs`. That writes it to the file of `journal.rs` and adds it to the totals of `book.rs`. A request that
+//! ends without progress does this on its own thread, while the file is free and quick. `sender.rs` sends totals that
 //! changed to every replica of the draft store, and learns there what other gateways have counted.
 //!
 //! Read first: `book.rs`. It is a plain core, which live records and those of the journal pass alike.

@@ -184,7 +184,7 @@ async fn requests_that_write_themselves_and_those_of_the_thread_are_all_in_the_j
     assert_eq!((sums.requests, sums.output_tokens), (2_000, 18_000));
 }
 
-/// What a journal counts in all.
+/// The sum of all that a journal counts.
 fn sums(dir: &std::path::Path) -> UsageCounts {
     let found = FoundJournal::read(dir, 1).unwrap();
     let book = Book::recovered(found.gateway, found.records);
