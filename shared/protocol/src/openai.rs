@@ -18,7 +18,7 @@ pub use request::{ClassName, Parameters, RequestPriority, StreamOptions};
 pub use response::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, ChatTokenLogprob,
     CompletionChoice, CompletionLogprobs, CompletionTokensDetails, Delta, FinishReason,
-    FunctionCall, ModelCard, ModelList, PromptLogprob, PromptLogprobs, PromptTokensDetails,
-    ResponseMetrics, SpeculativeDecoding, StepTrace, Timings, ToolCall, TopLogprob, TracedDraft,
-    TracedStep, Usage, WeightSpan,
+    FunctionCall, ModelCard, ModelList, PromptLogprob, PromptLogprobs, PromptPlace,
+    PromptTokensDetails, ResponseMetrics, SpeculativeDecoding, StepTrace, Timings, ToolCall,
+    TopLogprob, TracedDraft, TracedStep, Usage, WeightSpan,
 };

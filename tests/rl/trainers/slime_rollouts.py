@@ -154,12 +154,13 @@ class Run:
         faults = [s for s in with_tokens if len(s.rollout_log_probs) != s.response_length or s.reward is not None]
         faults += [s for s in with_tokens if s.response != tokenizer.decode(s.tokens[-s.response_length :])]
         seen = f"{len(begun)} samples kept, {done} had ended, {len(with_tokens)} have tokens and go on"
-        self.report.row(f"{name}: what the abort left", seen, not faults and len(with_tokens) > 0)
+        self.report.row(f"{name}: what the abort left", seen, not faults)
         worst, count = self.weights.difference([as_row(sample) for sample in with_tokens])
         self.report.row(
             f"{name}: log-probabilities of what is left", f"{count} tokens, within {worst:.1e}",
             worst < LOGPROB_ERROR_MAX and count == sum(sample.response_length for sample in with_tokens),
         )
+        return len(with_tokens)
 
 
 def as_row(sample):
@@ -242,18 +243,20 @@ def parts(report, mesh, run, policy, weights, engine):
         learn(policy, plain.roll_out("plain, 2nd batch"))
         plain.account_for_groups("plain")
     for name, function in {"partial": None, "partial, streams": STREAMING}.items():
-        with report.part(name):
+        with report.part(name, 600):
             first = len(weights.folders)
             change_weights(report, engine, weights, run, first)
             over = Run(report, weights, settings(
                 mesh, run, partial_rollout=True, over_sampling_batch_size=32, rollout_batch_size=4,
                 sglang_server_concurrency=48, dynamic_sampling_filter_path=NONZERO, custom_generate_function_path=function,
             ))
+            cut_off = 0
             for batch in range(3):
                 learn(policy, over.roll_out(f"{name}, batch {batch + 1}"))
-                over.partial(f"{name}, batch {batch + 1}")
+                cut_off += over.partial(f"{name}, batch {batch + 1}")
                 over.account_for_groups(f"{name}, batch {batch + 1}")
                 change_weights(report, engine, weights, run, first + batch + 1)
+            report.row(f"{name}: outputs that an abort cut off", f"{cut_off}", cut_off > 0)
     with report.part("aborts without partial rollouts"):
         wasteful = Run(report, weights, settings(mesh, run, over_sampling_batch_size=24, rollout_batch_size=3))
         wasteful.roll_out("aborts without partial rollouts")

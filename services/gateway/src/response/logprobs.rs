@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::openai::{
-    ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, TopLogprob,
+    ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, PromptPlace,
+    TopLogprob,
 };
 use refrain_tokenization::Tokenizer;
 
@@ -128,24 +129,28 @@ pub(crate) fn prompt_logprobs(
 ) -> PromptLogprobs {
     let text = |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
     let of = |token: &OutputToken| {
-        let ranked = (1u32..).zip(top(token, most));
-        let mut entries: BTreeMap<TokenId, PromptLogprob> = ranked
-            .map(|(rank, (id, logprob))| {
-                let entry = PromptLogprob {
+        let entry = |id, logprob, rank| {
+            let decoded_token = text(id);
+            (
+                id,
+                PromptLogprob {
                     logprob,
-                    rank: Some(rank),
-                    decoded_token: text(id),
-                };
-                (id, entry)
-            })
-            .collect();
-        entries.entry(token.id).or_insert_with(|| PromptLogprob {
-            logprob: chosen(token),
-            // The engine tells only the best ones apart.
-            rank: None,
-            decoded_token: text(token.id),
-        });
-        Some(entries)
+                    rank,
+                    decoded_token,
+                },
+            )
+        };
+        let (own, others): (Vec<_>, Vec<_>) = (1u32..)
+            .zip(top(token, most))
+            .map(|(rank, (id, logprob))| entry(id, logprob, Some(rank)))
+            .partition(|(id, _)| *id == token.id);
+        // The engine tells only the best ones apart.
+        let own = own
+            .into_iter()
+            .next()
+            .unwrap_or_else(|| entry(token.id, chosen(token), None));
+        let entries = std::iter::once(own).chain(others).collect();
+        Some(PromptPlace(entries))
     };
     std::iter::once(None).chain(rest.iter().map(of)).collect()
 }
@@ -250,5 +255,16 @@ mod tests {
                 {&z: entry(-0.5, Some(1), "z"), &y: entry(-1.5, Some(2), "y")},
             ])
         );
+    }
+
+    #[test]
+    fn the_token_of_a_prompt_comes_before_likelier_ones() {
+        let tokenizer = byte_level_files().tokenizer().unwrap();
+        let (a, z) = (FIRST_BYTE + u32::from(b'a'), FIRST_BYTE + u32::from(b'z'));
+        let mut unlikely = token(b'z', -3.0);
+        unlikely.logprob.as_mut().unwrap().top = vec![(a, -0.1)];
+        let shown = serde_json::to_string(&prompt_logprobs(&tokenizer, &[unlikely], 1)).unwrap();
+        let place = |id: u32| shown.find(&format!("\"{id}\":")).unwrap();
+        assert!(place(z) < place(a), "{shown}");
     }
 }

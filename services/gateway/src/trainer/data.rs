@@ -115,7 +115,6 @@ impl DataSurface {
                     "message": {"role": "assistant", "content": ""},
                     "logprobs": null,
                     "finish_reason": FinishReason::Abort,
-                    "weight_versions": [],
                 }],
             }),
         }

@@ -344,7 +344,18 @@ pub struct WeightSpan {
 
 /// Log-probabilities of a prompt: for each of its tokens the entries by token id, as vLLM has them. The first is
 /// null, since nothing comes before it.
-pub type PromptLogprobs = Vec<Option<BTreeMap<TokenId, PromptLogprob>>>;
+pub type PromptLogprobs = Vec<Option<PromptPlace>>;
+
+/// The entries of a place of a prompt, which are an object in this order: its own token first, then the others from
+/// the likeliest on. Trainers read the first one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptPlace(pub Vec<(TokenId, PromptLogprob)>);
+
+impl Serialize for PromptPlace {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(id, entry)| (id, entry)))
+    }
+}
 
 /// The log-probability of a token in its place of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize)]
