@@ -22,6 +22,7 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, PART_MARK};
 use refrain_service_kit::telemetry::Metrics;
 use reqwest::Url;
+use tokio::runtime::Handle;
 
 use super::allowed_hosts::AllowedHosts;
 use super::connection::{Connected, Connector};
@@ -73,10 +74,14 @@ struct AdopterParts {
     is_draining: AtomicBool,
     /// The turn of writing the file of engines.
     keeping: Mutex<()>,
+    /// The runtime of the workers. A caller may be a thread of a listener, whose own runtime ends before the workers
+    /// have drained.
+    runtime: Handle,
 }
 
 impl Adopter {
-    /// Creates an adopter. It tries the engines that an earlier process had adopted until they answer.
+    /// Creates an adopter, whose workers run on the current runtime. It tries the engines that an earlier process had
+    /// adopted until they answer.
     ///
     /// # Errors
     /// A metric name is taken, or the file of engines cannot be read.
@@ -105,6 +110,7 @@ impl Adopter {
                 turn: tokio::sync::Mutex::default(),
                 is_draining: AtomicBool::new(false),
                 keeping: Mutex::default(),
+                runtime: Handle::current(),
             }),
         };
         for url in known {
@@ -429,7 +435,7 @@ impl EngineAdopter for Adopter {
     async fn adopt(&self, request: AdoptRequest) -> Result<AdoptedEngine, ApiError> {
         let parts = self.parts.clone();
         // It runs to its end, also if the caller hangs up.
-        let adopted = tokio::spawn(async move {
+        let adopted = self.parts.runtime.spawn(async move {
             let adopted = parts.adopt(request).await;
             if let Some(outcome) = adopted.as_ref().err().and_then(outcome_of) {
                 parts.families.count(outcome);
@@ -441,7 +447,8 @@ impl EngineAdopter for Adopter {
 
     async fn release(&self, request: ReleaseRequest) -> Result<AdoptedEngine, ApiError> {
         let parts = self.parts.clone();
-        let released = tokio::spawn(async move { parts.release(request).await });
+        let release = async move { parts.release(request).await };
+        let released = self.parts.runtime.spawn(release);
         released.await.map_err(ApiError::internal)?
     }
 
