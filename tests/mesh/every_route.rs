@@ -104,7 +104,7 @@ const OPERATIONS: &[Route] = &[
 ];
 
 /// The listener for trainers asks nobody for anything.
-const TRAINER_ROUTES: usize = 65;
+const TRAINER_ROUTES: usize = 66;
 
 /// The routes of the listener for trainers, as its source has them.
 fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
@@ -382,7 +382,13 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
                 reply.text
             );
         }
-        let is_shared = ["/v1/completions", "/v1/models", "/health"].contains(&path.as_str());
+        let is_shared = [
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/models",
+            "/health",
+        ]
+        .contains(&path.as_str());
         for listener in [&public, &operations] {
             let reply = listener
                 .send(listener.request(method.parse()?, path).body("{"))
@@ -396,7 +402,13 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
     }
     let of_others = [OPERATIONS, PUBLIC].concat();
     for (method, path, guard) in of_others {
-        let is_shared = ["/v1/completions", "/v1/models", "/health"].contains(&path);
+        let is_shared = [
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/models",
+            "/health",
+        ]
+        .contains(&path);
         for credential in [RightKey, RightOperator, RightSecret] {
             let request = trainer.request(method.parse()?, path).body("{");
             let reply = trainer

@@ -70,7 +70,7 @@ def read(route, answer):
     if route == VIME:
         tokens, logprobs = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
     else:
-        tokens = [int(name.removeprefix("token:")) for name in choice["logprobs"]["tokens"]]
+        tokens = [int(name.removeprefix("token_id:")) for name in choice["logprobs"]["tokens"]]
         logprobs = choice["logprobs"]["token_logprobs"]
     usage = answer["usage"]
     assert len(tokens) == len(logprobs) == usage["completion_tokens"], answer

@@ -7,6 +7,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from task import TRAINING
 
 sys.path.insert(0, str(TRAINING))
@@ -15,6 +16,12 @@ from export import load, write_weights  # noqa: E402
 
 CLIP = 0.2
 MINIBATCH = 32
+# bfloat16 weights, products in another order: more than this is another model, not another rounding.
+LOGPROB_ERROR_MAX = 2e-3
+
+
+def load_state(folder):
+    return {name: tensor.float() for name, tensor in load_file(f"{folder}/model.safetensors").items()}
 
 
 def rounded(model):

@@ -16,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "real-engines"))
 from engines import Process, call  # noqa: E402
 
 MODEL, TENANT = "policy", "trainer"
+MODEL_FOLDER = Path(__file__).resolve().parents[2] / "services/reference-engine/model"
+NO_DRAFTS = '[worker.speculation]\nmax_spec_tokens = 0\nfallback = "off"\n'
+DRAFTS = '[worker.speculation]\nfallback = "off"\n'
 WORKERS = 2
 # Requests at once. A trainer sends all of an epoch together, and the mesh holds what it cannot run yet.
 CONNECTIONS = 64

@@ -19,30 +19,36 @@ class Question:
 
     def __init__(self, messages, tokenizer):
         asked, self.answer = messages[:-1], messages[-1]["content"]
+        self.messages = asked
         self.prompt = tokenizer.encode(render(asked, generation_prompt=True), add_special_tokens=False).ids
         text = "\n".join(message["content"] for message in asked)
         self.schema = re.findall(r"CREATE TABLE .*?\);", text, re.S)
 
     def reward(self, text):
-        """1 for the right statement, 0.3 for one that SQLite can carry out on the schema, else 0."""
-        if not text.endswith(END):
-            return 0.0
-        text = text.removesuffix(END)
-        if " ".join(text.split()) == " ".join(self.answer.split()):
-            return 1.0
-        return 0.3 if self.is_well_formed(text) else 0.0
+        return reward(text, self.answer, self.schema)
 
-    def is_well_formed(self, statement):
-        database = sqlite3.connect(":memory:")
-        try:
-            for table in self.schema:
-                database.execute(table)
-            database.execute("EXPLAIN " + statement)
-            return True
-        except (sqlite3.Error, sqlite3.Warning, ValueError):
-            return False
-        finally:
-            database.close()
+
+def reward(text, answer, schema):
+    """1 for the right statement, 0.3 for one that SQLite can carry out on the schema, else 0."""
+    if not text.endswith(END):
+        return 0.0
+    text = text.removesuffix(END)
+    if " ".join(text.split()) == " ".join(answer.split()):
+        return 1.0
+    return 0.3 if is_well_formed(text, schema) else 0.0
+
+
+def is_well_formed(statement, schema):
+    database = sqlite3.connect(":memory:")
+    try:
+        for table in schema:
+            database.execute(table)
+        database.execute("EXPLAIN " + statement)
+        return True
+    except (sqlite3.Error, sqlite3.Warning, ValueError):
+        return False
+    finally:
+        database.close()
 
 
 def questions(count, tokenizer, seed):

@@ -17,17 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from grpo import Policy, report  # noqa: E402
-from mesh import Mesh  # noqa: E402
+from grpo import LOGPROB_ERROR_MAX, Policy, load_state, report  # noqa: E402
+from mesh import DRAFTS, MODEL_FOLDER, NO_DRAFTS, Mesh  # noqa: E402
 from task import questions  # noqa: E402
 
 GROUP = 8
 TOKENS_MAX = 160
-MODEL = Path(__file__).resolve().parents[2] / "services/reference-engine/model"
-# bfloat16 weights, products in another order: more than this is another model, not another rounding.
-LOGPROB_ERROR_MAX = 2e-3
-NO_DRAFTS = '[worker.speculation]\nmax_spec_tokens = 0\nfallback = "off"\n'
-DRAFTS = '[worker.speculation]\nfallback = "off"\n'
 ARMS = {"training": DRAFTS, "off": NO_DRAFTS, "group": DRAFTS, "history": DRAFTS}
 TIMED = ("off", "group", "history")
 
@@ -129,7 +124,7 @@ def difference(before, after):
 
 def run_arm(name, options, asked, policy, folders, expected, checks):
     """All epochs of one arm. `policy` is given to the arm that trains."""
-    mesh = Mesh(options.refrain, options.run, name, MODEL, ARMS[name])
+    mesh = Mesh(options.refrain, options.run, name, MODEL_FOLDER, ARMS[name])
     rows = []
     for epoch in range(options.epochs):
         if epoch > 0:
@@ -217,12 +212,6 @@ def check_swap_in_flight(mesh, asked, policy, folders, checks):
     )
 
 
-def load_state(folder):
-    from safetensors.torch import load_file
-
-    return {name: tensor.float() for name, tensor in load_file(f"{folder}/model.safetensors").items()}
-
-
 def span_error(policy, rollouts, version):
     """The largest difference over all tokens that this version sampled. The policy has its weights."""
     import torch
@@ -264,9 +253,9 @@ def main():
     shutil.rmtree(options.run, ignore_errors=True)
     options.run.mkdir(parents=True)
 
-    policy = Policy(str(MODEL), options.rate, options.seed)
+    policy = Policy(str(MODEL_FOLDER), options.rate, options.seed)
     asked = questions(options.prompts, policy.tokenizer, options.seed)
-    checks, folders, expected, rows = Checks(), [str(MODEL)], [], {}
+    checks, folders, expected, rows = Checks(), [str(MODEL_FOLDER)], [], {}
     print(f"{len(asked)} prompts, groups of {GROUP}, {options.epochs} epochs, {options.epochs - 1} changes of weights")
     mesh, rows["training"] = run_arm("training", options, asked, policy, folders, expected, checks)
     check_swap_in_flight(mesh, asked, policy, folders, checks)

@@ -35,7 +35,8 @@ pub(crate) fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (Token
 #[derive(Clone, Copy)]
 pub(crate) struct TokenNames<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
-    /// Whether a name is the id, as in `token:123`, and not the text.
+    /// Whether a name is the id, as in `token_id:123`, and not the text. It is the spelling of vLLM, and prime-rl takes
+    /// no other.
     pub(crate) are_ids: bool,
 }
 
@@ -44,7 +45,7 @@ impl TokenNames<'_> {
     fn spelt(self, id: TokenId) -> String {
         let bytes = self.tokenizer.token_bytes(id);
         match std::str::from_utf8(bytes) {
-            _ if self.are_ids => format!("token:{id}"),
+            _ if self.are_ids => format!("token_id:{id}"),
             Ok(text) => text.to_owned(),
             Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| {
                 text + &format!("\\x{byte:02x}")
@@ -181,12 +182,12 @@ mod tests {
         };
         let (a, z) = (FIRST_BYTE + u32::from(b'a'), FIRST_BYTE + u32::from(b'z'));
         let logprobs = completion_logprobs(by_id, &[token(b'a', -0.5)], 1, &mut 0);
-        assert_eq!(logprobs.tokens, [format!("token:{a}")]);
+        assert_eq!(logprobs.tokens, [format!("token_id:{a}")]);
         let top = logprobs.top_logprobs[0].as_ref().unwrap();
-        assert_eq!(top[&format!("token:{z}")], LOGPROB_MIN);
-        assert_eq!(top[&format!("token:{a}")], -0.5);
+        assert_eq!(top[&format!("token_id:{z}")], LOGPROB_MIN);
+        assert_eq!(top[&format!("token_id:{a}")], -0.5);
         let logprobs = chat_logprobs(by_id, &[token(b'a', -0.5)], 0);
-        assert_eq!(logprobs.content[0].chosen.token, format!("token:{a}"));
+        assert_eq!(logprobs.content[0].chosen.token, format!("token_id:{a}"));
     }
 
     #[test]

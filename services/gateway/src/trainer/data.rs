@@ -39,13 +39,15 @@ pub(super) enum DataSurface {
     Vllm,
     /// Text completions, as on the other listener.
     Completion,
+    /// Chats, as on the other listener. Trainers evaluate with them, and agents speak nothing else.
+    Chat,
 }
 
 /// The shape of an answer.
 enum AnswerShape {
     Sglang(SglangShape),
     Vllm(Option<String>),
-    Completion,
+    OpenAi,
 }
 
 /// A request that was read.
@@ -56,10 +58,11 @@ struct ReadRequest {
 
 impl DataSurface {
     /// All of them.
-    pub(super) const ALL: [DataSurface; 3] = [
+    pub(super) const ALL: [DataSurface; 4] = [
         DataSurface::Sglang,
         DataSurface::Vllm,
         DataSurface::Completion,
+        DataSurface::Chat,
     ];
 
     /// The route, which is a label of metrics.
@@ -68,6 +71,7 @@ impl DataSurface {
             DataSurface::Sglang => "/generate",
             DataSurface::Vllm => "/inference/v1/generate",
             DataSurface::Completion => "/v1/completions",
+            DataSurface::Chat => "/v1/chat/completions",
         }
     }
 
@@ -81,7 +85,8 @@ impl DataSurface {
                 let (request, name) = vllm::read(&body, context)?;
                 (request, AnswerShape::Vllm(name))
             }
-            DataSurface::Completion => (context.completion(body)?, AnswerShape::Completion),
+            DataSurface::Completion => (context.completion(body)?, AnswerShape::OpenAi),
+            DataSurface::Chat => (context.chat(body)?, AnswerShape::OpenAi),
         };
         Ok(ReadRequest { request, shape })
     }
@@ -102,6 +107,17 @@ impl DataSurface {
                     "weight_versions": [],
                 }],
             }),
+            DataSurface::Chat => serde_json::json!({
+                "id": "",
+                "object": "chat.completion",
+                "choices": [{
+                    "index": 0,
+                    "message": {"role": "assistant", "content": ""},
+                    "logprobs": null,
+                    "finish_reason": FinishReason::Abort,
+                    "weight_versions": [],
+                }],
+            }),
         }
     }
 }
@@ -112,7 +128,7 @@ impl AnswerShape {
         match self {
             AnswerShape::Sglang(shape) => shape.names.clone(),
             AnswerShape::Vllm(name) => name.iter().cloned().collect(),
-            AnswerShape::Completion => Vec::new(),
+            AnswerShape::OpenAi => Vec::new(),
         }
     }
 
@@ -125,7 +141,7 @@ impl AnswerShape {
         Ok(match self {
             AnswerShape::Sglang(shape) => Box::new(SglangWriter::new(request, shape, version)?),
             AnswerShape::Vllm(name) => Box::new(VllmWriter::new(request, name, version)?),
-            AnswerShape::Completion => accepted.writer()?,
+            AnswerShape::OpenAi => accepted.writer()?,
         })
     }
 }

@@ -24,6 +24,7 @@ const OWN_ID: &str = "refrain";
 /// `POST /workers`.
 pub(super) async fn register(
     trainer: Data<TrainerState>,
+    request: HttpRequest,
     body: RawBody,
 ) -> HttpResult<HttpResponse> {
     let mut body = read(&body.0)?;
@@ -37,22 +38,37 @@ pub(super) async fn register(
         let message = "api_key: set the key of the engines as worker.engine.api_key of the worker process instead";
         return Err(ApiError::invalid("api_key", message).into());
     }
+    if trainer.is_own_url(&request, &url) {
+        let version = trainer.fleet.version();
+        let message = "This listener is its own first worker.";
+        return Ok(accepted(accepted_row(OWN_ID, &url, message, version)));
+    }
     let engine = trainer.register(&url).await?;
-    let location = format!("/workers/{}", engine.id);
-    let mut answer = json!({
-        "status": "accepted",
-        "worker_id": engine.id,
-        "url": engine.url,
-        "location": location,
-        "message": "The engine was checked, and its worker runs.",
-        "weight_version": version_name(engine.weight_version),
-    });
+    let message = "The engine was checked, and its worker runs.";
+    let mut answer = accepted_row(&engine.id, &engine.url, message, engine.weight_version);
     if let Some(newest) = trainer.newest_of_others(&engine).await {
         answer["has_newest_weights"] = (engine.weight_version == newest).into();
     }
-    Ok(HttpResponse::build(StatusCode::ACCEPTED)
+    Ok(accepted(answer))
+}
+
+/// What is told of an engine that has registered.
+fn accepted_row(id: &str, url: &str, message: &str, version: u64) -> Value {
+    json!({
+        "status": "accepted",
+        "worker_id": id,
+        "url": url,
+        "location": format!("/workers/{id}"),
+        "message": message,
+        "weight_version": version_name(version),
+    })
+}
+
+fn accepted(row: Value) -> HttpResponse {
+    let location = row["location"].as_str().unwrap_or_default().to_owned();
+    HttpResponse::build(StatusCode::ACCEPTED)
         .insert_header((LOCATION, location))
-        .json(answer))
+        .json(row)
 }
 
 /// `POST /add_worker?url=` of older versions.
@@ -248,6 +264,12 @@ impl TrainerState {
             }
         }
         engines
+    }
+
+    /// Whether a trainer that takes this listener for one engine registers it with itself, the router.
+    fn is_own_url(&self, request: &HttpRequest, url: &str) -> bool {
+        let own = EngineAddress::read(&self.own_url(request));
+        matches!((own, EngineAddress::read(url)), (Ok(own), Ok(told)) if own.id == told.id)
     }
 
     fn own_row(&self, request: &HttpRequest) -> Value {

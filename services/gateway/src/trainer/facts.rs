@@ -3,10 +3,12 @@
 use actix_web::http::header::HOST;
 use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
+use futures_util::future::join_all;
 use refrain_protocol::ApiError;
 use refrain_service_kit::http::HttpResult;
 use serde_json::{Value, json};
 
+use super::fleet::Member;
 use super::state::TrainerState;
 use super::version::version_name;
 
@@ -51,6 +53,8 @@ pub(super) async fn server_info(trainer: Data<TrainerState>) -> HttpResult<HttpR
     }
     let devices = trainer.device_counts().await;
     facts["tp_size"] = devices.map_or(1, |(_, sizes)| sizes.iter().sum()).into();
+    // slime compares it with its own setting before it takes an engine that it did not start.
+    facts["enable_memory_saver"] = trainer.all_save_memory().await.into();
     facts["version"] = env!("CARGO_PKG_VERSION").into();
     facts["internal_states"] = json!([]);
     Ok(HttpResponse::Ok().json(facts))
@@ -77,6 +81,18 @@ impl TrainerState {
             Some(host) => format!("{}://{host}", self.scheme),
             None => format!("{}://{}", self.scheme, self.listen),
         }
+    }
+
+    /// Whether each engine can give its memory away, as an SGLang that was started so.
+    async fn all_save_memory(&self) -> bool {
+        let members = self.fleet.members().await.unwrap_or_default();
+        let saves = async |member: &Member| {
+            let answer = self.fleet.ask(member, "/server_info").await;
+            let facts = answer.and_then(|answer| serde_json::from_str::<Value>(&answer).ok());
+            facts.is_some_and(|facts| facts["enable_memory_saver"] == true)
+        };
+        let told = join_all(members.iter().map(saves)).await;
+        !told.is_empty() && told.into_iter().all(|saves| saves)
     }
 
     fn model_facts(&self) -> Result<Value, ApiError> {

@@ -49,6 +49,15 @@ impl ReadContext<'_> {
         Ok(self.abortable(request))
     }
 
+    /// Makes a rollout of the body of a chat, which a trainer can abort.
+    ///
+    /// # Errors
+    /// As [`GenerateRequest::chat`].
+    pub(super) fn chat(&self, body: Bytes) -> Result<GenerateRequest, ApiError> {
+        let request = GenerateRequest::chat(body, self.tenant, self.models, self.tuning)?;
+        Ok(self.abortable(request))
+    }
+
     fn abortable(&self, mut request: GenerateRequest) -> GenerateRequest {
         request.class = RequestClass::Rollout;
         request.abort = Some(self.abort.clone());

@@ -53,6 +53,9 @@ pub(super) fn add(trainer: &Arc<TrainerState>, app: &mut ServiceConfig) {
         .service(post("/v1/completions", |trainer, request, payload| {
             carry_out(trainer, DataSurface::Completion, request, payload)
         }))
+        .service(post("/v1/chat/completions", |trainer, request, payload| {
+            carry_out(trainer, DataSurface::Chat, request, payload)
+        }))
         .service(get("/v1/models", facts::models))
         .service(post("/abort_request", pauses::abort_request))
         .service(post("/abort_requests", pauses::abort_requests))

@@ -23,6 +23,8 @@ pub(super) struct SglangShape {
     pub(super) names: Vec<String>,
     /// Whether the answer is a list.
     pub(super) is_list: bool,
+    /// The first token of the prompt whose log-probability is told, where any is.
+    pub(super) prompt_start: usize,
 }
 
 /// Reads a body.
@@ -66,17 +68,10 @@ pub(super) fn read(
     let parameters = sampling.parameters();
     parameters.stream = stream;
     context.model.clone_into(&mut parameters.model);
-    // Before this place nothing is scored. Engines score whole prompts.
-    let scores_prompt = returns && start.is_some_and(|start| start >= 0);
-    parameters.prompt_logprobs = match (scores_prompt, start) {
-        (false, _) => None,
-        (true, Some(0)) => Some(u64::from(top.unwrap_or(0))),
-        (true, _) => {
-            let message =
-                "logprob_start_len: must be 0 for the whole prompt, or -1 for the output only";
-            return Err(ApiError::invalid("logprob_start_len", message));
-        }
-    };
+    // -1 scores nothing of the prompt. Engines score whole prompts, and the answer has the part that is asked for.
+    let start = start.filter(|_| returns);
+    let prompt_start = start.and_then(|start| usize::try_from(start).ok());
+    parameters.prompt_logprobs = prompt_start.map(|_| u64::from(top.unwrap_or(0)));
     let has_several = parameters.n.is_some_and(|n| n > 1);
     let request = context.samples(SampleBody {
         prompt,
@@ -86,6 +81,7 @@ pub(super) fn read(
     let shape = SglangShape {
         names,
         is_list: is_list || has_several,
+        prompt_start: prompt_start.unwrap_or(0),
     };
     Ok((request, shape))
 }

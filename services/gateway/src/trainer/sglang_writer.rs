@@ -189,7 +189,8 @@ impl SglangWriter {
         })
     }
 
-    /// Begins the log-probabilities of a prompt with its first token, which nothing comes before.
+    /// Begins the log-probabilities of a prompt with its first token, which nothing comes before, and leaves out those
+    /// that the trainer did not ask for.
     fn score_prompts(&mut self) {
         if self.request.output.prompt_logprobs.is_none() {
             return;
@@ -198,7 +199,12 @@ impl SglangWriter {
         for (index, choice) in self.choices.iter_mut().enumerate() {
             let prompt = self.request.prompts.get(index / per_prompt);
             if let Some(first) = prompt.and_then(|prompt| prompt.tokens.first()) {
+                let told = self
+                    .shape
+                    .prompt_start
+                    .min(choice.prompt_logprobs.len() + 1);
                 choice.prompt_logprobs.insert(0, (None, *first, None));
+                choice.prompt_logprobs.drain(..told);
             }
         }
     }

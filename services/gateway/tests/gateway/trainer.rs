@@ -139,7 +139,7 @@ async fn callers_need_no_key_and_their_requests_are_rollouts_of_the_tenant() {
 #[tokio::test]
 async fn the_listener_has_its_own_routes_and_the_others_have_none_of_them() {
     let lab = Lab::new().await;
-    for path in ["/v1/chat/completions", "/v1/messages", "/admin/tenants"] {
+    for path in ["/v1/responses", "/v1/messages", "/admin/tenants"] {
         assert_eq!(lab.post(path, &json!({})).await.0, 404, "{path}");
     }
     assert_eq!(

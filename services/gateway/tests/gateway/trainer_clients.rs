@@ -4,6 +4,7 @@ use refrain_tokenization::testing::IM_END;
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::mesh::Mishap;
 use crate::trainer::Lab;
 
 /// A rollout of slime.
@@ -188,13 +189,22 @@ async fn a_stop_text_is_named_and_kept_if_the_trainer_wants_it() {
 async fn a_prompt_can_be_scored_by_either_interface() {
     let lab = Lab::new().await;
     lab.bench.mesh.script().reply = vec![6, 7, 8];
-    let body = json!({"input_ids": [5, 6, 7], "return_logprob": true, "logprob_start_len": 0,
-        "sampling_params": {"max_new_tokens": 0}});
-    let (status, answer) = lab.post("/generate", &body).await;
-    assert_eq!(status, 200, "{answer}");
-    let rows = json!([[null, 5, null], [-1.0, 6, null], [-1.0, 7, null]]);
-    assert_eq!(answer["meta_info"]["input_token_logprobs"], rows);
-    assert_eq!(answer["meta_info"]["completion_tokens"], 0);
+    let mut body = json!({"input_ids": [5, 6, 7], "return_logprob": true, "sampling_params": {"max_new_tokens": 0}});
+    // miles and AReaL ask for the end of the prompt only.
+    for (start, rows) in [
+        (
+            0,
+            json!([[null, 5, null], [-1.0, 6, null], [-1.0, 7, null]]),
+        ),
+        (1, json!([[-1.0, 6, null], [-1.0, 7, null]])),
+        (9, json!([])),
+    ] {
+        body["logprob_start_len"] = json!(start);
+        let (status, answer) = lab.post("/generate", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["meta_info"]["input_token_logprobs"], rows);
+        assert_eq!(answer["meta_info"]["completion_tokens"], 0);
+    }
     // prime-rl scores with one token of output.
     let body = json!({"model": "tiny", "token_ids": [5, 6, 7],
         "sampling_params": {"max_tokens": 1, "prompt_logprobs": 1}});
@@ -284,6 +294,39 @@ async fn areal_reads_token_ids_out_of_vllms_completions_without_a_model() {
 }
 
 #[tokio::test]
+async fn prime_rl_evaluates_with_chats_that_can_be_aborted() {
+    let lab = Lab::new().await;
+    let mut body = json!({
+        "model": "tiny", "messages": [{"role": "user", "content": "abc"}], "temperature": 1.0, "max_tokens": 5,
+        "logprobs": true, "top_logprobs": 0,
+    });
+    let (status, answer) = lab.post("/v1/chat/completions", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(choice["message"]["content"], "hello wor");
+    assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 5);
+    assert_eq!(
+        choice["weight_versions"],
+        json!([{"start": 0, "end": 5, "version": 7}])
+    );
+    body["stream"] = json!(true);
+    let (events, done) = lab.stream("/v1/chat/completions", &body).await;
+    assert!(done && !events.is_empty());
+    // One that is in flight is counted, and ends with what it has.
+    lab.bench.mesh.mishap(2, Mishap::Hang(1));
+    body["stream"] = json!(false);
+    let sent = lab.sent("/v1/chat/completions", &body);
+    lab.bench.mesh.wait_for_streams(1).await;
+    assert_eq!(lab.get("/v1/loads").await.1["num_reqs"], 1);
+    lab.post("/abort_request", &json!({"abort_all": true}))
+        .await;
+    let (status, answer) = sent.await.unwrap();
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "abort");
+}
+
+#[tokio::test]
 async fn prime_rl_and_vime_read_vllms_native_interface() {
     let lab = Lab::new().await;
     let (_, models) = lab.get("/v1/models").await;
@@ -312,7 +355,7 @@ async fn prime_rl_and_vime_read_vllms_native_interface() {
     let content = choice["logprobs"]["content"].as_array().unwrap();
     assert_eq!(content.len(), reply.len());
     assert!(content.iter().all(|entry| entry["logprob"] == -1.0));
-    assert_eq!(content[0]["token"], format!("token:{}", reply[0]));
+    assert_eq!(content[0]["token"], format!("token_id:{}", reply[0]));
     assert_eq!(choice["finish_reason"], "stop");
     assert_eq!(choice["weight_version"], "7");
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 3);

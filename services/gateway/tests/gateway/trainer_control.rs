@@ -483,7 +483,11 @@ async fn each_engine_gets_its_own_ranks_in_the_order_of_the_workers() {
         lab.get("/get_world_size").await,
         (200, json!({"world_size": 6}))
     );
-    assert_eq!(lab.get("/server_info").await.1["tp_size"], 6);
+    let info = lab.get("/server_info").await.1;
+    assert_eq!(
+        (&info["tp_size"], &info["enable_memory_saver"]),
+        (&json!(6), &json!(false))
+    );
     for (path, call, offsets) in [
         ("/init_weights_update_group", call.clone(), [1, 5]),
         (
@@ -560,6 +564,20 @@ async fn a_trainer_sees_one_worker_which_is_this_listener() {
         );
     }
     assert_eq!(lab.get("/server_info").await.1["tp_size"], 1);
+}
+
+#[tokio::test]
+async fn engines_save_memory_if_each_of_them_does() {
+    let lab = Lab::new().await;
+    lab.bench.mesh.fleet.add("w1");
+    let saver = "{\"enable_memory_saver\": true}";
+    for (other, told) in [("{}", false), (saver, true)] {
+        let facts = [("w0", saver), ("w1", other)];
+        let facts = facts.map(|(name, facts)| (name.to_owned(), facts.to_owned()));
+        lab.bench.mesh.fleet.state().facts = facts.into();
+        let info = lab.get("/server_info").await.1;
+        assert_eq!(info["enable_memory_saver"], told);
+    }
 }
 
 #[tokio::test]

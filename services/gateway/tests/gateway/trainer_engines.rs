@@ -226,3 +226,21 @@ async fn an_engine_that_cannot_join_is_told_why() {
     let of_first = of_first.iter().filter(|name| name.starts_with("first@"));
     assert_eq!(of_first.count(), ENGINES_MAX as usize);
 }
+
+#[tokio::test]
+async fn slime_may_register_the_listener_itself_as_an_engine_that_it_did_not_start() {
+    // No process adopts engines, and none is needed.
+    let lab = Lab::new().await;
+    let own = rows(&lab).await[0]["url"].as_str().unwrap().to_owned();
+    for _ in 0..2 {
+        assert_eq!(register(&lab, &own).await, "refrain");
+    }
+    assert_eq!(rows(&lab).await.len(), 1);
+    let (status, answer) = lab
+        .post("/workers", &json!({"url": "http://10.0.0.1:1"}))
+        .await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (404, &json!("engines_not_adopted"))
+    );
+}

@@ -43,7 +43,7 @@ pub struct Parameters {
     pub skip_special_tokens: Option<bool>,
     /// Whether the answer has the token ids of prompt and output. Not part of OpenAI's API.
     pub return_token_ids: Option<bool>,
-    /// Whether log-probabilities name each token by its id, as in `token:123`. Not part of OpenAI's API.
+    /// Whether log-probabilities name each token by its id, as in `token_id:123`. Not part of OpenAI's API.
     pub return_tokens_as_token_ids: Option<bool>,
     /// Keeps only that many tokens of the prompt, the last ones; -1 keeps what the context holds. Not part of
     /// OpenAI's API.
