@@ -114,7 +114,7 @@ impl SharedStore {
     /// # Errors
     /// It is closed.
     pub(crate) fn read(&self) -> Result<OpenGuard<'_>, ApiError> {
-        // After a panic of the writer the slot is empty, so a poisoned lock is harmless.
+        // After a panic of the writer the slot is empty.
         let open = self.open.read();
         match open.is_some() {
             true => Ok(OpenGuard(open)),
