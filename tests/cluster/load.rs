@@ -1,10 +1,11 @@
 //! Writers that append documents to the replicas, and note what is acknowledged.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
+use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::{Acknowledgement, DocumentHead, DocumentUpdate, FinishReason};
 use refrain_rpc::HttpDraftStore;
@@ -37,7 +38,7 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock()
     }
 
     /// Appends that were acknowledged so far.

@@ -37,7 +37,7 @@ NATS = {"servers": ["nats://nats:4222"]}
 # What the chart ships, and values that add processes or files to it.
 SIZES = {
     **values_files(),
-    "secured": secured.VALUES,
+    "secured": merged(secured.VALUES, secured.TRAINER),
     "sharded": merged(secured.VALUES, {"draftStore": {"shards": 2, "replicas": 2}, "nats": NATS}),
 }
 
@@ -277,6 +277,17 @@ VARIATIONS = {
         {"metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}},
         lambda o: named(o, "PodMonitor", "refrain")["metadata"]["labels"]["release"] == "prometheus",
     ),
+    "trainer": (
+        {**secured.TRAINER, "gateway": {"replicas": 4}},
+        lambda o: config(o, "trainer")["gateway"]["trainer"]
+        == {"tenant": "default", "listen": "0.0.0.0:8091", "allows_other_machines": True}
+        # Clients of the API do not reach the trainer's gateway, and its limits are not divided.
+        and config(o, "trainer")["gateway"]["listen"] == "127.0.0.1:8080"
+        and "limit_share" not in config(o, "trainer")["gateway"]
+        and config(o, "gateway")["gateway"]["limit_share"] == 0.25
+        and "trainer" not in config(o, "gateway")["gateway"]
+        and spec(o, "Deployment", "refrain-trainer")["strategy"] == {"type": "Recreate"},
+    ),
     "ingress": (
         {"ingress": {"enabled": True, "host": "llm.example.com", "className": "nginx", "tlsSecret": "tls"}},
         lambda o: spec(o, "Ingress", "refrain-gateway")["tls"][0]["hosts"] == ["llm.example.com"],
@@ -331,6 +342,19 @@ CONTRADICTIONS = {
     "tenants in replicas of a store": (
         {"draftStore": {"replicas": 2}, "nats": NATS, "tenants": {"source": "store"}},
         "tenants.source",
+    ),
+    "a trainer without a tenant": (
+        merged(secured.TRAINER, {"config": {"gateway": {"trainer": {"tenant": ""}}}}),
+        "config.gateway.trainer.tenant",
+    ),
+    "a trainer that everybody may call": (
+        merged(secured.TRAINER, {"networkPolicies": {"trainers": []}}),
+        "networkPolicies.trainers",
+    ),
+    "a trainer in one pod with everything": (merged(secured.TRAINER, {"mode": "single"}), "trainer.enabled"),
+    "settings of a trainer without its gateway": (
+        merged(secured.TRAINER, {"trainer": {"enabled": False}}),
+        "trainer.enabled",
     ),
     "an Ingress without a host": ({"ingress": {"enabled": True}}, "ingress.host"),
     "a route without a Gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
@@ -467,7 +491,7 @@ def test_secrets_are_in_secrets_only(objects):
         # Only gateways sign.
         keys = [volume for volume in each.pod["volumes"] if volume["name"] == "keys"]
         items = [item["path"] for volume in keys for item in volume["secret"]["items"]]
-        assert ("namespace-signing-key" in items) == (each.component in ("gateway", "single"))
+        assert ("namespace-signing-key" in items) == (each.component in ("gateway", "trainer", "single"))
 
 
 def test_each_volume_is_there_and_is_used(objects):
@@ -553,7 +577,9 @@ def allowed(objects, port):
                 calls.add(("anybody", callee))
             for peer in rule.get("from", []):
                 labels = peer.get("podSelector", {}).get("matchLabels")
-                if labels:
+                if labels == secured.TRAINER_PODS["podSelector"]["matchLabels"]:
+                    calls.add(("trainers", callee))
+                elif labels:
                     calls |= {(w.component, callee) for w in pods if selects(labels, w.labels)}
                 else:
                     calls.add(("operators", callee))
@@ -575,8 +601,18 @@ def test_only_those_who_need_it_may_call():
     }
 
 
+def test_a_trainer_calls_its_own_gateway_only():
+    without, objects = render(), render(secured.TRAINER)
+    assert allowed(objects, "trainer") == {("trainers", "trainer")}
+    assert allowed(objects, "http") == allowed(without, "http")
+    # Its gateway calls what the others call.
+    more = {("trainer", callee) for caller, callee in allowed(without, "internal") if caller == "gateway"}
+    assert allowed(objects, "internal") == allowed(without, "internal") | more
+    assert allowed(objects, "operations") == {("operators", "gateway"), ("operators", "trainer")}
+
+
 def test_each_pod_has_a_policy():
-    objects = render(SIZES["fleet"])
+    objects = render(merged(SIZES["fleet"], secured.TRAINER))
     for each in workloads(objects):
         policies = of_kind(objects, "NetworkPolicy")
         found = [p for p in policies if selects(p["spec"]["podSelector"]["matchLabels"], each.labels)]

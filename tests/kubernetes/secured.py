@@ -28,6 +28,14 @@ VALUES = {
     "metrics": {"podMonitor": {"enabled": True}},
 }
 
+# A gateway for a trainer, and the pods that may call it.
+TRAINER_PODS = {"podSelector": {"matchLabels": {"app": "trainer"}}}
+TRAINER = {
+    "trainer": {"enabled": True},
+    "config": {"gateway": {"trainer": {"tenant": "default"}}},
+    "networkPolicies": {"trainers": [TRAINER_PODS]},
+}
+
 
 def secret(name, files):
     return {

@@ -234,8 +234,23 @@ def test_one_pod_with_everything_starts_and_answers(tmp_path):
     assert accepted_per_step(load.answers) > 1
 
 
+async def look_at_trainer(cluster):
+    """Sends a rollout as a trainer does, and asks for the weights of all workers."""
+    url = f"http://{cluster.service_ips['refrain-trainer']}:8091"
+    rollout = {"text": "CREATE TABLE", "sampling_params": {"max_new_tokens": 8, "temperature": 0}, "return_logprob": True}
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        answer = await client.post(f"{url}/generate", json=rollout)
+        assert answer.status_code == 200, answer.text
+        meta = answer.json()["meta_info"]
+        assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] > 0
+        versions = (await client.get(f"{url}/get_weight_version")).json()
+    workers = sum(pod.workload.component == "worker" for pod in cluster.pods)
+    assert len(versions["workers"]) == workers > 0, versions
+
+
 async def look_at_roles(cluster):
     """Checks what the certificates and credentials of a running mesh allow."""
+    await look_at_trainer(cluster)
     scheduler = cluster.service_ips["refrain-scheduler"]
     # Whoever presents no certificate gets no answer, whatever else it has.
     for has_tls in (False, True):
@@ -277,7 +292,7 @@ async def look_at_roles(cluster):
 @pytest.mark.skipif(not has_namespaces(), reason="names of hosts need a mount namespace")
 def test_a_mesh_with_certificates_and_credentials_answers_and_is_replaced_without_a_failed_request(tmp_path):
     keys, of_roles = secured.credentials(tmp_path)
-    values = merged(secured.VALUES, {**VALUES, "credentials": {"issuerPublicKeys": keys}})
+    values = merged(merged(secured.VALUES, secured.TRAINER), {**VALUES, "credentials": {"issuerPublicKeys": keys}})
     objects = render(values)
     authority = secured.authority()
     objects += [*secured.certificate_secrets(objects, authority), of_roles]

@@ -51,21 +51,38 @@ async fn open(addr: SocketAddr, number: usize) -> anyhow::Result<(TcpStream, Str
     Ok((stream, String::from_utf8(head)?))
 }
 
-async fn open_all(
-    addr: SocketAddr,
-    numbers: std::ops::Range<usize>,
-) -> anyhow::Result<Vec<TcpStream>> {
+/// Streams that were opened at once.
+#[derive(Default)]
+struct Opened {
+    streams: Vec<TcpStream>,
+    /// The head of the last answer that is not a stream.
+    refused: Option<String>,
+}
+
+async fn open_all(addr: SocketAddr, numbers: std::ops::Range<usize>) -> anyhow::Result<Opened> {
     let mut opening = tokio::task::JoinSet::new();
     for number in numbers {
         opening.spawn(open(addr, number));
     }
-    let mut streams = Vec::new();
-    while let Some(opened) = opening.join_next().await {
-        let (stream, head) = opened??;
-        ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
-        streams.push(stream);
+    let mut opened = Opened::default();
+    while let Some(ended) = opening.join_next().await {
+        let (stream, head) = ended??;
+        match head.starts_with("HTTP/1.1 200") {
+            true => opened.streams.push(stream),
+            false => opened.refused = Some(head),
+        }
     }
-    Ok(streams)
+    Ok(opened)
+}
+
+/// Opens streams below the limit.
+async fn open_inside(
+    addr: SocketAddr,
+    numbers: std::ops::Range<usize>,
+) -> anyhow::Result<Vec<TcpStream>> {
+    let opened = open_all(addr, numbers).await?;
+    ensure!(opened.refused.is_none(), "{:?}", opened.refused);
+    Ok(opened.streams)
 }
 
 async fn resident_bytes(mesh: &HttpMesh, service: Service) -> anyhow::Result<f64> {
@@ -93,7 +110,7 @@ async fn open_streams_cost_little_and_those_past_the_limit_are_refused() -> anyh
         anyhow::Ok(scrape.sum("refrain_gateway_requests_in_flight", &[]))
     };
 
-    let mut streams = open_all(addr, 0..WARM_UP).await?;
+    let mut streams = open_inside(addr, 0..WARM_UP).await?;
     let services = [Service::Gateway, Service::Scheduler];
     let mut before = Vec::new();
     for service in services {
@@ -101,7 +118,7 @@ async fn open_streams_cost_little_and_those_past_the_limit_are_refused() -> anyh
     }
     for first in (WARM_UP..streams_max).step_by(GROUP) {
         let group = first..(first + GROUP).min(streams_max);
-        streams.extend(open_all(addr, group).await?);
+        streams.extend(open_inside(addr, group).await?);
     }
     let open_now = in_flight().await?;
     ensure!(
@@ -121,19 +138,10 @@ async fn open_streams_cost_little_and_those_past_the_limit_are_refused() -> anyh
     // Some may have ended already, so a few more are needed to come to the limit. They open at once: one by one, a
     // quick engine would end as many.
     let refused = wait_until("a stream past the limit is refused", async || {
-        let mut opening = tokio::task::JoinSet::new();
-        for number in streams_max..streams_max + FURTHER {
-            opening.spawn(open(addr, number));
-        }
-        let mut refused = None;
-        while let Some(opened) = opening.join_next().await {
-            let (stream, head) = opened.ok()?.ok()?;
-            match head.starts_with("HTTP/1.1 200") {
-                true => streams.push(stream),
-                false => refused = Some(head),
-            }
-        }
-        refused
+        let further = streams_max..streams_max + FURTHER;
+        let opened = open_all(addr, further).await.ok()?;
+        streams.extend(opened.streams);
+        opened.refused
     })
     .await;
     ensure!(

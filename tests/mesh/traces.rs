@@ -1,10 +1,11 @@
 //! One request is one trace from the gateway to the engine, in one process and across processes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use e2e::{Chat, Client, HttpMesh, Program, Span, exported_spans, serve_http};
+use parking_lot::Mutex;
 
 /// A collector that receives spans from OTLP exporters.
 struct Collector {
@@ -17,7 +18,7 @@ impl Collector {
         let spans = Arc::new(Mutex::new(Vec::new()));
         let received = spans.clone();
         let url = serve_http(move |_, export| {
-            let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut received = received.lock();
             received.extend(exported_spans(export));
             ("200 OK", String::new())
         });
@@ -26,10 +27,7 @@ impl Collector {
     }
 
     fn spans(&self) -> Vec<Span> {
-        self.spans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.spans.lock().clone()
     }
 }
 

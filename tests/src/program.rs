@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, ensure};
+use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -149,7 +150,7 @@ impl Program {
         let child = &mut self.child;
         let line = wait_until(text, async || {
             let ended = matches!(child.try_wait(), Ok(Some(_)));
-            let output = output.lock().unwrap_or_else(PoisonError::into_inner);
+            let output = output.lock();
             let line = output
                 .lines()
                 .find(|line| line.contains(text))
@@ -162,10 +163,7 @@ impl Program {
 
     /// The output so far, of both streams.
     pub fn output(&self) -> String {
-        self.output
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.output.lock().clone()
     }
 
     /// Kills it without warning, as the loss of a machine would.
@@ -233,7 +231,7 @@ async fn gather(stream: Option<impl AsyncRead + Unpin>, output: Arc<Mutex<String
     let Some(stream) = stream else { return };
     let mut lines = BufReader::new(stream).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut output = output.lock();
         output.push_str(&line);
         output.push('\n');
     }

@@ -29,6 +29,7 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
 use refrain_suffix_index::{Index, IndexConfig, Segment};
+use serde::{Deserialize, Serialize};
 
 const DOCUMENT_TOKENS: usize = 1_024;
 const CALL_DOCUMENTS: usize = 64;
@@ -367,50 +368,62 @@ fn processor_s() -> anyhow::Result<f64> {
     Ok(ticks / 100.0)
 }
 
-/// Tells a process of its own to print the memory of a store on `dir`. This one keeps what earlier work has freed.
-fn memory_after_start(dir: &Path) -> anyhow::Result<f64> {
+/// A store that has just started.
+#[derive(Serialize, Deserialize)]
+struct StartedStore {
+    memory_bytes: f64,
+    disk_bytes: u64,
+    documents: u64,
+    tokens: u64,
+}
+
+/// Starts a store on `dir` in a process of its own, because this one keeps what earlier work has freed.
+fn started_store(dir: &Path) -> anyhow::Result<StartedStore> {
     let mut child = std::process::Command::new(std::env::current_exe()?);
     let child = child
         .arg(OPENED)
         .arg(dir)
         .stderr(std::process::Stdio::inherit());
     let output = child.output()?;
-    let text = String::from_utf8(output.stdout)?;
     anyhow::ensure!(output.status.success(), "the store did not start");
-    Ok(text.trim().parse()?)
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-async fn print_memory(dir: &Path) -> anyhow::Result<()> {
+/// What the process of [`started_store`] does.
+async fn print_started_store(dir: &Path) -> anyhow::Result<()> {
     let store = Store::start(dir).await?;
-    store.client.stats().await?;
-    println!("{}", status_bytes("RssAnon:")?);
+    let stats = store.client.stats().await?;
+    let started = StartedStore {
+        memory_bytes: status_bytes("RssAnon:")?,
+        disk_bytes: stats.disk_bytes,
+        documents: stats.documents,
+        tokens: stats.tokens,
+    };
+    println!("{}", serde_json::to_string(&started)?);
     store.stop().await;
     Ok(())
 }
 
 async fn size(tokens: u64) -> anyhow::Result<()> {
-    let empty = memory_after_start(tempfile::tempdir()?.path())?;
+    let empty = started_store(tempfile::tempdir()?.path())?.memory_bytes;
     for tokens in [tokens / 10, tokens] {
         let dir = tempfile::tempdir()?;
         let before_s = processor_s()?;
         filled(dir.path(), tokens).await?.stop().await;
         let processor_s = processor_s()? - before_s;
         let peak = status_bytes("VmHWM:")?;
-        let memory = memory_after_start(dir.path())? - empty;
-        let store = Store::start(dir.path()).await?;
-        let stats = store.client.stats().await?;
-        let millions = stats.tokens as f64 / 1e6;
+        let store = started_store(dir.path())?;
+        let millions = store.tokens as f64 / 1e6;
         println!(
             "size: {} documents of {DOCUMENT_TOKENS} tokens: {:.2} MB of disk, {:.3} MB of memory (beside {:.0} MB when empty) \
              and {:.2} s of processor time with the client's, for a million tokens; {:.0} MB at the peak, with the client",
-            stats.documents,
-            stats.disk_bytes as f64 / 1e6 / millions,
-            memory / 1e6 / millions,
+            store.documents,
+            store.disk_bytes as f64 / 1e6 / millions,
+            (store.memory_bytes - empty) / 1e6 / millions,
             empty / 1e6,
             processor_s / millions,
             peak / 1e6,
         );
-        store.stop().await;
     }
     Ok(())
 }
@@ -422,7 +435,7 @@ fn main() -> anyhow::Result<()> {
     if let [first, dir] = arguments.as_slice()
         && first == OPENED
     {
-        return runtime.block_on(print_memory(Path::new(dir)));
+        return runtime.block_on(print_started_store(Path::new(dir)));
     }
     let named = |part: &str| {
         let mut names = arguments

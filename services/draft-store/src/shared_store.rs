@@ -10,10 +10,9 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::clock::unix_ms;
@@ -98,7 +97,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut waiting = self.shared.waiting();
+        let mut waiting = self.shared.waiting.lock();
         self.receiver = None;
         if waiting
             .get(&self.namespace)
@@ -115,8 +114,8 @@ impl SharedStore {
     /// # Errors
     /// It is closed.
     pub(crate) fn read(&self) -> Result<OpenGuard<'_>, ApiError> {
-        // After a panic of the writer the slot is empty, so a poisoned lock is harmless.
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        // After a panic of the writer the slot is empty.
+        let open = self.open.read();
         match open.is_some() {
             true => Ok(OpenGuard(open)),
             false => Err(unavailable()),
@@ -125,7 +124,7 @@ impl SharedStore {
 
     /// The store for the writer.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Option<OpenStore>> {
-        self.open.write().unwrap_or_else(PoisonError::into_inner)
+        self.open.write()
     }
 
     /// Whether the log is open.
@@ -156,19 +155,16 @@ impl SharedStore {
         self.is_open.store(false, Ordering::Relaxed);
     }
 
-    fn clock(&self) -> MutexGuard<'_, Option<StoreClock>> {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts the store's clock, which continues from the last known time.
     pub(crate) fn start_clock(&self, known_ms: u64) {
-        self.clock()
+        self.clock
+            .lock()
             .get_or_insert_with(|| StoreClock::new(known_ms, unix_ms(), since_boot()));
     }
 
     /// The store's time, in Unix milliseconds.
     pub(crate) fn now_ms(&self) -> u64 {
-        match self.clock().as_mut() {
+        match self.clock.lock().as_mut() {
             Some(clock) => {
                 let skew_ms = self.clocks.get().map_or(0, Clocks::skew_ms);
                 clock.read(unix_ms(), skew_ms, since_boot())
@@ -179,37 +175,33 @@ impl SharedStore {
 
     /// How far the wall clock is ahead of the store's time, while the wall clock is ignored.
     pub(crate) fn clock_offset_ms(&self) -> Option<i64> {
-        self.clock().and_then(|clock| clock.offset_ms())
+        self.clock.lock().and_then(|clock| clock.offset_ms())
     }
 
     /// Follows the wall clock from now on.
     pub(crate) fn confirm_clock(&self) {
-        if let Some(clock) = self.clock().as_mut() {
+        if let Some(clock) = self.clock.lock().as_mut() {
             clock.confirm(unix_ms(), since_boot());
         }
     }
 
     /// A loss that nobody has confirmed.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        *self.loss.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.loss.lock()
     }
 
     /// Records a loss, or with `None` that it was confirmed.
     pub(crate) fn set_loss(&self, loss: Option<Loss>) {
-        *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = loss;
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, HashMap<NamespaceId, watch::Sender<u64>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.loss.lock() = loss;
     }
 
     /// The statistics after the last commit.
     pub(crate) fn stats(&self) -> StoreStats {
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.stats.lock()
     }
 
     pub(crate) fn set_stats(&self, stats: StoreStats) {
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+        *self.stats.lock() = stats;
     }
 
     /// The tenants after the last commit.
@@ -217,18 +209,19 @@ impl SharedStore {
     /// # Errors
     /// The store was not opened so far.
     pub(crate) fn tenants(&self) -> Result<Arc<TenantTable>, ApiError> {
-        let tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let tenants = self.tenants.lock();
         tenants.clone().ok_or_else(unavailable)
     }
 
     pub(crate) fn set_tenants(&self, tenants: Arc<TenantTable>) {
-        *self.tenants.lock().unwrap_or_else(PoisonError::into_inner) = Some(tenants);
+        *self.tenants.lock() = Some(tenants);
     }
 
     /// Subscribes to changes of a namespace from now on.
     pub(crate) fn subscribe(self: &Arc<Self>, namespace: NamespaceId) -> Subscription {
         let receiver = self
-            .waiting()
+            .waiting
+            .lock()
             .entry(namespace)
             .or_insert_with(|| watch::Sender::new(0))
             .subscribe();
@@ -241,7 +234,7 @@ impl SharedStore {
 
     /// Wakes the followers that wait for these namespaces.
     pub(crate) fn wake<'a>(&self, namespaces: impl IntoIterator<Item = &'a NamespaceId>) {
-        let waiting = self.waiting();
+        let waiting = self.waiting.lock();
         for namespace in namespaces {
             if let Some(sender) = waiting.get(namespace) {
                 sender.send_modify(|changes| *changes += 1);
@@ -251,6 +244,6 @@ impl SharedStore {
 
     /// Number of namespaces with a waiting follower.
     pub(crate) fn namespaces_awaited(&self) -> usize {
-        self.waiting().len()
+        self.waiting.lock().len()
     }
 }

@@ -3,8 +3,8 @@
 mod token_counters;
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use prometheus::{Histogram, HistogramVec, IntGauge};
 use refrain_output_parsers::Counts;
 use refrain_protocol::openai::FinishReason;
@@ -363,7 +363,7 @@ impl GatewayMetrics {
         if tenant == NONE {
             return tenant;
         }
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = self.tenants.lock();
         if tenants.contains(tenant) {
             return tenant;
         }

@@ -6,10 +6,11 @@ mod template;
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 use anyhow::Context;
 use lru::LruCache;
+use parking_lot::{Mutex, RwLock};
 use refrain_output_parsers::{Detected, ToolParserKind, detect};
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
@@ -302,7 +303,7 @@ impl Models {
 
     /// Longest text of a model, tokens: the lesser of the limits of its files and its workers.
     pub(crate) fn max_context(&self, model: &Model) -> u32 {
-        let served = self.served();
+        let served = self.served.read();
         let workers = served.iter().find(|entry| serves(entry, model));
         let workers = workers.map(|entry| entry.max_context);
         let limits = model.max_context.into_iter().chain(workers);
@@ -311,19 +312,15 @@ impl Models {
 
     /// Whether all engines of a model hold outputs to forms by the grammars of this project.
     pub(crate) fn compiles_forms(&self, model: &Model) -> bool {
-        let served = self.served();
+        let served = self.served.read();
         let mut ours = served.iter().filter(|entry| serves(entry, model));
         ours.next().is_some_and(|first| first.compiles_forms)
             && ours.all(|entry| entry.compiles_forms)
     }
 
-    fn served(&self) -> RwLockReadGuard<'_, Vec<ServedModel>> {
-        self.served.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Number of live workers of a model, by the last answer of the scheduler.
     pub(crate) fn worker_count(&self, model: &Model) -> usize {
-        let served = self.served();
+        let served = self.served.read();
         let ours = served.iter().filter(|entry| serves(entry, model));
         ours.map(|entry| entry.workers as usize).sum()
     }
@@ -339,12 +336,12 @@ impl Models {
                 );
             }
         }
-        *self.served.write().unwrap_or_else(PoisonError::into_inner) = served;
+        *self.served.write() = served;
     }
 
     /// Whether any model has a worker.
     pub(crate) fn is_any_served(&self) -> bool {
-        let served = self.served();
+        let served = self.served.read();
         let is_served = |model: &Arc<Model>| served.iter().any(|entry| serves(entry, model));
         self.models.iter().any(is_served)
     }
@@ -352,7 +349,7 @@ impl Models {
     /// The signed namespace of a model and of a tenant, or a part of it. It is signed anew after half of the life of
     /// a signature.
     pub(crate) fn namespace(&self, scope: &str, model: &Model) -> Arc<KnownNamespace> {
-        let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut signed = self.signed.lock();
         let now_s = clock::unix_s();
         // A signature from the future was made before the clock was set back, and would be refused.
         let is_fresh = |known: &&Arc<KnownNamespace>| {
@@ -523,7 +520,7 @@ mod tests {
         assert!(auth.verify(&ahead).is_err());
         let mut known = LruCache::new(SIGNED_MAX);
         known.put("a".to_owned(), Arc::new(ahead.into()));
-        models.signed.lock().unwrap().insert(open.id.clone(), known);
+        models.signed.lock().insert(open.id.clone(), known);
         assert!(auth.verify(&models.namespace("a", &open).signed).is_ok());
     }
 

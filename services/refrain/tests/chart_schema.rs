@@ -32,7 +32,7 @@ const SECRETS: [&str; 7] = [
 ];
 
 /// Keys that the chart sets itself, so that a value for them would be overwritten without a word.
-const SET_BY_THE_CHART: [&str; 30] = [
+const SET_BY_THE_CHART: [&str; 32] = [
     "mesh.secret_file",
     "mesh.issuer_public_keys",
     "mesh.credential_file",
@@ -51,6 +51,8 @@ const SET_BY_THE_CHART: [&str; 30] = [
     "gateway.tenants_file",
     "gateway.tenants_cache_file",
     "gateway.usage_dir",
+    "gateway.trainer.listen",
+    "gateway.trainer.allows_other_machines",
     "scheduler.listen",
     "worker.listen",
     "worker.id",

@@ -4,8 +4,8 @@ mod families;
 mod labels;
 
 use std::collections::HashMap;
-use std::sync::{PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntGaugeVec};
 use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
@@ -141,7 +141,6 @@ impl WorkerMetrics {
     pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
         self.goodput_tokens.inc_by(counts.emitted);
         let known = self.by_source.read();
-        let known = known.unwrap_or_else(PoisonError::into_inner);
         if let Some(counters) = known.get(&(source, scope)) {
             return counters.add(counts);
         }
@@ -154,10 +153,7 @@ impl WorkerMetrics {
             accepted: of.accepted_per_draft.with_label_values(&labels[..2]),
         };
         counters.add(counts);
-        let known = self.by_source.write();
-        known
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert((source, scope), counters);
+        self.by_source.write().insert((source, scope), counters);
     }
 
     /// Counts a decision of the router and its reason.

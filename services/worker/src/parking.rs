@@ -6,9 +6,10 @@
 
 mod table;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_draft_replica::Uploader;
 use refrain_protocol::chunk::{ChunkRequest, ParkedContext};
 use refrain_protocol::engine::CloseRequest;
@@ -108,7 +109,7 @@ impl Parking {
     )]
     pub(crate) fn park(&self, running: ActiveRequest, lease: LeaseId) -> Result<(), ActiveRequest> {
         {
-            let state = self.lock();
+            let state = self.state.lock();
             if state.is_closed || !state.table.takes(running.text().len() as u64) {
                 return Err(running);
             }
@@ -134,7 +135,7 @@ impl Parking {
         wanted: &ParkedContext,
     ) -> Result<TakenRequest, ApiError> {
         self.expire();
-        let taken = self.lock().table.take(&request);
+        let taken = self.state.lock().table.take(&request);
         self.show();
         if let Some((mut parked, since)) = taken {
             if parked.running.namespace == namespace && parked.running.parked_context() == *wanted {
@@ -152,7 +153,7 @@ impl Parking {
 
     /// Drops a request that begins anew with its whole context.
     pub(crate) fn forget(&self, request: RequestId) {
-        let taken = self.lock().table.take(&request);
+        let taken = self.state.lock().table.take(&request);
         if let Some((parked, _)) = taken {
             self.let_go(parked, ParkingOutcome::Dropped);
             self.show();
@@ -161,7 +162,11 @@ impl Parking {
 
     /// Drops the request whose last chunk had this lease, since its output has ended.
     pub(crate) fn forget_lease(&self, lease: LeaseId) {
-        let taken = self.lock().table.take_where(|parked| parked.lease == lease);
+        let taken = self
+            .state
+            .lock()
+            .table
+            .take_where(|parked| parked.lease == lease);
         if let Some(parked) = taken {
             self.let_go(parked, ParkingOutcome::Dropped);
             self.show();
@@ -171,7 +176,7 @@ impl Parking {
     /// Drops the requests whose time is up.
     pub(crate) fn expire(&self) {
         let now = self.now();
-        let expired = self.lock().table.expire(now);
+        let expired = self.state.lock().table.expire(now);
         if expired.is_empty() {
             return;
         }
@@ -183,7 +188,7 @@ impl Parking {
 
     /// Number of parked requests.
     pub(crate) fn len(&self) -> usize {
-        self.lock().table.len()
+        self.state.lock().table.len()
     }
 
     fn now(&self) -> Instant {
@@ -193,7 +198,7 @@ impl Parking {
     /// Drops all requests, and parks none from now on.
     pub(crate) fn close(&self) {
         let all = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.is_closed = true;
             state.table.clear()
         };
@@ -207,7 +212,7 @@ impl Parking {
         let request = parked.running.request.request;
         let tokens = parked.running.text().len() as u64;
         let gone = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             match state.is_closed {
                 true => vec![parked],
                 false => state.table.insert(request, parked, tokens, since),
@@ -245,14 +250,10 @@ impl Parking {
     }
 
     fn show(&self) {
-        let state = self.lock();
+        let state = self.state.lock();
         let families = &self.metrics.families;
         families.parked_requests.set(state.table.len() as i64);
         let tokens = state.table.tokens();
         families.parked_tokens.set(tokens.cast_signed());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ParkingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,10 +10,11 @@
 mod view;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
@@ -131,7 +132,7 @@ impl StoreCluster {
     {
         let shared = &self.shared;
         let mut last = None;
-        let order = lock(&shared.view).order(shard, Instant::now());
+        let order = shared.view.lock().order(shard, Instant::now());
         for url in order {
             let replica = shared.replica(&url);
             let mut gone = replica.gone.subscribe();
@@ -144,7 +145,7 @@ impl StoreCluster {
             match answered {
                 Err(error) if may_do_better(error.kind) => {
                     tracing::debug!(%error, url, "a replica of the draft store failed a call");
-                    lock(&shared.view).failed(&url, Instant::now());
+                    shared.view.lock().failed(&url, Instant::now());
                     last = Some(error);
                 }
                 answered => return answered,
@@ -163,7 +164,7 @@ impl StoreCluster {
 impl Shared {
     /// Number of shards, which the first answer of a replica tells.
     async fn shards(&self) -> Result<u32, ApiError> {
-        let known = lock(&self.view).shards();
+        let known = self.view.lock().shards();
         if let Some(shards) = known {
             return Ok(shards);
         }
@@ -171,14 +172,14 @@ impl Shared {
         // Without an answer in time, the view has nothing either.
         let first = answered.wait_for(|answered| *answered);
         let _ = tokio::time::timeout(FIRST_WAIT, first).await;
-        lock(&self.view).shards().ok_or_else(|| {
+        self.view.lock().shards().ok_or_else(|| {
             let message = "no replica of the draft store has answered yet; check urls.draft_stores";
             ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(1_000)
         })
     }
 
     fn replica(&self, url: &str) -> Arc<Replica> {
-        let mut replicas = lock(&self.replicas);
+        let mut replicas = self.replicas.lock();
         let replica = replicas.entry(url.to_owned()).or_insert_with(|| {
             // One client for all calls: it knows when it has sent the time of this service's clock.
             let client = self.client.at(url);
@@ -193,14 +194,14 @@ impl Shared {
     }
 
     fn answered(&self, url: &str, directory: &StoreDirectory, round_trip: Duration) {
-        let mut view = lock(&self.view);
+        let mut view = self.view.lock();
         view.answered(url, directory, round_trip, Instant::now());
         drop(view);
         self.is_known.send_replace(true);
     }
 
     fn failed(&self, url: &str, silent: u32) {
-        lock(&self.view).failed(url, Instant::now());
+        self.view.lock().failed(url, Instant::now());
         if silent >= SILENT_MAX {
             self.replica(url).gone.send_modify(|count| *count += 1);
         }
@@ -216,8 +217,8 @@ async fn ask_all(shared: Weak<Shared>) {
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        let urls = lock(&shared.view).urls();
-        lock(&shared.replicas).retain(|url, _| urls.contains(url));
+        let urls = shared.view.lock().urls();
+        shared.replicas.lock().retain(|url, _| urls.contains(url));
         silent.retain(|url, _| urls.contains(url));
         let questions = urls.into_iter().map(|url| {
             let replica = shared.replica(&url);
@@ -245,10 +246,6 @@ async fn ask_all(shared: Weak<Shared>) {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether another replica may answer a call that failed like this.
@@ -282,7 +279,7 @@ macro_rules! calls {
             }
 
             fn usage_replicas(&self) -> Vec<UsageReplica> {
-                let urls = lock(&self.shared.view).urls();
+                let urls = self.shared.view.lock().urls();
                 let replicas = urls.into_iter().map(|url| UsageReplica {
                     store: self.shared.replica(&url).usage.clone(),
                     name: url,
@@ -362,7 +359,7 @@ mod tests {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let head = answer(&stream.unwrap(), &directory);
-                lock(&seen).push(head);
+                seen.lock().push(head);
             }
         });
         let client = MeshClient::new("", &"0".repeat(64), Duration::from_secs(60)).unwrap();
@@ -371,7 +368,7 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(cluster.stats().await.unwrap_err().kind, ErrorKind::NotFound);
         }
-        let heads = lock(&heads);
+        let heads = heads.lock();
         let calls = heads.iter().filter(|head| head.contains("/stats"));
         let with_time = heads.iter().filter(|head| head.contains("x-refrain-clock"));
         assert_eq!((calls.count(), with_time.count()), (5, 1), "{heads:?}");

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
@@ -245,7 +246,7 @@ impl HttpWorkers {
 
 impl Workers for HttpWorkers {
     fn at(&self, url: &str) -> Arc<dyn Worker> {
-        let mut by_url = self.by_url.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_url = self.by_url.lock();
         let client = || {
             Arc::new(HttpWorker {
                 client: self.template.at(url),

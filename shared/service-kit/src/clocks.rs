@@ -13,8 +13,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::clock::{self, millis};
 use crate::telemetry::Metrics;
@@ -121,7 +123,9 @@ impl Clocks {
 
     /// Milliseconds by which this service's clock is ahead of the mesh time; 0 while the mesh time is unknown.
     pub fn skew_ms(&self) -> i64 {
-        self.readings()
+        self.shared
+            .readings
+            .lock()
             .mesh_ahead_ms(Instant::now())
             .unwrap_or(0)
             .saturating_neg()
@@ -146,14 +150,16 @@ impl Clocks {
     /// The header for a request to a service, if it is time to send one.
     pub(crate) fn request_header(&self, last_sent: &LastSent) -> Option<String> {
         let now = Instant::now();
-        let mut last_sent = last_sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_sent = last_sent.lock();
         if last_sent.is_some_and(|sent| now.saturating_duration_since(sent) < SEND_EVERY) {
             return None;
         }
         *last_sent = Some(now);
         let own_ms = self.now_ms();
         let mesh_ms = self
-            .readings()
+            .shared
+            .readings
+            .lock()
             .mesh_ahead_ms(now)
             .map(|ahead_ms| own_ms.saturating_add_signed(ahead_ms).to_string())
             .unwrap_or_default();
@@ -168,7 +174,7 @@ impl Clocks {
         let name = parts.next()?;
         let now = Instant::now();
         let own_ms = self.now_ms();
-        let mut readings = self.readings();
+        let mut readings = self.shared.readings.lock();
         let readings = &mut *readings;
         let Some(peers) = &mut readings.peers else {
             if let Some(mesh_ms) = mesh_ms {
@@ -225,7 +231,7 @@ impl Clocks {
         let mesh_ms = mesh_ms.saturating_add(millis(round_trip / 2));
         let own_ms = self.now_ms();
         let now = Instant::now();
-        let mut readings = self.readings();
+        let mut readings = self.shared.readings.lock();
         if readings.peers.is_none() {
             readings.mesh = Some((ahead_ms(mesh_ms, own_ms), now));
             self.warn_of_own(&mut readings, now);
@@ -254,13 +260,6 @@ impl Clocks {
 
     fn now_ms(&self) -> u64 {
         (self.shared.now_ms)()
-    }
-
-    fn readings(&self) -> MutexGuard<'_, Readings> {
-        self.shared
-            .readings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -16,12 +16,13 @@ mod keys;
 mod roles;
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use actix_web::HttpRequest;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{
     ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
@@ -171,12 +172,11 @@ impl MeshAuth {
 
     /// Verifies a signature, whatever its time is, and returns the id of its namespace.
     fn signed_id(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
-        let verified = || {
-            let verified = self.inner.verified.lock();
-            verified.unwrap_or_else(PoisonError::into_inner)
-        };
         // All that was signed has to be the same, not only the signature.
-        let known = verified()
+        let known = self
+            .inner
+            .verified
+            .lock()
             .get(&signed.signature)
             .filter(|(known, _)| known == signed)
             .map(|(_, id)| *id);
@@ -200,7 +200,8 @@ impl MeshAuth {
             return Err(refused("it is not signed by the gateway of this mesh"));
         }
         let id = signed.namespace.id();
-        verified().put(signed.signature.clone(), (signed.clone(), id));
+        let mut verified = self.inner.verified.lock();
+        verified.put(signed.signature.clone(), (signed.clone(), id));
         Ok(id)
     }
 }

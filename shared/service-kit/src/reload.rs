@@ -5,11 +5,12 @@
 //! new contents cannot be used.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use parking_lot::RwLock;
 use prometheus::IntCounterVec;
 use ring::digest::{Context, SHA256};
 
@@ -76,8 +77,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
 
     /// The current value.
     pub(crate) fn get(&self) -> Arc<T> {
-        let current = self.current.read();
-        current.unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.read().clone()
     }
 
     /// A number that rises when the value changes.
@@ -86,7 +86,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
     }
 
     fn set(&self, value: T) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+        *self.current.write() = Arc::new(value);
         self.generation.fetch_add(1, Ordering::Release);
     }
 }

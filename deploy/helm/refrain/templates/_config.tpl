@@ -1,6 +1,6 @@
 {{- /*
-The configuration of a role, as JSON. The argument is a dict with root, role and maybe pool or shard. A file has only the
-sections that its role reads, so that a change restarts only the pods that it is for.
+The configuration of a role, as JSON. The argument is a dict with root, role and maybe pool, shard or isForTrainer. A file
+has only the sections that its role reads, so that a change restarts only the pods that it is for.
 */}}
 {{- define "refrain.config" -}}
 {{- $values := .root.Values -}}
@@ -20,7 +20,14 @@ sections that its role reads, so that a change restarts only the pods that it is
 {{- $_ := set $gateway "tenants_cache_file" (printf "%s/tenants.json" $data) -}}
 {{- end -}}
 {{- $given := $config.gateway | default dict -}}
-{{- if not (or $given.limit_share $given.limits_redis $values.gateway.autoscaling.enabled (eq .role "up")) -}}
+{{- if .isForTrainer -}}
+{{- /* Its API is for nobody. The limits of the tenant are for this gateway alone. */}}
+{{- $_ := set $gateway "listen" "127.0.0.1:8080" -}}
+{{- $_ := set $gateway "trainer" (dict "listen" "0.0.0.0:8091" "allows_other_machines" true) -}}
+{{- else -}}
+{{- $_ := unset $given "trainer" -}}
+{{- end -}}
+{{- if not (or $given.limit_share $given.limits_redis $values.gateway.autoscaling.enabled (eq .role "up") .isForTrainer) -}}
 {{- $_ := set $gateway "limit_share" (divf 1.0 (float64 $values.gateway.replicas)) -}}
 {{- end -}}
 {{- if $values.redis.passwordSecret.name -}}
@@ -136,6 +143,20 @@ http://127.0.0.1:{{ (first .pool.sidecar.ports).containerPort }}
 {{- if eq .Values.tenants.source "store" -}}
 {{- fail "tenants.source: replicas of a draft store keep no tenants; use \"secret\"" -}}
 {{- end -}}
+{{- end -}}
+{{- $trainer := dig "gateway" "trainer" dict (.Values.config | default dict) -}}
+{{- if .Values.trainer.enabled -}}
+{{- if ne .Values.mode "mesh" -}}
+{{- fail "trainer.enabled: a trainer needs the mode \"mesh\"" -}}
+{{- end -}}
+{{- if not $trainer.tenant -}}
+{{- fail "config.gateway.trainer.tenant: name the tenant that the rollouts belong to" -}}
+{{- end -}}
+{{- if and .Values.networkPolicies.enabled (not .Values.networkPolicies.trainers) -}}
+{{- fail "networkPolicies.trainers: name the pods of the trainer, since it needs no key" -}}
+{{- end -}}
+{{- else if $trainer -}}
+{{- fail "config.gateway.trainer: set trainer.enabled as well" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
 {{- fail "ingress.host: missing" -}}

@@ -1,6 +1,7 @@
 {{- /*
 The pod template of a component. The argument is a dict:
   root, component           as for labels, and maybe pool or shard
+  identity                  the component whose credential and certificate it has, if it is another one
   role                      the command of `refrain`
   settings                  resources, annotations and so on of the component
   configKey                 the entry of the ConfigMap
@@ -15,7 +16,8 @@ The pod template of a component. The argument is a dict:
 {{- define "refrain.pod" -}}
 {{- $values := .root.Values -}}
 {{- $port := last .ports -}}
-{{- $config := include "refrain.config" (dict "root" .root "role" .role "pool" .poolValues "shard" .shardNumber) -}}
+{{- $config := include "refrain.config" (dict "root" .root "role" .role "pool" .poolValues "shard" .shardNumber
+  "isForTrainer" (eq .component "trainer")) -}}
 {{- $probe := dict "role" .role "config" (fromJson $config) "configKey" .configKey "port" $port.name -}}
 {{- $isAlive := include "refrain.probe" (merge (dict "alive" true) $probe) -}}
 {{- /* A command takes longer than a page. */}}
@@ -129,7 +131,7 @@ spec:
         secretName: {{ $values.credentials.existingSecret }}
         defaultMode: 0440
         items:
-          - {key: {{ .component }}{{ with .pool }}-{{ . }}{{ end }}, path: credential}
+          - {key: {{ .identity | default .component }}{{ with .pool }}-{{ . }}{{ end }}, path: credential}
           {{- if and .isEdge $values.credentials.forOperators }}
           - {key: operator, path: operator}
           {{- end }}

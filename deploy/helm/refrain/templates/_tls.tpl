@@ -10,9 +10,10 @@
 
 {{- /* The Secret by which a component shows the others of the mesh who it is. */}}
 {{- define "refrain.meshSecret" -}}
-{{- $key := ternary "draftStore" .component (eq .component "draft-store") -}}
+{{- $component := .identity | default .component -}}
+{{- $key := ternary "draftStore" $component (eq $component "draft-store") -}}
 {{- include "refrain.certificateSecret" (dict
-  "root" .root "name" (printf "%s-mesh" .component) "existing" (get .root.Values.tls.mesh.existingSecrets $key)) -}}
+  "root" .root "name" (printf "%s-mesh" $component) "existing" (get .root.Values.tls.mesh.existingSecrets $key)) -}}
 {{- end }}
 
 {{- define "refrain.meshScheme" -}}

@@ -11,9 +11,10 @@
 //! erased text, and no complete export contains it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
@@ -161,10 +162,6 @@ struct ExportHoldings {
 }
 
 impl ExportSnapshot {
-    fn held(&self) -> MutexGuard<'_, ExportHoldings> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn part(&self, namespace: NamespaceId) -> Option<&ExportedNamespace> {
         let at = self
             .namespaces
@@ -174,14 +171,14 @@ impl ExportSnapshot {
 
     /// The copy of a document that was put aside.
     pub(crate) fn put_aside(&self, key: DocumentKey) -> Option<DocumentUpdate> {
-        self.held().texts.get(&key).cloned()
+        self.held.lock().texts.get(&key).cloned()
     }
 
     fn wants(&self, key: DocumentKey) -> bool {
         let is_listed = self
             .part(key.namespace)
             .and_then(|part| part.unsealed(key.document));
-        is_listed.is_some() && !self.held().texts.contains_key(&key)
+        is_listed.is_some() && !self.held.lock().texts.contains_key(&key)
     }
 
     /// Puts aside a document as it was when the export began, made from what it is now.
@@ -190,7 +187,7 @@ impl ExportSnapshot {
         let Some(then) = part.and_then(|part| part.unsealed(key.document)) else {
             return Ok(());
         };
-        let mut held = self.held();
+        let mut held = self.held.lock();
         held.bytes += u64::from(then.len) * 4 + size_of::<DocumentUpdate>() as u64;
         held.texts
             .entry(key)
@@ -206,7 +203,7 @@ impl ExportSnapshot {
         if !sealed.any(|(sealed, _)| sealed.id == segment) {
             return Ok(());
         }
-        let mut held = self.held();
+        let mut held = self.held.lock();
         held.disk_bytes += bytes;
         match held.disk_bytes > self.limits.disk_bytes_max {
             true => Err(ExportEnd::Disk),
@@ -240,10 +237,6 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, ExportEntry>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins an export with this number; `list` returns its namespaces in order, as they are now. `None` if the
     /// limit of exports is reached, and [`ExportEnd::List`] if the list alone is too long.
     pub(crate) fn begin(
@@ -274,7 +267,7 @@ impl Exports {
             used: Instant::now(),
         };
         // Checks the limit again: others may have begun while this export was listed.
-        let mut all = self.lock();
+        let mut all = self.known.lock();
         if live(&all).count() >= limits.exports_max {
             return None;
         }
@@ -284,7 +277,7 @@ impl Exports {
 
     /// An export in progress, or why it ended. `None` if it is unknown or forgotten.
     pub(crate) fn get(&self, number: u64) -> Option<Result<Arc<ExportSnapshot>, ExportEnd>> {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let known = known.get_mut(&number)?;
         known.used = Instant::now();
         Some(known.snapshot.clone())
@@ -292,26 +285,28 @@ impl Exports {
 
     /// Forgets an export that is complete, or whose caller knows why it ended.
     pub(crate) fn forget(&self, number: u64) {
-        self.lock().remove(&number);
+        self.known.lock().remove(&number);
     }
 
     /// Forgets exports that nobody asked for during `idle`.
     pub(crate) fn expire(&self, idle: Duration) {
-        self.lock().retain(|_, known| known.used.elapsed() < idle);
+        self.known
+            .lock()
+            .retain(|_, known| known.used.elapsed() < idle);
     }
 
     /// Number of exports in progress, and the bytes of memory and of deleted files held for them.
     pub(crate) fn sizes(&self) -> (usize, u64, u64) {
-        let known = self.lock();
+        let known = self.known.lock();
         live(&known).fold((0, 0, 0), |(count, bytes, disk_bytes), snapshot| {
-            let held = snapshot.held();
+            let held = snapshot.held.lock();
             (count + 1, bytes + held.bytes, disk_bytes + held.disk_bytes)
         })
     }
 
     /// Ends the exports for which `ends` returns an error, and frees what they hold.
     fn end(&self, ends: impl Fn(&ExportSnapshot) -> Result<(), ExportEnd>) {
-        for known in self.lock().values_mut() {
+        for known in self.known.lock().values_mut() {
             if let Ok(snapshot) = &known.snapshot
                 && let Err(why) = ends(snapshot)
             {
@@ -322,7 +317,7 @@ impl Exports {
 
     /// Whether a document must be put aside before it is cut or removed.
     pub(crate) fn want(&self, key: DocumentKey) -> bool {
-        let known = self.lock();
+        let known = self.known.lock();
         live(&known).any(|snapshot| snapshot.wants(key))
     }
 

@@ -15,9 +15,11 @@
 mod tests;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
+
+use parking_lot::{Mutex, RwLock};
 
 use crate::log::journal::{self, Journal, JournalPosition, ScanReport};
 use crate::log::recent::{Generation, RecentWrites};
@@ -56,6 +58,7 @@ pub(crate) struct JournaledLog {
 
 struct Inner {
     index: SledLog,
+    /// A panic during an append leaves a batch in it that was not acknowledged.
     journal: Mutex<Journal>,
     recent: RwLock<RecentWrites>,
     /// Memory of a generation of recent writes.
@@ -216,7 +219,7 @@ impl JournaledLog {
     /// The index did not take the earlier writes, and there is no memory for more.
     fn keep(&self, batch: &Batch, position: JournalPosition) -> Result<(), LogError> {
         let is_full = {
-            let mut recent = self.inner.recent_mut();
+            let mut recent = self.inner.recent.write();
             recent.add(batch, position);
             recent.active_bytes() >= self.inner.generation_bytes
         };
@@ -229,7 +232,7 @@ impl JournaledLog {
     fn begin_indexing(&self) -> Result<(), LogError> {
         // If the last generation is still being written, this one waits for it.
         self.end_indexing()?;
-        let frozen = self.inner.recent_mut().freeze();
+        let frozen = self.inner.recent.write().freeze();
         let inner = self.inner.clone();
         let thread = std::thread::Builder::new().name("draft-store-index".to_owned());
         let spawned = thread.spawn(move || inner.index_generation(&frozen));
@@ -238,13 +241,13 @@ impl JournaledLog {
                 "the thread of the log's index does not start: {error}"
             ))
         })?;
-        *self.indexing() = Some(spawned);
+        *self.indexing.lock() = Some(spawned);
         Ok(())
     }
 
     /// Waits until the frozen generation is written.
     fn end_indexing(&self) -> Result<(), LogError> {
-        let Some(running) = self.indexing().take() else {
+        let Some(running) = self.indexing.lock().take() else {
             return Ok(());
         };
         let panicked = |_| {
@@ -256,17 +259,13 @@ impl JournaledLog {
             .note_damage(running.join().unwrap_or_else(panicked))
     }
 
-    fn indexing(&self) -> MutexGuard<'_, Option<JoinHandle<Result<(), LogError>>>> {
-        self.indexing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Writes everything to the index that it does not have.
     fn index_all(&self) -> Result<(), LogError> {
         self.end_indexing()?;
         // A generation that could not be written, and then the active one.
         for _ in 0..2 {
-            if self.inner.recent().bytes() > 0 {
-                let frozen = self.inner.recent_mut().freeze();
+            if self.inner.recent.read().bytes() > 0 {
+                let frozen = self.inner.recent.write().freeze();
                 self.inner.index_generation(&frozen)?;
             }
         }
@@ -289,19 +288,6 @@ impl Drop for JournaledLog {
 }
 
 impl Inner {
-    fn journal(&self) -> MutexGuard<'_, Journal> {
-        // A panic during an append leaves a batch that was not acknowledged.
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn recent(&self) -> RwLockReadGuard<'_, RecentWrites> {
-        self.recent.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn recent_mut(&self) -> RwLockWriteGuard<'_, RecentWrites> {
-        self.recent.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note_damage<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
         if let Err(LogError::Corrupt(_)) = &outcome {
             self.is_suspect.store(true, Ordering::Relaxed);
@@ -311,9 +297,9 @@ impl Inner {
 
     fn sync(&self) -> Result<(), LogError> {
         // A rewrite syncs its copy while commits go on in it. No commit waits for that here.
-        let (file, end) = self.journal().begin_sync()?;
+        let (file, end) = self.journal.lock().begin_sync()?;
         let outcome = file.sync_data();
-        self.journal().end_sync(end, outcome)
+        self.journal.lock().end_sync(end, outcome)
     }
 
     /// Writes the frozen generation to the index, and drops it.
@@ -321,7 +307,7 @@ impl Inner {
         // The index must not be ahead of what is durable.
         self.sync()?;
         self.note_damage(write_to(&self.index, frozen))?;
-        self.recent_mut().drop_frozen();
+        self.recent.write().drop_frozen();
         Ok(())
     }
 }
@@ -398,7 +384,7 @@ fn replay(
 
 impl RecordLog for JournaledLog {
     fn write(&self, batch: &Batch) -> Result<(), LogError> {
-        let position = self.inner.journal().append(batch)?;
+        let position = self.inner.journal.lock().append(batch)?;
         self.keep(batch, position)
     }
 
@@ -411,7 +397,7 @@ impl RecordLog for JournaledLog {
             return Ok(());
         }
         let position = {
-            let mut journal = self.inner.journal();
+            let mut journal = self.inner.journal.lock();
             let position = journal.append(batch)?;
             journal.sync()?;
             position
@@ -420,7 +406,7 @@ impl RecordLog for JournaledLog {
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
-        match self.inner.recent().get(key) {
+        match self.inner.recent.read().get(key) {
             Some(written) => Ok(written.cloned()),
             None => self.inner.note_damage(self.inner.index.get(key)),
         }
@@ -432,7 +418,7 @@ impl RecordLog for JournaledLog {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), LogError> {
-        let recent = self.inner.recent();
+        let recent = self.inner.recent.read();
         let mut recent = recent.range(from, to).peekable();
         let mut goes_on = true;
         let scanned = self.inner.index.scan(from, to, &mut |key, value| {
@@ -457,11 +443,11 @@ impl RecordLog for JournaledLog {
     }
 
     fn disk_bytes(&self) -> u64 {
-        self.inner.index.disk_bytes() + self.inner.journal().position().end
+        self.inner.index.disk_bytes() + self.inner.journal.lock().position().end
     }
 
     fn unindexed_bytes(&self) -> u64 {
-        self.inner.recent().bytes() as u64
+        self.inner.recent.read().bytes() as u64
     }
 
     fn blob_files(&self) -> u64 {

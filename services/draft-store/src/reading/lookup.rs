@@ -10,10 +10,11 @@
 //! when one of them is removed, or when nobody asks for it.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::lookup::{
     FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
 };
@@ -82,13 +83,9 @@ impl Default for LookupViews {
 }
 
 impl LookupViews {
-    fn lock(&self) -> MutexGuard<'_, ViewCache> {
-        self.views.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Drops all views, because something was erased.
     pub(crate) fn forget(&self) {
-        let mut views = self.lock();
+        let mut views = self.views.lock();
         views.by_namespace.clear();
         views.forgotten += 1;
     }
@@ -96,7 +93,7 @@ impl LookupViews {
     /// Drops the views with a segment that is no longer mounted, and those that nobody asks for. Returns how many are
     /// left.
     pub(crate) fn retain(&self, is_mounted: impl Fn(SegmentId) -> bool, now: Instant) -> usize {
-        let mut views = self.lock();
+        let mut views = self.views.lock();
         let is_kept = |view: &NamespaceView| {
             now.saturating_duration_since(view.used) < VIEW_UNUSED_MAX
                 && view.segments.iter().all(|segment| is_mounted(segment.id))
@@ -141,7 +138,7 @@ impl LookupViews {
     /// The view, and whether it is due to be refreshed. Only one caller at a time is told so.
     fn cached(&self, namespace: NamespaceId) -> Option<(Arc<Index>, bool)> {
         let now = Instant::now();
-        let mut views = self.lock();
+        let mut views = self.views.lock();
         let view = views.by_namespace.get_mut(&namespace)?;
         view.used = now;
         let age = now.saturating_duration_since(view.compared);
@@ -151,11 +148,11 @@ impl LookupViews {
     }
 
     fn build(&self, shared: &SharedStore, namespace: NamespaceId) -> Result<Arc<Index>, ApiError> {
-        let forgotten = self.lock().forgotten;
+        let forgotten = self.views.lock().forgotten;
         let compared = Instant::now();
         let segments = read_segments(shared, namespace, &[])?.unwrap_or_default();
         let index = index(&segments);
-        let mut views = self.lock();
+        let mut views = self.views.lock();
         if views.forgotten == forgotten {
             let made = NamespaceView {
                 index: index.clone(),
@@ -177,7 +174,7 @@ impl LookupViews {
         };
         let compared = Instant::now();
         let (before, forgotten) = {
-            let views = self.lock();
+            let views = self.views.lock();
             let Some(view) = views.by_namespace.peek(&namespace) else {
                 return;
             };
@@ -185,7 +182,7 @@ impl LookupViews {
         };
         let seen = read_segments(shared, namespace, &before);
         let made = seen.map(|segments| segments.map(|segments| (index(&segments), segments)));
-        let mut views = self.lock();
+        let mut views = self.views.lock();
         if views.forgotten != forgotten {
             return;
         }
@@ -215,7 +212,13 @@ struct RefreshGuard<'a> {
 
 impl Drop for RefreshGuard<'_> {
     fn drop(&mut self) {
-        if let Some(view) = self.lookups.lock().by_namespace.peek_mut(&self.namespace) {
+        if let Some(view) = self
+            .lookups
+            .views
+            .lock()
+            .by_namespace
+            .peek_mut(&self.namespace)
+        {
             view.is_being_compared = false;
         }
     }

@@ -1,8 +1,9 @@
 //! The files that this process has taken over from another replica, so that a join that was broken off goes on.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::{DocumentId, NamespaceId};
 
 /// The files of one replica that are in use here. Only the last replica is remembered.
@@ -26,7 +27,7 @@ pub(super) struct AdoptedFile {
 impl AdoptedFiles {
     /// The files of a replica. Those of another one are forgotten.
     pub(super) fn of(files: &Mutex<AdoptedFiles>, origin: u64) -> MutexGuard<'_, AdoptedFiles> {
-        let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = files.lock();
         if files.origin != origin {
             *files = AdoptedFiles {
                 origin,

@@ -1,9 +1,9 @@
 //! The directory: the replicas that this one has heard of (`announce.rs`).
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_protocol::shard::{ReplicaEntry, StoreDirectory};
 
 /// A replica that was silent for this long is not listed.
@@ -20,7 +20,7 @@ pub(crate) struct Directory {
 
 impl Directory {
     pub(super) fn hear(&self, entry: ReplicaEntry, now: Instant) {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heard = self.heard.lock();
         heard.retain(|_, (_, at)| now.saturating_duration_since(*at) < SILENCE_MAX);
         if heard.len() < REPLICAS_MAX {
             heard.insert(entry.url.clone(), (entry, now));
@@ -28,7 +28,7 @@ impl Directory {
     }
 
     fn entries(&self, now: Instant) -> Vec<ReplicaEntry> {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = self.heard.lock();
         let lately = heard
             .values()
             .filter(|(_, at)| now.saturating_duration_since(*at) < SILENCE_MAX);

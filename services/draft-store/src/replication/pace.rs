@@ -1,8 +1,8 @@
 //! The limit on the rate at which a replica takes over what another one has.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Spreads bytes over time, over all calls of a join.
@@ -23,7 +23,7 @@ impl Pace {
     /// Waits until these bytes have taken their time. Time in which nothing passed is not made up for.
     pub(super) async fn pass(&self, bytes: usize) {
         let until = {
-            let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut due = self.due.lock();
             *due = (*due).max(Instant::now()) + time_of(bytes, self.bytes_s_max);
             *due
         };

@@ -1,8 +1,8 @@
 //! The state of the feed, for readiness and for callers that wait for replication.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_protocol::shard::ReplicaEntry;
 use serde::Serialize;
 
@@ -47,12 +47,8 @@ pub(crate) struct FeedStatus {
 }
 
 impl FeedStatus {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn state(&self) -> FeedState {
-        self.lock().state
+        self.inner.lock().state
     }
 
     /// The entry of this replica in directories.
@@ -69,7 +65,7 @@ impl FeedStatus {
 
     /// The stream is open.
     pub(super) fn connected(&self, sequence: u64, stream_sequence: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.trouble = None;
         inner.short_since = None;
         inner.state = FeedState {
@@ -82,38 +78,38 @@ impl FeedStatus {
 
     /// Messages up to `sequence` are applied. `pending` follow in the stream.
     pub(super) fn applied(&self, sequence: u64, pending: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.state.sequence = sequence;
         inner.state.stream_sequence = inner.state.stream_sequence.max(sequence + pending);
     }
 
     /// The broker has taken a message with this sequence.
     pub(super) fn sent(&self, sequence: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.state.stream_sequence = inner.state.stream_sequence.max(sequence);
     }
 
     /// Everything is applied that was in the stream when the session began.
     pub(super) fn caught_up(&self) {
-        self.lock().state.caught_up = true;
+        self.inner.lock().state.caught_up = true;
     }
 
     /// The stream ends before the replica's position. Returns for how long it has been like that.
     pub(super) fn short_for(&self) -> Duration {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.short_since.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// The stream is applied once more from its beginning.
     pub(super) fn begins_anew(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.state.caught_up = false;
         inner.short_since = None;
     }
 
     /// The session ended.
     pub(super) fn disconnected(&self, trouble: String) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.state.connected = false;
         inner.trouble = Some(trouble);
     }
@@ -121,7 +117,7 @@ impl FeedStatus {
     /// Whether the replica may serve. Once it has caught up it goes on while the broker is away: its drafts are good,
     /// and what others erase meanwhile cannot be in the stream either.
     pub(crate) fn readiness(&self, lag_max: u64) -> Result<(), String> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let FeedState {
             connected,
             caught_up,

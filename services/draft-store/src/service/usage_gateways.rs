@@ -1,8 +1,9 @@
 //! The gateways that send usage, and the erasures that each has carried out.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// A gateway that was silent for so long is not waited for. They call about every second.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
@@ -30,13 +31,9 @@ pub(crate) struct ErasedGateways {
 }
 
 impl UsageGateways {
-    fn gateways(&self) -> MutexGuard<'_, HashMap<u128, Gateway>> {
-        self.gateways.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes a call of a gateway.
     pub(crate) fn called(&self, gateway: u128, erasures_done_ms: u64, now: Instant) {
-        let mut gateways = self.gateways();
+        let mut gateways = self.gateways.lock();
         if gateways.len() >= GATEWAYS_MAX && !gateways.contains_key(&gateway) {
             gateways.retain(|_, of| now.saturating_duration_since(of.called) < SILENT_AFTER);
             if gateways.len() >= GATEWAYS_MAX {
@@ -52,7 +49,7 @@ impl UsageGateways {
 
     /// How far the gateways that are heard of are with an erasure of this time.
     pub(crate) fn erased(&self, at_ms: u64, now: Instant) -> ErasedGateways {
-        let gateways = self.gateways();
+        let gateways = self.gateways.lock();
         let heard = gateways
             .values()
             .filter(|of| now.saturating_duration_since(of.called) < SILENT_AFTER);

@@ -9,7 +9,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The fault at the chosen moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,7 @@ struct Disk {
 static DISK: Mutex<Option<Disk>> = Mutex::new(None);
 
 fn disk() -> MutexGuard<'static, Option<Disk>> {
-    DISK.lock().unwrap_or_else(PoisonError::into_inner)
+    DISK.lock()
 }
 
 /// Makes the disk under `dir` fail at the call after `calls` others.

@@ -5,8 +5,9 @@
 //! class of a request is known only after its body is parsed. Until then it counts beside both classes, and is
 //! refused only where neither has room.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
@@ -101,7 +102,7 @@ impl Admission {
     pub(crate) fn check(&self, tenant: &str) -> Result<(), ApiError> {
         match self.shared.drain.is_draining() {
             true => Err(draining()),
-            false => self.shared.check_any(&self.shared.counts(), tenant),
+            false => self.shared.check_any(&self.shared.counts.lock(), tenant),
         }
     }
 
@@ -113,7 +114,7 @@ impl Admission {
         let Some(in_flight) = self.shared.drain.enter() else {
             return Err(draining());
         };
-        let mut counts = self.shared.counts();
+        let mut counts = self.shared.counts.lock();
         self.shared.check_any(&counts, tenant)?;
         counts.undecided.add(tenant, 1);
         self.shared.show(&counts);
@@ -198,10 +199,6 @@ impl Shared {
         rate_limited(exceeded.message)
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn show(&self, counts: &Counts) {
         let families = &self.metrics.families;
         let others = counts.undecided.total + counts.interactive.total;
@@ -217,7 +214,7 @@ impl AdmissionTicket {
     /// `Overloaded` past a limit of the class.
     pub(crate) fn decide(&mut self, class: RequestClass, choices: usize) -> Result<(), ApiError> {
         let shared = &self.admission.shared;
-        let mut counts = shared.counts();
+        let mut counts = shared.counts.lock();
         let of_class = counts.of(Some(class));
         let (total, of_tenant) = (of_class.total, of_class.of(&self.tenant));
         shared
@@ -234,7 +231,7 @@ impl AdmissionTicket {
 impl Drop for AdmissionTicket {
     fn drop(&mut self) {
         let shared = &self.admission.shared;
-        let mut counts = shared.counts();
+        let mut counts = shared.counts.lock();
         counts.of(self.class).remove(&self.tenant, self.slots);
         shared.show(&counts);
     }
@@ -304,8 +301,24 @@ mod tests {
         assert_eq!(metrics.families.in_flight.get(), 128);
         drop(alone);
         assert_eq!(metrics.families.in_flight.get(), 0);
-        assert!(admission.shared.counts().interactive.by_tenant.is_empty());
-        assert!(admission.shared.counts().undecided.by_tenant.is_empty());
+        assert!(
+            admission
+                .shared
+                .counts
+                .lock()
+                .interactive
+                .by_tenant
+                .is_empty()
+        );
+        assert!(
+            admission
+                .shared
+                .counts
+                .lock()
+                .undecided
+                .by_tenant
+                .is_empty()
+        );
     }
 
     #[test]

@@ -6,12 +6,13 @@
 //! cut off for a new one. So clients that send a byte now and then keep nobody of their tenant out, let alone others.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix_web::web;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::Notify;
@@ -112,7 +113,7 @@ impl BodyReader {
     }
 
     fn begin<'a>(&'a self, tenant: &'a str, now: Instant) -> Result<BodySlot<'a>, ApiError> {
-        let mut arriving = self.arriving();
+        let mut arriving = self.arriving.lock();
         let of_tenant = arriving.by_tenant.get(tenant).map_or(0, BTreeMap::len);
         let (crowded, limit) = if of_tenant >= self.limits.tenant_bodies_max {
             (Some(tenant.to_owned()), "tenant_bodies")
@@ -167,7 +168,7 @@ impl BodyReader {
                 return Err(self.too_large(slot.tenant));
             }
             let most = self.limits.arrived_bytes_max;
-            let has_room = self.arriving().arrived(
+            let has_room = self.arriving.lock().arrived(
                 slot.tenant,
                 slot.number,
                 chunk.len(),
@@ -199,10 +200,6 @@ impl BodyReader {
 
     fn show(&self, arriving: &ArrivingBodies) {
         self.metrics.families.bodies.set(arriving.total as i64);
-    }
-
-    fn arriving(&self) -> MutexGuard<'_, ArrivingBodies> {
-        self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -277,7 +274,7 @@ impl ArrivingBodies {
 
 impl Drop for BodySlot<'_> {
     fn drop(&mut self) {
-        let mut arriving = self.bodies.arriving();
+        let mut arriving = self.bodies.arriving.lock();
         arriving.remove(self.tenant, self.number);
         self.bodies.show(&arriving);
     }
@@ -327,7 +324,7 @@ mod tests {
         assert_eq!(
             (
                 bodies.metrics.families.bodies.get(),
-                bodies.arriving().by_tenant.len()
+                bodies.arriving.lock().by_tenant.len()
             ),
             (0, 0)
         );
@@ -343,7 +340,8 @@ mod tests {
         let of_b = bodies.begin("b", start).unwrap();
         let arrived = |slot: &BodySlot<'_>, bytes, now| {
             bodies
-                .arriving()
+                .arriving
+                .lock()
                 .arrived(slot.tenant, slot.number, bytes, 1_000, now)
         };
         assert!(arrived(&of_a[0], 300, start) && arrived(&of_a[1], 200, start));
@@ -351,15 +349,15 @@ mod tests {
         assert!(!arrived(&of_a[2], 1, start));
         assert!(arrived(&of_b, 500, start));
         assert!(!arrived(&of_b, 1, start));
-        assert_eq!(bodies.arriving().bytes, 1_000);
+        assert_eq!(bodies.arriving.lock().bytes, 1_000);
         // A body that has had its time is cut off.
         assert!(arrived(&of_a[2], 200, later));
         assert!(is_cut_off(&of_a[0]).await && !is_cut_off(&of_a[1]).await);
-        assert_eq!(bodies.arriving().bytes, 900);
+        assert_eq!(bodies.arriving.lock().bytes, 900);
         // A body that was cut off no longer counts, and is not refused a second time.
         assert!(arrived(&of_a[0], 5_000, later));
-        assert_eq!(bodies.arriving().bytes, 900);
+        assert_eq!(bodies.arriving.lock().bytes, 900);
         drop((of_a, of_b));
-        assert_eq!(bodies.arriving().bytes, 0);
+        assert_eq!(bodies.arriving.lock().bytes, 0);
     }
 }

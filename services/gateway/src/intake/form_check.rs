@@ -5,9 +5,10 @@
 //! is that of those that wait.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::OutputForm;
@@ -159,8 +160,7 @@ impl FormCheck {
 
     /// The places of a tenant.
     fn places(&self, tenant: &str) -> Arc<Places> {
-        let by_tenant = self.by_tenant.lock();
-        let mut by_tenant = by_tenant.unwrap_or_else(PoisonError::into_inner);
+        let mut by_tenant = self.by_tenant.lock();
         if let Some(places) = by_tenant.get(tenant).and_then(Weak::upgrade) {
             return places;
         }
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(counts(&check.places("b")), (1, 3));
         // A tenant without forms is forgotten.
         check.places("c");
-        assert_eq!(check.by_tenant.lock().unwrap().len(), 2);
+        assert_eq!(check.by_tenant.lock().len(), 2);
         let one = FormCheck::new(limits(1, 1), metrics());
         assert_eq!(counts(&one.places("a")), (1, 1));
     }

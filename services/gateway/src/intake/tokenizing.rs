@@ -5,8 +5,9 @@
 //! order in which they came. A body that waits is in memory as well, so the bytes of waiting bodies are limited, and
 //! a tenant may have half.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use refrain_protocol::ApiError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -133,7 +134,7 @@ impl TokenizingLimiter {
 
     fn wait(&self, tenant: &str, bytes: usize) -> Result<WaitingBody, ApiError> {
         let waiting = &self.waiting;
-        let mut counts = waiting.lock();
+        let mut counts = waiting.counts.lock();
         let of_tenant = counts.of(tenant);
         // The first one of a tenant may always wait if there is room at all, however large it is.
         let is_past_share = of_tenant > 0 && of_tenant + bytes > waiting.bytes_max / TENANT_SHARE;
@@ -156,10 +157,6 @@ impl TokenizingLimiter {
 }
 
 impl Waiting {
-    fn lock(&self) -> std::sync::MutexGuard<'_, TenantCounts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn show(&self, counts: &TenantCounts) {
         let gauge = &self.metrics.families.tokenizing_waiting;
         gauge.set(counts.total as i64);
@@ -175,7 +172,7 @@ struct WaitingBody {
 
 impl Drop for WaitingBody {
     fn drop(&mut self) {
-        let mut counts = self.waiting.lock();
+        let mut counts = self.waiting.counts.lock();
         counts.remove(&self.tenant, self.bytes);
         self.waiting.show(&counts);
     }
@@ -299,7 +296,7 @@ mod tests {
         // Clients that went away make room.
         drop((first, second));
         assert_eq!(waiting_bytes(&tokenizing), 0);
-        assert!(tokenizing.waiting.lock().by_tenant.is_empty());
+        assert!(tokenizing.waiting.counts.lock().by_tenant.is_empty());
         assert!(waits("c", 7 * MIB).is_ok());
     }
 }

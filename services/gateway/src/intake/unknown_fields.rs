@@ -1,8 +1,8 @@
 //! Fields of requests that the gateway does not know.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use refrain_protocol::ApiError;
 
 /// Most names that are remembered, and so logged.
@@ -47,7 +47,7 @@ impl UnknownFields {
 
     /// Remembers a name. Returns whether it was not known before, and there was room for it.
     fn is_new(&self, name: &str) -> bool {
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.logged.lock();
         logged.len() < NAMES_MAX && logged.insert(name.to_owned())
     }
 }

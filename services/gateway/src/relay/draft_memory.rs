@@ -5,10 +5,11 @@
 //! wait.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest, PromptHash};
 use refrain_protocol::{ApiError, NamespaceId};
@@ -88,7 +89,7 @@ impl DraftMemory {
         let key: GroupKey = (namespace.id, group.to_owned());
         let now = Instant::now();
         let is_fresh = |since: &Instant| now.saturating_duration_since(*since) < RENEWED_AFTER;
-        if locked(&self.registered).get(&key).is_some_and(is_fresh) {
+        if self.registered.lock().get(&key).is_some_and(is_fresh) {
             return;
         }
         let Ok(permit) = self.registrations.clone().try_acquire_owned() else {
@@ -96,7 +97,7 @@ impl DraftMemory {
             self.metrics.rejected(tenant, "group_registrations");
             return;
         };
-        locked(&self.registered).put(key.clone(), now);
+        self.registered.lock().put(key.clone(), now);
         let (store, registered) = (self.store.clone(), self.registered.clone());
         let request = RegisterGroupRequest {
             namespace: namespace.signed.clone(),
@@ -112,7 +113,7 @@ impl DraftMemory {
             if let Err(error) = outcome {
                 tracing::debug!(%error, "a group could not be registered in the draft store");
                 // The next lease tries again.
-                locked(&registered).pop(&key);
+                registered.lock().pop(&key);
             }
         });
     }
@@ -132,7 +133,7 @@ impl DraftMemory {
 
     fn known_lengths(&self, key: (NamespaceId, PromptHash)) -> Arc<OnceCell<OutputLengths>> {
         let now = Instant::now();
-        let mut all = locked(&self.lengths);
+        let mut all = self.lengths.lock();
         let is_fresh = |known: &&KnownLengths| {
             let is_none = known.lengths.get().is_some_and(|known| known.count == 0);
             let fresh = if is_none {
@@ -159,7 +160,10 @@ impl DraftMemory {
         namespace: &KnownNamespace,
         prompt: PromptHash,
     ) -> Result<OutputLengths, ApiError> {
-        let is_away = locked(&self.away_until).is_some_and(|until| Instant::now() < until);
+        let is_away = self
+            .away_until
+            .lock()
+            .is_some_and(|until| Instant::now() < until);
         if is_away {
             return Err(ApiError::internal("the draft store did not answer"));
         }
@@ -178,14 +182,10 @@ impl DraftMemory {
         let families = &self.metrics.families;
         families.length_estimates.with_label_values(&[label]).inc();
         if lengths.is_err() {
-            *locked(&self.away_until) = Some(Instant::now() + ABSENCE);
+            *self.away_until.lock() = Some(Instant::now() + ABSENCE);
         }
         lengths
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,11 +6,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 use refrain_protocol::ApiError;
 use tokio::sync::mpsc;
 
@@ -76,7 +77,7 @@ impl DrivenWork {
 
     /// Polls for the next event, and for that the work; `None` after the last event.
     pub(super) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<RelayEvent>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         // The channel needs no waker, because only the work sends into it.
         if let Ok(event) = state.events.try_recv() {
             return Poll::Ready(Some(event));
@@ -102,7 +103,7 @@ impl DrivenWork {
     /// Ends work that is not done, with all that it holds. Its reader finds this error in place of events that it has
     /// not read. Returns `false` if the work is being polled at this moment: then its reader can end it.
     pub(super) fn end_unpolled(&self, error: ApiError) -> bool {
-        let Ok(mut state) = self.state.try_lock() else {
+        let Some(mut state) = self.state.try_lock() else {
             return false;
         };
         let Some(work) = state.work.take() else {

@@ -9,11 +9,12 @@
 //! any worker, and the first sample joins the others with its next chunk.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::{ApiError, NamespaceId};
@@ -81,7 +82,7 @@ impl ImplicitGroups {
         now: Instant,
     ) -> Result<Arc<PromptGroup>, ApiError> {
         let key = (namespace, prompt);
-        let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut prompts = self.prompts.lock();
         let known = prompts.get(&key).filter(|group| {
             // The window does not move on: otherwise a prompt that comes every minute would be one endless group.
             let age = now.saturating_duration_since(group.began);

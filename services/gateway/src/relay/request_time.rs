@@ -10,9 +10,10 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
 
@@ -84,29 +85,25 @@ impl RequestTime {
     }
 
     fn left_at(&self, class: RequestClass, received: Instant, now: Instant) -> Duration {
-        let paused = self.paused().within(received, now);
+        let paused = self.paused.lock().within(received, now);
         let passed = now.saturating_duration_since(received);
         (self.most(class) + paused).saturating_sub(passed)
     }
 
     /// Begins a pause of the workers, unless there is one.
     pub(crate) fn begin_pause(&self) {
-        self.paused().begin(Instant::now());
+        self.paused.lock().begin(Instant::now());
     }
 
     /// Ends the pause of the workers, if there is one.
     pub(crate) fn end_pause(&self) {
-        self.paused().end(Instant::now());
-    }
-
-    fn paused(&self) -> MutexGuard<'_, PausedTime> {
-        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+        self.paused.lock().end(Instant::now());
     }
 
     /// The time since `from` in which the workers were not paused.
     pub(super) fn active_since(&self, from: Instant) -> Duration {
         let now = Instant::now();
-        let paused = self.paused().within(from, now);
+        let paused = self.paused.lock().within(from, now);
         now.saturating_duration_since(from).saturating_sub(paused)
     }
 
@@ -142,7 +139,7 @@ impl RequestTime {
     ) -> Option<T> {
         let mut work = pin!(work);
         loop {
-            let is_paused = self.paused().is_paused();
+            let is_paused = self.paused.lock().is_paused();
             let wait = match is_paused {
                 true => left().max(PAUSE_CHECK),
                 false => left(),
@@ -157,7 +154,7 @@ impl RequestTime {
 
     /// The error by which this limit, or a cut, ended a request; `None` if neither did.
     pub(super) fn ended_by(&self, class: RequestClass, received: Instant) -> Option<ApiError> {
-        let cut = self.watched().cut.clone();
+        let cut = self.watched.lock().cut.clone();
         let is_over = self.left(class, received).is_zero();
         cut.or_else(|| is_over.then(|| self.error(class)))
     }
@@ -179,7 +176,7 @@ impl RequestTime {
         driven: &Arc<DrivenWork>,
     ) -> TimeEntry {
         let end = received + self.most(class) + CHECK_EVERY;
-        let mut watched = self.watched();
+        let mut watched = self.watched.lock();
         watched.numbers += 1;
         let key = (end, watched.numbers);
         let work = Arc::downgrade(driven);
@@ -205,7 +202,7 @@ impl RequestTime {
     /// is not ended, so call this again until none is left.
     pub(crate) fn cut_all(&self, error: &ApiError) {
         let all: Vec<_> = {
-            let mut watched = self.watched();
+            let mut watched = self.watched.lock();
             watched.cut = Some(error.clone());
             let all = watched.by_end.iter();
             all.map(|(key, request)| (*key, request.clone())).collect()
@@ -224,7 +221,8 @@ impl RequestTime {
     /// Ends the requests that should have ended by themselves before `now`.
     fn end_overdue(&self, now: Instant) {
         let overdue: Vec<_> = self
-            .watched()
+            .watched
+            .lock()
             .by_end
             .range(..=(now, u64::MAX))
             .filter(
@@ -255,19 +253,15 @@ impl RequestTime {
                 .upgrade()
                 .is_none_or(|work| work.end_unpolled(error(class)));
             if is_over {
-                self.watched().by_end.remove(&key);
+                self.watched.lock().by_end.remove(&key);
             }
         }
-    }
-
-    fn watched(&self) -> MutexGuard<'_, WatchedRequests> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for TimeEntry {
     fn drop(&mut self) {
-        self.time.watched().by_end.remove(&self.key);
+        self.time.watched.lock().by_end.remove(&self.key);
     }
 }
 
@@ -335,7 +329,7 @@ mod tests {
             later_held.try_recv(),
             Err(oneshot::error::TryRecvError::Empty)
         );
-        assert_eq!(time.watched().by_end.len(), 1);
+        assert_eq!(time.watched.lock().by_end.len(), 1);
         // A reader that comes back finds the error, and nothing after it.
         for events in [&mut unread, &mut full] {
             match events.next().await {
@@ -397,16 +391,16 @@ mod tests {
     async fn a_request_that_is_over_is_forgotten() {
         let time = limited(REQUEST_MAX);
         let (events, is_held) = endless(&time, Instant::now(), 0);
-        assert_eq!(time.watched().by_end.len(), 1);
+        assert_eq!(time.watched.lock().by_end.len(), 1);
         drop(events);
         assert!(is_held.await.is_err());
-        assert!(time.watched().by_end.is_empty());
+        assert!(time.watched.lock().by_end.is_empty());
         // So is one without a time limit.
         let forever = limited(Duration::MAX);
         let (events, _is_held) = endless(&forever, Instant::now(), 0);
-        assert_eq!(forever.watched().by_end.len(), 1);
+        assert_eq!(forever.watched.lock().by_end.len(), 1);
         drop(events);
-        assert!(forever.watched().by_end.is_empty());
+        assert!(forever.watched.lock().by_end.is_empty());
     }
 
     #[tokio::test]

@@ -1,9 +1,10 @@
 //! The budget of retries that all requests share: a share of the chunks that begin. When everything fails, retries
 //! only add load, and make it worse for all.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 use refrain_service_kit::telemetry::Metrics;
 
@@ -94,19 +95,19 @@ impl RetryBudget {
         metrics.computed_gauge(
             "refrain_gateway_retry_budget",
             "Retries that all requests together may make now; negative if chunks that began together have made more.",
-            move || lock(&gauge).left(Instant::now()),
+            move || gauge.lock().left(Instant::now()),
         )?;
         Ok(RetryBudget { bucket, refused })
     }
 
     /// Notes that a chunk begins which is not a retry.
     pub(crate) fn chunk_begins(&self) {
-        lock(&self.bucket).add_chunk(Instant::now());
+        self.bucket.lock().add_chunk(Instant::now());
     }
 
     /// Takes a retry, if one is left.
     pub(crate) fn take(&self) -> bool {
-        let is_granted = lock(&self.bucket).take(Instant::now());
+        let is_granted = self.bucket.lock().take(Instant::now());
         if !is_granted {
             self.refused.inc();
         }
@@ -115,17 +116,13 @@ impl RetryBudget {
 
     /// Number of retries that are left, which is the most that a worker may make by itself.
     pub(crate) fn left(&self) -> u32 {
-        lock(&self.bucket).left(Instant::now()) as u32
+        self.bucket.lock().left(Instant::now()) as u32
     }
 
     /// Notes that a worker made a retry.
     pub(crate) fn worker_retried(&self) {
-        lock(&self.bucket).take_on_credit(Instant::now());
+        self.bucket.lock().take_on_credit(Instant::now());
     }
-}
-
-fn lock(bucket: &Mutex<Bucket>) -> MutexGuard<'_, Bucket> {
-    bucket.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -214,7 +211,7 @@ mod tests {
         assert!((9_999.0..=10_000.0).contains(&shown()));
         // The budget was emptied a moment ago, and nothing has happened since.
         {
-            let mut bucket = lock(&budget.bucket);
+            let mut bucket = budget.bucket.lock();
             bucket.left = 0.0;
             bucket.at = Instant::now();
         }

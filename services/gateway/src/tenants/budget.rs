@@ -5,9 +5,10 @@
 //! survive a restart.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::usage::{Period, PeriodTokens, Spender, SpentTokens, hour_of};
 use refrain_protocol::{ApiError, ErrorKind};
@@ -136,13 +137,9 @@ impl Budgets {
         }
     }
 
-    fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts tokens of an earlier run of this gateway.
     pub(crate) fn restore(&self, tenant: &str, key: &str, hour: u32, tokens: u64) {
-        let mut tally = self.tally();
+        let mut tally = self.tally.lock();
         for spender in spenders_of(tenant, key) {
             tally.account(&spender).own.add(hour, tokens);
         }
@@ -150,7 +147,7 @@ impl Budgets {
 
     /// Counts tokens of an earlier run of which only the month is known.
     pub(crate) fn restore_month(&self, tenant: &str, key: &str, month: u32, tokens: u64) {
-        let mut tally = self.tally();
+        let mut tally = self.tally.lock();
         for spender in spenders_of(tenant, key) {
             tally.account(&spender).own.add_to_month(month, tokens);
         }
@@ -183,7 +180,7 @@ impl Budgets {
             return Ok(ticket);
         }
         let hour = hour_of(unix_s());
-        let refusal = self.tally().refusal(&ticket.spenders, 0, hour);
+        let refusal = self.tally.lock().refusal(&ticket.spenders, 0, hour);
         match refusal {
             Some((spender, spent)) => Err(self.refused(spender, spent)),
             None => Ok(ticket),
@@ -208,7 +205,7 @@ impl Budgets {
 
     /// Those with a budget, of whom other gateways are asked.
     pub(crate) fn spenders(&self) -> Vec<Spender> {
-        let tally = self.tally();
+        let tally = self.tally.lock();
         let all = tally.accounts.iter();
         let with_budget = all.filter(|(_, account)| account.has_budget);
         with_budget
@@ -223,7 +220,7 @@ impl Budgets {
         spent: &[Vec<SpentTokens>],
         (day, month): (u32, u32),
     ) {
-        let mut tally = self.tally();
+        let mut tally = self.tally.lock();
         tally.forget_before(month);
         for (spender, spent) in spenders.iter().zip(spent) {
             let account = tally.account(&Arc::new(spender.clone()));
@@ -262,7 +259,7 @@ impl BudgetTicket {
     /// # Errors
     /// `Overloaded` with the code `insufficient_quota` when they exceed what is left of a budget.
     pub(super) fn reserve(&self, tokens: u64) -> Result<(), ApiError> {
-        let mut tally = self.budgets.tally();
+        let mut tally = self.budgets.tally.lock();
         if let Some((spender, spent)) = tally.refusal(&self.spenders, tokens, hour_of(unix_s())) {
             drop(tally);
             return Err(self.budgets.refused(spender, spent));
@@ -281,7 +278,7 @@ impl BudgetTicket {
             return;
         }
         let hour = hour_of(unix_s());
-        let mut tally = self.budgets.tally();
+        let mut tally = self.budgets.tally.lock();
         let from_reserved = self.reserved.load(Ordering::Relaxed).min(tokens);
         self.reserved.fetch_sub(from_reserved, Ordering::Relaxed);
         for (spender, _) in &self.spenders {
@@ -298,7 +295,7 @@ impl Drop for BudgetTicket {
         if left == 0 {
             return;
         }
-        let mut tally = self.budgets.tally();
+        let mut tally = self.budgets.tally.lock();
         for (spender, _) in &self.spenders {
             let account = tally.account(spender);
             account.reserved = account.reserved.saturating_sub(left);
@@ -388,9 +385,9 @@ mod tests {
         // Counted tokens take the place of reserved ones.
         first.spend(50);
         second.spend(45);
-        assert_eq!(budgets.tally().accounts[&acme()].reserved, 10);
+        assert_eq!(budgets.tally.lock().accounts[&acme()].reserved, 10);
         drop((first, second));
-        assert_eq!(budgets.tally().accounts[&acme()].reserved, 0);
+        assert_eq!(budgets.tally.lock().accounts[&acme()].reserved, 0);
         let third = budgets.begin(&caller).unwrap();
         assert!(third.reserve(6).is_err());
         assert!(third.reserve(5).is_ok());
@@ -418,7 +415,7 @@ mod tests {
         budgets.learn(&[acme()], &[vec![spent(1, 41)]], periods);
         assert!(budgets.begin(&caller).is_err());
         // A new day begins, and the month goes on.
-        let mut tally = budgets.tally();
+        let mut tally = budgets.tally.lock();
         let tomorrow = hour - hour % 24 + 24;
         let is_same_month = Period::Month.number(tomorrow) == periods.1;
         let account = tally.account(&Arc::new(acme()));

@@ -1,8 +1,9 @@
 //! Finds the caller of an API key: its tenant, what the key may do, and the limits on both.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use refrain_protocol::{ApiError, ErrorKind, PARTITION_MARK};
 use subtle::ConstantTimeEq;
 
@@ -180,7 +181,7 @@ impl Directory {
             is_awaited: true,
             ..FileTable::default()
         };
-        *self.of_file.write().unwrap_or_else(PoisonError::into_inner) = table.into();
+        *self.of_file.write() = table.into();
     }
 
     /// Checks that the tenants are known.
@@ -226,12 +227,11 @@ impl Directory {
                 table.keys.insert(key.id.clone(), known.into());
             }
         }
-        *self.of_file.write().unwrap_or_else(PoisonError::into_inner) = table.into();
+        *self.of_file.write() = table.into();
     }
 
     fn of_file(&self) -> Arc<FileTable> {
-        let table = self.of_file.read().unwrap_or_else(PoisonError::into_inner);
-        table.clone()
+        self.of_file.read().clone()
     }
 
     /// Finds the caller of an `Authorization` header, at a time in Unix seconds.

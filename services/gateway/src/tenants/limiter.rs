@@ -8,10 +8,11 @@
 //! the times when Redis does not answer: it goes on from there by itself, with its share.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
@@ -126,11 +127,6 @@ impl Limiter {
         &self.shared.budgets
     }
 
-    fn usages(&self) -> MutexGuard<'_, HashMap<Subject, Usage>> {
-        let usages = self.shared.usages.lock();
-        usages.unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a request whose head has arrived. A caller without limits costs nothing.
     ///
     /// # Errors
@@ -182,7 +178,7 @@ impl Limiter {
         begun: u64,
         now: Instant,
     ) -> Result<(), ApiError> {
-        let mut usages = self.usages();
+        let mut usages = self.shared.usages.lock();
         for (subject, limits) in subjects {
             let usage = usages.entry(subject.clone()).or_default();
             usage.follow(limits, self.shared.share, now);
@@ -212,7 +208,7 @@ impl Limiter {
     ) -> Result<(), ApiError> {
         let now = Instant::now();
         let begun = if answer.refusal.is_some() { 0 } else { begun };
-        let mut usages = self.usages();
+        let mut usages = self.shared.usages.lock();
         for ((subject, limits), left) in subjects.iter().zip(&answer.left) {
             let usage = usages.entry(subject.clone()).or_default();
             usage.copy(limits, left, now);
@@ -267,7 +263,7 @@ impl Limiter {
         if subjects.is_empty() {
             return None;
         }
-        let mut usages = self.usages();
+        let mut usages = self.shared.usages.lock();
         let states = subjects.into_iter().filter_map(|(subject, limits)| {
             let limit = of.limit(&limits)?;
             let bucket = usages.get_mut(&subject)?.buckets[at].as_mut()?;
@@ -282,7 +278,10 @@ impl Limiter {
 
     /// Forgets those of whom nothing is in flight. They begin with full limits, as they would after a minute.
     pub(crate) fn forget_idle(&self, now: Instant) {
-        self.usages().retain(|_, usage| !usage.is_idle(now));
+        self.shared
+            .usages
+            .lock()
+            .retain(|_, usage| !usage.is_idle(now));
     }
 }
 
@@ -341,7 +340,7 @@ impl QuotaTicket {
         if let Some(place) = self.place.as_mut().filter(|place| place.has_reserved()) {
             place.settle(amount);
         }
-        let mut usages = self.limiter.usages();
+        let mut usages = self.limiter.shared.usages.lock();
         for (subject, _) in &self.subjects {
             let Some(usage) = usages.get_mut(subject) else {
                 continue;
@@ -493,9 +492,9 @@ mod tests {
         // A larger limit takes over that all of it is used.
         assert!(begin(400).await.is_err());
         limiter.forget_idle(now);
-        assert_eq!(limiter.usages().len(), 1);
+        assert_eq!(limiter.shared.usages.lock().len(), 1);
         limiter.forget_idle(now + Duration::from_secs(61));
-        assert!(limiter.usages().is_empty());
+        assert!(limiter.shared.usages.lock().is_empty());
         assert!(begin(400).await.is_ok());
     }
 
@@ -551,7 +550,7 @@ mod tests {
         let now = Instant::now();
         {
             // A second lock of this thread would never be granted.
-            let usages = limiter.shared.usages.lock().unwrap();
+            let usages = limiter.shared.usages.lock();
             let begun = limiter.begin(&free, now).now_or_never();
             let mut ticket = begun.unwrap().unwrap();
             let reserved = ticket.reserve(1_000, std::iter::once(10), now);
@@ -573,7 +572,7 @@ mod tests {
             ..LimitsEntry::default()
         });
         assert!(limiter.begin(&acme, now).await.is_ok());
-        assert_eq!(limiter.usages().len(), 1);
+        assert_eq!(limiter.shared.usages.lock().len(), 1);
         let text = String::from_utf8(metrics.render()).unwrap();
         assert!(
             text.contains("refrain_gateway_limits_redis_fallbacks_total 1"),

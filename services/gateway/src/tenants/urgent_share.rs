@@ -6,10 +6,11 @@
 //! account holds. The account does not fill by itself: who idles saves nothing up beyond a full one.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 
 use super::limiter::Made;
 use super::policy::TenantPolicy;
@@ -56,10 +57,6 @@ impl Default for UrgentShares {
 }
 
 impl UrgentShares {
-    fn accounts(&self) -> MutexGuard<'_, Accounts> {
-        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins a request with `input_tokens`, of which up to `output_tokens` are expected. It may be urgent if it
     /// `asks` and something is left.
     pub(crate) fn begin(
@@ -71,7 +68,7 @@ impl UrgentShares {
         made: Arc<Made>,
     ) -> UrgentTicket {
         let expected = (input_tokens + output_tokens) as f64;
-        let mut accounts = self.accounts();
+        let mut accounts = self.accounts.lock();
         let left = accounts.get(tenant).copied().unwrap_or(ACCOUNT_TOKENS_MAX);
         let is_urgent = asks && policy.urgent_percent_max > 0 && left > 0.0;
         if is_urgent {
@@ -101,7 +98,7 @@ impl Drop for UrgentTicket {
             true => self.input_tokens + self.made.output.load(Ordering::Relaxed) as f64,
             false => 0.0,
         };
-        let mut accounts = self.shares.accounts();
+        let mut accounts = self.shares.accounts.lock();
         let Some(left) = accounts.get_mut(&self.tenant) else {
             return;
         };
@@ -165,7 +162,7 @@ mod tests {
         );
         // Requests that made nothing give all of it back, and a full account is not kept.
         drop(tickets);
-        assert!(shares.accounts().is_empty());
+        assert!(shares.accounts.lock().is_empty());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The requests of the listener in flight, from their heads to the ends of their answers, and their aborts.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::GatewayMetrics;
@@ -81,7 +82,7 @@ impl InFlight {
     /// Adds a request whose head has arrived.
     pub(super) fn begin(self: &Arc<Self>, route: &'static str) -> Arc<Entry> {
         let abort = CancellationToken::new();
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.last_number += 1;
         let number = table.last_number;
         table.aborts.insert(number, abort.clone());
@@ -99,12 +100,12 @@ impl InFlight {
 
     /// Number of requests in flight.
     pub(super) fn len(&self) -> usize {
-        self.table().aborts.len()
+        self.table.lock().aborts.len()
     }
 
     /// Aborts the requests with one of these names. Returns how many they were.
     pub(super) fn abort(&self, names: &[String]) -> usize {
-        let table = self.table();
+        let table = self.table.lock();
         let numbers = names.iter().filter_map(|name| table.by_name.get(name));
         let aborts: Vec<_> = numbers
             .flatten()
@@ -116,7 +117,7 @@ impl InFlight {
 
     /// Aborts all requests. Returns how many they were.
     pub(super) fn abort_all(&self) -> usize {
-        let aborts = self.table().aborts.values().cloned().collect();
+        let aborts = self.table.lock().aborts.values().cloned().collect();
         self.cancel(aborts)
     }
 
@@ -127,28 +128,24 @@ impl InFlight {
         self.metrics.families.trainer_aborts.inc_by(number as u64);
         number
     }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Entry {
     /// Notes the names that the trainer gave the request.
     pub(super) fn named(&self, names: &[String]) {
-        let mut table = self.in_flight.table();
+        let mut table = self.in_flight.table.lock();
         for name in names {
             let numbers = table.by_name.entry(name.clone()).or_default();
             numbers.push(self.number);
         }
         drop(table);
-        let mut known = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.names.lock();
         known.extend_from_slice(names);
     }
 
     /// Notes how the request ended, as far as its client can tell.
     pub(super) fn ended(&self, outcome: Outcome) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
+        *self.outcome.lock() = outcome;
     }
 
     /// The outcome of a request that has its answer.
@@ -162,8 +159,8 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let names = std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut table = self.in_flight.table();
+        let names = std::mem::take(&mut *self.names.lock());
+        let mut table = self.in_flight.table.lock();
         table.aborts.remove(&self.number);
         for name in names {
             if let Some(numbers) = table.by_name.get_mut(&name) {
@@ -176,7 +173,7 @@ impl Drop for Entry {
         drop(table);
         let families = &self.in_flight.metrics.families;
         families.trainer_in_flight.dec();
-        let outcome = *self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = *self.outcome.lock();
         let labels = [self.route, outcome.as_str()];
         families.trainer_requests.with_label_values(&labels).inc();
     }
@@ -214,6 +211,6 @@ mod tests {
         assert_eq!(requests.abort_all(), 0);
         drop((first, second, third, late));
         assert_eq!(requests.len(), 0);
-        assert!(requests.table().by_name.is_empty());
+        assert!(requests.table.lock().by_name.is_empty());
     }
 }

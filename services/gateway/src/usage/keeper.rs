@@ -8,10 +8,11 @@
 //! room. It is left out while the queue is full, since the next progress says the same and more.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use parking_lot::Mutex;
 use refrain_protocol::usage::{UsageCounts, UsageErasure, UsageRow, hour_of};
 use refrain_service_kit::clock::{unix_ms, unix_s};
 use tokio::sync::{mpsc, oneshot};
@@ -108,7 +109,7 @@ impl KeeperHandle {
     /// Gives the counts back where they have to be sent as a message: the thread is at work, or the disk is slow or
     /// refuses.
     pub(super) fn settle_at_once(&self, of: RequestCounts) -> Result<(), RequestCounts> {
-        let Ok(mut keeper) = self.keeper.try_lock() else {
+        let Some(mut keeper) = self.keeper.try_lock() else {
             return Err(of);
         };
         match keeper.as_mut() {
@@ -197,15 +198,14 @@ pub(super) fn start(
 
 /// The thread. It takes the keeper away when it ends.
 fn run(kept: &Mutex<Option<Keeper>>, mut messages: mpsc::Receiver<Message>) {
-    let lock = || kept.lock().unwrap_or_else(PoisonError::into_inner);
     let mut batch = Vec::with_capacity(BATCH);
     let mut closing = None;
     while closing.is_none() && messages.blocking_recv_many(&mut batch, BATCH) > 0 {
-        if let Some(keeper) = lock().as_mut() {
+        if let Some(keeper) = kept.lock().as_mut() {
             closing = keeper.take_all(&mut batch);
         }
     }
-    let last = lock().take();
+    let last = kept.lock().take();
     if let Some(mut keeper) = last {
         keeper.sync();
     }

@@ -1,9 +1,10 @@
 //! Counts one request while it runs.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_protocol::usage::UsageCounts;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock::unix_ms;
@@ -130,7 +131,7 @@ impl Usage {
 impl UsageMeter {
     /// Notes the counts of a choice since it began. Budgets count them, and the journal gets them.
     pub(crate) fn note(&self, choice: u32, counts: UsageCounts) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(known) = state.choices.get_mut(choice as usize) {
             *known = known.max(counts);
         }
@@ -148,7 +149,7 @@ impl UsageMeter {
 
     /// Notes the last counts of a choice, which are written down with those of the other choices.
     pub(crate) fn end_choice(&self, choice: u32, counts: UsageCounts) {
-        if let Some(known) = self.state().choices.get_mut(choice as usize) {
+        if let Some(known) = self.state.lock().choices.get_mut(choice as usize) {
             *known = known.max(counts);
         }
     }
@@ -169,7 +170,7 @@ impl UsageMeter {
     /// The last message and the room for it, if there is one to send. There is none if it was taken before, if the
     /// request made nothing, or if it could be written down at once.
     fn last(&self) -> Option<(OwnedPermit<Message>, RequestCounts)> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let counts = self.counts(&mut state);
         let (Some(kept), Some(room)) = (&self.kept, state.room.take()) else {
             return None;
@@ -184,10 +185,6 @@ impl UsageMeter {
             false => kept.keeper.settle_at_once(of).err()?,
         };
         Some((room, of))
-    }
-
-    fn state(&self) -> MutexGuard<'_, MeterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counts of the whole request. A request that made nothing has none. Budgets and metrics get what they do

@@ -4,11 +4,12 @@
 //! everything that this gateway still has.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use parking_lot::Mutex;
 use refrain_protocol::usage::{Period, RecordUsageRequest, UsageErasure, hour_of};
 use refrain_rpc::{DraftStore, UsageReplica};
 use refrain_service_kit::backoff::jittered;
@@ -101,7 +102,7 @@ impl UsageSender {
     /// Sends what is left, once more to each replica.
     pub(super) async fn finish(self) {
         self.supervisor.abort();
-        let links: Vec<Arc<Link>> = self.shared.links().values().cloned().collect();
+        let links: Vec<Arc<Link>> = self.shared.links.lock().values().cloned().collect();
         let last = links.iter().map(|link| self.shared.exchange(link));
         let last = tokio::time::timeout(FINISH_WAIT, futures_util::future::join_all(last)).await;
         if last.is_err() || last.is_ok_and(|all| all.iter().any(Result::is_err)) {
@@ -113,10 +114,6 @@ impl UsageSender {
 }
 
 impl Shared {
-    fn links(&self) -> MutexGuard<'_, HashMap<String, Arc<Link>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts a task for each replica that is new, and ends those of replicas that are gone.
     async fn supervise(self: Arc<Self>) {
         let mut tasks: HashMap<String, Task> = HashMap::new();
@@ -125,7 +122,7 @@ impl Shared {
             let replicas = self.parts.store.usage_replicas();
             let is_known = |name: &String| replicas.iter().any(|replica| replica.name == *name);
             tasks.retain(|name, _| is_known(name));
-            self.links().retain(|name, _| is_known(name));
+            self.links.lock().retain(|name, _| is_known(name));
             for replica in replicas {
                 let name = replica.name.clone();
                 tasks.entry(name.clone()).or_insert_with(|| {
@@ -136,7 +133,7 @@ impl Shared {
                         erasures_known_ms: AtomicU64::new(0),
                         has_answered: AtomicBool::new(false),
                     });
-                    self.links().insert(name, link.clone());
+                    self.links.lock().insert(name, link.clone());
                     Task(tokio::spawn(self.clone().follow(link)))
                 });
             }
@@ -150,7 +147,7 @@ impl Shared {
     }
 
     fn observe(&self) {
-        let links = self.links();
+        let links = self.links.lock();
         let unsent = links
             .values()
             .map(|link| link.unsent.load(Ordering::Relaxed));
@@ -165,7 +162,7 @@ impl Shared {
     /// Tells the keeper what every replica has. Without a replica it is nothing.
     async fn forget(&self) {
         let sent = {
-            let links = self.links();
+            let links = self.links.lock();
             let sent = links.values().map(|link| link.sent.load(Ordering::Relaxed));
             sent.min().unwrap_or(0)
         };

@@ -1,7 +1,8 @@
 //! Runs independent replays in parallel on the machine's cores, and adds up their progress.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::progress::ProgressLine;
 
@@ -55,18 +56,18 @@ pub(crate) fn run_in_parallel<O: Send>(
     let outcomes = Mutex::new(Vec::with_capacity(count));
     let progress = Mutex::new((vec![ReplayProgress::default(); count], progress));
     let report = |piece: usize, at: ReplayProgress| {
-        let (each, progress) = &mut *lock(&progress);
+        let (each, progress) = &mut *progress.lock();
         each[piece] = at;
         progress(ReplayProgress::sum(each));
     };
-    let next = || lock(&waiting).pop_front();
+    let next = || waiting.lock().pop_front();
     let run_waiting = || {
         while let Some(piece) = next() {
             let outcome = work(piece, &|at| report(piece, at));
             if outcome.is_err() {
-                lock(&waiting).clear();
+                waiting.lock().clear();
             }
-            lock(&outcomes).push((piece, outcome));
+            outcomes.lock().push((piece, outcome));
         }
     };
     std::thread::scope(|scope| {
@@ -74,13 +75,9 @@ pub(crate) fn run_in_parallel<O: Send>(
             scope.spawn(run_waiting);
         }
     });
-    let mut outcomes = std::mem::take(&mut *lock(&outcomes));
+    let mut outcomes = std::mem::take(&mut *outcomes.lock());
     outcomes.sort_by_key(|(piece, _)| *piece);
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

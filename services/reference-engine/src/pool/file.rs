@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use lru::LruCache;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use refrain_protocol::TenantId;
 
 use super::block::{Damage, HEAD_BYTES, PooledBlock, decode, decode_head, encode, encoded_len};
@@ -117,39 +117,35 @@ impl BlockFile {
         })
     }
 
-    fn index(&self) -> MutexGuard<'_, FileIndex> {
-        self.index.lock()
-    }
-
     /// Returns the number of blocks.
     pub(super) fn len(&self) -> usize {
-        self.index().slots.len()
+        self.index.lock().slots.len()
     }
 
     /// Returns the size of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        u64::from(self.index().end) * self.slot_bytes as u64
+        u64::from(self.index.lock().end) * self.slot_bytes as u64
     }
 
     /// Returns the number of blocks that wait to be written.
     pub(super) fn waiting(&self) -> usize {
-        self.index().waiting.len()
+        self.index.lock().waiting.len()
     }
 
     pub(super) fn has(&self, key: BlockKey) -> bool {
-        self.index().slots.contains(&key)
+        self.index.lock().slots.contains(&key)
     }
 
     /// Marks a block as used. Returns whether the caller has to hand it in for writing, because it is neither in the
     /// file nor waits.
     pub(super) fn announce(&self, key: BlockKey, tenant: TenantId) -> bool {
-        let mut index = self.index();
+        let mut index = self.index.lock();
         index.slots.get(&key).is_none() && index.waiting.insert(key, tenant).is_none()
     }
 
     /// Takes back an announcement.
     pub(super) fn withdraw(&self, key: BlockKey) {
-        self.index().waiting.remove(&key);
+        self.index.lock().waiting.remove(&key);
     }
 
     /// Writes a block that was announced, and returns whether another one lost its place. A block whose tenant was
@@ -161,7 +157,7 @@ impl BlockFile {
         let key = block.id.key();
         let _turn = self.turn.lock();
         let (slot, order, has_evicted, clearings) = {
-            let mut index = self.index();
+            let mut index = self.index.lock();
             if index.waiting.remove(&key).is_none() {
                 return Ok(false);
             }
@@ -176,7 +172,7 @@ impl BlockFile {
         // Nothing of an earlier block may be left after it.
         bytes.resize(self.slot_bytes, 0);
         let written = self.file.write_all_at(&bytes, self.place(slot));
-        let mut index = self.index();
+        let mut index = self.index.lock();
         if index.clearings != clearings {
             return Ok(false);
         }
@@ -196,7 +192,7 @@ impl BlockFile {
     /// # Errors
     /// The file has something else there, which is not the block. It is dropped.
     pub(super) fn read(&self, key: BlockKey) -> Result<Option<PooledBlock>, Damage> {
-        let Some(full) = self.index().slots.get(&key).copied() else {
+        let Some(full) = self.index.lock().slots.get(&key).copied() else {
             return Ok(None);
         };
         let mut bytes = vec![0; encoded_len(self.floats)];
@@ -210,7 +206,7 @@ impl BlockFile {
             Ok(_) => Damage::Head,
             Err(damage) => damage,
         };
-        let mut index = self.index();
+        let mut index = self.index.lock();
         // If the slot was given to another block, or the file was emptied, nothing is damaged.
         if index.slots.peek(&key) != Some(&full) {
             return Ok(None);
@@ -225,7 +221,7 @@ impl BlockFile {
     /// # Errors
     /// The file cannot be cut. Its blocks are found again after a restart.
     pub(super) fn clear(&self) -> io::Result<()> {
-        let mut index = self.index();
+        let mut index = self.index.lock();
         index.slots.clear();
         index.free.clear();
         index.end = 0;
@@ -241,7 +237,7 @@ impl BlockFile {
     pub(super) fn forget(&self, tenant: TenantId) -> io::Result<usize> {
         let _turn = self.turn.lock();
         let (slots, free, clearings) = {
-            let mut index = self.index();
+            let mut index = self.index.lock();
             index.waiting.retain(|_, of| !is_of_tenant(*of, tenant));
             let full = index.slots.iter();
             let of_tenant = full.filter(|(_, full)| is_of_tenant(full.tenant, tenant));
@@ -255,7 +251,7 @@ impl BlockFile {
         let mut all = slots.iter().chain(&free);
         let wiped = all.try_for_each(|slot| self.file.write_all_at(&zeros, self.place(*slot)));
         let wiped = wiped.and_then(|()| self.file.sync_data());
-        let mut index = self.index();
+        let mut index = self.index.lock();
         if index.clearings == clearings {
             index.free.extend(&slots);
         }

@@ -1,9 +1,10 @@
 //! The handle through which callers use the engine.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_output_grammar::{GrammarCompiler, GrammarLimits};
 use refrain_protocol::engine::{
     CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
@@ -16,7 +17,7 @@ use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
 
 use super::metrics::EngineMetrics;
-use super::model_thread::{ModelThread, lock};
+use super::model_thread::ModelThread;
 use super::pool::{BlockServer, PoolThreads};
 use super::weight_loading::WeightLoading;
 use crate::config::EngineConfig;
@@ -261,7 +262,7 @@ impl EngineHandle {
     /// # Errors
     /// The reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
-        match &*lock(&self.shared.join_handle) {
+        match &*self.shared.join_handle.lock() {
             Some(thread) if !thread.is_finished() => Ok(()),
             _ => Err("the model thread has ended".into()),
         }
@@ -304,12 +305,12 @@ impl EngineHandle {
 impl SharedEngine {
     fn stop(&self) {
         self.model_thread.end();
-        if let Some(thread) = lock(&self.join_handle).take()
+        if let Some(thread) = self.join_handle.lock().take()
             && thread.join().is_err()
         {
             tracing::error!("the model thread ended with a panic");
         }
-        let pool_threads = lock(&self.pool_threads).take();
+        let pool_threads = self.pool_threads.lock().take();
         if let Some(mut threads) = pool_threads {
             threads.end();
         }

@@ -5,10 +5,11 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use refrain_protocol::engine::{CloseRequest, EngineLoad, StepRequest, StepResponse};
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TenantId};
@@ -201,7 +202,7 @@ impl ModelThread {
     }
 
     fn open_queue(&self) -> Result<MutexGuard<'_, CommandQueue>, ApiError> {
-        let queue = lock(&self.queue);
+        let queue = self.queue.lock();
         if queue.closed {
             let message = "the engine is shutting down";
             return Err(ApiError::new(ErrorKind::Unavailable, message));
@@ -211,13 +212,13 @@ impl ModelThread {
 
     /// Refuses new commands. The thread ends after the waiting ones.
     pub(super) fn end(&self) {
-        lock(&self.queue).closed = true;
+        self.queue.lock().closed = true;
         self.wake.notify_all();
     }
 
     /// Returns the engine's load.
     pub(super) fn load(&self) -> EngineLoad {
-        let steps = lock(&self.queue).steps;
+        let steps = self.queue.lock().steps;
         EngineLoad {
             steps_waiting: steps as u32,
             ..*self.load.borrow()
@@ -294,13 +295,9 @@ impl ModelThread {
     /// Returns the next command, `Some(None)` if none came for `wait`, or `None` if the thread should end.
     #[allow(clippy::option_option, reason = "three outcomes, in one place")]
     fn next(&self, wait: Duration) -> Option<Option<EngineCommand>> {
-        let queue = lock(&self.queue);
-        let (mut queue, _) = self
-            .wake
-            .wait_timeout_while(queue, wait, |queue| {
-                queue.commands.is_empty() && !queue.closed
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue.lock();
+        let is_idle = |queue: &mut CommandQueue| queue.commands.is_empty() && !queue.closed;
+        let _ = self.wake.wait_while_for(&mut queue, is_idle, wait);
         let command = queue.commands.pop_front();
         if matches!(command, Some(EngineCommand::Step(..))) {
             queue.steps -= 1;
@@ -375,7 +372,7 @@ impl ModelThread {
             sessions_kept: kept as u32,
             kv_tokens,
             kv_tokens_max,
-            steps_waiting: lock(&self.queue).steps as u32,
+            steps_waiting: self.queue.lock().steps as u32,
         };
         self.metrics.load(&load, core.sessions().state_tokens());
         if let Some(grammars) = core.grammars() {
@@ -387,9 +384,4 @@ impl ModelThread {
 
 fn thread_ended() -> ApiError {
     ApiError::internal("the model thread ended")
-}
-
-/// Locks a mutex even if it is poisoned. Nothing under these locks can panic half way, so the data is intact.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

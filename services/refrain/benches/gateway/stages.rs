@@ -8,9 +8,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Context as _;
+use parking_lot::Mutex;
 use refrain::config::{MeshFile, Role};
 use refrain::roles::Process;
 use tracing::{Id, Metadata, Subscriber};
@@ -36,7 +37,7 @@ impl StageTimes {
     /// Credits the time since the last change to the innermost stage.
     fn credit(&self, stages: &[&'static str], since: u64, now: u64) {
         if let Some(stage) = stages.last() {
-            let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut times = self.0.lock();
             *times.entry(stage).or_default() += now.saturating_sub(since);
         }
     }
@@ -85,7 +86,7 @@ pub(crate) fn serve(config: &Path) -> anyhow::Result<()> {
     println!("http://{}", process.addr().context("no listener")?);
     for line in std::io::stdin().lock().lines() {
         line?;
-        let taken = std::mem::take(&mut *times.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let taken = std::mem::take(&mut *times.0.lock());
         println!("{}", serde_json::to_string(&taken)?);
     }
     Ok(())

@@ -3,7 +3,6 @@
 //! it sent each token.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use actix_web::web::{self, Data, Json};
@@ -11,6 +10,7 @@ use actix_web::{App, HttpResponse, HttpServer};
 use anyhow::Context;
 use bytes::Bytes;
 use futures_util::stream::unfold;
+use parking_lot::{Mutex, MutexGuard};
 use refrain_tokenization::{ModelFiles, Tokenizer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -124,8 +124,8 @@ async fn generate(engine: Data<Engine>, body: Json<Value>) -> HttpResponse {
 }
 
 impl Engine {
-    fn sent(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Vec<u64>>> {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sent(&self) -> MutexGuard<'_, HashMap<u64, Vec<u64>>> {
+        self.sent.lock()
     }
 
     /// Waits for the next tick. All requests share the ticks; a late one waits for the next.

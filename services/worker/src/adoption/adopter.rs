@@ -1,13 +1,14 @@
 //! Adopts engines that register, and gives them up.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, AdopterReport, ReleaseRequest};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine_order::PauseMode;
@@ -21,6 +22,7 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, PART_MARK};
 use refrain_service_kit::telemetry::Metrics;
 use reqwest::Url;
+use tokio::runtime::Handle;
 
 use super::allowed_hosts::AllowedHosts;
 use super::connection::{Connected, Connector};
@@ -72,10 +74,14 @@ struct AdopterParts {
     is_draining: AtomicBool,
     /// The turn of writing the file of engines.
     keeping: Mutex<()>,
+    /// The runtime of the workers. A caller may be a thread of a listener, whose own runtime ends before the workers
+    /// have drained.
+    runtime: Handle,
 }
 
 impl Adopter {
-    /// Creates an adopter. It tries the engines that an earlier process had adopted until they answer.
+    /// Creates an adopter, whose workers run on the current runtime. It tries the engines that an earlier process had
+    /// adopted until they answer.
     ///
     /// # Errors
     /// A metric name is taken, or the file of engines cannot be read.
@@ -104,6 +110,7 @@ impl Adopter {
                 turn: tokio::sync::Mutex::default(),
                 is_draining: AtomicBool::new(false),
                 keeping: Mutex::default(),
+                runtime: Handle::current(),
             }),
         };
         for url in known {
@@ -125,7 +132,7 @@ impl Adopter {
         self.parts.is_draining.store(true, Ordering::Relaxed);
         let _turn = self.parts.turn.lock().await;
         let mut ends = Vec::new();
-        for engine in self.parts.engines().0.values_mut() {
+        for engine in self.parts.engines.lock().0.values_mut() {
             match std::mem::replace(&mut engine.stage, EngineStage::Leaving) {
                 EngineStage::Driven(driven) => ends.push(driven),
                 EngineStage::Awaited { attempts, .. } => attempts.abort(),
@@ -151,7 +158,7 @@ impl Adopter {
         };
         let (parts, at) = (self.parts.clone(), address.clone());
         // The first attempt waits for the entry, which it looks up.
-        let mut engines = self.parts.engines();
+        let mut engines = self.parts.engines.lock();
         let attempts = tokio::spawn(async move { parts.attempt(at).await }).abort_handle();
         let engine = Engine {
             worker: self.parts.worker_name(&address),
@@ -167,10 +174,6 @@ impl Adopter {
 }
 
 impl AdopterParts {
-    fn engines(&self) -> MutexGuard<'_, EngineTable> {
-        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn show(&self, engines: &EngineTable) {
         let count = engines.0.len() as i64;
         self.families.engines.set(count);
@@ -179,8 +182,8 @@ impl AdopterParts {
     /// Keeps the engines for the next process.
     fn keep(&self) {
         // An older list must not replace a newer one.
-        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
-        let urls = self.engines().urls();
+        let _keeping = self.keeping.lock();
+        let urls = self.engines.lock().urls();
         if let Some(path) = &self.config.adoption.file
             && let Err(error) = record::write(path, urls)
         {
@@ -211,7 +214,7 @@ impl AdopterParts {
             };
             if error.kind == ErrorKind::InvalidRequest {
                 tracing::warn!(engine = address.id, %error, "an engine cannot serve the model any more, and is given up");
-                let mut engines = self.engines();
+                let mut engines = self.engines.lock();
                 engines.0.remove(&address.id);
                 self.show(&engines);
                 drop(engines);
@@ -221,7 +224,7 @@ impl AdopterParts {
             if let Some(Engine {
                 stage: EngineStage::Awaited { fault, .. },
                 ..
-            }) = self.engines().0.get_mut(&address.id)
+            }) = self.engines.lock().0.get_mut(&address.id)
             {
                 *fault = error.message;
             }
@@ -240,7 +243,7 @@ impl AdopterParts {
             return Err(ApiError::new(ErrorKind::Unavailable, message).with_code(code::DRAINING));
         }
         let lost = {
-            let mut engines = self.engines();
+            let mut engines = self.engines.lock();
             let count = engines.0.len();
             match engines.0.get_mut(&address.id) {
                 None => {
@@ -266,7 +269,7 @@ impl AdopterParts {
             Some(EngineStage::Leaving) | None => {}
         }
         let driven = self.drive(&address, request.pause).await;
-        self.show(&self.engines());
+        self.show(&self.engines.lock());
         self.keep();
         let adopted = driven?;
         self.families.count(AdoptionOutcome::Adopted);
@@ -319,7 +322,7 @@ impl AdopterParts {
             stage: EngineStage::Driven(Box::new(driven)),
         };
         let shown = engine.shown();
-        self.engines().0.insert(address.id.clone(), engine);
+        self.engines.lock().0.insert(address.id.clone(), engine);
         Ok(shown)
     }
 
@@ -339,7 +342,7 @@ impl AdopterParts {
             listen.ip(),
             first,
             config.adoption.engines_max,
-            &self.engines().ports(),
+            &self.engines.lock().ports(),
         );
         let port =
             port.context("no port is free for another worker; see worker.adoption.first_port")?;
@@ -358,7 +361,7 @@ impl AdopterParts {
         let (shown, state) = {
             // No attempt to drive the engine is under way then.
             let _turn = self.turn.lock().await;
-            let mut engines = self.engines();
+            let mut engines = self.engines.lock();
             let engine = engines.0.get_mut(&id).ok_or_else(|| unknown(&id))?;
             if let EngineStage::Leaving = engine.stage {
                 return Err(leaving(&engine.address));
@@ -374,7 +377,7 @@ impl AdopterParts {
             EngineStage::Awaited { attempts, .. } => attempts.abort(),
             EngineStage::Leaving => {}
         }
-        let mut engines = self.engines();
+        let mut engines = self.engines.lock();
         engines.0.remove(&id);
         self.show(&engines);
         self.families.count(AdoptionOutcome::Released);
@@ -432,7 +435,7 @@ impl EngineAdopter for Adopter {
     async fn adopt(&self, request: AdoptRequest) -> Result<AdoptedEngine, ApiError> {
         let parts = self.parts.clone();
         // It runs to its end, also if the caller hangs up.
-        let adopted = tokio::spawn(async move {
+        let adopted = self.parts.runtime.spawn(async move {
             let adopted = parts.adopt(request).await;
             if let Some(outcome) = adopted.as_ref().err().and_then(outcome_of) {
                 parts.families.count(outcome);
@@ -444,12 +447,13 @@ impl EngineAdopter for Adopter {
 
     async fn release(&self, request: ReleaseRequest) -> Result<AdoptedEngine, ApiError> {
         let parts = self.parts.clone();
-        let released = tokio::spawn(async move { parts.release(request).await });
+        let release = async move { parts.release(request).await };
+        let released = self.parts.runtime.spawn(release);
         released.await.map_err(ApiError::internal)?
     }
 
     async fn report(&self) -> Result<AdopterReport, ApiError> {
-        let engines = self.parts.engines();
+        let engines = self.parts.engines.lock();
         Ok(AdopterReport {
             model: self.parts.config.engine.model.clone(),
             engines_max: self.parts.config.adoption.engines_max,
@@ -460,7 +464,7 @@ impl EngineAdopter for Adopter {
 
 impl Workers for Adopter {
     fn at(&self, url: &str) -> Arc<dyn Worker> {
-        let worker = self.parts.engines().worker_at(url);
+        let worker = self.parts.engines.lock().worker_at(url);
         match worker {
             Some(worker) => Arc::new(worker),
             None => Arc::new(GoneWorker),

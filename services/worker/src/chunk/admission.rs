@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, RequestId};
@@ -69,7 +70,7 @@ impl Admission {
     /// `Conflict` for an epoch that is not newer than every known epoch of the request; `Overloaded` if all slots are
     /// taken.
     fn take(&self, lease: LeaseId, request: RequestId, epoch: u64) -> Result<(), ApiError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state
             .epochs
             .peek(&request)
@@ -131,7 +132,7 @@ impl Admission {
     }
 
     fn release(&self, lease: LeaseId) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.leases.remove(&lease);
         self.running.set(state.leases.len() as i64);
         self.released.notify_waiters();
@@ -139,15 +140,9 @@ impl Admission {
 
     /// The leases of the running chunks.
     pub(crate) fn leases(&self) -> Vec<LeaseId> {
-        let mut leases: Vec<LeaseId> = self.lock().leases.iter().copied().collect();
+        let mut leases: Vec<LeaseId> = self.state.lock().leases.iter().copied().collect();
         leases.sort_unstable();
         leases
-    }
-
-    fn lock(&self) -> MutexGuard<'_, AdmittedChunks> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

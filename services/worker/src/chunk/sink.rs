@@ -1,9 +1,10 @@
 //! The destination of a chunk's output: the store, the metrics, and at last the reader.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_draft_replica::{DocumentUpdateRef, GroupReplica, NamespaceReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
@@ -131,7 +132,7 @@ impl OutputSink {
         };
         if chunk.running.is_remembered() {
             let cut = OutputCut::new(chunk, u32::MAX, FinishReason::Stop);
-            self.ended().put(chunk.lease, cut);
+            self.ended.lock().put(chunk.lease, cut);
         }
         chunk.set_last(Ok(ChunkEvent::End(end)));
         outcome
@@ -167,7 +168,7 @@ impl OutputSink {
 
     /// Shortens the output of a chunk that has just ended.
     pub(crate) fn cut_ended(&self, cut: ChunkCut) {
-        let ended = self.ended().pop(&cut.lease);
+        let ended = self.ended.lock().pop(&cut.lease);
         if let Some(mut ended) = ended {
             let update = &mut ended.update;
             update.prev_len = update.prev_len.min(cut.output_len);
@@ -212,10 +213,6 @@ impl OutputSink {
         }
         self.uploader
             .push(namespace_id, &namespace, (&update).into());
-    }
-
-    fn ended(&self) -> MutexGuard<'_, LruCache<LeaseId, OutputCut>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

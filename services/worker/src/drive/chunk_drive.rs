@@ -1,8 +1,9 @@
 //! One chunk's part in drive mode: its reports about its stream, and the calls that it makes.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::{NamespaceId, TokenId};
 use refrain_speculation::draft::{Candidate, Expansion, ProposeParams};
@@ -54,7 +55,7 @@ impl SharedDrive {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, DrivePolicy> {
-        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+        self.policy.lock()
     }
 }
 

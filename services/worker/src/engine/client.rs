@@ -5,12 +5,13 @@
 
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::failed_call_kind;
@@ -221,19 +222,17 @@ impl Pools {
     /// The pool of the current runtime.
     fn of_this_runtime(&self) -> Result<reqwest::Client, ApiError> {
         let runtime = runtime::Handle::current().id();
-        if let Some(pool) = self.lock().get(&runtime) {
+        if let Some(pool) = self.by_runtime.lock().get(&runtime) {
             return Ok(pool.clone());
         }
         // Created without the lock: it takes a while, and other calls need the lock meanwhile. If two pools are
         // created at once, the first one stays.
         let pool = new_pool().map_err(ApiError::internal)?;
-        Ok(self.lock().get_or_insert(runtime, || pool).clone())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LruCache<runtime::Id, reqwest::Client>> {
-        self.by_runtime
+        Ok(self
+            .by_runtime
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(runtime, || pool)
+            .clone())
     }
 }
 

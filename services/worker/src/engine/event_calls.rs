@@ -12,7 +12,7 @@ mod idle_connections;
 
 use std::num::NonZeroUsize;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use bytes::Bytes;
 use hyper::body::{Body as _, Incoming};
 use hyper::{HeaderMap, StatusCode};
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::ApiError;
 use tokio::runtime;
 
@@ -93,10 +94,7 @@ impl EventCalls {
 impl Shared {
     fn idle_of_this_runtime(&self) -> Arc<IdleConnections> {
         let runtime = runtime::Handle::current().id();
-        let mut by_runtime = self
-            .by_runtime
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut by_runtime = self.by_runtime.lock();
         let idle = || Arc::new(IdleConnections::new(self.idle_max));
         by_runtime.get_or_insert(runtime, idle).clone()
     }

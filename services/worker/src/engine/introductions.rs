@@ -4,9 +4,9 @@
 //! for that request. So the worker sends one short request per recently used namespace as soon as the engine is back.
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId};
 use refrain_service_kit::mesh::is_too_old;
@@ -63,7 +63,7 @@ impl Introductions {
 
     /// Records that a request of this namespace goes to the engine.
     pub(super) fn record_use(&self, namespace: NamespaceId, attached: &AttachedDocument) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let recent = &mut state.recent;
         let attempts_left = recent
             .peek(&namespace)
@@ -86,12 +86,12 @@ impl Introductions {
 
     /// Records that the engine accepted an introduction.
     pub(super) fn succeeded(&self) {
-        self.lock().counts.succeeded += 1;
+        self.state.lock().counts.succeeded += 1;
     }
 
     /// Records that an introduction failed. The next check repeats it, unless this was the last attempt.
     pub(super) fn failed(&self, introduction: &Introduction) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.counts.failed += 1;
         if let Some(recent) = state.recent.peek_mut(&introduction.namespace) {
             recent.attempts_left = introduction.attempts_left;
@@ -100,11 +100,7 @@ impl Introductions {
 
     /// Outcomes of introductions since the last call.
     pub(super) fn take_counts(&self) -> IntroductionCounts {
-        std::mem::take(&mut self.lock().counts)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, IntroductionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut self.state.lock().counts)
     }
 }
 
@@ -121,7 +117,7 @@ impl EngineCheck<'_> {
     /// namespaces are due except those with an expired signature.
     pub(super) fn engine_is_reachable(mut self, now_s: u64) -> Vec<Introduction> {
         self.is_reachable = true;
-        let mut state = self.introductions.lock();
+        let mut state = self.introductions.state.lock();
         let IntroductionState {
             recent,
             engine_is_away,
@@ -159,7 +155,7 @@ impl EngineCheck<'_> {
 impl Drop for EngineCheck<'_> {
     fn drop(&mut self) {
         if !self.is_reachable {
-            self.introductions.lock().engine_is_away = true;
+            self.introductions.state.lock().engine_is_away = true;
         }
     }
 }

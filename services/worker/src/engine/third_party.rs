@@ -4,11 +4,12 @@ mod probe;
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use parking_lot::Mutex;
 use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock;
@@ -155,7 +156,7 @@ impl ThirdPartyEngine {
         let health = self.dialect.health();
         let card = model_card(&self.client, health, &self.served_model).await;
         let renamed = match self.dialect.is_renamed_by_weights() {
-            true => self.loaded().directory.clone(),
+            true => self.loaded.lock().directory.clone(),
             false => None,
         };
         match (card, renamed) {
@@ -165,10 +166,6 @@ impl ThirdPartyEngine {
             }
             (card, _) => card,
         }
-    }
-
-    fn loaded(&self) -> MutexGuard<'_, LoadedWeights> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the calls that carry out an order, one after the other.
@@ -291,7 +288,7 @@ impl StreamingEngine for ThirdPartyEngine {
                 Method::GET
             };
             if call.is_post && call.path.contains("weight") {
-                self.loaded().is_current = false;
+                self.loaded.lock().is_current = false;
             }
             let body = (!call.body.is_empty()).then_some(call.body);
             let (status, body) = self.client.call(method, &call.path, body).await?;
@@ -299,7 +296,7 @@ impl StreamingEngine for ThirdPartyEngine {
             return Ok(Some(EngineAnswer { status, body }));
         }
         let made = self.make_calls(self.dialect.order_calls(&order)?).await;
-        let mut loaded = self.loaded();
+        let mut loaded = self.loaded.lock();
         match order {
             EngineOrder::LoadWeights { directory, .. } if made.is_ok() => {
                 *loaded = LoadedWeights {
@@ -321,7 +318,7 @@ impl StreamingEngine for ThirdPartyEngine {
     }
 
     async fn restore_weights(&self) -> RestoredWeights {
-        let loaded = self.loaded().clone();
+        let loaded = self.loaded.lock().clone();
         let current = loaded.directory.filter(|_| loaded.is_current);
         let (directory, restored) = match (current, &self.card.root) {
             (Some(current), _) => (current, RestoredWeights::Earlier),

@@ -2,9 +2,9 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Most requests that a thread takes at a time: more would save nothing.
@@ -67,9 +67,7 @@ impl Proposers {
             while let Some(part) = take(&next, items.len(), threads) {
                 let first = part.start;
                 let part = items[part].iter().map(&make).collect();
-                made.lock()
-                    .unwrap_or_else(|poisoned| poisoned.into_inner())
-                    .push((first, part));
+                made.lock().push((first, part));
             }
         };
         helpers.in_place_scope(|scope| {
@@ -78,9 +76,7 @@ impl Proposers {
             }
             work();
         });
-        let mut made = made
-            .into_inner()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut made = made.into_inner();
         made.sort_unstable_by_key(|(first, _)| *first);
         made.into_iter().flat_map(|(_, part)| part).collect()
     }

@@ -1,7 +1,8 @@
 //! Transfers of requests to the worker that is the fallback, and the reports on heads that they go by.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use refrain_protocol::WorkerId;
 use refrain_protocol::chunk::ChunkEnd;
 use refrain_protocol::scheduling::Eagle3Report;
@@ -20,19 +21,13 @@ pub(crate) struct HeadReports {
 impl HeadReports {
     /// The report on this worker's head; `None` without one.
     pub(crate) fn own(&self) -> Option<Eagle3Report> {
-        *lock(&self.own)
+        *self.own.lock()
     }
 
     /// Keeps the scheduler's report on the worker that is the fallback; `None` if that worker is not available.
     pub(crate) fn set_fallback(&self, report: Option<Eagle3Report>) {
-        *lock(&self.fallback) = report;
+        *self.fallback.lock() = report;
     }
-}
-
-fn lock(report: &Mutex<Option<Eagle3Report>>) -> MutexGuard<'_, Option<Eagle3Report>> {
-    report
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Decides on transfers.
@@ -54,7 +49,7 @@ impl Transfers {
     /// by a straggler.
     pub(super) fn report(&self, status: &HeadStatus) {
         let accepted_length = status.accepted_length.map(|length| length as f32);
-        *lock(&self.reports.own) = Some(Eagle3Report {
+        *self.reports.own.lock() = Some(Eagle3Report {
             accepted_length: accepted_length.unwrap_or(ACCEPTED_LENGTH_PRIOR),
             speedup: status.best_gain.unwrap_or(1.0) as f32,
         });
@@ -63,7 +58,7 @@ impl Transfers {
     /// The end of the chunk, if its request goes on at the worker that is the fallback.
     pub(super) fn transfer(&self, running: &ActiveRequest, speeds: Speeds) -> Option<ChunkEnd> {
         let worker = self.worker.as_ref()?;
-        let report = (*lock(&self.reports.fallback))?;
+        let report = (*self.reports.fallback.lock())?;
         let candidacy = running.candidacy(report.speedup, speeds);
         should_transfer(&candidacy).then(|| running.end_for(worker.clone()))
     }

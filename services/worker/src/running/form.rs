@@ -1,7 +1,6 @@
 //! The form that a request's output must have, as a source of drafts.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use refrain_output_grammar::Matcher;
 use refrain_speculation::draft::{Candidate, Form, within_form};
 
@@ -49,7 +48,7 @@ impl RunningForm {
         found: Option<Candidate>,
         nodes_max: u32,
     ) -> Option<Candidate> {
-        let mut matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut matcher = self.matcher.lock();
         let Some(mut at) = matcher.take() else {
             return found;
         };

@@ -1,6 +1,6 @@
 //! One chunk's task: it opens a stream, relays the tokens, and reports how the chunk ended.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -291,10 +291,7 @@ impl StreamContext {
     /// Measures the engine's steps by the gaps between its events.
     fn count_step(&self, clock: &mut StreamClock, now: Instant) {
         let batch = clock.batch();
-        let mut gaps = self
-            .step_gaps
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut gaps = self.step_gaps.lock();
         if let Some(gap) = gaps.record(&mut clock.last, now, batch) {
             self.shared.metrics.engine_step(gap.share_s, 0.0);
             if let Some((batch, seconds)) = gap.median {

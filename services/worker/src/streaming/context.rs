@@ -1,9 +1,10 @@
 //! Everything that the chunks of a streaming engine share.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::token_of;
@@ -101,7 +102,7 @@ impl StreamContext {
 
     /// Asks the circuit breaker to admit a call.
     pub(super) fn admit_call(&self) -> Result<(), ApiError> {
-        let admitted = self.breaker().admit(Instant::now());
+        let admitted = self.breaker.lock().admit(Instant::now());
         admitted.map_err(|wait| {
             self.shared.metrics.reject(RejectionLimit::Breaker);
             ApiError::new(
@@ -116,7 +117,7 @@ impl StreamContext {
     /// Records that the engine works.
     pub(super) fn engine_works(&self) {
         self.shared.set_engine_ready(true);
-        self.breaker().succeeded();
+        self.breaker.lock().succeeded();
         self.shared.metrics.breaker(false);
     }
 
@@ -141,16 +142,12 @@ impl StreamContext {
             self.shared.metrics.families.engine_failures.inc();
             // The engine's message is not logged: it may repeat the request.
             tracing::warn!(kind = ?error.kind, code = error.code, detail = error.detail, "engine failed");
-            if self.breaker().failed(Instant::now()) {
+            if self.breaker.lock().failed(Instant::now()) {
                 self.shared.metrics.breaker(true);
                 tracing::warn!("the engine keeps failing; calls to it are paused");
             }
         }
         ChunkEnding::Failed(error)
-    }
-
-    fn breaker(&self) -> MutexGuard<'_, CircuitBreaker> {
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The chunks that run, each in a task.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::chunk::ChunkEndReason;
 use refrain_protocol::{DocumentId, LeaseId};
 use tokio::sync::mpsc;
@@ -28,7 +28,7 @@ pub(crate) struct RunningChunks {
 
 impl RunningChunks {
     pub(super) fn handles(&self) -> MutexGuard<'_, HashMap<LeaseId, ChunkHandle>> {
-        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handles.lock()
     }
 
     /// Ends the chunks that the order of a trainer aborts.

@@ -150,6 +150,30 @@ async fn each_engine_gets_a_worker_of_its_kind_with_a_name_and_metrics_of_its_ow
 }
 
 #[tokio::test]
+async fn a_worker_outlives_the_runtime_of_the_call_that_registered_its_engine() {
+    let lab = Lab::start(None);
+    let engine = sglang_with_facts().await;
+    let (adopter, url) = (lab.adopter(), engine.url().to_owned());
+    // As a thread of a listener, which ends before the workers do.
+    let adopted = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(adopter.adopt(AdoptRequest { url, pause: None }))
+    });
+    let adopted = adopted.await.unwrap().unwrap();
+    lab.scheduler.last.lock().unwrap().take();
+    eventually("a heartbeat", || {
+        lab.scheduler.last.lock().unwrap().is_some()
+    })
+    .await;
+    let heartbeat = lab.scheduler.last.lock().unwrap().clone().unwrap();
+    assert_eq!(heartbeat.worker, adopted.worker);
+    lab.server.drain().await;
+}
+
+#[tokio::test]
 async fn an_engine_that_leaves_says_so_in_its_last_report() {
     let lab = Lab::start(None);
     let engine = sglang_with_facts().await;

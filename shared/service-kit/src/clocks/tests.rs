@@ -135,10 +135,13 @@ fn an_old_reading_no_longer_counts() {
     let (scheduler, gateway) = (off_by("s", true, 0), off_by("g", false, 2 * HOUR_MS));
     round(&scheduler, &[&gateway]);
     let now = Instant::now();
-    assert!(gateway.readings().mesh_ahead_ms(now).is_some());
+    assert!(gateway.shared.readings.lock().mesh_ahead_ms(now).is_some());
     let later = now + READING_AGE_MAX;
-    assert_eq!(gateway.readings().mesh_ahead_ms(later), None);
-    assert_eq!(scheduler.readings().mesh_ahead_ms(later), Some(0));
+    assert_eq!(gateway.shared.readings.lock().mesh_ahead_ms(later), None);
+    assert_eq!(
+        scheduler.shared.readings.lock().mesh_ahead_ms(later),
+        Some(0)
+    );
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! The access log: a line for each request once its answer has ended, without any content.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use actix_web::{HttpMessage as _, HttpRequest};
+use parking_lot::Mutex;
 
 /// The facts of a request that only its handler knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,14 +36,14 @@ impl AccessNote {
     /// Notes facts.
     pub fn note(&self, change: impl FnOnce(&mut AccessFacts)) {
         if let Some(facts) = &self.0 {
-            change(&mut facts.lock().unwrap_or_else(PoisonError::into_inner));
+            change(&mut facts.lock());
         }
     }
 
     fn facts(&self) -> AccessFacts {
-        self.0.as_ref().map_or_else(AccessFacts::default, |facts| {
-            facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
-        })
+        self.0
+            .as_ref()
+            .map_or_else(AccessFacts::default, |facts| facts.lock().clone())
     }
 }
 

@@ -1,11 +1,12 @@
 //! Calls between services.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use opentelemetry::propagation::{Injector, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
+use parking_lot::RwLock;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, MESH_SECRET_HEADER};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -59,17 +60,14 @@ impl Pool {
     /// The HTTP client, made anew if the certificates have changed. Calls in flight keep the connections of the
     /// earlier one.
     fn http(&self) -> reqwest::Client {
-        let (made_with, http) = {
-            let http = self.http.read().unwrap_or_else(PoisonError::into_inner);
-            http.clone()
-        };
+        let (made_with, http) = self.http.read().clone();
         if made_with == self.credentials.tls_generation() {
             return http;
         }
         match http_client(&self.credentials) {
             Ok(renewed) => {
                 let http = renewed.1.clone();
-                *self.http.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+                *self.http.write() = renewed;
                 http
             }
             Err(error) => {

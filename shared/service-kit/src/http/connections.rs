@@ -5,14 +5,15 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
@@ -176,7 +177,7 @@ impl Connections {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let address = peer.map(|peer| peer.ip());
         let signal = Arc::new(CloseSignal::default());
-        let mut open = self.open();
+        let mut open = self.open.lock();
         let gives_way = open
             .table
             .enter(id, address, Instant::now())
@@ -200,15 +201,11 @@ impl Connections {
             since: Instant::now(),
         })
     }
-
-    fn open(&self) -> MutexGuard<'_, OpenConnections> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut open = self.connections.open();
+        let mut open = self.connections.open.lock();
         open.table.leave(self.id);
         open.signals.remove(&self.id);
         let requests = self.signal.requests.load(Ordering::Relaxed);
@@ -268,7 +265,8 @@ impl AdmittedStream {
         if !guard.signal.is_busy.load(Ordering::Relaxed) {
             guard
                 .connections
-                .open()
+                .open
+                .lock()
                 .table
                 .idle(guard.id, Instant::now());
         }
@@ -328,7 +326,7 @@ impl ConnectionGuard {
     pub(super) fn busy(self: &Arc<Self>) -> RequestGuard {
         self.signal.is_busy.store(true, Ordering::Relaxed);
         self.signal.requests.fetch_add(1, Ordering::Relaxed);
-        self.connections.open().table.busy(self.id);
+        self.connections.open.lock().table.busy(self.id);
         RequestGuard {
             connection: self.clone(),
             closes: false,
@@ -355,7 +353,7 @@ impl Drop for RequestGuard {
         let guard = &self.connection;
         let now = Instant::now();
         guard.signal.is_busy.store(false, Ordering::Relaxed);
-        guard.connections.open().table.idle(guard.id, now);
+        guard.connections.open.lock().table.idle(guard.id, now);
         // Without a runtime the process is ending, and the connection with it.
         if self.closes
             && let Ok(runtime) = tokio::runtime::Handle::try_current()

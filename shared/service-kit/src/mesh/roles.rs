@@ -5,12 +5,12 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
 
 use actix_web::{HttpMessage as _, HttpRequest};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use lru::LruCache;
+use parking_lot::Mutex;
 use refrain_protocol::{ApiError, ErrorKind};
 use serde::{Deserialize, Serialize};
 
@@ -211,7 +211,7 @@ impl Issuers {
         now_s: u64,
         skew_s: u64,
     ) -> Result<RoleCredential, String> {
-        let known = self.verified().get(token).cloned();
+        let known = self.verified.lock().get(token).cloned();
         let credential = match known {
             Some(credential) => credential,
             None => self.signed(token)?,
@@ -223,10 +223,6 @@ impl Issuers {
             return Err("it has expired; `refrain mesh credential` makes a new one".to_owned());
         }
         Ok(credential)
-    }
-
-    fn verified(&self) -> std::sync::MutexGuard<'_, LruCache<String, RoleCredential>> {
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn signed(&self, token: &str) -> Result<RoleCredential, String> {
@@ -242,7 +238,9 @@ impl Issuers {
         if !key.verifies(&signed_bytes(text), &signature) {
             return Err("its signature is wrong".to_owned());
         }
-        self.verified().put(token.to_owned(), credential.clone());
+        self.verified
+            .lock()
+            .put(token.to_owned(), credential.clone());
         Ok(credential)
     }
 }

@@ -37,7 +37,7 @@ fn only_the_signature_of_the_gateway_is_valid() {
         auth.verify_at(&signed, 1_000_000),
         Ok(namespace("acme").id())
     );
-    let remembered = auth.inner.verified.lock().unwrap();
+    let remembered = auth.inner.verified.lock();
     assert_eq!(
         remembered
             .iter()

@@ -1,8 +1,9 @@
 //! The registry of metrics of a process, and families that are declared as the fields of a struct.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, PullingGauge, Registry, TextEncoder};
@@ -260,16 +261,12 @@ impl Metrics {
         is_ready: &Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
     ) {
         let is_ready = Arc::downgrade(is_ready);
-        self.watched().push(Watched { service, is_ready });
-    }
-
-    fn watched(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.watched.lock().push(Watched { service, is_ready });
     }
 
     fn update_ready(&self) {
         let gauges = &self.http.ready;
-        self.watched().retain(|Watched { service, is_ready }| {
+        self.watched.lock().retain(|Watched { service, is_ready }| {
             let Some(is_ready) = is_ready.upgrade() else {
                 // It fails where the service was never seen.
                 let _ = gauges.remove_label_values(&[service]);

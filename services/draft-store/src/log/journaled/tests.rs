@@ -248,7 +248,7 @@ fn reads_see_the_newest_write_wherever_it_is() {
             assert!(records(&log) == expected, "opened in round {round}");
         }
     }
-    assert!(log.inner.recent().bytes() < 3 * generation_bytes(CACHE_BYTES_SMALL));
+    assert!(log.inner.recent.read().bytes() < 3 * generation_bytes(CACHE_BYTES_SMALL));
 }
 
 /// A process that was killed has written some documents to the index, and not the position.
@@ -277,7 +277,7 @@ fn an_index_that_was_written_in_part_is_completed_and_mixes_no_document() {
     let log = open(&path).unwrap();
     let whole = commit(&log, 2);
     let position = log.inner.index.position().unwrap().unwrap();
-    let frozen = log.inner.recent_mut().freeze();
+    let frozen = log.inner.recent.write().freeze();
     // The documents go to the index one after the other, with all of their records.
     write_to(&log.inner.index, &frozen).unwrap();
     let ahead = log.inner.index.position().unwrap().unwrap();
@@ -298,5 +298,8 @@ fn an_index_that_was_written_in_part_is_completed_and_mixes_no_document() {
     drop(log);
     let log = open(&path).unwrap();
     assert!(records(&log) == whole);
-    assert!(log.inner.recent().bytes() > 0, "the journal was read again");
+    assert!(
+        log.inner.recent.read().bytes() > 0,
+        "the journal was read again"
+    );
 }

@@ -143,7 +143,7 @@ async fn a_store_that_is_away_or_silent_is_left_alone_for_a_while() {
         assert_eq!((expected(1).await, expected(2).await), (None, None));
         assert_eq!(store.questions.load(Ordering::Relaxed), 1);
         // The failure is not remembered as an answer.
-        *locked(&memory.away_until) = None;
+        *memory.away_until.lock() = None;
         assert_eq!(expected(1).await, Some(20));
     }
 }

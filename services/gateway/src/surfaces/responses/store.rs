@@ -1,10 +1,11 @@
 //! The responses that clients may continue or read again: a table in memory, with limits on count, bytes and age.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::history::{History, HistoryItem};
 use super::item_ids::place_of;
@@ -85,7 +86,7 @@ impl ResponseStore {
         if bytes > self.limits.bytes_max / 2 {
             return;
         }
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.forget_older_than(self.limits.age_max, now);
         table.insert(tenant, id, response, bytes, now);
         table.enforce(tenant, &self.limits);
@@ -94,7 +95,7 @@ impl ResponseStore {
 
     /// A response of a tenant.
     pub(super) fn get(&self, tenant: &str, id: &str, now: Instant) -> Option<Arc<StoredResponse>> {
-        let table = self.table();
+        let table = self.table.lock();
         let of_tenant = table.by_tenant.get(tenant)?;
         let entry = of_tenant.responses.get(of_tenant.numbers.get(id)?)?;
         let is_fresh = now.saturating_duration_since(entry.at) < self.limits.age_max;
@@ -109,7 +110,7 @@ impl ResponseStore {
 
     /// An item of a tenant's responses: of an output, or of an input as a list of it names the item.
     pub(super) fn item(&self, tenant: &str, id: &str) -> Option<Arc<HistoryItem>> {
-        let table = self.table();
+        let table = self.table.lock();
         let of_tenant = table.by_tenant.get(tenant)?;
         let (number, place) = match of_tenant.items.get(id) {
             Some((number, place)) => (number, *place),
@@ -124,7 +125,7 @@ impl ResponseStore {
 
     /// Forgets a response. Returns whether there was one.
     pub(crate) fn remove(&self, tenant: &str, id: &str) -> bool {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let of_tenant = table.by_tenant.get(tenant);
         let number = of_tenant.and_then(|of_tenant| of_tenant.numbers.get(id).copied());
         if let Some(number) = number {
@@ -136,13 +137,9 @@ impl ResponseStore {
 
     /// Forgets the responses of a tenant that are at least so old.
     pub(crate) fn forget_tenant(&self, tenant: &str, age_min: Duration, now: Instant) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.forget_older(tenant, age_min, now);
         self.show(&table);
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn show(&self, table: &Table) {

@@ -1,7 +1,8 @@
 //! Takes tenants over, or reports why they cannot be.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use refrain_service_kit::clock::unix_s;
 
 use crate::metrics::GatewayMetrics;
@@ -29,8 +30,7 @@ impl Taking {
 
     pub(super) fn take_over(&self, file: &TenantsFile) {
         self.directory.replace(file);
-        let ends = self.key_ends.lock();
-        *ends.unwrap_or_else(PoisonError::into_inner) = KeyEnds::of(file);
+        *self.key_ends.lock() = KeyEnds::of(file);
         self.show_key_ends(unix_s().cast_signed());
         let families = &self.metrics.families;
         families.tenants.set(file.tenants.len() as i64);
@@ -42,7 +42,6 @@ impl Taking {
     /// Shows the keys that end next, at a time in Unix seconds.
     pub(super) fn show_key_ends(&self, now: i64) {
         let ends = self.key_ends.lock();
-        let ends = ends.unwrap_or_else(PoisonError::into_inner);
         self.metrics.set_key_ends(ends.next(now));
     }
 

@@ -1,12 +1,13 @@
 //! Checks tokens by the issuer's keys, and remembers those that were right until they end.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
 use lru::LruCache;
+use parking_lot::{Mutex, RwLock};
 use serde_json::{Map, Value};
 
 use super::claims::{ClaimsError, identity};
@@ -102,13 +103,8 @@ impl JwtVerifier {
         Ok(verifier)
     }
 
-    fn valid(&self) -> MutexGuard<'_, LruCache<[u8; 32], Arc<ValidToken>>> {
-        self.valid.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn keys(&self) -> Arc<ReadKeys> {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.clone()
+        self.keys.read().clone()
     }
 
     /// Reads the keys. Those from before stay if that fails.
@@ -127,9 +123,9 @@ impl JwtVerifier {
         if let Some((keys, text)) = read? {
             families.jwks_keys.set(keys.len() as i64);
             let keys = Arc::new(ReadKeys { keys, text });
-            *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+            *self.keys.write() = keys;
             // Tokens by a key that is gone are not valid any more.
-            self.valid().clear();
+            self.valid.lock().clear();
             tracing::info!("the gateway has read the keys of the tokens' issuer");
         }
         Ok(())
@@ -138,7 +134,7 @@ impl JwtVerifier {
     /// Reads the keys, and logs a trouble once.
     async fn read_or_report(&self) {
         let trouble = self.read().await.err().map(|error| format!("{error:#}"));
-        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.trouble.lock();
         if let Some(error) = &trouble
             && known.as_ref() != Some(error)
         {
@@ -174,13 +170,13 @@ impl JwtVerifier {
             return Err(refused("it is too long"));
         }
         let hash = digest(token);
-        let known = self.valid().get(&hash).cloned();
+        let known = self.valid.lock().get(&hash).cloned();
         if let Some(known) = known.filter(|known| known.ends > now) {
             return Ok(known);
         }
         let read = self.keys();
         let valid = Arc::new(check(token, &read.keys, &self.config, now)?);
-        let mut remembered = self.valid();
+        let mut remembered = self.valid.lock();
         // The keys may have been exchanged meanwhile, with all that is remembered.
         if Arc::ptr_eq(&read, &self.keys()) {
             remembered.put(hash, valid.clone());

@@ -1,8 +1,9 @@
 //! The places of this gateway's requests among those in flight.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use redis::Cmd;
 
 use super::script::{Act, Amounts, CountedSubject, call};
@@ -59,13 +60,9 @@ impl Places {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A new place, which is renewed until it is [ended](Places::end).
     pub(super) fn add(&self, subjects: Vec<CountedSubject>) -> Arc<PlaceCall> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         let call = Arc::new(PlaceCall {
@@ -78,10 +75,10 @@ impl Places {
     }
 
     pub(super) fn end(&self, call: &PlaceCall) {
-        self.state().held.remove(&call.number);
+        self.state.lock().held.remove(&call.number);
     }
 
     pub(super) fn all(&self) -> Vec<Arc<PlaceCall>> {
-        self.state().held.values().cloned().collect()
+        self.state.lock().held.values().cloned().collect()
     }
 }

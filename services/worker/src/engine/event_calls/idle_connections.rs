@@ -1,8 +1,9 @@
 //! The connections of one runtime that no call uses.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::connection::Connection;
@@ -32,7 +33,7 @@ impl IdleConnections {
     /// Takes the connection that was used last, if there is one that can be used.
     pub(super) fn take(&self, now: Instant) -> Option<Connection> {
         loop {
-            let (since, mut connection) = self.lock().connections.pop()?;
+            let (since, mut connection) = self.state.lock().connections.pop()?;
             let is_fresh = now.saturating_duration_since(since) < self.idle_max;
             if is_fresh && connection.is_usable() {
                 return Some(connection);
@@ -45,7 +46,7 @@ impl IdleConnections {
         if !connection.is_usable() {
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.connections.push((now, connection));
         if !state.is_swept
             && let Ok(runtime) = Handle::try_current()
@@ -58,7 +59,7 @@ impl IdleConnections {
 
     /// Closes the connections that are idle for too long. Returns whether any is left.
     fn close_old(&self, now: Instant) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let idle_max = self.idle_max;
         let is_old = |since: &Instant| now.saturating_duration_since(*since) >= idle_max;
         let old = state
@@ -67,10 +68,6 @@ impl IdleConnections {
         state.connections.drain(..old);
         state.is_swept = !state.connections.is_empty();
         state.is_swept
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -56,7 +56,7 @@ async fn serve(mut connection: TcpStream, pieces: &[&str], requests_max: usize, 
             }
         }
         let request = String::from_utf8(request).unwrap();
-        seen.requests.lock().unwrap().push(request);
+        seen.requests.lock().push(request);
         let mut answer =
             "HTTP/1.1 200 OK\r\ncontent-type: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
         for piece in pieces {
@@ -92,7 +92,7 @@ async fn calls_one_after_the_other_share_a_connection_and_those_at_once_do_not()
     let (first, second) = tokio::join!(whole(&calls), whole(&calls));
     assert_eq!(first.unwrap(), second.unwrap());
     assert_eq!(seen.connections.load(Ordering::Relaxed), 2);
-    let requests = seen.requests.lock().unwrap();
+    let requests = seen.requests.lock();
     let host = url.trim_start_matches("http://").trim_end_matches("/base/");
     assert!(requests[0].starts_with("POST /base/path HTTP/1.1\r\n"));
     for header in [
@@ -131,7 +131,7 @@ async fn a_connection_that_the_engine_closed_is_replaced() {
         }
     }
     assert_eq!(seen.connections.load(Ordering::Relaxed), 3);
-    assert_eq!(seen.requests.lock().unwrap().len(), 6);
+    assert_eq!(seen.requests.lock().len(), 6);
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ fn a_response_belongs_to_its_tenant_until_it_is_removed() {
         (families.responses.get(), families.responses_bytes.get()),
         (0, 0)
     );
-    assert!(store.table().by_tenant.is_empty());
+    assert!(store.table.lock().by_tenant.is_empty());
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn bytes_are_bounded_for_a_tenant_and_in_all() {
     store.insert("b", "r3", response("r3", 3_500), now);
     store.insert("c", "r4", response("r4", 4_000), now);
     // The tenant with most bytes gives way, also where it is the newest.
-    assert!(store.table().bytes <= 10_000);
+    assert!(store.table.lock().bytes <= 10_000);
     assert!(store.body("a", "r2", now).is_some() && store.body("b", "r3", now).is_some());
     assert!(store.body("c", "r4", now).is_none());
 }
