@@ -389,7 +389,7 @@ fn started_store(dir: &Path) -> anyhow::Result<StartedStore> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// What the process of [`started_store`] does.
+/// Carried out by the process of [`started_store`].
 async fn print_started_store(dir: &Path) -> anyhow::Result<()> {
     let store = Store::start(dir).await?;
     let stats = store.client.stats().await?;

@@ -36,8 +36,8 @@ pub(crate) fn top(token: &OutputToken, most: u32) -> impl Iterator<Item = (Token
 #[derive(Clone, Copy)]
 pub(crate) struct TokenNames<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
-    /// Whether a name is the id, as in `token_id:123`, and not the text. It is the spelling of vLLM, and prime-rl takes
-    /// no other.
+    /// Whether a name is the id, as in `token_id:123`, and not the text. It is the spelling of vLLM, and prime-rl
+    /// takes no other.
     pub(crate) are_ids: bool,
 }
 

@@ -52,7 +52,7 @@ pub(super) async fn register(
     Ok(accepted(answer))
 }
 
-/// What is told of an engine that has registered.
+/// The answer about an engine that has registered.
 fn accepted_row(id: &str, url: &str, message: &str, version: u64) -> Value {
     json!({
         "status": "accepted",
