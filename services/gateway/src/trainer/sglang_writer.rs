@@ -189,8 +189,8 @@ impl SglangWriter {
         })
     }
 
-    /// Begins the log-probabilities of a prompt with its first token, which nothing comes before. Leaves out those that
-    /// the trainer did not ask for.
+    /// Begins the log-probabilities of a prompt with its first token, which nothing comes before. Leaves out those
+    /// that the trainer did not ask for.
     fn score_prompts(&mut self) {
         if self.request.output.prompt_logprobs.is_none() {
             return;
