@@ -123,7 +123,7 @@ async fn a_namespace_with_a_wrong_signature_is_refused_everywhere() -> anyhow::R
     let stranger = NamespaceSigner::new(&MeshConfig::generate()?)?.sign(namespace.clone());
     // The gateway of this mesh has signed it, but for another tenant.
     let mut altered = NamespaceSigner::new(mesh.keys())?.sign(namespace);
-    altered.namespace.tenant = "another".into();
+    Arc::make_mut(&mut altered.namespace).tenant = "another".into();
     for signed in [stranger, altered] {
         for (call, outcome) in calls(&mesh, signed).await? {
             let kind = outcome.err().map(|error| error.kind);

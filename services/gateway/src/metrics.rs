@@ -1,18 +1,19 @@
 //! The metrics of the gateway.
 
-mod token_counters;
+mod request_series;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::{Histogram, HistogramVec, IntGauge};
+use prometheus::IntGauge;
 use refrain_output_parsers::Counts;
 use refrain_protocol::openai::FinishReason;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
 use crate::request::GenerateRequest;
 
-pub(crate) use token_counters::TokenCounters;
+pub(crate) use request_series::RequestSeries;
 
 /// Most tenants with label values of their own. The others share `other`.
 const TENANT_LABELS_MAX: usize = 1000;
@@ -223,7 +224,8 @@ impl Drop for GaugeGuard {
 /// The families, and the tenants that have label values.
 pub(crate) struct GatewayMetrics {
     pub(crate) families: GatewayFamilies,
-    tenants: Mutex<HashSet<String>>,
+    /// The series of each label value of a tenant.
+    tenants: Mutex<HashMap<String, Vec<Arc<RequestSeries>>>>,
 }
 
 impl GatewayMetrics {
@@ -257,6 +259,34 @@ impl GatewayMetrics {
         self.families.rejections.with_label_values(&labels).inc();
     }
 
+    /// The series that a request of a tenant for a model counts in.
+    pub(crate) fn series(
+        &self,
+        tenant: &str,
+        model: &str,
+        hides_metrics: bool,
+    ) -> Arc<RequestSeries> {
+        let shown = self.tenant_label(tenant);
+        let mut tenants = self.tenants.lock();
+        let of_tenant = tenants.get(shown);
+        let known = of_tenant
+            .into_iter()
+            .flatten()
+            .find(|series| series.model == model && series.hides_metrics == hides_metrics);
+        if let Some(known) = known {
+            return known.clone();
+        }
+        let traced = match hides_metrics {
+            true => HIDDEN,
+            false => shown,
+        };
+        let series = RequestSeries::new(&self.families, [shown, traced], model, hides_metrics);
+        let series = Arc::new(series);
+        let of_tenant = tenants.entry(shown.to_owned()).or_default();
+        of_tenant.push(series.clone());
+        series
+    }
+
     /// Counts the tool calls of an output.
     pub(crate) fn called(&self, model: &str, calls: Counts) {
         let numbers = [calls.calls, calls.failures, calls.dropped];
@@ -284,25 +314,6 @@ impl GatewayMetrics {
         self.families.choices.with_label_values(&labels).inc();
     }
 
-    /// The times between the steps of a request. Their number tells how many tokens a step brought.
-    pub(crate) fn step_gaps(&self, request: &GenerateRequest) -> Histogram {
-        let tenant = self.trace_label(&request.tenant, request.hides_metrics);
-        let gaps = &self.families.step_gap_seconds;
-        gaps.with_label_values(&[tenant, &request.model.id])
-    }
-
-    /// The counters of the tokens of a request.
-    pub(crate) fn token_counters(
-        &self,
-        tenant: &str,
-        model: &str,
-        hides_metrics: bool,
-    ) -> TokenCounters {
-        let shown = self.tenant_label(tenant);
-        let traced = self.trace_label(tenant, hides_metrics);
-        TokenCounters::new(&self.families.tokens, shown, traced, model)
-    }
-
     /// Sets the next ends of keys, by tenant. Tenants without a label of their own show the first of all theirs.
     pub(crate) fn set_key_ends<'a>(&self, ends: impl Iterator<Item = (&'a str, i64)>) {
         let mut first = BTreeMap::new();
@@ -317,14 +328,6 @@ impl GatewayMetrics {
         }
     }
 
-    /// The label value of a tenant where a number tells what was known before. Tenants that hide that share one.
-    fn trace_label<'a>(&self, tenant: &'a str, hides_metrics: bool) -> &'a str {
-        match hides_metrics {
-            true => HIDDEN,
-            false => self.tenant_label(tenant),
-        }
-    }
-
     /// Observes the time to the first token of a choice.
     pub(crate) fn first_token(&self, request: &GenerateRequest, seconds: f64) {
         let labels = [
@@ -334,12 +337,6 @@ impl GatewayMetrics {
         ];
         let family = &self.families.first_token_seconds;
         family.with_label_values(&labels).observe(seconds);
-    }
-
-    /// Observes a value of a request in a family with the labels `tenant` and `model`.
-    pub(crate) fn observe(&self, family: &HistogramVec, request: &GenerateRequest, value: f64) {
-        let labels = [self.tenant_label(&request.tenant), &request.model.id];
-        family.with_label_values(&labels).observe(value);
     }
 
     /// The refusals because of a limit, of all tenants.
@@ -364,13 +361,13 @@ impl GatewayMetrics {
             return tenant;
         }
         let mut tenants = self.tenants.lock();
-        if tenants.contains(tenant) {
+        if tenants.contains_key(tenant) {
             return tenant;
         }
         if tenants.len() >= TENANT_LABELS_MAX {
             return "other";
         }
-        tenants.insert(tenant.to_owned());
+        tenants.insert(tenant.to_owned(), Vec::new());
         tenant
     }
 }

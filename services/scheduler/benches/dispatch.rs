@@ -138,16 +138,11 @@ impl Mesh {
         };
         LeaseRequest {
             request: RequestId(self.requests),
-            namespace: SignedNamespace {
-                namespace: Namespace {
-                    tenant: format!("tenant-{tenant}"),
-                    model: "model".into(),
-                    tokenizer: "tokenizer".into(),
-                },
-                issued_at_s: 0,
-                signature: String::new(),
-                kid: String::new(),
-            },
+            namespace: SignedNamespace::unsigned(Namespace {
+                tenant: format!("tenant-{tenant}"),
+                model: "model".into(),
+                tokenizer: "tokenizer".into(),
+            }),
             group: is_rollout.then(|| format!("group-{group}")),
             class: match is_rollout {
                 true => RequestClass::Rollout,

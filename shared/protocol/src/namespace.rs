@@ -1,6 +1,7 @@
 //! Namespaces, the borders that drafts never cross.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
@@ -73,18 +74,18 @@ impl Namespace {
 
 /// A namespace with the signature of the gateway. Services accept no other form.
 ///
-/// The service kit signs and verifies it.
+/// The service kit signs and verifies it. It is cheap to clone, since every call has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedNamespace {
     /// The namespace.
-    pub namespace: Namespace,
+    pub namespace: Arc<Namespace>,
     /// Time of the signature in Unix seconds, since a signature expires.
     pub issued_at_s: u64,
     /// Ed25519 signature over [`SignedNamespace::signed_bytes`], in hex.
-    pub signature: String,
+    pub signature: Arc<str>,
     /// The id of the key that signed it, so that the right one of several is tried. Empty if nobody said. Only JSON
     /// has it: in bincode, earlier versions would not read it.
-    pub kid: String,
+    pub kid: Arc<str>,
 }
 
 /// The form in JSON. Earlier versions ignore `kid`, and do not write it.
@@ -107,7 +108,7 @@ struct BinaryForm<'a> {
 
 impl Serialize for SignedNamespace {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (namespace, signature) = (Cow::Borrowed(&self.namespace), (&*self.signature).into());
+        let (namespace, signature) = (Cow::Borrowed(&*self.namespace), (&*self.signature).into());
         let issued_at_s = self.issued_at_s;
         match serializer.is_human_readable() {
             true => NamedForm {
@@ -142,15 +143,25 @@ impl<'de> Deserialize<'de> for SignedNamespace {
             }
         };
         Ok(SignedNamespace {
-            namespace: form.namespace.into_owned(),
+            namespace: Arc::new(form.namespace.into_owned()),
             issued_at_s: form.issued_at_s,
-            signature: form.signature.into_owned(),
-            kid: form.kid.into_owned(),
+            signature: form.signature.into(),
+            kid: form.kid.into(),
         })
     }
 }
 
 impl SignedNamespace {
+    /// A namespace without a signature, which no service accepts. Simulations need no other.
+    pub fn unsigned(namespace: Namespace) -> Self {
+        SignedNamespace {
+            namespace: Arc::new(namespace),
+            issued_at_s: 0,
+            signature: "".into(),
+            kid: "".into(),
+        }
+    }
+
     /// The bytes under the signature: a domain tag, the time, and the length-prefixed parts.
     pub fn signed_bytes(namespace: &Namespace, issued_at_s: u64) -> Vec<u8> {
         [
@@ -190,7 +201,7 @@ mod tests {
             signature: "00ff".into(),
         };
         let mut signed = SignedNamespace {
-            namespace: namespace("a", "m"),
+            namespace: namespace("a", "m").into(),
             issued_at_s: 7,
             signature: "00ff".into(),
             kid: "1f".into(),
@@ -202,7 +213,7 @@ mod tests {
         );
         assert_eq!(serde_json::from_str::<Earlier>(&written).unwrap(), earlier);
         let written = serde_json::to_string(&earlier).unwrap();
-        signed.kid.clear();
+        signed.kid = "".into();
         assert_eq!(
             serde_json::from_str::<SignedNamespace>(&written).unwrap(),
             signed

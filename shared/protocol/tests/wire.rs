@@ -90,7 +90,8 @@ fn signed() -> SignedNamespace {
             tenant: "acme".into(),
             model: "tiny".into(),
             tokenizer: "ab12".into(),
-        },
+        }
+        .into(),
         issued_at_s: 1_700_000_000,
         signature: "00ff".into(),
         kid: "1f2e3d4c5b6a7988".into(),

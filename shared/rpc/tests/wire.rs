@@ -156,10 +156,10 @@ fn plain() -> Namespace {
 
 fn signed() -> SignedNamespace {
     SignedNamespace {
-        namespace: plain(),
+        namespace: plain().into(),
         issued_at_s: 1_700_000_000,
         signature: "00ff".into(),
-        kid: String::new(),
+        kid: "".into(),
     }
 }
 

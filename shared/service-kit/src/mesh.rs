@@ -55,7 +55,7 @@ struct MeshAuthInner {
     public_keys: Vec<PublicKey>,
     clock_skew_s_max: u64,
     /// Namespaces whose signature is valid, by the signature, with their ids.
-    verified: Mutex<LruCache<String, (SignedNamespace, NamespaceId)>>,
+    verified: Mutex<LruCache<Arc<str>, (SignedNamespace, NamespaceId)>>,
 }
 
 impl MeshAuth {
@@ -184,10 +184,10 @@ impl MeshAuth {
             return Ok(id);
         }
         let signature =
-            hex::decode(&signed.signature).map_err(|_| refused("its signature is not hex"))?;
+            hex::decode(&*signed.signature).map_err(|_| refused("its signature is not hex"))?;
         let bytes = SignedNamespace::signed_bytes(&signed.namespace, signed.issued_at_s);
         // Services of older versions, and those that speak bincode, do not say which key it is.
-        let is_named = |key: &&PublicKey| signed.kid.is_empty() || signed.kid == key.kid;
+        let is_named = |key: &&PublicKey| signed.kid.is_empty() || *signed.kid == *key.kid;
         let mut keys = self.inner.public_keys.iter().filter(is_named).peekable();
         if keys.peek().is_none() {
             let kid: String = signed.kid.chars().take(2 * KID_BYTES).collect();
@@ -232,18 +232,23 @@ impl NamespaceSigner {
     }
 
     /// Signs a namespace, from now on for [`NAMESPACE_TTL_S`].
-    pub fn sign(&self, namespace: Namespace) -> SignedNamespace {
+    pub fn sign(&self, namespace: impl Into<Arc<Namespace>>) -> SignedNamespace {
         self.sign_at(namespace, clock::unix_s())
     }
 
     /// Signs a namespace from the time `issued_at_s` on, in Unix seconds.
-    pub fn sign_at(&self, namespace: Namespace, issued_at_s: u64) -> SignedNamespace {
+    pub fn sign_at(
+        &self,
+        namespace: impl Into<Arc<Namespace>>,
+        issued_at_s: u64,
+    ) -> SignedNamespace {
+        let namespace = namespace.into();
         let bytes = SignedNamespace::signed_bytes(&namespace, issued_at_s);
         SignedNamespace {
             namespace,
             issued_at_s,
-            signature: self.key.sign(&bytes),
-            kid: self.key.public.kid.clone(),
+            signature: self.key.sign(&bytes).into(),
+            kid: self.key.public.kid.as_str().into(),
         }
     }
 }

@@ -47,12 +47,10 @@ pub use self::chat_input::ChatInput;
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// The special tokens that the template may call by name, such as `bos_token`.
-    names: Vec<(String, String)>,
+    /// The names of the special tokens that the template may call by name, such as `bos_token`.
+    names: Vec<String>,
     /// How the template reads the content of messages.
     forms: ContentForms,
-    /// The date that templates see. `None`: today.
-    date: Option<Moment>,
 }
 
 /// The sources of a model's templates.
@@ -116,11 +114,16 @@ impl ChatTemplate {
                 .add_template_owned(TOOL_TEMPLATE_NAME, jinja_source::translate(source))
                 .map_err(faulty)?;
         }
+        // Templates find here what a request does not set, so that each rendering begins with its messages only.
+        for (name, text) in &names {
+            environment.add_global(name.clone(), text);
+        }
+        environment.add_global("documents", ());
+        environment.add_global(DATE_VARIABLE, date_function(Moment::now));
         let mut template = ChatTemplate {
             environment,
-            names,
+            names: names.into_iter().map(|(name, _)| name).collect(),
             forms: ContentForms::default(),
-            date: None,
         };
         template.environment.set_fuel(Some(SAMPLE_INSTRUCTIONS_MAX));
         template.forms = ContentForms::of(&|messages| {
@@ -177,7 +180,9 @@ impl ChatTemplate {
     /// # Errors
     /// The text is no date.
     pub fn with_date(mut self, date: &str) -> Result<Self, TokenizationError> {
-        self.date = Some(parse_date(date)?);
+        let date = parse_date(date)?;
+        let function = date_function(move || date);
+        self.environment.add_global(DATE_VARIABLE, function);
         Ok(self)
     }
 
@@ -188,9 +193,7 @@ impl ChatTemplate {
     pub fn check(&self) -> Result<(), TokenizationError> {
         let message = Value::from_pairs([("role", "user"), ("content", "Hello")]);
         let input = ChatInput::new(JsonList(vec![message]), None, None);
-        match self.in_shapes(&input, |variables| {
-            self.render_variables(variables.clone(), true)
-        }) {
+        match self.in_shapes(&input, |variables| self.render_variables(variables, true)) {
             Err(error @ TokenizationError::Render(_)) => Err(error),
             _ => Ok(()),
         }
@@ -262,18 +265,17 @@ impl ChatTemplate {
         input: &ChatInput,
         tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
-        self.in_shapes(input, |variables| {
-            let mut variables = variables.clone();
+        self.in_shapes(input, |mut variables| {
             let mark = unused_character(&variables)?;
             append_to_last_message(&mut variables, &format!("{mark} "))?;
-            self.encode_variables(tokenizer, &variables, false, Some(mark), tokens_max)
+            self.encode_variables(tokenizer, variables, false, Some(mark), tokens_max)
         })
     }
 
     fn encode_variables(
         &self,
         tokenizer: &Tokenizer,
-        variables: &BTreeMap<String, Value>,
+        variables: BTreeMap<String, Value>,
         add_generation_prompt: bool,
         mark: Option<char>,
         tokens_max: usize,
@@ -282,14 +284,13 @@ impl ChatTemplate {
         let needs_guard =
             values.any(|value| any_string(value, &mut |text| tokenizer.needs_guard(text)));
         let (variables, guard) = match needs_guard {
-            // Values are shared, so no text is copied.
-            false => (variables.clone(), None),
+            false => (variables, None),
             true => {
-                let guard = unused_character(variables)?;
+                let guard = unused_character(&variables)?;
                 let mut map = |text: &str| tokenizer.guard(text, guard);
                 let guarded = variables
-                    .iter()
-                    .map(|(name, value)| (name.clone(), map_strings(value, &mut map)));
+                    .into_iter()
+                    .map(|(name, value)| (name, map_strings(&value, &mut map)));
                 (guarded.collect(), Some(guard))
             }
         };
@@ -313,7 +314,7 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String, TokenizationError> {
         self.in_shapes(input, |variables| {
-            self.render_variables(variables.clone(), add_generation_prompt)
+            self.render_variables(variables, add_generation_prompt)
         })
     }
 
@@ -322,23 +323,24 @@ impl ChatTemplate {
     fn in_shapes<T>(
         &self,
         input: &ChatInput,
-        render: impl Fn(&BTreeMap<String, Value>) -> Result<T, TokenizationError>,
+        render: impl Fn(BTreeMap<String, Value>) -> Result<T, TokenizationError>,
     ) -> Result<T, TokenizationError> {
         let _stage = tracing::trace_span!(target: STAGE, "template").entered();
         let mut first_failure = None;
         let mut tried = None;
+        let shaped = |shape| variables(input, shape, &self.forms);
         for shape in Shape::ALL {
-            let variables = variables(input, shape, &self.forms);
-            if tried.as_ref() == Some(&variables) {
+            let variables = shaped(shape);
+            if tried.is_some_and(|tried| shaped(tried) == variables) {
                 continue;
             }
-            match render(&variables) {
+            match render(variables) {
                 Err(TokenizationError::Render(reason)) => {
                     first_failure.get_or_insert(reason);
                 }
                 done => return done,
             }
-            tried = Some(variables);
+            tried = Some(shape);
         }
         Err(TokenizationError::Render(first_failure.unwrap_or_default()))
     }
@@ -358,22 +360,17 @@ impl ChatTemplate {
                 .get_template(TEMPLATE_NAME)
                 .map_err(|error| failure(&error))?,
         };
-        let date = match variables.get(DATE_VARIABLE) {
-            None => self.date.unwrap_or_else(Moment::now),
-            Some(date) => parse_date(date.as_str().unwrap_or_default())
-                .map_err(|error| TokenizationError::Input(format!("{DATE_VARIABLE}: {error}")))?,
-        };
-        let names = self.names.iter();
-        variables.extend(names.map(|(name, text)| (name.clone(), Value::from(text))));
-        variables
-            .entry("documents".into())
-            .or_insert(Value::from(()));
+        if let Some(date) = variables.get_mut(DATE_VARIABLE) {
+            let parsed = parse_date(date.as_str().unwrap_or_default())
+                .map_err(|error| TokenizationError::Input(format!("{DATE_VARIABLE}: {error}")))?;
+            *date = date_function(move || parsed);
+        }
+        // A request cannot give the name of a special token to another text.
+        variables.retain(|name, _| !self.names.contains(name));
         variables.insert(
             "add_generation_prompt".into(),
             Value::from(add_generation_prompt),
         );
-        let now = move |format: &str| date.format(format);
-        variables.insert(DATE_VARIABLE.into(), Value::from_function(now));
         let mut prompt = BoundedText {
             bytes: Vec::with_capacity(PROMPT_BYTES_USUAL),
             is_full: false,
@@ -404,6 +401,11 @@ fn token_names(config: &serde_json::Value) -> Vec<(String, String)> {
         .chain(named.flatten())
         .filter_map(|(name, token)| Some((name.clone(), text(token)?)))
         .collect()
+}
+
+/// The function by which templates ask for the date.
+fn date_function(date: impl Fn() -> Moment + Send + Sync + 'static) -> Value {
+    Value::from_function(move |format: &str| date().format(format))
 }
 
 fn parse_date(text: &str) -> Result<Moment, TokenizationError> {

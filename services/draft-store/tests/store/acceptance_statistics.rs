@@ -1,5 +1,7 @@
 //! Acceptance statistics: kept with the namespace, given to all of its workers, gone when it is erased.
 
+use std::sync::Arc;
+
 use refrain_protocol::ErrorKind;
 use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::admin::EraseRequest;
@@ -244,7 +246,7 @@ async fn invalid_or_unsigned_statistics_are_refused() {
     let refused = ask(store.sign("a"), vec![0; 1 << 20]).await;
     assert_eq!(refused, Err(ErrorKind::TooLarge));
     let mut forged = store.sign("a");
-    forged.namespace.tenant = "b".into();
+    Arc::make_mut(&mut forged.namespace).tenant = "b".into();
     assert!(ask(forged, bytes).await.is_err());
     let nothing = ask(store.sign("b"), Vec::new()).await;
     assert_eq!(nothing, Ok(AcceptanceStatsReply::default()));

@@ -1,5 +1,7 @@
 //! Every route of the store, called by those who must not. They learn nothing, not even whether there is something.
 
+use std::sync::Arc;
+
 use actix_web::http::Method;
 use refrain_protocol::document::FollowReply;
 use refrain_protocol::group::{FetchGroupsRequest, GroupCursor, RegisterGroupRequest};
@@ -206,7 +208,7 @@ async fn strangers_and_forgers_get_the_same_answer_whatever_is_stored() {
             };
             // Signed for b and renamed to a; signed by another mesh; signed long ago.
             let mut renamed = store.sign("b");
-            renamed.namespace.tenant = "a".into();
+            Arc::make_mut(&mut renamed.namespace).tenant = "a".into();
             let strange = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
             let strange = strange.sign(store.sign("a").namespace);
             let mut old = store.sign("a");
@@ -262,7 +264,7 @@ async fn another_tenant_sees_an_empty_store() {
         let mut of_store = Vec::new();
         // Tenant b, and a's own gateway for another model of a.
         let mut names = store.sign("a").namespace;
-        names.model = "another".into();
+        Arc::make_mut(&mut names).model = "another".into();
         let other_model = NamespaceSigner::new(&store.mesh).unwrap().sign(names);
         for namespace in [store.sign("b"), other_model] {
             for (path, request) in named_calls(namespace, secret_segment).into_iter().skip(1) {

@@ -1,5 +1,6 @@
 //! The service around the core: HTTP, long polling, limits, restart.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use refrain_protocol::ErrorKind;
@@ -75,7 +76,7 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
         ErrorKind::Unauthorized
     );
     let mut forged = request;
-    forged.namespace.namespace.tenant = "b".into();
+    Arc::make_mut(&mut forged.namespace.namespace).tenant = "b".into();
     assert_eq!(
         http.append(forged).await.unwrap_err().kind,
         ErrorKind::Unauthorized

@@ -181,6 +181,9 @@ impl GatewayState {
             self.metrics.families.urgency_declined.inc();
         }
         let request = &accepted.request;
+        let series = self
+            .metrics
+            .series(&caller.tenant, &request.model.id, request.hides_metrics);
         let meter = self.usage.begin(UsageStart {
             subject: UsageSubject {
                 tenant: caller.tenant.clone(),
@@ -194,11 +197,7 @@ impl GatewayState {
             choices_per_prompt: request.choices_per_prompt as usize,
             choices: request.choice_count(),
             budget: quota.budget(),
-            shown: self.metrics.token_counters(
-                &caller.tenant,
-                &request.model.id,
-                request.hides_metrics,
-            ),
+            shown: series.clone(),
         });
         let meter = Arc::new(meter.await?);
         Ok(AdmittedRequest {
@@ -206,6 +205,7 @@ impl GatewayState {
             quota,
             _urgent: urgent,
             meter,
+            series,
         })
     }
 

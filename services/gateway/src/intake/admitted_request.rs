@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::admission::AdmissionTicket;
+use crate::metrics::RequestSeries;
 use crate::tenants::{QuotaTicket, UrgentTicket};
 use crate::usage::UsageMeter;
 
@@ -12,4 +13,6 @@ pub(crate) struct AdmittedRequest {
     pub(crate) quota: QuotaTicket,
     pub(crate) _urgent: UrgentTicket,
     pub(crate) meter: Arc<UsageMeter>,
+    /// The metrics that it counts in.
+    pub(crate) series: Arc<RequestSeries>,
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt};
-use prometheus::Histogram;
 use refrain_protocol::chunk::{
     ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, ParkedContext,
 };
@@ -18,6 +17,7 @@ use refrain_service_kit::clock::millis;
 use refrain_service_kit::deadline::Deadline;
 use tokio::sync::mpsc;
 
+use crate::metrics::RequestSeries;
 use crate::models::KnownNamespace;
 use crate::relay::aborts::until_aborted;
 use crate::relay::attempts::{Attempts, NextChunk, OutputSoFar};
@@ -77,7 +77,8 @@ pub(super) struct ChoiceRun<'a> {
     pub(super) first_token: Option<Instant>,
     /// When the last step arrived.
     pub(super) last_step: Option<Instant>,
-    pub(super) step_gaps: Histogram,
+    /// The metrics that the request counts in.
+    pub(super) series: Arc<RequestSeries>,
     /// Counts the output tokens of the request.
     pub(super) made: Arc<Made>,
     /// Counts for bills and budgets.
@@ -333,7 +334,7 @@ impl ChoiceRun<'_> {
                     guard.add_rejected(message.rejected());
                     self.request.model.weights.seen(message.weight_version);
                     let mut pieces = Vec::new();
-                    let now = self.received.elapsed();
+                    let now = heard.saturating_duration_since(self.received);
                     let each = self.request.shape.is_some().then_some(&mut pieces);
                     let progress = match self.choice.step_in_pieces(now, message, each) {
                         Ok(progress) => progress,
@@ -346,11 +347,11 @@ impl ChoiceRun<'_> {
                     let made = self.choice.own_len().saturating_sub(before);
                     self.made.add(made as u64);
                     let tokens = u64::from(self.choice.output_len());
-                    if self.usage_progress.is_due(tokens, Instant::now()) {
+                    if self.usage_progress.is_due(tokens, heard) {
                         self.note_usage();
                     }
-                    self.observe_first_token();
-                    self.observe_step_gap(Instant::now());
+                    self.observe_first_token(heard);
+                    self.observe_step_gap(heard);
                     for piece in pieces {
                         self.send(piece).await?;
                     }
@@ -487,19 +488,19 @@ impl ChoiceRun<'_> {
             .map_err(|_| ApiError::internal("the client went away"))
     }
 
-    fn observe_first_token(&mut self) {
+    fn observe_first_token(&mut self, now: Instant) {
         if self.first_token.is_none() {
-            self.first_token = Some(Instant::now());
+            self.first_token = Some(now);
             let metrics = &self.context.metrics;
-            let seconds = self.received.elapsed().as_secs_f64();
-            metrics.first_token(self.request, seconds);
+            let waited = now.saturating_duration_since(self.received);
+            metrics.first_token(self.request, waited.as_secs_f64());
         }
     }
 
     fn observe_step_gap(&mut self, now: Instant) {
         if let Some(last) = self.last_step.replace(now) {
             let gap = now.saturating_duration_since(last);
-            self.step_gaps.observe(gap.as_secs_f64());
+            self.series.step_gap_seconds.observe(gap.as_secs_f64());
         }
     }
 
@@ -507,12 +508,7 @@ impl ChoiceRun<'_> {
         let (Some(first), tokens @ 2..) = (self.first_token, self.choice.output_len()) else {
             return;
         };
-        let metrics = &self.context.metrics;
         let per_token_s = first.elapsed().as_secs_f64() / f64::from(tokens - 1);
-        metrics.observe(
-            &metrics.families.per_token_seconds,
-            self.request,
-            per_token_s,
-        );
+        self.series.per_token_seconds.observe(per_token_s);
     }
 }

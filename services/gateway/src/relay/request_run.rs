@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use futures_util::TryFutureExt as _;
 use futures_util::future::try_join_all;
-use refrain_output_parsers::{OutputParser, ToolParserKind};
+use refrain_output_parsers::{Counts, OutputParser, ToolParserKind};
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::error::code;
 use refrain_protocol::history::PromptHash;
@@ -22,7 +22,7 @@ use tracing::{Instrument, Span};
 
 use crate::STAGE;
 use crate::intake::AdmittedRequest;
-use crate::metrics::GaugeGuard;
+use crate::metrics::{GaugeGuard, RequestSeries};
 use crate::relay::aborts::until_aborted;
 use crate::relay::attempts::Attempts;
 use crate::relay::choice::{ChoicePlan, ChoiceProgress, ChoiceState, ChoiceSummary};
@@ -54,6 +54,7 @@ impl RelayContext {
                     context: &context,
                     request: &request,
                     received,
+                    series: &admitted.series,
                     outcome: None,
                 };
                 let reports = Reports {
@@ -61,6 +62,7 @@ impl RelayContext {
                     received,
                     made: admitted.quota.made(),
                     meter: admitted.meter.clone(),
+                    series: &admitted.series,
                 };
                 let outcome = context.run(&request, &reports).await;
                 let outcome = record.outcome.insert(outcome).clone();
@@ -194,7 +196,7 @@ impl RelayContext {
             received,
             first_token: None,
             last_step: None,
-            step_gaps: self.metrics.step_gaps(request),
+            series: reports.series.clone(),
             made: reports.made.clone(),
             meter: reports.meter.clone(),
             usage_progress: ProgressClock::new(Instant::now()),
@@ -284,7 +286,9 @@ impl RelayContext {
                     }
                     run.observe_time_per_token();
                     let summary = run.choice.summary();
-                    self.metrics.called(&request.model.id, summary.calls);
+                    if summary.calls != Counts::default() {
+                        self.metrics.called(&request.model.id, summary.calls);
+                    }
                     return Ok(summary);
                 }
                 ChunkOutcome::Continues(next) => {
@@ -320,6 +324,8 @@ struct Reports<'a> {
     made: Arc<Made>,
     /// Counts for bills and budgets.
     meter: Arc<UsageMeter>,
+    /// The metrics that the request counts in.
+    series: &'a Arc<RequestSeries>,
 }
 
 /// Waits until the scheduler has a lease back. If the task panicked, the lease ends by its time to live.
@@ -341,13 +347,13 @@ struct OutcomeRecord<'a> {
     context: &'a RelayContext,
     request: &'a GenerateRequest,
     received: Instant,
+    series: &'a RequestSeries,
     outcome: Option<Result<RequestSummary, ApiError>>,
 }
 
 impl Drop for OutcomeRecord<'_> {
     fn drop(&mut self) {
         let RelayContext { metrics, time, .. } = self.context;
-        let families = &metrics.families;
         // The gateway may have ended the request while the client still waits.
         let outcome = self.outcome.take();
         let ended_by = || time.ended_by(self.request.class, self.received);
@@ -359,7 +365,7 @@ impl Drop for OutcomeRecord<'_> {
         };
         metrics.ended(&self.request.tenant, &self.request.model.id, &status);
         let seconds = self.received.elapsed().as_secs_f64();
-        metrics.observe(&families.request_seconds, self.request, seconds);
+        self.series.seconds.observe(seconds);
         let span = Span::current();
         let Some(Ok(RequestSummary {
             usage,
@@ -370,25 +376,9 @@ impl Drop for OutcomeRecord<'_> {
             return;
         };
         if let Some(ResponseMetrics { timings, .. }) = figures {
-            let model = self.request.model.id.as_str();
-            for (phase, seconds) in [("prefill", timings.prefill_s), ("decode", timings.decode_s)] {
-                let of_phase = families.phase_seconds.with_label_values(&[model, phase]);
-                of_phase.observe(seconds);
-            }
+            self.series.observe_phases(&timings);
         }
-        let (tenant, model) = (
-            metrics.tenant_label(&self.request.tenant),
-            &*self.request.model.id,
-        );
-        for (kind, tokens) in [
-            ("input", usage.prompt_tokens),
-            ("output", usage.completion_tokens),
-        ] {
-            let of_kind = families
-                .token_usage
-                .with_label_values(&[tenant, model, kind]);
-            of_kind.observe(tokens as f64);
-        }
+        self.series.observe_usage(&usage);
         span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
         span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
     }

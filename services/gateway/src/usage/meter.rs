@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::book::UsageSubject;
 use super::keeper::{KeeperHandle, Message, RequestCounts};
-use crate::metrics::TokenCounters;
+use crate::metrics::RequestSeries;
 use crate::tenants::BudgetTicket;
 
 /// Progress is noted after this many tokens of a choice,
@@ -50,7 +50,7 @@ pub(crate) struct UsageStart {
     pub(crate) choices: usize,
     pub(crate) budget: Arc<BudgetTicket>,
     /// The metrics that show the tokens.
-    pub(crate) shown: TokenCounters,
+    pub(crate) shown: Arc<RequestSeries>,
 }
 
 /// The counts of a request. One that has no answer is settled when it is dropped.
@@ -60,7 +60,7 @@ pub(crate) struct UsageMeter {
     input_tokens: u64,
     choices_per_prompt: usize,
     budget: Arc<BudgetTicket>,
-    shown: TokenCounters,
+    shown: Arc<RequestSeries>,
     state: Mutex<MeterState>,
 }
 
@@ -210,7 +210,7 @@ impl UsageMeter {
         let known = state.known.max(sum);
         let more = known.minus(std::mem::replace(&mut state.known, known));
         self.budget.spend(more.tokens());
-        self.shown.add(more);
+        self.shown.add_tokens(more);
         sum
     }
 

@@ -105,16 +105,11 @@ impl Desk {
         let slack = shape.slots as u64 * BLOCK_SLACK_TOKENS;
         Some(Desk {
             core: Dispatch::new(config, START_MS, 0),
-            namespace: SignedNamespace {
-                namespace: Namespace {
-                    tenant: "simulated".to_owned(),
-                    model: "simulated".to_owned(),
-                    tokenizer: "simulated".to_owned(),
-                },
-                issued_at_s: 0,
-                signature: String::new(),
-                kid: String::new(),
-            },
+            namespace: SignedNamespace::unsigned(Namespace {
+                tenant: "simulated".to_owned(),
+                model: "simulated".to_owned(),
+                tokenizer: "simulated".to_owned(),
+            }),
             policy,
             calls: Vec::new(),
             jobs: workload.jobs.len(),

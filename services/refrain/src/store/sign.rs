@@ -91,7 +91,10 @@ mod tests {
             .and_then(|files| Ok(files.tokenizer()?.identity().to_owned()))
             .unwrap();
         let of = (&*signed.namespace.tenant, &*signed.namespace.model);
-        assert_eq!((of, signed.namespace.tokenizer), (("acme", "m"), tokenizer));
+        assert_eq!(
+            (of, &*signed.namespace.tokenizer),
+            (("acme", "m"), &*tokenizer)
+        );
         for (tenant, model) in [("acme", "other"), ("other", "m")] {
             let error = token(&args(tenant, model)).unwrap_err().to_string();
             assert!(error.starts_with("other: "), "{error}");

@@ -120,16 +120,11 @@ fn config() -> SchedulerConfig {
 pub(super) fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
     LeaseRequest {
         request: RequestId(request),
-        namespace: SignedNamespace {
-            namespace: Namespace {
-                tenant: tenant.into(),
-                model: "m".into(),
-                tokenizer: "t".into(),
-            },
-            issued_at_s: 0,
-            signature: String::new(),
-            kid: String::new(),
-        },
+        namespace: SignedNamespace::unsigned(Namespace {
+            tenant: tenant.into(),
+            model: "m".into(),
+            tokenizer: "t".into(),
+        }),
         group: None,
         class: Default::default(),
         weight: TenantWeight::default(),

@@ -114,16 +114,11 @@ impl Script {
                     call: LeaseCallId(self.calls),
                     request: LeaseRequest {
                         request: RequestId(words[1].parse().unwrap()),
-                        namespace: SignedNamespace {
-                            namespace: Namespace {
-                                tenant: words[2].to_owned(),
-                                model,
-                                tokenizer: "t".into(),
-                            },
-                            issued_at_s: 0,
-                            signature: String::new(),
-                            kid: String::new(),
-                        },
+                        namespace: SignedNamespace::unsigned(Namespace {
+                            tenant: words[2].to_owned(),
+                            model,
+                            tokenizer: "t".into(),
+                        }),
                         group: given.get("group").map(|group| (*group).to_owned()),
                         class: if given.contains_key("group") || given.contains_key("rollout") {
                             RequestClass::Rollout

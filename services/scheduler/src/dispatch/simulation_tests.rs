@@ -78,16 +78,11 @@ impl Rollout {
         let sample = self.samples[nth];
         let request = LeaseRequest {
             request: RequestId(nth as u128),
-            namespace: SignedNamespace {
-                namespace: Namespace {
-                    tenant: "acme".into(),
-                    model: "m".into(),
-                    tokenizer: "t".into(),
-                },
-                issued_at_s: 0,
-                signature: String::new(),
-                kid: String::new(),
-            },
+            namespace: SignedNamespace::unsigned(Namespace {
+                tenant: "acme".into(),
+                model: "m".into(),
+                tokenizer: "t".into(),
+            }),
             group: Some(sample.group.to_string()),
             class: sample.class,
             weight: TenantWeight::default(),

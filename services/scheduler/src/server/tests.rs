@@ -1,5 +1,7 @@
 //! Tests of the shell: actor, handle and listener around the core.
 
+use std::sync::Arc;
+
 use refrain_protocol::scheduling::{
     Heartbeat, LeaseFinish, LeaseOutcome, LeaseRequest, TenantWeight,
 };
@@ -189,7 +191,7 @@ async fn a_lease_is_granted_and_given_back(mesh: &TestScheduler, scheduler: &dyn
     assert!(mesh.metric("refrain_scheduler_lease_wait_seconds_count 2"));
 
     let mut forged = mesh.ask(3);
-    forged.namespace.namespace.tenant = "other".into();
+    Arc::make_mut(&mut forged.namespace.namespace).tenant = "other".into();
     assert_eq!(
         scheduler.lease(forged).await.unwrap_err().kind,
         ErrorKind::Unauthorized

@@ -30,6 +30,7 @@ mod stream_orders;
 mod streaming;
 mod transfer;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -581,7 +582,7 @@ async fn foreign_and_impossible_requests_are_refused() {
             .map(|error| error.kind)
     };
     let mut forged = chunk(&bench, &[1], 5);
-    forged.namespace.namespace.tenant = "other".into();
+    Arc::make_mut(&mut forged.namespace.namespace).tenant = "other".into();
     assert_eq!(refused(forged).await, Some(ErrorKind::Unauthorized));
     assert_eq!(
         refused(chunk(&bench, &[], 5)).await,

@@ -72,16 +72,11 @@ impl DraftStore for PickyStore {
 }
 
 fn namespace() -> SignedNamespace {
-    SignedNamespace {
-        namespace: Namespace {
-            tenant: "t".into(),
-            model: "m".into(),
-            tokenizer: "k".into(),
-        },
-        issued_at_s: 0,
-        signature: String::new(),
-        kid: String::new(),
-    }
+    SignedNamespace::unsigned(Namespace {
+        tenant: "t".into(),
+        model: "m".into(),
+        tokenizer: "k".into(),
+    })
 }
 
 fn two_tokens(document: u128, finish: Option<FinishReason>) -> DocumentUpdate {

@@ -104,7 +104,7 @@ fn tokens_that_will_never_be_valid_are_refused() {
     let foreign = Keys::new().token();
     let other = keys.signer.sign(Namespace {
         tokenizer: "another".into(),
-        ..sign(&keys.signer, "model").namespace
+        ..(*sign(&keys.signer, "model").namespace).clone()
     });
     for (token, why) in [
         (foreign, "not signed by the gateway of this mesh"),

@@ -27,7 +27,7 @@ fn only_the_signature_of_the_gateway_is_valid() {
     );
 
     let mut forged = signed.clone();
-    forged.namespace.tenant = "other".into();
+    Arc::make_mut(&mut forged.namespace).tenant = "other".into();
     assert!(auth.verify_at(&forged, 1_000_000).is_err());
     let mut renewed = signed.clone();
     renewed.issued_at_s += 1;
@@ -150,7 +150,7 @@ impl Service {
             .sign(namespace("acme"));
         // As a service of the previous version passes it on.
         let unnamed = SignedNamespace {
-            kid: String::new(),
+            kid: "".into(),
             ..signed.clone()
         };
         let verified = [signed, unnamed].map(|signed| self.auth.verify(&signed).is_ok());
@@ -302,14 +302,24 @@ fn a_signature_names_its_key() {
     let signed = NamespaceSigner::new(&mine).unwrap().sign(namespace("acme"));
     assert_eq!(signed.kid.len(), 2 * KID_BYTES);
     let refusal = MeshAuth::new(&other).unwrap().verify(&signed).unwrap_err();
-    assert!(refusal.message.contains(&signed.kid), "{}", refusal.message);
+    assert!(
+        refusal.message.contains(&*signed.kid),
+        "{}",
+        refusal.message
+    );
     // The name only chooses: it makes no other key's signature valid.
     let both = MeshConfig {
         namespace_public_keys: vec![other.namespace_public_key.clone()],
         ..mine
     };
     let mut renamed = signed;
-    renamed.kid = NamespaceSigner::new(&other).unwrap().key.public.kid.clone();
+    renamed.kid = NamespaceSigner::new(&other)
+        .unwrap()
+        .key
+        .public
+        .kid
+        .as_str()
+        .into();
     assert!(MeshAuth::new(&both).unwrap().verify(&renamed).is_err());
 }
 

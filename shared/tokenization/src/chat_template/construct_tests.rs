@@ -102,6 +102,15 @@ fn the_date_is_that_of_the_request_or_that_of_the_configuration() {
 }
 
 #[test]
+fn a_request_sets_documents_and_no_special_token() {
+    let template = template("{{ bos_token }}{% if documents %}{{ documents[0] }}{% endif %}");
+    let mut chat = input(CHAT);
+    assert_eq!(template.render(&chat, true).unwrap(), "<|endoftext|>");
+    chat.kwargs = serde_json::from_str(r#"{"bos_token": "x", "documents": ["d"]}"#).ok();
+    assert_eq!(template.render(&chat, true).unwrap(), "<|endoftext|>d");
+}
+
+#[test]
 fn chats_with_tools_have_a_template_of_their_own_where_there_is_one() {
     let config = br#"{"chat_template":[{"name":"tool_use","template":"t"},{"name":"default","template":"d"}],"image_token":"I"}"#;
     let template = ChatTemplate::from_files(None, None, Some(config))
@@ -111,7 +120,7 @@ fn chats_with_tools_have_a_template_of_their_own_where_there_is_one() {
     assert_eq!(template.render(&plain, true).unwrap(), "d");
     let tools = input(r#"{"messages":[],"tools":[{"type":"function"}]}"#);
     assert_eq!(template.render(&tools, true).unwrap(), "t");
-    assert_eq!(template.names, [("image_token".to_owned(), "I".to_owned())]);
+    assert_eq!(template.names, ["image_token"]);
     let file = ChatTemplate::from_files(Some("file"), None, Some(config))
         .unwrap()
         .unwrap();

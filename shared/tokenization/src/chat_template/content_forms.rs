@@ -80,16 +80,26 @@ impl ContentForms {
         })
     }
 
-    /// The content of a message in the form that the template reads. Where it reads one text, the texts of parts are
-    /// joined by line ends.
-    pub(super) fn apply(&self, role: &str, content: &Value) -> Value {
+    /// The form that the template reads for a role.
+    fn form(&self, role: &str) -> Form {
         let known = match role {
             "developer" => "system",
             "function" => "tool",
             role => role,
         };
         let at = ROLES.iter().position(|role| *role == known);
-        let form = at.map_or(Form::Text, |at| self.0[at]);
+        at.map_or(Form::Text, |at| self.0[at])
+    }
+
+    /// Whether a content that is one text stays as it is.
+    pub(super) fn keeps_text(&self, role: &str) -> bool {
+        matches!(self.form(role), Form::Text | Form::Either)
+    }
+
+    /// The content of a message in the form that the template reads. Where it reads one text, the texts of parts are
+    /// joined by line ends.
+    pub(super) fn apply(&self, role: &str, content: &Value) -> Value {
+        let form = self.form(role);
         let is_list = content.kind() == ValueKind::Seq;
         if !is_list && content.as_str().is_none() {
             return content.clone();

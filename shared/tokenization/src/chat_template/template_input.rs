@@ -121,6 +121,9 @@ pub(super) fn unused_character(
 /// A message as templates expect it. Fields that are null are left out. Content has the form that the template reads,
 /// and reasoning has the names that templates know.
 fn normal_message(message: &Value, shape: Shape, forms: &ContentForms) -> Value {
+    if is_plain(message, forms) {
+        return message.clone();
+    }
     let mut fields = pairs(message);
     renew(&mut fields);
     fields.retain(|(_, value)| !value.is_none());
@@ -158,6 +161,21 @@ fn normal_message(message: &Value, shape: Shape, forms: &ContentForms) -> Value 
             .map(|(name, value)| (Value::from(name), value)),
     );
     Value::from_pairs(fields)
+}
+
+/// Whether a message has a role and one text, as most have, and stays as it is in every shape.
+fn is_plain(message: &Value, forms: &ContentForms) -> bool {
+    let object = message.as_object();
+    if message.kind() != ValueKind::Map || message.len() != Some(2) {
+        return false;
+    }
+    let text = |name: &str| object?.get_value(&Value::from(name));
+    let (Some(role), Some(content)) = (text("role"), text("content")) else {
+        return false;
+    };
+    let role = role.as_str();
+    content.as_str().is_some()
+        && role.is_some_and(|role| role != "function" && forms.keeps_text(role))
 }
 
 /// A call whose arguments have the shape that the template reads. Most templates read an object. Text is the

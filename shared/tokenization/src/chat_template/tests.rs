@@ -36,9 +36,12 @@ fn markers(ids: &[TokenId]) -> usize {
 }
 
 pub(super) fn template(source: &str) -> ChatTemplate {
-    let mut template = ChatTemplate::of_source(source).unwrap();
-    template.names = vec![("bos_token".into(), "<|endoftext|>".into())];
-    template
+    let sources = TemplateSources {
+        default: source,
+        tool_use: None,
+    };
+    let names = vec![("bos_token".into(), "<|endoftext|>".into())];
+    ChatTemplate::new(sources, names).unwrap()
 }
 
 pub(super) fn input(json: &str) -> ChatInput {

@@ -56,7 +56,7 @@ impl DraftStore for DraftStoreHandle {
         let replicates = self.replicates(request.acknowledgement)?;
         let append = Append {
             namespace,
-            names: request.namespace.namespace,
+            names: Arc::unwrap_or_clone(request.namespace.namespace),
             updates: request.updates,
             waited_ms: request.waited_ms,
             author: UpdateAuthor::Worker,
@@ -283,7 +283,7 @@ impl DraftStore for DraftStoreHandle {
     ) -> Result<AcceptanceStatsReply, ApiError> {
         let _running = self.enter()?;
         let namespace = self.namespace_of(&request.namespace)?;
-        let names = request.namespace.namespace;
+        let names = Arc::unwrap_or_clone(request.namespace.namespace);
         self.check(&names, &[])?;
         if request.statistics.is_empty() {
             return self.ask(move |writer| writer.statistics(namespace)).await;

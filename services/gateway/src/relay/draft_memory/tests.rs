@@ -76,16 +76,11 @@ fn memory() -> (Arc<CountingStore>, DraftMemory) {
 }
 
 fn namespace() -> KnownNamespace {
-    let signed = SignedNamespace {
-        namespace: Namespace {
-            tenant: "tenant".into(),
-            model: "model".into(),
-            tokenizer: "tokenizer".into(),
-        },
-        issued_at_s: 0,
-        signature: String::new(),
-        kid: String::new(),
-    };
+    let signed = SignedNamespace::unsigned(Namespace {
+        tenant: "tenant".into(),
+        model: "model".into(),
+        tokenizer: "tokenizer".into(),
+    });
     signed.into()
 }
 

@@ -37,7 +37,7 @@ fn start(limiter: &Limiter, tenant: &str) -> UsageStart {
         choices_per_prompt: 2,
         choices: 4,
         budget: quota.budget(),
-        shown: metrics().token_counters(tenant, "m", false),
+        shown: metrics().series(tenant, "m", false),
     }
 }
 

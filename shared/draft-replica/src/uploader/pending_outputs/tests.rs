@@ -11,12 +11,7 @@ fn signed() -> SignedNamespace {
         model: "m".into(),
         tokenizer: "k".into(),
     };
-    SignedNamespace {
-        namespace,
-        issued_at_s: 0,
-        signature: String::new(),
-        kid: String::new(),
-    }
+    SignedNamespace::unsigned(namespace)
 }
 
 fn update(prev_len: u32, tokens: &[u32], finish: Option<FinishReason>) -> DocumentUpdate {
