@@ -4,7 +4,7 @@ use prometheus::{Histogram, IntCounter};
 use refrain_protocol::openai::{Timings, Usage};
 use refrain_protocol::usage::UsageCounts;
 
-use super::GatewayFamilies;
+use super::families::GatewayFamilies;
 
 /// The series of the requests of a tenant for a model. They are looked up once for a request, since each lookup takes
 /// as long as several observations.
