@@ -319,7 +319,7 @@ impl ChoiceRun<'_> {
                 }
             };
             heard = Instant::now();
-            silence.set(tokio::time::Instant::now() + silence_max);
+            silence.set((heard + silence_max).into());
             match event {
                 // It only shows that the silence has a reason.
                 ChunkEvent::Held { .. } => {}
