@@ -250,4 +250,34 @@ mod tests {
         assert_eq!(metrics.tenant_label("one more"), "other");
         assert_eq!(metrics.tenant_label("7"), "7");
     }
+
+    #[test]
+    fn requests_of_a_tenant_for_a_model_count_in_the_same_series() {
+        let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
+        let first = metrics.series("a", "m", false);
+        assert!(Arc::ptr_eq(&first, &metrics.series("a", "m", false)));
+        for (tenant, model, hides_metrics) in
+            [("b", "m", false), ("a", "n", false), ("a", "m", true)]
+        {
+            let other = metrics.series(tenant, model, hides_metrics);
+            assert!(!Arc::ptr_eq(&first, &other));
+        }
+        let gaps = |tenant| {
+            metrics
+                .families
+                .step_gap_seconds
+                .with_label_values(&[tenant, "m"])
+        };
+        metrics.series("b", "m", true).step_gap_seconds.observe(1.0);
+        assert_eq!(gaps(HIDDEN).get_sample_count(), 1);
+        assert_eq!(gaps("b").get_sample_count(), 0);
+        for tenant in 2..TENANT_LABELS_MAX {
+            metrics.tenant_label(&tenant.to_string());
+        }
+        let shared = metrics.series("one more", "m", false);
+        assert!(Arc::ptr_eq(
+            &shared,
+            &metrics.series("and another", "m", false)
+        ));
+    }
 }
