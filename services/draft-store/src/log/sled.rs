@@ -5,6 +5,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
 use std::time::Duration;
 
 use crate::log::journal::JournalPosition;
@@ -23,6 +25,9 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often sled writes its buffers. Nobody waits for it: a crash in between costs a longer replay.
 const FLUSH_INTERVAL_MS: u64 = 5_000;
+
+/// How long a last flush may take before another one is begun beside it. Most take some milliseconds.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Key of the [`JournalPosition`]. No record's key begins with this byte.
 const POSITION_KEY: [u8; 1] = [0];
@@ -49,7 +54,7 @@ impl SledLog {
             match guarded(|| config.open()) {
                 Err(LogError::Refused(why)) if why.contains("lock") && attempt < LOCK_ATTEMPTS => {
                     attempt += 1;
-                    std::thread::sleep(LOCK_INTERVAL);
+                    thread::sleep(LOCK_INTERVAL);
                 }
                 other => break other?,
             }
@@ -155,6 +160,36 @@ impl SledLog {
     }
 }
 
+/// sled flushes when its last handle is dropped, and a write that fails on one of its threads does not always wake the
+/// flush that waits for it. Every flush that begins after the failure wakes all that wait.
+impl Drop for SledLog {
+    fn drop(&mut self) {
+        flush_with_wakers(FLUSH_PATIENCE, || {
+            // As sled does it: its own threads may write meanwhile.
+            while guarded(|| self.db.flush()).is_ok_and(|bytes| bytes > 0) {}
+        });
+    }
+}
+
+/// Flushes, and begins another flush each time that `patience` has passed, which doubles then.
+fn flush_with_wakers(patience: Duration, flush: impl Fn() + Sync) {
+    let flush = &flush;
+    thread::scope(|scope| {
+        let (done, is_done) = channel::<()>();
+        let wake = move || {
+            let mut patience = patience;
+            while is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                // Without a thread the next one may wake them.
+                let _ = thread::Builder::new().spawn_scoped(scope, flush);
+                patience *= 2;
+            }
+        };
+        let _ = thread::Builder::new().spawn_scoped(scope, wake);
+        flush();
+        drop(done);
+    });
+}
+
 fn entries(path: &Path) -> Result<Vec<std::fs::DirEntry>, LogError> {
     std::fs::read_dir(path)
         .and_then(Iterator::collect)
@@ -216,5 +251,38 @@ fn classify(error: &sled::Error) -> LogError {
             LogError::Refused(error.to_string())
         }
         _ => LogError::Corrupt(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use parking_lot::{Condvar, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn a_flush_that_nobody_wakes_is_woken_by_a_later_one() {
+        let (failed, woken, flushes) = (Mutex::new(false), Condvar::new(), AtomicUsize::new(0));
+        flush_with_wakers(Duration::from_millis(1), || {
+            let mut has_failed = failed.lock();
+            // The first two begin before the failure, which wakes nobody.
+            if flushes.fetch_add(1, Ordering::Relaxed) < 2 {
+                woken.wait(&mut has_failed);
+            }
+            *has_failed = true;
+            woken.notify_all();
+        });
+        assert!(flushes.into_inner() >= 3);
+    }
+
+    #[test]
+    fn a_flush_that_ends_is_made_once() {
+        let flushes = AtomicUsize::new(0);
+        flush_with_wakers(Duration::from_secs(3_600), || {
+            flushes.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(flushes.into_inner(), 1);
     }
 }
