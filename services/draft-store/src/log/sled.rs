@@ -160,8 +160,8 @@ impl SledLog {
     }
 }
 
-/// sled flushes when its last handle is dropped, and a write that fails on one of its threads does not always wake the
-/// flush that waits for it. Every flush that begins after the failure wakes all that wait.
+/// sled flushes when its last handle is dropped, and a write that fails on one of its threads does not always wake
+/// the flush that waits for it. Every flush that begins after the failure wakes all that wait.
 impl Drop for SledLog {
     fn drop(&mut self) {
         flush_with_wakers(FLUSH_PATIENCE, || {
