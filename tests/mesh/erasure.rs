@@ -127,7 +127,7 @@ async fn nothing_of_an_erased_tenant_is_left_and_others_keep_theirs() -> anyhow:
     // Repeats are drafted from what was said.
     let remembered = acme.chat(&chat).await?.accepted();
     ensure!(remembered > 10, "{remembered}");
-    // What is uploaded after an erasure is stored anew.
+    // An output that is uploaded after an erasure is stored anew.
     wait_until("the repeat is in the store", async || {
         let exported = refrain(&mesh, &["store", "export", "--tenant", "acme"]);
         let outputs = exported.await.ok()?.matches("output_token_ids").count();
