@@ -15,7 +15,7 @@ use refrain_protocol::group::{
 };
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 
-use super::groups::GroupReplica;
+use super::groups::{GroupReplica, LogPosition};
 use super::registry::Registry;
 use super::take_over::store_backoff;
 use crate::metrics::{DONE, FAILED};
@@ -129,9 +129,14 @@ impl Registry {
                 self.register(signed, running).await?;
             }
         }
-        let cursors = groups.iter().map(|running| GroupCursor {
+        let positions: Vec<LogPosition> = groups
+            .iter()
+            .map(|running| running.group.log_position())
+            .collect();
+        let cursors = groups.iter().zip(&positions);
+        let cursors = cursors.map(|(running, position)| GroupCursor {
             group: running.name.clone(),
-            after: running.group.log_position(),
+            after: position.cursor,
             own: running.own.clone(),
         });
         let request = FetchGroupsRequest {
@@ -142,9 +147,8 @@ impl Registry {
         let FetchGroupsReply { groups: logs } = shared.store.fetch_groups(request).await?;
         let arrived = Instant::now();
         let mut is_caught_up = true;
-        for (running, log) in groups.iter().zip(logs) {
-            is_caught_up &= log.log.caught_up || !log.is_registered;
-            self.apply(running, log, arrived).await;
+        for ((running, log), position) in groups.iter().zip(logs).zip(positions) {
+            is_caught_up &= self.apply(running, position, log, arrived).await;
         }
         Ok(is_caught_up)
     }
@@ -171,38 +175,52 @@ impl Registry {
         Ok(())
     }
 
-    async fn apply(&self, running: &RunningGroup, log: GroupLog, arrived: Instant) {
+    /// Applies what stands in a group's log after a position. Stops when the log is begun anew meanwhile: an update
+    /// that continues a document would find nothing before it. Returns whether that was all there is.
+    async fn apply(
+        &self,
+        running: &RunningGroup,
+        position: LogPosition,
+        log: GroupLog,
+        arrived: Instant,
+    ) -> bool {
         let RunningGroup { group, .. } = running;
+        if group.has_begun_anew(position) {
+            return false;
+        }
         if !log.is_registered {
             group.note_unregistered();
-            return;
+            return true;
         }
         if log.log.reset {
             group.write().reset();
         }
         let mut received = 0;
-        for event in &log.log.events {
+        'events: for event in &log.log.events {
             match event {
                 FeedEvent::Remove(document) => group.write().remove_unless_pinned(*document),
                 FeedEvent::Update(update) => {
                     let len = || u64::from(group.read().len_of(update.document).unwrap_or(0));
-                    let before = len();
                     for part in DocumentUpdateRef::from(update).parts() {
                         drop(group.index.building.lock().await);
+                        if group.has_begun_anew(position) {
+                            break 'events;
+                        }
+                        let before = len();
                         group.merge(part);
+                        received += len().saturating_sub(before);
                         tokio::task::yield_now().await;
                     }
-                    received += len().saturating_sub(before);
                 }
             }
         }
-        group.set_log_position(log.log.cursor);
         let metrics = &self.shared.metrics;
         metrics.group_tokens_received.inc_by(received);
         if let Some(age_ms) = log.age_ms.filter(|_| received > 0) {
             let lag = Duration::from_millis(u64::from(age_ms)) + arrived.elapsed();
             metrics.group_lag_seconds.observe(lag.as_secs_f64());
         }
+        group.advance_log(position, log.log.cursor) && log.log.caught_up
     }
 }
 

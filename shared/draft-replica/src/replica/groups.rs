@@ -41,8 +41,26 @@ const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// How far the group's log in the store was read.
 #[derive(Clone, Copy, Default)]
 struct LogState {
-    position: FeedCursor,
+    position: LogPosition,
     registered: Option<tokio::time::Instant>,
+}
+
+/// A place in a group's log, up to which the group has what the log says.
+#[derive(Clone, Copy, Default)]
+pub(super) struct LogPosition {
+    pub(super) cursor: FeedCursor,
+    /// How often the log was begun anew before.
+    beginnings: u64,
+}
+
+impl LogState {
+    /// The log is read from its beginning from here on.
+    fn begin_anew(&mut self) {
+        self.position = LogPosition {
+            cursor: FeedCursor::default(),
+            beginnings: self.position.beginnings + 1,
+        };
+    }
 }
 
 /// A request's membership in its group. It ends when this is dropped.
@@ -165,12 +183,24 @@ impl GroupReplica {
     }
 
     /// The position up to which the group's log was read.
-    pub(super) fn log_position(&self) -> FeedCursor {
+    pub(super) fn log_position(&self) -> LogPosition {
         self.log.lock().position
     }
 
-    pub(super) fn set_log_position(&self, position: FeedCursor) {
-        self.log.lock().position = position;
+    /// Notes that the log was read from a position to a cursor. A log that was begun anew meanwhile stays at its
+    /// beginning, because the tree was emptied of what had been read; then this returns `false`.
+    pub(super) fn advance_log(&self, from: LogPosition, to: FeedCursor) -> bool {
+        let mut log = self.log.lock();
+        let goes_on = log.position.beginnings == from.beginnings;
+        if goes_on {
+            log.position.cursor = to;
+        }
+        goes_on
+    }
+
+    /// Whether the log was begun anew since it was at a position.
+    pub(super) fn has_begun_anew(&self, since: LogPosition) -> bool {
+        self.log.lock().position.beginnings != since.beginnings
     }
 
     /// Whether the group has not been registered in the store for so long.
@@ -188,10 +218,8 @@ impl GroupReplica {
     pub(super) fn note_unregistered(&self) {
         let mut log = self.log.lock();
         let is_refused = log.registered.is_some_and(|at| at.elapsed() < REFUSED_FOR);
-        *log = LogState {
-            registered: log.registered.filter(|_| is_refused),
-            ..LogState::default()
-        };
+        log.registered = log.registered.filter(|_| is_refused);
+        log.begin_anew();
     }
 
     fn touch(&self) {
@@ -297,8 +325,9 @@ impl Groups {
     /// from the beginning again.
     pub(super) fn reset(&self, namespace: NamespaceId) {
         for group in self.of(namespace) {
+            // First the log: what is being applied of it stops there.
+            group.log.lock().begin_anew();
             group.write().reset();
-            group.set_log_position(FeedCursor::default());
         }
     }
 

@@ -13,6 +13,7 @@ use refrain_protocol::document::{
 use refrain_rpc::DraftStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
+use refrain_suffix_index::IndexConfig;
 
 use super::*;
 use crate::config::ReplicaConfig;
@@ -237,6 +238,76 @@ async fn a_store_that_was_away_or_forgot_a_group_costs_only_time() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(store.registered.lock().len(), 1);
     assert_eq!((len(1), len(7), len(8)), (Some(3), None, Some(1)));
+}
+
+#[tokio::test]
+async fn a_log_that_is_begun_anew_while_it_is_applied_is_read_from_its_beginning() {
+    let fixture = fixture();
+    // One that does not follow groups by itself.
+    let registry = Registry::new(
+        ReplicaConfig::default(),
+        IndexConfig::default(),
+        fixture.store.clone(),
+        fixture.metrics.clone(),
+    );
+    let groups = &registry.shared.groups;
+    let member = groups.join(fixture.namespace, "g", DocumentId(1)).unwrap();
+    let running = RunningGroup {
+        name: "g".to_owned(),
+        group: member.group().clone(),
+        own: vec![DocumentId(1)],
+    };
+    let group = &running.group;
+    let log = || GroupLog {
+        is_registered: true,
+        log: FollowReply {
+            reset: true,
+            events: vec![
+                FeedEvent::Update(update(7, 0, &[4, 5])),
+                FeedEvent::Update(update(7, 2, &[6])),
+            ],
+            cursor: FeedCursor {
+                generation: 1,
+                sequence: 2,
+                ..FeedCursor::default()
+            },
+            caught_up: true,
+        },
+        age_ms: Some(80),
+    };
+    let len = || group.read().len_of(DocumentId(7));
+    let position = group.log_position();
+    {
+        let mut applying =
+            std::pin::pin!(registry.apply(&running, position, log(), Instant::now()));
+        // It lets others run after each part.
+        tokio::select! {
+            biased;
+            _ = &mut applying => panic!("both updates were applied at once"),
+            () = std::future::ready(()) => {}
+        }
+        assert_eq!(len(), Some(2));
+        groups.reset(fixture.namespace);
+        assert!(!applying.await);
+    }
+    assert_eq!(len(), None);
+    assert_eq!(group.log_position().cursor, FeedCursor::default());
+    // So does a log that arrives after that.
+    assert!(
+        !registry
+            .apply(&running, position, log(), Instant::now())
+            .await
+    );
+    assert_eq!(len(), None);
+    let position = group.log_position();
+    assert!(
+        registry
+            .apply(&running, position, log(), Instant::now())
+            .await
+    );
+    assert_eq!(len(), Some(3));
+    assert_eq!(group.log_position().cursor.sequence, 2);
+    assert_eq!(fixture.metrics.group_tokens_received.get(), 2 + 3);
 }
 
 #[test]

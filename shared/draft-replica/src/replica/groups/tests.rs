@@ -174,10 +174,17 @@ fn removed_documents_are_removed_from_groups_too() {
         sequence: 9,
         ..FeedCursor::default()
     };
-    group.set_log_position(read_to);
+    let before = group.log_position();
+    assert!(group.advance_log(before, read_to));
+    assert_eq!(group.log_position().cursor, read_to);
+    assert!(!group.has_begun_anew(before));
     groups.reset(ONE);
     assert_eq!(lengths(group, [1, 2, 3]), [Some(2), None, None]);
-    assert_eq!(group.log_position(), FeedCursor::default());
+    assert_eq!(group.log_position().cursor, FeedCursor::default());
+    // What was read before is gone with the tree, so a reader that comes back with it is late.
+    assert!(group.has_begun_anew(before));
+    assert!(!group.advance_log(before, read_to));
+    assert_eq!(group.log_position().cursor, FeedCursor::default());
 }
 
 #[test]
