@@ -181,6 +181,9 @@ async fn start_in(
             metrics.replica.clone(),
         )
     });
+    if let Some(replica) = &replica {
+        replica.forget_erased_of(&uploader);
+    }
     let handle = WorkerHandle {
         parts: Arc::new(WorkerParts {
             commands,

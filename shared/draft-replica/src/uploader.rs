@@ -7,12 +7,12 @@
 mod pending_outputs;
 mod schedule;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use refrain_protocol::document::AppendRequest;
+use refrain_protocol::document::{AppendRequest, DocumentUpdate, ERASED_LEN};
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
@@ -35,6 +35,9 @@ pub struct Uploader {
     inner: Arc<Inner>,
 }
 
+/// Forgets documents of a namespace.
+type Forget = Box<dyn Fn(NamespaceId, &[DocumentId]) + Send + Sync>;
+
 struct Inner {
     pending: Mutex<PendingOutputs>,
     /// The task found nothing to send, and sleeps until there is something. Changed under the lock of `pending`.
@@ -47,6 +50,8 @@ struct Inner {
     metrics: UploaderMetrics,
     /// Signals the end of each upload.
     flushed: Notify,
+    /// Forgets documents that were erased.
+    forget: OnceLock<Forget>,
     began: std::time::Instant,
 }
 
@@ -97,6 +102,11 @@ impl Uploader {
     ) {
         self.inner
             .change(|pending| pending.push(namespace_id, namespace, update));
+    }
+
+    /// Sets what is done with outputs of which the store says that they were erased. The first call counts.
+    pub(crate) fn on_erased(&self, forget: Forget) {
+        let _ = self.inner.forget.set(forget);
     }
 
     /// Takes over an output that another worker began, before the first update that comes from here. `output` holds
@@ -170,6 +180,7 @@ impl Inner {
             config,
             metrics,
             flushed: Notify::new(),
+            forget: OnceLock::new(),
             began: now(),
         }
     }
@@ -297,6 +308,7 @@ impl Inner {
         let mut pending = self.pending.lock();
         let lost = pending.acknowledge(namespace_id, request, &reply, sent_ms);
         self.observe(pending, lost);
+        self.forget_erased(namespace_id, &request.updates, &reply.lengths);
         if lost > 0 {
             tracing::warn!(
                 lost,
@@ -304,6 +316,21 @@ impl Inner {
             );
         }
         Ok(())
+    }
+
+    /// Forgets the outputs that were erased. Those that the store had are in its feed, but not these.
+    fn forget_erased(
+        &self,
+        namespace_id: NamespaceId,
+        updates: &[DocumentUpdate],
+        lengths: &[u32],
+    ) {
+        let answered = updates.iter().zip(lengths);
+        let erased = answered.filter(|(_, length)| **length == ERASED_LEN);
+        let erased: Vec<DocumentId> = erased.map(|(update, _)| update.document).collect();
+        if let Some(forget) = self.forget.get().filter(|_| !erased.is_empty()) {
+            forget(namespace_id, &erased);
+        }
     }
 
     fn give_up(&self, namespace_id: NamespaceId, request: &AppendRequest, error: &ApiError) {

@@ -91,8 +91,14 @@ pub struct AppendRequest {
 pub struct AppendReply {
     /// For each update, the output length that the store has now. If it is less than `prev_len + tokens.len()`, an
     /// earlier piece is missing: send again from there. If it is more, the store has later pieces already.
+    /// [`ERASED_LEN`] if the document was erased.
     pub lengths: Vec<u32>,
 }
+
+/// The length in an [`AppendReply`] of a document that was erased, or began before its tenant or session was. The
+/// store keeps nothing of it, and whoever drafts from it has to forget it. No output is as long, so a sender that
+/// does not know this value takes its update as stored, and does not send it again.
+pub const ERASED_LEN: u32 = u32::MAX;
 
 /// A position in the stream that the replicas of a shard share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

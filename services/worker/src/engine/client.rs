@@ -317,9 +317,13 @@ pub(super) fn status_error(status: u16, body: &[u8]) -> ApiError {
     }
 }
 
-/// Parses a response as JSON.
+/// Parses a response as JSON. One look at all of its bytes costs less than `serde_json`'s look at each string, which
+/// is a fifth of its time for an event of one token.
 pub(super) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
-    serde_json::from_slice(body).map_err(|error| {
+    let text = std::str::from_utf8(body).map_err(|error| {
+        unexpected_response(format!("no UTF-8 from byte {} on", error.valid_up_to()))
+    })?;
+    serde_json::from_str(text).map_err(|error| {
         // serde's message quotes the input, which may be a user's text, and details are logged.
         let position = (error.line(), error.column());
         unexpected_response(format!("{:?} error at {position:?}", error.classify()))
@@ -333,6 +337,18 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    #[test]
+    fn a_response_that_cannot_be_parsed_is_named_by_its_place_and_never_quoted() {
+        let detail = |body: &[u8]| parse::<Vec<String>>(body).unwrap_err().detail.unwrap();
+        assert_eq!(
+            parse::<Vec<String>>("[\"é\"]".as_bytes()),
+            Ok(vec!["é".to_owned()])
+        );
+        assert_eq!(detail(b"[\"secret\", 1]"), "Data error at (1, 12)");
+        assert_eq!(detail(b"[\"secret\""), "Eof error at (1, 9)");
+        assert_eq!(detail(b"[\"secret\xff\"]"), "no UTF-8 from byte 8 on");
+    }
 
     #[test]
     fn details_never_quote_the_response() {

@@ -23,7 +23,7 @@ impl ActiveRequest {
     /// The engine broke its contract.
     pub(crate) fn absorb(
         &mut self,
-        output: StepOutput,
+        mut output: StepOutput,
         weight_version: u64,
         now: Instant,
     ) -> Result<Option<Absorbed>, ApiError> {
@@ -57,16 +57,15 @@ impl ActiveRequest {
         if self.output().is_empty() {
             self.head.weight_version = weight_version;
         }
-        let step = step_message(
-            self.sequence,
-            weight_version,
-            offer.as_ref(),
-            self.drafter,
-            &output,
-        );
+        let sequence = self.sequence;
         self.sequence += 1;
         let prev_len = self.output().len() as u32;
         self.take_text(&output, now)?;
+        let drafter = self.drafter;
+        let step = StepMessage {
+            tokens: std::mem::take(&mut output.emitted),
+            ..step_message(sequence, weight_version, offer.as_ref(), drafter, &output)
+        };
         self.count(&step);
         let end = self.reached_end(output.stopped);
         let record = StepRecord {

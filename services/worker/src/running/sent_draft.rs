@@ -43,7 +43,7 @@ pub(super) fn check_draft(offer: Option<&Offer>, output: &StepOutput) -> Result<
     }
 }
 
-/// The message about a step, without log-probabilities. `drafter` is the drafter inside the engine.
+/// The message about a step, without its tokens and log-probabilities. `drafter` is the drafter inside the engine.
 pub(super) fn step_message(
     sequence: u64,
     weight_version: u64,
@@ -77,7 +77,7 @@ pub(super) fn step_message(
     };
     StepMessage {
         sequence,
-        tokens: output.emitted.clone(),
+        tokens: Vec::new(),
         logprobs: None,
         weight_version,
         source,

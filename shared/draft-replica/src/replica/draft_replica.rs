@@ -16,6 +16,7 @@ use super::namespace::NamespaceReplica;
 use super::registry::{FollowedNamespace, Registry};
 use crate::config::ReplicaConfig;
 use crate::metrics::ReplicaMetrics;
+use crate::uploader::Uploader;
 
 /// All drafts beside an engine, except for the requests' own texts.
 pub struct DraftReplica {
@@ -143,6 +144,28 @@ impl DraftReplica {
             });
         }
         Some(history)
+    }
+
+    /// Forgets the outputs of which the store says that they were erased when they are uploaded. Those that it had
+    /// are in its feed, but not these.
+    pub fn forget_erased_of(&self, uploader: &Uploader) {
+        let registry = Arc::downgrade(&self.registry);
+        uploader.on_erased(Box::new(move |namespace, documents| {
+            let Some(registry) = registry.upgrade() else {
+                return;
+            };
+            let followed = registry
+                .namespaces
+                .lock()
+                .peek(&namespace)
+                .map(|followed| Ingest {
+                    namespace: followed.replica.clone(),
+                    shared: registry.shared.clone(),
+                });
+            if let Some(ingest) = followed {
+                ingest.remove(documents);
+            }
+        }));
     }
 
     /// Stops following the store, and all maintenance.

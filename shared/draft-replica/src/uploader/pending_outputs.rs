@@ -307,6 +307,7 @@ impl PendingOutputs {
                 continue;
             };
             let sent_len = update.prev_len + update.tokens.len() as u32;
+            // `ERASED_LEN` is longer than all of it, so nothing of an erased output is sent again.
             // A length below `prev_len` means that the store lost the beginning. It gets what there is again.
             pending.acknowledged = length.min(sent_len).clamp(pending.base, pending.len());
             pending.is_end_known = pending.finish == update.finish && length >= sent_len;

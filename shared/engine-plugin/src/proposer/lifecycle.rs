@@ -94,6 +94,7 @@ impl Proposer {
         ));
         let upload_metrics = UploaderMetrics::register(registry.registry())?;
         let uploader = Uploader::start(config.uploader.clone(), store, upload_metrics);
+        replica.forget_erased_of(&uploader);
         let (outbox, inbox) = Outbox::new(&config, metrics.clone());
         let background = Background {
             replica: replica.clone(),

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use refrain_protocol::TokenId;
-use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::document::{DocumentUpdate, ERASED_LEN, LEFT_CONTEXT_TOKENS};
 
 use crate::catalog::GroupUpdate;
 use crate::codec::Damage;
@@ -19,8 +19,8 @@ use crate::writer::placement::{Placement, place};
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl Edit<'_> {
-    /// Applies an update. Returns the document's new length. A document whose stored text turns out to be damaged is
-    /// removed, and has length 0.
+    /// Applies an update. Returns the document's new length, or [`ERASED_LEN`]. A document whose stored text turns
+    /// out to be damaged is removed, and has length 0.
     pub(in crate::writer) fn apply(
         &mut self,
         append: &Append,
@@ -37,9 +37,7 @@ impl Edit<'_> {
         if append.author == UpdateAuthor::Worker
             && erasures.refuses(key, known, &append.names, &update.head)
         {
-            // The answer pretends that it was stored. Otherwise the worker would send all of it again, for ever.
-            let added = u32::try_from(update.tokens.len()).unwrap_or(u32::MAX);
-            return Ok(update.prev_len.saturating_add(added));
+            return Ok(ERASED_LEN);
         }
         match self.try_apply(key, update) {
             Ok(()) => {

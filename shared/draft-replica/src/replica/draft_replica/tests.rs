@@ -1,16 +1,19 @@
-//! Calls of the replica that must not wait.
+//! Calls of the replica that must not wait, and what it forgets.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
+    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, ERASED_LEN, FinishReason,
+    FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::{ApiError, Namespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::*;
+use crate::config::UploaderConfig;
+use crate::metrics::UploaderMetrics;
 
 /// A store that cannot be reached.
 struct UnreachableStore;
@@ -78,4 +81,76 @@ async fn a_namespace_is_returned_at_once_or_not_at_all() {
         .map(|one| one.id)
         .collect();
     assert_eq!(order, [second.0, first.0]);
+}
+
+/// A store that has erased document 13, and is never away.
+struct ErasingStore;
+
+#[async_trait]
+impl DraftStore for ErasingStore {
+    async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
+        let lengths = request.updates.iter().map(|update| match update.document {
+            DocumentId(13) => ERASED_LEN,
+            _ => update.prev_len + update.tokens.len() as u32,
+        });
+        Ok(AppendReply {
+            lengths: lengths.collect(),
+        })
+    }
+
+    async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
+        std::future::pending().await
+    }
+
+    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    async fn stats(&self) -> Result<StoreStats, ApiError> {
+        Ok(StoreStats::default())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_output_that_was_erased_before_its_upload_is_forgotten() {
+    let metrics = Metrics::new().unwrap();
+    let store = Arc::new(ErasingStore);
+    let replica = DraftReplica::new(
+        ReplicaConfig::default(),
+        64,
+        store.clone(),
+        ReplicaMetrics::register(metrics.registry()).unwrap(),
+    );
+    let uploads = UploaderMetrics::register(metrics.registry()).unwrap();
+    let uploader = Uploader::start(UploaderConfig::default(), store, uploads);
+    replica.forget_erased_of(&uploader);
+    let signed = SignedNamespace::unsigned(Namespace {
+        tenant: "tenant".into(),
+        model: "model".into(),
+        tokenizer: "tokenizer".into(),
+    });
+    let id = signed.namespace.id();
+    let namespace = replica.namespace(id, &signed);
+    let [kept, erased] = [12, 13].map(|document| {
+        let update = DocumentUpdate {
+            document: DocumentId(document),
+            epoch: 1,
+            prev_len: 0,
+            tokens: vec![1, 2, 3],
+            head: DocumentHead::default(),
+            finish: Some(FinishReason::Stop),
+        };
+        let member = replica.join_group(id, "g", update.document).unwrap();
+        namespace.merge((&update).into());
+        member.group().merge((&update).into());
+        uploader.push(id, &signed, (&update).into());
+        (update.document, member)
+    });
+    assert!(uploader.drain(Duration::from_secs(60)).await);
+    let lens = |(document, member): &(DocumentId, GroupMembership)| {
+        let of_group = member.group().read().len_of(*document);
+        (namespace.read().len_of(*document), of_group)
+    };
+    assert_eq!(lens(&kept), (Some(3), Some(3)));
+    assert_eq!(lens(&erased), (None, None));
 }

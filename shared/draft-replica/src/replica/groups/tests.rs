@@ -181,7 +181,7 @@ fn removed_documents_are_removed_from_groups_too() {
     groups.reset(ONE);
     assert_eq!(lengths(group, [1, 2, 3]), [Some(2), None, None]);
     assert_eq!(group.log_position().cursor, FeedCursor::default());
-    // What was read before is gone with the tree, so a reader that comes back with it is late.
+    // A reader that comes back with what was read before is late: that is gone with the tree.
     assert!(group.has_begun_anew(before));
     assert!(!group.advance_log(before, read_to));
     assert_eq!(group.log_position().cursor, FeedCursor::default());

@@ -2,6 +2,7 @@
 
 use super::*;
 use refrain_protocol::Namespace;
+use refrain_protocol::document::ERASED_LEN;
 
 const ID: NamespaceId = NamespaceId(1);
 
@@ -195,6 +196,19 @@ fn adopting_another_text_or_a_shorter_one_replaces() {
         );
         assert_eq!(pending.tokens(), output.len() + 1);
     }
+}
+
+#[test]
+fn nothing_of_an_erased_output_is_sent_again() {
+    let mut pending = PendingOutputs::default();
+    pending.push(ID, &signed(), (&update(0, &[1, 2], None)).into());
+    assert_eq!(exchange(&mut pending, ERASED_LEN), Some((0, vec![1, 2])));
+    assert_eq!(exchange(&mut pending, ERASED_LEN), None);
+    // Later tokens of the request are sent, so that the store can say so again.
+    let end = update(2, &[3], Some(FinishReason::Stop));
+    pending.push(ID, &signed(), (&end).into());
+    assert_eq!(exchange(&mut pending, ERASED_LEN), Some((2, vec![3])));
+    assert_eq!((pending.tokens(), pending.documents.len()), (0, 0));
 }
 
 #[test]
