@@ -3,8 +3,8 @@
 //! A worker that runs while its tenant is erased goes on sending: first the rest of the document, then, when the
 //! store answers that it has nothing of it, the whole document again. So the ids of erased documents are remembered.
 //! Documents that had begun but not reached the store yet are recognised by their time of creation, which every
-//! update carries. It is compared with the scope and time of each erasure, its *mark*. The answer to such an update says
-//! so, and its worker forgets what it drafts from it.
+//! update carries. It is compared with the scope and time of each erasure, its *mark*. The answer to such an update
+//! says so, and its worker forgets the document.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
