@@ -3,9 +3,8 @@
 mod families;
 mod labels;
 
-use std::collections::HashMap;
+use std::sync::OnceLock;
 
-use parking_lot::RwLock;
 use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntGaugeVec};
 use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
@@ -28,10 +27,13 @@ pub(crate) struct WorkerMetrics {
     goodput_tokens: IntCounter,
     step_seconds: Counter,
     draft_seconds: Counter,
-    by_source: RwLock<HashMap<(DraftSource, DraftScope), SourceCounters>>,
+    by_source: [[OnceLock<SourceCounters>; SCOPES]; SOURCES],
     pub(crate) replica: ReplicaMetrics,
     pub(crate) uploader: UploaderMetrics,
 }
+
+const SOURCES: usize = DraftSource::None as usize + 1;
+const SCOPES: usize = DraftScope::None as usize + 1;
 
 /// The counters of one source and scope.
 struct SourceCounters {
@@ -80,7 +82,7 @@ impl WorkerMetrics {
             goodput_tokens: families.goodput_tokens.with_label_values(&[model]),
             step_seconds: families.step_seconds.with_label_values(&[model]),
             draft_seconds: families.draft_seconds.with_label_values(&[model]),
-            by_source: RwLock::default(),
+            by_source: Default::default(),
             families,
             replica: ReplicaMetrics::register(metrics.registry())?,
             uploader: UploaderMetrics::register(metrics.registry())?,
@@ -140,20 +142,16 @@ impl WorkerMetrics {
     /// Counts the tokens of a step.
     pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
         self.goodput_tokens.inc_by(counts.emitted);
-        let known = self.by_source.read();
-        if let Some(counters) = known.get(&(source, scope)) {
-            return counters.add(counts);
-        }
-        drop(known);
-        let of = &self.families;
-        let labels = [&*self.model, source.as_str(), scope.as_str()];
-        let counters = SourceCounters {
-            sums: [&of.steps, &of.drafted, &of.accepted, &of.emitted]
-                .map(|family| family.with_label_values(&labels)),
-            accepted: of.accepted_per_draft.with_label_values(&labels[..2]),
-        };
+        let counters = self.by_source[source as usize][scope as usize].get_or_init(|| {
+            let of = &self.families;
+            let labels = [&*self.model, source.as_str(), scope.as_str()];
+            SourceCounters {
+                sums: [&of.steps, &of.drafted, &of.accepted, &of.emitted]
+                    .map(|family| family.with_label_values(&labels)),
+                accepted: of.accepted_per_draft.with_label_values(&labels[..2]),
+            }
+        });
         counters.add(counts);
-        self.by_source.write().insert((source, scope), counters);
     }
 
     /// Counts a decision of the router and its reason.
