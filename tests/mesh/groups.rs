@@ -3,8 +3,8 @@
 use anyhow::{bail, ensure};
 use e2e::{Chat, Event, EventStream, HttpMesh, Scrape, Service, wait_until};
 
-/// One sample runs on each worker. The namespace has no room in the replicas and is not asked for in the store, since
-/// its feed would bring the same tokens, sometimes before the log of the group.
+/// One sample runs on each worker. The namespace is evicted from the replicas soon, and is not asked for in the store,
+/// since its feed brings the same tokens, sometimes before the log of the group.
 const ONE_EACH: &str = "
     [worker]
     running_max = 1
@@ -47,8 +47,8 @@ async fn tokens_of_a_running_sample_are_drafted_on_another_worker() -> anyhow::R
     let mut first = mesh.client().stream(&long).await?;
     // It is ahead by more than what the log of the group lags behind.
     first.read_pieces(800).await?;
-    let short = sample("g").max_tokens(300).speculation("suffix");
-    let alone = Chat::random(1).max_tokens(300).speculation("off");
+    let short = sample("g").max_tokens(600).speculation("suffix");
+    let alone = Chat::random(1).max_tokens(600).speculation("off");
     let second = mesh.client().chat(&short).await?;
     ensure!(
         goes_on(&mut first).await?,

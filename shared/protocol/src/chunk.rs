@@ -101,7 +101,7 @@ pub enum DraftSource {
     Prediction,
     /// Tokens that the form of the output forces.
     Grammar,
-    /// No draft, in a plain decoding step.
+    /// No draft, in a plain decoding step. It is the last one: tables have a place for each source up to it.
     None,
 }
 
@@ -140,7 +140,7 @@ pub enum DraftScope {
     History,
     /// The namespace of the tenant.
     Tenant,
-    /// No scope, in a plain decoding step.
+    /// No scope, in a plain decoding step. It is the last one: tables have a place for each scope up to it.
     None,
 }
 

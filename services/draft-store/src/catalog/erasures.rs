@@ -3,8 +3,11 @@
 //! A worker that runs while its tenant is erased goes on sending: first the rest of the document, then, when the
 //! store answers that it has nothing of it, the whole document again. So the ids of erased documents are remembered.
 //! Documents that had begun but not reached the store yet are recognised by their time of creation, which every
-//! update carries. It is compared with the scope and time of each erasure, its *mark*. The answer to such an update
-//! says so, and its worker forgets the document.
+//! update carries. It is compared with the scope and time of each erasure, its *mark*. From then on their ids are
+//! remembered as well: the next chunk of the request may run elsewhere, and names a later time.
+//!
+//! Followers are told to drop such a document, as if the store had had it. Each further update is answered with
+//! [`ERASED_LEN`](refrain_protocol::document::ERASED_LEN), for which its worker drops it again.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -73,12 +76,17 @@ impl Erasures {
         if known {
             return false;
         }
-        self.erased.contains(&key)
+        self.is_erased(key)
             || self.marks.values().any(|mark| {
                 mark.hits_namespace(Some(names))
                     && mark.hits_time(head.created_ms)
                     && mark.hits_session(head.session.as_deref())
             })
+    }
+
+    /// Whether a document is remembered as erased.
+    pub(crate) fn is_erased(&self, key: DocumentKey) -> bool {
+        self.erased.contains(&key)
     }
 
     pub(crate) fn marks(&self) -> usize {

@@ -3,11 +3,17 @@
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::log::{LogError, refused, sync_directory};
 
 /// Name of the locked file.
 const LOCK: &str = "lock";
+
+/// How long the lock is waited for: a store that ends gives it back with the last of its threads.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Keeps other processes away. sled's own lock is not enough: it covers one log, and rewrites change which log is in
 /// use.
@@ -40,12 +46,16 @@ impl DirectoryLock {
     }
 
     fn lock(file: File, path: PathBuf) -> Result<Self, LogError> {
-        file.try_lock().map_err(|_| {
-            LogError::Refused(format!(
-                "{} is locked: another process uses this data directory; stop it first",
-                path.display()
-            ))
-        })?;
+        let began = Instant::now();
+        while file.try_lock().is_err() {
+            if began.elapsed() >= PATIENCE {
+                return Err(LogError::Refused(format!(
+                    "{} is locked: another process uses this data directory; stop it first",
+                    path.display()
+                )));
+            }
+            thread::sleep(PAUSE);
+        }
         Ok(DirectoryLock { file, path })
     }
 

@@ -93,8 +93,13 @@ fn a_directory_is_locked_once() {
         DirectoryLock::acquire(dir.path()),
         Err(LogError::Refused(_))
     ));
-    drop(held);
+    // One that is given back meanwhile is waited for.
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        drop(held);
+    });
     assert!(DirectoryLock::acquire(dir.path()).is_ok());
+    ends.join().unwrap();
 }
 
 #[test]

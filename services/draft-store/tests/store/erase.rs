@@ -313,7 +313,34 @@ async fn a_worker_that_continues_an_erased_document_does_not_bring_it_back() {
         [4]
     );
     assert_eq!(store.metric("refrain_draft_store_erasures"), 1.0);
-    assert_eq!(store.metric("refrain_draft_store_erased_documents"), 2.0);
+    assert_eq!(store.metric("refrain_draft_store_erased_documents"), 3.0);
+    store.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_update_of_an_erased_tenant_tells_followers_to_drop_its_document() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let late = of_session("s", update(3, 0, &[3; 50]));
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    erase(&store, tenant("a")).await;
+    let mut follower = Follower::default();
+    follower.catch_up(&store, "a").await;
+    // Another follower had it from the worker itself.
+    follower.texts.insert(3, vec![3; 50]);
+    let lengths = store.append("a", vec![late.clone()]).await.unwrap();
+    assert_eq!(lengths, [ERASED_LEN]);
+    follower.catch_up(&store, "a").await;
+    assert!(follower.texts.is_empty() && follower.resets == 1);
+    // The next chunk of its request begins later, and may send all of it.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let mut next = late;
+    next.head.created_ms = now_ms();
+    let mut more = next.clone();
+    (more.prev_len, more.tokens) = (50, vec![3; 10]);
+    let lengths = store.append("a", vec![more, next]).await.unwrap();
+    assert_eq!(lengths, [ERASED_LEN; 2]);
+    assert!(texts(&store, "a").await.is_empty());
     store.stop().await;
 }
 

@@ -61,11 +61,9 @@ impl ActiveRequest {
         self.sequence += 1;
         let prev_len = self.output().len() as u32;
         self.take_text(&output, now)?;
-        let drafter = self.drafter;
-        let step = StepMessage {
-            tokens: std::mem::take(&mut output.emitted),
-            ..step_message(sequence, weight_version, offer.as_ref(), drafter, &output)
-        };
+        let (offered, drafter) = (offer.as_ref(), self.drafter);
+        let mut step = step_message(sequence, weight_version, offered, drafter, &output);
+        step.tokens = std::mem::take(&mut output.emitted);
         self.count(&step);
         let end = self.reached_end(output.stopped);
         let record = StepRecord {

@@ -163,7 +163,7 @@ impl DraftReplica {
                     shared: registry.shared.clone(),
                 });
             if let Some(ingest) = followed {
-                ingest.remove(documents);
+                ingest.remove_from_trees(documents);
             }
         }));
     }

@@ -175,8 +175,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Applies what stands in a group's log after a position. Stops when the log is begun anew meanwhile: an update
-    /// that continues a document would find nothing before it. Returns whether that was all there is.
+    /// Applies what stands in a group's log after a position. Stops when the log is begun anew meanwhile, since the
+    /// rest may have what was removed then. Returns whether that was all there is.
     async fn apply(
         &self,
         running: &RunningGroup,

@@ -39,10 +39,16 @@ impl Ingest {
     /// Removes documents from the namespace, its groups and its histories.
     pub(super) fn remove(&self, documents: &[DocumentId]) {
         for documents in documents.chunks(REMOVED_AT_ONCE) {
-            self.namespace.write().remove(documents);
-            self.shared.groups.remove(self.namespace.id, documents);
+            self.remove_from_trees(documents);
             self.shared.histories.remove(self.namespace.id, documents);
         }
+    }
+
+    /// Removes documents from the namespace and its groups. Histories come from the store, and a removal from them
+    /// has all that are on their way asked for again, so a document that the store never had is not looked for there.
+    pub(super) fn remove_from_trees(&self, documents: &[DocumentId]) {
+        self.namespace.write().remove(documents);
+        self.shared.groups.remove(self.namespace.id, documents);
     }
 
     /// Removes all documents but those of requests that run here.

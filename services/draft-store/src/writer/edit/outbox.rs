@@ -32,6 +32,11 @@ impl Edit<'_> {
         }
     }
 
+    /// Notes that a document that was erased is not taken. Other replicas may get its next update.
+    pub(super) fn note_refusal(&mut self, key: DocumentKey) {
+        self.send(OutboxRecord::removal(key, true));
+    }
+
     /// Notes an operator's erasure.
     pub(super) fn note_erasure(&mut self, mark: &ErasureRecord) {
         self.send(OutboxRecord::Erasure(mark.clone()));

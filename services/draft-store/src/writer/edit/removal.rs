@@ -73,6 +73,13 @@ impl Edit<'_> {
         self.catalog.erasures.erase(key, at_ms);
     }
 
+    /// Remembers that a document was erased which the store does not have, and tells followers and other replicas.
+    pub(in crate::writer) fn refuse_erased(&mut self, key: DocumentKey) {
+        self.remember_erased(key);
+        self.add_tombstone(key);
+        self.note_refusal(key);
+    }
+
     /// Forgets erasures before a time, and the documents beyond the limit.
     pub(in crate::writer) fn forget_erased(
         &mut self,
