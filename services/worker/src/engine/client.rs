@@ -318,7 +318,7 @@ pub(super) fn status_error(status: u16, body: &[u8]) -> ApiError {
 }
 
 /// Parses a response as JSON. One look at all of its bytes costs less than `serde_json`'s look at each string, which
-/// is a fifth of its time for an event of one token. Bytes that are no UTF-8 may still be in a field that nobody reads.
+/// is a fifth of its time for an event of one token. Bytes that are no UTF-8 may be in a field that nobody reads.
 pub(super) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
     let parsed = match std::str::from_utf8(body) {
         Ok(text) => serde_json::from_str(text),

@@ -30,8 +30,8 @@ pub(super) trait EngineStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> EngineStream for S {}
 
 /// Bytes that are read at once: some hundred events of a token. hyper's own buffer grows with what arrives. Memory of
-/// such a size comes as fresh pages from the system, which cost a tenth of the time of a streamed token. The head of a
-/// response has to fit in as well; data may be longer.
+/// such a size comes as fresh pages from the system, which cost a tenth of the time of a streamed token. The head of
+/// a response has to fit in as well; data may be longer.
 const READ_BYTES: usize = 32 << 10;
 
 type Driver = http1::Connection<TokioIo<Box<dyn EngineStream>>, Full<Bytes>>;
