@@ -11,7 +11,8 @@ use crate::log::{LogError, refused, sync_directory};
 /// Name of the locked file.
 const LOCK: &str = "lock";
 
-/// How long the lock is waited for: a store that ends gives it back with the last of its threads.
+/// How long the lock is waited for. A store that ends gives it back, but a child that its process has just started
+/// holds it as well, until the child executes its program. The system has no wait for a lock with an end.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 

@@ -20,7 +20,7 @@ pub(crate) struct SledLog {
 
 /// Attempts to get sled's lock. A dropped handle of this process gives it back a little later, when sled's threads
 /// end.
-const LOCK_ATTEMPTS: u32 = 250;
+const LOCK_ATTEMPTS: u32 = 100;
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often sled writes its buffers. Nobody waits for it: a crash in between costs a longer replay.
