@@ -154,15 +154,11 @@ impl DraftReplica {
             let Some(registry) = registry.upgrade() else {
                 return;
             };
-            let followed = registry
-                .namespaces
-                .lock()
-                .peek(&namespace)
-                .map(|followed| Ingest {
-                    namespace: followed.replica.clone(),
+            if let Some(followed) = registry.followed(namespace) {
+                let ingest = Ingest {
+                    namespace: followed,
                     shared: registry.shared.clone(),
-                });
-            if let Some(ingest) = followed {
+                };
                 ingest.remove_from_trees(documents);
             }
         }));

@@ -113,8 +113,7 @@ impl Registry {
     }
 
     fn signed(&self, namespace: NamespaceId) -> Option<SignedNamespace> {
-        let namespaces = self.namespaces.lock();
-        Some(namespaces.peek(&namespace)?.replica.signed())
+        Some(self.followed(namespace)?.signed())
     }
 
     /// Reads the logs of some groups of one namespace. Returns whether that was all there is.

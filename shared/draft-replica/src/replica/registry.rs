@@ -79,6 +79,12 @@ impl Registry {
             .collect()
     }
 
+    /// A namespace, if it is followed. This is no use of it.
+    pub(super) fn followed(&self, namespace: NamespaceId) -> Option<Arc<NamespaceReplica>> {
+        let namespaces = self.namespaces.lock();
+        Some(namespaces.peek(&namespace)?.replica.clone())
+    }
+
     /// Evicts the least recently used namespace.
     pub(super) fn evict_one(&self) {
         let mut namespaces = self.namespaces.lock();

@@ -250,7 +250,7 @@ impl Edit<'_> {
         for document in &removals.documents {
             let key = DocumentKey::new(namespace, DocumentId(*document));
             if self.catalog.document(key).is_none() {
-                if removals.is_erasure && !self.catalog.erasures.is_erased(key) {
+                if removals.is_erasure {
                     self.refuse_erased(key);
                 }
                 continue;

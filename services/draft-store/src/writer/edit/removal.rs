@@ -74,7 +74,11 @@ impl Edit<'_> {
     }
 
     /// Remembers that a document was erased which the store does not have, and tells followers and other replicas.
+    /// They were told of one that is remembered already.
     pub(in crate::writer) fn refuse_erased(&mut self, key: DocumentKey) {
+        if self.catalog.erasures.is_erased(key) {
+            return;
+        }
         self.remember_erased(key);
         self.add_tombstone(key);
         self.note_refusal(key);

@@ -37,9 +37,7 @@ impl Edit<'_> {
         if append.author == UpdateAuthor::Worker
             && erasures.refuses(key, known, &append.names, &update.head)
         {
-            if !erasures.is_erased(key) {
-                self.refuse_erased(key);
-            }
+            self.refuse_erased(key);
             return Ok(ERASED_LEN);
         }
         match self.try_apply(key, update) {
