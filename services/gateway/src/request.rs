@@ -1,4 +1,5 @@
-//! Turns the JSON of a client into a [`GenerateRequest`]. All checks are made here, and none later.
+//! Turns the JSON of a client into a [`ParsedRequest`]. All checks are made here, and none later. The standing of the
+//! caller then makes a [`GenerateRequest`] of it, which can be carried out.
 
 mod body;
 mod bound_output;
@@ -6,6 +7,7 @@ mod closed_schema;
 mod end_user;
 mod faults;
 mod fields;
+mod generate_request;
 mod messages;
 mod other_fields;
 mod output_form;
@@ -22,7 +24,7 @@ use refrain_output_parsers::{ParserOptions, ReasoningParserKind};
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::{OutputForm, Sampling};
 use refrain_protocol::openai::Parameters;
-use refrain_protocol::scheduling::{RequestClass, TenantWeight};
+use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
@@ -30,12 +32,13 @@ use tokio_util::sync::CancellationToken;
 use crate::STAGE;
 use crate::config::GatewayTuning;
 use crate::models::{Model, Models};
-use crate::stream_shape::StreamShape;
+use crate::tenants::Caller;
 use body::{ChatFields, CompletionFields, RequestBody};
 use tools::{CallDemand, Tools};
 
 pub(crate) use bound_output::{BoundOutput, FormSource};
 pub(crate) use end_user::EndUser;
+pub(crate) use generate_request::GenerateRequest;
 pub(crate) use other_fields::check_supported;
 pub(crate) use samples::{SampleBody, SamplingFields};
 
@@ -94,10 +97,10 @@ impl OutputOptions {
     }
 }
 
-/// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one,
-/// so its users need not check it again.
+/// A request as its body says. Only [`ParsedRequest::chat`] and [`ParsedRequest::completion`] create one, so its users
+/// need not check it again. It has no standing yet, so it cannot be carried out.
 #[derive(Debug)]
-pub(crate) struct GenerateRequest {
+pub(crate) struct ParsedRequest {
     pub(crate) endpoint: Endpoint,
     pub(crate) tenant: String,
     pub(crate) model: Arc<Model>,
@@ -115,22 +118,15 @@ pub(crate) struct GenerateRequest {
     pub(crate) include_usage: bool,
     pub(crate) session: Option<String>,
     pub(crate) group: Option<String>,
-    /// Whether somebody waits for each token.
-    pub(crate) class: RequestClass,
-    /// The weight of the tenant.
-    pub(crate) weight: TenantWeight,
-    /// The name that the tenant has in the namespace: with the part of it that drafts and KV caches stay in.
-    pub(crate) scope: String,
+    /// Whether somebody waits for each token, as the body says.
+    pub(crate) asked_class: RequestClass,
     /// The end user, if the client names one.
     pub(crate) end_user: Option<EndUser>,
-    /// The shape of the answer's events, if it must not tell what steps brought.
-    pub(crate) shape: Option<StreamShape>,
-    /// The answer has no metrics, and nothing in its usage that tells what was known before.
-    pub(crate) hides_metrics: bool,
     /// The metrics of the answer have its steps.
     pub(crate) traces_steps: bool,
     pub(crate) speculation: Speculation,
-    pub(crate) urgency: Urgency,
+    /// How urgent it is, as the body says.
+    pub(crate) asked_urgency: Urgency,
     /// The output that the client predicts.
     pub(crate) prediction: Option<Arc<[TokenId]>>,
     /// How the output is parsed; `None`: all of it is text.
@@ -172,7 +168,7 @@ impl Default for CompletionDefaults<'_> {
     }
 }
 
-impl GenerateRequest {
+impl ParsedRequest {
     /// Reads the body of `/v1/chat/completions`, which is freed once it is parsed.
     ///
     /// # Errors
@@ -202,7 +198,7 @@ impl GenerateRequest {
         tools.check_shown(&model)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
         let mut request =
-            GenerateRequest::common(Endpoint::Chat, &parameters, tenant, model, top_logprobs)?;
+            ParsedRequest::common(Endpoint::Chat, &parameters, tenant, model, top_logprobs)?;
         request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
@@ -248,7 +244,7 @@ impl GenerateRequest {
     /// Reads the body of `/v1/completions`.
     ///
     /// # Errors
-    /// As [`GenerateRequest::chat`].
+    /// As [`ParsedRequest::chat`].
     pub(crate) fn completion(
         body: Bytes,
         tenant: &str,
@@ -256,13 +252,13 @@ impl GenerateRequest {
         limits: &GatewayTuning,
     ) -> Result<Self, ApiError> {
         let defaults = CompletionDefaults::default();
-        GenerateRequest::completion_with(body, tenant, models, limits, defaults)
+        ParsedRequest::completion_with(body, tenant, models, limits, defaults)
     }
 
     /// The same with other values for what the body does not name.
     ///
     /// # Errors
-    /// As [`GenerateRequest::chat`].
+    /// As [`ParsedRequest::chat`].
     pub(crate) fn completion_with(
         body: Bytes,
         tenant: &str,
@@ -276,7 +272,7 @@ impl GenerateRequest {
             model.clone_into(&mut read.parameters.model);
         }
         let top_logprobs = fields::completion_logprobs(&read.own)?;
-        GenerateRequest::of_prompts(read, top_logprobs, tenant, models, limits, defaults)
+        ParsedRequest::of_prompts(read, top_logprobs, tenant, models, limits, defaults)
     }
 
     /// Makes a request of the prompts of a completion. `top_logprobs` is what the client may see of each token.
@@ -301,7 +297,7 @@ impl GenerateRequest {
         let mut unknown_fields = others.checked()?;
         let asked_form = form.asked(&mut unknown_fields)?;
         let best_of = fields::best_of(&parameters, &completion)?;
-        let mut request = GenerateRequest::common(
+        let mut request = ParsedRequest::common(
             Endpoint::Completion,
             &parameters,
             tenant,
@@ -362,7 +358,7 @@ impl GenerateRequest {
         // An engine has one number for prompt and output; the answer shows as many as asked for.
         let scored = top_logprobs.max(prompt_logprobs);
         let choices = fields::choices(parameters)?;
-        Ok(GenerateRequest {
+        Ok(ParsedRequest {
             endpoint,
             tenant: tenant.to_owned(),
             prompts: Vec::new(),
@@ -384,15 +380,11 @@ impl GenerateRequest {
             include_usage: fields::include_usage(parameters)?,
             session: parameters.session.clone(),
             group: parameters.group.clone(),
-            class: fields::class(parameters),
+            asked_class: fields::class(parameters),
             speculation: parameters.speculation.unwrap_or_default(),
-            weight: TenantWeight::default(),
-            scope: tenant.to_owned(),
             end_user: None,
-            shape: None,
-            hides_metrics: false,
             traces_steps: parameters.step_trace.unwrap_or(false),
-            urgency: fields::urgency(parameters)?,
+            asked_urgency: fields::urgency(parameters)?,
             prediction: None,
             parsing: None,
             answers_function_call: false,
@@ -475,16 +467,23 @@ impl GenerateRequest {
         Ok(())
     }
 
+    /// Holds the calls of the output to less, as `loose_form` says.
+    pub(crate) fn loosen_form(&mut self) {
+        if let Some(loose) = self.loose_form.take() {
+            self.sampling.form = Some(loose);
+        }
+    }
+
     /// Checks that the answer may have its steps, if it should.
     ///
     /// # Errors
     /// The request has several choices, or its tenant hides what drafts bring.
-    pub(crate) fn check_trace(&self) -> Result<(), ApiError> {
+    pub(crate) fn check_trace(&self, caller: &Caller) -> Result<(), ApiError> {
         let refused = |message| Err(ApiError::invalid("step_trace", message));
         if !self.traces_steps {
             return Ok(());
         }
-        if self.hides_metrics || self.shape.is_some() {
+        if caller.policy.hides_metrics || caller.policy.shape.is_some() {
             return refused(
                 "step_trace: the answers of this tenant do not tell what drafts bring (hides_metrics or stream_shaping)",
             );

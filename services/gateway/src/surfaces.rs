@@ -1,7 +1,7 @@
 //! The surfaces: the APIs through which clients ask for an output.
 //!
 //! A surface reads its body and writes its answers. The work between is the same for all of them: every body becomes
-//! a [`GenerateRequest`], and all but text completions become one through the body of a chat ([`ChatBody`]). So a
+//! a [`ParsedRequest`], and all but text completions become one through the body of a chat ([`ChatBody`]). So a
 //! field of sampling is read in one place, whichever API it came through. The answers of `messages` and `responses`
 //! are state machines over the events of an output; `items` has the part that both share.
 //!
@@ -24,7 +24,7 @@ use refrain_protocol::ApiError;
 
 use crate::config::GatewayTuning;
 use crate::models::Models;
-use crate::request::{EndUser, GenerateRequest};
+use crate::request::{GenerateRequest, ParsedRequest};
 use crate::response::{AnswerWriter, SurfaceWriter};
 use crate::tenants::Caller;
 use crate::tenants::file::KeyEndpoint;
@@ -55,6 +55,12 @@ pub(crate) struct SurfaceContext<'a> {
     pub(crate) models: &'a Models,
     pub(crate) tuning: &'a GatewayTuning,
     pub(crate) stored: &'a Arc<ResponseStore>,
+}
+
+/// A request as its body says, and what its answer repeats of the body.
+pub(crate) struct ParsedBody {
+    pub(crate) request: ParsedRequest,
+    answer: AnswerShape,
 }
 
 /// A request that can be carried out, and what its answer repeats of the body.
@@ -91,44 +97,41 @@ impl Surface {
     /// Reads a body.
     ///
     /// # Errors
-    /// As [`GenerateRequest::chat`].
+    /// As [`ParsedRequest::chat`].
     pub(crate) fn read(
         self,
         body: Bytes,
         tenant: &str,
         context: &SurfaceContext<'_>,
-    ) -> Result<AcceptedRequest, ApiError> {
+    ) -> Result<ParsedBody, ApiError> {
         let (models, tuning) = (context.models, context.tuning);
         let (request, answer) = match self {
             Surface::Chat => (
-                GenerateRequest::chat(body, tenant, models, tuning)?,
+                ParsedRequest::chat(body, tenant, models, tuning)?,
                 AnswerShape::OpenAi,
             ),
             Surface::Completion => (
-                GenerateRequest::completion(body, tenant, models, tuning)?,
+                ParsedRequest::completion(body, tenant, models, tuning)?,
                 AnswerShape::OpenAi,
             ),
             Surface::Messages | Surface::MessagesCount => {
                 let counts_only = self == Surface::MessagesCount;
                 let (chat, format_field) = messages::to_chat(body, counts_only)?;
                 let renamed = |error| messages::renamed(error, format_field);
-                let read = GenerateRequest::chat(chat, tenant, models, tuning);
+                let read = ParsedRequest::chat(chat, tenant, models, tuning);
                 let mut request = read.map_err(renamed)?;
                 request.rename_form_places(renamed);
                 (request, AnswerShape::Messages)
             }
             Surface::Responses | Surface::ResponsesCount => {
                 let (chat, echo) = responses::to_chat(body, tenant, context.stored)?;
-                let read = GenerateRequest::chat(chat, tenant, models, tuning);
+                let read = ParsedRequest::chat(chat, tenant, models, tuning);
                 let mut request = read.map_err(responses::renamed)?;
                 request.rename_form_places(responses::renamed);
                 (request, AnswerShape::Responses(Box::new(echo)))
             }
         };
-        Ok(AcceptedRequest {
-            request: Arc::new(request),
-            answer,
-        })
+        Ok(ParsedBody { request, answer })
     }
 
     /// The body of an error response, where it is not OpenAI's.
@@ -142,45 +145,25 @@ impl Surface {
     }
 }
 
-impl AcceptedRequest {
+impl ParsedBody {
     /// A request that is answered in OpenAI's shape, or by a writer of the caller's own.
-    pub(crate) fn of(request: GenerateRequest) -> Self {
-        AcceptedRequest {
-            request: Arc::new(request),
+    pub(crate) fn of(request: ParsedRequest) -> Self {
+        ParsedBody {
+            request,
             answer: AnswerShape::OpenAi,
         }
     }
 
-    /// Holds the calls of the output to less, as [`GenerateRequest::loose_form`] says. Nobody else may have the
-    /// request yet.
-    pub(crate) fn loosen_form(&mut self) {
-        if let Some(request) = Arc::get_mut(&mut self.request)
-            && let Some(loose) = request.loose_form.take()
-        {
-            request.sampling.form = Some(loose);
+    /// Gives the request the standing of its caller, as [`ParsedRequest::admit`].
+    pub(crate) fn admit(self, caller: &Caller, may_be_urgent: bool) -> AcceptedRequest {
+        AcceptedRequest {
+            request: self.request.admit(caller, may_be_urgent),
+            answer: self.answer,
         }
     }
+}
 
-    /// Gives the request the standing of its caller. Nobody else may have it yet.
-    pub(crate) fn hold_to(&mut self, caller: &Caller) {
-        let policy = &caller.policy;
-        if let Some(request) = Arc::get_mut(&mut self.request) {
-            let end_user = request.end_user.map(EndUser::hex);
-            request.scope = caller.scope(end_user.as_deref());
-            request.shape = policy.shape;
-            request.hides_metrics = policy.hides_metrics;
-            request.weight = policy.weight;
-            request.class = policy.class(request.class);
-        }
-    }
-
-    /// Takes the hints away that make the request urgent. Nobody else may have it yet.
-    pub(crate) fn make_ordinary(&mut self) {
-        if let Some(request) = Arc::get_mut(&mut self.request) {
-            request.urgency = request.urgency.ordinary();
-        }
-    }
-
+impl AcceptedRequest {
     /// Creates the writer of the answer.
     ///
     /// # Errors

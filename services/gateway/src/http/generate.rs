@@ -14,9 +14,9 @@ use crate::intake::{AdmissionTicket, AdmittedRequest, FormVerdict};
 use crate::metrics::NONE;
 use crate::models::unknown_model;
 use crate::relay::{RelayEvent, RequestEvents};
-use crate::request::GenerateRequest;
+use crate::request::{GenerateRequest, ParsedRequest};
 use crate::response::{EventStreamBody, SurfaceWriter};
-use crate::surfaces::{AcceptedRequest, Surface};
+use crate::surfaces::{AcceptedRequest, ParsedBody, Surface};
 use crate::tenants::{Caller, QuotaTicket};
 use crate::usage::{UsageStart, UsageSubject};
 
@@ -90,53 +90,50 @@ impl GatewayState {
         let read = move |gateway: &GatewayState, body, tenant: &str| {
             surface.read(body, tenant, &gateway.surface_context())
         };
-        let mut accepted = self
+        let mut parsed: ParsedBody = self
             .parse(&caller.tenant, admitted.body, received, read)
             .await?;
-        self.unknown_fields.met(&accepted.request.unknown_fields)?;
-        AccessNote::of(request).note(|facts| {
-            facts.model = Some(accepted.request.model.id.clone());
-        });
-        self.judge(&mut accepted, caller).await?;
-        let request = &accepted.request;
-        ticket.decide(request.class, request.choice_count())?;
-        let reserved = self.reserve(request, &mut quota).await?;
-        let admitted = self
-            .begin(&mut accepted, caller, ticket, quota, reserved)
-            .await?;
+        let asked = &mut parsed.request;
+        AccessNote::of(request).note(|facts| facts.model = Some(asked.model.id.clone()));
+        self.judge(asked, caller).await?;
+        let class = caller.policy.class(asked.asked_class);
+        ticket.decide(class, asked.choice_count())?;
+        let reserved = self.reserve(asked, &mut quota).await?;
+        let admitted = self.begin(asked, caller, ticket, quota, reserved).await?;
+        let accepted = parsed.admit(caller, admitted.may_be_urgent());
         Ok((accepted, admitted))
     }
 
-    /// Checks what a request asks for, and gives it the standing of its caller.
+    /// Checks what a request asks for.
     ///
     /// # Errors
     /// `NotFound` for a model that is not for this caller, `InvalidRequest` for what the engine cannot do.
     pub(crate) async fn judge(
         &self,
-        accepted: &mut AcceptedRequest,
+        request: &mut ParsedRequest,
         caller: &Caller,
     ) -> Result<(), ApiError> {
-        if !caller.may_use(&accepted.request.model.id) {
+        self.unknown_fields.met(&request.unknown_fields)?;
+        if !caller.may_use(&request.model.id) {
             return Err(unknown_model());
         }
         // Other engines judge a form by themselves, and may know more than these grammars, or less.
-        if self.models.compiles_forms(&accepted.request.model) {
-            if self.forms.check(&accepted.request).await? == FormVerdict::CompilesLoosely {
-                accepted.loosen_form();
+        if self.models.compiles_forms(&request.model) {
+            if self.forms.check(request).await? == FormVerdict::CompilesLoosely {
+                request.loosen_form();
             }
-        } else if accepted.request.sampling.form.is_some()
-            && accepted.request.chunk_tokens.is_some()
-            && self.models.worker_count(&accepted.request.model) > 0
+        } else if request.sampling.form.is_some()
+            && request.chunk_tokens.is_some()
+            && self.models.worker_count(&request.model) > 0
         {
             let message = format!(
                 "chunk_tokens: the engine behind {} begins a form anew with each call; leave it out",
-                accepted.request.model.id
+                request.model.id
             );
             let error = ApiError::invalid("chunk_tokens", message);
             return Err(error.with_code("unsupported_by_engine"));
         }
-        accepted.hold_to(caller);
-        accepted.request.check_trace()
+        request.check_trace(caller)
     }
 
     /// Reserves the tokens of a request in the limits of its caller. Returns those of prompts and outputs.
@@ -145,7 +142,7 @@ impl GatewayState {
     /// As [`QuotaTicket::reserve`].
     pub(crate) async fn reserve(
         &self,
-        request: &GenerateRequest,
+        request: &ParsedRequest,
         quota: &mut QuotaTicket,
     ) -> Result<(u64, u64), ApiError> {
         let prompts = &request.prompts;
@@ -163,27 +160,27 @@ impl GatewayState {
     /// `Unavailable` where its usage cannot be written down.
     pub(crate) async fn begin(
         &self,
-        accepted: &mut AcceptedRequest,
+        request: &ParsedRequest,
         caller: &Caller,
         ticket: AdmissionTicket,
         quota: QuotaTicket,
         reserved: (u64, u64),
     ) -> Result<AdmittedRequest, ApiError> {
+        let asks_urgency = request.asked_urgency.is_urgent();
         let urgent = self.urgent_shares.begin(
             &caller.tenant,
             &caller.policy,
-            accepted.request.urgency.is_urgent(),
+            asks_urgency,
             reserved,
             quota.made(),
         );
-        if !urgent.is_urgent() && accepted.request.urgency.is_urgent() {
-            accepted.make_ordinary();
+        if !urgent.is_urgent() && asks_urgency {
             self.metrics.families.urgency_declined.inc();
         }
-        let request = &accepted.request;
+        let hides_metrics = caller.policy.hides_metrics;
         let series = self
             .metrics
-            .series(&caller.tenant, &request.model.id, request.hides_metrics);
+            .series(&caller.tenant, &request.model.id, hides_metrics);
         let meter = self.usage.begin(UsageStart {
             subject: UsageSubject {
                 tenant: caller.tenant.clone(),
@@ -203,7 +200,7 @@ impl GatewayState {
         Ok(AdmittedRequest {
             _ticket: ticket,
             quota,
-            _urgent: urgent,
+            urgent,
             meter,
             series,
         })

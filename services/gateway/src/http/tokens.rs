@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::http::state::{GatewayState, finish};
 use crate::metrics::NONE;
 use crate::models::Model;
-use crate::request::{GenerateRequest, read};
+use crate::request::{ParsedRequest, read};
 use crate::surfaces::{ChatBody, Surface};
 use crate::tenants::file::KeyEndpoint;
 
@@ -187,7 +187,7 @@ fn tokenized(gateway: &GatewayState, body: Bytes, tenant: &str) -> Result<Tokeni
                 chat.take(&given, field, field)?;
             }
             let request =
-                GenerateRequest::chat(chat.finish(), tenant, &gateway.models, &gateway.tuning)?;
+                ParsedRequest::chat(chat.finish(), tenant, &gateway.models, &gateway.tuning)?;
             request
                 .prompts
                 .iter()

@@ -11,8 +11,15 @@ use crate::usage::UsageMeter;
 pub(crate) struct AdmittedRequest {
     pub(crate) _ticket: AdmissionTicket,
     pub(crate) quota: QuotaTicket,
-    pub(crate) _urgent: UrgentTicket,
+    pub(crate) urgent: UrgentTicket,
     pub(crate) meter: Arc<UsageMeter>,
     /// The metrics that it counts in.
     pub(crate) series: Arc<RequestSeries>,
+}
+
+impl AdmittedRequest {
+    /// Whether the request may be urgent, if it asks for that.
+    pub(crate) fn may_be_urgent(&self) -> bool {
+        self.urgent.is_urgent()
+    }
 }

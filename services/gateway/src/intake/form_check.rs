@@ -17,8 +17,8 @@ use tokio::sync::{Semaphore, TryAcquireError};
 
 use super::rate_limited;
 use crate::metrics::GatewayMetrics;
-use crate::models::FormModel;
-use crate::request::{FormSource, GenerateRequest};
+use crate::models::{FormModel, Model};
+use crate::request::{FormSource, ParsedRequest};
 
 /// Time after which no further part of a form is compiled alone to find the place of an error.
 const LOCATE_TIME_MAX: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ struct PlacesMax {
 pub(crate) enum FormVerdict {
     /// There is none, or it can be compiled.
     Compiles,
-    /// Only [`GenerateRequest::loose_form`] can be compiled.
+    /// Only [`ParsedRequest::loose_form`] can be compiled.
     CompilesLoosely,
 }
 
@@ -95,10 +95,7 @@ impl FormCheck {
     ///
     /// # Errors
     /// `InvalidRequest` with the place of the fault, or `Overloaded` if too many forms wait.
-    pub(crate) async fn check(
-        &self,
-        request: &Arc<GenerateRequest>,
-    ) -> Result<FormVerdict, ApiError> {
+    pub(crate) async fn check(&self, request: &ParsedRequest) -> Result<FormVerdict, ApiError> {
         let Some(form) = request.sampling.form.as_deref() else {
             return Ok(FormVerdict::Compiles);
         };
@@ -139,7 +136,12 @@ impl FormCheck {
         drop((waits, waiting));
         let gauge = self.metrics.families.forms_compiling.clone();
         gauge.inc();
-        let request = request.clone();
+        let asked = AskedForm {
+            form: form.clone(),
+            loose: request.loose_form.as_deref().cloned(),
+            sources: request.form_sources.clone(),
+            model: request.model.clone(),
+        };
         let model = request.model.id.as_str();
         let verdicts = self
             .metrics
@@ -148,9 +150,9 @@ impl FormCheck {
             .with_label_values(&[model]);
         // The work goes on if the client leaves meanwhile, so the permits belong to it.
         tokio::task::spawn_blocking(move || {
-            let checked = check(namespace, &request);
+            let checked = asked.check(namespace);
             gauge.dec();
-            verdicts.set(request.model.grammars.verdicts().cast_signed() as i64);
+            verdicts.set(asked.model.grammars.verdicts().cast_signed() as i64);
             drop((permit, in_tenant, places));
             checked
         })
@@ -188,37 +190,44 @@ impl Drop for WaitingForm {
     }
 }
 
-fn check(namespace: NamespaceId, request: &GenerateRequest) -> Result<FormVerdict, ApiError> {
-    let compiles = |form: &OutputForm| {
-        let model = &request.model;
-        let files = FormModel {
-            tokenizer: &model.tokenizer,
-            end_tokens: &model.stop_token_ids,
+/// The form of a request, for the thread that compiles it.
+struct AskedForm {
+    form: OutputForm,
+    loose: Option<OutputForm>,
+    sources: Vec<FormSource>,
+    model: Arc<Model>,
+}
+
+impl AskedForm {
+    fn check(&self, namespace: NamespaceId) -> Result<FormVerdict, ApiError> {
+        let compiles = |form: &OutputForm| {
+            let model = &self.model;
+            let files = FormModel {
+                tokenizer: &model.tokenizer,
+                end_tokens: &model.stop_token_ids,
+            };
+            model.grammars.check(namespace, form, &files)
         };
-        model.grammars.check(namespace, form, &files)
-    };
-    let Some(form) = request.sampling.form.as_deref() else {
-        return Ok(FormVerdict::Compiles);
-    };
-    let Err(error) = compiles(form) else {
-        return Ok(FormVerdict::Compiles);
-    };
-    // A form that could not be compiled for another reason may be compiled next time.
-    let is_refused = matches!(
-        error,
-        GrammarError::Invalid { .. } | GrammarError::Refused(_)
-    );
-    let loose = request.loose_form.as_deref().filter(|_| is_refused);
-    if loose.is_some_and(|loose| compiles(loose).is_ok()) {
-        return Ok(FormVerdict::CompilesLoosely);
-    }
-    let until = Instant::now() + LOCATE_TIME_MAX;
-    Err(located(&request.form_sources, error, |form| {
-        match Instant::now() < until {
-            true => compiles(form),
-            false => Ok(()),
+        let Err(error) = compiles(&self.form) else {
+            return Ok(FormVerdict::Compiles);
+        };
+        // A form that could not be compiled for another reason may be compiled next time.
+        let is_refused = matches!(
+            error,
+            GrammarError::Invalid { .. } | GrammarError::Refused(_)
+        );
+        let loose = self.loose.as_ref().filter(|_| is_refused);
+        if loose.is_some_and(|loose| compiles(loose).is_ok()) {
+            return Ok(FormVerdict::CompilesLoosely);
         }
-    }))
+        let until = Instant::now() + LOCATE_TIME_MAX;
+        Err(located(&self.sources, error, |form| {
+            match Instant::now() < until {
+                true => compiles(form),
+                false => Ok(()),
+            }
+        }))
+    }
 }
 
 /// The error of a form, at the part of the body that cannot be compiled alone.

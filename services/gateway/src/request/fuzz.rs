@@ -7,7 +7,7 @@ use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
 use refrain_tokenization::testing::byte_level_files;
 
-use super::GenerateRequest;
+use super::ParsedRequest;
 use crate::config::{GatewayTuning, ModelConfig};
 use crate::models::Models;
 
@@ -42,7 +42,7 @@ fn files() -> ModelFiles {
     files
 }
 
-type Parse = fn(Bytes, &str, &Models, &GatewayTuning) -> Result<GenerateRequest, ApiError>;
+type Parse = fn(Bytes, &str, &Models, &GatewayTuning) -> Result<ParsedRequest, ApiError>;
 
 /// Parses a body and checks the answer.
 fn check(parse: Parse, models: &Models, body: Vec<u8>) {
@@ -110,11 +110,11 @@ fn fuzz(parse: Parse, valid: [&'static str; 3]) {
 /// request::fuzz::any_chat_is_a_request_or_an_error` for as long as wanted, guided by coverage.
 #[test]
 fn any_chat_is_a_request_or_an_error() {
-    fuzz(GenerateRequest::chat, CHATS);
+    fuzz(ParsedRequest::chat, CHATS);
 }
 
 /// As above, for text completions.
 #[test]
 fn any_completion_is_a_request_or_an_error() {
-    fuzz(GenerateRequest::completion, COMPLETIONS);
+    fuzz(ParsedRequest::completion, COMPLETIONS);
 }

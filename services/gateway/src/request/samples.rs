@@ -11,7 +11,7 @@ use super::faults;
 use super::other_fields::{OtherFields, check_supported};
 use super::output_form::{FORM_FIELDS, FormFields};
 use super::refusal::invalid;
-use super::{CompletionDefaults, GenerateRequest};
+use super::{CompletionDefaults, ParsedRequest};
 use crate::config::GatewayTuning;
 use crate::models::Models;
 
@@ -68,11 +68,11 @@ pub(crate) struct SampleBody {
     pub(crate) top_logprobs: Option<u32>,
 }
 
-impl GenerateRequest {
+impl ParsedRequest {
     /// Makes rollouts of a body. Without an output limit they may fill the context.
     ///
     /// # Errors
-    /// As [`GenerateRequest::completion`].
+    /// As [`ParsedRequest::completion`].
     pub(crate) fn samples(
         body: SampleBody,
         tenant: &str,
@@ -100,7 +100,7 @@ impl GenerateRequest {
             others: OtherFields::default(),
         };
         let mut request =
-            GenerateRequest::of_prompts(read, body.top_logprobs, tenant, models, limits, defaults)?;
+            ParsedRequest::of_prompts(read, body.top_logprobs, tenant, models, limits, defaults)?;
         // The answer shows each token, and the version that sampled it.
         request.output.has_token_ids = true;
         Ok(request)

@@ -6,14 +6,18 @@ use std::path::Path;
 
 use bytes::Bytes;
 use refrain_output_parsers::{Delivery, ToolParserKind};
+use refrain_protocol::scheduling::RequestClass;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_tokenization::ModelFiles;
 use serde_json::{Value, json};
 
-use super::GenerateRequest;
+use super::ParsedRequest;
 use crate::config::{GatewayTuning, ModelConfig};
 use crate::models::Models;
+use crate::stream_shape::StreamShape;
+use crate::tenants::Caller;
+use crate::tenants::file::{Isolation, LimitsEntry};
 
 /// Counts the bytes that the current thread has allocated, and their peak.
 struct Counting;
@@ -71,8 +75,8 @@ fn shipped() -> Models {
     Models::new(&[config], &files, signer).unwrap()
 }
 
-fn chat(models: &Models, body: &Value) -> Result<GenerateRequest, ApiError> {
-    GenerateRequest::chat(
+fn chat(models: &Models, body: &Value) -> Result<ParsedRequest, ApiError> {
+    ParsedRequest::chat(
         Bytes::from(body.to_string()),
         "a",
         models,
@@ -80,8 +84,8 @@ fn chat(models: &Models, body: &Value) -> Result<GenerateRequest, ApiError> {
     )
 }
 
-fn completion(models: &Models, body: &Value) -> Result<GenerateRequest, ApiError> {
-    GenerateRequest::completion(
+fn completion(models: &Models, body: &Value) -> Result<ParsedRequest, ApiError> {
+    ParsedRequest::completion(
         Bytes::from(body.to_string()),
         "a",
         models,
@@ -217,9 +221,9 @@ fn a_large_body_takes_a_few_times_its_bytes_and_is_refused_without_being_tokeniz
         let held = HELD.get();
         HELD_MAX.set(held);
         let read = if is_chat {
-            GenerateRequest::chat
+            ParsedRequest::chat
         } else {
-            GenerateRequest::completion
+            ParsedRequest::completion
         };
         let error =
             read(Bytes::from(body), "a", &models, &GatewayTuning::default()).expect_err(name);
@@ -308,7 +312,7 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
     let models = shipped();
     let parse = |body: &str| {
         let body = Bytes::from(body.to_owned());
-        GenerateRequest::chat(body, "a", &models, &GatewayTuning::default())
+        ParsedRequest::chat(body, "a", &models, &GatewayTuning::default())
             .map_err(|error| (error.param, error.message))
     };
     let message = r#""messages":[{"role":"user","content":"a"}]"#;
@@ -359,7 +363,46 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
 }
 
 /// The sampling of a chat with these fields, or the parameter at fault and its code.
-fn asked(models: &Models, fields: Value) -> Result<GenerateRequest, (String, Option<String>)> {
+/// A caller who may do less than the request asks for.
+fn held_caller() -> Caller {
+    let mut caller = Caller {
+        tenant: "a".into(),
+        tenant_limits: LimitsEntry::default(),
+        policy: Default::default(),
+        key: None,
+        fixed_key: None,
+    };
+    caller.policy.class_max = RequestClass::Rollout;
+    caller.policy.isolation = Isolation::User;
+    caller.policy.shape = Some(StreamShape::Size);
+    caller.policy.hides_metrics = true;
+    caller
+}
+
+#[test]
+fn a_request_has_the_standing_of_its_caller_as_soon_as_it_can_be_carried_out() {
+    let models = shipped();
+    let of_user = |user: &str| {
+        let fields = json!({"user": user, "class": "interactive", "priority": "high"});
+        asked(&models, fields).unwrap()
+    };
+    let mut caller = held_caller();
+    let ann = of_user("ann").admit(&caller, false);
+    assert!(ann.scope.starts_with("a\u{1f}user:"), "{}", ann.scope);
+    assert!(ann.shape == Some(StreamShape::Size) && ann.hides_metrics);
+    assert_eq!(ann.class, RequestClass::Rollout);
+    assert_eq!(ann.weight, caller.policy.weight);
+    assert!(ann.asked_urgency.is_urgent() && !ann.urgency.is_urgent());
+    let ben = of_user("ben").admit(&caller, true);
+    assert_ne!(ben.scope, ann.scope);
+    assert!(ben.urgency.is_urgent());
+    caller.policy = Default::default();
+    let free = of_user("ann").admit(&caller, true);
+    assert_eq!((&*free.scope, free.class), ("a", RequestClass::Interactive));
+    assert!(free.shape.is_none() && !free.hides_metrics);
+}
+
+fn asked(models: &Models, fields: Value) -> Result<ParsedRequest, (String, Option<String>)> {
     let mut body = says("a");
     for (name, value) in fields.as_object().unwrap() {
         body[name] = value.clone();
@@ -488,8 +531,7 @@ fn faults_are_told_in_plain_words() {
         ),
     ] {
         let body = Bytes::from(body.to_owned());
-        let error =
-            GenerateRequest::chat(body, "a", &models, &GatewayTuning::default()).unwrap_err();
+        let error = ParsedRequest::chat(body, "a", &models, &GatewayTuning::default()).unwrap_err();
         assert_eq!(error.message, message);
     }
 }

@@ -5,10 +5,10 @@ use refrain_protocol::ApiError;
 use refrain_tokenization::JsonValue;
 use serde::Serialize;
 
-/// The body of a chat request, which grows field by field. It is JSON, so that [`GenerateRequest::chat`] checks it as
+/// The body of a chat request, which grows field by field. It is JSON, so that [`ParsedRequest::chat`] checks it as
 /// it checks the body of a client.
 ///
-/// [`GenerateRequest::chat`]: crate::request::GenerateRequest::chat
+/// [`ParsedRequest::chat`]: crate::request::ParsedRequest::chat
 #[derive(Debug, Default)]
 pub(crate) struct ChatBody {
     json: Vec<u8>,

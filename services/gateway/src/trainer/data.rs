@@ -25,9 +25,9 @@ use super::vllm_writer::{self, VllmWriter};
 use crate::http::{GatewayState, announced_bytes, finish, request_span};
 use crate::intake::AdmittedRequest;
 use crate::relay::{ChoiceProgress, RelayEvent, RequestEvents, RequestSummary};
-use crate::request::GenerateRequest;
+use crate::request::{GenerateRequest, ParsedRequest};
 use crate::response::SurfaceWriter;
-use crate::surfaces::{AcceptedRequest, Surface};
+use crate::surfaces::{AcceptedRequest, ParsedBody, Surface};
 use crate::tenants::Caller;
 
 /// The interface that was called.
@@ -52,7 +52,7 @@ enum AnswerShape {
 
 /// A request that was read.
 struct ReadRequest {
-    request: GenerateRequest,
+    request: ParsedRequest,
     shape: AnswerShape,
 }
 
@@ -191,10 +191,14 @@ impl TrainerState {
         entry.named(&shape.names());
         let model = request.model.id.clone();
         note.note(|facts| facts.model = Some(model));
-        let mut accepted = AcceptedRequest::of(request);
-        let admitted = self.admit(&mut accepted, entry, &caller).await;
+        let mut parsed = ParsedBody::of(request);
+        let admitted = self.admit(&mut parsed.request, entry, &caller).await;
         let admitted = admitted.inspect_err(|error| self.refused(error))?;
         drop(room);
+        let may_be_urgent = admitted
+            .as_ref()
+            .is_some_and(|(one, _)| one.may_be_urgent());
+        let accepted = parsed.admit(&caller, may_be_urgent);
         let request = accepted.request.clone();
         let span = request_span(&request);
         let is_stream = request.is_stream;
@@ -250,17 +254,18 @@ impl TrainerState {
     /// Waits until every limit has room for a request. `None`: it was aborted before.
     async fn admit(
         &self,
-        accepted: &mut AcceptedRequest,
+        request: &mut ParsedRequest,
         entry: &Entry,
         caller: &Caller,
     ) -> Result<Option<(AdmittedRequest, Slots)>, ApiError> {
         let (gateway, tenant) = (&self.gateway, &*self.tenant);
         let admit = async {
-            let judged = Mutex::new(&mut *accepted);
+            let judged = Mutex::new(&mut *request);
             let judge = || async { gateway.judge(&mut **judged.lock().await, caller).await };
             self.hold.until_room(Limit::Forms, tenant, judge).await?;
-            let request = accepted.request.clone();
-            let (class, choices) = (request.class, request.choice_count());
+            let request = &*request;
+            let class = caller.policy.class(request.asked_class);
+            let choices = request.choice_count();
             let slots = self.hold.slots(tenant, choices).await?;
             let admit = || async {
                 let mut ticket = gateway.admission.admit(tenant)?;
@@ -273,12 +278,11 @@ impl TrainerState {
                 .await?;
             let begin = || gateway.limiter.begin(caller, Instant::now());
             let quota = Mutex::new(self.hold.until_room(Limit::Requests, tenant, begin).await?);
-            let reserve = || async { gateway.reserve(&request, &mut *quota.lock().await).await };
+            let reserve = || async { gateway.reserve(request, &mut *quota.lock().await).await };
             let reserved = self.hold.until_room(Limit::Tokens, tenant, reserve).await?;
             let quota = quota.into_inner();
-            drop(request);
             let admitted = gateway
-                .begin(accepted, caller, ticket, quota, reserved)
+                .begin(request, caller, ticket, quota, reserved)
                 .await?;
             Ok((admitted, slots))
         };

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::GatewayTuning;
 use crate::models::Models;
-use crate::request::{CompletionDefaults, GenerateRequest, SampleBody};
+use crate::request::{CompletionDefaults, ParsedRequest, SampleBody};
 
 /// The objects by which bodies are read.
 pub(super) struct ReadContext<'a> {
@@ -24,42 +24,37 @@ impl ReadContext<'_> {
     /// Makes rollouts that a trainer can abort.
     ///
     /// # Errors
-    /// As [`GenerateRequest::samples`].
-    pub(super) fn samples(&self, body: SampleBody) -> Result<GenerateRequest, ApiError> {
-        let request = GenerateRequest::samples(body, self.tenant, self.models, self.tuning)?;
+    /// As [`ParsedRequest::samples`].
+    pub(super) fn samples(&self, body: SampleBody) -> Result<ParsedRequest, ApiError> {
+        let request = ParsedRequest::samples(body, self.tenant, self.models, self.tuning)?;
         Ok(self.abortable(request))
     }
 
     /// Makes rollouts of the body of a text completion, which a trainer can abort.
     ///
     /// # Errors
-    /// As [`GenerateRequest::completion`].
-    pub(super) fn completion(&self, body: Bytes) -> Result<GenerateRequest, ApiError> {
+    /// As [`ParsedRequest::completion`].
+    pub(super) fn completion(&self, body: Bytes) -> Result<ParsedRequest, ApiError> {
         let defaults = CompletionDefaults {
             model: Some(self.model),
             max_tokens: None,
         };
-        let request = GenerateRequest::completion_with(
-            body,
-            self.tenant,
-            self.models,
-            self.tuning,
-            defaults,
-        )?;
+        let request =
+            ParsedRequest::completion_with(body, self.tenant, self.models, self.tuning, defaults)?;
         Ok(self.abortable(request))
     }
 
     /// Makes a rollout of the body of a chat, which a trainer can abort.
     ///
     /// # Errors
-    /// As [`GenerateRequest::chat`].
-    pub(super) fn chat(&self, body: Bytes) -> Result<GenerateRequest, ApiError> {
-        let request = GenerateRequest::chat(body, self.tenant, self.models, self.tuning)?;
+    /// As [`ParsedRequest::chat`].
+    pub(super) fn chat(&self, body: Bytes) -> Result<ParsedRequest, ApiError> {
+        let request = ParsedRequest::chat(body, self.tenant, self.models, self.tuning)?;
         Ok(self.abortable(request))
     }
 
-    fn abortable(&self, mut request: GenerateRequest) -> GenerateRequest {
-        request.class = RequestClass::Rollout;
+    fn abortable(&self, mut request: ParsedRequest) -> ParsedRequest {
+        request.asked_class = RequestClass::Rollout;
         request.abort = Some(self.abort.clone());
         request
     }

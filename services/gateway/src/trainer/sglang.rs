@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::body::{OneOrMore, TrainerBody, UNSUPPORTED};
 use super::read_context::ReadContext;
-use crate::request::{GenerateRequest, SampleBody, SamplingFields};
+use crate::request::{ParsedRequest, SampleBody, SamplingFields};
 
 /// The names of SGLang for parameters, and those of OpenAI's API or vLLM.
 const RENAMED: [(&str, &str); 4] = [
@@ -30,11 +30,11 @@ pub(super) struct SglangShape {
 /// Reads a body.
 ///
 /// # Errors
-/// As [`GenerateRequest::samples`].
+/// As [`ParsedRequest::samples`].
 pub(super) fn read(
     body: &[u8],
     context: &ReadContext<'_>,
-) -> Result<(GenerateRequest, SglangShape), ApiError> {
+) -> Result<(ParsedRequest, SglangShape), ApiError> {
     let mut body = TrainerBody::read(body)?;
     let ListedPrompt { prompt, is_list } = body.take_prompt("input_ids, or text")?;
     let names = body.take_names("rid")?;

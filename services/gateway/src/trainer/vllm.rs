@@ -6,16 +6,16 @@ use serde_json::{Map, Value};
 
 use super::body::{TrainerBody, UNSUPPORTED};
 use super::read_context::ReadContext;
-use crate::request::{GenerateRequest, SampleBody, SamplingFields};
+use crate::request::{ParsedRequest, SampleBody, SamplingFields};
 
 /// Reads a body. Returns the request and the name that the trainer gave it.
 ///
 /// # Errors
-/// As [`GenerateRequest::samples`].
+/// As [`ParsedRequest::samples`].
 pub(super) fn read(
     body: &[u8],
     context: &ReadContext<'_>,
-) -> Result<(GenerateRequest, Option<String>), ApiError> {
+) -> Result<(ParsedRequest, Option<String>), ApiError> {
     let mut body = TrainerBody::read(body)?;
     let ListedPrompt { prompt, is_list } = body.take_prompt("token_ids")?;
     if is_list || !matches!(prompt, Prompt::Tokens(_)) {
