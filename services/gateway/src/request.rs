@@ -39,7 +39,7 @@ use tools::{CallDemand, Tools};
 pub(crate) use bound_output::{BoundOutput, FormSource};
 pub(crate) use end_user::EndUser;
 pub(crate) use generate_request::GenerateRequest;
-pub(crate) use other_fields::check_supported;
+pub(crate) use other_fields::{check_metadata, check_supported};
 pub(crate) use samples::{SampleBody, SamplingFields};
 
 /// The endpoint that was called, which decides the shape of the answer.

@@ -9,7 +9,9 @@ use std::fmt;
 use refrain_protocol::openai::{Parameters, Prompt};
 use refrain_tokenization::{JsonList, JsonMap, JsonValue};
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor,
+};
 use serde::forward_to_deserialize_any;
 
 use super::other_fields::OtherFields;
@@ -131,7 +133,45 @@ impl OwnFields for CompletionFields {
     }
 }
 
+/// The fields that neither endpoint has: none. Objects of sampling parameters have only those of both.
+#[derive(Debug, Default)]
+pub(super) struct NoFields;
+
+impl OwnFields for NoFields {
+    const NAMES: &[&str] = &[];
+    const REQUIRED: &str = "";
+    type Required = IgnoredAny;
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, _: &str, _: &mut A) -> Result<(), A::Error> {
+        Ok(())
+    }
+}
+
+/// The fields of an object that may lack the required one.
+#[derive(Debug)]
+pub(super) struct ReadFields<T: OwnFields> {
+    pub(super) parameters: Parameters,
+    required: Option<T::Required>,
+    own: T,
+    pub(super) form: FormFields,
+    pub(super) others: OtherFields,
+}
+
 impl<'de, T: OwnFields> Deserialize<'de> for RequestBody<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let read = ReadFields::<T>::deserialize(deserializer)?;
+        let missing = || D::Error::missing_field(T::REQUIRED);
+        Ok(RequestBody {
+            parameters: read.parameters,
+            required: read.required.ok_or_else(missing)?,
+            own: read.own,
+            form: read.form,
+            others: read.others,
+        })
+    }
+}
+
+impl<'de, T: OwnFields> Deserialize<'de> for ReadFields<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(BodyVisitor(std::marker::PhantomData))
     }
@@ -140,13 +180,13 @@ impl<'de, T: OwnFields> Deserialize<'de> for RequestBody<T> {
 struct BodyVisitor<T>(std::marker::PhantomData<T>);
 
 impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
-    type Value = RequestBody<T>;
+    type Value = ReadFields<T>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RequestBody<T>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReadFields<T>, A::Error> {
         let mut rest = WithoutOwnFields {
             map,
             required: None,
@@ -157,10 +197,9 @@ impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
             others: OtherFields::default(),
         };
         let parameters = Parameters::deserialize(SharedFields(&mut rest))?;
-        let missing = || A::Error::missing_field(T::REQUIRED);
-        Ok(RequestBody {
+        Ok(ReadFields {
             parameters,
-            required: rest.required.ok_or_else(missing)?,
+            required: rest.required,
             own: rest.own,
             form: rest.form,
             others: rest.others,

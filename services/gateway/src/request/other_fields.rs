@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::end_user::EndUserFields;
-use super::refusal::unsupported;
+use super::refusal::{invalid, unsupported};
 
 /// Fields of other servers that would change the output. Those with a number have it as their neutral value; all are
 /// neutral if they are null, false or empty.
@@ -49,11 +49,10 @@ const UNSUPPORTED: [(&str, Option<f64>); 33] = [
 ];
 
 /// Fields that change no output, or only as a hint: clients send them to every server.
-const WITHOUT_EFFECT: [&str; 15] = [
+const WITHOUT_EFFECT: [&str; 14] = [
     "add_special_tokens",
     "cache_salt",
     "include_reasoning",
-    "metadata",
     "modalities",
     "parallel_tool_calls",
     "prompt_cache_key",
@@ -76,6 +75,8 @@ const NAME_BYTES_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct OtherFields {
     unsupported: Option<&'static str>,
+    /// The metadata of the client. Nothing depends on them.
+    metadata: Option<JsonValue>,
     pub(super) end_user: EndUserFields,
     /// Names that nobody knows, the first few.
     unknown: Vec<String>,
@@ -104,6 +105,10 @@ impl OtherFields {
             self.end_user.note(&name, value.as_str());
             return Ok(());
         }
+        if name == METADATA {
+            self.metadata = map.next_value()?;
+            return Ok(());
+        }
         map.next_value::<IgnoredAny>()?;
         let is_known = WITHOUT_EFFECT.contains(&name.as_str());
         if !is_known && self.unknown.len() < UNKNOWN_MAX && name.len() <= NAME_BYTES_MAX {
@@ -112,16 +117,64 @@ impl OtherFields {
         Ok(())
     }
 
+    /// The fields of an object that stands in this field of the body.
+    pub(super) fn inside(mut self, place: &str) -> Self {
+        for name in &mut self.unknown {
+            *name = format!("{place}.{name}");
+        }
+        self
+    }
+
     /// Returns the names that nobody knows.
     ///
     /// # Errors
-    /// A field would change the output, and cannot be carried out.
+    /// A field would change the output, and cannot be carried out, or the metadata are too many.
     pub(super) fn checked(self) -> Result<Vec<String>, ApiError> {
+        if let Some(metadata) = &self.metadata {
+            check_metadata(metadata)?;
+        }
         match self.unsupported {
             None => Ok(self.unknown),
             Some(name) => unsupported(name, &format!("{name} is not supported; leave it out")),
         }
     }
+}
+
+/// The field of a client's own notes on a request.
+const METADATA: &str = "metadata";
+
+/// Most pairs of metadata, and most characters of their keys and values: OpenAI's limits.
+const METADATA_PAIRS_MAX: usize = 16;
+const METADATA_KEY_CHARS_MAX: usize = 64;
+const METADATA_VALUE_CHARS_MAX: usize = 512;
+
+/// Checks the metadata of a client.
+///
+/// # Errors
+/// `InvalidRequest` past OpenAI's limits. The error does not repeat keys or values.
+pub(crate) fn check_metadata(metadata: &JsonValue) -> Result<(), ApiError> {
+    if !metadata.is_object() {
+        return invalid(METADATA, "must be an object whose values are texts");
+    }
+    for (number, key) in metadata.names().enumerate() {
+        if number == METADATA_PAIRS_MAX {
+            let fault = format!("at most {METADATA_PAIRS_MAX} pairs are allowed");
+            return invalid(METADATA, fault);
+        }
+        let value = metadata.get(&key);
+        let Some(value) = value.as_ref().and_then(JsonValue::as_str) else {
+            return invalid(METADATA, "each value must be a text");
+        };
+        if key.chars().count() > METADATA_KEY_CHARS_MAX {
+            let fault = format!("a key may have at most {METADATA_KEY_CHARS_MAX} characters");
+            return invalid(METADATA, fault);
+        }
+        if value.chars().count() > METADATA_VALUE_CHARS_MAX {
+            let fault = format!("a value may have at most {METADATA_VALUE_CHARS_MAX} characters");
+            return invalid(METADATA, fault);
+        }
+    }
+    Ok(())
 }
 
 /// Checks that no field of an object would change the output that cannot be carried out: those of other servers, and

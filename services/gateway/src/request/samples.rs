@@ -3,13 +3,12 @@
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::{Parameters, Prompt};
 use refrain_protocol::scheduling::RequestClass;
-use refrain_tokenization::JsonValue;
 use serde_json::{Map, Value};
 
-use super::body::{CompletionFields, RequestBody};
+use super::body::{CompletionFields, NoFields, ReadFields, RequestBody};
 use super::faults;
 use super::other_fields::{OtherFields, check_supported};
-use super::output_form::{FORM_FIELDS, FormFields};
+use super::output_form::FormFields;
 use super::refusal::invalid;
 use super::{CompletionDefaults, ParsedRequest};
 use crate::config::GatewayTuning;
@@ -22,36 +21,31 @@ const TOP_LOGPROBS_MAX: u32 = 20;
 pub(crate) struct SamplingFields {
     parameters: Parameters,
     form: FormFields,
+    others: OtherFields,
 }
 
 impl SamplingFields {
-    /// Reads an object whose fields have the names of OpenAI's API. Unknown ones are ignored. `place` is its name.
+    /// Reads an object whose fields have the names of OpenAI's API. `place` is its name.
     ///
     /// # Errors
     /// `InvalidRequest` for a field that is not what it should be, or that would change the output and cannot be
     /// carried out: those that other interfaces refuse, and those in `unsupported`.
     pub(crate) fn read(
         place: &str,
-        mut fields: Map<String, Value>,
+        fields: Map<String, Value>,
         unsupported: &[&str],
     ) -> Result<Self, ApiError> {
         check_supported(&format!("{place}."), &fields, unsupported)?;
-        let mut form = FormFields::default();
-        for name in FORM_FIELDS {
-            match fields.remove(name) {
-                None | Some(Value::Null) => {}
-                Some(value) => {
-                    let read = serde_json::from_value::<JsonValue>(value);
-                    form.set(name, read.map_err(ApiError::internal)?);
-                }
-            }
-        }
         let read = serde_path_to_error::deserialize(Value::Object(fields));
-        let parameters = read.map_err(|error| {
+        let read: ReadFields<NoFields> = read.map_err(|error| {
             let path = error.path().to_string();
             faults::fault(&format!("{place}.{path}"), error.inner())
         })?;
-        Ok(SamplingFields { parameters, form })
+        Ok(SamplingFields {
+            parameters: read.parameters,
+            form: read.form,
+            others: read.others.inside(place),
+        })
     }
 
     /// The parameters, for what stands beside them in the body.
@@ -86,6 +80,7 @@ impl ParsedRequest {
         let SamplingFields {
             mut parameters,
             form,
+            others,
         } = body.sampling;
         parameters.class = Some(RequestClass::Rollout.into());
         let defaults = CompletionDefaults {
@@ -97,7 +92,7 @@ impl ParsedRequest {
             required: body.prompt,
             own: CompletionFields::default(),
             form,
-            others: OtherFields::default(),
+            others,
         };
         let mut request =
             ParsedRequest::of_prompts(read, body.top_logprobs, tenant, models, limits, defaults)?;

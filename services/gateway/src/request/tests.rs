@@ -363,6 +363,30 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
 }
 
 /// The sampling of a chat with these fields, or the parameter at fault and its code.
+#[test]
+fn metadata_have_the_limits_of_openai_and_errors_repeat_nothing_of_them() {
+    let models = shipped();
+    let pairs = |count: usize| -> serde_json::Map<String, Value> {
+        (0..count)
+            .map(|at| (format!("{at:064}"), json!("é".repeat(512))))
+            .collect()
+    };
+    let of = |metadata: Value| asked(&models, json!({"metadata": metadata}));
+    for allowed in [json!(null), json!({}), json!(pairs(16))] {
+        assert!(of(allowed).is_ok());
+    }
+    for refused in [
+        json!(pairs(17)),
+        json!({"k".repeat(65): "v"}),
+        json!({"k": "v".repeat(513)}),
+        json!({"k": 1}),
+        json!({"k": {"deep": "v"}}),
+        json!(["k"]),
+    ] {
+        assert_eq!(of(refused).unwrap_err().0, "metadata");
+    }
+}
+
 /// A caller who may do less than the request asks for.
 fn held_caller() -> Caller {
     let mut caller = Caller {

@@ -77,7 +77,7 @@ fn large_body(path: &str, text: usize, padding: usize) -> Value {
         ]}),
         _ => chat(json!({"messages": [{"role": "user", "content": text}]})),
     };
-    body["metadata"] = json!({"padding": "x".repeat(padding)});
+    body["padding"] = "x".repeat(padding).into();
     body
 }
 

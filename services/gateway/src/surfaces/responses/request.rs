@@ -11,7 +11,7 @@ use serde_json::json;
 use super::echo::{self, Echo};
 use super::history::{History, HistoryItem, messages};
 use super::store::ResponseStore;
-use crate::request::read;
+use crate::request::{check_metadata, read};
 use crate::surfaces::chat_body::{
     self, ChatBody, ChatTool, add_line, refuse, shown, text_of, type_of, unsupported,
 };
@@ -137,7 +137,10 @@ fn check_unsupported(given: &JsonValue) -> Result<(), ApiError> {
     if given.get("background").and_then(|value| value.as_bool()) == Some(true) {
         return unsupported("background", "is not supported; leave it out");
     }
-    Ok(())
+    given
+        .get("metadata")
+        .as_ref()
+        .map_or(Ok(()), check_metadata)
 }
 
 /// The conversation: the one before, if the body names it, and the input.

@@ -107,6 +107,16 @@ fn a_stored_response_is_continued_and_its_items_can_be_named() {
 }
 
 #[test]
+fn metadata_have_the_limits_of_openai() {
+    let given = |value: String| json!({"model": "m", "input": "a", "metadata": {"k": value}});
+    assert!(chat(&given("v".repeat(512)), &store(1 << 20)).is_ok());
+    let error = chat(&given("v".repeat(513)), &store(1 << 20))
+        .err()
+        .unwrap();
+    assert_eq!(error.param.as_deref(), Some("metadata"));
+}
+
+#[test]
 fn nothing_is_stored_where_there_is_no_room() {
     let (_, echo) = chat(
         &json!({"model": "m", "input": "a", "store": true}),
