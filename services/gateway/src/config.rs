@@ -180,6 +180,9 @@ pub struct GatewayTuning {
     pub responses_age_max: Duration,
     /// Time between two questions to the scheduler which models are served, about.
     pub models_poll: Duration,
+    /// How long a gateway with budgets is not ready after its start while the draft store does not tell what other
+    /// gateways have counted. Then it serves those without budgets.
+    pub usage_wait: Duration,
 }
 
 impl Default for GatewayTuning {
@@ -200,6 +203,7 @@ impl Default for GatewayTuning {
             responses_tenant_max: 1_000,
             responses_age_max: Duration::from_secs(3_600),
             models_poll: Duration::from_secs(1),
+            usage_wait: Duration::from_secs(10),
         }
     }
 }

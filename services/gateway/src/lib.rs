@@ -190,9 +190,14 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         Some(jwt) => Some(tenants::jwt::JwtVerifier::start(jwt, metrics.clone()).await?),
         None => None,
     };
+    let redis = config.limits_redis.clone();
+    let redis = redis.map(|redis| tenants::RedisCounts::start(redis, &deps.metrics));
+    let redis = redis.transpose().context("limits_redis")?;
+    let limiter = tenants::Limiter::with_redis(config.limit_share, redis, metrics.clone());
     let readiness: Readiness = {
         let (drain, models, clocks) = (drain.clone(), models.clone(), deps.clocks);
-        let directory = directory.clone();
+        let (directory, budgets) = (directory.clone(), limiter.budgets().clone());
+        let usage_wait = tuning.usage_wait;
         // Engines can only register once this gateway is reached.
         let adopts = !deps.adopters.is_empty();
         Arc::new(
@@ -201,15 +206,14 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
                 (false, false) => Err("no worker serves any of the models".to_owned()),
                 (false, true) => {
                     directory.check_known().map_err(|error| error.message)?;
+                    if directory.has_budgets() {
+                        budgets.readiness(usage_wait)?;
+                    }
                     clocks.readiness()
                 }
             },
         )
     };
-    let redis = config.limits_redis.clone();
-    let redis = redis.map(|redis| tenants::RedisCounts::start(redis, &deps.metrics));
-    let redis = redis.transpose().context("limits_redis")?;
-    let limiter = tenants::Limiter::with_redis(config.limit_share, redis, metrics.clone());
     let source = match &config.tenants_file {
         Some(path) => tenants::TenantsSource::File(path.clone()),
         None if config.tenants_in_store => tenants::TenantsSource::Store(deps.store.clone()),

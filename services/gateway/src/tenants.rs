@@ -25,7 +25,7 @@ mod redis_counts;
 pub(crate) mod source;
 mod urgent_share;
 
-pub(crate) use budget::{BudgetTicket, Budgets};
+pub(crate) use budget::{BudgetTicket, Budgets, USAGE_UNKNOWN};
 pub(crate) use callers::Callers;
 pub(crate) use directory::{Caller, Directory};
 pub(crate) use follow::TenantsFollower;

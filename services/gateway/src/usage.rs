@@ -57,6 +57,7 @@ impl UsageService {
             });
         };
         let keeper = keeper::start(dir, requests_max, budgets, metrics)?;
+        budgets.share();
         let sender = UsageSender::start(SenderParts {
             keeper: keeper.clone(),
             store,

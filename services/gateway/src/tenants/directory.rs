@@ -9,6 +9,7 @@ use subtle::ConstantTimeEq;
 
 use super::file::{Isolation, KeyEndpoint, LimitsEntry, TenantsFile};
 use super::key::{digest, id_of};
+use super::limit_usage::has_budget;
 use super::policy::TenantPolicy;
 use crate::config::KeyConfig;
 
@@ -198,6 +199,13 @@ impl Directory {
         Err(error
             .with_code("tenants_unknown")
             .with_retry_after_ms(1_000))
+    }
+
+    /// Whether any tenant or key has a budget per day or month.
+    pub(crate) fn has_budgets(&self) -> bool {
+        let table = self.of_file();
+        let of_keys = table.keys.values().map(|key| &key.limits);
+        table.limits.values().chain(of_keys).any(has_budget)
     }
 
     /// Takes the file of tenants over, in place of an earlier one. Requests in flight go on.

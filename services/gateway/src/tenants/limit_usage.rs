@@ -106,6 +106,11 @@ pub(super) fn subjects(caller: &Caller) -> Vec<(Subject, LimitsEntry)> {
     of_tenant.into_iter().chain(of_key).collect()
 }
 
+/// Whether the limits have a budget per day or month.
+pub(super) fn has_budget(limits: &LimitsEntry) -> bool {
+    limits.tokens_per_day.is_some() || limits.tokens_per_month.is_some()
+}
+
 impl Usage {
     /// Takes the present limits over, of which `share` is granted.
     pub(super) fn follow(&mut self, limits: &LimitsEntry, share: f64, now: Instant) {

@@ -8,6 +8,7 @@
 //! the times when Redis does not answer: it goes on from there by itself, with its share.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -91,10 +92,31 @@ impl Made {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Reserved {
-    input: u64,
-    output: u64,
+/// The tokens that a request reserves for its prompts and its outputs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reserved {
+    pub(super) input: u64,
+    pub(super) output: u64,
+}
+
+impl Reserved {
+    /// All of them.
+    pub(super) fn tokens(self) -> u64 {
+        self.input.saturating_add(self.output)
+    }
+}
+
+impl fmt::Display for Reserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "it reserves {}, of which {} are its prompt and {} its output; a smaller max_tokens reserves less, and \
+             without one it is {OUTPUT_RESERVED_MAX} for each choice",
+            self.tokens(),
+            self.input,
+            self.output
+        )
+    }
 }
 
 impl Limiter {
@@ -130,13 +152,14 @@ impl Limiter {
     /// Counts a request whose head has arrived. A caller without limits costs nothing.
     ///
     /// # Errors
-    /// `Overloaded` past a limit on requests, while tokens of earlier ones are a debt, or when a budget is spent.
+    /// `Overloaded` past a limit on requests, while tokens of earlier ones are a debt, or when a budget is spent, and
+    /// `Unavailable` while nobody knows what is spent of a budget.
     pub(crate) async fn begin(
         &self,
         caller: &Caller,
         now: Instant,
     ) -> Result<QuotaTicket, ApiError> {
-        let budget = self.shared.budgets.begin(caller)?;
+        let budget = self.shared.budgets.begin(caller).await?;
         let mut ticket = QuotaTicket {
             limiter: self.clone(),
             tenant: caller.tenant.clone(),
@@ -298,7 +321,8 @@ impl QuotaTicket {
         now: Instant,
     ) -> Result<(u64, u64), ApiError> {
         let output: u64 = output_max.map(|most| most.min(OUTPUT_RESERVED_MAX)).sum();
-        self.budget.reserve(input.saturating_add(output))?;
+        let reserved = Reserved { input, output };
+        self.budget.reserve(reserved)?;
         if self.subjects.is_empty() {
             return Ok((input, output));
         }
@@ -313,7 +337,7 @@ impl QuotaTicket {
             self.limiter
                 .count(&self.tenant, &self.subjects, refusal, amount, 0, now)?;
         }
-        self.reserved = Some(Reserved { input, output });
+        self.reserved = Some(reserved);
         Ok((input, output))
     }
 

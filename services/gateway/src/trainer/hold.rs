@@ -18,6 +18,7 @@ use refrain_service_kit::drain::Drain;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::metrics::{GatewayMetrics, GaugeGuard};
+use crate::tenants::USAGE_UNKNOWN;
 
 /// Bytes per permit of the semaphore for bodies, since semaphores have at most 2^29 permits on 32-bit machines.
 const UNIT_BYTES: usize = 1 << 10;
@@ -229,9 +230,11 @@ impl Hold {
     }
 }
 
-/// Whether there may be room later. A budget that is spent has none before another day or month.
+/// Whether there may be room later. A budget that is spent has none before another day or month, unlike one of which
+/// nobody knows yet what is spent.
 fn may_pass(error: &ApiError) -> bool {
-    error.kind == ErrorKind::Overloaded && !error.has_code(code::INSUFFICIENT_QUOTA)
+    let is_full = error.kind == ErrorKind::Overloaded && !error.has_code(code::INSUFFICIENT_QUOTA);
+    is_full || error.has_code(USAGE_UNKNOWN)
 }
 
 #[cfg(test)]

@@ -47,15 +47,15 @@ pub(super) struct FoundJournal {
 pub(super) struct Journal {
     dir: PathBuf,
     gateway: u128,
-    file: File,
+    /// `None` after a write that failed: something is missing, and nothing may follow the gap until the file is
+    /// rewritten.
+    file: Option<File>,
     /// Bytes up to the end of the last complete record.
     bytes: u64,
     /// Bytes when it was rewritten last.
     fresh_bytes: u64,
     /// Records that are not written yet.
     buffer: Vec<u8>,
-    /// A write failed, so something is missing until the file is rewritten.
-    is_incomplete: bool,
     is_synced: bool,
     _lock: File,
 }
@@ -109,23 +109,18 @@ impl FoundJournal {
         })
     }
 
-    /// Puts a new file in the place of the one that was found, with these records.
-    ///
-    /// # Errors
-    /// The disk refuses. The file that was found is still there.
-    pub(super) fn replaced_by(self, records: impl Iterator<Item = Record>) -> io::Result<Journal> {
-        let (file, bytes) = write_new(&self.dir, self.gateway, records)?;
-        Ok(Journal {
+    /// The journal that goes on here. Its file is the one that was found until [`Journal::rewrite`] replaces it.
+    pub(super) fn journal(self) -> Journal {
+        Journal {
             dir: self.dir,
             gateway: self.gateway,
-            file,
-            bytes,
-            fresh_bytes: bytes,
+            file: None,
+            bytes: 0,
+            fresh_bytes: 0,
             buffer: Vec::new(),
-            is_incomplete: false,
             is_synced: true,
             _lock: self.lock,
-        })
+        }
     }
 }
 
@@ -133,7 +128,7 @@ impl Journal {
     /// Adds a record. It is in the file after the next [`Journal::write`].
     pub(super) fn append(&mut self, record: &Record) {
         if !frame(record, &mut self.buffer) {
-            self.is_incomplete = true;
+            self.file = None;
         }
     }
 
@@ -145,17 +140,14 @@ impl Journal {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let written = match self.is_incomplete {
-            // Nothing may follow a gap.
-            true => Ok(()),
-            false => self.file.write_all(&self.buffer),
-        };
+        let written = self.file.as_mut().map(|file| file.write_all(&self.buffer));
+        let written = written.unwrap_or(Ok(()));
         match &written {
-            Ok(()) if !self.is_incomplete => {
+            Ok(()) if self.file.is_some() => {
                 self.bytes += self.buffer.len() as u64;
                 self.is_synced = false;
             }
-            _ => self.is_incomplete = true,
+            _ => self.file = None,
         }
         self.buffer.clear();
         written
@@ -166,11 +158,11 @@ impl Journal {
     /// # Errors
     /// The disk refuses, or something could not be written.
     pub(super) fn sync(&mut self) -> io::Result<()> {
-        if self.is_incomplete {
+        let Some(file) = &self.file else {
             return Err(io::Error::other("the usage journal lacks records"));
-        }
+        };
         if !self.is_synced {
-            self.file.sync_data()?;
+            file.sync_data()?;
             self.is_synced = true;
         }
         Ok(())
@@ -179,7 +171,7 @@ impl Journal {
     /// Whether the file is large enough to be rewritten, or lacks something.
     pub(super) fn is_rewrite_due(&self) -> bool {
         let most = REWRITE_BYTES_MIN.max(self.fresh_bytes.saturating_mul(REWRITE_FACTOR));
-        self.is_incomplete || self.bytes > most
+        self.file.is_none() || self.bytes > most
     }
 
     /// Replaces the file by one with these records.
@@ -188,17 +180,17 @@ impl Journal {
     /// The disk refuses. The earlier file is still there.
     pub(super) fn rewrite(&mut self, records: impl Iterator<Item = Record>) -> io::Result<()> {
         let (file, bytes) = write_new(&self.dir, self.gateway, records)?;
-        self.file = file;
+        self.file = Some(file);
         (self.bytes, self.fresh_bytes) = (bytes, bytes);
         self.buffer.clear();
-        (self.is_incomplete, self.is_synced) = (false, true);
+        self.is_synced = true;
         Ok(())
     }
 
     /// Lets each write fail until the file is written anew.
     #[cfg(test)]
     pub(super) fn refuse_writes(&mut self) -> io::Result<()> {
-        self.file = File::open(self.dir.join(FILE))?;
+        self.file = Some(File::open(self.dir.join(FILE))?);
         Ok(())
     }
 
@@ -216,12 +208,9 @@ fn write_new(
 ) -> io::Result<(File, u64)> {
     let new = dir.join(FILE_NEW);
     let mut options = OpenOptions::new();
-    // Appends go to the end, wherever that is.
-    options.create(true).append(true).mode(0o600);
-    let file = options.open(&new)?;
-    // It may be a leftover.
-    file.set_len(0)?;
-    let mut writer = io::BufWriter::new(file);
+    // There may be a leftover.
+    options.create(true).write(true).truncate(true).mode(0o600);
+    let mut writer = io::BufWriter::new(options.open(&new)?);
     let mut bytes = HEADER_BYTES as u64;
     writer.write_all(&header(gateway))?;
     let mut buffer = Vec::new();

@@ -148,6 +148,8 @@ struct Keeper {
 
 /// Reads the file in `dir`, tells the budgets what was counted, and starts the thread.
 ///
+/// A full disk is not an error: as in a gateway that runs already, counts stay in memory until there is room.
+///
 /// # Errors
 /// The directory cannot be used, or the system has no thread.
 pub(super) fn start(
@@ -160,7 +162,6 @@ pub(super) fn start(
     let mut found = FoundJournal::read(dir, unix_ms()).with_context(place)?;
     let gateway = found.gateway;
     let book = Book::recovered(gateway, std::mem::take(&mut found.records));
-    let journal = found.replaced_by(book.records()).with_context(place)?;
     for row in book.rows() {
         budgets.restore(
             &row.id.tenant,
@@ -172,15 +173,19 @@ pub(super) fn start(
     for (month, tenant, key, tokens) in book.forgotten() {
         budgets.restore_month(tenant, key, month, tokens);
     }
-    let keeper = Keeper {
+    let mut keeper = Keeper {
         book,
-        journal,
+        journal: found.journal(),
         metrics: metrics.clone(),
         rewrite_not_before: Instant::now(),
         at_once_not_before: Instant::now(),
         was_refused: false,
         has_unwritten_erasure: false,
     };
+    match keeper.journal.rewrite(keeper.book.records()) {
+        Err(error) if !is_full(&error) => return Err(error).with_context(place),
+        rewritten => keeper.note("written", rewritten.err()),
+    }
     let room = QUEUE
         .saturating_add(requests_max)
         .min(tokio::sync::Semaphore::MAX_PERMITS);
@@ -194,6 +199,12 @@ pub(super) fn start(
         gateway,
         keeper,
     })
+}
+
+/// Whether a disk refuses because it has no room.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
 }
 
 /// The thread. It takes the keeper away when it ends.

@@ -4,6 +4,7 @@
 //! everything that this gateway still has.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -172,7 +173,9 @@ impl Shared {
     /// Exchanges usage with a replica, again and again.
     async fn follow(self: Arc<Self>, link: Arc<Link>) {
         let mut is_well = true;
+        let mut wanted = self.parts.budgets.wanted();
         loop {
+            wanted.mark_unchanged();
             let outcome = self.exchange(&link).await;
             if outcome.is_ok() != is_well {
                 is_well = outcome.is_ok();
@@ -186,7 +189,12 @@ impl Shared {
                     ),
                 }
             }
-            tokio::time::sleep(jittered(INTERVAL)).await;
+            let pause = tokio::time::sleep(jittered(INTERVAL));
+            match is_well {
+                true => _ = futures_util::future::select(pin!(pause), pin!(wanted.changed())).await,
+                // Requests that wait must not make this gateway call a store without a pause that is away.
+                false => pause.await,
+            }
         }
     }
 

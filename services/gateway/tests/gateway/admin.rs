@@ -479,26 +479,29 @@ async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
     let second = Admin::with(in_store.clone(), KeptTenants::away()).await;
     assert_eq!(second.status(&key).await, 200);
 
-    // One without a cache is not ready, and refuses everybody for the time being.
-    let without = GatewayConfig {
-        tenants_cache_file: None,
-        ..in_store
-    };
-    let third = Admin::with(without, KeptTenants::away()).await;
-    let ready = async || {
-        let answer = reqwest::get(format!("{}/readyz", third.operations))
-            .await
-            .unwrap();
-        answer.status().as_u16()
-    };
-    assert_eq!(ready().await, 503);
-    assert_eq!(
-        (third.status(&key).await, third.status("sk-acme").await),
-        (503, 503)
-    );
-    third.bench.mesh.tenants.lock().unwrap().is_away = false;
-    third.until_status("sk-acme", 200).await;
-    assert_eq!((third.status(&key).await, ready().await), (401, 200));
+    // One without a cache, or with a damaged one, is not ready, and refuses everybody for the time being.
+    std::fs::write(&cache, "{\"tenants\": [").unwrap();
+    for cache in [None, Some(cache)] {
+        let without = GatewayConfig {
+            tenants_cache_file: cache,
+            ..in_store.clone()
+        };
+        let third = Admin::with(without, KeptTenants::away()).await;
+        let ready = async || {
+            let answer = reqwest::get(format!("{}/readyz", third.operations))
+                .await
+                .unwrap();
+            answer.status().as_u16()
+        };
+        assert_eq!(ready().await, 503);
+        assert_eq!(
+            (third.status(&key).await, third.status("sk-acme").await),
+            (503, 503)
+        );
+        third.bench.mesh.tenants.lock().unwrap().is_away = false;
+        third.until_status("sk-acme", 200).await;
+        assert_eq!((third.status(&key).await, ready().await), (401, 200));
+    }
 }
 
 #[tokio::test]

@@ -467,6 +467,15 @@ impl Bench {
 
     /// Starts with these tenants in the draft store.
     pub(crate) async fn start(config: GatewayConfig, tenants: KeptTenants) -> anyhow::Result<Self> {
+        Bench::beside(config, tenants, FakeUsage::default()).await
+    }
+
+    /// Starts with this usage in the draft store as well.
+    pub(crate) async fn beside(
+        config: GatewayConfig,
+        tenants: KeptTenants,
+        usage: FakeUsage,
+    ) -> anyhow::Result<Self> {
         install_crypto_provider();
         let keys = MeshConfig::generate().unwrap();
         let tokenizer = byte_level_files().tokenizer().unwrap();
@@ -492,7 +501,7 @@ impl Bench {
             auth: MeshAuth::new(&keys).unwrap(),
             tenants: Mutex::new(tenants),
             tokenizer,
-            usage: Arc::default(),
+            usage: Arc::new(usage),
             fleet: FakeFleet::default(),
         });
         mesh.reply("hello world, this is the answer");

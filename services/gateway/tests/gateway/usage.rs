@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 
 use crate::admin::with_operator;
 use crate::mesh::{Bench, Mishap, chat, config};
+use crate::store::KeptTenants;
+use crate::usage_store::FakeUsage;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -201,6 +203,97 @@ async fn a_tenant_whose_budget_is_spent_gets_a_quota_error_also_after_a_restart(
     assert_eq!(refused, 1.0);
 }
 
+fn spent_elsewhere(tokens: u64) -> SpentTokens {
+    SpentTokens {
+        gateway: 7,
+        day_tokens: tokens,
+        month_tokens: tokens,
+    }
+}
+
+fn daily(tokens: u64) -> LimitsEntry {
+    LimitsEntry {
+        tokens_per_day: Some(tokens),
+        ..LimitsEntry::default()
+    }
+}
+
+/// The folder of a gateway is lost with its machine, and what it had counted is that of another gateway now.
+#[tokio::test]
+async fn a_spent_budget_stays_spent_at_a_gateway_that_starts_without_its_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, key, _) = tenants(dir.path(), daily(4_000), LimitsEntry::default());
+    let usage = FakeUsage::default();
+    *usage.others.lock().unwrap() = vec![spent_elsewhere(4_000)];
+    let bench = Bench::beside(config, KeptTenants::default(), usage);
+    let bench = bench.await.unwrap();
+    let first = futures_util::future::join_all((0..20).map(|_| send(&bench, &key, json!({}))));
+    let first = first.await;
+    assert!(first.iter().all(|answer| answer.status() != 200));
+    let status = loop {
+        let answer = send(&bench, &key, json!({})).await;
+        if answer.status() != 503 {
+            break answer.status();
+        }
+    };
+    assert_eq!(status, 429);
+    assert_eq!(bench.mesh.usage.of("acme").requests, 0);
+}
+
+#[tokio::test]
+async fn while_the_store_is_away_tenants_with_budgets_wait_and_others_are_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut config, key, _) = tenants(dir.path(), LimitsEntry::default(), daily(10_000));
+    config.tuning.usage_wait = Duration::MAX;
+    let usage = FakeUsage::default();
+    usage.is_away.store(true, Ordering::SeqCst);
+    let bench = Bench::beside(config, KeptTenants::default(), usage);
+    let bench = bench.await.unwrap();
+    let ready = async || {
+        let answer = reqwest::get(format!("{}/readyz", bench.url)).await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let (status, reason) = ready().await;
+    assert_eq!(status, 503);
+    assert!(reason.contains("budgets"), "{reason}");
+    assert_eq!(bench.chat(json!({})).await.0, 200);
+    let refused = send(&bench, &key, json!({})).await;
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    let body: Value = refused.json().await.unwrap();
+    assert_eq!(body["error"]["code"], "usage_unknown");
+    let refusals = bench.metric("refrain_gateway_rejections_total{limit=\"usage_unknown\"}");
+    assert_eq!(refusals, 1.0);
+    bench.mesh.usage.is_away.store(false, Ordering::SeqCst);
+    while send(&bench, &key, json!({})).await.status() != 200 {}
+    assert_eq!(ready().await.0, 200);
+}
+
+/// What a write to `/dev/full` gets is what a full disk answers.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_gateway_starts_on_a_full_disk_and_writes_once_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Bench::with(kept(dir.path())).await;
+    assert_eq!(first.chat(json!({})).await.0, 200);
+    first.gateway.drain(Duration::from_secs(60)).await;
+    let new = dir.path().join("usage/journal.new");
+    std::os::unix::fs::symlink("/dev/full", &new).unwrap();
+    let second = Bench::with(kept(dir.path())).await;
+    assert_eq!(second.chat(json!({})).await.0, 200);
+    let usage = second.mesh.usage.clone();
+    usage.until("acme", |counts| counts.requests == 2).await;
+    assert!(second.metric("refrain_gateway_usage_write_failures_total") >= 1.0);
+    std::fs::remove_file(&new).unwrap();
+    while second.metric("refrain_gateway_usage_journal_bytes") == 0.0 {
+        usage.next_calls().await;
+    }
+    second.gateway.drain(Duration::from_secs(60)).await;
+    let third = Bench::with(kept(dir.path())).await;
+    let usage = &third.mesh.usage;
+    usage.until("acme", |counts| counts.requests == 2).await;
+}
+
 #[tokio::test]
 async fn what_other_gateways_have_counted_is_part_of_a_budget() {
     let dir = tempfile::tempdir().unwrap();
@@ -211,12 +304,7 @@ async fn what_other_gateways_have_counted_is_part_of_a_budget() {
     let (config, key, _) = tenants(dir.path(), LimitsEntry::default(), of_key);
     let bench = Bench::with(config).await;
     assert_eq!(send(&bench, &key, json!({})).await.status(), 200);
-    let other = SpentTokens {
-        gateway: 7,
-        day_tokens: 9_990,
-        month_tokens: 9_990,
-    };
-    *bench.mesh.usage.others.lock().unwrap() = vec![other];
+    *bench.mesh.usage.others.lock().unwrap() = vec![spent_elsewhere(9_990)];
     bench.mesh.usage.next_calls().await;
     assert_eq!(send(&bench, &key, json!({})).await.status(), 429);
     // The tenant's other callers have no budget.

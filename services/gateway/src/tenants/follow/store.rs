@@ -29,7 +29,8 @@ pub(super) struct StoreFollower {
 }
 
 impl StoreFollower {
-    /// Takes the tenants over, from the cache if the store is away. Without either the gateway is not ready.
+    /// Takes the tenants over, from the cache if the store is away. Without either the gateway is not ready. A cache
+    /// that cannot be used is none.
     pub(super) async fn start(
         store: Arc<dyn DraftStore>,
         cache: Option<PathBuf>,
@@ -50,7 +51,23 @@ impl StoreFollower {
             }
             Err(error) => {
                 follower.report(&error);
-                follower.read_cache()?;
+                match follower.read_cache() {
+                    Ok(Some(file)) => {
+                        follower.taking.take_over(&file);
+                        tracing::warn!(
+                            "the draft store is away; the gateway starts with the tenants that it had last"
+                        );
+                    }
+                    Ok(None) => {
+                        tracing::warn!(
+                            "the gateway is not ready until the draft store tells its tenants"
+                        );
+                    }
+                    Err(error) => tracing::error!(
+                        error = format!("{error:#}"),
+                        "the gateway is not ready until the draft store tells its tenants: its file of them is damaged"
+                    ),
+                }
             }
         }
         Ok(follower)
@@ -108,21 +125,16 @@ impl StoreFollower {
         }
     }
 
-    fn read_cache(&mut self) -> anyhow::Result<()> {
+    fn read_cache(&self) -> anyhow::Result<Option<TenantsFile>> {
         let Some(path) = self.cache.as_ref().filter(|path| path.exists()) else {
-            tracing::warn!("the gateway is not ready until the draft store tells its tenants");
-            return Ok(());
+            return Ok(None);
         };
         let name = || format!("gateway.tenants_cache_file, {}", path.display());
         let text = std::fs::read(path).with_context(name)?;
         let file: TenantsFile = serde_json::from_slice(&text).with_context(name)?;
         let faults = file.faults();
         anyhow::ensure!(faults.is_empty(), "{}: {}", name(), faults.join("; "));
-        self.taking.take_over(&file);
-        tracing::warn!(
-            "the draft store is away; the gateway starts with the tenants that it had last"
-        );
-        Ok(())
+        Ok(Some(file))
     }
 }
 

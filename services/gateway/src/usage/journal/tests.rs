@@ -63,7 +63,8 @@ fn rows(gateway: u128, records: Vec<Record>) -> Vec<refrain_protocol::usage::Usa
 fn written(dir: &Path, records: &[Record]) -> (u128, Vec<u8>) {
     let found = FoundJournal::read(dir, 1).unwrap();
     let gateway = found.gateway;
-    let mut journal = found.replaced_by(std::iter::empty()).unwrap();
+    let mut journal = found.journal();
+    journal.rewrite(std::iter::empty()).unwrap();
     for record in records {
         journal.append(record);
         journal.write().unwrap();
@@ -134,7 +135,8 @@ fn a_torn_file_is_read_again_and_its_gateway_stays_the_same() {
     assert_eq!(found.gateway, gateway);
     assert_eq!(found.records, records[..records.len() - 1]);
     let book = Book::recovered(gateway, found.records.clone());
-    let journal = found.replaced_by(book.records()).unwrap();
+    let mut journal = found.journal();
+    journal.rewrite(book.records()).unwrap();
     assert!(!journal.is_rewrite_due());
     drop(journal);
     let again = FoundJournal::read(dir.path(), 1).unwrap();
@@ -171,7 +173,8 @@ fn after_a_failed_write_nothing_is_appended_until_the_file_is_rewritten() {
     let (gateway, _) = written(dir.path(), &records);
     let found = FoundJournal::read(dir.path(), 1).unwrap();
     let mut book = Book::recovered(gateway, found.records.clone());
-    let mut journal = found.replaced_by(book.records()).unwrap();
+    let mut journal = found.journal();
+    journal.rewrite(book.records()).unwrap();
     journal.refuse_writes().unwrap();
     let more = Record::Whole {
         subject: subject(9),
