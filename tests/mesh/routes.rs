@@ -2,6 +2,7 @@
 
 use anyhow::{Context, ensure};
 use e2e::{Chat, Client, Program, TINY_MODEL, UpMesh, wait_until};
+use reqwest::Method;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,8 +54,14 @@ async fn a_request_leaves_one_line_without_content() -> anyhow::Result<()> {
     let secret = "What is the weather in Reykjavik?";
     let answer = client.chat(&Chat::new(secret).max_tokens(3)).await?;
     client.get("/v1/models?secret=Reykjavik").await?;
+    let refused = json!({"model": "Reykjavik", "messages": []}).to_string();
+    let refused = client
+        .request(Method::POST, "/v1/chat/completions")
+        .header("user-agent", "OpenAI/Python 1.99.1")
+        .body(refused);
+    client.send(refused).await?;
     client.get("/healthz").await?;
-    let lines = wait_until("two requests are in the log", async || {
+    let lines = wait_until("three requests are in the log", async || {
         let output = program.output();
         let lines = output
             .lines()
@@ -63,10 +70,10 @@ async fn a_request_leaves_one_line_without_content() -> anyhow::Result<()> {
             line["target"] == "access" && line["fields"]["message"] == "request"
         });
         let lines: Vec<Value> = requests.map(|line| line["fields"].clone()).collect();
-        (lines.len() >= 2).then_some(lines)
+        (lines.len() >= 3).then_some(lines)
     })
     .await;
-    ensure!(lines.len() == 2, "{lines:#?}");
+    ensure!(lines.len() == 3, "{lines:#?}");
     for (field, value) in [
         ("method", json!("POST")),
         ("route", json!("/v1/chat/completions")),
@@ -84,6 +91,15 @@ async fn a_request_leaves_one_line_without_content() -> anyhow::Result<()> {
         ensure!(!lines[0][field].is_null(), "{field} in {}", lines[0]);
     }
     ensure!(lines[1]["route"] == "/v1/models", "{}", lines[1]);
+    ensure!(lines[1]["error_code"].is_null(), "{}", lines[1]);
+    for (field, value) in [
+        ("status", json!(404)),
+        ("error_code", json!("model_not_found")),
+        ("error_param", json!("model")),
+        ("client", json!("OpenAI/Python")),
+    ] {
+        ensure!(lines[2][field] == value, "{field} in {}", lines[2]);
+    }
     let output = program.output();
     ensure!(!output.contains("Reykjavik"), "the log has content");
     Ok(())

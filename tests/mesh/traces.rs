@@ -1,11 +1,16 @@
-//! One request is one trace from the gateway to the engine, in one process and across processes.
+//! One request is one trace from the gateway to the engine, in one process and across processes. The spans that the
+//! documentation names are exported with the default configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use e2e::{Chat, Client, HttpMesh, Program, Span, exported_spans, serve_http};
+use e2e::{
+    Chat, Client, HttpMesh, Program, Span, TINY_MODEL, exported_spans, serve_http, wait_until,
+};
 use parking_lot::Mutex;
+use reqwest::Method;
+use serde_json::json;
 
 /// A collector that receives spans from OTLP exporters.
 struct Collector {
@@ -31,9 +36,10 @@ impl Collector {
     }
 }
 
-/// The name of a span, without the parts that differ between requests.
-const STAGES: [&str; 4] = [
+/// The stages of a request, each with the one after it.
+const STAGES: [&str; 5] = [
     "gateway POST /v1/chat/completions",
+    "chat refrain-tiny",
     "lease",
     "chunk",
     "engine_step",
@@ -59,10 +65,10 @@ fn ensure_one_trace(spans: &[Span]) -> anyhow::Result<()> {
             "no span {stage} in the request's trace, which has {names:?}"
         );
         // A lease is before a chunk, and not its parent.
-        let above = if *stage == "engine_step" {
-            STAGES[place - 1]
+        let above = if *stage == "chunk" {
+            STAGES[1]
         } else {
-            STAGES[0]
+            STAGES[place - 1]
         };
         for span in found {
             let mut ancestors = Vec::new();
@@ -133,6 +139,140 @@ async fn five_processes_one_trace() -> anyhow::Result<()> {
     ensure!(
         steps.count() > 0,
         "the engine's own spans are not part of the request's trace"
+    );
+    Ok(())
+}
+
+/// The section of the documentation on traces.
+fn documented() -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
+    let text = include_str!("../../docs/operations.md");
+    let (_, section) = text.split_once("\n### Traces\n").context("no section")?;
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let (spans, attributes) = section.split_once("\n| attribute ").context("no table")?;
+    let names = |table: &str| -> BTreeSet<String> {
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| `"));
+        let cells = rows.filter_map(|row| row.split(" | ").next());
+        let names = cells.flat_map(|cell| cell.split("`, `"));
+        names
+            .map(|name| name.trim_matches('`').replace("MODEL", TINY_MODEL))
+            .collect()
+    };
+    Ok((names(spans), names(attributes)))
+}
+
+/// Chats that are sent at once.
+const BURST: usize = 24;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_span_of_the_documentation_is_exported() -> anyhow::Result<()> {
+    let (spans, attributes) = documented()?;
+    ensure!(
+        spans.len() > 8 && attributes.len() > 6,
+        "{spans:?} {attributes:?}"
+    );
+    let collector = Collector::start().await?;
+    let variables = [
+        (
+            "REFRAIN_TELEMETRY__OTLP_ENDPOINT",
+            collector.endpoint.as_str(),
+        ),
+        ("OTEL_BSP_SCHEDULE_DELAY", "100"),
+    ];
+    // The store is only asked for drafts of namespaces that do not fit.
+    let small = "[worker.replica]\nnamespace_tokens_max = 150\n";
+    let mesh = HttpMesh::start_children(1, small, &variables).await?;
+    let client = mesh.client();
+    let mut number = 0;
+    wait_until("all spans are exported", async || {
+        number += 1;
+        // Steps of many requests take long enough for a look-up to be worth a wait.
+        let many: Vec<Chat> = (0..BURST)
+            .map(|at| Chat::random(number * BURST + at))
+            .collect();
+        client.chat_all(&many, "auto", BURST).await.ok()?;
+        client
+            .chat(&chat().set("group", format!("group {number}")))
+            .await
+            .ok()?;
+        let body = json!({"model": TINY_MODEL, "prompt": "Once", "max_tokens": 4});
+        let request = client.request(Method::POST, "/v1/completions").json(&body);
+        client.send(request).await.ok()?;
+        let found: BTreeSet<String> = collector
+            .spans()
+            .into_iter()
+            .map(|span| span.name)
+            .collect();
+        let missing: Vec<_> = spans.difference(&found).collect();
+        if number % 20 == 0 {
+            println!("after {number} rounds: no {missing:?}");
+        }
+        missing.is_empty().then_some(())
+    })
+    .await;
+    mesh.stop().await?;
+    let exported = collector.spans();
+    let requests: BTreeSet<&str> = exported
+        .iter()
+        .filter(|span| span.name.starts_with("gateway POST /v1/"))
+        .map(|span| span.trace.as_str())
+        .collect();
+    for name in &spans {
+        let mut of_name = exported.iter().filter(|span| span.name == *name);
+        let is_in_a_request = of_name.any(|span| requests.contains(span.trace.as_str()));
+        ensure!(is_in_a_request, "no {name} is part of a request's trace");
+    }
+    let chat = exported
+        .iter()
+        .find(|span| span.name == STAGES[1])
+        .context("no span of the chat")?;
+    for attribute in attributes.iter().filter(|name| *name != "error.type") {
+        ensure!(
+            chat.attributes.contains(attribute),
+            "no {attribute} in {chat:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Another mesh plays the engine of somebody else: its gateway is an OpenAI-compatible server like any other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_of_others_join_the_trace() -> anyhow::Result<()> {
+    let collector = Collector::start().await?;
+    let variables = [(
+        "REFRAIN_TELEMETRY__OTLP_ENDPOINT",
+        collector.endpoint.as_str(),
+    )];
+    let dirs = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let (mut engine, engine_url) = Program::up(dirs[0].path(), &[], &variables).await?;
+    let config = dirs[1].path().join("mesh.toml");
+    let settings = format!(
+        "urls.engine = \"{engine_url}\"\n\
+         [worker.engine]\nkind = \"openai\"\nmodel = \"by-text\"\nserved_model = \"{TINY_MODEL}\"\n\
+         files = \"builtin:refrain-tiny\"\napi_key = \"refrain-dev\"\n\
+         [[gateway.models]]\nid = \"by-text\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n"
+    );
+    std::fs::write(&config, settings)?;
+    let arguments = ["--config", &*config.to_string_lossy()];
+    let (mut front, url) = Program::up(dirs[1].path(), &arguments, &variables).await?;
+    let body = json!({"model": "by-text", "prompt": "Once", "max_tokens": 4});
+    let client = Client::new(&url, "refrain-dev");
+    let request = client.request(Method::POST, "/v1/completions").json(&body);
+    let reply = client.send(request).await?;
+    ensure!(reply.status == 200, "{}", reply.text);
+    for program in [&mut front, &mut engine] {
+        program.terminate().await?;
+        ensure!(program.ended().await?.success(), "{}", program.output());
+    }
+    let spans = collector.spans();
+    let asked = spans
+        .iter()
+        .find(|span| span.name == "text_completion by-text");
+    let trace = &asked.context("no span of the request")?.trace;
+    let answered = format!("text_completion {TINY_MODEL}");
+    let joined = |span: &Span| span.name == answered && span.trace == *trace;
+    ensure!(
+        spans.iter().any(joined),
+        "the engine began a trace of its own"
     );
     Ok(())
 }

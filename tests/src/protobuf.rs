@@ -1,4 +1,6 @@
-//! A reader of the part of OTLP's protobuf that has spans and their parents.
+//! A reader of the part of OTLP's protobuf that has spans, their parents, and the names of their attributes.
+
+use std::collections::BTreeSet;
 
 /// A span as it was exported.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +13,8 @@ pub struct Span {
     pub parent: String,
     /// Its name.
     pub name: String,
+    /// The names of its attributes.
+    pub attributes: BTreeSet<String>,
 }
 
 /// The spans of an `ExportTraceServiceRequest`.
@@ -30,14 +34,16 @@ fn span(message: &[u8]) -> Span {
             .map(hex::encode)
             .unwrap_or_default()
     };
-    let name = parts(message, 5)
-        .next()
-        .map(|name| String::from_utf8_lossy(name).into_owned());
+    let text = |part| String::from_utf8_lossy(part).into_owned();
+    let name = parts(message, 5).next().map(text);
+    // attributes = 9, and the key of each = 1
+    let keys = parts(message, 9).flat_map(|attribute| parts(attribute, 1));
     Span {
         trace: hex_of(1),
         id: hex_of(2),
         parent: hex_of(4),
         name: name.unwrap_or_default(),
+        attributes: keys.map(text).collect(),
     }
 }
 
@@ -96,6 +102,7 @@ mod tests {
             field(2, &[2; 8]),
             vec![6 << 3, 3],
             field(5, b"x"),
+            field(9, &[field(1, b"key"), field(2, b"")].concat()),
         ]
         .concat();
         let fixed = [&[7 << 3 | 1][..], &[0; 8]].concat();
@@ -114,5 +121,6 @@ mod tests {
             ("x", "")
         );
         assert_eq!(spans[0].trace, "01".repeat(16));
+        assert!(spans[0].attributes.iter().eq(["key"]));
     }
 }

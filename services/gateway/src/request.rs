@@ -97,8 +97,8 @@ impl OutputOptions {
     }
 }
 
-/// A request as its body says. Only [`ParsedRequest::chat`] and [`ParsedRequest::completion`] create one, so its users
-/// need not check it again. It has no standing yet, so it cannot be carried out.
+/// A request as its body says. Only [`ParsedRequest::chat`] and [`ParsedRequest::completion`] create one, so its
+/// users need not check it again. It has no standing yet, so it cannot be carried out.
 #[derive(Debug)]
 pub(crate) struct ParsedRequest {
     pub(crate) endpoint: Endpoint,

@@ -22,6 +22,7 @@ use refrain_protocol::prefix::PrefixHasher;
 use refrain_protocol::{
     ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, TenantId, WorkerId,
 };
+use refrain_service_kit::trace::TraceLink;
 use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
 
 use self::sources::{OWN, prompt, prompt_end};
@@ -73,6 +74,8 @@ pub(crate) struct ActiveRequest {
     last_token_at: Option<Instant>,
     /// Number of times that the engine lost the session.
     reopened: u32,
+    /// The request in its trace.
+    trace: Option<TraceLink>,
 }
 
 /// The request's part in the step in progress.
@@ -143,6 +146,7 @@ impl ActiveRequest {
             first_step_tokens: 0,
             last_token_at: None,
             reopened: 0,
+            trace: TraceLink::current(),
             request,
             namespace,
             sources,
@@ -403,6 +407,7 @@ impl ActiveRequest {
             tokens,
             head: &self.head,
             finish,
+            trace: self.trace.as_ref(),
         }
     }
 

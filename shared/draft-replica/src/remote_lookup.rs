@@ -18,6 +18,7 @@ use refrain_speculation::draft::{
 use refrain_suffix_index::{DocumentKey, Origin as IndexOrigin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
 
 use crate::config::RemoteLookupConfig;
 use crate::metrics::ReplicaMetrics;
@@ -45,6 +46,8 @@ pub struct DraftQuery {
     pub document: DocumentId,
     /// The end of the request's text.
     pub context: Vec<u32>,
+    /// The request in its trace.
+    pub span: Span,
 }
 
 /// Asks the store for drafts, for one decode loop.
@@ -136,12 +139,13 @@ impl RemoteLookup {
             };
             let documents: Vec<DocumentId> = queries.iter().map(|query| query.document).collect();
             let store = self.store.clone();
-            calls.spawn(async move {
+            let call = async move {
                 let reply = store.lookup(request).await;
                 drop(in_flight);
                 let reply = reply.map(|reply| (documents, reply.drafts));
                 reply.map_err(|error| (namespace, error))
-            });
+            };
+            calls.spawn(call.instrument(lookup_span(queries)));
         }
         let deadline = Instant::now() + wait;
         while !calls.is_empty() {
@@ -182,6 +186,15 @@ impl RemoteLookup {
         self.paused_until.insert(namespace, Instant::now() + pause);
         tracing::debug!(%error, "a look-up in the draft store failed");
     }
+}
+
+/// The span of a call: a child of its first request, linked to the others.
+fn lookup_span(queries: &[DraftQuery]) -> Span {
+    let span = tracing::info_span!(parent: &queries[0].span, "lookup", contexts = queries.len());
+    for query in &queries[1..] {
+        span.follows_from(&query.span);
+    }
+    span
 }
 
 /// A call in flight for a namespace. The next call may begin when this is dropped.

@@ -2,6 +2,7 @@
 
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::{DocumentId, TokenId};
+use refrain_service_kit::trace::TraceLink;
 
 /// Tokens that are merged under one hold of an index's lock: well under a millisecond.
 pub(crate) const MERGED_AT_ONCE: usize = 512;
@@ -24,6 +25,8 @@ pub struct DocumentUpdateRef<'a> {
     pub head: &'a DocumentHead,
     /// How the output ended, if it has.
     pub finish: Option<FinishReason>,
+    /// The request in its trace, if that is exported.
+    pub trace: Option<&'a TraceLink>,
 }
 
 impl<'a> DocumentUpdateRef<'a> {
@@ -53,6 +56,7 @@ impl<'a> From<&'a DocumentUpdate> for DocumentUpdateRef<'a> {
             tokens: &update.tokens,
             head: &update.head,
             finish: update.finish,
+            trace: None,
         }
     }
 }

@@ -17,8 +17,10 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_service_kit::clock::millis;
+use refrain_service_kit::trace;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use self::pending_outputs::{PendingOutputs, UploadBatch};
 use self::schedule::{FlushOutcome, UploadSchedule};
@@ -301,8 +303,12 @@ impl Inner {
         request: &AppendRequest,
     ) -> Result<(), ApiError> {
         let sent_ms = self.now_ms();
+        // A message has the outputs of many requests, so it is in the trace of the first one.
+        let span = tracing::info_span!("append", documents = request.updates.len());
+        trace::join(&span, self.pending.lock().traces(namespace_id, request));
         let reply = store
             .append(request.clone())
+            .instrument(span)
             .await
             .inspect_err(|_| self.metrics.failures.inc())?;
         let mut pending = self.pending.lock();

@@ -14,7 +14,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use access::{AccessFacts, AccessNote};
+pub use access::{AccessFacts, AccessNote, ErrorNames};
 pub use body::RawBody;
 pub use client::{MeshClient, failed_call_kind};
 pub use connection_table::AddressLimit;

@@ -24,3 +24,4 @@ pub mod random;
 mod reload;
 pub mod telemetry;
 pub mod tls;
+pub mod trace;

@@ -11,7 +11,8 @@ use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::filter::{LevelFilter, Targets, dynamic_filter_fn};
+use tracing_subscriber::layer::{Filter, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
@@ -90,16 +91,26 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<T
         )
     };
     let traces = provider.as_ref().map(|provider| {
-        // Only spans of this project are exported. Those of the HTTP stack would drown them.
         tracing_opentelemetry::layer()
             .with_tracer(provider.tracer("refrain"))
-            .with_filter(EnvFilter::new("off,refrain=info,refrain_service_kit=info,refrain_gateway=info,refrain_scheduler=info,refrain_worker=info,refrain_draft_store=info,refrain_reference_engine=info"))
+            .with_filter(exported_spans())
     });
     tracing_subscriber::registry()
         .with(log)
         .with(traces)
         .try_init()?;
     Ok(TelemetryGuard { provider })
+}
+
+/// The spans that are exported: those of this project. Those of the HTTP stack would drown them.
+///
+/// The filter is asked for each span anew. One that answers once for all would lose spans: whoever asks whether a
+/// line would be logged (`tracing::enabled!`, here or in a library) leaves the answers of all filters to the next
+/// span of the thread, unless that asks again.
+fn exported_spans<S>() -> impl Filter<S> {
+    let exported = Targets::new().with_target("refrain", LevelFilter::INFO);
+    dynamic_filter_fn(move |metadata, _| exported.would_enable(metadata.target(), metadata.level()))
+        .with_max_level_hint(LevelFilter::INFO)
 }
 
 /// Parses the filter of log lines. The HTTP stack logs an error when a caller sends bytes that are not HTTP, which is
@@ -152,6 +163,38 @@ mod tests {
             tracing::error!("ours");
         });
         lines.load(Ordering::Relaxed)
+    }
+
+    /// Counts the spans that reach it.
+    struct Spans(Arc<AtomicUsize>);
+
+    impl<S: tracing::Subscriber> Layer<S> for Spans {
+        fn on_new_span(
+            &self,
+            _: &tracing::span::Attributes<'_>,
+            _: &tracing::span::Id,
+            _: tracing_subscriber::layer::Context<'_, S>,
+        ) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_question_about_a_line_of_the_log_loses_no_span() {
+        let spans = Arc::new(AtomicUsize::new(0));
+        let log = tracing_subscriber::fmt::layer().with_writer(std::io::sink);
+        let log = log.with_filter(log_filter("info").unwrap());
+        let traces = Spans(spans.clone()).with_filter(exported_spans());
+        let subscriber = tracing_subscriber::registry().with(log).with(traces);
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..3 {
+                let _is_logged = tracing::enabled!(target: "access", tracing::Level::INFO);
+                let _span = tracing::info_span!(target: "refrain_gateway", "generate");
+                let _other = tracing::info_span!(target: "hyper", "connection");
+                let _stage = tracing::debug_span!(target: "refrain_gateway", "stage");
+            }
+        });
+        assert_eq!(spans.load(Ordering::Relaxed), 3);
     }
 
     #[test]

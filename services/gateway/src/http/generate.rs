@@ -71,6 +71,9 @@ pub(crate) fn request_span(request: &GenerateRequest) -> Span {
         gen_ai.request.choice.count = request.choices_per_prompt,
         gen_ai.usage.input_tokens = tracing::field::Empty,
         gen_ai.usage.output_tokens = tracing::field::Empty,
+        refrain.usage.drafted_tokens = tracing::field::Empty,
+        refrain.usage.accepted_tokens = tracing::field::Empty,
+        otel.status_code = tracing::field::Empty,
         "error.type" = tracing::field::Empty,
     )
 }

@@ -17,6 +17,7 @@ use refrain_rpc::DraftStore;
 use refrain_service_kit::clock::millis;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
+use tracing::Instrument as _;
 
 use crate::metrics::GatewayMetrics;
 use crate::models::KnownNamespace;
@@ -105,7 +106,7 @@ impl DraftMemory {
             ttl_ms: millis(GROUP_TTL),
         };
         let registrations = self.metrics.families.group_registrations.clone();
-        self.tasks.spawn(async move {
+        let register = async move {
             let outcome = store.register_group(request).await;
             drop(permit);
             let label = if outcome.is_ok() { "done" } else { "failed" };
@@ -115,7 +116,9 @@ impl DraftMemory {
                 // The next lease tries again.
                 registered.lock().pop(&key);
             }
-        });
+        };
+        let span = tracing::info_span!("register_group");
+        self.tasks.spawn(register.instrument(span));
     }
 
     /// The length to expect of an output, from earlier outputs to the same prompt. `None`: there are none, or the
@@ -171,7 +174,9 @@ impl DraftMemory {
             namespace: namespace.signed.clone(),
             prompt,
         };
-        let asked = tokio::time::timeout(LENGTHS_WAIT, self.store.output_lengths(request)).await;
+        let asked = self.store.output_lengths(request);
+        let asked = asked.instrument(tracing::info_span!("output_lengths"));
+        let asked = tokio::time::timeout(LENGTHS_WAIT, asked).await;
         let late = |_| Err(ApiError::internal("the draft store did not answer in time"));
         let lengths = asked.unwrap_or_else(late);
         let label = match &lengths {

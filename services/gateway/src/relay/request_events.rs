@@ -24,7 +24,7 @@ pub(crate) struct RequestEvents {
     work: Arc<DrivenWork>,
     /// Ends the request if nobody drives it.
     _entry: Option<TimeEntry>,
-    /// The note for the access log, which gets the tokens.
+    /// The note for the access log, which gets the tokens or the error.
     note: AccessNote,
     shaped: Option<Box<ShapedEvents>>,
 }
@@ -68,7 +68,7 @@ impl RequestEvents {
         self
     }
 
-    /// Notes the tokens of the request once they are known.
+    /// Notes the tokens or the error of the request once they are known.
     pub(crate) fn noted(mut self, note: AccessNote) -> Self {
         self.note = note;
         self
@@ -96,11 +96,15 @@ impl RequestEvents {
             None => self.work.poll_next(context),
             Some(shaped) => shaped.poll_next(&self.work, context),
         };
-        if let Poll::Ready(Some(RelayEvent::Done(summary))) = &polled {
-            let usage = summary.usage;
-            self.note.note(|facts| {
-                facts.tokens = Some((usage.prompt_tokens, usage.completion_tokens));
-            });
+        match &polled {
+            Poll::Ready(Some(RelayEvent::Done(summary))) => {
+                let usage = summary.usage;
+                self.note.note(|facts| {
+                    facts.tokens = Some((usage.prompt_tokens, usage.completion_tokens));
+                });
+            }
+            Poll::Ready(Some(RelayEvent::Failed(error))) => self.note.failed(error),
+            _ => {}
         }
         polled
     }

@@ -367,17 +367,30 @@ impl Drop for OutcomeRecord<'_> {
         let seconds = self.received.elapsed().as_secs_f64();
         self.series.seconds.observe(seconds);
         let span = Span::current();
-        let Some(Ok(RequestSummary {
+        let RequestSummary {
             usage,
             metrics: figures,
-        })) = outcome
-        else {
-            span.record("error.type", status);
-            return;
+        } = match outcome {
+            Some(Ok(summary)) => summary,
+            failed => {
+                let code = failed.and_then(Result::err).and_then(|error| error.code);
+                span.record("error.type", code.unwrap_or(status));
+                span.record("otel.status_code", "ERROR");
+                return;
+            }
         };
-        if let Some(ResponseMetrics { timings, .. }) = figures {
+        if let Some(ResponseMetrics {
+            timings,
+            speculative_decoding,
+            ..
+        }) = figures
+        {
             self.series.observe_phases(&timings);
+            let drafts = speculative_decoding;
+            span.record("refrain.usage.drafted_tokens", drafts.drafted);
+            span.record("refrain.usage.accepted_tokens", drafts.accepted);
         }
+        span.record("otel.status_code", "OK");
         self.series.observe_usage(&usage);
         span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
         span.record("gen_ai.usage.output_tokens", usage.completion_tokens);

@@ -22,8 +22,7 @@ use tokio::time::Instant;
 
 use super::directory::Caller;
 use super::file::LimitsEntry;
-use super::limit_usage::{has_budget, name_in_errors};
-use super::limiter::Reserved;
+use super::limit_usage::{Reserved, name_in_errors};
 use crate::metrics::GatewayMetrics;
 
 /// How long a request waits until the store has told what others have counted for its budgets. The store is asked at
@@ -129,7 +128,7 @@ impl Tally {
     /// on.
     fn are_read(&mut self, spenders: &[(Arc<Spender>, LimitsEntry)]) -> bool {
         let mut are_read = true;
-        for (spender, _) in spenders.iter().filter(|(_, limits)| has_budget(limits)) {
+        for (spender, _) in spenders.iter().filter(|(_, limits)| limits.has_budget()) {
             let account = self.account(spender);
             account.has_budget = true;
             are_read &= account.is_read;
@@ -145,7 +144,7 @@ impl Tally {
         hour: u32,
     ) -> Option<(&'a Spender, Spent)> {
         spenders.iter().find_map(|(spender, limits)| {
-            if !has_budget(limits) {
+            if !limits.has_budget() {
                 return None;
             }
             let account = self.account(spender);
@@ -341,7 +340,7 @@ fn spenders_of(tenant: &str, key: &str) -> impl Iterator<Item = Arc<Spender>> {
 
 impl BudgetTicket {
     fn has_budget(&self) -> bool {
-        self.spenders.iter().any(|(_, limits)| has_budget(limits))
+        self.spenders.iter().any(|(_, limits)| limits.has_budget())
     }
 
     /// Reserves the tokens of a request.
@@ -430,7 +429,7 @@ mod tests {
         }
     }
 
-    /// What a request reserves that has no prompt.
+    /// Returns what a request without a prompt reserves.
     fn wants(output: u64) -> Reserved {
         Reserved { input: 0, output }
     }

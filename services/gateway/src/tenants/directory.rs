@@ -9,7 +9,6 @@ use subtle::ConstantTimeEq;
 
 use super::file::{Isolation, KeyEndpoint, LimitsEntry, TenantsFile};
 use super::key::{digest, id_of};
-use super::limit_usage::has_budget;
 use super::policy::TenantPolicy;
 use crate::config::KeyConfig;
 
@@ -205,7 +204,11 @@ impl Directory {
     pub(crate) fn has_budgets(&self) -> bool {
         let table = self.of_file();
         let of_keys = table.keys.values().map(|key| &key.limits);
-        table.limits.values().chain(of_keys).any(has_budget)
+        table
+            .limits
+            .values()
+            .chain(of_keys)
+            .any(LimitsEntry::has_budget)
     }
 
     /// Takes the file of tenants over, in place of an earlier one. Requests in flight go on.

@@ -158,6 +158,11 @@ impl LimitsEntry {
         *self == LimitsEntry::default()
     }
 
+    /// Whether it has a budget per day or month.
+    pub(crate) fn has_budget(&self) -> bool {
+        self.tokens_per_day.is_some() || self.tokens_per_month.is_some()
+    }
+
     fn faults(&self, place: &str, faults: &mut Vec<String>) {
         for (name, limit) in [
             ("requests_per_minute", self.requests_per_minute),

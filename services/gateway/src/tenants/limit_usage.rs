@@ -1,5 +1,6 @@
 //! The use of a tenant or key under its limits. Pure: the time is a parameter.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::bucket::Bucket;
@@ -106,9 +107,35 @@ pub(super) fn subjects(caller: &Caller) -> Vec<(Subject, LimitsEntry)> {
     of_tenant.into_iter().chain(of_key).collect()
 }
 
-/// Whether the limits have a budget per day or month.
-pub(super) fn has_budget(limits: &LimitsEntry) -> bool {
-    limits.tokens_per_day.is_some() || limits.tokens_per_month.is_some()
+/// Output tokens that are reserved for each choice, or its limit if that is less. Clients often allow far more than
+/// they get. A longer output is a debt, and the tenant waits until it is paid.
+pub(super) const OUTPUT_RESERVED_MAX: u64 = 1_024;
+
+/// The tokens that a request reserves for its prompts and its outputs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reserved {
+    pub(super) input: u64,
+    pub(super) output: u64,
+}
+
+impl Reserved {
+    /// All of them.
+    pub(super) fn tokens(self) -> u64 {
+        self.input.saturating_add(self.output)
+    }
+}
+
+impl fmt::Display for Reserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "it reserves {}, of which {} are its prompt and {} its output; a smaller max_tokens reserves less, and \
+             without one it is {OUTPUT_RESERVED_MAX} for each choice",
+            self.tokens(),
+            self.input,
+            self.output
+        )
+    }
 }
 
 impl Usage {

@@ -8,7 +8,6 @@
 //! the times when Redis does not answer: it goes on from there by itself, with its share.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,13 +19,11 @@ use refrain_protocol::{ApiError, ErrorKind};
 use super::budget::{BudgetTicket, Budgets};
 use super::directory::Caller;
 use super::file::LimitsEntry;
-use super::limit_usage::{PER_MINUTE, PerMinute, Refusal, Subject, Usage, subjects};
+use super::limit_usage::{
+    OUTPUT_RESERVED_MAX, PER_MINUTE, PerMinute, Refusal, Reserved, Subject, Usage, subjects,
+};
 use super::redis_counts::{Answer, Place, RedisCounts};
 use crate::metrics::GatewayMetrics;
-
-/// Output tokens that are reserved for each choice, or its limit if that is less. Clients often allow far more than
-/// they get. A longer output is a debt, and the tenant waits until it is paid.
-const OUTPUT_RESERVED_MAX: u64 = 1_024;
 
 /// Time after which a request may be tried again that was one too many at once.
 const IN_FLIGHT_RETRY: Duration = Duration::from_secs(1);
@@ -89,33 +86,6 @@ impl Made {
     /// Whether there was a step.
     pub(super) fn has_emitted(&self) -> bool {
         self.has_emitted.load(Ordering::Relaxed)
-    }
-}
-
-/// The tokens that a request reserves for its prompts and its outputs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reserved {
-    pub(super) input: u64,
-    pub(super) output: u64,
-}
-
-impl Reserved {
-    /// All of them.
-    pub(super) fn tokens(self) -> u64 {
-        self.input.saturating_add(self.output)
-    }
-}
-
-impl fmt::Display for Reserved {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "it reserves {}, of which {} are its prompt and {} its output; a smaller max_tokens reserves less, and \
-             without one it is {OUTPUT_RESERVED_MAX} for each choice",
-            self.tokens(),
-            self.input,
-            self.output
-        )
     }
 }
 

@@ -269,7 +269,7 @@ async fn while_the_store_is_away_tenants_with_budgets_wait_and_others_are_served
     assert_eq!(ready().await.0, 200);
 }
 
-/// What a write to `/dev/full` gets is what a full disk answers.
+/// A write to `/dev/full` gets the answer of a full disk.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_gateway_starts_on_a_full_disk_and_writes_once_there_is_room() {

@@ -73,10 +73,13 @@ impl DecodeLoop {
         let no_auto = movers.withholds || self.routing.router.is_off(movers.decoding);
         let decoding = movers.parts.iter().filter(|part| part.decodes);
         decoding
-            .map(|part| &batch[part.place].running)
-            .filter(|running| !(no_auto && running.request.speculation == Speculation::Auto))
-            .filter(|running| running.draft_max(movers.room) > 0)
-            .filter_map(|running| running.remote_query(context_tokens))
+            .map(|part| &batch[part.place])
+            .filter(|chunk| {
+                let running = &chunk.running;
+                let is_held_back = no_auto && running.request.speculation == Speculation::Auto;
+                !is_held_back && running.draft_max(movers.room) > 0
+            })
+            .filter_map(|chunk| chunk.running.remote_query(context_tokens, &chunk.span))
             .collect()
     }
 

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::failed_call_kind;
+use refrain_service_kit::trace::trace_headers;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::{Deserialize, Serialize};
@@ -140,6 +141,7 @@ impl EngineClient {
     fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, ApiError> {
         let pool = self.pools.of_this_runtime()?;
         let request = pool.request(method, format!("{}{path}", self.base_url));
+        let request = request.headers(trace_headers());
         Ok(match &self.api_key {
             Some(key) => request.bearer_auth(key.as_str()),
             None => request,

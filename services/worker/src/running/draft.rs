@@ -7,13 +7,14 @@ use refrain_protocol::{NamespaceId, chunk};
 use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source, propose};
 use refrain_speculation::router::{Asked, HeadState, Pace, Priority, Prospect};
 use refrain_suffix_index::Cursor;
+use tracing::Span;
 
 use super::{ActiveRequest, OWN};
 use crate::routing::{asked, drafts_from_indexes};
 
 impl ActiveRequest {
     /// The query for a remote look-up, while the request decodes and its namespace has no complete replica here.
-    pub(crate) fn remote_query(&self, context_tokens: usize) -> Option<DraftQuery> {
+    pub(crate) fn remote_query(&self, context_tokens: usize, span: &Span) -> Option<DraftQuery> {
         let replica = &self.sources.as_ref()?.replica;
         if !drafts_from_indexes(self.request.speculation)
             || !self.is_decoding()
@@ -26,6 +27,7 @@ impl ActiveRequest {
             replica: replica.clone(),
             document: self.document(),
             context: self.text[from..].to_vec(),
+            span: span.clone(),
         })
     }
 

@@ -113,6 +113,7 @@ impl Bench {
             replica: self.replica.namespace(NamespaceId(tenant), &signed),
             document: DocumentId(document),
             context: vec![1, 2, document as u32],
+            span: tracing::Span::none(),
         }
     }
 

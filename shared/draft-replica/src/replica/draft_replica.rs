@@ -8,6 +8,7 @@ use refrain_rpc::DraftStore;
 use refrain_suffix_index::{IndexConfig, IndexSizes};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+use tracing::Instrument as _;
 
 use super::groups::GroupMembership;
 use super::histories::PromptHistory;
@@ -139,9 +140,9 @@ impl DraftReplica {
         if is_new {
             let (shared, signed) = (shared.clone(), signed.clone());
             let history = Arc::downgrade(&history);
-            self.runtime.spawn(async move {
-                shared.histories.fetch(signed, prompt, history).await;
-            });
+            let fetch = async move { shared.histories.fetch(signed, prompt, history).await };
+            let span = tracing::info_span!("prompt_outputs");
+            self.runtime.spawn(fetch.instrument(span));
         }
         Some(history)
     }

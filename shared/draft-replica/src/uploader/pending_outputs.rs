@@ -11,6 +11,7 @@ use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FinishReason, TouchRequest,
 };
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
+use refrain_service_kit::trace::TraceLink;
 
 use crate::update::DocumentUpdateRef;
 
@@ -45,6 +46,8 @@ struct PendingOutput {
     key: OutputKey,
     namespace: SignedNamespace,
     head: DocumentHead,
+    /// Its request in a trace.
+    trace: Option<TraceLink>,
     epoch: u64,
     /// Output tokens before `text`. It is not zero where a request was continued without [`PendingOutputs::adopt`].
     base: u32,
@@ -78,6 +81,7 @@ impl PendingOutput {
             key,
             namespace: namespace.clone(),
             head: update.head.clone(),
+            trace: update.trace.cloned(),
             epoch: update.epoch,
             base: update.prev_len,
             text: Vec::new(),
@@ -286,6 +290,22 @@ impl PendingOutputs {
             requests,
             is_complete,
         }
+    }
+
+    /// The requests of a message in their traces.
+    pub(crate) fn traces(
+        &self,
+        namespace_id: NamespaceId,
+        request: &AppendRequest,
+    ) -> Vec<TraceLink> {
+        let updates = request.updates.iter();
+        let pending = updates.filter_map(|update| {
+            let order = self.by_id.get(&(namespace_id, update.document))?;
+            self.documents.get(order)
+        });
+        pending
+            .filter_map(|pending| pending.trace.clone())
+            .collect()
     }
 
     /// Takes the store's answer to a message that was sent at `sent_ms`. Returns the number of tokens lost.

@@ -4,20 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use opentelemetry::propagation::{Injector, TextMapPropagator};
-use opentelemetry_sdk::propagation::TraceContextPropagator;
 use parking_lot::RwLock;
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, MESH_SECRET_HEADER};
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::CONTENT_TYPE;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::error::api_error_of;
 use crate::clocks::{CLOCK_HEADER, Clocks, LastSent};
 use crate::descriptors;
 use crate::mesh::MeshCredentials;
+use crate::trace::trace_headers;
 
 /// Largest response that is read into memory.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
@@ -356,22 +354,4 @@ impl MeshClient {
 
 fn trim(base_url: &str) -> Arc<str> {
     base_url.trim_end_matches('/').into()
-}
-
-/// Headers that a trace context is written to.
-struct TraceHeaders(HeaderMap);
-
-impl Injector for TraceHeaders {
-    fn set(&mut self, key: &str, value: String) {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(key), HeaderValue::try_from(value)) {
-            self.0.insert(name, value);
-        }
-    }
-}
-
-/// The W3C trace context of the current span.
-fn trace_headers() -> HeaderMap {
-    let mut headers = TraceHeaders(HeaderMap::new());
-    TraceContextPropagator::new().inject_context(&tracing::Span::current().context(), &mut headers);
-    headers.0
 }

@@ -6,6 +6,8 @@ use refrain_protocol::error::code;
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
 
+use super::access::ErrorNames;
+
 /// An [`ApiError`] that actix can turn into a response. The orphan rule forbids that for `ApiError` itself.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(transparent)]
@@ -26,6 +28,7 @@ impl ResponseError for HttpError {
             tracing::warn!(kind = ?self.0.kind, code = self.0.code, detail = self.0.detail, message, "request failed");
         }
         let mut response = HttpResponse::build(self.status_code());
+        response.extensions_mut().insert(ErrorNames::of(&self.0));
         if let Some(retry_after_ms) = self.0.retry_after_ms {
             // `retry-after` has whole seconds. OpenAI's SDKs prefer the header in milliseconds.
             response.insert_header(("retry-after", retry_after_ms.div_ceil(1000).to_string()));

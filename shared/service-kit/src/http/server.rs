@@ -27,7 +27,7 @@ use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::HttpError;
-use super::access::{AccessLine, AccessNote};
+use super::access::{AccessLine, AccessNote, ErrorNames};
 use super::body::{BodyBytesMax, BodyDeadline, late, too_large};
 use super::connection_table::AddressLimit;
 use super::connections::{ConnectionGuard, ConnectionLimits, Connections, TrackedBody};
@@ -425,6 +425,8 @@ async fn observe(
             request.path()
         ),
         otel.kind = "server",
+        otel.status_code = tracing::field::Empty,
+        http.response.status_code = tracing::field::Empty,
         request_id = identity,
     );
     if request.headers().contains_key(TRACE_PARENT) {
@@ -432,19 +434,13 @@ async fn observe(
         // This fails only if no OpenTelemetry layer is installed, and then there is no trace to join.
         let _ = span.set_parent(parent);
     }
-    let is_logged = observed.logs_access && AccessLine::is_logged();
-    let mut access = is_logged.then(|| {
+    let mut access = observed.logs_access.then(|| {
         let note = AccessNote::read_at_end();
         request.extensions_mut().insert(note.clone());
-        AccessLine::new(
-            request.method().to_string(),
-            identity.clone(),
-            note,
-            started,
-        )
+        AccessLine::new(request.request(), identity.clone(), note, started)
     });
     let deadline = BodyDeadline::set(&mut request, started + observed.body_time_max);
-    let outcome = next.call(request).instrument(span).await;
+    let outcome = next.call(request).instrument(span.clone()).await;
     let is_late = deadline.is_some_and(|deadline| deadline.has_passed());
     if is_late {
         observed
@@ -459,8 +455,17 @@ async fn observe(
             .match_pattern()
             .unwrap_or_else(|| "unmatched".to_owned());
         let status = response.status().as_u16();
+        let error = response
+            .response()
+            .extensions()
+            .get::<ErrorNames>()
+            .cloned();
         if let Some(access) = &mut access {
-            access.answered(route.clone(), status);
+            access.answered(route.clone(), status, error);
+        }
+        span.record("http.response.status_code", status);
+        if status >= 500 {
+            span.record("otel.status_code", "ERROR");
         }
         let status = status.to_string();
         observed

@@ -10,6 +10,7 @@ use http_body_util::Full;
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::trace::trace_headers;
 use rustls_platform_verifier::ConfigVerifierExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -78,6 +79,7 @@ impl Endpoint {
         let path = format!("{}{path}", self.path);
         *request.uri_mut() = path.parse().map_err(ApiError::internal)?;
         *request.headers_mut() = self.headers.clone();
+        request.headers_mut().extend(trace_headers());
         Ok(request)
     }
 
