@@ -63,6 +63,8 @@ pub(super) struct RunningLease {
     pub(super) charge: Charge,
     /// When the request first asked.
     pub(super) arrival: Arrival,
+    /// Time from then until the call that got it.
+    pub(super) age_ms: u64,
     /// Tokens of prompt and output when it was granted.
     pub(super) context_tokens: u32,
     /// Output tokens when it was granted.

@@ -71,6 +71,7 @@ impl Heartbeats {
             max_context: served.limits.max_context,
             max_running: config.running_max,
             running: parts.admission.leases(),
+            epoch_seen: parts.admission.epoch_seen(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
             draining: self.worker.readiness().is_err(),
             leaves: self.leaves,
