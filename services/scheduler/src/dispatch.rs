@@ -60,9 +60,8 @@ pub(crate) use self::refusal::scheduler_unavailable;
 pub use self::worker_table::WorkerState;
 
 use self::fair_queue::{Arrival, FairQueue, Place, Spent, WaitingRequest};
-use self::granting::epoch_of;
 use self::groups::GroupTable;
-use self::lease_table::{LeaseTable, RunningLease};
+use self::lease_table::{LeaseTable, RunningLease, epoch_of};
 use self::pool_key::PoolKey;
 use self::refusal::EXCLUDE_MAX;
 use self::worker_table::{Registration, WorkerTable};
@@ -98,8 +97,8 @@ impl Dispatch {
     /// Creates a core without requests and workers.
     ///
     /// All times are milliseconds since 1970. `epoch_last` is the newest epoch that a predecessor in this process
-    /// granted: a rebuild can take less than a millisecond of the clock. A new process passes 0, and learns the epochs
-    /// of earlier ones from workers and gateways.
+    /// granted: a rebuild can take less than a millisecond of the clock. A new process passes 0, and learns the
+    /// epochs of earlier ones from workers and gateways.
     pub fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
         Dispatch {
             queue: FairQueue::new(&config),

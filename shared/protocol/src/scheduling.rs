@@ -100,7 +100,7 @@ pub struct LeaseRequest {
     #[serde(default, skip_serializing_if = "TenantWeight::is_default")]
     pub weight: TenantWeight,
     /// Milliseconds since the request first asked for a lease. A request that continues keeps its place in line by
-    /// it, also where the scheduler has been restarted. Of two calls of a request, it tells which was made later.
+    /// it, also where the scheduler has been restarted. It tells which of two calls of a request was made later.
     #[serde(default)]
     pub age_ms: u64,
     /// The highest epoch of the request's leases so far; 0 before the first. A scheduler that was started with a

@@ -1,12 +1,12 @@
 //! Grants leases for as long as some waiting request can be placed.
 
+use refrain_protocol::WorkerId;
 use refrain_protocol::scheduling::{Lease, RequestClass};
-use refrain_protocol::{LeaseId, RequestId, WorkerId};
 
 use super::Dispatch;
 use super::events::{DispatchEffect, Placed};
 use super::fair_queue::{HeldLine, LeaseCallId, WaitingRequest};
-use super::lease_table::RunningLease;
+use super::lease_table::{RunningLease, lease_id};
 use super::live_worker::LiveWorker;
 use super::pool_key::PoolKey;
 use crate::config::PlacementPolicy;
@@ -294,15 +294,4 @@ impl Dispatch {
             self.epoch_last = self.epoch_last.max(epoch);
         }
     }
-}
-
-/// The id of a lease. It is unique because epochs are. Its low half tells a reader of logs which request it belongs
-/// to.
-fn lease_id(epoch: u64, request: RequestId) -> LeaseId {
-    LeaseId((u128::from(epoch) << 64) | (request.0 & u128::from(u64::MAX)))
-}
-
-/// The epoch of a lease.
-pub(super) fn epoch_of(lease: LeaseId) -> u64 {
-    (lease.0 >> 64) as u64
 }

@@ -21,7 +21,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// about waiting tenants, and need not ask the engine each time.
 const CONFIRMED_FOR: Duration = Duration::from_millis(500);
 
-/// What is known of the engine beside its readiness, and the signals between its checks and the heartbeats.
+/// The news of the engine beside its readiness, and the signals between its checks and the heartbeats.
 #[derive(Default)]
 pub(super) struct EngineNews {
     /// The last report of the engine's KV cache.
@@ -38,7 +38,7 @@ pub(super) struct EngineChecks {
     news: Arc<EngineNews>,
     /// Time of the engine's last confirmation.
     confirmed: Option<Instant>,
-    /// Whether the last confirmation failed. Only changes are logged, since the engine is asked several times a second.
+    /// Whether the last confirmation failed. Only changes are logged, since the engine is asked often.
     fails: bool,
 }
 

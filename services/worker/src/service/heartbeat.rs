@@ -24,7 +24,7 @@ pub(crate) struct Heartbeats {
     worker: WorkerHandle,
     scheduler: Arc<dyn Scheduler>,
     incarnation: u64,
-    /// What is known of the engine.
+    /// The news of the engine.
     engine: Arc<EngineNews>,
     /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a
     /// second.
@@ -106,8 +106,8 @@ impl Heartbeats {
         }
     }
 
-    /// Asks the engine whether it is ready, and sends the first heartbeat. Returns the rest, which goes on until it is
-    /// dropped, or `leaving` is notified. It then sends a last one.
+    /// Asks the engine whether it is ready, and sends the first heartbeat. Returns the rest, which goes on until it
+    /// is dropped, or `leaving` is notified. It then sends a last one.
     pub(crate) async fn start(mut self, leaving: Arc<Notify>) -> impl Future<Output = ()> {
         let mut checks = EngineChecks::new(self.worker.clone(), self.engine.clone());
         checks.check().await;

@@ -18,7 +18,7 @@ use super::namespace::NamespaceReplica;
 use super::registry::{Registry, SharedState};
 use crate::metrics::{DOCUMENT, ReplicaMetrics};
 
-/// What was done to keep namespaces within the limit.
+/// The outcome of keeping namespaces within the limit.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Fitted {
     /// Documents that were evicted from a namespace that stays.
@@ -87,10 +87,11 @@ impl Registry {
         evicted > 0 || fitted.is_outdated
     }
 
-    /// Evicts namespaces until the rest is within the limit, the least recently used first. The most recently used one
-    /// stays, and loses its oldest documents. `sizes` are in the order of use.
+    /// Evicts namespaces until the rest is within the limit, the least recently used first. The most recently used
+    /// one stays, and loses its oldest documents. `sizes` are in the order of use.
     ///
-    /// Requests go on meanwhile. Where one has used the namespace that would be next, the sizes have to be taken anew.
+    /// Requests go on meanwhile. Where one has used the namespace that would be next, the sizes have to be taken
+    /// anew.
     fn fit(&self, sizes: Vec<(Arc<NamespaceReplica>, IndexSize)>, limit: IndexSize) -> Fitted {
         let mut fitted = Fitted::default();
         let sum = |sum, (_, size): &(_, IndexSize)| sum + *size;

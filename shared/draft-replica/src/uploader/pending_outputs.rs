@@ -317,7 +317,7 @@ impl PendingOutputs {
                 continue;
             };
             if length == FENCED_LEN {
-                // What came here since has the same epoch.
+                // The tokens that came here since have the same epoch.
                 given_up.fenced += self.forget(key);
                 continue;
             }

@@ -19,8 +19,8 @@ use crate::writer::placement::{Placement, place};
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl Edit<'_> {
-    /// Applies an update. Returns the document's new length, [`ERASED_LEN`] or [`FENCED_LEN`]. A document whose stored
-    /// text turns out to be damaged is removed, and has length 0.
+    /// Applies an update. Returns the document's new length, [`ERASED_LEN`] or [`FENCED_LEN`]. A document whose
+    /// stored text turns out to be damaged is removed, and has length 0.
     pub(in crate::writer) fn apply(
         &mut self,
         append: &Append,
