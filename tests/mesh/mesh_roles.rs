@@ -247,6 +247,7 @@ fn heartbeat(worker: &str) -> Heartbeat {
         max_context: 1,
         max_running: 4_096,
         running: Vec::new(),
+        epoch_seen: 0,
         draining: false,
         leaves: false,
         compiles_forms: false,

@@ -21,7 +21,7 @@ use refrain_service_kit::mesh::NamespaceSigner;
 /// Longer than leases, parked requests and the silence of a worker may last in these meshes.
 const LONG: Duration = Duration::from_millis(3_500);
 
-const SETTINGS: &str = "[worker]\nparked_ms_max = 800\n\n[scheduler]\nworker_ttl_ms = 1500\n";
+const SETTINGS: &str = "[worker]\nparked_ms_max = 800\n\n[scheduler]\nworker_ttl_ms = 1600\n";
 
 fn pause(mode: PauseMode) -> EngineOrder {
     EngineOrder::Pause {

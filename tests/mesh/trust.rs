@@ -152,6 +152,7 @@ async fn calls(
         class: Default::default(),
         weight: TenantWeight::default(),
         age_ms: 0,
+        epoch_seen: 0,
         ended: None,
         expected_tokens: None,
         prefixes: Vec::new(),

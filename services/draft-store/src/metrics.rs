@@ -78,6 +78,8 @@ refrain_service_kit::metric_families! {
             "refrain_draft_store_append_seconds" in COMMIT_SECONDS_BUCKETS,
         /// Tokens made durable.
         pub(crate) appended_tokens: IntCounter = "refrain_draft_store_appended_tokens_total",
+        /// Tokens of updates that were dropped, since a newer attempt at their document had been stored.
+        pub(crate) fenced_tokens: IntCounter = "refrain_draft_store_fenced_tokens_total",
         /// Documents removed, by reason.
         pub(crate) evictions: IntCounterVec = "refrain_draft_store_evictions_total" ["reason"]
             with RemovalReason::LABELS,

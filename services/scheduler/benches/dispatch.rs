@@ -150,6 +150,7 @@ impl Mesh {
             },
             weight: TenantWeight::default(),
             age_ms: 0,
+            epoch_seen: 0,
             ended: None,
             expected_tokens: None,
             prefixes: prefixes.into_iter().map(PrefixHash).collect(),
@@ -230,6 +231,7 @@ impl Mesh {
                 ..KvReport::default()
             }),
             running,
+            epoch_seen: 0,
         };
         self.apply(kind, DispatchEvent::Heartbeat(heartbeat))
     }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use refrain_rpc::{HEARTBEAT_RETRY_PAUSE, HEARTBEAT_TIMEOUT};
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::http::ListenerConfig;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,9 @@ use serde::{Deserialize, Serialize};
 const HEARTBEATS_PER_TTL: u64 = 5;
 /// Longest pause between two heartbeats of a worker. A restarted scheduler knows the mesh after this time.
 const HEARTBEAT_INTERVAL_MS_MAX: u64 = 1_000;
+/// Time that a worker needs to send a heartbeat once more after one that was not answered.
+const HEARTBEAT_REPEAT_MS: u64 =
+    (HEARTBEAT_TIMEOUT.as_millis() + HEARTBEAT_RETRY_PAUSE.as_millis()) as u64;
 /// Heartbeats that may disagree with the lease table before they are believed.
 const HEARTBEATS_PER_LEASE_GRACE: u64 = 3;
 /// Ended leases that are remembered: several seconds' worth at some thousand leases per second.
@@ -102,7 +106,8 @@ pub struct SchedulerConfig {
     /// Most live workers. Heartbeats of further ones are refused.
     pub workers_max: usize,
     /// A worker that has not reported for this many milliseconds is forgotten, and its leases end. Workers report
-    /// about five times within this time, and at least once a second.
+    /// about five times within this time, and at least once a second. It must be long enough for a report to be
+    /// repeated that was not answered, which takes a worker 1.25 seconds.
     pub worker_ttl_ms: u64,
     /// A lease that no heartbeat has named for this many milliseconds ends. A gateway leaves a worker that has sent
     /// nothing for the same time.
@@ -113,6 +118,9 @@ pub struct SchedulerConfig {
     /// See [`HEARTBEAT_INTERVAL_MS_MAX`]. Tests shorten it.
     #[serde(skip)]
     pub(crate) heartbeat_interval_ms_max: u64,
+    /// See [`HEARTBEAT_REPEAT_MS`]. Tests shorten it.
+    #[serde(skip)]
+    pub(crate) heartbeat_repeat_ms: u64,
     /// See [`ENDED_LEASES_MAX`]. Tests lower it.
     #[serde(skip)]
     pub(crate) ended_leases_max: usize,
@@ -160,6 +168,7 @@ impl Default for SchedulerConfig {
             lease_ttl_ms: 10_000,
             connections_max: 32_768,
             heartbeat_interval_ms_max: HEARTBEAT_INTERVAL_MS_MAX,
+            heartbeat_repeat_ms: HEARTBEAT_REPEAT_MS,
             ended_leases_max: ENDED_LEASES_MAX,
             tenants_tracked_max: TENANTS_TRACKED_MAX,
         }
@@ -169,7 +178,7 @@ impl Default for SchedulerConfig {
 impl Validate for SchedulerConfig {
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
-        let positive: [(&str, u64); 9] = [
+        let positive: [(&str, u64); 8] = [
             ("queue_max", self.queue_max as u64),
             ("tenant_queue_max", self.tenant_queue_max as u64),
             ("rollout_queue_max", self.rollout_queue_max as u64),
@@ -181,7 +190,6 @@ impl Validate for SchedulerConfig {
             ("overtake_ms_max", self.overtake_ms_max),
             ("queue_wait_ms_max", self.queue_wait_ms_max),
             ("workers_max", self.workers_max as u64),
-            ("worker_ttl_ms", self.worker_ttl_ms),
         ];
         for (name, value) in positive {
             if value == 0 {
@@ -189,6 +197,14 @@ impl Validate for SchedulerConfig {
             }
         }
         faults.extend(self.http.faults("http"));
+        let interval_ms = self.heartbeat_interval_ms();
+        let needed_ms = interval_ms.saturating_add(self.heartbeat_repeat_ms);
+        if self.worker_ttl_ms <= needed_ms {
+            faults.push(format!(
+                "worker_ttl_ms is {}; it must be above {needed_ms}: reports are {interval_ms} ms apart, and one that is not answered is repeated after {} ms",
+                self.worker_ttl_ms, self.heartbeat_repeat_ms
+            ));
+        }
         let grace_ms = self.lease_grace_ms();
         if self.lease_ttl_ms < grace_ms {
             faults.push(format!(
@@ -235,7 +251,8 @@ mod tests {
         let config = SchedulerConfig {
             listen: Some("127.0.0.1:0".parse().unwrap()),
             queue_max: 0,
-            lease_ttl_ms: 1_000,
+            worker_ttl_ms: 1_560,
+            lease_ttl_ms: 900,
             connections_max: 0,
             rollout_share: 1.5,
             prefill_ms_per_1k: f32::NAN,
@@ -244,7 +261,8 @@ mod tests {
         };
         expect_test::expect![[r#"
             queue_max is 0; it must be at least 1
-            lease_ttl_ms is 1000; it must be at least 3000, the time of 3 heartbeats
+            worker_ttl_ms is 1560; it must be above 1562: reports are 312 ms apart, and one that is not answered is repeated after 1250 ms
+            lease_ttl_ms is 900; it must be at least 936, the time of 3 heartbeats
             connections_max is 0; it must be above queue_max + rollout_queue_max (20000), since each waiting call holds a connection
             rollout_share is 1.5; it must be at least 0 and below 1
             prefill_ms_per_1k is NaN; it must be above 0

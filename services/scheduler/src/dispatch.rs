@@ -61,7 +61,7 @@ pub use self::worker_table::WorkerState;
 
 use self::fair_queue::{Arrival, FairQueue, Place, Spent, WaitingRequest};
 use self::groups::GroupTable;
-use self::lease_table::{LeaseTable, RunningLease};
+use self::lease_table::{LeaseTable, RunningLease, epoch_of};
 use self::pool_key::PoolKey;
 use self::refusal::EXCLUDE_MAX;
 use self::worker_table::{Registration, WorkerTable};
@@ -86,7 +86,7 @@ pub struct Dispatch {
     waiting_by_request: HashMap<RequestId, LeaseCallId>,
     /// When the requests first asked that hold no lease now and may ask again.
     arrivals: LruCache<RequestId, Arrival>,
-    /// The epoch of the newest lease.
+    /// The highest epoch that was granted, here or, as far as is known, by an earlier process.
     epoch_last: u64,
     /// The latest time of all events, so that time never runs backwards here.
     now_ms: u64,
@@ -97,8 +97,8 @@ impl Dispatch {
     /// Creates a core without requests and workers.
     ///
     /// All times are milliseconds since 1970. `epoch_last` is the newest epoch that a predecessor in this process
-    /// granted: a rebuild can take less than a millisecond of the clock. A new process passes 0, since no process
-    /// restarts that fast.
+    /// granted: a rebuild can take less than a millisecond of the clock. A new process passes 0, and learns the
+    /// epochs of earlier ones from workers and gateways.
     pub fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
         Dispatch {
             queue: FairQueue::new(&config),
@@ -230,6 +230,7 @@ impl Dispatch {
         mut request: LeaseRequest,
         effects: &mut Vec<DispatchEffect>,
     ) {
+        self.note_epoch(request.epoch_seen);
         // One call ends a chunk and asks for the next. Nobody gets the slot in between: the request may be the next
         // in line itself.
         if let Some(ended) = request.ended.take() {
@@ -253,8 +254,17 @@ impl Dispatch {
             return self.grant_all(effects);
         }
         // A request is in one place at a time. If it asks again, its earlier caller or holder is gone: either the
-        // answer was lost, or the `finish` is still on its way.
-        if let Some(earlier) = self.waiting_by_request.get(&request.request).copied()
+        // answer was lost, or the `finish` is still on its way. Calls that arrived while this process stood still are
+        // taken in any order, so the later one may already be here.
+        let earlier = self.waiting_by_request.get(&request.request).copied();
+        if self
+            .newest_age_ms(&request, earlier)
+            .is_some_and(|age_ms| request.age_ms < age_ms)
+        {
+            effects.push(self.refuse(call, &request, LeaseRefusal::Superseded));
+            return self.grant_all(effects);
+        }
+        if let Some(earlier) = earlier
             && let Some(waiting) = self.take_out(earlier)
         {
             effects.push(self.refuse(earlier, &waiting.request, LeaseRefusal::Superseded));
@@ -306,6 +316,16 @@ impl Dispatch {
         self.refuse_waiting(call, refusal, effects);
     }
 
+    /// The age that a request had when it made the call that waits or holds a lease.
+    fn newest_age_ms(&self, request: &LeaseRequest, waiting: Option<LeaseCallId>) -> Option<u64> {
+        let waiting = waiting.and_then(|call| self.queue.get(call));
+        let held = self.leases.of_request(request.request);
+        let held = held.and_then(|lease| self.leases.get(lease));
+        waiting
+            .map(|waiting| waiting.request.age_ms)
+            .max(held.map(|held| held.age_ms))
+    }
+
     /// Puts a request into the queue.
     fn waits(&mut self, call: LeaseCallId, request: LeaseRequest) {
         let place = Place {
@@ -347,6 +367,7 @@ impl Dispatch {
             cached_tokens,
             rejected_tokens,
         } = finish;
+        self.note_epoch(epoch_of(lease));
         let spent = |running: &RunningLease| Spent {
             emitted_tokens,
             rejected_tokens,
@@ -403,6 +424,9 @@ impl Dispatch {
         }
         // The worker table keeps neither list.
         let running = std::mem::take(&mut heartbeat.running);
+        // A worker of an earlier version names the epochs of its leases alone.
+        let running_epochs = running.iter().copied().map(epoch_of);
+        let epoch_seen = running_epochs.max().max(Some(heartbeat.epoch_seen));
         let held = heartbeat.kv.as_mut().and_then(|kv| kv.held.take());
         match self
             .workers
@@ -420,6 +444,9 @@ impl Dispatch {
                     self.end(lease, LeaseEnd::WorkerLost, false, effects);
                 }
             }
+        }
+        if let Some(epoch) = epoch_seen {
+            self.note_epoch(epoch);
         }
         let grace_ms = self.config.lease_grace_ms();
         let mut foreign = BTreeSet::new();

@@ -208,14 +208,14 @@ async fn start_in(
         .listen
         .map(|listen| service::serve(listen, http.clone(), handle.clone(), &with.metrics))
         .transpose()?;
-    let mut heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
-    // Sent here, so that the scheduler knows a worker that has started.
-    let pause = heartbeats.send().await;
     let leaving = Arc::new(Notify::new());
+    let heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
+    // The first one is sent here, so that the scheduler knows a worker that has started.
+    let heartbeats = heartbeats.start(leaving.clone()).await;
     Ok(WorkerServer {
         handle,
         server,
-        heartbeats: tokio::spawn(heartbeats.run(pause, leaving.clone())),
+        heartbeats: tokio::spawn(heartbeats),
         leaving,
         driver,
     })

@@ -70,15 +70,15 @@ impl Routing {
         routing
     }
 
-    /// Chooses what each request verifies, in their order.
-    pub(crate) fn offer(
+    /// Chooses what each request verifies. The key of a request comes back with its offer.
+    pub(crate) fn offer<K>(
         &mut self,
-        prospects: Vec<Prospect<NamespaceId>>,
+        prospects: Vec<(K, Prospect<NamespaceId>)>,
         frame: Frame,
-    ) -> Vec<Offer> {
+    ) -> Vec<(K, Offer)> {
         let offers = self.router.offer(prospects, frame);
         if !self.is_score {
-            let tokens = offers.iter().map(Offer::budgeted_tokens);
+            let tokens = offers.iter().map(|(_, offer)| offer.budgeted_tokens());
             let (admitted, rejected) = tokens.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
             self.metrics.budget(admitted, rejected);
         }

@@ -253,6 +253,11 @@ impl ActiveRequest {
         (self.text.len() as u32 - self.engine_len).max(1)
     }
 
+    /// Whether a step samples for the request that brings its next `context` tokens.
+    pub(crate) fn samples_after(&self, context: u32) -> bool {
+        context >= self.owed()
+    }
+
     fn emit_left(&self) -> u32 {
         let by_request = self.request.max_new_tokens.saturating_sub(self.emitted());
         by_request.min(
@@ -270,12 +275,10 @@ impl ActiveRequest {
         offer: Option<Offer>,
         settings: &DraftSettings,
     ) -> StepItem {
-        let owed = self.owed();
-        let context = owed.min(context.max(1));
-        let sample = context == owed;
+        let context = self.owed().min(context.max(1));
+        let sample = self.samples_after(context);
         let new_from = self.engine_len as usize;
         let new_to = self.engine_len_with(context) as usize;
-        let offer = offer.filter(|_| sample);
         if let Some(offer) = &offer
             && offer.decision.reason != RouteReason::NoRoom
         {

@@ -1,5 +1,6 @@
 //! The worker as a service: its handle for callers in this process, its HTTP listener, and its heartbeats.
 
+mod engine_checks;
 mod handle;
 mod heartbeat;
 mod http;

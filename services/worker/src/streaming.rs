@@ -43,7 +43,7 @@ impl Drop for ChunkEntry {
 }
 
 /// Capacity of a chunk's control queue: a cut, an evacuation, a take-over, and a request to give way. Further
-/// requests to give way would change nothing.
+/// requests to give way would change nothing, and a further cut waits.
 const CONTROL_QUEUE: usize = 4;
 
 impl StreamContext {
@@ -110,22 +110,7 @@ impl StreamContext {
     }
 
     fn cut(&self, cut: ChunkCut, done: oneshot::Sender<()>) {
-        let control = self
-            .chunks
-            .handles()
-            .get(&cut.lease)
-            .map(|chunk| chunk.control.clone());
-        let command = ChunkControl::Cut(cut, done);
-        let unsent = match control {
-            Some(control) => match control.try_send(command) {
-                Ok(()) => return,
-                Err(error) => error.into_inner(),
-            },
-            None => command,
-        };
-        if let ChunkControl::Cut(cut, done) = unsent {
-            self.shared.cut_ended(cut);
-            let _ = done.send(());
-        }
+        let shared = self.shared.clone();
+        self.chunks.cut(cut, done, move |cut| shared.cut_ended(cut));
     }
 }

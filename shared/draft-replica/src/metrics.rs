@@ -110,6 +110,8 @@ refrain_service_kit::metric_families! {
         pub(crate) pending_tokens: IntGauge = "refrain_upload_pending_tokens",
         /// Output tokens that never reached the draft store.
         pub(crate) dropped_tokens: IntCounter = "refrain_upload_dropped_tokens_total",
+        /// Output tokens that the draft store dropped, since a newer attempt at their output had been stored.
+        pub(crate) fenced_tokens: IntCounter = "refrain_upload_fenced_tokens_total",
         /// Messages that the draft store did not accept.
         pub(crate) failures: IntCounter = "refrain_upload_failures_total",
     }

@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use self::pending_outputs::{PendingOutputs, UploadBatch};
+use self::pending_outputs::{GivenUp, PendingOutputs, UploadBatch};
 use self::schedule::{FlushOutcome, UploadSchedule};
 use crate::config::UploaderConfig;
 use crate::metrics::UploaderMetrics;
@@ -312,9 +312,16 @@ impl Inner {
             .await
             .inspect_err(|_| self.metrics.failures.inc())?;
         let mut pending = self.pending.lock();
-        let lost = pending.acknowledge(namespace_id, request, &reply, sent_ms);
+        let GivenUp { lost, fenced } = pending.acknowledge(namespace_id, request, &reply, sent_ms);
         self.observe(pending, lost);
+        self.metrics.fenced_tokens.inc_by(fenced as u64);
         self.forget_erased(namespace_id, &request.updates, &reply.lengths);
+        if fenced > 0 {
+            tracing::warn!(
+                fenced,
+                "the draft store dropped tokens of outputs of which it has newer attempts"
+            );
+        }
         if lost > 0 {
             tracing::warn!(
                 lost,

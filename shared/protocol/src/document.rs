@@ -48,7 +48,7 @@ pub struct DocumentUpdate {
     /// The document.
     pub document: DocumentId,
     /// Epoch of the writer, which starts at the fencing epoch of the request. A higher epoch than the last one cuts
-    /// the text to `prev_len` before `tokens` are added. A piece of a lower epoch is ignored.
+    /// the text to `prev_len` before `tokens` are added. A piece of a lower epoch is dropped; see [`FENCED_LEN`].
     pub epoch: u64,
     /// Number of output tokens before this piece.
     pub prev_len: u32,
@@ -91,7 +91,7 @@ pub struct AppendRequest {
 pub struct AppendReply {
     /// For each update, the output length that the store has now. If it is less than `prev_len + tokens.len()`, an
     /// earlier piece is missing: send again from there. If it is more, the store has later pieces already.
-    /// [`ERASED_LEN`] if the document was erased.
+    /// [`ERASED_LEN`] if the document was erased, and [`FENCED_LEN`] if a newer attempt has written it.
     pub lengths: Vec<u32>,
 }
 
@@ -99,6 +99,11 @@ pub struct AppendReply {
 /// store keeps nothing of it, and whoever drafts from it has to forget it. No output is as long, so a sender that
 /// does not know this value takes its update as stored, and does not send it again.
 pub const ERASED_LEN: u32 = u32::MAX;
+
+/// The length in an [`AppendReply`] of a document that has been written under a higher epoch than the update's, so
+/// that tokens of the update were dropped. As with [`ERASED_LEN`], a sender that does not know this value does not
+/// send the update again.
+pub const FENCED_LEN: u32 = u32::MAX - 1;
 
 /// A position in the stream that the replicas of a shard share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

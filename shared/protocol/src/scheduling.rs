@@ -100,9 +100,13 @@ pub struct LeaseRequest {
     #[serde(default, skip_serializing_if = "TenantWeight::is_default")]
     pub weight: TenantWeight,
     /// Milliseconds since the request first asked for a lease. A request that continues keeps its place in line by
-    /// it, also where the scheduler has been restarted.
+    /// it, also where the scheduler has been restarted. It tells which of two calls of a request was made later.
     #[serde(default)]
     pub age_ms: u64,
+    /// The highest epoch of the request's leases so far; 0 before the first. A scheduler that was started with a
+    /// clock that is behind grants a higher one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch_seen: u64,
     /// The chunk of this request that has just ended, so that one call ends a chunk and asks for the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<LeaseFinish>,
@@ -188,8 +192,8 @@ pub struct LeaseFinish {
     pub rejected_tokens: u32,
 }
 
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
 }
 
 /// The report of a worker. The first one registers it.
@@ -211,6 +215,10 @@ pub struct Heartbeat {
     pub max_running: u32,
     /// The leases that it works on. This renews them, and ends those whose `LeaseFinish` was lost.
     pub running: Vec<LeaseId>,
+    /// The highest epoch of all leases that it has run; 0 before the first. It refuses a request for which it has
+    /// seen a higher epoch, so a scheduler has to go on above this one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch_seen: u64,
     /// Whether it drains, so that it takes no new chunks.
     pub draining: bool,
     /// Whether this is its last report: it has ended, and the scheduler forgets it at once.

@@ -234,6 +234,7 @@ fn formats() -> Vec<Format> {
                 class: RequestClass::Rollout,
                 weight: TenantWeight::try_from(2.5).unwrap(),
                 age_ms: 7,
+                epoch_seen: 1,
                 ended: Some(LeaseFinish {
                     lease: LeaseId(1),
                     outcome: LeaseOutcome::Continues,
@@ -322,6 +323,7 @@ fn formats() -> Vec<Format> {
                 max_context: 4_096,
                 max_running: 8,
                 running: vec![LeaseId(1), LeaseId(2)],
+                epoch_seen: 3,
                 draining: false,
                 leaves: false,
                 compiles_forms: true,

@@ -30,7 +30,10 @@ pub use engine_address::EngineAddress;
 pub use engine_forgetting::{EngineForgotten, Engines, EnginesForgotten};
 pub use mesh_admin::{MeshAdmin, MeshPart, MetricsPages};
 pub use replica_peer::{HttpReplicaPeer, ReplicaPeer};
-pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};
+pub use scheduler::{
+    HEARTBEAT_RETRY_PAUSE, HEARTBEAT_TIMEOUT, HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer,
+    Scheduler,
+};
 pub use store_admin::{HttpStoreAdmin, StoreAdmin};
 pub use store_cluster::{StoreCluster, draft_store};
 pub use tenant_erasure::{Erasure, OtherPlaces, UsageErased, erase_usage};

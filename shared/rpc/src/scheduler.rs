@@ -56,6 +56,12 @@ pub const LEASE_ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// feeds.
 const LEASE_SILENCE_MAX: Duration = Duration::from_secs(4);
 
+/// Time after which a worker gives up a heartbeat that is not answered.
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Pause of a worker after a heartbeat that failed.
+pub const HEARTBEAT_RETRY_PAUSE: Duration = Duration::from_millis(250);
+
 /// Longest timeout of the other calls, each of which is one message to an actor and its answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 

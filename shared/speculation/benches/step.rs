@@ -250,26 +250,27 @@ impl<'a> Desk<'a> {
     }
 }
 
-fn divide(prospects: Vec<Prospect<u8>>, router: &mut Router<u8>) -> Vec<Offer> {
+fn divide(prospects: Vec<Prospect<u8>>, router: &mut Router<u8>) -> Vec<(usize, Offer)> {
     let frame = Frame {
         tokens: BATCH as u32,
         kv_tokens: KV_TOKENS,
         slots_max: 4096,
         batch: BATCH as u32,
     };
+    let prospects = prospects.into_iter().enumerate().collect();
     black_box(router.offer(prospects, frame))
 }
 
-fn learn(batch: &[Request], offers: &[Offer], router: &mut Router<u8>) {
-    for (offer, request) in offers.iter().zip(batch) {
+fn learn(batch: &[Request], offers: &[(usize, Offer)], router: &mut Router<u8>) {
+    for (number, offer) in offers {
         let outcome = Outcome {
-            emitted: &request.next,
+            emitted: &batch[*number].next,
             head_drafted: false,
             head_accepted: 0,
         };
         router.learn(NAMESPACE, offer, &outcome);
     }
-    let sent: u32 = offers.iter().map(Offer::sent_tokens).sum();
+    let sent: u32 = offers.iter().map(|(_, offer)| offer.sent_tokens()).sum();
     router.observe(made(sent));
     router.learn_step();
 }

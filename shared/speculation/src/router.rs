@@ -135,40 +135,28 @@ impl<N: Copy + Hash + Eq> Router<N> {
         }
     }
 
-    /// Chooses what each request verifies, in their order.
-    pub fn offer(&mut self, prospects: Vec<Prospect<N>>, mut frame: Frame) -> Vec<Offer> {
+    /// Chooses what each request verifies. The caller's key of a request comes back with its offer; their order is
+    /// not kept.
+    pub fn offer<K>(
+        &mut self,
+        prospects: Vec<(K, Prospect<N>)>,
+        mut frame: Frame,
+    ) -> Vec<(K, Offer)> {
         let fallback = self.head.fallback(frame.batch);
-        match self.params.policy {
-            Policy::Score => prospects
-                .into_iter()
-                .map(|prospect| self.settle(prospect, fallback, &mut frame))
-                .collect(),
-            Policy::Goodput => {
-                // Requests with an explicit mode are served first; the others share what is left.
-                let mut offers: Vec<Option<Offer>> = Vec::with_capacity(prospects.len());
-                let mut open = Vec::with_capacity(prospects.len());
-                for prospect in prospects {
-                    if prospect.asked == Asked::Auto && prospect.draft_max > 0 {
-                        open.push(prospect);
-                        offers.push(None);
-                    } else {
-                        offers.push(Some(self.settle(prospect, fallback, &mut frame)));
-                    }
-                }
-                let mut divided = match self.is_off(frame.batch) {
-                    true => open
-                        .into_iter()
-                        .map(|of| Offer::plain(RouteReason::LargeBatch, of))
-                        .collect(),
-                    false => self.goodput.offer(open, frame, fallback),
-                }
-                .into_iter();
-                offers
-                    .into_iter()
-                    .filter_map(|offer| offer.or_else(|| divided.next()))
-                    .collect()
-            }
+        // Requests with an explicit mode are served first; the others share what is left.
+        let is_divided = self.params.policy == Policy::Goodput;
+        let (open, settled): (Vec<_>, Vec<_>) = prospects.into_iter().partition(|(_, prospect)| {
+            is_divided && prospect.asked == Asked::Auto && prospect.draft_max > 0
+        });
+        let settle = |(key, prospect)| (key, self.settle(prospect, fallback, &mut frame));
+        let mut offers: Vec<(K, Offer)> = settled.into_iter().map(settle).collect();
+        if self.is_off(frame.batch) {
+            let plain = |(key, of)| (key, Offer::plain(RouteReason::LargeBatch, of));
+            offers.extend(open.into_iter().map(plain));
+        } else if !open.is_empty() {
+            self.goodput.offer(open, frame, fallback, &mut offers);
         }
+        offers
     }
 
     /// Decides for one request by itself, and takes its tokens out of the frame.
@@ -235,3 +223,6 @@ impl<N: Copy + Hash + Eq> Router<N> {
         self.goodput.step_cost_error()
     }
 }
+
+#[cfg(test)]
+mod tests;

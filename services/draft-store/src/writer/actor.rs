@@ -262,6 +262,7 @@ impl WriterActor {
 
     fn publish(&mut self, outcome: &CommitOutcome) {
         self.metrics.appended_tokens.inc_by(outcome.appended_tokens);
+        self.metrics.fenced_tokens.inc_by(outcome.fenced_tokens);
         for (_, removal) in &outcome.removed {
             self.metrics
                 .evictions

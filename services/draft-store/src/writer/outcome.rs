@@ -18,6 +18,8 @@ pub(crate) struct CommitOutcome {
     /// Namespaces whose feeds have new entries.
     pub(crate) changed: BTreeSet<NamespaceId>,
     pub(crate) appended_tokens: u64,
+    /// Tokens of updates that were dropped because of their older epochs.
+    pub(crate) fenced_tokens: u64,
     pub(crate) removed: Vec<(DocumentKey, RemovalReason)>,
     /// The limits for which groups had no room for updates.
     pub(crate) group_rejections: Vec<Limit>,

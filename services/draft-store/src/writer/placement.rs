@@ -1,7 +1,7 @@
 //! Where an update belongs in its document: the rule that makes repeated, overlapping and late updates harmless. A
 //! pure function.
 //!
-//! The basic rule: an update of a lower epoch is ignored, one of a higher epoch cuts the text to `prev_len`, and
+//! The basic rule: an update of a lower epoch is dropped, one of a higher epoch cuts the text to `prev_len`, and
 //! tokens beyond the end are added unless something before them is missing.
 //!
 //! One case needs more. The first update of a new epoch may be overtaken by a later one of that epoch, which then
@@ -16,12 +16,13 @@ use crate::record::StateRecord;
 /// The effect of an update on a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// The text does not change: the update has an older epoch, follows a gap, or has nothing new. Its finish reason
-    /// may be new.
+    /// The text does not change: the update follows a gap, or has nothing new. Its finish reason may be new.
     Nothing {
         /// The update ends where the text ends, in the same epoch, so its finish reason counts.
         at_end: bool,
     },
+    /// The update has tokens that the text lacks, and an older epoch. They are dropped, which its sender is told.
+    Fenced,
     /// The text is cut to `to`, and the tokens from `skip` on are added. `to` is the text's length unless a higher
     /// epoch shortens it.
     Write {
@@ -57,6 +58,9 @@ pub(crate) fn place(text: Option<&StateRecord>, update: &DocumentUpdate) -> Plac
             Placement::Nothing { at_end: false }
         };
     };
+    if update.epoch < text.epoch && added > 0 && end > text.len {
+        return Placement::Fenced;
+    }
     if update.epoch < text.epoch || start > text.len {
         return Placement::Nothing { at_end: false };
     }
@@ -150,7 +154,11 @@ mod tests {
         assert_eq!(placed(text, 1, 2, 4), nothing);
         assert_eq!(placed(text, 1, 6, 4), Nothing { at_end: true });
         assert_eq!(placed(text, 1, 11, 4), nothing);
-        assert_eq!(placed(text, 0, 10, 4), nothing);
+        assert_eq!(placed(text, 0, 10, 4), Fenced);
+        assert_eq!(placed(text, 0, 8, 4), Fenced);
+        assert_eq!(placed(text, 0, 12, 4), Fenced);
+        assert_eq!(placed(text, 0, 6, 4), nothing);
+        assert_eq!(placed(text, 0, 12, 0), nothing);
         assert_eq!(
             placed(text, 2, 7, 4),
             Write {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use refrain_protocol::document::{
-    DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
+    DocumentHead, DocumentUpdate, FENCED_LEN, FeedCursor, FeedEvent, FinishReason,
 };
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use tempfile::TempDir;

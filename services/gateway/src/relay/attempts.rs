@@ -28,6 +28,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Longest pause that a service may ask for.
 const HINTED_PAUSE_MAX: Duration = Duration::from_secs(2);
 
+/// Time after which a client may try again whose request was superseded again and again.
+const SUPERSEDED_RETRY_AFTER_MS: u64 = 1_000;
+
 /// Time after which a client may try again if clocks differ, since the clock of another gateway may be right.
 const CLOCK_RETRY_AFTER_MS: u64 = 1_000;
 
@@ -38,7 +41,8 @@ const EXCLUDED_MAX: usize = 16;
 const TRANSFERS_MAX: u32 = 3;
 
 /// Codes of refusals for which no engine was asked.
-const NO_ENGINE_ASKED: [&str; 5] = [
+const NO_ENGINE_ASKED: [&str; 6] = [
+    code::STALE_EPOCH,
     code::WORKER_FULL,
     code::DRAINING,
     code::ENGINE_BREAKER_OPEN,
@@ -65,6 +69,8 @@ pub(crate) struct Attempts {
     transfers: u32,
     /// Whether the last chunk failed.
     after_failure: bool,
+    /// The highest epoch of the choice's leases.
+    epoch_seen: u64,
     absence: SchedulerAbsence,
     /// Whether a worker, and room for an output that has begun, are waited for as the scheduler is.
     is_patient: bool,
@@ -107,6 +113,7 @@ impl Attempts {
             transferred: false,
             transfers: 0,
             after_failure: false,
+            epoch_seen: 0,
             absence: SchedulerAbsence::new(scheduler_wait, first_pause),
             is_patient: false,
             holds: false,
@@ -128,6 +135,11 @@ impl Attempts {
     pub(crate) fn patient(mut self, is_patient: bool) -> Self {
         self.is_patient = is_patient;
         self
+    }
+
+    /// The highest epoch of the leases so far; 0 before the first.
+    pub(crate) fn epoch_seen(&self) -> u64 {
+        self.epoch_seen
     }
 
     /// Workers that the next lease should not name.
@@ -258,6 +270,10 @@ impl Attempts {
             Ok(_) if !is_free && !may_retry() => Err(error),
             decision => decision,
         };
+        let decision = decision.map_err(|error| match error.kind {
+            ErrorKind::Conflict => superseded(error),
+            _ => error,
+        });
         match (outcome, &decision) {
             (LeaseOutcome::Continues, Err(_)) => (LeaseOutcome::GivenUp, decision),
             _ => (outcome, decision),
@@ -276,8 +292,9 @@ impl Attempts {
     }
 
     /// Notes that a lease of `worker` was granted.
-    pub(crate) fn leased(&mut self, worker: &WorkerId) {
+    pub(crate) fn leased(&mut self, worker: &WorkerId, epoch: u64) {
         self.absence.call_answered();
+        self.epoch_seen = self.epoch_seen.max(epoch);
         if std::mem::take(&mut self.transfer_pending) {
             self.transferred = self.prefer.as_ref() == Some(worker);
         }
@@ -326,6 +343,15 @@ impl Attempts {
         let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
         Ok(self.backoff.pause().max(hint.min(HINTED_PAUSE_MAX)))
     }
+}
+
+/// A worker goes by another lease of the request. That is not the fault of the client, which has none.
+fn superseded(error: ApiError) -> ApiError {
+    let message = "the mesh disagrees on who carries this request out; try again";
+    ApiError::new(ErrorKind::Unavailable, message)
+        .with_code(code::STALE_EPOCH)
+        .with_retry_after_ms(SUPERSEDED_RETRY_AFTER_MS)
+        .with_detail(error)
 }
 
 /// A service refuses a signature or the credential of this gateway. That is not the fault of the client, which has

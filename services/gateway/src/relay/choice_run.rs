@@ -146,6 +146,7 @@ impl ChoiceRun<'_> {
             class: self.request.class,
             weight: self.request.weight,
             age_ms: millis(asked.elapsed()),
+            epoch_seen: attempts.epoch_seen(),
             ended: ended.and_then(LeaseGuard::continues),
             expected_tokens: self.expected_tokens,
             prefixes,

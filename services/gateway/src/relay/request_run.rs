@@ -256,7 +256,7 @@ impl RelayContext {
             if let Some(ended) = ended.take() {
                 ended.given_back();
             }
-            attempts.leased(&lease.worker);
+            attempts.leased(&lease.worker, lease.epoch);
             if !attempts.is_after_failure() {
                 self.retries.chunk_begins();
             }

@@ -35,9 +35,11 @@ impl SchedulerAbsence {
         }
     }
 
-    /// Whether an error means that the scheduler is absent. Other errors are its answer to the request.
+    /// Whether an error means that the scheduler is absent. Other errors are its answer to the request. Where an
+    /// earlier call of the request overtook this one while the scheduler stood still, this one has no answer.
     pub(crate) fn is_shown_by(error: &ApiError) -> bool {
-        matches!(error.kind, ErrorKind::Upstream | ErrorKind::Timeout)
+        use ErrorKind::{Conflict, Timeout, Upstream};
+        matches!(error.kind, Upstream | Timeout | Conflict)
             || error.has_code(code::SCHEDULER_UNAVAILABLE)
             || error.has_code(code::SERVICE_UNREACHABLE)
     }

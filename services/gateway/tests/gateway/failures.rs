@@ -374,6 +374,41 @@ async fn a_scheduler_that_restarts_is_asked_again() {
 }
 
 #[tokio::test]
+async fn a_call_for_a_lease_that_an_earlier_one_overtook_is_made_again() {
+    let overtaken = || {
+        let message = "only the newer call goes on waiting";
+        ApiError::new(ErrorKind::Conflict, message).with_code("superseded")
+    };
+    for stream in [false, true] {
+        let bench = Bench::new().await;
+        // The first call, and that for the second chunk.
+        bench.mesh.mishap(0, Mishap::GiveWay(2));
+        let mut script = bench.mesh.script();
+        script
+            .refused_calls
+            .extend([(0, overtaken()), (2, overtaken())]);
+        drop(script);
+        if stream {
+            let body = chat(json!({"stream": true}));
+            let (events, done) = bench.stream("/v1/chat/completions", &body).await;
+            assert!(done);
+            assert_eq!(streamed_text(&events, 0), TEXT);
+        } else {
+            let (status, body) = bench.chat(json!({})).await;
+            assert_eq!(status, 200, "{body}");
+        }
+        bench.mesh.settled().await;
+        let log = bench.mesh.log();
+        assert_eq!((log.lease_calls, log.leases.len()), (4, 2));
+        let [first, second] = &log.leases[..] else {
+            panic!("there are two");
+        };
+        assert!(second.age_ms >= first.age_ms);
+        assert_eq!([first.epoch_seen, second.epoch_seen], [0, 10]);
+    }
+}
+
+#[tokio::test]
 async fn the_client_gets_the_refusal_of_an_engine() {
     let bench = Bench::new().await;
     bench

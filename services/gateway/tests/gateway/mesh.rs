@@ -245,7 +245,7 @@ impl Scheduler for FakeMesh {
         let url = format!("http://{worker}");
         Ok(Lease {
             lease: LeaseId(number as u128),
-            epoch: number as u64,
+            epoch: 10 + number as u64,
             worker,
             url,
             ttl_ms: 1000,

@@ -13,7 +13,8 @@ use crate::text_table::{number, text_table};
 
 /// Outputs from which the entropy is computed, evenly spread over the calls. More of them change little.
 const ENTROPY_OUTPUTS: usize = 100;
-const MONTH_S: f64 = 31.0 * 24.0 * 3600.0;
+/// A month has 30 days, as in the capacity table of the operations manual.
+const MONTH_S: f64 = 30.0 * 24.0 * 3600.0;
 /// The predicted speed-up from which drafting helps.
 const HELPS: f64 = 1.3;
 /// The predicted speed-up below which drafting hardly helps.

@@ -94,7 +94,7 @@ fn workloads_and_tenants_have_rows_of_their_own() -> anyhow::Result<()> {
     );
     let month = songs.month_bytes.expect("there are tokens");
     let per_token = songs.index_bytes_per_token.expect("there are tokens");
-    assert!((month / (per_token * 1000.0 * 31.0 * 86_400.0) - 1.0).abs() < 1e-12);
+    assert!((month / (per_token * 1000.0 * 30.0 * 86_400.0) - 1.0).abs() < 1e-12);
     assert!(per_token > 4.0 && per_token < 200.0, "{per_token}");
     assert_eq!(songs.windows.last().map(|window| window.docs), Some(30));
     Ok(())

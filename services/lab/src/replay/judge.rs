@@ -1,6 +1,7 @@
 //! Chooses the drafts of a step for the whole batch, by one policy, and keeps account of what came of it on the
 //! modelled engine.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
 use refrain_speculation::draft::{Candidate, DraftTree};
@@ -164,13 +165,15 @@ impl Judge {
             .into_iter()
             .map(|request| self.prospect(request, room))
             .collect();
-        let offers = match is_routed {
-            true => self.router.offer(prospects.clone(), frame),
-            false => Vec::new(),
+        let mut offers: HashMap<usize, Offer> = match is_routed {
+            true => {
+                let numbered = prospects.iter().cloned().enumerate().collect();
+                self.router.offer(numbered, frame).into_iter().collect()
+            }
+            false => HashMap::new(),
         };
-        let mut offers = offers.into_iter();
-        let choose_one = |prospect: Prospect<usize>| {
-            let offer = offers.next();
+        let choose_one = |(number, prospect): (usize, Prospect<usize>)| {
+            let offer = offers.remove(&number);
             let draft = match &offer {
                 Some(offer) => offered(offer),
                 None => self.by_itself(prospect.candidate.as_ref(), room as usize),
@@ -184,7 +187,7 @@ impl Judge {
                 offer,
             }
         };
-        prospects.into_iter().map(choose_one).collect()
+        prospects.into_iter().enumerate().map(choose_one).collect()
     }
 
     /// Cuts all drafts to the length that Seer's rule gives the batch.

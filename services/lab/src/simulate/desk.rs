@@ -154,6 +154,7 @@ impl Desk {
             max_context: u32::MAX,
             max_running: self.slots,
             running: state.running,
+            epoch_seen: 0,
             draining: false,
             leaves: false,
             compiles_forms: false,
@@ -210,6 +211,7 @@ impl Desk {
             },
             weight: TenantWeight::default(),
             age_ms,
+            epoch_seen: 0,
             ended,
             expected_tokens: match self.policy {
                 SimulatedPolicy::Oracle => Some(of.output_tokens),

@@ -1,12 +1,12 @@
 //! Grants leases for as long as some waiting request can be placed.
 
+use refrain_protocol::WorkerId;
 use refrain_protocol::scheduling::{Lease, RequestClass};
-use refrain_protocol::{LeaseId, WorkerId};
 
 use super::Dispatch;
 use super::events::{DispatchEffect, Placed};
 use super::fair_queue::{HeldLine, LeaseCallId, WaitingRequest};
-use super::lease_table::RunningLease;
+use super::lease_table::{RunningLease, lease_id};
 use super::live_worker::LiveWorker;
 use super::pool_key::PoolKey;
 use crate::config::PlacementPolicy;
@@ -14,6 +14,9 @@ use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
+/// Most milliseconds by which an epoch of another scheduler may be ahead of the clock. A scheduler whose clock is off
+/// by more refuses the signatures of its gateways, so no such epoch was ever granted.
+const EPOCH_LEAD_MS_MAX: u64 = 24 * 3_600 * 1_000;
 /// Most waiting requests of a pool that are looked at for one slot. All have room in some KV cache. Those that no
 /// free worker can take for another reason are passed over.
 const LOOKED_AT_MAX: usize = 128;
@@ -151,8 +154,7 @@ impl Dispatch {
         let facts = self.starts(&waiting);
         let (request, pool) = (waiting.request, waiting.pool);
         self.waiting_by_request.remove(&request.request);
-        // The id is unique because epochs are. Its low half tells a reader of logs which request it belongs to.
-        let lease = LeaseId((u128::from(epoch) << 64) | (request.request.0 & u128::from(u64::MAX)));
+        let lease = lease_id(epoch, request.request);
         if let Some(queue) = self.queue.pool_mut(&pool) {
             queue.last_worker = Some(choice.index);
             queue.reserved = queue.reserved.filter(|(owner, _)| *owner != call);
@@ -176,6 +178,7 @@ impl Dispatch {
                 group: waiting.group,
                 charge,
                 arrival: waiting.place.arrival,
+                age_ms: request.age_ms,
                 context_tokens,
                 generated_tokens: request.generated_tokens,
                 expected_tokens: request.expected_tokens,
@@ -276,10 +279,19 @@ impl Dispatch {
     ///
     /// One counter serves all requests: a number that grows over all leases also grows over those of each request, so
     /// nothing has to be remembered per request. The counter follows the clock, so that it goes on growing after a
-    /// restart, which remembers nothing. Below a million leases per second it never runs ahead of the clock.
+    /// restart, which remembers nothing. Below a million leases per second it never runs ahead of the clock. A clock
+    /// that is behind that of the process before is made up for by [`Dispatch::note_epoch`].
     fn next_epoch(&mut self) -> u64 {
         let clock = self.now_ms.saturating_mul(EPOCHS_PER_MS);
         self.epoch_last = clock.max(self.epoch_last.saturating_add(1));
         self.epoch_last
+    }
+
+    /// Notes an epoch that a worker or a gateway has seen. All later ones are higher.
+    pub(super) fn note_epoch(&mut self, epoch: u64) {
+        let latest_ms = self.now_ms.saturating_add(EPOCH_LEAD_MS_MAX);
+        if epoch <= latest_ms.saturating_mul(EPOCHS_PER_MS) {
+            self.epoch_last = self.epoch_last.max(epoch);
+        }
     }
 }

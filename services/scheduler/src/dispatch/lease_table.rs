@@ -9,6 +9,17 @@ use super::fair_queue::{Arrival, Charge};
 use super::group_key::GroupKey;
 use super::pool_key::PoolKey;
 
+/// The id of a lease. It is unique because epochs are. Its low half tells a reader of logs which request it belongs
+/// to.
+pub(super) fn lease_id(epoch: u64, request: RequestId) -> LeaseId {
+    LeaseId((u128::from(epoch) << 64) | (request.0 & u128::from(u64::MAX)))
+}
+
+/// The epoch of a lease.
+pub(super) fn epoch_of(lease: LeaseId) -> u64 {
+    (lease.0 >> 64) as u64
+}
+
 /// The reason why a lease ended: the `outcome` label of `refrain_scheduler_leases_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEnd {
@@ -63,6 +74,8 @@ pub(super) struct RunningLease {
     pub(super) charge: Charge,
     /// When the request first asked.
     pub(super) arrival: Arrival,
+    /// Time from then until the call that got it.
+    pub(super) age_ms: u64,
     /// Tokens of prompt and output when it was granted.
     pub(super) context_tokens: u32,
     /// Output tokens when it was granted.

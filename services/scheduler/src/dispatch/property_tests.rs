@@ -129,6 +129,7 @@ pub(super) fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequ
         class: Default::default(),
         weight: TenantWeight::default(),
         age_ms: 0,
+        epoch_seen: 0,
         ended: None,
         expected_tokens: None,
         prefixes: Vec::new(),
@@ -161,6 +162,7 @@ pub(super) fn beat(
         max_context: 1_000,
         max_running,
         running,
+        epoch_seen: 0,
         draining: false,
         leaves: false,
         compiles_forms: false,
@@ -248,6 +250,7 @@ impl World {
                             .unwrap(),
                         expected_tokens: (request % 3 == 0).then_some(request as u32 * 10),
                         age_ms: u64::from(so_far),
+                        epoch_seen: 0,
                         generated_tokens: so_far,
                         ended,
                         prefixes: (0..u64::from(context_tokens / 64))

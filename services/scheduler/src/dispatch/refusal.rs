@@ -33,7 +33,7 @@ refrain_service_kit::label_values! {
         ExcludeLimit = "exclude_max",
         /// The request names more prefixes than a context has.
         PrefixLimit = "prefixes_max",
-        /// The same request asked again.
+        /// The same request asked again, or had asked again before this call arrived.
         Superseded = "superseded",
         /// The scheduler shuts down.
         Draining = "draining",

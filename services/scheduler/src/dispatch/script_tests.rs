@@ -1,11 +1,11 @@
 //! Tests of the core by scripts of events. Each line is an instant in milliseconds and an event:
 //!
 //! * `beat <worker> [slots=n] [inc=n] [context=n] [model=m] [runs=1,2] [drains] [eagle3=accepted length]
-//!   [fallback=worker] [kv=capacity] [used=tokens] [held=1,2]` is a heartbeat. `runs` names requests and means their
-//!   newest leases; `held` are hashes of prefixes.
+//!   [fallback=worker] [kv=capacity] [used=tokens] [held=1,2] [seen=request]` is a heartbeat. `runs` names requests
+//!   and means their newest leases, and `seen` means the epoch of one of these; `held` are hashes of prefixes.
 //! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m] [group=g] [rollout] [age=ms]
-//!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,5-7] [after=tokens] [weight=w]` asks for a lease. The nth `ask` is
-//!   call n. `after` ends the request's newest lease in the same call.
+//!   [so-far=n] [expects=n] [chunk=n] [prefixes=1,5-7] [after=tokens] [weight=w] [seen]` asks for a lease. The nth
+//!   `ask` is call n. `after` ends the request's newest lease in the same call, and `seen` tells its epoch.
 //! * `done|continues|failed|aborted <request> [tokens] [ended=ms ago] [cached=n] [rejected=n]` gives back the
 //!   newest lease of the request.
 //! * `withdraw <call>`, `undelivered <request>`, `tick` and `drain` are the other events.
@@ -24,6 +24,7 @@ use crate::config::{OrderPolicy, PlacementPolicy};
 use super::*;
 
 mod cases;
+mod interruptions;
 mod kv_placement;
 mod lengths;
 mod rollouts;
@@ -87,6 +88,9 @@ impl Script {
                 tokenizer: "t".into(),
                 max_context: number("context", 4096),
                 max_running: number("slots", 1),
+                epoch_seen: given
+                    .get("seen")
+                    .map_or(0, |request| epoch_of(self.lease_of(request))),
                 running: given.get("runs").map_or(Vec::new(), |requests| {
                     requests.split(',').map(|r| self.lease_of(r)).collect()
                 }),
@@ -131,6 +135,10 @@ impl Script {
                                 TenantWeight::try_from(weight.parse::<f64>().unwrap()).unwrap()
                             }),
                         age_ms: number("age", 0).into(),
+                        epoch_seen: match given.contains_key("seen") {
+                            true => epoch_of(self.lease_of(words[1])),
+                            false => 0,
+                        },
                         ended: given.get("after").map(|tokens| LeaseFinish {
                             lease: self.lease_of(words[1]),
                             outcome: LeaseOutcome::Continues,

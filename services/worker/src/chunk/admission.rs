@@ -25,6 +25,8 @@ struct AdmittedChunks {
     leases: HashSet<LeaseId>,
     /// The newest epoch of each request.
     epochs: LruCache<RequestId, u64>,
+    /// The highest of all epochs so far.
+    epoch_seen: u64,
 }
 
 /// Number of requests whose epoch is remembered. An attempt that is further behind has long lost its lease.
@@ -55,6 +57,7 @@ impl Admission {
         let state = AdmittedChunks {
             leases: HashSet::new(),
             epochs: LruCache::new(EPOCHS_REMEMBERED),
+            epoch_seen: 0,
         };
         Admission {
             state: Mutex::new(state),
@@ -80,7 +83,7 @@ impl Admission {
                 ErrorKind::Conflict,
                 "this worker has seen a newer lease of this request",
             )
-            .with_code("stale_epoch"));
+            .with_code(code::STALE_EPOCH));
         }
         if state.leases.len() >= self.running_max {
             return Err(ApiError::new(
@@ -91,6 +94,7 @@ impl Admission {
             .with_retry_after_ms(200));
         }
         state.epochs.put(request, epoch);
+        state.epoch_seen = state.epoch_seen.max(epoch);
         state.leases.insert(lease);
         self.running.set(state.leases.len() as i64);
         Ok(())
@@ -138,6 +142,11 @@ impl Admission {
         self.released.notify_waiters();
     }
 
+    /// The highest epoch of all chunks so far.
+    pub(crate) fn epoch_seen(&self) -> u64 {
+        self.state.lock().epoch_seen
+    }
+
     /// The leases of the running chunks.
     pub(crate) fn leases(&self) -> Vec<LeaseId> {
         let mut leases: Vec<LeaseId> = self.state.lock().leases.iter().copied().collect();
@@ -161,5 +170,6 @@ mod tests {
         admission.release(LeaseId(1));
         admission.take(LeaseId(4), RequestId(2), 1).unwrap();
         assert_eq!(admission.leases(), vec![LeaseId(4)]);
+        assert_eq!(admission.epoch_seen(), 5);
     }
 }

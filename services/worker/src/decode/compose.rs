@@ -1,12 +1,13 @@
 //! The composition of a step: which requests move, how many tokens each of them brings, and which draft it verifies.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use refrain_draft_replica::{DraftQuery, RemoteDrafts};
 use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::StepRequest;
-use refrain_speculation::router::{Frame, Prospect};
+use refrain_speculation::router::{Frame, Offer, Prospect};
 
 use super::DecodeLoop;
 use super::step::{Movers, Part};
@@ -102,34 +103,34 @@ impl DecodeLoop {
             slots_max: movers.room,
             batch: movers.decoding,
         };
-        let mut offers = self.routing.offer(prospects, frame).into_iter();
+        let offers = self.routing.offer(prospects, frame);
+        let mut offers: HashMap<usize, Offer> = offers.into_iter().collect();
         let items = parts.iter().map(|part| {
             let running = &mut batch[part.place].running;
-            let samples = part.context == running.owed();
-            let offer = if samples { offers.next() } else { None };
+            let offer = offers.remove(&part.place);
             running.item(part.context, offer, &self.routing.settings)
         });
         let items = items.collect();
         (StepRequest { items }, propose_seconds)
     }
 
-    /// The prospects of the requests that sample, in their order, and the seconds of each search. The piece that ends
-    /// a prompt can verify a draft as well.
+    /// The prospects of the requests that sample, by their places in the batch, and the seconds of each search. The
+    /// piece that ends a prompt can verify a draft as well.
     fn prospects(
         &self,
         batch: &[ActiveChunk],
         movers: &Movers,
         remote: &RemoteDrafts,
-    ) -> (Vec<Prospect<NamespaceId>>, Vec<f64>) {
+    ) -> (Vec<(usize, Prospect<NamespaceId>)>, Vec<f64>) {
         let params = &self.routing.settings.params;
-        let sampling: Vec<&ActiveRequest> = movers
+        let sampling: Vec<(usize, &ActiveRequest)> = movers
             .parts
             .iter()
             .map(|part| (part, &batch[part.place].running))
-            .filter(|(part, running)| part.context >= running.owed())
-            .map(|(_, running)| running)
+            .filter(|(part, running)| running.samples_after(part.context))
+            .map(|(part, running)| (part.place, running))
             .collect();
-        let prospects = self.proposers.map(&sampling, |running| {
+        let prospects = self.proposers.map(&sampling, |(place, running)| {
             let started = Instant::now();
             let mut prospect = running.prospect(movers.room, params, movers.withholds, started);
             if let Some(candidate) = remote.get(&running.document()) {
@@ -137,7 +138,7 @@ impl DecodeLoop {
             }
             running.bind_to_form(&mut prospect);
             prospect.path_probabilities = self.routing.router.estimate(&prospect);
-            (prospect, started.elapsed().as_secs_f64())
+            ((*place, prospect), started.elapsed().as_secs_f64())
         });
         prospects.into_iter().unzip()
     }

@@ -1,26 +1,21 @@
 //! Heartbeats to the scheduler.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use refrain_protocol::engine_order::EngineOrder;
-use refrain_protocol::scheduling::{Heartbeat, KvReport};
+use refrain_protocol::scheduling::Heartbeat;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
-use refrain_rpc::Scheduler;
+use refrain_rpc::{HEARTBEAT_RETRY_PAUSE, HEARTBEAT_TIMEOUT, Scheduler};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
+use super::engine_checks::{EngineChecks, EngineNews};
 use super::handle::WorkerHandle;
 use crate::chunk::Command;
-use crate::engine::WorkerEngine;
 use crate::routing::fallback_worker;
 
-/// Pause after a failed heartbeat.
-const RETRY_PAUSE: Duration = Duration::from_millis(250);
-/// Timeout of a call: one that hangs must not let all leases expire.
-const CALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a confirmation of the engine stays valid. A full worker sends many heartbeats per second, to learn early
-/// about waiting tenants, and need not ask the engine each time.
-const CONFIRMED_FOR: Duration = Duration::from_millis(500);
+/// How long before a heartbeat the engine is asked for what the heartbeat reports.
+const CHECK_LEAD_MAX: Duration = Duration::from_millis(100);
 /// Shortest interval between heartbeats, whatever the scheduler asks for.
 const INTERVAL_MIN: Duration = Duration::from_millis(20);
 
@@ -29,15 +24,11 @@ pub(crate) struct Heartbeats {
     worker: WorkerHandle,
     scheduler: Arc<dyn Scheduler>,
     incarnation: u64,
-    /// Time of the engine's last confirmation.
-    confirmed: Option<Instant>,
-    /// The last report of the engine's KV cache.
-    kv: Option<KvReport>,
+    /// The news of the engine.
+    engine: Arc<EngineNews>,
     /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a
     /// second.
     scheduler_fails: bool,
-    /// The same of the last confirmation of the engine.
-    engine_fails: bool,
     /// Whether the next heartbeat is the last one.
     leaves: bool,
 }
@@ -52,30 +43,25 @@ impl Heartbeats {
             worker,
             scheduler,
             incarnation,
-            confirmed: None,
-            kv: None,
+            engine: Arc::default(),
             scheduler_fails: false,
-            engine_fails: false,
             leaves: false,
         })
     }
 
-    /// Sends a heartbeat. Returns the pause before the next one.
-    pub(crate) async fn send(&mut self) -> Duration {
+    /// Sends a heartbeat with what is known of the engine. Returns the pause before the next one.
+    async fn send(&mut self) -> Duration {
         let parts = self.worker.parts.clone();
         if let Some(replica) = &parts.replica {
             replica.observe();
         }
         parts.shared.parking.expire();
-        if !self.leaves {
-            self.confirm_engine().await;
-        }
         let served = parts.engine.served();
         let config = &parts.shared.config;
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
             fallback: fallback_worker(&config.speculation),
-            kv: self.kv.clone(),
+            kv: self.engine.kv.lock().clone(),
             state: Some(parts.shared.orders.engine_state()),
             worker: WorkerId(config.id.clone()),
             incarnation: self.incarnation,
@@ -85,13 +71,19 @@ impl Heartbeats {
             max_context: served.limits.max_context,
             max_running: config.running_max,
             running: parts.admission.leases(),
+            epoch_seen: parts.admission.epoch_seen(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
             draining: self.worker.readiness().is_err(),
             leaves: self.leaves,
             compiles_forms: parts.engine.compiles_forms(),
         };
-        let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
-        match reply.unwrap_or_else(|_| Err(timeout_error("the scheduler"))) {
+        let reply = self.scheduler.heartbeat(heartbeat);
+        let reply = tokio::time::timeout(HEARTBEAT_TIMEOUT, reply).await;
+        let timeout = |_| {
+            let message = format!("the scheduler does not answer within {HEARTBEAT_TIMEOUT:?}");
+            Err(ApiError::new(ErrorKind::Timeout, message))
+        };
+        match reply.unwrap_or_else(timeout) {
             Ok(reply) => {
                 if std::mem::take(&mut self.scheduler_fails) {
                     tracing::info!("the scheduler takes heartbeats again");
@@ -109,75 +101,38 @@ impl Heartbeats {
                 if !std::mem::replace(&mut self.scheduler_fails, true) {
                     tracing::warn!(%error, "heartbeats fail; trying again");
                 }
-                RETRY_PAUSE
+                HEARTBEAT_RETRY_PAUSE
             }
         }
     }
 
-    /// Asks the engine whether it is ready, unless it has just confirmed that, and reads its load.
-    async fn confirm_engine(&mut self) {
-        let parts = &self.worker.parts;
-        let last = self.confirmed;
-        if last.is_some_and(|last| last.elapsed() < CONFIRMED_FOR) {
-            return;
-        }
-        let confirmed = tokio::time::timeout(CALL_TIMEOUT, parts.engine.confirm()).await;
-        let mut confirmed = confirmed.unwrap_or_else(|_| Err(timeout_error("the engine")));
-        // An engine that carries out an order may be silent for as long as that takes. Its calls tell if it is lost.
-        if parts.shared.orders.gate().is_ordered() {
-            confirmed = Ok(());
-        }
-        let failed_before = std::mem::replace(&mut self.engine_fails, confirmed.is_err());
-        match &confirmed {
-            Err(error) if !failed_before => {
-                tracing::warn!(%error, "engine not ready; trying again");
+    /// Asks the engine whether it is ready, and sends the first heartbeat. Returns the rest, which goes on until it
+    /// is dropped, or `leaving` is notified. It then sends a last one.
+    pub(crate) async fn start(mut self, leaving: Arc<Notify>) -> impl Future<Output = ()> {
+        let mut checks = EngineChecks::new(self.worker.clone(), self.engine.clone());
+        checks.check().await;
+        let pause = self.send().await;
+        async move {
+            tokio::select! {
+                () = checks.run() => {}
+                () = self.run(pause, leaving) => {}
             }
-            Ok(()) if failed_before => tracing::info!("engine ready again"),
-            _ => {}
         }
-        self.confirmed = confirmed.is_ok().then(Instant::now);
-        parts.shared.set_engine_ready(confirmed.is_ok());
-        // An engine that does not answer in time has no report, rather than an old one.
-        self.kv = match &parts.engine {
-            WorkerEngine::Verifying(engine) => {
-                // An engine of an earlier version has no such state.
-                let state = tokio::time::timeout(CALL_TIMEOUT, engine.order(EngineOrder::Report));
-                if let Ok(Ok(reply)) = state.await {
-                    let version = reply.state.weight_version;
-                    parts.shared.orders.set_weight_version(version);
-                }
-                let report = tokio::time::timeout(CALL_TIMEOUT, engine.kv_report()).await;
-                let report = report.unwrap_or_default();
-                if let Some(report) = &report {
-                    let capacity = report.capacity_tokens.max(1) as f64;
-                    let share = report.running_tokens as f64 / capacity;
-                    parts.shared.metrics.kv_usage(share);
-                }
-                report
-            }
-            WorkerEngine::Streaming(engine) => {
-                let metrics = &parts.shared.metrics;
-                metrics.introduced(engine.take_introduction_counts());
-                let load = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await;
-                load.ok().and_then(Result::ok).and_then(|load| {
-                    metrics.engine_load(load);
-                    load.kv_report()
-                })
-            }
-        };
     }
 
-    /// Sends heartbeats until aborted, the first one after `pause`. Once the worker is to leave, it sends a last one.
-    pub(crate) async fn run(mut self, mut pause: Duration, leaving: Arc<Notify>) {
+    async fn run(mut self, mut pause: Duration, leaving: Arc<Notify>) {
         let drain = self.worker.parts.drain.clone();
         let mut orders = self.worker.parts.ordered_drain.orders();
         let trainer_orders = self.worker.parts.shared.orders.clone();
+        let engine = self.engine.clone();
         loop {
             let changes = trainer_orders.gate().changes();
+            let due = Instant::now() + pause;
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                // The scheduler should know of a drain at once.
+                () = until(due, pause, &engine) => {}
+                // The scheduler should know of a drain at once, and of an engine that fails or answers again.
                 () = drain.begun(), if !drain.is_draining() => {}
+                () = engine.turned.notified() => {}
                 Ok(()) = orders.changed() => {}
                 () = trainer_orders.changed_since(changes) => {}
                 () = leaving.notified() => {
@@ -191,9 +146,9 @@ impl Heartbeats {
     }
 }
 
-fn timeout_error(who: &str) -> ApiError {
-    ApiError::new(
-        ErrorKind::Timeout,
-        format!("{who} does not answer within {CALL_TIMEOUT:?}"),
-    )
+/// Waits for the next heartbeat, and asks for news of the engine shortly before.
+async fn until(due: Instant, pause: Duration, engine: &EngineNews) {
+    tokio::time::sleep_until(due - CHECK_LEAD_MAX.min(pause / 2)).await;
+    engine.wanted.notify_one();
+    tokio::time::sleep_until(due).await;
 }

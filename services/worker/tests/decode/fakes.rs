@@ -52,6 +52,8 @@ pub(crate) struct FakeEngine {
     pub(crate) allowed: Option<Semaphore>,
     /// Number of steps to come before which all sessions are lost.
     pub(crate) amnesia: AtomicU32,
+    /// It answers no question whether it is ready.
+    pub(crate) is_silent: AtomicBool,
     pub(crate) step_time: Duration,
     /// Reported duration of a step, and of the head per request in it, seconds.
     pub(crate) step_s: f64,
@@ -101,6 +103,7 @@ impl FakeEngine {
             failures: AtomicU32::new(0),
             allowed: None,
             amnesia: AtomicU32::new(0),
+            is_silent: AtomicBool::new(false),
             step_time: Duration::ZERO,
             step_s: 0.001,
             draft_s: 0.0,
@@ -259,6 +262,9 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
     }
 
     async fn confirm(&self) -> Result<(), ApiError> {
+        if self.is_silent.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
         Ok(())
     }
 
@@ -526,6 +532,8 @@ pub(crate) struct FakeScheduler {
     /// Leases that should give way.
     pub(crate) give_way: Mutex<Vec<refrain_protocol::LeaseId>>,
     pub(crate) last: Mutex<Option<Heartbeat>>,
+    /// When heartbeats came.
+    pub(crate) times: Mutex<Vec<tokio::time::Instant>>,
     /// Its report about the fallback worker.
     pub(crate) fallback: Mutex<Option<Eagle3Report>>,
 }
@@ -545,6 +553,7 @@ impl Scheduler for FakeScheduler {
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
         *self.last.lock().unwrap() = Some(heartbeat);
+        self.times.lock().unwrap().push(tokio::time::Instant::now());
         Ok(HeartbeatReply {
             give_way: self.give_way.lock().unwrap().clone(),
             next_in_ms: 20,

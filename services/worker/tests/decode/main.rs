@@ -20,6 +20,7 @@ mod forms;
 mod goodput;
 mod groups;
 mod guard;
+mod heartbeats;
 mod histories;
 mod introductions;
 mod orders;

@@ -256,11 +256,12 @@ impl DraftIndex {
         self.pinned.contains_key(&document)
     }
 
-    /// Removes a document that no request here emits.
-    pub(super) fn remove_unless_pinned(&mut self, document: DocumentId) {
-        if !self.is_pinned(document) {
-            self.remove(&[document]);
-        }
+    /// Removes those of the documents that no request here emits. Returns them.
+    pub(super) fn remove_unless_pinned(&mut self, documents: &[DocumentId]) -> Vec<DocumentId> {
+        let documents = documents.iter().copied();
+        let unpinned: Vec<DocumentId> = documents.filter(|id| !self.is_pinned(*id)).collect();
+        self.remove(&unpinned);
+        unpinned
     }
 
     /// Whether a request of this namespace or group runs here.

@@ -197,7 +197,9 @@ impl Registry {
         let mut received = 0;
         'events: for event in &log.log.events {
             match event {
-                FeedEvent::Remove(document) => group.write().remove_unless_pinned(*document),
+                FeedEvent::Remove(document) => {
+                    group.write().remove_unless_pinned(&[*document]);
+                }
                 FeedEvent::Update(update) => {
                     let len = || u64::from(group.read().len_of(update.document).unwrap_or(0));
                     for part in DocumentUpdateRef::from(update).parts() {

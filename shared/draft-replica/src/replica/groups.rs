@@ -321,6 +321,13 @@ impl Groups {
         }
     }
 
+    /// Removes those of the documents that no request here emits from all groups of a namespace.
+    pub(super) fn remove_unless_pinned(&self, namespace: NamespaceId, documents: &[DocumentId]) {
+        for group in self.of(namespace) {
+            group.write().remove_unless_pinned(documents);
+        }
+    }
+
     /// Removes all documents but those of requests that run here from the groups of a namespace. Their logs are read
     /// from the beginning again.
     pub(super) fn reset(&self, namespace: NamespaceId) {

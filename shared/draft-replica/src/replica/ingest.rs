@@ -51,6 +51,17 @@ impl Ingest {
         self.shared.groups.remove(self.namespace.id, documents);
     }
 
+    /// As [`remove`](Self::remove), except for documents that a request here emits. A request that begins meanwhile
+    /// keeps its text: whether one has begun is looked up under the lock under which the text goes.
+    pub(super) fn remove_unless_pinned(&self, documents: &[DocumentId]) {
+        for documents in documents.chunks(REMOVED_AT_ONCE) {
+            let removed = self.namespace.write().remove_unless_pinned(documents);
+            let id = self.namespace.id;
+            self.shared.groups.remove_unless_pinned(id, &removed);
+            self.shared.histories.remove(id, &removed);
+        }
+    }
+
     /// Removes all documents but those of requests that run here.
     pub(super) fn reset(&self) {
         self.namespace.is_behind.store(true, Ordering::Relaxed);

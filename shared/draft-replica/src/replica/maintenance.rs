@@ -14,8 +14,18 @@ use self::plan::{IndexView, Job, next_job};
 use super::capacity::IndexSize;
 use super::draft_index::DraftIndex;
 use super::locked_index::LockedIndex;
+use super::namespace::NamespaceReplica;
 use super::registry::{Registry, SharedState};
 use crate::metrics::{DOCUMENT, ReplicaMetrics};
+
+/// The outcome of keeping namespaces within the limit.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Fitted {
+    /// Documents that were evicted from a namespace that stays.
+    evicted: usize,
+    /// The order of use has changed since the sizes were taken.
+    is_outdated: bool,
+}
 
 impl Registry {
     /// Maintains all indexes until it is aborted.
@@ -32,7 +42,7 @@ impl Registry {
         }
     }
 
-    /// Evicts what exceeds the limits. Returns whether it evicted documents, so that there may be more to evict.
+    /// Evicts what exceeds the limits. Returns whether there may be more to evict at once.
     fn evict(&self) -> bool {
         let SharedState {
             config,
@@ -61,7 +71,7 @@ impl Registry {
             let mut in_use = IndexSize::default();
             for namespace in &namespaces {
                 let index = namespace.read();
-                sizes.push(index.size());
+                sizes.push((namespace.clone(), index.size()));
                 if index.is_in_use() {
                     in_use += index.size();
                 }
@@ -70,28 +80,40 @@ impl Registry {
         });
         // Segments that are being fetched have their capacity already.
         let limit = IndexSize::limit(config).saturating_sub(reserved);
-        // The most recently used namespace stays, and loses its oldest documents.
-        while let Some((last, others)) = sizes.split_last() {
-            let all = sizes
-                .iter()
-                .fold(IndexSize::default(), |sum, size| sum + *size);
-            if all.is_within(limit) {
-                break;
-            }
-            if others.is_empty() {
-                let tokens_max = last.tokens_within(limit);
-                if let Some(namespace) = self.namespaces().last() {
-                    namespace.lacks_capacity.store(true, Ordering::Relaxed);
-                    evicted += namespace.write().evict(tokens_max);
-                }
-                break;
-            }
-            self.evict_one();
-            sizes.remove(0);
-        }
+        let fitted = self.fit(sizes, limit);
+        evicted += fitted.evicted;
         let evictions = metrics.evictions.with_label_values(&[DOCUMENT]);
         evictions.inc_by(evicted as u64);
-        evicted > 0
+        evicted > 0 || fitted.is_outdated
+    }
+
+    /// Evicts namespaces until the rest is within the limit, the least recently used first. The most recently used
+    /// one stays, and loses its oldest documents. `sizes` are in the order of use.
+    ///
+    /// Requests go on meanwhile. Where one has used the namespace that would be next, the sizes have to be taken
+    /// anew.
+    fn fit(&self, sizes: Vec<(Arc<NamespaceReplica>, IndexSize)>, limit: IndexSize) -> Fitted {
+        let mut fitted = Fitted::default();
+        let sum = |sum, (_, size): &(_, IndexSize)| sum + *size;
+        let mut left = &sizes[..];
+        while !left.iter().fold(IndexSize::default(), sum).is_within(limit) {
+            match left {
+                [] => break,
+                [(last, size)] => {
+                    last.lacks_capacity.store(true, Ordering::Relaxed);
+                    fitted.evicted += last.write().evict(size.tokens_within(limit));
+                    break;
+                }
+                [(first, _), others @ ..] => {
+                    if !self.evict_if_least_used(first.id) {
+                        fitted.is_outdated = true;
+                        break;
+                    }
+                    left = others;
+                }
+            }
+        }
+        fitted
     }
 
     /// Does the most urgent job. Returns whether there was one.

@@ -7,7 +7,6 @@
 //! The new store may have an earlier state of a document than the old one had. The later state stays here. It only
 //! makes drafts, and goes once the document is removed.
 
-use refrain_protocol::DocumentId;
 use refrain_protocol::document::{FeedCursor, FollowReply, UnknownDocumentsRequest};
 
 use super::ingest::Ingest;
@@ -39,7 +38,7 @@ impl Ingest {
             match self.persist(unknown).await {
                 Ok(reply) => {
                     dropped += reply.documents.len();
-                    self.remove_unpinned(&reply.documents);
+                    self.remove_unless_pinned(&reply.documents);
                 }
                 Err(error) => {
                     tracing::warn!(
@@ -57,14 +56,5 @@ impl Ingest {
             "another draft store is followed"
         );
         true
-    }
-
-    /// Removes documents, except for those that a request here has begun to emit meanwhile.
-    fn remove_unpinned(&self, documents: &[DocumentId]) {
-        let index = self.namespace.read();
-        let unpinned = documents.iter().copied();
-        let unpinned: Vec<DocumentId> = unpinned.filter(|id| !index.is_pinned(*id)).collect();
-        drop(index);
-        self.remove(&unpinned);
     }
 }

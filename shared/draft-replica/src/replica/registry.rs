@@ -85,13 +85,18 @@ impl Registry {
         Some(namespaces.peek(&namespace)?.replica.clone())
     }
 
-    /// Evicts the least recently used namespace.
-    pub(super) fn evict_one(&self) {
+    /// Evicts a namespace, if it is still the least recently used one. Returns whether it was.
+    pub(super) fn evict_if_least_used(&self, namespace: NamespaceId) -> bool {
         let mut namespaces = self.namespaces.lock();
-        if let Some((evicted, _)) = namespaces.pop_lru() {
-            self.shared.forget(evicted);
+        let is_least_used = namespaces
+            .peek_lru()
+            .is_some_and(|(id, _)| *id == namespace);
+        if is_least_used {
+            namespaces.pop_lru();
+            self.shared.forget(namespace);
+            self.shared.metrics.namespaces.set(namespaces.len() as i64);
         }
-        self.shared.metrics.namespaces.set(namespaces.len() as i64);
+        is_least_used
     }
 }
 

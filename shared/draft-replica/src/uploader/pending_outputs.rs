@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FinishReason, TouchRequest,
+    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FENCED_LEN, FinishReason,
+    TouchRequest,
 };
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_service_kit::trace::TraceLink;
@@ -38,6 +39,15 @@ pub(crate) struct UploadBatch {
     pub(crate) requests: Vec<(NamespaceId, AppendRequest)>,
     /// Everything that was to be sent fitted.
     pub(crate) is_complete: bool,
+}
+
+/// Tokens that will never reach the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GivenUp {
+    /// Those of outputs whose beginning neither the store nor this process has.
+    pub(crate) lost: usize,
+    /// Those that the store dropped, since it has a newer attempt at their output.
+    pub(crate) fenced: usize,
 }
 
 type OutputKey = (NamespaceId, DocumentId);
@@ -308,15 +318,15 @@ impl PendingOutputs {
             .collect()
     }
 
-    /// Takes the store's answer to a message that was sent at `sent_ms`. Returns the number of tokens lost.
+    /// Takes the store's answer to a message that was sent at `sent_ms`. Returns the tokens that are given up.
     pub(crate) fn acknowledge(
         &mut self,
         namespace_id: NamespaceId,
         request: &AppendRequest,
         reply: &AppendReply,
         sent_ms: u64,
-    ) -> usize {
-        let mut lost = 0;
+    ) -> GivenUp {
+        let mut given_up = GivenUp::default();
         for (update, &length) in request.updates.iter().zip(&reply.lengths) {
             let key = (namespace_id, update.document);
             // Tokens that came since it was sent have waited less than outputs that were not sent at all.
@@ -326,6 +336,11 @@ impl PendingOutputs {
             let Some(pending) = pending.filter(|pending| pending.epoch == update.epoch) else {
                 continue;
             };
+            if length == FENCED_LEN {
+                // The tokens that came here since have the same epoch.
+                given_up.fenced += self.forget(key);
+                continue;
+            }
             let sent_len = update.prev_len + update.tokens.len() as u32;
             // `ERASED_LEN` is longer than all of it, so nothing of an erased output is sent again.
             // A length below `prev_len` means that the store lost the beginning. It gets what there is again.
@@ -335,17 +350,17 @@ impl PendingOutputs {
             pending.lacks_since_ms = sent_ms;
             let is_done =
                 pending.is_acknowledged() && (pending.finish.is_some() || pending.is_released);
-            // A store that takes nothing of an update that fits knows a newer attempt.
+            // A store of an earlier version that takes nothing of an update that fits knows a newer attempt.
             let is_superseded = length == update.prev_len && !update.tokens.is_empty();
             // The store lacks tokens that were never here. The rest would be sent again for ever.
             let is_unplaceable = length < pending.base;
             if is_done || is_superseded {
                 self.forget(key);
             } else if is_unplaceable {
-                lost += self.forget(key);
+                given_up.lost += self.forget(key);
             }
         }
-        lost
+        given_up
     }
 
     /// Drops the oldest documents, finished ones first, until at most `tokens_max` tokens are held. Returns the

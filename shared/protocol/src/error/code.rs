@@ -8,6 +8,9 @@ pub const WORKER_FULL: &str = "worker_full";
 /// The worker or the scheduler is draining and takes nothing new. No engine was asked.
 pub const DRAINING: &str = "draining";
 
+/// The worker has seen a newer lease of the request. No engine was asked.
+pub const STALE_EPOCH: &str = "stale_epoch";
+
 /// The worker's circuit breaker is open after failures of its engine. No engine was asked.
 pub const ENGINE_BREAKER_OPEN: &str = "engine_breaker_open";
 

@@ -48,8 +48,28 @@ pub(super) struct Goodput<N: Hash + Eq> {
     cost_error: DecayedRatio,
 }
 
+/// A request that leaves the choice to the router.
+struct Asking<K, N> {
+    /// The caller's key.
+    key: K,
+    prospect: Prospect<N>,
+    /// The draft that the head could make for it.
+    head: Option<HeadDraft>,
+    /// It tries the head in this step.
+    is_on_trial: bool,
+}
+
 /// A request whose draft the budget chooses, and the draft that the head could make for it.
 type Open<'a, N> = (&'a Prospect<N>, Option<HeadDraft>);
+
+/// The choice for a request.
+struct Choice {
+    share: Share,
+    /// Accepted tokens that the head is expected to bring.
+    expected_of_head: Option<f32>,
+    /// The worth of each node of the suffix draft beside a draft of the head.
+    worth: Vec<f32>,
+}
 
 /// The worth of the nodes of a suffix draft beside a draft of the head.
 #[derive(Clone, Debug, Default)]
@@ -100,43 +120,51 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         }
     }
 
-    /// Chooses for requests that leave it to the router. `frame` has the tokens and the room that are left beside
-    /// those with an explicit mode.
-    pub(super) fn offer(
+    /// Chooses for requests that leave it to the router, and adds their offers. `frame` has the tokens and the room
+    /// that are left beside those with an explicit mode.
+    pub(super) fn offer<K>(
         &mut self,
-        prospects: Vec<Prospect<N>>,
+        prospects: Vec<(K, Prospect<N>)>,
         frame: Frame,
         fallback: Fallback,
-    ) -> Vec<Offer> {
-        let heads: Vec<Option<HeadDraft>> = prospects
-            .iter()
-            .map(|prospect| self.head_draft(prospect, fallback))
-            .collect();
-        let (on_trial, frame) = self.explore_heads(&prospects, &heads, frame);
-        let open: Vec<Open<'_, N>> = prospects
-            .iter()
-            .zip(&heads)
-            .zip(&on_trial)
-            .filter(|(_, on_trial)| !**on_trial)
-            .map(|((prospect, head), _)| (prospect, *head))
-            .collect();
+        offers: &mut Vec<(K, Offer)>,
+    ) {
+        let asking = prospects.into_iter().map(|(key, prospect)| Asking {
+            key,
+            head: self.head_draft(&prospect, fallback),
+            prospect,
+            is_on_trial: false,
+        });
+        let mut asking: Vec<Asking<K, N>> = asking.collect();
+        let frame = self.explore_heads(&mut asking, frame);
+        let (tried, open): (Vec<_>, Vec<_>) = asking.into_iter().partition(|of| of.is_on_trial);
+        offers.extend(tried.into_iter().map(|of| {
+            let draft = of.head.map(OfferedDraft::Head);
+            let (route, reason) = (Route::Fallback, RouteReason::Probe);
+            (of.key, Offer::new(route, reason, draft, of.prospect))
+        }));
+        let options: Vec<Open<'_, N>> = open.iter().map(|of| (&of.prospect, of.head)).collect();
+        let choices = self.choose(&options, frame);
+        offers.extend(open.into_iter().zip(choices).map(|(of, choice)| {
+            let offer = self.carry_out(choice, of.prospect, of.head, fallback);
+            (of.key, offer)
+        }));
+    }
+
+    /// Divides the step among the requests that are not on trial. Returns a choice for each, in their order.
+    fn choose(&mut self, open: &[Open<'_, N>], frame: Frame) -> Vec<Choice> {
         let gains: Vec<MergedGains> = open.iter().map(|open| self.merged_gains(*open)).collect();
         let options: Vec<Option<HeadOption>> =
             open.iter().map(|open| self.head_option(*open)).collect();
-        let shares = self.share(&open, &options, &gains, frame);
-        let mut shares = shares.into_iter().zip(options).zip(gains);
-        let heads = heads.into_iter().zip(on_trial);
-        let offer = |(prospect, (head, on_trial)): (Prospect<N>, (Option<HeadDraft>, bool))| {
-            if on_trial {
-                let draft = head.map(OfferedDraft::Head);
-                let (route, reason) = (Route::Fallback, RouteReason::Probe);
-                return Some(Offer::new(route, reason, draft, prospect));
-            }
-            let ((share, option), gains) = shares.next()?;
-            let of_head = option.map(|option| option.gain);
-            Some(self.carry_out(share, prospect, head, of_head, &gains.worth, fallback))
-        };
-        prospects.into_iter().zip(heads).filter_map(offer).collect()
+        let shares = self.share(open, &options, &gains, frame);
+        let choices = shares.into_iter().zip(options).zip(gains);
+        choices
+            .map(|((share, option), gains)| Choice {
+                share,
+                expected_of_head: option.map(|option| option.gain),
+                worth: gains.worth,
+            })
+            .collect()
     }
 
     /// The draft that the head could make for a request; `None` where it may not.
@@ -150,7 +178,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .within(prospect.draft_max)
     }
 
-    /// Divides the step among the requests that are not on trial.
+    /// The share of each request in the step, in their order.
     fn share(
         &mut self,
         open: &[Open<'_, N>],
@@ -260,16 +288,19 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         }
     }
 
-    /// Offers what a share of the step has room for. Each node adds its `worth` to the head's draft beside it.
+    /// Offers what a share of the step has room for.
     fn carry_out(
         &self,
-        share: Share,
+        choice: Choice,
         prospect: Prospect<N>,
         head: Option<HeadDraft>,
-        expected_of_head: Option<f32>,
-        worth: &[f32],
         fallback: Fallback,
     ) -> Offer {
+        let Choice {
+            share,
+            expected_of_head,
+            worth,
+        } = choice;
         let sum = |nodes: &[u32], of: &[f32]| nodes.iter().map(|node| of[*node as usize]).sum();
         let found = prospect.candidate.as_ref();
         let within = RouteReason::WithinBudget;
@@ -303,7 +334,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
                     }
                 });
                 Offer {
-                    expected: Some(sum(&nodes, worth)),
+                    expected: Some(sum(&nodes, &worth)),
                     expected_of_head,
                     ..Offer::new(Route::Merged, within, draft, prospect)
                 }

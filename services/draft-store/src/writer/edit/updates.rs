@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use refrain_protocol::TokenId;
-use refrain_protocol::document::{DocumentUpdate, ERASED_LEN, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::document::{DocumentUpdate, ERASED_LEN, FENCED_LEN, LEFT_CONTEXT_TOKENS};
 
 use crate::catalog::GroupUpdate;
 use crate::codec::Damage;
@@ -19,8 +19,8 @@ use crate::writer::placement::{Placement, place};
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl Edit<'_> {
-    /// Applies an update. Returns the document's new length, or [`ERASED_LEN`]. A document whose stored text turns
-    /// out to be damaged is removed, and has length 0.
+    /// Applies an update. Returns the document's new length, [`ERASED_LEN`] or [`FENCED_LEN`]. A document whose
+    /// stored text turns out to be damaged is removed, and has length 0.
     pub(in crate::writer) fn apply(
         &mut self,
         append: &Append,
@@ -40,7 +40,13 @@ impl Edit<'_> {
             self.refuse_erased(key);
             return Ok(ERASED_LEN);
         }
-        match self.try_apply(key, update) {
+        let state = self.catalog.document(key).map(|document| &document.state);
+        let placement = place(state, update);
+        if placement == Placement::Fenced {
+            self.outcome.fenced_tokens += update.tokens.len() as u64;
+            return Ok(FENCED_LEN);
+        }
+        match self.try_apply(key, update, placement) {
             Ok(()) => {
                 if let Some(prompt) = update.head.prompt_hash.filter(|_| !known) {
                     self.catalog.set_prompt(key, prompt);
@@ -67,9 +73,15 @@ impl Edit<'_> {
         self.remove(key, RemovalReason::Damage)
     }
 
-    fn try_apply(&mut self, key: DocumentKey, update: &DocumentUpdate) -> Result<(), TextError> {
+    fn try_apply(
+        &mut self,
+        key: DocumentKey,
+        update: &DocumentUpdate,
+        placement: Placement,
+    ) -> Result<(), TextError> {
         let known = self.catalog.document(key);
-        match place(known.map(|document| &document.state), update) {
+        match placement {
+            Placement::Fenced => Ok(()),
             Placement::Nothing { at_end } => {
                 if let Some(document) = known
                     && at_end

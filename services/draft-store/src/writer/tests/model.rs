@@ -94,6 +94,9 @@ fn apply(documents: &mut BTreeMap<u128, Plain>, update: &DocumentUpdate) -> u32 
         }
         return 0;
     };
+    if update.epoch < plain.epoch && end > start && end > plain.text.len() {
+        return FENCED_LEN;
+    }
     if update.epoch >= plain.epoch && start <= plain.text.len() {
         if update.epoch > plain.epoch {
             plain.epoch = update.epoch;

@@ -35,9 +35,11 @@ fn repeats_overlaps_gaps_and_epochs() {
             update(2, 1, 5, &[9]),
             update(1, 2, 1, &[7]),
             update(1, 1, 2, &[3, 4]),
+            // Everything of it had been there, and the newer attempt has cut it off.
+            update(1, 1, 0, &[1, 2]),
         ],
     );
-    assert_eq!(lengths, [3, 3, 4, 4, 0, 2, 2]);
+    assert_eq!(lengths, [3, 3, 4, 4, 0, 2, FENCED_LEN, 2]);
     assert_eq!(store.text("a", 1), Some(vec![1, 7]));
     assert_eq!(store.text("a", 2), None);
 }

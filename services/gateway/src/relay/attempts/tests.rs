@@ -59,6 +59,8 @@ fn the_wait_for_an_absent_scheduler_costs_no_attempt() {
         error(ErrorKind::Upstream),
         error(ErrorKind::Timeout),
         unavailable(),
+        // An earlier call of the request has overtaken this one.
+        error(ErrorKind::Conflict),
     ];
     for (second, error) in (0..9).zip(absent.iter().cycle()) {
         let now = start + Duration::from_secs(second);
@@ -69,13 +71,15 @@ fn the_wait_for_an_absent_scheduler_costs_no_attempt() {
     }
     assert_eq!(attempts.left(), 4);
     let late = start + Duration::from_secs(10);
-    let decision = attempts.lease_refused(error(ErrorKind::Upstream), true, late);
-    let error = decision.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Unavailable);
-    assert_eq!(error.code.as_deref(), Some(code::SCHEDULER_UNAVAILABLE));
-    assert!(error.retry_after_ms.is_some());
+    for kind in [ErrorKind::Upstream, ErrorKind::Conflict] {
+        let decision = attempts.lease_refused(error(kind), true, late);
+        let error = decision.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert_eq!(error.code.as_deref(), Some(code::SCHEDULER_UNAVAILABLE));
+        assert!(error.retry_after_ms.is_some());
+    }
     // It came back and is absent again.
-    attempts.leased(&worker("a"));
+    attempts.leased(&worker("a"), 1);
     let decision = attempts.lease_refused(unavailable(), false, late);
     assert!(decision.is_ok());
 }
@@ -305,12 +309,33 @@ fn the_last_worker_is_preferred_unless_it_drains() {
 }
 
 #[test]
+fn the_client_never_hears_of_an_old_lease() {
+    let stale = || error(ErrorKind::Conflict).with_code(code::STALE_EPOCH);
+    let no_retry = || unreachable!("no engine was asked");
+    let mut attempts = attempts();
+    attempts.leased(&worker("a"), 7);
+    for _ in 0..3 {
+        let (outcome, decision) =
+            attempts.chunk_failed(&worker("a"), stale(), OutputSoFar::Nothing, no_retry);
+        assert_eq!(outcome, LeaseOutcome::Continues);
+        assert!(decision.is_ok() && attempts.exclude().is_empty());
+    }
+    let last = attempts.chunk_failed(&worker("a"), stale(), OutputSoFar::Nothing, no_retry);
+    let error = last.1.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert!(error.retry_after_ms.is_some());
+    // The next lease has to be a newer one, whoever grants it.
+    attempts.leased(&worker("b"), 5);
+    assert_eq!(attempts.epoch_seen(), 7);
+}
+
+#[test]
 fn a_request_is_transferred_once_and_not_tried_for_ever() {
     let mut attempts = attempts();
     attempts.chunk_ended(&worker("a"), NextChunk::Transfer(worker("b")));
     assert_eq!(attempts.prefer(), Some(&worker("b")));
     assert!(attempts.transfers_to_preferred() && !attempts.is_transferred());
-    attempts.leased(&worker("b"));
+    attempts.leased(&worker("b"), 1);
     assert!(!attempts.transfers_to_preferred() && attempts.is_transferred());
 
     let mut attempts = self::attempts();
@@ -318,7 +343,7 @@ fn a_request_is_transferred_once_and_not_tried_for_ever() {
         assert!(!attempts.is_transferred(), "{sent} transfers");
         attempts.chunk_ended(&worker("a"), NextChunk::Transfer(worker("b")));
         // The target was full.
-        attempts.leased(&worker("a"));
+        attempts.leased(&worker("a"), 1);
     }
     assert!(attempts.is_transferred());
 }

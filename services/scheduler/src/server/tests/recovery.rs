@@ -34,6 +34,7 @@ async fn a_silent_worker_is_forgotten_although_no_request_comes() {
     let mesh = scheduler_with(SchedulerConfig {
         worker_ttl_ms,
         lease_ttl_ms: worker_ttl_ms,
+        heartbeat_repeat_ms: 0,
         ..SchedulerConfig::default()
     })
     .await;

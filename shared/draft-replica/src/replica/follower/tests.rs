@@ -17,6 +17,7 @@ use super::*;
 use crate::config::ReplicaConfig;
 use crate::metrics::ReplicaMetrics;
 use crate::replica::DraftReplica;
+use crate::replica::draft_index::DraftIndex;
 
 /// A store that answers only calls for which it has news, and refuses to let the others wait.
 #[derive(Default)]
@@ -161,6 +162,37 @@ async fn a_reader_who_moves_keeps_what_the_other_replica_has() {
         "its text is the other one"
     );
     drop(index);
+    replica.stop();
+}
+
+#[tokio::test]
+async fn a_request_that_begins_while_the_new_store_is_asked_keeps_its_text() {
+    let metrics = ReplicaMetrics::register(Metrics::new().unwrap().registry()).unwrap();
+    let store = Arc::new(MovedStore::default());
+    let replica = DraftReplica::new(ReplicaConfig::default(), 64, store, metrics);
+    let namespace = replica.namespace(NamespaceId(1), &signed());
+    let ingest = Ingest {
+        namespace: namespace.clone(),
+        shared: replica.registry.shared.clone(),
+    };
+    let first = replica.join_group(NamespaceId(1), "g", DocumentId(9));
+    let group = first.unwrap().group().clone();
+    for number in 1..=3 {
+        let FeedEvent::Update(update) = document(number, &[1, 2, number as u32]) else {
+            unreachable!("it is an update");
+        };
+        namespace.merge((&update).into());
+        group.merge((&update).into());
+    }
+    // These are asked for, and meanwhile a request of the first begins, and one of the second is about to.
+    let asked = namespace.read().unpinned();
+    namespace.pin(DocumentId(1));
+    let joined = replica.join_group(NamespaceId(1), "g", DocumentId(2));
+    ingest.remove_unless_pinned(&asked);
+    let kept = |index: &DraftIndex| [1, 2, 3].map(|number| index.len_of(DocumentId(number)));
+    assert_eq!(kept(&namespace.read()), [Some(3), None, None]);
+    assert_eq!(kept(&group.read()), [Some(3), Some(3), None]);
+    drop(joined);
     replica.stop();
 }
 

@@ -319,6 +319,51 @@ async fn limits_hold_over_all_namespaces() {
 }
 
 #[tokio::test]
+async fn a_namespace_that_is_used_meanwhile_stays_and_no_other_goes_in_its_place() {
+    let bench = Bench::new(Arc::default(), |_| {});
+    let registry = bench.replica.registry.clone();
+    for id in 0..3 {
+        let namespace = bench.namespace(id);
+        namespace.merge((&whole(id, &distinct(id, 100))).into());
+    }
+    // No maintenance runs, since nothing is awaited here.
+    let measure = || {
+        let namespaces = registry.namespaces().into_iter();
+        let measured = namespaces.map(|namespace| {
+            let size = namespace.read().size();
+            (namespace, size)
+        });
+        measured.collect::<Vec<_>>()
+    };
+    let ids = || registry.namespaces().iter().map(|of| of.id.0).collect();
+    let limit = IndexSize {
+        tokens: 250,
+        bytes: u64::MAX,
+    };
+    let measured = measure();
+    // A request uses the one that would go.
+    bench.namespace(0);
+    let fitted = registry.fit(measured, limit);
+    assert!(fitted.is_outdated);
+    let left: Vec<u128> = ids();
+    assert_eq!(left, [1, 2, 0]);
+    assert_eq!(registry.fit(measure(), limit), Fitted::default());
+    let left: Vec<u128> = ids();
+    assert_eq!(left, [2, 0]);
+    // The last one loses its document rather than to be evicted.
+    let fitted = registry.fit(
+        measure(),
+        IndexSize {
+            tokens: 50,
+            ..limit
+        },
+    );
+    assert_eq!(fitted.evicted, 1);
+    let left: Vec<u128> = ids();
+    assert_eq!(left, [0]);
+}
+
+#[tokio::test]
 async fn looking_for_a_job_does_not_wait_for_requests_that_draft() {
     let bench = Bench::new(Arc::new(Feed::default()), |_| {});
     let shared = bench.namespace(1);

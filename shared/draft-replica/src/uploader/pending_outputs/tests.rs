@@ -2,7 +2,7 @@
 
 use super::*;
 use refrain_protocol::Namespace;
-use refrain_protocol::document::ERASED_LEN;
+use refrain_protocol::document::{ERASED_LEN, FENCED_LEN};
 
 const ID: NamespaceId = NamespaceId(1);
 
@@ -216,8 +216,24 @@ fn an_output_without_its_beginning_is_counted_as_lost() {
     let mut pending = PendingOutputs::default();
     pending.push(ID, &signed(), (&update(3, &[4, 5], None)).into());
     let (id, request) = pending.batch(1000, true).requests.remove(0);
-    let lost = pending.acknowledge(id, &request, &AppendReply { lengths: vec![1] }, 0);
-    assert_eq!((lost, pending.documents.len()), (2, 0));
+    let given_up = pending.acknowledge(id, &request, &AppendReply { lengths: vec![1] }, 0);
+    assert_eq!((given_up.lost, pending.documents.len()), (2, 0));
+}
+
+#[test]
+fn an_output_of_which_the_store_has_a_newer_attempt_is_given_up_and_counted() {
+    let mut pending = PendingOutputs::default();
+    pending.push(ID, &signed(), (&update(0, &[1, 2], None)).into());
+    exchange(&mut pending, 2);
+    pending.push(ID, &signed(), (&update(2, &[3, 4], None)).into());
+    let (id, request) = pending.batch(1000, true).requests.remove(0);
+    pending.push(ID, &signed(), (&update(4, &[5], None)).into());
+    let reply = AppendReply {
+        lengths: vec![FENCED_LEN],
+    };
+    let given_up = pending.acknowledge(id, &request, &reply, 0);
+    assert_eq!(given_up, GivenUp { lost: 0, fenced: 3 });
+    assert_eq!((pending.tokens(), pending.documents.len()), (0, 0));
 }
 
 #[test]

@@ -3,35 +3,34 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::Goodput;
-use crate::router::{Frame, HeadDraft, Prospect};
+use super::{Asking, Goodput};
+use crate::router::{Frame, HeadDraft};
 
 impl<N: Copy + Hash + Eq> Goodput<N> {
     /// Has requests try the head where no request of their namespace has had it for long, first those without a
-    /// suffix draft. Returns which requests do, and what is left of the step.
-    pub(super) fn explore_heads(
+    /// suffix draft. Notes which requests do, and returns what is left of the step.
+    pub(super) fn explore_heads<K>(
         &mut self,
-        prospects: &[Prospect<N>],
-        heads: &[Option<HeadDraft>],
+        asking: &mut [Asking<K, N>],
         mut frame: Frame,
-    ) -> (Vec<bool>, Frame) {
-        let mut on_trial = vec![false; prospects.len()];
-        if !self.may_explore(prospects, heads) {
-            return (on_trial, frame);
+    ) -> Frame {
+        if !self.may_explore(asking) {
+            return frame;
         }
-        let mut order: Vec<(usize, HeadDraft)> = (0..prospects.len())
-            .filter_map(|at| Some((at, heads[at]?)))
+        let with_head = asking.iter_mut();
+        let mut order: Vec<(&mut Asking<K, N>, HeadDraft)> = with_head
+            .filter_map(|of| of.head.map(|head| (of, head)))
             .collect();
-        order.sort_by_key(|(at, _)| prospects[*at].candidate.is_some());
+        order.sort_by_key(|(of, _)| of.prospect.candidate.is_some());
         let mut offered: HashMap<N, u32> = HashMap::new();
-        for (at, _) in &order {
-            *offered.entry(prospects[*at].namespace).or_default() += 1;
+        for (of, _) in &order {
+            *offered.entry(of.prospect.namespace).or_default() += 1;
         }
         let step_seconds = self.cost.seconds(frame.tokens, frame.kv_tokens);
         // Requests of each namespace that may still try it.
         let mut left: HashMap<N, u32> = HashMap::new();
-        for (at, head) in order {
-            let namespace = prospects[at].namespace;
+        for (of, head) in order {
+            let namespace = of.prospect.namespace;
             if head.tokens_max > frame.slots_max {
                 continue;
             }
@@ -54,21 +53,18 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             }
             frame.slots_max -= head.tokens_max;
             frame.tokens += head.tokens_max;
-            on_trial[at] = true;
+            of.is_on_trial = true;
         }
-        (on_trial, frame)
+        frame
     }
 
     /// Whether a trial would be due in any namespace if it took no time. In most steps none is.
-    fn may_explore(&self, prospects: &[Prospect<N>], heads: &[Option<HeadDraft>]) -> bool {
-        let with_head = prospects
-            .iter()
-            .zip(heads)
-            .filter(|(_, head)| head.is_some());
+    fn may_explore<K>(&self, asking: &[Asking<K, N>]) -> bool {
+        let with_head = asking.iter().filter(|of| of.head.is_some());
         // Requests of one namespace often stand together.
         let mut last = None;
         let mut namespaces = with_head
-            .map(|(prospect, _)| prospect.namespace)
+            .map(|of| of.prospect.namespace)
             .filter(|namespace| last.replace(*namespace) != Some(*namespace));
         namespaces.any(|namespace| {
             let learnt = self.namespaces.peek(&namespace);

@@ -71,7 +71,11 @@ fn offer(router: &mut Goodput<u8>, mut prospects: Vec<Prospect<u8>>, frame: Fram
             prospect.path_probabilities = router.path_probabilities(prospect.namespace, found);
         }
     }
-    router.offer(prospects, frame, IN_USE)
+    let mut offers = Vec::new();
+    let keyed = prospects.into_iter().enumerate().collect();
+    router.offer(keyed, frame, IN_USE, &mut offers);
+    offers.sort_by_key(|(number, _)| *number);
+    offers.into_iter().map(|(_, offer)| offer).collect()
 }
 
 fn frame(batch: u32, slots_max: u32) -> Frame {
