@@ -248,6 +248,7 @@ fn heartbeat(worker: &str) -> Heartbeat {
         max_running: 4_096,
         running: Vec::new(),
         draining: false,
+        trouble: None,
         leaves: false,
         compiles_forms: false,
         eagle3: None,

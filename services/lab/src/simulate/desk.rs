@@ -155,6 +155,7 @@ impl Desk {
             max_running: self.slots,
             running: state.running,
             draining: false,
+            trouble: None,
             leaves: false,
             compiles_forms: false,
             eagle3: None,

@@ -162,6 +162,7 @@ pub(super) fn beat(
         max_running,
         running,
         draining: false,
+        trouble: None,
         leaves: false,
         compiles_forms: false,
     }

@@ -143,6 +143,7 @@ impl Rollout {
                 max_running: self.slots,
                 running: Vec::new(),
                 draining: false,
+                trouble: None,
                 leaves: false,
                 compiles_forms: false,
                 eagle3: None,

@@ -128,6 +128,7 @@ fn beat(running: Vec<LeaseId>) -> Heartbeat {
         max_running: 1,
         running,
         draining: false,
+        trouble: None,
         leaves: false,
         compiles_forms: false,
     }

@@ -15,14 +15,14 @@ use crate::engine::WorkerEngine;
 use crate::routing::fallback_worker;
 
 /// Pause after a failed heartbeat.
-const RETRY_PAUSE: Duration = Duration::from_millis(250);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Timeout of a call: one that hangs must not let all leases expire.
-const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a confirmation of the engine stays valid. A full worker sends many heartbeats per second, to learn early
 /// about waiting tenants, and need not ask the engine each time.
 const CONFIRMED_FOR: Duration = Duration::from_millis(500);
 /// Shortest interval between heartbeats, whatever the scheduler asks for.
-const INTERVAL_MIN: Duration = Duration::from_millis(20);
+pub(super) const INTERVAL_MIN: Duration = Duration::from_millis(20);
 
 /// Sends the heartbeats of a worker.
 pub(crate) struct Heartbeats {
@@ -46,9 +46,9 @@ impl Heartbeats {
     pub(crate) fn new(
         worker: WorkerHandle,
         scheduler: Arc<dyn Scheduler>,
-    ) -> Result<Self, ApiError> {
-        let incarnation = refrain_service_kit::random::u128()? as u64;
-        Ok(Heartbeats {
+        incarnation: u64,
+    ) -> Self {
+        Heartbeats {
             worker,
             scheduler,
             incarnation,
@@ -57,7 +57,7 @@ impl Heartbeats {
             scheduler_fails: false,
             engine_fails: false,
             leaves: false,
-        })
+        }
     }
 
     /// Sends a heartbeat. Returns the pause before the next one.
@@ -71,6 +71,7 @@ impl Heartbeats {
             self.confirm_engine().await;
         }
         let served = parts.engine.served();
+        let trouble = self.worker.readiness().err();
         let config = &parts.shared.config;
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
@@ -86,7 +87,8 @@ impl Heartbeats {
             max_running: config.running_max,
             running: parts.admission.leases(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
-            draining: self.worker.readiness().is_err(),
+            draining: trouble.is_some(),
+            trouble: trouble.map(|why| sent_trouble(&why)),
             leaves: self.leaves,
             compiles_forms: parts.engine.compiles_forms(),
         };
@@ -196,4 +198,12 @@ fn timeout_error(who: &str) -> ApiError {
         ErrorKind::Timeout,
         format!("{who} does not answer within {CALL_TIMEOUT:?}"),
     )
+}
+
+/// Longest reason that a heartbeat carries, characters.
+const TROUBLE_CHARS_MAX: usize = 500;
+
+/// A reason as heartbeats carry it.
+pub(super) fn sent_trouble(why: &str) -> String {
+    why.chars().take(TROUBLE_CHARS_MAX).collect()
 }
