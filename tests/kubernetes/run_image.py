@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 USER = 10001
 PROGRAM = "/usr/local/bin/refrain"
-DATA = "/var/lib/refrain"
-URL = "http://127.0.0.1:18080"
+HOME = "/var/lib/refrain"
+DATA = f"{HOME}/refrain-data"
+PORT = 18080
+URL = f"http://127.0.0.1:{PORT}"
 
 
 def mount(*arguments):
@@ -27,11 +30,11 @@ def main(root):
     pathlib.Path(f"{root}/etc/hosts").write_text("127.0.0.1 mesh.example\n")
     mount("--bind", root, root)
     mount("-o", "remount,ro,bind", root)
-    mount("-t", "tmpfs", "-o", f"mode=750,uid={USER},gid={USER}", "none", f"{root}{DATA}")
+    mount("-t", "tmpfs", "-o", f"mode=750,uid={USER},gid={USER}", "none", f"{root}{HOME}")
 
     def enter():
         os.chroot(root)
-        os.chdir(DATA)
+        os.chdir(HOME)
         os.setgroups([])
         os.setgid(USER)
         os.setuid(USER)
@@ -46,8 +49,9 @@ def main(root):
         said, _ = process.communicate(timeout=60)
         return process.returncode, said
 
-    log = pathlib.Path(f"{root}{DATA}/said").open("w")
-    mesh = start("up", "--listen", URL.removeprefix("http://"), "--data-dir", DATA, stdout=log, stderr=log)
+    log = pathlib.Path(f"{root}{HOME}/said").open("w")
+    # As the image without arguments does, on another port.
+    mesh = start("up", "--listen", f"0.0.0.0:{PORT}", "--make-key", stdout=log, stderr=log)
     try:
         until = time.monotonic() + 60
         while finished("health", "--url", URL)[0] != 0:
@@ -60,14 +64,34 @@ def main(root):
         status, said = finished("health", "--timeout-ms", "500")
         assert status == 1 or said == "ready\n", said
 
-        request = urllib.request.Request(
-            f"{URL}/v1/completions",
-            json.dumps({"model": "refrain-tiny", "prompt": "SELECT", "max_tokens": 8}).encode(),
-            {"authorization": "Bearer refrain-dev", "content-type": "application/json"},
-        )
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as response:
-            answer = json.load(response)
-        assert answer["usage"]["completion_tokens"] == 8, answer
+        def complete(key):
+            request = urllib.request.Request(
+                f"{URL}/v1/completions",
+                json.dumps({"model": "refrain-tiny", "prompt": "SELECT", "max_tokens": 8}).encode(),
+                {"authorization": f"Bearer {key}", "content-type": "application/json"},
+            )
+            with opener.open(request, timeout=60) as response:
+                return json.load(response)["usage"]["completion_tokens"]
+
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        key = pathlib.Path(f"{root}{DATA}/api-key").read_text().strip()
+        assert complete(key) == 8
+        assert key not in pathlib.Path(log.name).read_text(), "the key is in the log"
+        for key, path in [("refrain-dev", "v1/models"), ("", "metrics")]:
+            try:
+                opener.open(urllib.request.Request(f"{URL}/{path}", headers={"authorization": f"Bearer {key}"}))
+                raise AssertionError(f"{path} is open")
+            except urllib.error.HTTPError as error:
+                assert error.code in (401, 404), error
+
+        # Commands in the container find the mesh there, as `docker exec` runs them.
+        status, said = finished("tenants", "add", "acme")
+        assert status == 0, said
+        status, said = finished("tenants", "list")
+        assert status == 0 and "acme" in said, said
+        for words in [("store", "stats"), ("usage",)]:
+            status, said = finished(*words)
+            assert status == 0, said
 
         state = dict(
             line.split(":", 1) for line in pathlib.Path(f"/proc/{mesh.pid}/status").read_text().splitlines()

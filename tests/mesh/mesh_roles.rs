@@ -249,6 +249,7 @@ fn heartbeat(worker: &str) -> Heartbeat {
         running: Vec::new(),
         epoch_seen: 0,
         draining: false,
+        trouble: None,
         leaves: false,
         compiles_forms: false,
         eagle3: None,

@@ -69,6 +69,8 @@ impl UpMesh {
         let mut file: MeshFile = table.try_into()?;
         // Without a profile, the step times of a busy machine do not decide which drafts are used.
         file.worker.profile_ms_max = 0;
+        // Tests read the metrics at the address of clients.
+        file.gateway.shows_metrics = true;
         tune(&mut file);
         let process = Box::pin(Process::start(Role::Up, file)).await?;
         let addr = process

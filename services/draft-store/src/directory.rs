@@ -23,7 +23,7 @@
 
 mod disk_space;
 mod inspect;
-mod lock;
+pub(crate) mod lock;
 mod manifest;
 mod open;
 mod paths;

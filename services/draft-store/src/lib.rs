@@ -101,5 +101,6 @@ mod tests;
 mod writer;
 
 pub use config::{DraftStoreConfig, FeedConfig, StoreTuning, TenantQuota};
+pub use directory::lock::is_in_use;
 pub use replication::status::FeedState;
 pub use service::{ClosedStore, DraftStoreHandle, DraftStoreServer, StoreState, start};

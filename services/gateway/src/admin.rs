@@ -1,7 +1,7 @@
 //! The admin API: tenants and keys over HTTP, for operators with tokens.
 //!
 //! Its routes are on the operations listener. `operators` has the guard in front of all of them. `tenants`, `keys`,
-//! `usage`, `figures`, `orders` and `trial` have the handlers, and `acts` carries acts out and logs them.
+//! `usage`, `figures`, `orders`, `store` and `trial` have the handlers, and `acts` carries acts out and logs them.
 
 mod acts;
 mod figure_sources;
@@ -10,6 +10,7 @@ mod keys;
 mod operators;
 mod orders;
 mod state;
+mod store;
 mod tenants;
 mod trial;
 mod usage;
@@ -48,6 +49,7 @@ pub(crate) fn routes(
             .service(orders::drain())
             .service(orders::erasures())
             .service(orders::compactions())
+            .service(store::calls())
             .service(trial::chat()),
     );
 }

@@ -32,9 +32,13 @@ pub struct GatewayConfig {
     /// this is false.
     pub console: Option<bool>,
     /// Whether the second listener is only a convenience of `refrain up`: it takes any other port where its own is
-    /// taken, and the first listener keeps its `/metrics`.
+    /// taken.
     #[serde(skip)]
     pub is_trial: bool,
+    /// Whether the first listener has `/metrics` beside the second one. `refrain up` sets it where only this machine
+    /// reaches both, and the keys of callers are well known.
+    #[serde(skip)]
+    pub shows_metrics: bool,
     /// The certificate and the time limits of the second listener.
     pub operations_http: ListenerConfig,
     /// Threads that serve requests.
@@ -268,6 +272,7 @@ impl Default for GatewayConfig {
             operations_listen: None,
             console: None,
             is_trial: false,
+            shows_metrics: false,
             operations_http: ListenerConfig::default(),
             threads: 2,
             connections_max: 16_384,

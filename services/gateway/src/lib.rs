@@ -200,19 +200,19 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         let usage_wait = tuning.usage_wait;
         // Engines can only register once this gateway is reached.
         let adopts = !deps.adopters.is_empty();
-        Arc::new(
-            move || match (drain.is_draining(), adopts || models.is_any_served()) {
-                (true, _) => Err("draining".to_owned()),
-                (false, false) => Err("no worker serves any of the models".to_owned()),
-                (false, true) => {
-                    directory.check_known().map_err(|error| error.message)?;
-                    if directory.has_budgets() {
-                        budgets.readiness(usage_wait)?;
-                    }
-                    clocks.readiness()
-                }
-            },
-        )
+        Arc::new(move || {
+            if drain.is_draining() {
+                return Err("draining".to_owned());
+            }
+            if !adopts {
+                models.check_served()?;
+            }
+            directory.check_known().map_err(|error| error.message)?;
+            if directory.has_budgets() {
+                budgets.readiness(usage_wait)?;
+            }
+            clocks.readiness()
+        })
     };
     let source = match &config.tenants_file {
         Some(path) => tenants::TenantsSource::File(path.clone()),
@@ -335,7 +335,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         None => None,
         Some(listen) => Some(match listen_for_operators(listen) {
             Err(_) if config.is_trial => listen_for_operators((listen.ip(), 0).into())?,
-            listener => listener?,
+            listener => listener.context("gateway.operations_listen cannot be used")?,
         }),
     };
     let mut http = config.http.clone();
@@ -353,11 +353,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         address: config.address_limit(),
         cors_origins: config.cors_origins.clone(),
         logs_access: true,
-        hides_metrics: operations.is_some() && !config.is_trial,
+        hides_metrics: operations.is_some() && !config.shows_metrics,
     };
     let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);
-    })?;
+    })
+    .context("gateway.listen cannot be used, which --listen of `refrain up` sets")?;
     tracing::info!(addr = %server.addr(), "the gateway listens");
     match &operations {
         Some(operations) => {

@@ -339,11 +339,30 @@ impl Models {
         *self.served.write() = served;
     }
 
-    /// Whether any model has a worker.
-    pub(crate) fn is_any_served(&self) -> bool {
+    /// Why no request for any model can be served, in words for people. One model with a worker that takes chunks is
+    /// enough: a gateway that is out for one model of many would be out for all.
+    ///
+    /// # Errors
+    /// The reasons, at most one for each model.
+    pub(crate) fn check_served(&self) -> Result<(), String> {
         let served = self.served.read();
-        let is_served = |model: &Arc<Model>| served.iter().any(|entry| serves(entry, model));
-        self.models.iter().any(is_served)
+        let mut troubles = Vec::new();
+        for model in &self.models {
+            for entry in served.iter().filter(|entry| serves(entry, model)) {
+                if entry.open.is_none_or(|open| open > 0) {
+                    return Ok(());
+                }
+                let trouble = entry
+                    .trouble
+                    .as_deref()
+                    .unwrap_or("its workers take no requests");
+                troubles.push(format!("{}: {trouble}", model.id));
+            }
+        }
+        Err(match troubles.is_empty() {
+            true => "no worker serves any of the models".to_owned(),
+            false => format!("no model can be served now. {}", troubles.join("; ")),
+        })
     }
 
     /// The signed namespace of a model and of a tenant, or a part of it. It is signed anew after half of the life of
@@ -417,6 +436,8 @@ mod tests {
             tokenizer,
             max_context,
             workers,
+            open: None,
+            trouble: None,
             compiles_forms: true,
         }
     }
@@ -454,21 +475,50 @@ mod tests {
     }
 
     #[test]
+    fn one_worker_that_takes_requests_is_enough_to_be_ready() {
+        let (models, _) = models();
+        let of = |model: &str, open, trouble: &str| ServedModel {
+            model: model.into(),
+            open,
+            trouble: Some(trouble.into()),
+            ..served(&models, 2, 64)
+        };
+        let away = of(
+            "open",
+            Some(0),
+            "the engine at http://10.0.0.5:8000 does not answer",
+        );
+        let drained = of("closed", Some(0), "drained by an operator");
+        models.update(vec![away.clone(), drained]);
+        let why = models.check_served().unwrap_err();
+        assert_eq!(
+            why,
+            "no model can be served now. open: the engine at http://10.0.0.5:8000 does not answer; closed: drained \
+             by an operator"
+        );
+        models.update(vec![away, of("closed", Some(1), "one of them drains")]);
+        assert_eq!(models.check_served(), Ok(()));
+        // A scheduler of an earlier version does not say.
+        models.update(vec![of("open", None, "")]);
+        assert_eq!(models.check_served(), Ok(()));
+    }
+
+    #[test]
     fn a_model_is_served_by_workers_with_its_tokenizer() {
         let (models, _) = models();
         let open = models.get("a", "open").unwrap();
-        assert!(!models.is_any_served());
+        assert!(models.check_served().is_err());
         assert_eq!(models.max_context(&open), 512);
         models.update(vec![ServedModel {
             tokenizer: "other".into(),
             ..served(&models, 1, 64)
         }]);
-        assert!(!models.is_any_served());
+        assert!(models.check_served().is_err());
         models.update(vec![served(&models, 1, 64)]);
-        assert!(models.is_any_served() && models.compiles_forms(&open));
+        assert!(models.check_served().is_ok() && models.compiles_forms(&open));
         assert_eq!(models.max_context(&open), 64);
         models.update(vec![served(&models, 0, 64)]);
-        assert!(!models.is_any_served() && !models.compiles_forms(&open));
+        assert!(models.check_served().is_err() && !models.compiles_forms(&open));
         models.update(vec![ServedModel {
             compiles_forms: false,
             ..served(&models, 1, 64)

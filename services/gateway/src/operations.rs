@@ -12,8 +12,8 @@ use crate::config::GatewayConfig;
 const CONNECTIONS_MAX: usize = 256;
 /// Threads of the listener.
 const THREADS: usize = 1;
-/// Largest body of a call, bytes.
-const BODY_BYTES_MAX: usize = 1 << 20;
+/// Largest body of a call, bytes: a batch of an import into the draft store. Only those of operators are read.
+const BODY_BYTES_MAX: usize = 8 << 20;
 
 /// Starts the listener on the configured address. `routes` adds routes to `/metrics`, `/healthz` and `/readyz`.
 ///

@@ -16,7 +16,7 @@ use refrain_service_kit::telemetry::install_crypto_provider;
 use self::plan::{Addresses, Member, Plan};
 use self::processes::Processes;
 use crate::signals::StopSignals;
-use crate::welcome::example_request;
+use crate::welcome::{ShownKey, example_request};
 
 /// The brokers' program.
 const BROKER: &str = "nats-server";
@@ -146,7 +146,11 @@ fn welcome([first, second]: [SocketAddr; 2], config: &Path, processes: &Processe
          The answer is the same, and it is still drafted from the first one. A process that ended is started again.\n\n\
          Compare the stores: refrain store verify --config {config}\n\
          Logs and data:      {dir}",
-        request = example_request(&format!("http://{first}"), plan::MODEL, plan::KEY),
+        request = example_request(
+            &format!("http://{first}"),
+            plan::MODEL,
+            &ShownKey::WellKnown("refrain-dev".to_owned())
+        ),
         config = config.display(),
         dir = config.parent().unwrap_or(Path::new(".")).display(),
     )

@@ -148,6 +148,10 @@ pub fn dev_keys() -> Vec<String> {
         .collect()
 }
 
+fn is_well_known(key: &str) -> bool {
+    dev_keys().iter().any(|known| known == key)
+}
+
 impl MeshFile {
     /// Reads the configuration of a process that runs `role`.
     ///
@@ -177,25 +181,70 @@ impl MeshFile {
         load(Some(file), ENV_RULE, std::env::vars_os(), faults)
     }
 
-    /// Adds what `refrain up` needs where the file says nothing: a few tenants with keys for development, the
-    /// shipped model, and a place for usage.
-    pub(crate) fn fill_in_for_up(&mut self) {
+    /// Whether the file says who may call.
+    pub(crate) fn has_callers(&self) -> bool {
         let gateway = &self.gateway;
-        let has_callers = !gateway.keys.is_empty()
+        !gateway.keys.is_empty()
             || gateway.anonymous_tenant.is_some()
             || gateway.tenants_file.is_some()
             || gateway.tenants_in_store
-            || gateway.jwt.is_some();
-        if !has_callers {
-            self.gateway.tenants_in_store = self.draft_store.feed.is_none();
-            self.gateway.keys = dev_keys()
-                .into_iter()
-                .map(|key| KeyConfig {
-                    tenant: key.trim_start_matches("refrain-").into(),
-                    key: Some(key),
-                    ..KeyConfig::default()
-                })
-                .collect();
+            || gateway.jwt.is_some()
+    }
+
+    /// Lets those call who have one of these keys, and the tenants that are added later.
+    pub(crate) fn add_callers(&mut self, keys: impl Iterator<Item = KeyConfig>) {
+        self.gateway.tenants_in_store = self.draft_store.feed.is_none();
+        self.gateway.keys = keys.collect();
+    }
+
+    /// The first of the keys that everybody knows, if callers may use one.
+    pub(crate) fn well_known_key(&self) -> Option<&str> {
+        let mut keys = self
+            .gateway
+            .keys
+            .iter()
+            .filter_map(|key| key.key.as_deref());
+        keys.find(|key| is_well_known(key))
+    }
+
+    /// Whether nobody has a key of their own, and only this machine reaches the gateway.
+    fn is_open_to_this_machine_alone(&self) -> bool {
+        let gateway = &self.gateway;
+        let mut keys = gateway.keys.iter();
+        let is_known = |key: &KeyConfig| key.key.as_deref().is_some_and(is_well_known);
+        let needs_no_own_key =
+            self.well_known_key().is_some() || gateway.anonymous_tenant.is_some();
+        needs_no_own_key
+            && keys.all(is_known)
+            && gateway.tenants_file.is_none()
+            && gateway.jwt.is_none()
+            && self.public_address().is_none()
+    }
+
+    /// The address of the gateway, if other machines reach it.
+    fn public_address(&self) -> Option<SocketAddr> {
+        let listen: SocketAddr = self.gateway.listen.parse().ok()?;
+        (!listen.ip().to_canonical().is_loopback()).then_some(listen)
+    }
+
+    /// The fault of a listener that other machines reach, while everybody knows a key of its callers.
+    pub(crate) fn door_fault(&self) -> Option<String> {
+        let (listen, key) = (self.public_address()?, self.well_known_key()?);
+        Some(format!(
+            "gateway.listen: other machines reach {listen}, and everybody knows the key {key}: set gateway.keys in a \
+             configuration file, have `refrain up --make-key` make one, or listen on 127.0.0.1"
+        ))
+    }
+
+    /// Adds what `refrain up` needs where the file says nothing: a few tenants with keys for development, the
+    /// shipped model, and a place for usage.
+    pub(crate) fn fill_in_for_up(&mut self) {
+        if !self.has_callers() {
+            self.add_callers(dev_keys().into_iter().map(|key| KeyConfig {
+                tenant: key.trim_start_matches("refrain-").into(),
+                key: Some(key),
+                ..KeyConfig::default()
+            }));
         }
         if self.gateway.models.is_empty() {
             self.gateway.models = vec![ModelConfig {
@@ -222,6 +271,8 @@ impl MeshFile {
             self.worker.adoption.file.get_or_insert(file);
         }
         self.gateway.fill_in_console();
+        // Nobody else reaches these listeners, and the tenants are no secret.
+        self.gateway.shows_metrics |= self.gateway.is_trial && self.is_open_to_this_machine_alone();
         if self.worker.advertise_url.is_empty() {
             // Nobody calls this URL, but a lease has to name one.
             self.worker.advertise_url = "local:".into();
@@ -268,6 +319,9 @@ impl MeshFile {
         }
         if matches!(role, Role::Up | Role::Gateway) {
             faults.extend(within("gateway", filled.gateway.faults()));
+        }
+        if role == Role::Gateway {
+            faults.extend(self.door_fault());
         }
         let mut section =
             |owner: Role, key: &str, config: &dyn Validate, addr: Option<SocketAddr>| {
@@ -362,6 +416,50 @@ mod tests {
         assert_eq!(file.faults(Role::Up), Vec::<String>::new());
         file.mesh.namespace_signing_key.clear();
         assert_eq!(file.faults(Role::Up).len(), 1);
+    }
+
+    #[test]
+    fn a_key_that_everybody_knows_opens_no_door_to_other_machines() {
+        let fault = |toml: &str| {
+            let mut file: MeshFile = toml::from_str(toml).unwrap();
+            file.fill_in_for_up();
+            assert!(!(file.door_fault().is_some() && file.gateway.shows_metrics));
+            file.door_fault()
+        };
+        let at = |listen: &str, rest: &str| format!("[gateway]\nlisten = \"{listen}\"\n{rest}");
+        for reached in ["0.0.0.0:8080", "10.0.0.7:0", "[::]:8080"] {
+            let said = fault(&at(reached, "")).unwrap();
+            for part in ["refrain-dev", "gateway.keys", "--make-key", "127.0.0.1"] {
+                assert!(said.contains(part), "{part} in {said}");
+            }
+            let known = "keys = [{ key = \"refrain-dev-3\", tenant = \"a\" }]";
+            assert!(fault(&at(reached, known)).is_some());
+            assert!(faults(Role::Gateway, &at(reached, known)).contains("everybody knows"));
+            let own = "keys = [{ key = \"sk-own\", tenant = \"a\" }]";
+            assert_eq!(fault(&at(reached, own)), None);
+            assert_eq!(fault(&at(reached, "anonymous_tenant = \"a\"")), None);
+        }
+        for local in ["127.0.0.1:8080", "[::1]:0", "[::ffff:127.0.0.1]:80"] {
+            assert_eq!(fault(&at(local, "")), None);
+        }
+    }
+
+    #[test]
+    fn metrics_are_beside_the_apis_only_in_a_trial() {
+        let shows = |toml: &str| {
+            let mut file: MeshFile = toml::from_str(toml).unwrap();
+            file.fill_in_for_up();
+            file.gateway.shows_metrics
+        };
+        assert!(shows("") && shows("[gateway]\nanonymous_tenant = \"a\""));
+        let both =
+            "[gateway]\nanonymous_tenant = \"a\"\nkeys = [{ key = \"sk-own\", tenant = \"a\" }]";
+        assert!(!shows(both));
+        assert!(!shows(
+            "[gateway]\nkeys = [{ key = \"sk-own\", tenant = \"a\" }]"
+        ));
+        assert!(!shows("[gateway]\noperations_listen = \"127.0.0.1:9000\""));
+        assert!(!shows("[gateway]\nlisten = \"0.0.0.0:8080\""));
     }
 
     #[test]

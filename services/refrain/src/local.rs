@@ -1,15 +1,16 @@
 //! Services in one process: the same traits as over HTTP, by plain calls.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
+use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
-use refrain_protocol::scheduling::KvReport;
+use refrain_protocol::scheduling::{KvReport, WorkerDrain};
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
-use refrain_rpc::{Worker, Workers};
+use refrain_rpc::{ChunkStream, Worker, Workers};
 use refrain_worker::{VerifyingEngine, WorkerHandle};
 
 /// The reference engine, called without HTTP.
@@ -71,22 +72,56 @@ impl VerifyingEngine for LocalEngine {
     }
 }
 
-/// The only worker of a process: it serves every lease, whatever URL the lease names.
+/// The only worker of a process: it serves every lease, whatever URL the lease names. It may start later.
+#[derive(Clone, Default)]
 pub(crate) struct LocalWorkers {
-    worker: Arc<dyn Worker>,
+    worker: Arc<OnceLock<Arc<dyn Worker>>>,
 }
 
 impl LocalWorkers {
     /// Sends every lease to `worker`.
-    pub(crate) fn new(worker: WorkerHandle) -> Self {
-        LocalWorkers {
-            worker: Arc::new(worker),
-        }
+    pub(crate) fn set(&self, worker: WorkerHandle) {
+        // It is set once: a process has one worker.
+        let _ = self.worker.set(Arc::new(worker));
     }
 }
 
 impl Workers for LocalWorkers {
     fn at(&self, _url: &str) -> Arc<dyn Worker> {
-        self.worker.clone()
+        let worker = self.worker.get();
+        worker.cloned().unwrap_or_else(|| Arc::new(NotStarted))
+    }
+}
+
+/// A worker that waits for its engine.
+struct NotStarted;
+
+impl NotStarted {
+    fn error<T>() -> Result<T, ApiError> {
+        let message = "the worker waits for its engine; /readyz says more";
+        Err(ApiError::new(ErrorKind::Unavailable, message))
+    }
+}
+
+#[async_trait]
+impl Worker for NotStarted {
+    async fn chunk(&self, _: ChunkRequest) -> Result<ChunkStream, ApiError> {
+        NotStarted::error()
+    }
+
+    async fn cut(&self, _: ChunkCut) -> Result<(), ApiError> {
+        NotStarted::error()
+    }
+
+    async fn order(&self, _: EngineOrder) -> Result<EngineOrderReply, ApiError> {
+        NotStarted::error()
+    }
+
+    async fn forget_tenant(&self, _: ForgetTenant) -> Result<TenantForgotten, ApiError> {
+        NotStarted::error()
+    }
+
+    async fn drain(&self, _: WorkerDrain) -> Result<(), ApiError> {
+        NotStarted::error()
     }
 }

@@ -4,8 +4,9 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use clap::Args;
+use refrain_gateway::KeyConfig;
 use refrain_service_kit::descriptors;
 use refrain_service_kit::telemetry;
 
@@ -14,7 +15,7 @@ use crate::config::{MeshFile, Role};
 use crate::local_operator;
 use crate::roles::Process;
 use crate::signals::StopSignals;
-use crate::welcome::example_request;
+use crate::welcome::{ShownKey, example_request};
 
 /// Arguments of `refrain up`.
 #[derive(Args)]
@@ -23,13 +24,17 @@ pub struct UpArgs {
     #[arg(long)]
     config: Option<PathBuf>,
     /// Address on which the gateway listens [default: 127.0.0.1:8080].
-    #[arg(long)]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
+    /// Make an API key at the first start, into the file `api-key` of the data directory, in place of the well-known
+    /// `refrain-dev`. A configuration that says who may call goes first.
+    #[arg(long, conflicts_with = "cluster")]
+    make_key: bool,
     /// Directory of the draft store [default: ./refrain-data].
     #[arg(long)]
     data_dir: Option<PathBuf>,
     /// Address of a listener for trainers, such as 127.0.0.1:8091, which needs no key. Without it there is none.
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "cluster")]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "cluster", value_parser = address)]
     trainer: Option<SocketAddr>,
     /// Start without an engine: so many engines may register with the listener for trainers.
     #[arg(long, value_name = "ENGINES", requires = "trainer", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -39,6 +44,12 @@ pub struct UpArgs {
     /// the directory `cluster` under the data directory.
     #[arg(long, value_name = "STORES", conflicts_with = "config", value_parser = clap::value_parser!(u16).range(1..=9))]
     cluster: Option<u16>,
+}
+
+/// Reads an address.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let fault = || "must be an IP address and a port, such as 127.0.0.1:8080".to_owned();
+    text.parse().map_err(|_| fault())
 }
 
 /// Arguments of the commands that start a single service.
@@ -59,6 +70,11 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
         let listen = args
             .listen
             .map_or_else(|| file.gateway.listen.parse(), Ok)?;
+        ensure!(
+            listen.ip().to_canonical().is_loopback(),
+            "--listen: with --cluster this must be an address of this machine alone, such as 127.0.0.1:8080, since \
+             everybody knows its key"
+        );
         let data_dir = args.data_dir.unwrap_or(file.draft_store.data_dir);
         return cluster::run(stores.into(), listen, &data_dir.join("cluster"));
     }
@@ -79,11 +95,24 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     if logs_only_warnings(is_configured, std::io::stderr().is_terminal()) {
         file.telemetry.log = "warn".into();
     }
+    let mut key_file = None;
+    if args.make_key && !file.has_callers() {
+        let (key, path) = local_operator::own_key(&file.draft_store.data_dir)?;
+        file.add_callers(std::iter::once(KeyConfig {
+            key: Some(key),
+            tenant: OWN_TENANT.into(),
+            ..KeyConfig::default()
+        }));
+        key_file = Some(path);
+    }
     file.fill_in_for_up();
+    if let Some(fault) = file.door_fault() {
+        bail!("{fault}");
+    }
     let first_model = file.gateway.models.first();
     let model = first_model.map(|model| model.id.clone());
-    let first_key = file.gateway.keys.first();
-    let key = first_key.and_then(|key| key.key.clone());
+    let key = shown_key(&file);
+    let is_trial = file.well_known_key().is_some();
     let verifies_drafts = !file.worker.engine.is_external() && !file.worker.adoption.is_on();
     let gateway = file.gateway.http.scheme();
     let operations = file.gateway.operations_http.scheme();
@@ -91,13 +120,24 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
     let has_console = file.gateway.console == Some(true);
     let token_file = local_operator::token_file(&file);
     run(Role::Up, file, |addr, process| {
-        let (model, key) = (model.unwrap_or_default(), key.unwrap_or_default());
+        let model = model.unwrap_or_default();
         let url = format!("{gateway}://{addr}");
         let operations = process
             .operations_addr()
             .map(|addr| format!("{operations}://{addr}"));
         let metrics = operations.as_ref().unwrap_or(&url);
+        if process.waits_for_engine() {
+            println!(
+                "Not ready yet: it waits for its engine (urls.engine). {url}/readyz says more."
+            );
+        }
         println!("{}", welcome(&url, metrics, &model, &key, verifies_drafts));
+        if is_trial {
+            println!("Benchmark: refrain bench --url {url}");
+        }
+        if let Some(file) = key_file {
+            println!("API key:   in {}", file.display());
+        }
         if let Some(addr) = process.trainer_addr() {
             println!("Trainers:  {trainer}://{addr}");
         }
@@ -138,7 +178,19 @@ fn refuse_huge_pages() {
     let _ = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }
 
-fn welcome(url: &str, metrics: &str, model: &str, key: &str, verifies_drafts: bool) -> String {
+/// The tenant of the key that a first start makes.
+const OWN_TENANT: &str = "default";
+
+/// The callers' key as the example shows it. Only one that everybody knows is printed, since output goes to logs.
+fn shown_key(file: &MeshFile) -> ShownKey {
+    match file.well_known_key() {
+        Some(key) => ShownKey::WellKnown(key.to_owned()),
+        None if file.gateway.anonymous_tenant.is_some() => ShownKey::None,
+        None => ShownKey::Variable,
+    }
+}
+
+fn welcome(url: &str, metrics: &str, model: &str, key: &ShownKey, verifies_drafts: bool) -> String {
     let repeat = match verifies_drafts {
         true => {
             "Send it twice: the second answer is drafted from the first (metrics.speculative_decoding).\n"
@@ -150,8 +202,7 @@ fn welcome(url: &str, metrics: &str, model: &str, key: &str, verifies_drafts: bo
         "Refrain is up: {url}/v1\n\n\
          {example}\n\n\
          {repeat}\
-         Metrics:   {metrics}/metrics\n\
-         Benchmark: refrain bench --url {url}"
+         Metrics:   {metrics}/metrics"
     )
 }
 
@@ -203,5 +254,27 @@ mod tests {
         assert!(logs_only_warnings(false, true));
         assert!(!logs_only_warnings(false, false));
         assert!(!logs_only_warnings(true, true) && !logs_only_warnings(true, false));
+    }
+
+    #[test]
+    fn only_a_key_that_everybody_knows_is_printed() {
+        let example = |toml: &str| {
+            let mut file: MeshFile = toml::from_str(toml).unwrap();
+            file.fill_in_for_up();
+            welcome("http://a", "http://b", "m", &shown_key(&file), true)
+        };
+        assert!(example("").contains("'authorization: Bearer refrain-dev'"));
+        let own = example("[gateway]\nkeys = [{ key = \"sk-mine\", tenant = \"a\" }]");
+        assert!(!own.contains("sk-mine") && own.contains("\"authorization: Bearer $API_KEY\""));
+        let anybody = example("[gateway]\nanonymous_tenant = \"a\"");
+        assert!(!anybody.contains("authorization"));
+    }
+
+    #[test]
+    fn an_address_without_its_parts_is_answered_with_an_example() {
+        for text in ["localhost:8080", ":8080", "8080", "127.0.0.1"] {
+            assert!(address(text).unwrap_err().contains("127.0.0.1:8080"));
+        }
+        assert_eq!(address("[::1]:80").unwrap().port(), 80);
     }
 }

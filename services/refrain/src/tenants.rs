@@ -23,6 +23,7 @@ use refrain_service_kit::mesh::MeshConfig;
 
 use self::source::{AdminClient, Source};
 use self::standing::StandingArgs;
+use crate::local_operator;
 
 /// Arguments of `refrain tenants`.
 #[derive(Args)]
@@ -45,17 +46,20 @@ pub struct KeysArgs {
 
 #[derive(Args)]
 struct SourceArgs {
-    /// The file of tenants, as gateway.tenants_file names it.
-    #[arg(
-        long,
-        global = true,
-        default_value = "tenants.toml",
-        env = "REFRAIN_GATEWAY__TENANTS_FILE"
-    )]
-    file: PathBuf,
+    /// The file of tenants, as gateway.tenants_file names it [default: the `refrain up` that runs with --data-dir].
+    #[arg(long, global = true, env = "REFRAIN_GATEWAY__TENANTS_FILE")]
+    file: Option<PathBuf>,
     /// In place of a file: URL of the operations listener of a gateway with gateway.tenants_in_store.
     #[arg(long, global = true)]
     url: Option<String>,
+    /// In place of both: the data directory of a `refrain up` that runs on this machine.
+    #[arg(
+        long,
+        global = true,
+        default_value = "refrain-data",
+        conflicts_with = "url"
+    )]
+    data_dir: PathBuf,
     /// File with the token of an operator, for --url [default: the variable REFRAIN_OPERATOR_TOKEN].
     #[arg(long, global = true)]
     token_file: Option<PathBuf>,
@@ -63,8 +67,20 @@ struct SourceArgs {
 
 impl SourceArgs {
     fn open(self) -> anyhow::Result<Source> {
-        let Some(url) = self.url else {
-            return Ok(Source::File(self.file));
+        let url = match (self.url, self.file) {
+            (Some(url), _) => url,
+            (None, Some(file)) => return Ok(Source::File(file)),
+            (None, None) => {
+                let up = local_operator::find(&self.data_dir)?;
+                let up = up.with_context(|| {
+                    format!(
+                        "no `refrain up` with an operator of its own runs in {}: name its --data-dir, the --url of a \
+                         gateway's operations listener, or with --file the file of gateway.tenants_file",
+                        self.data_dir.display()
+                    )
+                })?;
+                return Ok(Source::Gateway(AdminClient::new(&up.url, &up.token)?));
+            }
         };
         let token = match self.token_file {
             Some(path) => std::fs::read_to_string(&path)
@@ -409,8 +425,9 @@ mod tests {
 
     fn source(path: &Path) -> SourceArgs {
         SourceArgs {
-            file: path.to_owned(),
+            file: Some(path.to_owned()),
             url: None,
+            data_dir: PathBuf::new(),
             token_file: None,
         }
     }

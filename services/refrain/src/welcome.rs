@@ -1,10 +1,26 @@
 //! The example with which a started mesh greets people.
 
+/// The callers' key, as an example shows it.
+#[derive(Clone, Debug)]
+pub(crate) enum ShownKey {
+    /// A key that everybody knows.
+    WellKnown(String),
+    /// A variable of the shell, which has the key.
+    Variable,
+    /// Nothing: callers need none.
+    None,
+}
+
 /// A command that sends a request to the gateway at `url`, for people to copy.
-pub(crate) fn example_request(url: &str, model: &str, key: &str) -> String {
+pub(crate) fn example_request(url: &str, model: &str, key: &ShownKey) -> String {
+    let key = match key {
+        ShownKey::WellKnown(key) => format!(" -H 'authorization: Bearer {key}'"),
+        ShownKey::Variable => " -H \"authorization: Bearer $API_KEY\"".to_owned(),
+        ShownKey::None => String::new(),
+    };
     format!(
         "Try it:\n\
-         \x20 curl -s {url}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n\
+         \x20 curl -s {url}/v1/chat/completions{key} \\\n\
          \x20   -H 'content-type: application/json' -d '{{\n\
          \x20     \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'"
     )

@@ -220,6 +220,7 @@ impl Mesh {
             max_context: 131_072,
             max_running: SLOTS,
             draining: false,
+            trouble: None,
             leaves: false,
             compiles_forms: false,
             eagle3: None,

@@ -24,6 +24,7 @@ mod streaming;
 mod third_party;
 mod verify;
 mod verifying;
+mod words;
 mod worker_engine;
 
 pub(crate) use breaker::CircuitBreaker;
@@ -34,9 +35,11 @@ pub use http_engine::HttpEngine;
 pub use streaming::{
     IntroductionCounts, RestoredWeights, StreamingCapabilities, StreamingEngine, StreamingLoad,
 };
+pub(crate) use third_party::expected_tokenizer;
 pub use third_party::{ExpectedModel, connect_third_party};
 pub use verify::{DraftVerdict, VerifyAbilities, VerifyMethod, VerifyRequest};
 pub use verifying::VerifyingEngine;
 pub(crate) use verifying::cannot_forget;
+pub(crate) use words::engine_words;
 pub(crate) use worker_engine::EngineLimits;
 pub use worker_engine::WorkerEngine;

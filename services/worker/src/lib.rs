@@ -74,7 +74,7 @@ pub use engine::{
     VerifyRequest, VerifyingEngine, WorkerEngine, connect_third_party,
 };
 pub use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
-pub use service::WorkerHandle;
+pub use service::{EngineWait, WorkerHandle, WorkerListener};
 
 /// The services and the engine that a worker depends on.
 pub struct Dependencies {
@@ -114,11 +114,25 @@ pub(crate) struct StartState {
 /// # Errors
 /// The listener cannot be opened, a metric name is taken, or the system provides no threads or randomness.
 pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<WorkerServer> {
-    start_in(config, with, StartState::default()).await
+    let listener = WorkerListener::open(&config, &with.auth, &with.metrics)?;
+    start_at(listener, config, with).await
 }
 
-/// As [`start`], in a state.
+/// As [`start`], at a listener that is open already.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_at(
+    listener: WorkerListener,
+    config: WorkerConfig,
+    with: Dependencies,
+) -> anyhow::Result<WorkerServer> {
+    start_in(listener, config, with, StartState::default()).await
+}
+
+/// As [`start_at`], in a state.
 async fn start_in(
+    listener: WorkerListener,
     config: WorkerConfig,
     with: Dependencies,
     state: StartState,
@@ -203,13 +217,9 @@ async fn start_in(
             shared: shared.clone(),
         }),
     };
-    let http = &config.http;
-    let server = config
-        .listen
-        .map(|listen| service::serve(listen, http.clone(), handle.clone(), &with.metrics))
-        .transpose()?;
+    let (server, incarnation) = listener.serve(handle.clone());
     let leaving = Arc::new(Notify::new());
-    let heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
+    let heartbeats = Heartbeats::new(handle.clone(), with.scheduler, incarnation);
     // The first one is sent here, so that the scheduler knows a worker that has started.
     let heartbeats = heartbeats.start(leaving.clone()).await;
     Ok(WorkerServer {

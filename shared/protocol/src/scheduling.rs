@@ -219,8 +219,11 @@ pub struct Heartbeat {
     /// seen a higher epoch, so a scheduler has to go on above this one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub epoch_seen: u64,
-    /// Whether it drains, so that it takes no new chunks.
+    /// Whether it takes no new chunks: it drains, or its engine is away.
     pub draining: bool,
+    /// Why it takes none, in words for people. `None`: it takes chunks, or it is of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
     /// Whether this is its last report: it has ended, and the scheduler forgets it at once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaves: bool,
@@ -298,6 +301,9 @@ pub struct WorkerReport {
     pub max_running: u32,
     /// It takes no new chunks.
     pub draining: bool,
+    /// Why it takes none, if it says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
     /// A chunk failed there, and it has neither reported nor completed one since.
     pub suspect: bool,
     /// Milliseconds since its last heartbeat.
@@ -340,6 +346,12 @@ pub struct ServedModel {
     pub max_context: u32,
     /// Number of live workers that serve it.
     pub workers: u32,
+    /// Number of them that take new chunks. `None` from a scheduler of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open: Option<u32>,
+    /// Why one of the others takes none, in words for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
     /// Whether the engines of all of them hold outputs to a form by the grammars of this project.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub compiles_forms: bool,

@@ -325,6 +325,7 @@ fn formats() -> Vec<Format> {
                 running: vec![LeaseId(1), LeaseId(2)],
                 epoch_seen: 3,
                 draining: false,
+                trouble: None,
                 leaves: false,
                 compiles_forms: true,
                 eagle3: Some(Eagle3Report {
@@ -360,6 +361,8 @@ fn formats() -> Vec<Format> {
                 tokenizer: "ab12".into(),
                 max_context: 4_096,
                 workers: 2,
+                open: None,
+                trouble: None,
                 compiles_forms: true,
             }],
         ),
@@ -372,6 +375,7 @@ fn formats() -> Vec<Format> {
                 running: 2,
                 max_running: 16,
                 draining: false,
+                trouble: None,
                 suspect: false,
                 silent_ms: 120,
                 kv: Some(KvUse {

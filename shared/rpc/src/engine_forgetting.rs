@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::{ApiError, TenantId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::scheduler::Scheduler;
 use crate::worker::Workers;
@@ -18,7 +18,7 @@ pub struct Engines<'a> {
 }
 
 /// The erasure of a tenant at the engines.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EnginesForgotten {
     /// The engine of each worker that reports to the scheduler. One that is away is not here.
     pub workers: Vec<EngineForgotten>,
@@ -28,7 +28,7 @@ pub struct EnginesForgotten {
 }
 
 /// The erasure of a tenant at one engine.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EngineForgotten {
     /// The name of its worker.
     pub worker: String,

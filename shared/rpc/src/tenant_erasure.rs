@@ -3,7 +3,7 @@
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{EraseReply, EraseRequest, ExportCursor, ExportRequest};
 use refrain_protocol::usage::{EraseUsageReply, EraseUsageRequest};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::engine_forgetting::{Engines, EnginesForgotten};
 use crate::store_admin::StoreAdmin;
@@ -13,7 +13,7 @@ use crate::usage_store::UsageReplica;
 const PAGE_TOKENS: u32 = 512 << 10;
 
 /// An erasure, with its proof.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Erasure {
     /// The tenant, if the erasure was of one tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +79,7 @@ impl Erasure {
 }
 
 /// The erasure of a tenant's usage in one store.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UsageErased {
     /// The store.
     pub store: String,

@@ -46,12 +46,24 @@ const ERASE_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// JSON.
 pub struct HttpUsageStore {
     client: MeshClient,
+    rows_path: &'static str,
 }
 
 impl HttpUsageStore {
     /// Creates a client of the store that `client` calls.
     pub fn new(client: MeshClient) -> Self {
-        HttpUsageStore { client }
+        HttpUsageStore {
+            client,
+            rows_path: "/internal/v1/usage/rows",
+        }
+    }
+
+    /// Creates a client of an operator, whose calls a gateway passes on. It reads and erases, and records nothing.
+    pub fn of_operator(client: MeshClient) -> Self {
+        HttpUsageStore {
+            client,
+            rows_path: "/admin/v1/usage/rows",
+        }
     }
 }
 
@@ -67,7 +79,7 @@ impl UsageStore for HttpUsageStore {
 
     async fn usage_rows(&self, request: UsageRowsRequest) -> Result<UsageRowsReply, ApiError> {
         let timeout = self.client.timeout();
-        post(&self.client, "/internal/v1/usage/rows", &request, timeout).await
+        post(&self.client, self.rows_path, &request, timeout).await
     }
 
     async fn erase_usage(&self, request: EraseUsageRequest) -> Result<EraseUsageReply, ApiError> {

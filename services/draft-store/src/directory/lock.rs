@@ -76,6 +76,19 @@ impl DirectoryLock {
     }
 }
 
+/// Whether a process serves the store in `dir` now. A store that starts meanwhile waits for the moment that this
+/// takes.
+///
+/// # Errors
+/// The directory may not be read.
+pub fn is_in_use(dir: &Path) -> std::io::Result<bool> {
+    match File::open(dir.join(LOCK)) {
+        Ok(file) => Ok(file.try_lock_shared().is_err()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Makes the directory private to its owner, since outputs of models are nobody else's to read.
 fn restrict(dir: &Path) -> Result<(), LogError> {
     let failed = |error: std::io::Error| refused("restrict", dir, &error);

@@ -8,6 +8,8 @@ import { count, seconds, short } from "./format.js";
 function stateOf(worker) {
   if (worker.silent_ms > 3_000) return ["silent", `Silent for ${seconds(worker.silent_ms / 1000)}`];
   if (worker.state?.pause) return ["drains", `Paused, ${count(worker.state.held)} held`];
+  // A worker that takes nothing says why, and a drain is the usual reason.
+  if (worker.draining && worker.trouble && !worker.trouble.startsWith("drain")) return ["silent", worker.trouble];
   if (worker.draining) return ["drains", worker.running > 0 ? "Drains" : "Drained"];
   if (worker.suspect) return ["silent", "A chunk failed"];
   return ["works", "Works"];

@@ -73,6 +73,7 @@ impl FakeFleet {
             running: 1,
             max_running: 4,
             draining,
+            trouble: None,
             suspect: false,
             silent_ms: 10,
             state: None,

@@ -271,6 +271,8 @@ impl Scheduler for FakeMesh {
             tokenizer,
             max_context: 256,
             workers: script.workers,
+            open: None,
+            trouble: None,
             compiles_forms: script.compiles_forms,
         }])
     }

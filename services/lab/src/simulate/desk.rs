@@ -156,6 +156,7 @@ impl Desk {
             running: state.running,
             epoch_seen: 0,
             draining: false,
+            trouble: None,
             leaves: false,
             compiles_forms: false,
             eagle3: None,

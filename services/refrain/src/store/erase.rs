@@ -1,5 +1,7 @@
 //! Erases documents for good, or everything that is kept of a tenant, and proves it by reading again.
 
+use std::time::Duration;
+
 use anyhow::{bail, ensure};
 use clap::Args;
 use refrain_protocol::ApiError;
@@ -7,10 +9,14 @@ use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_rpc::{
     EngineForgotten, Engines, Erasure, HttpScheduler, HttpWorkers, OtherPlaces, UsageErased,
 };
+use refrain_service_kit::http::MeshClient;
 
 use crate::command::print;
 
 use super::target::{Access, Target, TargetArgs};
+
+/// How long an erasure may take that rewrites logs and segments.
+const EVERYTHING_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 #[derive(Args)]
 pub(super) struct EraseArgs {
@@ -67,6 +73,9 @@ pub(super) async fn run(args: EraseArgs) -> anyhow::Result<()> {
 }
 
 async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
+    if let (Target::Up(_, client), true) = (target, args.everything) {
+        return erase_everything(args, client).await;
+    }
     let request = EraseRequest {
         tenant: args.tenant.clone(),
         model: args.model.clone(),
@@ -93,6 +102,18 @@ async fn erase(args: &EraseArgs, target: &Target) -> Result<Erasure, ApiError> {
     };
     let others = args.everything.then_some(others);
     Erasure::carry_out(target.store(), request, others).await
+}
+
+/// Has a running `refrain up` erase everything of a tenant, since it alone reaches its engines.
+async fn erase_everything(args: &EraseArgs, client: &MeshClient) -> Result<Erasure, ApiError> {
+    if args.quarantines {
+        let message =
+            "erase --quarantines and --everything one after the other while `refrain up` runs";
+        return Err(ApiError::invalid("quarantines", message));
+    }
+    let body = serde_json::json!({"tenant": args.tenant, "everything": true});
+    let timeout = Some(EVERYTHING_TIMEOUT);
+    client.post_json("/admin/erasures", &body, timeout).await
 }
 
 fn lines(erasure: &Erasure) -> String {

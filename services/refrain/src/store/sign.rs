@@ -8,7 +8,7 @@ use refrain_protocol::Namespace;
 use refrain_service_kit::mesh::{NamespaceSigner, token_of};
 
 use crate::config::MeshFile;
-use crate::roles::model_files;
+use crate::model_files::model_files;
 
 /// Arguments of `refrain store sign`.
 #[derive(Args, Clone, Default)]

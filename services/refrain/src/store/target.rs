@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use refrain_draft_store::{ClosedStore, DraftStoreConfig, DraftStoreServer};
 use refrain_rpc::{HttpStoreAdmin, HttpUsageStore, StoreAdmin, UsageReplica, UsageStore};
@@ -14,6 +14,7 @@ use refrain_service_kit::telemetry::Metrics;
 
 use super::replicas::{Replica, Replicas};
 use crate::config::{MeshFile, Role};
+use crate::local_operator;
 
 /// Deadline of a call. A batch of an import waits for one commit.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -40,7 +41,8 @@ pub(crate) struct TargetArgs {
     /// Configuration file with the draft store's address and the mesh's secret.
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
-    /// Directory of a store that is not running.
+    /// Directory of a store that is not running, or of a `refrain up` that is. The command goes through its
+    /// operations listener then [default: refrain-data, if none of the others is named].
     #[arg(long, conflicts_with_all = ["url", "cluster", "config"])]
     pub(crate) data_dir: Option<PathBuf>,
 }
@@ -62,6 +64,8 @@ pub(crate) enum Target {
     Opened(Box<dyn StoreAdmin>, DraftStoreServer),
     /// Replicas of one or several shards.
     Replicas(Replicas),
+    /// That of a running `refrain up`, which passes the calls of its operator on.
+    Up(HttpStoreAdmin, MeshClient),
 }
 
 impl TargetArgs {
@@ -111,6 +115,20 @@ impl TargetArgs {
 impl Target {
     /// Opens the store that the arguments name.
     pub(crate) async fn open(args: &TargetArgs, access: Access) -> anyhow::Result<Self> {
+        if args.url.is_none() && args.cluster.is_empty() && args.config.is_none() {
+            let default = DraftStoreConfig::default().data_dir;
+            let dir = args.data_dir.as_ref().unwrap_or(&default);
+            if let Some(up) = local_operator::find(dir)? {
+                let client = MeshClient::of_operator(&up.url, &up.token, TIMEOUT)?;
+                return Ok(Target::Up(HttpStoreAdmin::new(client.clone()), client));
+            }
+            ensure!(
+                args.data_dir.is_some(),
+                "no `refrain up` with an operator of its own runs in {}: name the store with --url, --cluster, --config \
+                 or --data-dir",
+                dir.display()
+            );
+        }
         if let Some(dir) = &args.data_dir {
             return match access {
                 Access::Read => {
@@ -143,7 +161,9 @@ impl Target {
             _ if !cluster.is_empty() => String::new(),
             (Some(url), _) => url.clone(),
             (None, Some((listen, scheme))) => format!("{scheme}://{listen}"),
-            (None, None) => bail!("name the store with --url, --cluster, --config or --data-dir"),
+            (None, None) => {
+                bail!("--config names no store: set draft_store.listen or urls.draft_stores there")
+            }
         };
         let cluster = cluster.to_vec();
         let credentials = args.credentials(file.as_ref())?;
@@ -162,6 +182,7 @@ impl Target {
             Target::Store(store, _) => &**store,
             Target::Opened(store, _) => &**store,
             Target::Replicas(replicas) => replicas,
+            Target::Up(store, _) => store,
         }
     }
 
@@ -177,6 +198,7 @@ impl Target {
             Target::Store(_, usage) => one(usage.clone()),
             Target::Opened(_, running) => one(Arc::new(running.handle())),
             Target::Replicas(replicas) => replicas.iter().map(Replica::usage).collect(),
+            Target::Up(_, client) => one(Arc::new(HttpUsageStore::of_operator(client.clone()))),
         }
     }
 

@@ -125,6 +125,11 @@ fn edit(path: &Path, mut act: TenantAct) -> anyhow::Result<Option<String>> {
     new.persist(path).with_context(name)?;
     let folder = File::open(folder.unwrap_or(Path::new("."))).with_context(name)?;
     folder.sync_all().with_context(name)?;
+    // A key that no gateway knows is refused, and its owner would not see why.
+    eprintln!(
+        "{0} is written; gateways with gateway.tenants_file = {0:?} take it over",
+        path.display()
+    );
     Ok(key.map(|key| key.key))
 }
 

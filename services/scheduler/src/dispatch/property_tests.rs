@@ -164,6 +164,7 @@ pub(super) fn beat(
         running,
         epoch_seen: 0,
         draining: false,
+        trouble: None,
         leaves: false,
         compiles_forms: false,
     }

@@ -41,12 +41,14 @@ refrain_service_kit::label_values! {
 }
 
 impl LeaseRefusal {
-    /// The error for `request`. `turn_in_ms` estimates how long a new attempt would wait for its turn.
+    /// The error for `request`. `turn_in_ms` estimates how long a new attempt would wait for its turn. `trouble` says
+    /// why no worker of the model takes chunks.
     pub(super) fn error(
         self,
         request: &LeaseRequest,
         config: &SchedulerConfig,
         turn_in_ms: u64,
+        trouble: Option<String>,
     ) -> ApiError {
         let model = &request.namespace.namespace.model;
         let (kind, code, message) = match self {
@@ -93,15 +95,7 @@ impl LeaseRefusal {
             LeaseRefusal::NoWorker => (
                 ErrorKind::Unavailable,
                 "no_worker",
-                format!(
-                    "no live worker of model {model} can take a context of {} tokens{}; try again later",
-                    request.context_tokens,
-                    match request.exclude.len() {
-                        0 => String::new(),
-                        excluded =>
-                            format!(", not counting {excluded} on which this request failed"),
-                    }
-                ),
+                no_worker(request, trouble),
             ),
             LeaseRefusal::ExcludeLimit => {
                 let excluded = request.exclude.len();
@@ -136,6 +130,23 @@ impl LeaseRefusal {
             .with_code(code)
             .with_retry_after_ms(retry_after_ms)
     }
+}
+
+fn no_worker(request: &LeaseRequest, trouble: Option<String>) -> String {
+    let model = &request.namespace.namespace.model;
+    if let Some(trouble) = trouble {
+        return format!(
+            "no worker of model {model} takes requests now ({trouble}); try again later"
+        );
+    }
+    let excluded = match request.exclude.len() {
+        0 => String::new(),
+        excluded => format!(", not counting {excluded} on which this request failed"),
+    };
+    format!(
+        "no live worker of model {model} can take a context of {} tokens{excluded}; try again later",
+        request.context_tokens
+    )
 }
 
 /// A 503 error with a short retry hint.

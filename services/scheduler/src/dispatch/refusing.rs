@@ -98,7 +98,8 @@ impl Dispatch {
     ) -> DispatchEffect {
         let pool = PoolKey::of_request(request);
         let turn_in_ms = self.turn_in_ms(&pool, request.class);
-        let error = refusal.error(request, &self.config, turn_in_ms);
+        let trouble = self.workers.trouble(&pool);
+        let error = refusal.error(request, &self.config, turn_in_ms, trouble);
         DispatchEffect::Reject {
             call,
             error,

@@ -95,6 +95,7 @@ impl Script {
                     requests.split(',').map(|r| self.lease_of(r)).collect()
                 }),
                 draining: given.contains_key("drains"),
+                trouble: given.get("trouble").map(|why| (*why).to_owned()),
                 leaves: given.contains_key("leaves"),
                 compiles_forms: given.contains_key("forms"),
                 eagle3: given.get("eagle3").map(|length| Eagle3Report {

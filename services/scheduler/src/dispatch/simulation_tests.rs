@@ -145,6 +145,7 @@ impl Rollout {
                 running: Vec::new(),
                 epoch_seen: 0,
                 draining: false,
+                trouble: None,
                 leaves: false,
                 compiles_forms: false,
                 eagle3: None,

@@ -15,6 +15,8 @@ use crate::placement::PoolLoad;
 const NAME_BYTES_MAX: usize = 512;
 /// Longest URL of a worker, bytes.
 const URL_BYTES_MAX: usize = 2_048;
+/// Longest reason of a worker for taking no chunks, bytes.
+const TROUBLE_BYTES_MAX: usize = 2_048;
 /// Most chunks that a worker may run at once. It bounds the leases of one heartbeat; engines run far fewer.
 const WORKER_RUNNING_MAX: u32 = 4_096;
 
@@ -441,6 +443,18 @@ impl WorkerTable {
         fallback.eagle3.filter(|_| same_text && is_open)
     }
 
+    /// Why no worker of the pool takes chunks, as one of them says. `None` if one takes them, or none says why.
+    pub(super) fn trouble(&self, pool: &PoolKey) -> Option<String> {
+        if self.members(pool).any(|(_, worker)| worker.is_open()) {
+            return None;
+        }
+        let mut troubles = self.members(pool).filter_map(|(_, worker)| {
+            let trouble = worker.heartbeat.trouble.as_ref()?;
+            Some(format!("worker {}: {trouble}", worker.heartbeat.worker))
+        });
+        troubles.next()
+    }
+
     pub(super) fn serves(&self, pool: &PoolKey) -> bool {
         self.pools.contains_key(pool)
     }
@@ -458,10 +472,17 @@ impl WorkerTable {
                     tokenizer: heartbeat.tokenizer.clone(),
                     max_context: 0,
                     workers: 0,
+                    open: Some(0),
+                    trouble: None,
                     compiles_forms: true,
                 });
             served.max_context = served.max_context.max(heartbeat.max_context);
             served.workers += 1;
+            if worker.is_open() {
+                served.open = served.open.map(|open| open + 1);
+            } else if served.trouble.is_none() {
+                served.trouble.clone_from(&heartbeat.trouble);
+            }
             served.compiles_forms &= heartbeat.compiles_forms;
         }
         models.into_values().collect()
@@ -478,6 +499,7 @@ impl WorkerTable {
                 running: worker.running(),
                 max_running: heartbeat.max_running,
                 draining: heartbeat.draining,
+                trouble: heartbeat.trouble.clone(),
                 suspect: worker.suspect_since_ms.is_some(),
                 silent_ms: now_ms.saturating_sub(worker.reported_ms),
                 kv: heartbeat.kv.as_ref().map(|kv| KvUse {
@@ -528,6 +550,11 @@ fn check(heartbeat: &Heartbeat) -> Result<(), ApiError> {
     if fallback_bytes > NAME_BYTES_MAX {
         let fault = format!("fallback has {fallback_bytes} bytes; send at most {NAME_BYTES_MAX}");
         return refused("fallback", fault);
+    }
+    let trouble_bytes = heartbeat.trouble.as_ref().map_or(0, String::len);
+    if trouble_bytes > TROUBLE_BYTES_MAX {
+        let fault = format!("trouble has {trouble_bytes} bytes; send at most {TROUBLE_BYTES_MAX}");
+        return refused("trouble", fault);
     }
     let held = heartbeat.kv.as_ref().and_then(|kv| kv.held.as_ref());
     let held = held.map_or(0, Vec::len);

@@ -130,6 +130,7 @@ fn beat(running: Vec<LeaseId>) -> Heartbeat {
         running,
         epoch_seen: 0,
         draining: false,
+        trouble: None,
         leaves: false,
         compiles_forms: false,
     }

@@ -31,7 +31,7 @@ use super::metrics::{AdoptionFamilies, AdoptionOutcome};
 use super::record;
 use crate::config::WorkerConfig;
 use crate::engine::ExpectedModel;
-use crate::{Dependencies, StartState, start_in};
+use crate::{Dependencies, StartState, WorkerListener, start_in};
 
 /// Pauses between attempts to reach an engine that an earlier process had adopted.
 const ATTEMPT_PAUSE_MIN: Duration = Duration::from_millis(250);
@@ -308,7 +308,10 @@ impl AdopterParts {
             config.listen.map(|listen| listen.port()),
             config.advertise_url.clone(),
         );
-        let server = start_in(config, with, state).await.map_err(not_started)?;
+        let listener = WorkerListener::open(&config, &with.auth, &with.metrics);
+        let listener = listener.map_err(not_started)?;
+        let server = start_in(listener, config, with, state);
+        let server = server.await.map_err(not_started)?;
         let driven = DrivenEngine {
             handle: server.handle(),
             server,

@@ -64,6 +64,10 @@ impl VerifyingEngine for HttpEngine {
         &self.capabilities
     }
 
+    fn url(&self) -> Option<&str> {
+        Some(self.client.base_url())
+    }
+
     fn grammars(&self) -> Option<Arc<GrammarCompiler>> {
         self.grammars.clone()
     }

@@ -196,6 +196,11 @@ pub trait StreamingEngine: Send + Sync {
     /// The capabilities of the engine. They do not change while it lives.
     fn capabilities(&self) -> &StreamingCapabilities;
 
+    /// Its URL, if it is in another process.
+    fn url(&self) -> Option<&str> {
+        None
+    }
+
     /// Checks that the engine is reachable and still matches its capabilities.
     ///
     /// # Errors

@@ -98,8 +98,7 @@ pub async fn connect_third_party(
     let able = dialect.capabilities();
     let capabilities = StreamingCapabilities {
         model: expected.model,
-        // A text-only dialect prefixes the identity, because its token ids come from our own tokenizer.
-        tokenizer: format!("{}{}", able.tokenizer, expected.tokenizer.identity()),
+        tokenizer: tokenizer_identity(&able, &expected.tokenizer),
         max_context,
         ..able
     };
@@ -120,6 +119,24 @@ pub async fn connect_third_party(
         engine.abilities = engine.probe_abilities(&expected.tokenizer).await?;
     }
     Ok(WorkerEngine::Streaming(Arc::new(engine)))
+}
+
+/// The identity of the tokenizer in the namespaces of an engine. A text-only dialect prefixes it, because its
+/// token ids come from our own tokenizer.
+fn tokenizer_identity(able: &StreamingCapabilities, tokenizer: &Tokenizer) -> String {
+    format!("{}{}", able.tokenizer, tokenizer.identity())
+}
+
+/// The identity of the tokenizer that an engine of this configuration will have.
+///
+/// # Errors
+/// The configuration is of no third-party engine.
+pub(crate) fn expected_tokenizer(
+    config: &EngineConfig,
+    expected: &ExpectedModel,
+) -> Result<String, ApiError> {
+    let able = dialect(config, expected)?.capabilities();
+    Ok(tokenizer_identity(&able, &expected.tokenizer))
 }
 
 /// The wire format of the configured kind of engine.
@@ -221,6 +238,10 @@ impl ThirdPartyEngine {
 impl StreamingEngine for ThirdPartyEngine {
     fn capabilities(&self) -> &StreamingCapabilities {
         &self.capabilities
+    }
+
+    fn url(&self) -> Option<&str> {
+        Some(self.client.base_url())
     }
 
     async fn confirm(&self) -> Result<(), ApiError> {

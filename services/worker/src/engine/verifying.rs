@@ -22,6 +22,11 @@ pub trait VerifyingEngine: Send + Sync {
         None
     }
 
+    /// Its URL, if it is in another process.
+    fn url(&self) -> Option<&str> {
+        None
+    }
+
     /// Checks that the engine is reachable and still matches its capabilities.
     ///
     /// # Errors

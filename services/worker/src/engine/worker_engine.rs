@@ -60,6 +60,14 @@ impl WorkerEngine {
         }
     }
 
+    /// Its URL, if it is in another process.
+    pub(crate) fn url(&self) -> Option<&str> {
+        match self {
+            WorkerEngine::Verifying(engine) => engine.url(),
+            WorkerEngine::Streaming(engine) => engine.url(),
+        }
+    }
+
     /// Whether the engine compiles forms of outputs by the grammars of this project.
     pub(crate) fn compiles_forms(&self) -> bool {
         match self {

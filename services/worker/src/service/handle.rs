@@ -25,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::ordered_drain::OrderedDrain;
 use crate::chunk::{ActiveChunk, Admission, Command};
-use crate::engine::{WorkerEngine, cannot_forget};
+use crate::engine::{WorkerEngine, cannot_forget, engine_words};
 use crate::metrics::{ContextOrigin, RejectionLimit};
 use crate::routing::{DraftSettings, HeadReports, drafts_from_indexes};
 use crate::running::{ActiveRequest, RunningForm, Sources};
@@ -71,7 +71,9 @@ impl WorkerHandle {
         } else if self.parts.commands.is_closed() {
             Err("the decode loop has stopped".into())
         } else if !self.parts.shared.engine_ready.load(Ordering::Relaxed) {
-            Err("the engine does not answer".into())
+            let is_configured = !self.parts.shared.config.adoption.is_on();
+            let engine = engine_words(self.parts.engine.url(), is_configured);
+            Err(format!("{engine} does not answer"))
         } else {
             // A worker whose clock is off refuses the signatures of gateways.
             self.parts.auth.clocks().readiness()

@@ -17,7 +17,7 @@ use crate::routing::fallback_worker;
 /// How long before a heartbeat the engine is asked for what the heartbeat reports.
 const CHECK_LEAD_MAX: Duration = Duration::from_millis(100);
 /// Shortest interval between heartbeats, whatever the scheduler asks for.
-const INTERVAL_MIN: Duration = Duration::from_millis(20);
+pub(super) const INTERVAL_MIN: Duration = Duration::from_millis(20);
 
 /// Sends the heartbeats of a worker.
 pub(crate) struct Heartbeats {
@@ -37,16 +37,16 @@ impl Heartbeats {
     pub(crate) fn new(
         worker: WorkerHandle,
         scheduler: Arc<dyn Scheduler>,
-    ) -> Result<Self, ApiError> {
-        let incarnation = refrain_service_kit::random::u128()? as u64;
-        Ok(Heartbeats {
+        incarnation: u64,
+    ) -> Self {
+        Heartbeats {
             worker,
             scheduler,
             incarnation,
             engine: Arc::default(),
             scheduler_fails: false,
             leaves: false,
-        })
+        }
     }
 
     /// Sends a heartbeat with what is known of the engine. Returns the pause before the next one.
@@ -57,6 +57,7 @@ impl Heartbeats {
         }
         parts.shared.parking.expire();
         let served = parts.engine.served();
+        let trouble = self.worker.readiness().err();
         let config = &parts.shared.config;
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
@@ -73,7 +74,8 @@ impl Heartbeats {
             running: parts.admission.leases(),
             epoch_seen: parts.admission.epoch_seen(),
             // A worker whose engine is away takes no new chunks, but keeps its leases.
-            draining: self.worker.readiness().is_err(),
+            draining: trouble.is_some(),
+            trouble: trouble.map(|why| sent_trouble(&why)),
             leaves: self.leaves,
             compiles_forms: parts.engine.compiles_forms(),
         };
@@ -151,4 +153,12 @@ async fn until(due: Instant, pause: Duration, engine: &EngineNews) {
     tokio::time::sleep_until(due - CHECK_LEAD_MAX.min(pause / 2)).await;
     engine.wanted.notify_one();
     tokio::time::sleep_until(due).await;
+}
+
+/// Longest reason that a heartbeat carries, characters.
+const TROUBLE_CHARS_MAX: usize = 500;
+
+/// A reason as heartbeats carry it.
+pub(super) fn sent_trouble(why: &str) -> String {
+    why.chars().take(TROUBLE_CHARS_MAX).collect()
 }

@@ -1,7 +1,6 @@
 //! The worker's internal listener.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::HttpResponse;
@@ -15,14 +14,14 @@ use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Worker, decode_chunk};
 use refrain_service_kit::http::{
-    HttpResult, ListenerConfig, RawBody, RouteRoles, ServeOptions, Server, get, mesh_only, post,
-    serve as listen_on,
+    HttpResult, ListenerConfig, RawBody, Readiness, RouteRoles, ServeOptions, Server, get,
+    mesh_only, post, serve as listen_on,
 };
-use refrain_service_kit::mesh::MeshRole;
+use refrain_service_kit::mesh::{MeshAuth, MeshRole};
 use refrain_service_kit::telemetry::Metrics;
 
-use super::handle::WorkerHandle;
 use super::keep_alive::KeepAlive;
+use super::late_worker::LateWorker;
 use crate::engine::WorkerEngine;
 
 /// Maximum number of connections: one per running chunk of many gateways, and some for metrics.
@@ -46,7 +45,9 @@ const ROLES: &RouteRoles = &[
 pub(crate) fn serve(
     listen: SocketAddr,
     http: ListenerConfig,
-    worker: WorkerHandle,
+    worker: LateWorker,
+    auth: &MeshAuth,
+    readiness: Readiness,
     metrics: &Metrics,
 ) -> anyhow::Result<Server> {
     let options = ServeOptions {
@@ -57,40 +58,35 @@ pub(crate) fn serve(
         connections_max: CONNECTIONS_MAX,
         http,
     };
-    let ready = worker.clone();
-    listen_on(
-        options,
-        metrics,
-        Arc::new(move || ready.readiness()),
-        move |app| {
-            app.app_data(Data::new(worker.clone()))
-                .service(get("/engine_metrics", engine_metrics))
-                .service(
-                    web::scope("/internal/v1")
-                        .wrap(mesh_only(worker.parts.auth.clone(), ROLES))
-                        .service(post("/chunk", chunk))
-                        .service(post("/cut", cut))
-                        .service(post("/drain", drain))
-                        .service(post("/order", order))
-                        .service(post("/forget", forget)),
-                );
-        },
-    )
+    let auth = auth.clone();
+    listen_on(options, metrics, readiness, move |app| {
+        app.app_data(Data::new(worker.clone()))
+            .service(get("/engine_metrics", engine_metrics))
+            .service(
+                web::scope("/internal/v1")
+                    .wrap(mesh_only(auth.clone(), ROLES))
+                    .service(post("/chunk", chunk))
+                    .service(post("/cut", cut))
+                    .service(post("/drain", drain))
+                    .service(post("/order", order))
+                    .service(post("/forget", forget)),
+            );
+    })
 }
 
-async fn chunk(worker: Data<WorkerHandle>, RawBody(body): RawBody) -> HttpResult<HttpResponse> {
+async fn chunk(worker: Data<LateWorker>, RawBody(body): RawBody) -> HttpResult<HttpResponse> {
     let request = decode_chunk(&body)?;
     drop(body);
     let alive_within = request.alive_within_ms.map(Duration::from_millis);
-    let events = worker.chunk(request).await?;
+    let events = worker.get()?.chunk(request).await?;
     Ok(HttpResponse::Ok()
         .content_type("application/x-ndjson")
         .streaming(KeepAlive::new(events.map(line), alive_within)))
 }
 
 /// Serves the engine's own metrics, so that a scraper of this listener need not reach the engine.
-async fn engine_metrics(worker: Data<WorkerHandle>) -> HttpResult<HttpResponse> {
-    let page = match &worker.parts.engine {
+async fn engine_metrics(worker: Data<LateWorker>) -> HttpResult<HttpResponse> {
+    let page = match &worker.get()?.parts.engine {
         WorkerEngine::Streaming(engine) => engine.metrics().await?,
         WorkerEngine::Verifying(_) => {
             let message = "this worker's engine is a service of the mesh; scrape its own /metrics";
@@ -102,26 +98,26 @@ async fn engine_metrics(worker: Data<WorkerHandle>) -> HttpResult<HttpResponse> 
         .body(page))
 }
 
-async fn cut(worker: Data<WorkerHandle>, cut: Json<ChunkCut>) -> HttpResult<Json<()>> {
-    Ok(Json(worker.cut(cut.into_inner()).await?))
+async fn cut(worker: Data<LateWorker>, cut: Json<ChunkCut>) -> HttpResult<Json<()>> {
+    Ok(Json(worker.get()?.cut(cut.into_inner()).await?))
 }
 
-async fn drain(worker: Data<WorkerHandle>, order: Json<WorkerDrain>) -> HttpResult<Json<()>> {
-    Ok(Json(worker.drain(order.into_inner()).await?))
+async fn drain(worker: Data<LateWorker>, order: Json<WorkerDrain>) -> HttpResult<Json<()>> {
+    Ok(Json(worker.get()?.drain(order.into_inner()).await?))
 }
 
 async fn order(
-    worker: Data<WorkerHandle>,
+    worker: Data<LateWorker>,
     order: Json<EngineOrder>,
 ) -> HttpResult<Json<EngineOrderReply>> {
-    Ok(Json(worker.order(order.into_inner()).await?))
+    Ok(Json(worker.get()?.order(order.into_inner()).await?))
 }
 
 async fn forget(
-    worker: Data<WorkerHandle>,
+    worker: Data<LateWorker>,
     order: Json<ForgetTenant>,
 ) -> HttpResult<Json<TenantForgotten>> {
-    Ok(Json(worker.forget_tenant(order.into_inner()).await?))
+    Ok(Json(worker.get()?.forget_tenant(order.into_inner()).await?))
 }
 
 /// An event as a line of JSON.

@@ -102,6 +102,8 @@ pub struct MeshClient {
     pool: Arc<Pool>,
     base_url: Arc<str>,
     timeout: Duration,
+    /// The token of an operator of a gateway, for its admin API.
+    operator_token: Option<Arc<str>>,
     clocks: Option<Clocks>,
     /// When the clock was last sent to this service.
     clock_sent: LastSent,
@@ -131,8 +133,20 @@ impl MeshClient {
             pool: Arc::new(Pool::new(credentials)?),
             base_url: trim(base_url),
             timeout,
+            operator_token: None,
             clocks: None,
             clock_sent: LastSent::default(),
+        })
+    }
+
+    /// Creates a client of a gateway's admin API, whose calls carry the token of an operator and no secret of a mesh.
+    ///
+    /// # Errors
+    /// The HTTP client cannot be built.
+    pub fn of_operator(base_url: &str, token: &str, timeout: Duration) -> anyhow::Result<Self> {
+        Ok(MeshClient {
+            operator_token: Some(token.into()),
+            ..MeshClient::new(base_url, "", timeout)?
         })
     }
 
@@ -268,8 +282,11 @@ impl MeshClient {
         let request = pool
             .http()
             .request(method, format!("{}{path}", self.base_url))
-            .header(MESH_SECRET_HEADER, &*pool.credentials.carried())
             .headers(trace_headers());
+        let request = match &self.operator_token {
+            Some(token) => request.bearer_auth(token),
+            None => request.header(MESH_SECRET_HEADER, &*pool.credentials.carried()),
+        };
         let clocks = self.clocks.as_ref();
         match clocks.and_then(|clocks| clocks.request_header(&self.clock_sent)) {
             Some(value) => request.header(CLOCK_HEADER, value),

@@ -130,6 +130,30 @@ fn without_a_worker_a_request_waits_for_one_to_come_back() {
 }
 
 #[test]
+fn a_request_that_no_worker_takes_is_told_why() {
+    check(
+        "0 beat a drains trouble=its_engine_is_away
+         1 ask 1 acme
+         2 beat b
+         3 ask 2 acme
+         9000 beat a drains trouble=its_engine_is_away
+         9001 beat b drains
+         9002 ask 3 acme not=b
+         18000 beat a drains trouble=its_engine_is_away
+         18001 beat b drains
+         19003 tick",
+        expect![[r#"
+            0 a joined
+            2 b joined
+            2 grant #1 on b after 1 ms
+            9001 end of 1 on b: healed
+            19003 reject #2: 503 no worker of model m takes requests now (worker a: its_engine_is_away); try again later [retry in 10000 ms]
+            19003 reject #3: 503 no worker of model m takes requests now (worker a: its_engine_is_away); try again later [retry in 10000 ms]
+        "#]],
+    );
+}
+
+#[test]
 fn an_excluded_worker_is_avoided_until_it_restarts() {
     check(
         "0 beat a slots=2
@@ -666,6 +690,8 @@ fn the_state_is_readable() {
             tokenizer: "t".into(),
             max_context: 4096,
             workers: 1,
+            open: Some(1),
+            trouble: None,
             compiles_forms: false,
         }]
     );
