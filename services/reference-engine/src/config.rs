@@ -120,7 +120,7 @@ impl Default for EngineConfig {
             max_sessions: 256,
             kv_tokens_max: 65_536,
             kv_pool: KvPoolConfig::default(),
-            form_threads: forms.compile_threads_max,
+            form_threads: forms.threads_max,
             forms_waiting_max: forms.waiting_forms_max,
             form_cache_bytes_max: forms.cached_bytes_max,
             form_states_max: forms.states_max,
@@ -143,7 +143,7 @@ impl EngineConfig {
     /// The limits of the forms of outputs.
     pub(crate) fn form_limits(&self) -> GrammarLimits {
         GrammarLimits {
-            compile_threads_max: self.form_threads,
+            threads_max: self.form_threads,
             waiting_forms_max: self.forms_waiting_max,
             cached_bytes_max: self.form_cache_bytes_max,
             states_max: self.form_states_max,

@@ -2,21 +2,32 @@
 
 use std::sync::Arc;
 
+use llguidance::toktrie::SimpleVob;
 use parking_lot::Mutex;
 
 use crate::GrammarError;
 use crate::matcher::{Layout, Matcher};
+use crate::parser::Parser;
 
 /// A compiled form, or why there is none.
 pub type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
 
 /// A compiled form.
 pub struct CompiledGrammar {
-    /// At its beginning. It is only cloned.
-    pub(crate) start: Arc<Mutex<llguidance::Matcher>>,
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) start: Arc<GrammarStart>,
     /// About the bytes of all of it.
     pub(crate) bytes: usize,
+}
+
+/// What all outputs of a form begin with.
+pub(crate) struct GrammarStart {
+    /// The grammar at its beginning. It is only cloned.
+    pub(crate) parser: Mutex<Parser>,
+    /// The first tokens of its text.
+    pub(crate) first: SimpleVob,
+    pub(crate) layout: Layout,
+    /// Most work of the parser for one output.
+    pub(crate) work_max: u64,
 }
 
 impl CompiledGrammar {
@@ -28,6 +39,6 @@ impl CompiledGrammar {
 
     /// A matcher at the beginning of an output. Matchers share no state, so threads do not wait for each other.
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(self.start.clone(), self.layout.clone())
+        Matcher::new(self.start.clone())
     }
 }

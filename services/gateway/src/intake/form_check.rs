@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use prometheus::IntGauge;
 use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::OutputForm;
-use refrain_protocol::{ApiError, NamespaceId};
+use refrain_protocol::{ApiError, NamespaceId, TenantId};
 use tokio::sync::{Semaphore, TryAcquireError};
 
 use super::rate_limited;
@@ -189,13 +189,14 @@ impl Drop for WaitingForm {
 }
 
 fn check(namespace: NamespaceId, request: &GenerateRequest) -> Result<FormVerdict, ApiError> {
+    let tenant = TenantId::of(&request.tenant);
     let compiles = |form: &OutputForm| {
         let model = &request.model;
         let files = FormModel {
             tokenizer: &model.tokenizer,
             end_tokens: &model.stop_token_ids,
         };
-        model.grammars.check(namespace, form, &files)
+        model.grammars.check(tenant, namespace, form, &files)
     };
     let Some(form) = request.sampling.form.as_deref() else {
         return Ok(FormVerdict::Compiles);

@@ -14,7 +14,7 @@ use refrain_protocol::error::code;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::WorkerDrain;
-use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId, TenantId};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock;
 use refrain_service_kit::drain::Drain;
@@ -221,7 +221,8 @@ impl WorkerParts {
         let grammars = engine.grammars().filter(|_| is_wanted)?;
         // Compiling takes milliseconds where the form is new, on a thread of the compiler.
         let (sender, compiled) = oneshot::channel();
-        grammars.start(namespace, form, move |outcome| {
+        let tenant = TenantId::of(&request.namespace.namespace.tenant);
+        grammars.start(tenant, namespace, form, move |outcome| {
             let _ = sender.send(outcome);
         });
         let grammar = compiled.await.ok()?.ok()?;
