@@ -16,6 +16,7 @@ mod fairness;
 mod fallback;
 mod grammar_drafts;
 mod groups;
+mod hostile_forms;
 mod hostile_http;
 mod kv_pool;
 mod limits;

@@ -31,6 +31,7 @@ use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
 use crate::pool::{KvPool, WeightsIdentity};
 use crate::sampler::Sampler;
 
+use form_pace::FormPace;
 use form_slot::FormSlot;
 use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
@@ -569,7 +570,10 @@ impl EngineCore {
         };
         let grammar = outcome.map_err(|error| form_error(&error))?;
         let matcher = grammar.matcher().with_stops(&spec.sampling.stop_token_ids);
-        let form = SessionForm::new(matcher, start, self.forms_leave);
+        let pace = self
+            .forms_leave
+            .then(|| FormPace::after_first(grammar.first_time()));
+        let form = SessionForm::new(matcher, start, pace);
         Ok(Some(FormSlot::new(form)))
     }
 

@@ -1,6 +1,7 @@
 //! A form that was compiled.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use llguidance::toktrie::SimpleVob;
 use parking_lot::Mutex;
@@ -15,6 +16,8 @@ pub type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
 /// A compiled form.
 pub struct CompiledGrammar {
     pub(crate) start: Arc<GrammarStart>,
+    /// Time that the first mask took.
+    pub(crate) first_time: Duration,
     /// About the bytes of all of it.
     pub(crate) bytes: usize,
 }
@@ -35,6 +38,11 @@ impl CompiledGrammar {
     /// meets, up to [`crate::GrammarLimits::states_max`].
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The time that the first mask took when the form was compiled. Others may take as long.
+    pub fn first_time(&self) -> Duration {
+        self.first_time
     }
 
     /// A matcher at the beginning of an output. Matchers share no state, so threads do not wait for each other.

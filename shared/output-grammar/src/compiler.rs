@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -236,10 +236,11 @@ impl GrammarCompiler {
     }
 }
 
-/// A grammar at its beginning, what may come first, and about its bytes.
+/// A grammar at its beginning, what may come first, the time that it took to find that, and about its bytes.
 struct Start {
     parser: Parser,
     first: SimpleVob,
+    time: Duration,
     bytes: usize,
 }
 
@@ -259,6 +260,7 @@ impl CompileWork {
             .parse(source.grammar.clone())
             .map_err(|message| place::locate(&message, source, |part| self.parse(part).err()))?;
         Ok(CompiledGrammar {
+            first_time: start.time,
             bytes: start.bytes + size_of_val(start.first.as_slice()) + form.text.text_bytes(),
             start: Arc::new(GrammarStart {
                 parser: Mutex::new(start.parser),
@@ -279,11 +281,13 @@ impl CompileWork {
             return Err("cannot go back".to_owned());
         }
         // A grammar without any text is found out by its first mask alone.
+        let began = Instant::now();
         let (parser, first) = Parser::begin(parser)?;
         Ok(Start {
             bytes: parser.bytes(),
             parser,
             first,
+            time: began.elapsed(),
         })
     }
 

@@ -10,15 +10,26 @@ const TOKEN_TIME: Duration = Duration::from_micros(200);
 /// Most time that is saved up.
 const SAVED_MAX: Duration = Duration::from_millis(2);
 
+/// A form whose first mask took longer begins as a slow one.
+const FIRST_TIME_MAX: Duration = Duration::from_millis(5);
+
 /// The time that a form may take in steps. Once it has taken more, its work is done beside the steps until its output
 /// has grown by as many tokens as make up for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct FormPace {
     saved: Duration,
     owed: Duration,
 }
 
 impl FormPace {
+    /// The pace of a form whose first mask took this time.
+    pub(super) fn after_first(time: Duration) -> Self {
+        FormPace {
+            saved: Duration::ZERO,
+            owed: time.saturating_sub(FIRST_TIME_MAX),
+        }
+    }
+
     /// Whether the form has taken more time than it had.
     pub(super) fn is_slow(&self) -> bool {
         !self.owed.is_zero()
@@ -36,6 +47,13 @@ impl FormPace {
     pub(super) fn take(&mut self, taken: Duration) {
         self.owed += taken.saturating_sub(self.saved);
         self.saved = self.saved.saturating_sub(taken);
+    }
+
+    /// Whether a draft has taken enough time of a step, from now on. The rest of the draft is cut, which changes no
+    /// output.
+    pub(super) fn slice(pace: Option<&Self>) -> impl Fn() -> bool + use<> {
+        let until = pace.map(|_| Instant::now() + SAVED_MAX);
+        move || until.is_some_and(|until| Instant::now() >= until)
     }
 
     /// Does work in a step, at this pace if there is one.
@@ -56,7 +74,8 @@ mod tests {
 
     #[test]
     fn a_form_that_takes_more_time_than_it_has_is_slow_until_it_made_up_for_it() {
-        let mut pace = FormPace::default();
+        assert!(FormPace::after_first(FIRST_TIME_MAX * 2).is_slow());
+        let mut pace = FormPace::after_first(FIRST_TIME_MAX);
         pace.earn(3);
         pace.take(TOKEN_TIME * 3);
         assert!(!pace.is_slow());

@@ -95,14 +95,14 @@ pub(super) fn working() -> ApiError {
 }
 
 impl SessionForm {
-    /// With `leaves`, costly work is left to [`SessionForm::prepare`], on another thread.
-    pub(crate) fn new(matcher: Matcher, start: usize, leaves: bool) -> Self {
+    /// With a pace, costly work is left to [`SessionForm::prepare`], on another thread.
+    pub(super) fn new(matcher: Matcher, start: usize, pace: Option<FormPace>) -> Self {
         SessionForm {
             matcher,
             behind: Vec::new(),
             anew: None,
             failure: None,
-            pace: leaves.then(FormPace::default),
+            pace,
             start,
             at_text: 0,
             ahead: HashMap::new(),
@@ -292,9 +292,9 @@ impl SessionForm {
         }
     }
 
-    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too. Returns
-    /// whether it came back. The matcher is at the end of the text again either way, and if it did not come back,
-    /// drafts are cut from then on.
+    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too, as far as the
+    /// time of a step allows. Returns whether it came back. The matcher is at the end of the text again either way, and
+    /// if it did not come back, drafts are cut from then on.
     fn visit(
         &mut self,
         draft: &Draft,
@@ -307,7 +307,9 @@ impl SessionForm {
         self.has_visited = true;
         let len = self.matcher.len();
         let mut pace = self.pace.take();
-        let is_back = FormPace::spend(&mut pace, || self.visit_nodes(draft, wanted, at)).is_ok();
+        let is_over = FormPace::slice(pace.as_ref());
+        let visit = || self.visit_nodes(draft, wanted, &is_over, at);
+        let is_back = FormPace::spend(&mut pace, visit).is_ok();
         self.pace = pace;
         if !is_back {
             // An error of the text itself comes up again at its next token.
@@ -320,6 +322,7 @@ impl SessionForm {
         &mut self,
         draft: &Draft,
         wanted: &dyn Fn(usize) -> bool,
+        is_over: &dyn Fn() -> bool,
         mut at: impl FnMut(Option<usize>, &mut Matcher) -> Result<(), GrammarError>,
     ) -> Result<(), GrammarError> {
         let mut children: Vec<Vec<usize>> = vec![Vec::new(); draft.tokens.len() + 1];
@@ -333,6 +336,9 @@ impl SessionForm {
         while let Some((node, before)) = open.pop() {
             matcher.rollback(matcher.len() - before)?;
             let token = draft.tokens[node];
+            if is_over() {
+                break;
+            }
             if wanted(node) && matcher.advance_while_allowed(&[token])? == 1 {
                 at(Some(node), matcher)?;
                 open.extend(children[node + 1].iter().map(|child| (*child, before + 1)));

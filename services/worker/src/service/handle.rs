@@ -35,6 +35,9 @@ use crate::streaming::StreamContext;
 /// Longest text that is indexed on the thread that received it, tokens: a few milliseconds.
 const INDEXED_HERE_TOKENS_MAX: usize = 4_096;
 
+/// A form whose first mask takes longer brings no drafts: all requests of the batch would wait for them.
+const FORM_TIME_MAX: Duration = Duration::from_millis(20);
+
 /// The worker for callers in this process. Cheap to clone.
 #[derive(Clone)]
 pub struct WorkerHandle {
@@ -226,6 +229,9 @@ impl WorkerParts {
             let _ = sender.send(outcome);
         });
         let grammar = compiled.await.ok()?.ok()?;
+        if grammar.first_time() > FORM_TIME_MAX {
+            return None;
+        }
         let matcher = grammar.matcher();
         Some(RunningForm::new(
             matcher.with_stops(&request.sampling.stop_token_ids),
