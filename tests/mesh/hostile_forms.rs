@@ -1,7 +1,7 @@
 //! One tenant asks for forms that are built to cost much, while another one goes on with its own requests.
 //!
-//! It prints how long the requests of both take. `REFRAIN_HOSTILE_FORMS` sets the number of forms, and
-//! `REFRAIN_HOSTILE_SEED` chooses others.
+//! It prints how long the requests of both take. `REFRAIN_HOSTILE_FORMS` sets the number of forms,
+//! `REFRAIN_HOSTILE_TOKENS` the most tokens of an output, and `REFRAIN_HOSTILE_SEED` chooses other forms.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ const IN_FLIGHT: usize = 16;
 /// Requests of the other tenant before and after the forms.
 const ALONE: usize = 60;
 
-fn hostile_chat(form: &HostileForm) -> Chat {
+fn hostile_chat(form: &HostileForm, tokens: u32) -> Chat {
     let form = match &form.text {
         TextForm::JsonSchema(text) => {
             json!({"json": serde_json::from_str::<Value>(text).unwrap_or_default()})
@@ -30,7 +30,7 @@ fn hostile_chat(form: &HostileForm) -> Chat {
         _ => json!({"json_object": true}),
     };
     let chat = Chat::new("Go on.")
-        .max_tokens(400)
+        .max_tokens(tokens)
         .sampled(1.0, 1)
         .endless();
     chat.set("structured_outputs", form)
@@ -103,7 +103,8 @@ fn check(form: &HostileForm, reply: &Reply) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_forms_of_one_tenant_hold_no_other_up() -> anyhow::Result<()> {
-    let count = number_of("REFRAIN_HOSTILE_FORMS", 36)?;
+    let count = number_of("REFRAIN_HOSTILE_FORMS", 18)?;
+    let tokens = number_of("REFRAIN_HOSTILE_TOKENS", 8)?;
     let forms = hostile_forms(number_of("REFRAIN_HOSTILE_SEED", 3)?, count);
     let mesh = UpMesh::start().await?;
     let attacker = mesh.client();
@@ -123,7 +124,7 @@ async fn hostile_forms_of_one_tenant_hold_no_other_up() -> anyhow::Result<()> {
     let ask = || async {
         let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
         while let Some(form) = forms.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let body = hostile_chat(form).body().to_string();
+            let body = hostile_chat(form, tokens).body().to_string();
             let reply = attacker.post("/v1/chat/completions", body).await?;
             check(form, &reply)?;
             *statuses.entry(reply.status).or_default() += 1;

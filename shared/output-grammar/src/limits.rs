@@ -51,7 +51,7 @@ impl Default for GrammarLimits {
             states_max: 20_000,
             row_items_max: 2_000,
             mask_items_max: 50_000,
-            output_work_max: 2_000_000_000,
+            output_work_max: 300_000_000,
             cached_bytes_max: 64 << 20,
             verdicts_max: 4_096,
             threads_max: 2,
