@@ -132,13 +132,13 @@ impl Jobs {
 
     /// Compiles a form whose turn has come, unless nobody wants it any longer.
     fn run(&self, job: &Job, work: impl FnOnce(&Job) -> Outcome) {
-        let is_wanted = match self.state.lock().forms.get_mut(&job.key) {
-            Some(waiting) => {
-                waiting.has_begun = true;
-                waiting.is_wanted(Instant::now())
-            }
-            None => false,
-        };
+        let mut state = self.state.lock();
+        let waiting = state.forms.get_mut(&job.key);
+        let is_wanted = waiting.is_some_and(|waiting| {
+            waiting.has_begun = true;
+            waiting.is_wanted(Instant::now())
+        });
+        drop(state);
         let outcome = match is_wanted {
             true => std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(job)))
                 .unwrap_or_else(|_| Err(GrammarError::refused("the form cannot be compiled"))),

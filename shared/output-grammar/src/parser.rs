@@ -84,8 +84,8 @@ impl Parser {
             return Err(Failed);
         }
         let (rows, items) = self.counts();
-        let parser = AssertUnwindSafe(&mut self.parser);
-        let done = panic_utils::catch_unwind(AssertUnwindSafe(|| call({ parser }.0)));
+        let parser = &mut self.parser;
+        let done = panic_utils::catch_unwind(AssertUnwindSafe(|| call(parser)));
         let (rows_then, items_then) = self.counts();
         let (rows, items) = (rows_then - rows, items_then - items);
         let work = items.saturating_mul(items) / rows.max(1);

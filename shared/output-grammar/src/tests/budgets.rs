@@ -169,7 +169,7 @@ fn fate(text: &TextForm, seed: usize) -> String {
 
 #[test]
 fn hostile_forms_stay_in_their_budgets_and_meet_the_same_fate_again() {
-    let forms = hostile_forms(7, 54);
+    let forms = hostile_forms(7, 36);
     let mut refused = 0;
     for (seed, hostile) in forms.iter().enumerate() {
         let fates = [fate(&hostile.text, seed), fate(&hostile.text, seed)];
@@ -177,7 +177,7 @@ fn hostile_forms_stay_in_their_budgets_and_meet_the_same_fate_again() {
         refused += usize::from(!fates[0].contains(" tokens, work "));
     }
     // Some are refused and some are not, so both ways are tried.
-    assert!((10..45).contains(&refused), "{refused}");
+    assert!((5..31).contains(&refused), "{refused}");
 }
 
 /// Prints how long each of many forms takes. `REFRAIN_HOSTILE_FORMS` has their number.
