@@ -52,8 +52,8 @@ pub struct EngineConfig {
     pub kv_tokens_max: u64,
     /// Blocks of KV that outlive their sessions.
     pub kv_pool: KvPoolConfig,
-    /// Threads that compile forms of outputs and follow costly ones, beside those of the model. A tenant may have half
-    /// of them.
+    /// Threads that compile forms of outputs and follow costly ones, beside those of the model. A tenant may have
+    /// half of them.
     pub form_threads: usize,
     /// Most forms that wait to be compiled. A tenant may have a quarter of them. The session of a further one is not
     /// opened until there is room.

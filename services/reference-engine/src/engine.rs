@@ -43,8 +43,8 @@ use sessions::{SessionTimes, Sessions};
 pub(crate) use pooling::KV_LOADING;
 pub(crate) use session_form::FORM_WORKING;
 
-/// Time after which a form is given up whose session was to open and was not asked for again. Callers wait a second at
-/// most.
+/// Time after which a form is given up whose session was to open and was not asked for again. Callers wait a second
+/// at most.
 const OPENING_FORM_IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// The results of a step, and the work that it took.

@@ -3,12 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use llguidance::toktrie::SimpleVob;
-use parking_lot::Mutex;
-
 use crate::GrammarError;
-use crate::matcher::{Layout, Matcher};
-use crate::parser::Parser;
+use crate::matcher::{GrammarStart, Matcher};
 
 /// A compiled form, or why there is none.
 pub type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
@@ -20,17 +16,6 @@ pub struct CompiledGrammar {
     pub(crate) first_time: Duration,
     /// About the bytes of all of it.
     pub(crate) bytes: usize,
-}
-
-/// What all outputs of a form begin with.
-pub(crate) struct GrammarStart {
-    /// The grammar at its beginning. It is only cloned.
-    pub(crate) parser: Mutex<Parser>,
-    /// The first tokens of its text.
-    pub(crate) first: SimpleVob,
-    pub(crate) layout: Layout,
-    /// Most work of the parser for one output.
-    pub(crate) work_max: u64,
 }
 
 impl CompiledGrammar {

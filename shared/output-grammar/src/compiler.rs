@@ -17,11 +17,11 @@ use refrain_tokenization::Tokenizer;
 
 use crate::cache::{Cache, CacheSize};
 use crate::cache_key::CacheKey;
-use crate::compiled::{CompiledGrammar, GrammarStart, Outcome};
+use crate::compiled::{CompiledGrammar, Outcome};
 use crate::jobs::{Job, Jobs, Then};
 use crate::lark::Context;
 use crate::limits::GrammarLimits;
-use crate::matcher::Layout;
+use crate::matcher::{GrammarStart, Layout};
 use crate::parser::Parser;
 use crate::source::Source;
 use crate::threads::FormThreads;

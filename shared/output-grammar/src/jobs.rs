@@ -120,8 +120,7 @@ impl Jobs {
         }
     }
 
-    /// Whether a tenant's form finds no room: all of it for a tenant that has none of its forms waiting, and a quarter
-    /// of it for one that has.
+    /// Whether a tenant's form finds no room. A tenant may have a quarter of it.
     fn is_full(&self, state: &State, tenant: TenantId) -> bool {
         let waits = |waiting: &&Waiting| !waiting.has_begun;
         let all = state.forms.values().filter(waits).count();

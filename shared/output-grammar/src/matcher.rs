@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use llguidance::toktrie::SimpleVob;
+use parking_lot::Mutex;
 
-use crate::compiled::GrammarStart;
 use crate::mask::TokenMask;
 use crate::parser::{Failed, Parser};
 use crate::stop::StopSignal;
@@ -45,6 +45,17 @@ pub(crate) struct Layout {
     pub(crate) free_parts: Vec<FreePart>,
     /// The tokens that end an output.
     pub(crate) eos: Vec<TokenId>,
+}
+
+/// The beginning of all outputs of a form.
+pub(crate) struct GrammarStart {
+    /// The grammar at its beginning. It is only cloned.
+    pub(crate) parser: Mutex<Parser>,
+    /// The first tokens of its text.
+    pub(crate) first: SimpleVob,
+    pub(crate) layout: Layout,
+    /// Most work of the parser for one output.
+    pub(crate) work_max: u64,
 }
 
 /// Most tokens that are followed without a mask. Only a mask renews the work that a grammar may take.

@@ -62,7 +62,7 @@ impl Parser {
         self.work
     }
 
-    /// What makes the calls fail from another thread.
+    /// Makes the calls fail from another thread.
     pub(crate) fn cancellation(&self) -> Option<CancellationHandle> {
         self.parser.cancellation_handle()
     }
@@ -90,7 +90,7 @@ impl Parser {
         let (rows, items) = (rows_then - rows, items_then - items);
         let work = items.saturating_mul(items) / rows.max(1);
         self.work = self.work.saturating_add(work);
-        // What a call that was stopped returned is not complete.
+        // A call that was stopped returned nothing complete.
         let is_stopped = self.cancellation().is_some_and(|stop| stop.is_cancelled());
         match done {
             Ok(done) if !is_stopped => Ok(done),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 /// A form that is built to cost much.
 #[derive(Clone, Debug)]
 pub struct HostileForm {
-    /// What multiplies in it.
+    /// The name of its kind, which says where its cost is.
     pub kind: &'static str,
     /// The form.
     pub text: TextForm,

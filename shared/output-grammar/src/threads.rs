@@ -102,7 +102,7 @@ impl FormThreads {
                 state.idle += 1;
                 let waited = self.wake.wait_for(&mut state, IDLE);
                 state.idle -= 1;
-                // What still waits then is of tenants whose threads go on with it.
+                // Tasks that still wait then are of tenants whose threads go on with them.
                 if waited.timed_out() && state.turns.is_empty() {
                     break;
                 }

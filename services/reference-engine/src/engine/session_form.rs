@@ -293,8 +293,8 @@ impl SessionForm {
     }
 
     /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too, as far as the
-    /// time of a step allows. Returns whether it came back. The matcher is at the end of the text again either way, and
-    /// if it did not come back, drafts are cut from then on.
+    /// time of a step allows. Returns whether it came back. The matcher is at the end of the text again either way,
+    /// and if it did not come back, drafts are cut from then on.
     fn visit(
         &mut self,
         draft: &Draft,
@@ -368,8 +368,8 @@ impl SessionForm {
         }
     }
 
-    /// Follows the token that was emitted at `position`. An error comes with the next mask, so that it ends the output
-    /// at the same token whether the step had a draft or not.
+    /// Follows the token that was emitted at `position`. An error comes with the next mask, so that it ends the
+    /// output at the same token whether the step had a draft or not.
     pub(super) fn push(&mut self, position: usize, token: TokenId) {
         if position < self.start {
             return;

@@ -45,7 +45,7 @@ fn an_ambiguous_output_ends_by_its_work_and_always_at_the_same_token() {
         letters_until_a_limit(&mut ambiguous(limits.clone())).0,
         count
     );
-    // What is taken back counts, until the matcher begins anew.
+    // Tokens that are taken back count, until the matcher begins anew.
     let mut matcher = ambiguous(limits);
     let letter = encode("a")[0];
     let output = vec![letter; count - 1];
@@ -126,7 +126,7 @@ fn first_bytes_are_looked_at_within_the_fuel() {
     MODEL.compiler.compile(&form(lark([2, 3, 5]))).unwrap();
 }
 
-/// What became of a form: the bytes of its grammar and the length and work of an output, or why there is none.
+/// The fate of a form: the bytes of its grammar and the length and work of an output, or why there is none.
 fn fate(text: &TextForm, seed: usize) -> String {
     let size = MODEL.tokenizer.vocab_size();
     let limits = GrammarLimits::default();
