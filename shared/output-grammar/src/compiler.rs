@@ -85,7 +85,6 @@ impl GrammarCompiler {
             precompute_large_lexemes: false,
             // Otherwise an error has the text of the output.
             verbose_errors: false,
-            ..ParserLimits::default()
         };
         let threads = FormThreads::new(limits.threads_max);
         Ok(GrammarCompiler {
