@@ -18,6 +18,7 @@ mod fairness;
 mod fallback;
 mod grammar_drafts;
 mod groups;
+mod hostile_forms;
 mod hostile_http;
 mod kv_pool;
 mod limits;

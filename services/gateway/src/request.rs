@@ -422,15 +422,15 @@ impl ParsedRequest {
         if !error.param.as_deref().is_some_and(asks) {
             return error;
         }
+        let place = FormSource::place_of_all(&self.form_sources).to_owned();
         if has_output && error.kind == ErrorKind::InvalidRequest {
-            // The engine took the form, so the client is not at fault.
+            // The form is larger than it seemed. The same request would fail again.
             let message = format!(
-                "the output could not be held to its form: {}",
+                "{place}: the output could not be held to this form: {}",
                 error.message
             );
-            return ApiError::new(ErrorKind::Upstream, message).with_code("output_form");
+            return ApiError::invalid(place, message).with_code("output_form");
         }
-        let place = FormSource::place_of_all(&self.form_sources).to_owned();
         let old = error.param.take().unwrap_or_default();
         let reason = error.message.strip_prefix(&format!("{old}: "));
         error.message = format!("{place}: {}", reason.unwrap_or(&error.message));

@@ -52,10 +52,11 @@ pub struct EngineConfig {
     pub kv_tokens_max: u64,
     /// Blocks of KV that outlive their sessions.
     pub kv_pool: KvPoolConfig,
-    /// Forms of outputs that are compiled at once, on threads of their own beside those of the model.
+    /// Threads that compile forms of outputs and follow costly ones, beside those of the model. A tenant may have
+    /// half of them.
     pub form_threads: usize,
-    /// Most forms that wait to be compiled. A namespace may have a quarter of them. The session of a further one is
-    /// not opened until there is room.
+    /// Most forms that wait to be compiled. A tenant may have a quarter of them. The session of a further one is not
+    /// opened until there is room.
     pub forms_waiting_max: usize,
     /// Most bytes of compiled forms that are kept, so that a form that comes again is not compiled again. The bytes
     /// are estimated. At the limit, the namespace that has most gives way.
@@ -120,7 +121,7 @@ impl Default for EngineConfig {
             max_sessions: 256,
             kv_tokens_max: 65_536,
             kv_pool: KvPoolConfig::default(),
-            form_threads: forms.compile_threads_max,
+            form_threads: forms.threads_max,
             forms_waiting_max: forms.waiting_forms_max,
             form_cache_bytes_max: forms.cached_bytes_max,
             form_states_max: forms.states_max,
@@ -143,7 +144,7 @@ impl EngineConfig {
     /// The limits of the forms of outputs.
     pub(crate) fn form_limits(&self) -> GrammarLimits {
         GrammarLimits {
-            compile_threads_max: self.form_threads,
+            threads_max: self.form_threads,
             waiting_forms_max: self.forms_waiting_max,
             cached_bytes_max: self.form_cache_bytes_max,
             states_max: self.form_states_max,

@@ -2,6 +2,8 @@
 //!
 //! This folder has no clock and no threads. The caller passes `now`, and a single owner makes all calls.
 
+mod form_pace;
+mod form_slot;
 mod limits;
 mod planned_item;
 mod pooling;
@@ -11,6 +13,7 @@ mod session_form;
 mod sessions;
 mod verification;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,14 +31,21 @@ use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
 use crate::pool::{KvPool, WeightsIdentity};
 use crate::sampler::Sampler;
 
+use form_pace::FormPace;
+use form_slot::FormSlot;
 use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
 use pooling::Pooling;
 use session::Session;
-use session_form::{MaskTask, SessionForm, beside, compiling, form_error};
+use session_form::{FormFault, MaskTask, SessionForm, beside, compiling, form_error, working};
 use sessions::{SessionTimes, Sessions};
 
 pub(crate) use pooling::KV_LOADING;
+pub(crate) use session_form::FORM_WORKING;
+
+/// Time after which a form is given up whose session was to open and was not asked for again. Callers wait a second
+/// at most.
+const OPENING_FORM_IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// The results of a step, and the work that it took.
 #[derive(Debug)]
@@ -69,6 +79,10 @@ pub(crate) struct EngineCore {
     sessions: Sessions,
     /// Compiles the forms of outputs, if the model has a tokenizer.
     grammars: Option<Arc<GrammarCompiler>>,
+    /// Whether costly work of forms is done beside the steps.
+    forms_leave: bool,
+    /// Forms of sessions that are yet to open, which threads work on, with the time when they were asked for.
+    opening_forms: HashMap<EngineSessionId, (FormSlot, Instant)>,
     /// Number of threads that make masks during a forward pass.
     mask_threads: usize,
 }
@@ -121,6 +135,8 @@ impl EngineCore {
             ),
             model,
             grammars: None,
+            forms_leave: false,
+            opening_forms: HashMap::new(),
             // If the forward pass takes all cores, masks would only wait for it.
             mask_threads: std::thread::available_parallelism()
                 .map_or(0, |cores| cores.get().saturating_sub(config.threads)),
@@ -130,6 +146,14 @@ impl EngineCore {
     /// The engine with a compiler for the forms of outputs.
     pub(crate) fn with_grammars(self, grammars: Option<Arc<GrammarCompiler>>) -> Self {
         EngineCore { grammars, ..self }
+    }
+
+    /// The engine whose steps do not wait for costly work of forms. Their items come again.
+    pub(crate) fn with_leaving_forms(self) -> Self {
+        EngineCore {
+            forms_leave: true,
+            ..self
+        }
     }
 
     /// The engine with a pool of KV blocks. `version` is that of the weights.
@@ -154,6 +178,13 @@ impl EngineCore {
         self.mask_threads = threads;
     }
 
+    /// The signals that end the work on the forms of sessions that are yet to open.
+    #[cfg(test)]
+    pub(crate) fn stops_of_opening_forms(&self) -> Vec<refrain_output_grammar::StopSignal> {
+        let slots = self.opening_forms.values();
+        slots.filter_map(|(slot, _)| slot.stop_of_away()).collect()
+    }
+
     pub(crate) fn limits(&self) -> StepLimits {
         self.limits
     }
@@ -170,6 +201,7 @@ impl EngineCore {
     /// Closes sessions. Unknown ones are ignored.
     pub(crate) fn close(&mut self, request: &CloseRequest) {
         for id in &request.sessions {
+            self.opening_forms.remove(id);
             self.sessions.close(*id, request.keep_kv);
         }
     }
@@ -221,6 +253,9 @@ impl EngineCore {
 
     /// Closes idle sessions, and returns their number.
     pub(crate) fn expire(&mut self, now: Instant) -> usize {
+        let is_wanted =
+            |asked: Instant| now.saturating_duration_since(asked) <= OPENING_FORM_IDLE_MAX;
+        self.opening_forms.retain(|_, (_, asked)| is_wanted(*asked));
         self.sessions.expire(now)
     }
 
@@ -259,8 +294,9 @@ impl EngineCore {
                 Some(mut session) => {
                     session.kv.grow(item.start + item.chain.len());
                     let mut item = item;
-                    if let Some(form) = &mut session.form {
-                        item.cut(form, session.text.len());
+                    let text_len = session.text.len();
+                    if let Some(form) = session.form_mut() {
+                        item.cut(form, text_len);
                     }
                     work.push((item, session));
                 }
@@ -282,7 +318,7 @@ impl EngineCore {
         let mut requests = Vec::new();
         for (item, session) in &mut batch.work {
             if let (Some(options), Some(state)) = (item.self_draft, &mut session.drafter_state) {
-                let form = session.form.as_mut();
+                let form = session.form.as_mut().and_then(FormSlot::here);
                 let form = form.filter(|form| form.binds(session.text.len()));
                 requests.push(DraftRequest {
                     text: &session.text,
@@ -318,7 +354,8 @@ impl EngineCore {
         let mut tasks = Vec::new();
         for (item, session) in &mut work {
             let item = &*item;
-            if let (true, Some(form)) = (item.sample, &mut session.form) {
+            let form = session.form.as_mut().and_then(FormSlot::here);
+            if let (true, Some(form)) = (item.sample, form) {
                 tasks.push(MaskTask {
                     form,
                     draft: &item.draft,
@@ -349,18 +386,22 @@ impl EngineCore {
             report.prefilled_tokens += item.chain.len().saturating_sub(1);
             let output = verification::emit(&mut self.sampler, &pass, branch, &item, &mut session);
             let output = match output {
-                Ok(output) => output,
-                // The session is lost, because its form has no state any longer.
-                Err(error) => {
+                Ok(output) => Ok(output),
+                Err(FormFault::Later) => Err(working()),
+                // The session is lost: its output cannot go on.
+                Err(FormFault::Failed(error)) => {
                     results[item.index] = Some(Err(form_error(&error)));
                     continue;
                 }
             };
+            if let (Some(slot), Some(grammars)) = (&mut session.form, &self.grammars) {
+                slot.leave(session.tenant, grammars);
+            }
             if let Some(state) = &mut session.drafter_state {
                 report.states_dropped += state.take_dropped();
             }
             self.sessions.put(item.id, session, now);
-            results[item.index] = Some(Ok(output));
+            results[item.index] = Some(output);
         }
         report.results = results
             .into_iter()
@@ -392,7 +433,7 @@ impl EngineCore {
             .map(|spec| std::mem::take(&mut spec.ahead));
         let ahead_max = self.limits.max_context as usize - text_len;
         if let Some(spec) = item.open {
-            let form = self.form(&spec)?;
+            let form = self.form(id, &spec, now)?;
             self.sessions.open(id, spec, form, now)?;
         }
         let session = self
@@ -401,9 +442,22 @@ impl EngineCore {
             .ok_or_else(|| unknown_session(id))?;
         let keep = item.keep_len as usize;
         let is_greedy = session.sampling.temperature == 0.0;
+        if session.form.as_mut().is_some_and(FormSlot::is_away) {
+            return Err(working());
+        }
         if let Err(error) = session.replace_text(keep, &item.tokens) {
             self.sessions.close(id, false);
             return Err(form_error(&error));
+        }
+        if let (Some(slot), Some(grammars)) = (&mut session.form, &self.grammars)
+            && slot.leave(session.tenant, grammars)
+        {
+            if opened && let Some(slot) = session.form.take() {
+                // The item opens its session again, and finds the form here.
+                self.opening_forms.insert(id, (slot, now));
+                self.sessions.close(id, false);
+            }
+            return Err(working());
         }
         // The search for a shared prefix pays from about a block of tokens on. Shorter pieces are computed.
         let (mut cached_tokens, mut pooled_tokens) = (0, 0);
@@ -487,23 +541,40 @@ impl EngineCore {
     }
 
     /// The form of a new session's output, if it must have one.
-    fn form(&self, spec: &SessionSpec) -> Result<Option<SessionForm>, ApiError> {
+    fn form(
+        &mut self,
+        id: EngineSessionId,
+        spec: &SessionSpec,
+        now: Instant,
+    ) -> Result<Option<FormSlot>, ApiError> {
         let Some(form) = &spec.sampling.form else {
             return Ok(None);
         };
+        let start = spec.prompt_len as usize + spec.sampling.forced_output.len();
+        if let Some((mut slot, _)) = self.opening_forms.remove(&id) {
+            if slot.is_away() {
+                self.opening_forms.insert(id, (slot, now));
+                return Err(working());
+            }
+            if slot.here().is_some_and(|form| form.start() == start) {
+                return Ok(Some(slot));
+            }
+        }
         let Some(grammars) = &self.grammars else {
             let message = "this engine's model has no tokenizer or no end token, so outputs cannot be held to a form";
             return Err(ApiError::invalid("sampling.form", message).with_code("output_form"));
         };
         // To compile takes milliseconds to seconds, in which the other requests of the batch go on.
-        let Some(outcome) = grammars.known(spec.namespace, form) else {
-            grammars.start(spec.namespace, form, |_| ());
+        let Some(outcome) = grammars.poll(spec.tenant, spec.namespace, form) else {
             return Err(compiling());
         };
         let grammar = outcome.map_err(|error| form_error(&error))?;
-        let start = spec.prompt_len as usize + spec.sampling.forced_output.len();
         let matcher = grammar.matcher().with_stops(&spec.sampling.stop_token_ids);
-        Ok(Some(SessionForm::new(matcher, start)))
+        let pace = self
+            .forms_leave
+            .then(|| FormPace::after_first(grammar.first_time()));
+        let form = SessionForm::new(matcher, start, pace);
+        Ok(Some(FormSlot::new(form)))
     }
 
     /// Makes room for the rows that the drafter will compute, after `blocks` for the target. An item without room

@@ -1,20 +1,19 @@
 //! A form that was compiled.
 
 use std::sync::Arc;
-
-use parking_lot::Mutex;
+use std::time::Duration;
 
 use crate::GrammarError;
-use crate::matcher::{Layout, Matcher};
+use crate::matcher::{GrammarStart, Matcher};
 
 /// A compiled form, or why there is none.
 pub type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
 
 /// A compiled form.
 pub struct CompiledGrammar {
-    /// At its beginning. It is only cloned.
-    pub(crate) start: Arc<Mutex<llguidance::Matcher>>,
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) start: Arc<GrammarStart>,
+    /// Time that the first mask took.
+    pub(crate) first_time: Duration,
     /// About the bytes of all of it.
     pub(crate) bytes: usize,
 }
@@ -26,8 +25,13 @@ impl CompiledGrammar {
         self.bytes
     }
 
+    /// The time that the first mask took when the form was compiled. Others may take as long.
+    pub fn first_time(&self) -> Duration {
+        self.first_time
+    }
+
     /// A matcher at the beginning of an output. Matchers share no state, so threads do not wait for each other.
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(self.start.clone(), self.layout.clone())
+        Matcher::new(self.start.clone())
     }
 }

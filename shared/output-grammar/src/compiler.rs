@@ -1,31 +1,37 @@
 //! Compiles forms, and keeps what it compiled.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{ParserFactory, earley::SlicedBiasComputer};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::toktrie::{InferenceCapabilities, SimpleVob};
+use llguidance::{ParserFactory, panic_utils};
 use parking_lot::Mutex;
-use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::OutputForm;
+use refrain_protocol::{NamespaceId, TenantId};
 use refrain_tokenization::Tokenizer;
 
 use crate::cache::{Cache, CacheSize};
 use crate::cache_key::CacheKey;
 use crate::compiled::{CompiledGrammar, Outcome};
-use crate::jobs::{Job, Jobs};
+use crate::jobs::{Job, Jobs, Then};
 use crate::lark::Context;
 use crate::limits::GrammarLimits;
-use crate::matcher::Layout;
-use crate::size::parser_bytes;
+use crate::matcher::{GrammarStart, Layout};
+use crate::parser::Parser;
 use crate::source::Source;
+use crate::threads::FormThreads;
 use crate::vocabulary::Vocabulary;
 use crate::{GrammarError, TokenId, place};
 
 /// Compiles the forms of one model. It is shared by all requests.
 pub struct GrammarCompiler {
     work: Arc<CompileWork>,
+    threads: Arc<FormThreads>,
     jobs: Arc<Jobs>,
 }
 
@@ -72,16 +78,18 @@ impl GrammarCompiler {
             initial_lexer_fuel: limits.compile_fuel,
             max_grammar_size: limits.symbols_max,
             step_lexer_fuel: limits.mask_fuel,
+            step_max_items: limits.mask_items_max,
+            max_items_in_row: limits.row_items_max,
             max_lexer_states: limits.states_max,
+            // It follows a terminal over the whole vocabulary, and counts neither states nor memory.
+            precompute_large_lexemes: false,
             // Otherwise an error has the text of the output.
             verbose_errors: false,
-            ..ParserLimits::default()
         };
+        let threads = FormThreads::new(limits.threads_max);
         Ok(GrammarCompiler {
-            jobs: Arc::new(Jobs::new(
-                limits.compile_threads_max,
-                limits.waiting_forms_max,
-            )),
+            jobs: Arc::new(Jobs::new(threads.clone(), limits.waiting_forms_max)),
+            threads,
             work: Arc::new(CompileWork {
                 tokenizer,
                 factory,
@@ -98,16 +106,22 @@ impl GrammarCompiler {
     /// The form cannot be compiled. The message says where, and has nothing else of the form's text. Or too many
     /// forms wait.
     pub fn compile(&self, form: &OutputForm) -> Outcome {
-        self.compile_for(NamespaceId::default(), form)
+        self.compile_for(TenantId::default(), NamespaceId::default(), form)
     }
 
-    /// As [`GrammarCompiler::compile`], for a form of a namespace. Namespaces do not see each other's grammars.
+    /// As [`GrammarCompiler::compile`], for a form of a namespace. Namespaces do not see each other's grammars, and
+    /// tenants take turns.
     ///
     /// # Errors
     /// As [`GrammarCompiler::compile`].
-    pub fn compile_for(&self, namespace: NamespaceId, form: &OutputForm) -> Outcome {
+    pub fn compile_for(
+        &self,
+        tenant: TenantId,
+        namespace: NamespaceId,
+        form: &OutputForm,
+    ) -> Outcome {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        self.start(namespace, form, move |outcome| {
+        self.start(tenant, namespace, form, move |outcome| {
             let _ = sender.send(outcome);
         });
         let lost = GrammarError::NotNow("the form was not compiled");
@@ -118,18 +132,43 @@ impl GrammarCompiler {
     /// up. An outcome that is known is there at once. Forms that are equal are compiled once.
     pub fn start(
         &self,
+        tenant: TenantId,
         namespace: NamespaceId,
         form: &OutputForm,
         then: impl FnOnce(Outcome) + Send + 'static,
     ) {
+        match self.known(namespace, form) {
+            Some(outcome) => then(outcome),
+            None => self.begin(tenant, namespace, form, Some(Box::new(then))),
+        }
+    }
+
+    /// The outcome for a form, if it is known. Otherwise the form is compiled, and the caller asks again within a
+    /// second. A form that nobody asks for again is dropped.
+    pub fn poll(
+        &self,
+        tenant: TenantId,
+        namespace: NamespaceId,
+        form: &OutputForm,
+    ) -> Option<Outcome> {
+        let known = self.known(namespace, form);
+        if known.is_none() {
+            self.begin(tenant, namespace, form, None);
+        }
+        known
+    }
+
+    fn begin(
+        &self,
+        tenant: TenantId,
+        namespace: NamespaceId,
+        form: &OutputForm,
+        then: Option<Then>,
+    ) {
         let key = match self.key(namespace, form) {
             Ok(key) => key,
-            Err(error) => return then(Err(error)),
+            Err(error) => return then.into_iter().for_each(|then| then(Err(error.clone()))),
         };
-        let outcome = self.work.cache.lock().outcome(&key);
-        if let Some(outcome) = outcome {
-            return then(outcome);
-        }
         let form = form.clone();
         let known = || self.work.cache.lock().outcome(&key);
         let work = self.work.clone();
@@ -138,8 +177,21 @@ impl GrammarCompiler {
             work.cache.lock().insert(job.key, &outcome);
             outcome
         };
-        let jobs = &self.jobs;
-        jobs.start(Job { key, form }, Box::new(then), known, compile);
+        let job = Job { tenant, key, form };
+        self.jobs.start(job, then, Instant::now(), known, compile);
+    }
+
+    /// Does other work for a tenant's form on a thread of the compiler, in the tenant's turn. The work is given back
+    /// if there is no thread.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn work(
+        &self,
+        tenant: TenantId,
+        work: Box<dyn FnOnce() + Send>,
+    ) -> Result<(), Box<dyn FnOnce() + Send>> {
+        self.threads.start(tenant, work)
     }
 
     /// The outcome for a form that was compiled lately, without any work.
@@ -183,9 +235,11 @@ impl GrammarCompiler {
     }
 }
 
-/// A grammar at its beginning, and about its bytes.
+/// A grammar at its beginning, what may come first, the time that it took to find that, and about its bytes.
 struct Start {
-    matcher: llguidance::Matcher,
+    parser: Parser,
+    first: SimpleVob,
+    time: Duration,
     bytes: usize,
 }
 
@@ -205,37 +259,63 @@ impl CompileWork {
             .parse(source.grammar.clone())
             .map_err(|message| place::locate(&message, source, |part| self.parse(part).err()))?;
         Ok(CompiledGrammar {
-            bytes: start.bytes + form.text.text_bytes(),
-            start: Arc::new(Mutex::new(start.matcher)),
-            layout: Arc::new(Layout {
-                opened_by: form.opened_by.filter(|_| form.after.is_some()),
-                free_parts: source.free_parts.clone(),
-                eos: self.eos.clone(),
+            first_time: start.time,
+            bytes: start.bytes + size_of_val(start.first.as_slice()) + form.text.text_bytes(),
+            start: Arc::new(GrammarStart {
+                parser: Mutex::new(start.parser),
+                first: start.first,
+                layout: Layout {
+                    opened_by: form.opened_by.filter(|_| form.after.is_some()),
+                    free_parts: source.free_parts.clone(),
+                    eos: self.eos.clone(),
+                },
+                work_max: self.limits.output_work_max,
             }),
         })
     }
 
     fn parse(&self, grammar: TopLevelGrammar) -> Result<Start, String> {
-        let parser = self
-            .factory
-            .create_parser(grammar)
-            .map_err(|error| error.to_string())?;
+        let parser = self.parser(grammar)?;
         if !parser.parser.grammar().lexer_spec().can_rollback() {
             return Err("cannot go back".to_owned());
         }
-        let bytes = parser_bytes(&parser);
-        let mut matcher = llguidance::Matcher::new(Ok(parser));
         // A grammar without any text is found out by its first mask alone.
-        matcher
-            .deep_clone()
-            .compute_mask_or_eos()
-            .map_err(|_| "no text".to_owned())?;
-        match matcher.get_error() {
-            Some(error) => Err(error),
-            None => {
-                matcher.invalidate_bias_cache();
-                Ok(Start { matcher, bytes })
-            }
-        }
+        let began = Instant::now();
+        let (parser, first) = Parser::begin(parser)?;
+        Ok(Start {
+            bytes: parser.bytes(),
+            parser,
+            first,
+            time: began.elapsed(),
+        })
     }
+
+    /// The library's parser, after a look at what its lexer does without a limit when it is made.
+    fn parser(&self, grammar: TopLevelGrammar) -> Result<llguidance::TokenParser, String> {
+        let limits = self.factory.limits();
+        let env = Some(self.factory.tok_env().clone());
+        let built = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+            let built = GrammarInit::Serialized(grammar).to_internal(env, limits.clone())?;
+            let checked = check_first_bytes(&built.1, limits);
+            Ok((built, checked))
+        }));
+        let ((grammar, lexer), checked) = built.map_err(|error| error.to_string())?;
+        checked?;
+        let init = GrammarInit::Internal(grammar, lexer);
+        let parser = self.factory.create_parser_from_init_default(init);
+        parser.map_err(|error| error.to_string())
+    }
+}
+
+/// Tries the first bytes of all terminals, as the library's lexer does when it is made, but within the limits.
+fn check_first_bytes(lexer: &LexerSpec, limits: &ParserLimits) -> Result<(), String> {
+    let automaton = lexer.to_regex_vec(&mut limits.clone());
+    let mut automaton = automaton.map_err(|error| error.to_string())?;
+    automaton.set_fuel(limits.initial_lexer_fuel);
+    automaton.set_max_states(limits.max_lexer_states);
+    let start = automaton.initial_state(&lexer.all_lexemes());
+    for byte in 0..=u8::MAX {
+        automaton.transition(start, byte);
+    }
+    automaton.get_error().map_or(Ok(()), Err)
 }

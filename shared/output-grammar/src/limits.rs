@@ -20,13 +20,21 @@ pub struct GrammarLimits {
     /// Most states of the automaton of one output, each of 1 to 2 kB. A string with a `maxLength` takes one for each
     /// of its characters, so the default allows strings of 16,000 characters, and takes at most 40 MB for an output.
     pub states_max: usize,
+    /// Most items of the parser in the row after a token: the rules that are open or end there, each counted from
+    /// every place where it may have begun. Rules that end in themselves have an item for each repetition.
+    pub row_items_max: usize,
+    /// Most items of the rows that one mask tries.
+    pub mask_items_max: usize,
+    /// Work of the parser that the masks of one output may take. A row with n items counts n times n, of which a core
+    /// does about 1,000,000 per millisecond where the grammar is not ambiguous.
+    pub output_work_max: u64,
     /// Most bytes of compiled grammars that are kept. With 0, only the verdicts are.
     pub cached_bytes_max: usize,
     /// Most verdicts that are kept. One takes about 200 bytes.
     pub verdicts_max: usize,
-    /// Most forms that are compiled at once.
-    pub compile_threads_max: usize,
-    /// Most forms that wait to be compiled. A namespace may have a quarter of them.
+    /// Most threads that compile forms and follow costly outputs. A tenant has half of them, and one at least.
+    pub threads_max: usize,
+    /// Most forms that wait to be compiled. A tenant may have a quarter of them.
     pub waiting_forms_max: usize,
 }
 
@@ -41,9 +49,12 @@ impl Default for GrammarLimits {
             symbols_max: 200_000,
             mask_fuel: 200_000,
             states_max: 20_000,
+            row_items_max: 2_000,
+            mask_items_max: 50_000,
+            output_work_max: 300_000_000,
             cached_bytes_max: 64 << 20,
             verdicts_max: 4_096,
-            compile_threads_max: 2,
+            threads_max: 2,
             waiting_forms_max: 64,
         }
     }

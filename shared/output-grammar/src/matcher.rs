@@ -6,39 +6,10 @@ use std::sync::Arc;
 use llguidance::toktrie::SimpleVob;
 use parking_lot::Mutex;
 
+use crate::mask::TokenMask;
+use crate::parser::{Failed, Parser};
+use crate::stop::StopSignal;
 use crate::{GrammarError, TokenId};
-
-/// A set of tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenMask(SimpleVob);
-
-impl TokenMask {
-    /// Whether the set has the token.
-    pub fn contains(&self, token: TokenId) -> bool {
-        (token as usize) < self.0.len() && self.0.is_allowed(token)
-    }
-
-    /// The number of its tokens.
-    pub fn count(&self) -> usize {
-        self.0.num_set()
-    }
-
-    /// Its tokens in ascending order.
-    pub fn iter(&self) -> impl Iterator<Item = TokenId> + '_ {
-        self.0.iter()
-    }
-
-    /// Its only token, if it has no other.
-    pub fn only(&self) -> Option<TokenId> {
-        let mut tokens = self.iter();
-        tokens.next().filter(|_| tokens.next().is_none())
-    }
-
-    /// The set as bits: token `t` is bit `t % 32` of word `t / 32`.
-    pub fn words(&self) -> &[u32] {
-        self.0.as_slice()
-    }
-}
 
 /// A part of the output that is free. It ends with one of some tokens.
 #[derive(Clone, Debug)]
@@ -48,31 +19,21 @@ pub(crate) struct FreePart {
     pub(crate) end_is_bound: bool,
 }
 
-/// Gives the grammar a token. `None` if it failed.
-type Consume = fn(&mut llguidance::Matcher, TokenId) -> Option<bool>;
+/// Gives the grammar a token. Returns whether it took it.
+type Consume = fn(&mut Parser, TokenId) -> Result<bool, Failed>;
 
 /// For a token that a mask allowed.
-fn llguidance_consume(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
-    grammar.consume_token(token).ok().map(|()| true)
-}
-
-/// For a token of a run that the library forces.
-fn llguidance_take(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
-    let consumed = grammar.try_consume_tokens(&[token]);
-    consumed.ok().map(|consumed| consumed == 1)
+fn consume_allowed(grammar: &mut Parser, token: TokenId) -> Result<bool, Failed> {
+    grammar.consume(token).map(|()| true)
 }
 
 /// For any token. Where a text is forced, only the token by which the tokenizer begins it is in the mask.
-fn llguidance_try(grammar: &mut llguidance::Matcher, token: TokenId) -> Option<bool> {
-    if !grammar.is_stopped()
-        && grammar
-            .compute_ff_tokens()
-            .first()
-            .is_some_and(|first| *first != token)
-    {
-        return Some(false);
+fn consume_any(grammar: &mut Parser, token: TokenId) -> Result<bool, Failed> {
+    let is_other = |first: &TokenId| *first != token;
+    if !grammar.is_over() && grammar.forced().first().is_some_and(is_other) {
+        return Ok(false);
     }
-    llguidance_take(grammar, token)
+    grammar.try_consume(token)
 }
 
 /// The parts of an output around the text of its grammar.
@@ -86,6 +47,17 @@ pub(crate) struct Layout {
     pub(crate) eos: Vec<TokenId>,
 }
 
+/// The beginning of all outputs of a form.
+pub(crate) struct GrammarStart {
+    /// The grammar at its beginning. It is only cloned.
+    pub(crate) parser: Mutex<Parser>,
+    /// The first tokens of its text.
+    pub(crate) first: SimpleVob,
+    pub(crate) layout: Layout,
+    /// Most work of the parser for one output.
+    pub(crate) work_max: u64,
+}
+
 /// Most tokens that are followed without a mask. Only a mask renews the work that a grammar may take.
 const TOKENS_WITHOUT_MASK_MAX: usize = 64;
 
@@ -95,10 +67,9 @@ const TOKENS_WITHOUT_MASK_MAX: usize = 64;
 /// of [`crate::GrammarLimits`] count what was rolled back as well. So an error may come earlier than for an output
 /// that never went back, and [`Matcher::restart`] finds out if it would come there too.
 pub struct Matcher {
-    /// The grammar at its beginning.
-    start: Arc<Mutex<llguidance::Matcher>>,
-    grammar: llguidance::Matcher,
-    layout: Arc<Layout>,
+    start: Arc<GrammarStart>,
+    grammar: Parser,
+    stop: StopSignal,
     /// Tokens beside those of the layout that end this output.
     stops: Vec<TokenId>,
     /// Lengths of the output at the ends of the free parts that are over.
@@ -119,12 +90,17 @@ impl fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    pub(crate) fn new(start: Arc<Mutex<llguidance::Matcher>>, layout: Arc<Layout>) -> Self {
-        let grammar = start.lock().deep_clone();
+    pub(crate) fn new(start: Arc<GrammarStart>) -> Self {
+        Matcher::stopped_by(start, StopSignal::default())
+    }
+
+    fn stopped_by(start: Arc<GrammarStart>, stop: StopSignal) -> Self {
+        let grammar = start.parser.lock().deep_clone();
+        stop.follow(grammar.cancellation());
         Matcher {
             start,
             grammar,
-            layout,
+            stop,
             stops: Vec::new(),
             ends: Vec::new(),
             output: Vec::new(),
@@ -138,10 +114,7 @@ impl Matcher {
     /// After an end it allows them alone, so that the output does end.
     #[must_use]
     pub fn with_stops(self, stops: &[TokenId]) -> Self {
-        let size = self
-            .grammar
-            .tok_env()
-            .map_or(0, |env| env.tok_trie().vocab_size());
+        let size = self.grammar.vocabulary().vocab_size();
         let stops = stops.iter().copied().filter(|stop| (*stop as usize) < size);
         Matcher {
             stops: stops.collect(),
@@ -149,8 +122,19 @@ impl Matcher {
         }
     }
 
+    /// Ends the work of this matcher from elsewhere, when nobody wants its output any longer.
+    pub fn stop_signal(&self) -> StopSignal {
+        self.stop.clone()
+    }
+
+    /// The work of the parser so far, with that for what was taken back. Its unit is that of
+    /// [`crate::GrammarLimits::output_work_max`].
+    pub fn work(&self) -> u64 {
+        self.grammar.work()
+    }
+
     fn ends_output(&self, token: TokenId) -> bool {
-        self.layout.eos.contains(&token) || self.stops.contains(&token)
+        self.start.layout.eos.contains(&token) || self.stops.contains(&token)
     }
 
     /// Length of the output so far, in tokens.
@@ -171,12 +155,12 @@ impl Matcher {
     /// The free part that the output is in.
     fn free_part(&self) -> Option<&FreePart> {
         let skipped = usize::from(self.may_be_opened());
-        self.layout.free_parts.get(self.ends.len() + skipped)
+        self.start.layout.free_parts.get(self.ends.len() + skipped)
     }
 
     /// Whether the next token decides if the output has its first free part.
     fn may_be_opened(&self) -> bool {
-        self.layout.opened_by.is_some() && self.is_empty() && self.ends.is_empty()
+        self.start.layout.opened_by.is_some() && self.is_empty() && self.ends.is_empty()
     }
 
     fn fail<T>(&mut self, reason: &'static str) -> Result<T, GrammarError> {
@@ -207,7 +191,7 @@ impl Matcher {
     /// As [`Matcher::advance`].
     pub fn restart(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
         let stops = std::mem::take(&mut self.stops);
-        *self = Matcher::new(self.start.clone(), self.layout.clone());
+        *self = Matcher::stopped_by(self.start.clone(), self.stop.clone());
         self.stops = stops;
         self.advance_with_masks(output, 1)
     }
@@ -223,7 +207,7 @@ impl Matcher {
             if number % distance == 0 {
                 self.allowed()?;
             }
-            if !self.advance_by_one(*token, llguidance_consume)? {
+            if !self.advance_by_one(*token, consume_allowed)? {
                 return self.fail("it has a token that the form does not allow");
             }
         }
@@ -237,7 +221,7 @@ impl Matcher {
     pub fn advance_while_allowed(&mut self, tokens: &[TokenId]) -> Result<usize, GrammarError> {
         self.check()?;
         for (place, token) in tokens.iter().enumerate() {
-            if !self.advance_by_one(*token, llguidance_try)? {
+            if !self.advance_by_one(*token, consume_any)? {
                 return Ok(place);
             }
         }
@@ -246,7 +230,7 @@ impl Matcher {
 
     fn advance_by_one(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
         let opened = self.may_be_opened();
-        if opened && Some(token) == self.layout.opened_by {
+        if opened && Some(token) == self.start.layout.opened_by {
             self.output.push(token);
             self.allowed = None;
             return Ok(true);
@@ -285,8 +269,8 @@ impl Matcher {
 
     fn consume(&mut self, token: TokenId, consume: Consume) -> Result<bool, GrammarError> {
         match consume(&mut self.grammar, token) {
-            Some(consumed) => Ok(consumed),
-            None => self.fail("the grammar is too complex here, or does not allow a token"),
+            Ok(consumed) => Ok(consumed),
+            Err(Failed) => self.fail("the grammar is too complex here, or does not allow a token"),
         }
     }
 
@@ -319,7 +303,7 @@ impl Matcher {
 
     /// How many of the first `len` tokens of the output the grammar has seen, with those after the end.
     fn bound_len(&self, len: usize) -> usize {
-        let parts = &self.layout.free_parts;
+        let parts = &self.start.layout.free_parts;
         let Some(last) = parts.last() else {
             return len;
         };
@@ -339,19 +323,22 @@ impl Matcher {
             return Ok(None);
         }
         if self.allowed.is_none() {
-            let env = self.grammar.tok_env();
+            let vocabulary = self.grammar.vocabulary();
             let mask = match (self.len_after_end, self.stops.is_empty()) {
-                (0, _) => self.grammar.compute_mask_or_eos(),
-                (_, true) => env.map(|env| env.tok_trie().eos_token_set()),
-                (_, false) => env.map(|env| env.tok_trie().alloc_token_set()),
+                (0, _) => self.next_mask(),
+                (_, true) => Ok(vocabulary.eos_token_set()),
+                (_, false) => Ok(vocabulary.alloc_token_set()),
             };
-            let Some(mut mask) = mask.ok().and_then(|mask| self.confirmed(mask)) else {
+            let Ok(mut mask) = mask else {
                 return self.fail("the grammar is too complex here");
             };
+            if self.work() > self.start.work_max {
+                return self.fail("the grammar is too ambiguous for an output of this length");
+            }
             if !self.stops.is_empty() && self.may_end()? {
                 self.stops.iter().for_each(|stop| mask.allow_token(*stop));
             }
-            if let (true, Some(token)) = (self.may_be_opened(), self.layout.opened_by) {
+            if let (true, Some(token)) = (self.may_be_opened(), self.start.layout.opened_by) {
                 mask.allow_token(token);
             }
             self.allowed = Some(TokenMask(mask));
@@ -359,19 +346,27 @@ impl Matcher {
         Ok(self.allowed.as_ref())
     }
 
-    /// A mask of the library, of which one that forces a token is confirmed. Where a limit cuts off the search for
-    /// the forced text, the library tokenizes what it has found, and says nothing of the limit until the next token.
-    fn confirmed(&mut self, mask: SimpleVob) -> Option<SimpleVob> {
-        let mut tokens = mask.iter();
-        let only = tokens.next().filter(|_| tokens.next().is_none());
-        if let Some(token) = only
-            && !self.grammar.is_stopped()
-            && !self.layout.eos.contains(&token)
-        {
-            self.grammar.consume_token(token).ok()?;
-            self.grammar.rollback(1).ok()?;
+    /// The next mask of the grammar. One that forces a token is confirmed: where a limit cuts off the search for the
+    /// forced text, the library tokenizes what it has found, and says nothing of the limit until the next token.
+    fn next_mask(&mut self) -> Result<SimpleVob, Failed> {
+        if self.bound_len(self.len()) == 0 {
+            return Ok(self.start.first.clone());
         }
-        Some(mask)
+        let mask = TokenMask(self.grammar.mask()?);
+        if let Some(token) = mask.only()
+            && !self.grammar.is_over()
+            && !self.start.layout.eos.contains(&token)
+        {
+            self.grammar.consume(token)?;
+            self.grammar.rollback(1)?;
+        }
+        Ok(mask.0)
+    }
+
+    /// Whether it takes no work to say which tokens may come next.
+    pub fn is_prepared(&self) -> bool {
+        let is_known = self.allowed.is_some() || self.bound_len(self.len()) == 0;
+        self.failed || is_known || self.free_part().is_some()
     }
 
     /// Whether `token` may come next.
@@ -393,7 +388,7 @@ impl Matcher {
             if self.must_end() {
                 let token = self.allowed()?.and_then(TokenMask::only);
                 if let (Some(token), 0) = (token, self.len_after_end)
-                    && self.advance_by_one(token, llguidance_consume)?
+                    && self.advance_by_one(token, consume_allowed)?
                 {
                     forced.push(token);
                 }
@@ -401,10 +396,10 @@ impl Matcher {
             }
             // A mask would say no more: where the library knows of no forced token, it may still have one alone, but
             // to find that out costs more than the token saves.
-            let run = self.grammar.compute_ff_tokens();
+            let run = self.grammar.forced();
             let mut taken = 0;
             for token in run.iter().take(max - forced.len()) {
-                if !self.advance_by_one(*token, llguidance_take)? {
+                if !self.advance_by_one(*token, Parser::try_consume)? {
                     break;
                 }
                 forced.push(*token);
@@ -427,7 +422,7 @@ impl Matcher {
         if self.free_part().is_some() || self.len_after_end > 0 {
             return Ok(true);
         }
-        if self.grammar.is_stopped() && !self.grammar.is_error() {
+        if self.grammar.is_over() && !self.grammar.has_failed() {
             return Ok(true);
         }
         match self.grammar.is_accepting() {
@@ -443,7 +438,7 @@ impl Matcher {
 
     /// Whether the output must end here: nothing but an end token is allowed.
     pub fn must_end(&self) -> bool {
-        let stopped = self.grammar.is_stopped() && !self.grammar.is_error();
+        let stopped = self.grammar.is_over() && !self.grammar.has_failed();
         let is_bound = self.free_part().is_none() && !self.may_be_opened();
         is_bound && (self.len_after_end > 0 || stopped)
     }

@@ -13,8 +13,12 @@ const ALTERNATIVES_MAX: usize = 1_000;
 /// Most bytes of the copies that alternatives get.
 const COPIED_BYTES_MAX: usize = 16 << 20;
 
-/// The merging computes in 32 bits.
-const MULTIPLE_MAX: f64 = u32::MAX as f64;
+/// Largest `multipleOf`, and product of several that hold together. The automaton has a state for each remainder. A
+/// fraction counts by its digits, without the point.
+const MULTIPLE_MAX: f64 = 10_000.0;
+
+/// Most digits of a `multipleOf` after the point. The automaton computes in 32 bits.
+const FRACTION_DIGITS_MAX: u32 = 8;
 
 /// Parts that hold together.
 #[derive(Clone, Copy)]
@@ -23,8 +27,9 @@ struct Weight {
     /// Number of parts with more than one alternative.
     choices: usize,
     bytes: usize,
-    /// Number of values of `multipleOf`, and their product; infinite if one is not an integer.
+    /// Number of values of `multipleOf`, and of those that are fractions, and the product of all by their digits.
     multiples: usize,
+    fractions: usize,
     product: f64,
 }
 
@@ -34,6 +39,7 @@ impl Weight {
         choices: 0,
         bytes: 0,
         multiples: 0,
+        fractions: 0,
         product: 1.0,
     };
 
@@ -43,6 +49,7 @@ impl Weight {
             choices: self.choices.saturating_add(other.choices),
             bytes: self.bytes.saturating_add(other.bytes),
             multiples: self.multiples.saturating_add(other.multiples),
+            fractions: self.fractions.saturating_add(other.fractions),
             product: self.product * other.product,
         }
     }
@@ -79,11 +86,12 @@ impl<'a> Scale<'a> {
             }
             Weight {
                 multiples: 2..,
-                product,
+                fractions: 1..,
                 ..
-            } if product > MULTIPLE_MAX => {
-                Some("several values of multipleOf that hold together must be small integers")
-            }
+            } => Some("several values of multipleOf that hold together must be integers"),
+            Weight { product, .. } if product > MULTIPLE_MAX => Some(
+                "multipleOf must be at most 10000, and so must the product of several that hold together",
+            ),
             _ => None,
         }
     }
@@ -103,10 +111,11 @@ impl<'a> Scale<'a> {
                 ("$ref", Value::String(uri)) => self.referred(uri),
                 ("$defs" | "definitions", _) => Weight::NONE,
                 ("multipleOf", Value::Number(number)) => {
-                    let number = number.as_f64().filter(|number| number.fract() == 0.0);
+                    let number = number.as_f64().unwrap_or(f64::INFINITY);
                     Weight {
                         multiples: 1,
-                        product: number.unwrap_or(f64::INFINITY),
+                        fractions: usize::from(number.fract() != 0.0),
+                        product: digits(number),
                         ..Weight::NONE
                     }
                 }
@@ -131,6 +140,7 @@ impl<'a> Scale<'a> {
             choice.alternatives = choice.alternatives.saturating_add(branch.alternatives);
             choice.choices = choice.choices.max(branch.choices);
             choice.multiples = choice.multiples.max(branch.multiples);
+            choice.fractions = choice.fractions.max(branch.fractions);
             choice.product = choice.product.max(branch.product);
         }
         choice.choices = choice.choices.max(usize::from(choice.alternatives > 1));
@@ -149,4 +159,17 @@ impl<'a> Scale<'a> {
         self.referred.insert(uri, weight);
         weight
     }
+}
+
+/// The digits of a number as an integer, as the library finds them.
+fn digits(mut number: f64) -> f64 {
+    let mut after_point = 0;
+    while number.fract() != 0.0 {
+        number *= 10.0;
+        after_point += 1;
+        if after_point > FRACTION_DIGITS_MAX {
+            return f64::INFINITY;
+        }
+    }
+    number
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use prometheus::IntGauge;
 use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::OutputForm;
-use refrain_protocol::{ApiError, NamespaceId};
+use refrain_protocol::{ApiError, NamespaceId, TenantId};
 use tokio::sync::{Semaphore, TryAcquireError};
 
 use super::rate_limited;
@@ -141,6 +141,7 @@ impl FormCheck {
             loose: request.loose_form.as_deref().cloned(),
             sources: request.form_sources.clone(),
             model: request.model.clone(),
+            tenant: TenantId::of(&request.tenant),
         };
         let model = request.model.id.as_str();
         let verdicts = self
@@ -196,6 +197,7 @@ struct AskedForm {
     loose: Option<OutputForm>,
     sources: Vec<FormSource>,
     model: Arc<Model>,
+    tenant: TenantId,
 }
 
 impl AskedForm {
@@ -206,7 +208,7 @@ impl AskedForm {
                 tokenizer: &model.tokenizer,
                 end_tokens: &model.stop_token_ids,
             };
-            model.grammars.check(namespace, form, &files)
+            model.grammars.check(self.tenant, namespace, form, &files)
         };
         let Err(error) = compiles(&self.form) else {
             return Ok(FormVerdict::Compiles);

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use refrain_output_grammar::{GrammarCompiler, GrammarError, GrammarLimits};
 use refrain_protocol::engine::OutputForm;
-use refrain_protocol::{NamespaceId, TokenId};
+use refrain_protocol::{NamespaceId, TenantId, TokenId};
 use refrain_tokenization::Tokenizer;
 
 /// Compiles the forms of a model, to learn whether its engine can.
@@ -39,6 +39,7 @@ impl Grammars {
     /// It cannot, or the model cannot hold its output to any form.
     pub(crate) fn check(
         &self,
+        tenant: TenantId,
         namespace: NamespaceId,
         form: &OutputForm,
         model: &FormModel<'_>,
@@ -53,7 +54,7 @@ impl Grammars {
             GrammarCompiler::new(model.tokenizer.clone(), size, model.end_tokens, limits)
         });
         match compiler {
-            Ok(compiler) => compiler.compile_for(namespace, form).map(|_| ()),
+            Ok(compiler) => compiler.compile_for(tenant, namespace, form).map(|_| ()),
             Err(error) => Err(error.clone()),
         }
     }

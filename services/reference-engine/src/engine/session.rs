@@ -7,6 +7,7 @@ use refrain_protocol::engine::Sampling;
 use refrain_protocol::prefix::{PrefixHash, PrefixHasher, mark};
 use refrain_protocol::{NamespaceId, TenantId, TokenId};
 
+use super::form_slot::FormSlot;
 use super::session_form::SessionForm;
 use crate::drafter::DrafterState;
 use crate::network::KvCache;
@@ -63,7 +64,7 @@ pub(crate) struct Session {
     /// The drafter's state, in sessions that were opened with `self_drafts`.
     pub(crate) drafter_state: Option<DrafterState>,
     /// The state of the output in its form, if it must have one.
-    pub(crate) form: Option<SessionForm>,
+    pub(crate) form: Option<FormSlot>,
     /// The names of its blocks in the pool, if there is a pool.
     pub(super) pooled: Option<PooledText>,
     /// Hashes of the prefixes of `text`, as far as they have been asked for.
@@ -93,10 +94,16 @@ impl Session {
         if let Some(state) = &mut self.drafter_state {
             state.truncate(keep, computed);
         }
-        match &mut self.form {
-            Some(form) => form.follow(keep, &self.text),
+        match self.form.as_mut().map(|slot| slot.here()) {
+            Some(Some(form)) => form.follow(keep, &self.text),
+            Some(None) => Err(GrammarError::Matching("the work for it was lost")),
             None => Ok(()),
         }
+    }
+
+    /// The form of the output, if it must have one.
+    pub(super) fn form_mut(&mut self) -> Option<&mut SessionForm> {
+        self.form.as_mut().and_then(FormSlot::here)
     }
 
     /// Cuts everything to the tokens whose KV is there, after which the session can be kept.

@@ -3,22 +3,52 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use refrain_output_grammar::{GrammarError, Matcher, TokenMask};
+use refrain_output_grammar::{GrammarError, Matcher, StopSignal, TokenMask};
 use refrain_protocol::engine::Draft;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 
+use super::form_pace::FormPace;
 use crate::drafter::{AllowedTokens, DraftForm};
 
 /// Delay after which a session may be opened whose form was not compiled yet. Most forms take 1 to 10 ms.
 const COMPILING_RETRY_AFTER_MS: u64 = 5;
 
+/// Delay after which an item may come again whose form is worked on. One mask takes at most about 20 ms.
+const WORKING_RETRY_AFTER_MS: u64 = 2;
+
 /// Fewer masks are made faster in turn than on a thread of their own.
 const MASKS_AHEAD_MIN: usize = 8;
 
+/// Most tokens that a step follows by itself. More come where a session opens with an output.
+const FOLLOWED_MAX: usize = 64;
+
+/// Why a form has no answer for a step.
+#[derive(Debug)]
+pub(super) enum FormFault {
+    /// The work for it is left to another thread. The item comes again.
+    Later,
+    /// The output cannot be held to the form any longer.
+    Failed(GrammarError),
+}
+
+impl From<GrammarError> for FormFault {
+    fn from(error: GrammarError) -> Self {
+        FormFault::Failed(error)
+    }
+}
+
 /// The state of a session's output in its form.
 pub(crate) struct SessionForm {
-    /// Has seen the text from `start` on.
+    /// Has seen the text from `start` on, without what is `behind`.
     matcher: Matcher,
+    /// Tokens of the text that the matcher has yet to see.
+    behind: Vec<TokenId>,
+    /// The output with which the matcher has to begin anew, before it sees what is `behind`.
+    anew: Option<Vec<TokenId>>,
+    /// The error of work that was done between two steps.
+    failure: Option<GrammarError>,
+    /// How much of the work is done in steps. `None`: all of it.
+    pace: Option<FormPace>,
     /// Position of the first token that the form is about.
     start: usize,
     /// Number of tokens of the text that the form is about. In a step the matcher goes on from there.
@@ -53,10 +83,26 @@ pub(crate) fn compiling() -> ApiError {
         .with_retry_after_ms(COMPILING_RETRY_AFTER_MS)
 }
 
+/// Code of the error for an item whose form is worked on.
+pub(crate) const FORM_WORKING: &str = "engine_form_working";
+
+/// The error for a session whose form has work to do outside the steps.
+pub(super) fn working() -> ApiError {
+    let message = "the form of the output is being followed; send the item again";
+    ApiError::new(ErrorKind::Overloaded, message)
+        .with_code(FORM_WORKING)
+        .with_retry_after_ms(WORKING_RETRY_AFTER_MS)
+}
+
 impl SessionForm {
-    pub(crate) fn new(matcher: Matcher, start: usize) -> Self {
+    /// With a pace, costly work is left to [`SessionForm::prepare`], on another thread.
+    pub(super) fn new(matcher: Matcher, start: usize, pace: Option<FormPace>) -> Self {
         SessionForm {
             matcher,
+            behind: Vec::new(),
+            anew: None,
+            failure: None,
+            pace,
             start,
             at_text: 0,
             ahead: HashMap::new(),
@@ -65,20 +111,106 @@ impl SessionForm {
         }
     }
 
+    /// Ends the work of the form from another thread.
+    pub(super) fn stop_signal(&self) -> StopSignal {
+        self.matcher.stop_signal()
+    }
+
+    /// Position of the first token that the form is about.
+    pub(super) fn start(&self) -> usize {
+        self.start
+    }
+
     /// Follows a text whose tokens from `keep` on are new.
     ///
     /// # Errors
     /// The text does not have the form.
     pub(super) fn follow(&mut self, keep: usize, text: &[TokenId]) -> Result<(), GrammarError> {
+        let output = text.get(self.start..).unwrap_or_default();
         let seen = self.matcher.len();
         let kept = keep.saturating_sub(self.start).min(seen);
-        let output = text.get(self.start..).unwrap_or_default();
+        // A session that opens again brings a text that its form may have followed meanwhile.
+        let again = self.matcher.output()[kept..]
+            .iter()
+            .zip(output.iter().skip(kept));
+        let kept = kept + again.take_while(|(own, new)| own == new).count();
+        if kept < seen {
+            // The caller goes back to where there was no fault yet.
+            self.failure = None;
+        }
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        self.behind.clear();
+        if self.anew.is_some() {
+            self.anew = Some(output.to_vec());
+            return Ok(());
+        }
+        let new = &output[kept..];
         let followed = self.matcher.rollback(seen - kept);
-        let followed = followed.and_then(|()| self.matcher.advance(&output[kept..]));
+        if followed.is_ok() && self.pace.is_some() && new.len() > FOLLOWED_MAX {
+            self.behind = new.to_vec();
+            return Ok(());
+        }
         // Masks on the way take work on themselves, so a text can be followed step by step if at all.
-        let followed = followed.or_else(|_| self.matcher.restart(output));
+        match followed.and_then(|()| self.matcher.advance(new)) {
+            Err(_) if self.pace.is_some() => self.anew = Some(output.to_vec()),
+            Err(_) => self.matcher.restart(output)?,
+            Ok(()) => {}
+        }
         self.at_text = self.matcher.len();
-        followed
+        Ok(())
+    }
+
+    /// Whether [`SessionForm::prepare`] has to be called on another thread before the next step.
+    pub(super) fn must_leave(&self) -> bool {
+        self.is_behind()
+            || (self.is_slow() && self.failure.is_none() && !self.matcher.is_prepared())
+    }
+
+    /// Whether the matcher has yet to see tokens of the text.
+    fn is_behind(&self) -> bool {
+        self.anew.is_some() || !self.behind.is_empty()
+    }
+
+    fn is_slow(&self) -> bool {
+        self.pace.as_ref().is_some_and(FormPace::is_slow)
+    }
+
+    /// Does what the next step needs: follows the text, and makes the mask after it.
+    pub(super) fn prepare(&mut self) {
+        let begun = match self.anew.take() {
+            Some(output) => self.restart(&output),
+            None => Ok(()),
+        };
+        let behind = std::mem::take(&mut self.behind);
+        let followed = begun.and_then(|()| {
+            let followed = self.matcher.advance(&behind);
+            followed.or_else(|error| match self.has_visited || behind.len() > 1 {
+                true => {
+                    let output = [self.matcher.output(), &behind].concat();
+                    self.restart(&output)
+                }
+                false => Err(error),
+            })
+        });
+        let made = followed.and_then(|()| self.matcher.allowed().map(|_| ()));
+        let made = match made {
+            Err(_) if self.has_visited => {
+                let output = self.matcher.output().to_vec();
+                let begun = self.restart(&output);
+                begun.and_then(|()| self.matcher.allowed().map(|_| ()))
+            }
+            made => made,
+        };
+        self.failure = made.err();
+        self.at_text = self.matcher.len();
+    }
+
+    fn restart(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
+        self.has_visited = false;
+        self.cuts_all = true;
+        self.matcher.restart(output)
     }
 
     /// Whether the form is about the token after a text of this length. Otherwise that token is forced.
@@ -96,22 +228,25 @@ impl SessionForm {
     fn without_drafts<T>(
         &mut self,
         work: impl Fn(&mut Matcher) -> Result<T, GrammarError>,
-    ) -> Result<T, GrammarError> {
-        match work(&mut self.matcher) {
+    ) -> Result<T, FormFault> {
+        match FormPace::spend(&mut self.pace, || work(&mut self.matcher)) {
             Err(_) if self.has_visited => {
                 self.begin_anew(self.matcher.len())?;
-                work(&mut self.matcher)
+                Ok(work(&mut self.matcher)?)
             }
-            done => done,
+            done => Ok(done?),
         }
     }
 
-    /// Begins anew with the first `len` tokens of the output.
-    fn begin_anew(&mut self, len: usize) -> Result<(), GrammarError> {
-        (self.has_visited, self.cuts_all) = (false, true);
+    /// Begins anew with the first `len` tokens of the output, here or on another thread.
+    fn begin_anew(&mut self, len: usize) -> Result<(), FormFault> {
         self.ahead.clear();
         let output = self.matcher.output()[..len].to_vec();
-        self.matcher.restart(&output)
+        if self.pace.is_some() {
+            self.anew = Some(output);
+            return Err(FormFault::Later);
+        }
+        Ok(self.restart(&output)?)
     }
 
     /// Which nodes of a draft after the text the form allows. It keeps the node of a token that it does not judge.
@@ -119,6 +254,9 @@ impl SessionForm {
         let mut allowed = vec![false; draft.tokens.len()];
         if !self.binds(text_len) {
             allowed.fill(true);
+            return allowed;
+        }
+        if self.is_slow() {
             return allowed;
         }
         let mark = |node: Option<usize>, _: &mut Matcher| {
@@ -138,7 +276,7 @@ impl SessionForm {
         computed: &[Option<usize>],
         text_len: usize,
     ) {
-        if !self.binds(text_len) || self.cuts_all {
+        if !self.binds(text_len) || self.cuts_all || self.must_leave() {
             return;
         }
         let (mut ahead, at_text) = (std::mem::take(&mut self.ahead), self.at_text);
@@ -154,21 +292,25 @@ impl SessionForm {
         }
     }
 
-    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too. Returns
-    /// whether it came back. The matcher is at the end of the text again either way, and if it did not come back,
-    /// drafts are cut from then on.
+    /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too, as far as the
+    /// time of a step allows. Returns whether it came back. The matcher is at the end of the text again either way,
+    /// and if it did not come back, drafts are cut from then on.
     fn visit(
         &mut self,
         draft: &Draft,
         wanted: &dyn Fn(usize) -> bool,
         at: impl FnMut(Option<usize>, &mut Matcher) -> Result<(), GrammarError>,
     ) -> bool {
-        if self.cuts_all {
+        if self.cuts_all || self.anew.is_some() {
             return false;
         }
         self.has_visited = true;
         let len = self.matcher.len();
-        let is_back = self.visit_nodes(draft, wanted, at).is_ok();
+        let mut pace = self.pace.take();
+        let is_over = FormPace::slice(pace.as_ref());
+        let visit = || self.visit_nodes(draft, wanted, &is_over, at);
+        let is_back = FormPace::spend(&mut pace, visit).is_ok();
+        self.pace = pace;
         if !is_back {
             // An error of the text itself comes up again at its next token.
             let _ = self.begin_anew(len);
@@ -180,6 +322,7 @@ impl SessionForm {
         &mut self,
         draft: &Draft,
         wanted: &dyn Fn(usize) -> bool,
+        is_over: &dyn Fn() -> bool,
         mut at: impl FnMut(Option<usize>, &mut Matcher) -> Result<(), GrammarError>,
     ) -> Result<(), GrammarError> {
         let mut children: Vec<Vec<usize>> = vec![Vec::new(); draft.tokens.len() + 1];
@@ -193,6 +336,9 @@ impl SessionForm {
         while let Some((node, before)) = open.pop() {
             matcher.rollback(matcher.len() - before)?;
             let token = draft.tokens[node];
+            if is_over() {
+                break;
+            }
             if wanted(node) && matcher.advance_while_allowed(&[token])? == 1 {
                 at(Some(node), matcher)?;
                 open.extend(children[node + 1].iter().map(|child| (*child, before + 1)));
@@ -202,31 +348,48 @@ impl SessionForm {
     }
 
     /// The tokens that may stand at `position`, which is the next one. `None`: all.
-    pub(super) fn mask(&mut self, position: usize) -> Result<Option<&TokenMask>, GrammarError> {
+    pub(super) fn mask(&mut self, position: usize) -> Result<Option<&TokenMask>, FormFault> {
         if !self.binds(position) {
             return Ok(None);
         }
-        if !self.ahead.contains_key(self.path()) {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone().into());
+        }
+        let is_made = !self.is_behind() && self.ahead.contains_key(self.path());
+        if !is_made && self.must_leave() {
+            return Err(FormFault::Later);
+        }
+        if !is_made {
             self.without_drafts(|matcher| matcher.allowed().map(|_| ()))?;
         }
         match self.ahead.get(&self.matcher.output()[self.at_text..]) {
             Some(mask) => Ok(mask.as_ref()),
-            None => self.matcher.allowed(),
+            None => Ok(self.matcher.allowed()?),
         }
     }
 
-    /// Follows the token that was emitted at `position`.
-    pub(super) fn push(&mut self, position: usize, token: TokenId) -> Result<(), GrammarError> {
-        match position < self.start {
-            true => Ok(()),
-            false => self.without_drafts(|matcher| matcher.advance(&[token])),
+    /// Follows the token that was emitted at `position`. An error comes with the next mask, so that it ends the
+    /// output at the same token whether the step had a draft or not.
+    pub(super) fn push(&mut self, position: usize, token: TokenId) {
+        if position < self.start {
+            return;
+        }
+        if self.is_slow() || self.anew.is_some() {
+            self.behind.push(token);
+            return;
+        }
+        match self.without_drafts(|matcher| matcher.advance(&[token])) {
+            Ok(()) => {}
+            Err(FormFault::Later) => self.behind.push(token),
+            Err(FormFault::Failed(error)) => self.failure = Some(error),
         }
     }
 
-    /// Forgets the masks of a draft. The text has what was emitted.
-    pub(super) fn end_step(&mut self) {
+    /// Forgets the masks of a draft. The text has what was emitted, which are `emitted` tokens.
+    pub(super) fn end_step(&mut self, emitted: usize) {
         self.ahead.clear();
         self.at_text = self.matcher.len();
+        self.pace.iter_mut().for_each(|pace| pace.earn(emitted));
     }
 
     /// As [`DraftForm::allowed_after`], with an error if the form is too complex there.
@@ -248,12 +411,15 @@ impl SessionForm {
 
 impl DraftForm for SessionForm {
     fn allowed_after(&mut self, path: &[TokenId]) -> AllowedTokens {
-        if self.cuts_all {
+        if self.cuts_all || self.must_leave() || self.is_slow() {
             return AllowedTokens::None;
         }
         self.has_visited = true;
         let len = self.matcher.len();
-        self.mask_after(path).unwrap_or_else(|_| {
+        let mut pace = self.pace.take();
+        let allowed = FormPace::spend(&mut pace, || self.mask_after(path));
+        self.pace = pace;
+        allowed.unwrap_or_else(|_| {
             // An error of the text itself comes up again at its next token.
             let _ = self.begin_anew(len);
             AllowedTokens::None

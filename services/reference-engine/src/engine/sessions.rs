@@ -15,10 +15,10 @@ use refrain_protocol::prefix::PrefixHash;
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TenantId};
 
+use super::form_slot::FormSlot;
 use super::pooling::Pooling;
 use super::prefix_cache::PrefixCache;
 use super::session::{Session, SessionPrefixes};
-use super::session_form::SessionForm;
 use crate::drafter::{DrafterState, DrafterStateShape};
 use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
 use crate::pool::{WeightsIdentity, is_of_tenant};
@@ -102,7 +102,7 @@ impl Sessions {
         &mut self,
         id: EngineSessionId,
         spec: SessionSpec,
-        form: Option<SessionForm>,
+        form: Option<FormSlot>,
         now: Instant,
     ) -> Result<(), ApiError> {
         if self.open.contains_key(&id) {

@@ -1,11 +1,11 @@
 //! Verification of drafts: walks the target's own tokens through each draft tree.
 
-use refrain_output_grammar::GrammarError;
 use refrain_protocol::engine::StepOutput;
 
+use super::form_slot::FormSlot;
 use super::planned_item::PlannedItem;
 use super::session::Session;
-use super::session_form::SessionForm;
+use super::session_form::{FormFault, SessionForm};
 use crate::network::ForwardPass;
 use crate::sampler::{History, Sampler};
 
@@ -13,14 +13,14 @@ use crate::sampler::{History, Sampler};
 /// `branch` is the item's index in the pass.
 ///
 /// # Errors
-/// The form of the output is too complex here. The session is then without it, and cannot be used any longer.
+/// The form of the output is too complex here, or has more work to do than a step waits for. Nothing was emitted.
 pub(super) fn emit(
     sampler: &mut Sampler,
     pass: &ForwardPass,
     branch: usize,
     item: &PlannedItem,
     session: &mut Session,
-) -> Result<StepOutput, GrammarError> {
+) -> Result<StepOutput, FormFault> {
     let text_len = session.text.len();
     let mut output = StepOutput {
         self_drafted: item.computed[item.received_nodes..]
@@ -43,18 +43,25 @@ pub(super) fn emit(
     if !item.sample {
         return Ok(output);
     }
-    let mut form = session.form.take();
-    walk(
+    let mut slot = session.form.take();
+    let mut form = slot.as_mut().and_then(FormSlot::here);
+    let walked = walk(
         sampler,
         pass,
         branch,
         item,
         session,
-        form.as_mut(),
+        form.as_deref_mut(),
         &mut output,
-    )?;
-    form.iter_mut().for_each(SessionForm::end_step);
-    session.form = form;
+    );
+    if let Some(form) = form {
+        form.end_step(output.emitted.len());
+    }
+    session.form = slot;
+    // After some tokens, a fault comes up again when the next one is asked for.
+    if output.emitted.is_empty() {
+        walked?;
+    }
     session.text.extend_from_slice(&output.emitted);
     output.text_len = session.text.len() as u32;
     // The last token's forward pass stays outstanding, even if the token was an accepted node.
@@ -80,7 +87,7 @@ fn walk(
     session: &Session,
     mut form: Option<&mut SessionForm>,
     output: &mut StepOutput,
-) -> Result<(), GrammarError> {
+) -> Result<(), FormFault> {
     let mut at: Option<u32> = None;
     let sampling = &session.sampling;
     let mut history = History::new(sampling, &session.text, session.prompt_len);
@@ -109,7 +116,7 @@ fn walk(
             drafted,
         );
         if let Some(form) = form.as_deref_mut() {
-            form.push(position, sampled.token)?;
+            form.push(position, sampled.token);
         }
         history.push(sampling, sampled.token);
         output.emitted.push(sampled.token);

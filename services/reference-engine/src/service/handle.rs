@@ -98,6 +98,7 @@ impl EngineHandle {
             .unzip();
         let core = EngineCore::new(model.clone(), network, config)
             .with_grammars(grammars.clone())
+            .with_leaving_forms()
             .with_pool(pool.clone(), config.weight_version);
         let limits = core.limits();
         let capabilities = EngineCapabilities {

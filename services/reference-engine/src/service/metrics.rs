@@ -8,7 +8,7 @@ use refrain_protocol::engine::{DrafterKind, EngineLoad};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::pool::PoolMetrics;
-use crate::engine::{KV_LOADING, StepReport};
+use crate::engine::{FORM_WORKING, KV_LOADING, StepReport};
 use crate::pool::KvPool;
 
 /// Buckets start at 0.1 ms, because a step of a small model takes less than 1 ms.
@@ -138,7 +138,10 @@ impl EngineMetrics {
                     families.accepted.inc_by(output.accepted_nodes.len() as u64);
                 }
                 // It is only sent again.
-                Err(error) if error.code.as_deref() == Some(KV_LOADING) => {}
+                Err(error)
+                    if [KV_LOADING, FORM_WORKING]
+                        .map(Some)
+                        .contains(&error.code.as_deref()) => {}
                 Err(error) => self.rejected(error),
             }
         }

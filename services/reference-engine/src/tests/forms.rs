@@ -3,6 +3,7 @@
 mod drawn;
 mod guided;
 mod kinds;
+mod leaving;
 mod limits;
 mod schemas;
 
@@ -13,7 +14,7 @@ use refrain_output_grammar::{GrammarCompiler, GrammarLimits, Matcher};
 use refrain_protocol::engine::{
     CloseRequest, Draft, OutputForm, Sampling, SelfDraft, StepItem, StepRequest, TextForm,
 };
-use refrain_protocol::{EngineSessionId, NamespaceId, TokenId};
+use refrain_protocol::{EngineSessionId, NamespaceId, TenantId, TokenId};
 use refrain_tokenization::Tokenizer;
 use refrain_tokenization::testing::{IM_END, byte_level_files};
 use safetensors::Dtype;
@@ -56,7 +57,7 @@ fn byte_model() -> &'static ByteModel {
 
 /// Compiles a form for the namespace of the tests, so that sessions with it open at once.
 fn compiled(grammars: &GrammarCompiler, form: &OutputForm) {
-    let _ = grammars.compile_for(NamespaceId(1), form);
+    let _ = grammars.compile_for(TenantId::default(), NamespaceId(1), form);
 }
 
 fn network(vocab_size: u32, seed: u64) -> Model {

@@ -4,6 +4,10 @@ use parking_lot::Mutex;
 use refrain_output_grammar::Matcher;
 use refrain_speculation::draft::{Candidate, Form, within_form};
 
+/// Work of the parser after which a form brings no drafts any longer, in the unit of
+/// [`refrain_output_grammar::GrammarLimits::output_work_max`]. All requests of the batch wait for it.
+const WORK_MAX: u64 = 20_000_000;
+
 /// The form of a running request. It only costs drafts if it fails: the engine holds the output to it anyway.
 pub(crate) struct RunningForm {
     /// Drafts are looked for on several threads, each of which has another request. `None` after a failure.
@@ -64,7 +68,7 @@ impl RunningForm {
         if place.failed {
             return found;
         }
-        *matcher = Some(at);
+        *matcher = Some(at).filter(|at| at.work() <= WORK_MAX);
         bound
     }
 }

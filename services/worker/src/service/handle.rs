@@ -14,7 +14,7 @@ use refrain_protocol::error::code;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::scheduling::WorkerDrain;
-use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId, TenantId};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock;
 use refrain_service_kit::drain::Drain;
@@ -34,6 +34,9 @@ use crate::streaming::StreamContext;
 
 /// Longest text that is indexed on the thread that received it, tokens: a few milliseconds.
 const INDEXED_HERE_TOKENS_MAX: usize = 4_096;
+
+/// A form whose first mask takes longer brings no drafts: all requests of the batch would wait for them.
+const FORM_TIME_MAX: Duration = Duration::from_millis(20);
 
 /// The worker for callers in this process. Cheap to clone.
 #[derive(Clone)]
@@ -223,10 +226,14 @@ impl WorkerParts {
         let grammars = engine.grammars().filter(|_| is_wanted)?;
         // Compiling takes milliseconds where the form is new, on a thread of the compiler.
         let (sender, compiled) = oneshot::channel();
-        grammars.start(namespace, form, move |outcome| {
+        let tenant = TenantId::of(&request.namespace.namespace.tenant);
+        grammars.start(tenant, namespace, form, move |outcome| {
             let _ = sender.send(outcome);
         });
         let grammar = compiled.await.ok()?.ok()?;
+        if grammar.first_time() > FORM_TIME_MAX {
+            return None;
+        }
         let matcher = grammar.matcher();
         Some(RunningForm::new(
             matcher.with_stops(&request.sampling.stop_token_ids),

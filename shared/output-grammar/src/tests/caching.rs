@@ -2,17 +2,21 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::TextForm;
+use refrain_protocol::{NamespaceId, TenantId};
 
 use super::{MODEL, form, schema};
 use crate::cache::{Cache, CacheSize};
 use crate::cache_key::CacheKey;
-use crate::jobs::{Job, Jobs};
+use crate::jobs::{Job, Jobs, Then};
 use crate::shares::Shares;
+use crate::threads::FormThreads;
 use crate::{GrammarCompiler, GrammarError, GrammarLimits, Outcome};
+
+/// Only a hang takes longer.
+const HANG: Duration = Duration::from_secs(60);
 
 fn compiler(limits: GrammarLimits) -> GrammarCompiler {
     let size = MODEL.tokenizer.vocab_size();
@@ -22,7 +26,12 @@ fn compiler(limits: GrammarLimits) -> GrammarCompiler {
 fn job(namespace: u128, number: usize) -> Job {
     let form = form(TextForm::Choice(vec![format!("text {number}")]));
     let key = CacheKey::new(NamespaceId(namespace), &form, 1 << 20).unwrap();
-    Job { key, form }
+    let tenant = TenantId(namespace);
+    Job { tenant, key, form }
+}
+
+fn jobs(threads_max: usize, waiting_max: usize) -> Arc<Jobs> {
+    Arc::new(Jobs::new(FormThreads::new(threads_max), waiting_max))
 }
 
 fn refused() -> Outcome {
@@ -39,7 +48,8 @@ fn outcomes(jobs: &Arc<Jobs>, wanted: Vec<Job>, gate: &Arc<Barrier>) -> (Vec<Out
         let then = Box::new(move |outcome| sender.send(outcome).unwrap());
         jobs.start(
             job,
-            then,
+            Some(then),
+            Instant::now(),
             || None,
             move |_| {
                 works.fetch_add(1, Ordering::Relaxed);
@@ -49,13 +59,13 @@ fn outcomes(jobs: &Arc<Jobs>, wanted: Vec<Job>, gate: &Arc<Barrier>) -> (Vec<Out
         );
     }
     gate.wait();
-    let outcomes = (0..count).map(|_| receiver.recv_timeout(Duration::from_secs(20)).unwrap());
+    let outcomes = (0..count).map(|_| receiver.recv_timeout(HANG).unwrap());
     (outcomes.collect(), works.load(Ordering::Relaxed))
 }
 
 #[test]
 fn equal_forms_are_compiled_once() {
-    let jobs = Arc::new(Jobs::new(2, 64));
+    let jobs = jobs(2, 64);
     let wanted = (0..40).map(|_| job(1, 7)).collect();
     let (outcomes, works) = outcomes(&jobs, wanted, &Arc::new(Barrier::new(2)));
     assert_eq!(works, 1);
@@ -69,7 +79,7 @@ fn equal_forms_are_compiled_once() {
 
 #[test]
 fn few_forms_are_compiled_at_once_and_few_wait() {
-    let jobs = Arc::new(Jobs::new(2, 8));
+    let jobs = jobs(2, 8);
     // Both threads wait at the gate with one form each, so the rest of the queue is known.
     let gate = Arc::new(Barrier::new(3));
     let (sender, receiver) = mpsc::channel();
@@ -80,7 +90,8 @@ fn few_forms_are_compiled_at_once_and_few_wait() {
         let then = Box::new(move |outcome: Outcome| sender.send(outcome.err()).unwrap());
         jobs.start(
             job,
-            then,
+            Some(then),
+            Instant::now(),
             || None,
             move |_| {
                 most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -92,20 +103,15 @@ fn few_forms_are_compiled_at_once_and_few_wait() {
         );
     };
     start(job(1, 0));
-    start(job(1, 1));
+    start(job(2, 0));
     gate.wait();
-    // Two of this namespace wait, and then two of each other.
+    // Two of this tenant wait, and one of each other.
     (2..10).for_each(|number| start(job(1, number)));
-    let error = || {
-        receiver
-            .recv_timeout(Duration::from_secs(20))
-            .unwrap()
-            .unwrap()
-    };
+    let error = || receiver.recv_timeout(HANG).unwrap().unwrap();
     for _ in 0..6 {
         assert!(matches!(error(), GrammarError::NotNow(_)));
     }
-    (2..12).for_each(|namespace| start(job(namespace, 0)));
+    (3..13).for_each(|namespace| start(job(namespace, 0)));
     for _ in 0..4 {
         assert!(matches!(error(), GrammarError::NotNow(_)));
     }
@@ -122,10 +128,69 @@ fn few_forms_are_compiled_at_once_and_few_wait() {
 }
 
 #[test]
+fn a_tenant_leaves_a_thread_to_others() {
+    let jobs = jobs(2, 64);
+    let gate = Arc::new(Barrier::new(2));
+    let (sender, receiver) = mpsc::channel();
+    let start = |job: Job, gate: Option<Arc<Barrier>>| {
+        let (sender, tenant) = (sender.clone(), job.tenant);
+        let then: Then = Box::new(move |_| sender.send(tenant.0).unwrap());
+        let work = move |_: &Job| {
+            if let Some(gate) = gate {
+                gate.wait();
+            }
+            refused()
+        };
+        jobs.start(job, Some(then), Instant::now(), || None, work);
+    };
+    (0..10).for_each(|number| start(job(1, number), Some(gate.clone())));
+    (0..5).for_each(|number| start(job(2, number), None));
+    // The first tenant's forms are all at the gate or behind it.
+    let ended = (0..5).map(|_| receiver.recv_timeout(HANG).unwrap());
+    assert_eq!(ended.collect::<Vec<_>>(), [2; 5]);
+    (0..10).for_each(|_| {
+        gate.wait();
+    });
+    let ended = (0..10).map(|_| receiver.recv_timeout(HANG).unwrap());
+    assert_eq!(ended.collect::<Vec<_>>(), [1; 10]);
+}
+
+#[test]
+fn a_form_that_nobody_asks_for_any_longer_is_dropped() {
+    let jobs = jobs(1, 64);
+    let gate = Arc::new(Barrier::new(2));
+    let works = Arc::new(AtomicUsize::new(0));
+    let start = |job: Job, asked: Instant, then: Option<Then>| {
+        let (gate, works) = (gate.clone(), works.clone());
+        let work = move |job: &Job| {
+            works.fetch_add(1, Ordering::SeqCst);
+            if job.tenant.0 == 1 {
+                gate.wait();
+            }
+            refused()
+        };
+        jobs.start(job, then, asked, || None, work);
+    };
+    let (sender, receiver) = mpsc::channel();
+    let now = Instant::now();
+    start(job(1, 0), now, Some(Box::new(|_| ())));
+    let long_ago = now.checked_sub(Duration::from_secs(10)).unwrap();
+    start(job(2, 0), long_ago, None);
+    start(job(3, 0), long_ago, None);
+    // Somebody asks for this one again.
+    start(job(3, 0), now + HANG, None);
+    let then: Then = Box::new(move |_| sender.send(()).unwrap());
+    start(job(4, 0), long_ago, Some(then));
+    gate.wait();
+    receiver.recv_timeout(HANG).unwrap();
+    assert_eq!(works.load(Ordering::SeqCst), 3);
+}
+
+#[test]
 fn a_fault_in_passing_is_not_kept() {
     let compiler = compiler(GrammarLimits {
         waiting_forms_max: 1,
-        compile_threads_max: 1,
+        threads_max: 1,
         ..GrammarLimits::default()
     });
     // While forms are compiled, some of these find the queue full.
@@ -134,10 +199,10 @@ fn a_fault_in_passing_is_not_kept() {
     for number in 0..50 {
         let sender = sender.clone();
         let then = move |outcome: Outcome| sender.send((number, outcome.is_ok())).unwrap();
-        compiler.start(NamespaceId(1), &choice(number), then);
+        compiler.start(TenantId(1), NamespaceId(1), &choice(number), then);
     }
     let outcomes: Vec<(usize, bool)> = (0..50)
-        .map(|_| receiver.recv_timeout(Duration::from_secs(20)).unwrap())
+        .map(|_| receiver.recv_timeout(HANG).unwrap())
         .collect();
     let refused: Vec<usize> = outcomes
         .iter()
@@ -148,7 +213,7 @@ fn a_fault_in_passing_is_not_kept() {
         assert!(compiler.known(NamespaceId(1), &choice(*number)).is_none());
         assert!(
             compiler
-                .compile_for(NamespaceId(1), &choice(*number))
+                .compile_for(TenantId(1), NamespaceId(1), &choice(*number))
                 .is_ok()
         );
     }
@@ -242,8 +307,8 @@ fn verdicts_are_kept_without_grammars() {
     let bad = form(schema(r#"{"not":{}}"#));
     let (own, other) = (NamespaceId(1), NamespaceId(2));
     assert!(compiler.verdict(own, &good).is_none());
-    assert!(compiler.compile_for(own, &good).is_ok());
-    assert!(compiler.compile_for(own, &bad).is_err());
+    assert!(compiler.compile_for(TenantId(1), own, &good).is_ok());
+    assert!(compiler.compile_for(TenantId(1), own, &bad).is_err());
     assert_eq!(compiler.cached().grammars, 0);
     assert_eq!(compiler.verdict(own, &good), Some(Ok(())));
     assert!(

@@ -1,0 +1,94 @@
+//! How much of the work of a form is done in steps, for which all sessions wait.
+//!
+//! Whether work is done in a step or beside it changes no output, so it may go by the clock.
+
+use std::time::{Duration, Instant};
+
+/// Time of steps that a session's form may take for each token of its output. Most masks take less.
+const TOKEN_TIME: Duration = Duration::from_micros(200);
+
+/// Most time that is saved up.
+const SAVED_MAX: Duration = Duration::from_millis(2);
+
+/// A form whose first mask took longer begins as a slow one.
+const FIRST_TIME_MAX: Duration = Duration::from_millis(5);
+
+/// The time that a form may take in steps. Once it has taken more, its work is done beside the steps until its output
+/// has grown by as many tokens as make up for it.
+#[derive(Debug)]
+pub(super) struct FormPace {
+    saved: Duration,
+    owed: Duration,
+}
+
+impl FormPace {
+    /// The pace of a form whose first mask took this time.
+    pub(super) fn after_first(time: Duration) -> Self {
+        FormPace {
+            saved: Duration::ZERO,
+            owed: time.saturating_sub(FIRST_TIME_MAX),
+        }
+    }
+
+    /// Whether the form has taken more time than it had.
+    pub(super) fn is_slow(&self) -> bool {
+        !self.owed.is_zero()
+    }
+
+    /// Notes that the output has grown.
+    pub(super) fn earn(&mut self, tokens: usize) {
+        let earned = TOKEN_TIME.saturating_mul(u32::try_from(tokens).unwrap_or(u32::MAX));
+        let left = earned.saturating_sub(self.owed);
+        self.owed = self.owed.saturating_sub(earned);
+        self.saved = (self.saved + left).min(SAVED_MAX);
+    }
+
+    /// Notes time that was taken in a step.
+    pub(super) fn take(&mut self, taken: Duration) {
+        self.owed += taken.saturating_sub(self.saved);
+        self.saved = self.saved.saturating_sub(taken);
+    }
+
+    /// Whether a draft has taken enough time of a step, from now on. The rest of the draft is cut, which changes no
+    /// output.
+    pub(super) fn slice(pace: Option<&Self>) -> impl Fn() -> bool + use<> {
+        let until = pace.map(|_| Instant::now() + SAVED_MAX);
+        move || until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// Does work in a step, at this pace if there is one.
+    pub(super) fn spend<T>(pace: &mut Option<FormPace>, work: impl FnOnce() -> T) -> T {
+        let Some(pace) = pace else {
+            return work();
+        };
+        let started = Instant::now();
+        let done = work();
+        pace.take(started.elapsed());
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_that_takes_more_time_than_it_has_is_slow_until_it_made_up_for_it() {
+        assert!(FormPace::after_first(FIRST_TIME_MAX * 2).is_slow());
+        let mut pace = FormPace::after_first(FIRST_TIME_MAX);
+        pace.earn(3);
+        pace.take(TOKEN_TIME * 3);
+        assert!(!pace.is_slow());
+        pace.take(TOKEN_TIME * 2);
+        assert!(pace.is_slow());
+        pace.earn(1);
+        assert!(pace.is_slow());
+        pace.earn(1);
+        assert!(!pace.is_slow());
+        pace.earn(1_000_000);
+        pace.take(SAVED_MAX);
+        assert!(!pace.is_slow());
+        pace.take(Duration::from_micros(1));
+        assert!(pace.is_slow());
+    }
+}
