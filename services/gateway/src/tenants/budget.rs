@@ -159,12 +159,12 @@ impl Budgets {
     /// `Overloaded` with the code `insufficient_quota` when a budget is spent.
     pub(super) fn begin(self: &Arc<Self>, caller: &Caller) -> Result<BudgetTicket, ApiError> {
         let of_tenant = Spender {
-            tenant: caller.tenant.clone(),
+            tenant: caller.tenant.to_string(),
             key: None,
         };
         let of_key = caller.key.as_ref().map(|key| {
             let spender = Spender {
-                tenant: caller.tenant.clone(),
+                tenant: caller.tenant.to_string(),
                 key: Some(key.id.clone()),
             };
             (Arc::new(spender), key.limits)
@@ -324,7 +324,7 @@ mod tests {
 
     fn caller(limits: LimitsEntry) -> Caller {
         Caller {
-            tenant: "acme".into(),
+            tenant: "acme".parse().unwrap(),
             tenant_limits: limits,
             policy: Default::default(),
             fixed_key: None,
@@ -366,7 +366,7 @@ mod tests {
         };
         assert!(budgets.begin(&without).is_ok());
         let other = Caller {
-            tenant: "bolt".into(),
+            tenant: "bolt".parse().unwrap(),
             ..caller
         };
         assert!(budgets.begin(&other).is_ok());
