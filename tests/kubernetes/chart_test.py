@@ -284,6 +284,9 @@ VARIATIONS = {
         # Clients of the API do not reach the trainer's gateway, and its limits are not divided.
         and config(o, "trainer")["gateway"]["listen"] == "127.0.0.1:8080"
         and "limit_share" not in config(o, "trainer")["gateway"]
+        # Calls to other names are refused.
+        and "refrain-trainer" in config(o, "trainer")["gateway"]["allowed_hosts"]
+        and "refrain-gateway-operations" in config(o, "gateway")["gateway"]["allowed_hosts"]
         and config(o, "gateway")["gateway"]["limit_share"] == 0.25
         and "trainer" not in config(o, "gateway")["gateway"]
         and spec(o, "Deployment", "refrain-trainer")["strategy"] == {"type": "Recreate"},

@@ -2,14 +2,14 @@
 //!
 //! `mesh_roles.rs` has the internal routes, and which role may call each. `trust.rs` has signatures of namespaces.
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, Error, ensure};
 use e2e::{Client, HttpMesh, free_addr, repository};
 use refrain_gateway::OperatorToken;
 use refrain_gateway::tenants::file::{
     KeyEndpoint, KeyEntry, TenantEntry, TenantsFile, expiry_text,
 };
 use refrain_gateway::tenants::key::NewKey;
-use refrain_protocol::MESH_SECRET_HEADER;
+use refrain_protocol::{MESH_SECRET_HEADER, TenantName};
 use refrain_service_kit::clock;
 use reqwest::Method;
 use serde_json::json;
@@ -113,7 +113,7 @@ const OPERATIONS: &[Route] = &[
 ];
 
 /// The listener for trainers asks nobody for anything.
-const TRAINER_ROUTES: usize = 66;
+const TRAINER_ROUTES: usize = 65;
 
 /// The routes of the listener for trainers, as its source has them.
 fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
@@ -137,7 +137,6 @@ fn trainer_routes() -> anyhow::Result<Vec<(&'static str, String)>> {
         routes.push((if is_post { "POST" } else { "GET" }, path));
     }
     routes.push(("POST", "/workers".to_owned()));
-    routes.push(("POST", "/flush_cache".to_owned()));
     routes.push(("DELETE", "/workers/w0".to_owned()));
     Ok(routes)
 }
@@ -280,11 +279,12 @@ async fn every_route_lets_in_whom_its_guard_allows_and_nobody_else() -> anyhow::
     ensure!(unknown.is_empty(), "not in the table: {unknown:?}");
     let dir = tempfile::tempdir()?;
     let now = clock::unix_s().cast_signed();
-    let named = |name: &str| TenantEntry {
-        name: name.into(),
-        ..TenantEntry::default()
+    let named = |name: &str| {
+        anyhow::Ok(TenantEntry::named(
+            name.parse::<TenantName>().map_err(Error::msg)?,
+        ))
     };
-    let (mut acme, mut bolt) = (named("acme"), named("bolt"));
+    let (mut acme, mut bolt) = (named("acme")?, named("bolt")?);
     let revoked = add(&mut acme, KeyEntry::default())?;
     acme.keys.clear();
     let expired = KeyEntry {

@@ -7,12 +7,13 @@
 
 use std::cmp::Reverse;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, Error, ensure};
 use e2e::{Chat, Client, Event, UpMesh};
 use refrain_gateway::tenants::file::{
     Isolation, KeyEntry, StreamShaping, TenantEntry, TenantsFile,
 };
 use refrain_gateway::tenants::key::NewKey;
+use refrain_protocol::TenantName;
 use serde_json::{Value, json};
 
 const TOKENS: u32 = 16;
@@ -61,6 +62,13 @@ struct Tenant {
     entry: TenantEntry,
 }
 
+/// A tenant as it is by default.
+fn usual() -> anyhow::Result<TenantEntry> {
+    Ok(TenantEntry::named(
+        "usual".parse::<TenantName>().map_err(Error::msg)?,
+    ))
+}
+
 impl Tenant {
     fn new(name: &str, entry: TenantEntry) -> anyhow::Result<Self> {
         let keys = [NewKey::random()?, NewKey::random()?];
@@ -72,7 +80,7 @@ impl Tenant {
         };
         Ok(Tenant {
             entry: TenantEntry {
-                name: name.into(),
+                name: name.parse::<TenantName>().map_err(Error::msg)?,
                 keys: keys.iter().map(known).collect(),
                 ..entry
             },
@@ -101,10 +109,10 @@ impl Tenant {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attacker_with_another_key_guesses_no_better_than_by_chance_if_the_tenant_isolates_keys()
 -> anyhow::Result<()> {
-    let open = Tenant::new("open", TenantEntry::default())?;
+    let open = Tenant::new("open", usual()?)?;
     let hidden = TenantEntry {
         hides_metrics: true,
-        ..TenantEntry::default()
+        ..usual()?
     };
     let without_metrics = Tenant::new("without metrics", hidden.clone())?;
     let shaped = TenantEntry {
@@ -150,7 +158,7 @@ async fn an_attacker_with_another_key_guesses_no_better_than_by_chance_if_the_te
 async fn keys_that_are_isolated_share_neither_drafts_nor_kv() -> anyhow::Result<()> {
     let entry = TenantEntry {
         isolation: Isolation::Key,
-        ..TenantEntry::default()
+        ..usual()?
     };
     let tenant = Tenant::new("isolated", entry)?;
     let file = TenantsFile {

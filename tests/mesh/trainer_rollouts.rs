@@ -201,7 +201,7 @@ async fn new_weights_have_their_version_in_every_answer_after_them() -> anyhow::
         refused.text
     );
     ensure!(lab.get("/weight_info").await?["weight_version"] == "5");
-    ensure!(lab.get("/flush_cache").await?["success"] == true);
+    ensure!(lab.post("/flush_cache", &json!({})).await?["success"] == true);
     lab.mesh.stop().await;
     Ok(())
 }

@@ -123,12 +123,12 @@ def check_flush(lab):
     """The cache can be flushed while nothing runs, and is empty then."""
     runs = lab.long_runs(VIME, 4)
     runs.await_tokens(EARLY)
-    busy, _ = lab.listener.get("/flush_cache")
+    busy, _ = lab.listener.post("/flush_cache")
     runs.end()
     lab.idle()
     prompt = (lab.prompts[0] + lab.long[0][0] + lab.prompts[1] + lab.long[1][0])[:600]
     cached = [max(lab.listener.ask(VIME, prompt, 1).cached for _ in range(6))]
-    status, answer = lab.listener.get("/flush_cache")
+    status, answer = lab.listener.post("/flush_cache")
     cached.append(lab.listener.ask(VIME, prompt, 1).cached)
     holds = (busy, status) == (400, 200) and cached[0] > 100 and cached[1] <= 1
     lab.row("flush_cache", holds, f"status {busy} while rollouts run, {status} later; cached tokens {cached[0]}, then {cached[1]}")

@@ -44,7 +44,7 @@ pub(crate) struct SharedStore {
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     stats: Mutex<StoreStats>,
     /// The tenants after the last commit, for callers that must not wait for one. `None` until the store was opened.
-    tenants: Mutex<Option<Arc<TenantTable>>>,
+    tenants: RwLock<Option<TenantTable>>,
     /// `None` until the store was opened.
     clock: Mutex<Option<StoreClock>>,
     /// The clocks of the other services, to detect a wrong wall clock here.
@@ -141,7 +141,7 @@ impl SharedStore {
     /// Puts in the store that the writer has opened, or takes it out.
     pub(crate) fn set_open(&self, open: Option<OpenStore>) {
         if let Some(open) = &open {
-            self.set_tenants(open.catalog.tenants.clone());
+            *self.tenants.write() = Some(open.catalog.tenants.clone());
         }
         let mut slot = self.write();
         self.is_open.store(open.is_some(), Ordering::Relaxed);
@@ -204,17 +204,26 @@ impl SharedStore {
         *self.stats.lock() = stats;
     }
 
-    /// The tenants after the last commit.
+    /// Reads the tenants after the last commit.
     ///
     /// # Errors
     /// The store was not opened so far.
-    pub(crate) fn tenants(&self) -> Result<Arc<TenantTable>, ApiError> {
-        let tenants = self.tenants.lock();
-        tenants.clone().ok_or_else(unavailable)
+    pub(crate) fn read_tenants<T>(
+        &self,
+        read: impl FnOnce(&TenantTable) -> T,
+    ) -> Result<T, ApiError> {
+        self.tenants
+            .read()
+            .as_ref()
+            .map(read)
+            .ok_or_else(unavailable)
     }
 
-    pub(crate) fn set_tenants(&self, tenants: Arc<TenantTable>) {
-        *self.tenants.lock() = Some(tenants);
+    /// Shows a change of a tenant that has been committed.
+    pub(crate) fn set_tenant(&self, name: &str, version: u64, entry: Option<Arc<str>>) {
+        if let Some(tenants) = &mut *self.tenants.write() {
+            tenants.set(name, version, entry);
+        }
     }
 
     /// Subscribes to changes of a namespace from now on.

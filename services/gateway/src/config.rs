@@ -1,20 +1,22 @@
 //! The configuration of the gateway: what an operator sets, and the fixed values beside it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use refrain_output_grammar::GrammarLimits;
-use refrain_protocol::PARTITION_MARK;
+use refrain_protocol::TenantName;
+use refrain_protocol::names::name_fault;
 use refrain_service_kit::config::Validate;
-use refrain_service_kit::http::{AddressLimit, ListenerConfig};
+use refrain_service_kit::http::{AddressLimit, ListenerConfig, PageGuard, is_host_name};
 use serde::Deserialize;
 
 use crate::admin::{OperatorConfig, operator_faults};
 use crate::tenants::LimitsRedisConfig;
 use crate::tenants::jwt::JwtConfig;
+use crate::tenants::key::digest;
 use crate::trainer::TrainerConfig;
 
 /// The gateway's section of the configuration.
@@ -41,6 +43,9 @@ pub struct GatewayConfig {
     pub shows_metrics: bool,
     /// The certificate and the time limits of the second listener.
     pub operations_http: ListenerConfig,
+    /// Names by which callers reach the second listener and that for trainers, such as `refrain.example.com`. IP
+    /// addresses and `localhost` need no entry. Calls to other names are refused, since web pages can make them.
+    pub allowed_hosts: Vec<String>,
     /// Threads that serve requests.
     pub threads: usize,
     /// Most connections of all callers at once; fewer if the process may not open twice as many files. At the limit
@@ -58,7 +63,8 @@ pub struct GatewayConfig {
     /// API keys. Without any, `anonymous_tenant` must be set.
     pub keys: Vec<KeyConfig>,
     /// Tenant of callers without a key. If no keys are configured, it is the tenant of all callers.
-    pub anonymous_tenant: Option<String>,
+    #[schemars(with = "Option<String>")]
+    pub anonymous_tenant: Option<TenantName>,
     /// File of tenants, with their keys and limits, as `refrain tenants` writes it. The gateway follows its changes.
     pub tenants_file: Option<PathBuf>,
     /// Whether the draft store keeps the tenants, in place of a file. Operators change them by the admin API.
@@ -213,15 +219,26 @@ impl Default for GatewayTuning {
 }
 
 /// One API key, in clear text or as a hash.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct KeyConfig {
     /// The key in clear text.
     pub key: Option<String>,
     /// SHA-256 of the key in hex, for files that others may read.
     pub key_sha256: Option<String>,
     /// The tenant that the key belongs to.
-    pub tenant: String,
+    #[schemars(with = "String")]
+    pub tenant: TenantName,
+}
+
+impl KeyConfig {
+    /// The SHA-256 of the key, if the entry has one that can be read.
+    pub(crate) fn digest(&self) -> Option<[u8; 32]> {
+        match (&self.key, &self.key_sha256) {
+            (Some(key), _) => Some(digest(key)),
+            (None, digest) => hex::decode(digest.as_deref()?).ok()?.try_into().ok(),
+        }
+    }
 }
 
 impl std::fmt::Debug for KeyConfig {
@@ -261,7 +278,8 @@ pub struct ModelConfig {
     /// Token ids that end an output, besides those in the model's files.
     pub stop_token_ids: Vec<u32>,
     /// Tenants that may use it. Empty: all.
-    pub tenants: Vec<String>,
+    #[schemars(with = "Vec<String>")]
+    pub tenants: Vec<TenantName>,
 }
 
 impl Default for GatewayConfig {
@@ -274,6 +292,7 @@ impl Default for GatewayConfig {
             is_trial: false,
             shows_metrics: false,
             operations_http: ListenerConfig::default(),
+            allowed_hosts: Vec::new(),
             threads: 2,
             connections_max: 16_384,
             address_connections_max: 1_024,
@@ -387,6 +406,11 @@ impl GatewayConfig {
             .collect()
     }
 
+    /// The guard of the listeners that no web page of others may call.
+    pub(crate) fn page_guard(&self) -> PageGuard {
+        PageGuard::new(&self.allowed_hosts)
+    }
+
     /// The limit on connections of one address.
     pub(crate) fn address_limit(&self) -> AddressLimit {
         AddressLimit {
@@ -424,10 +448,6 @@ impl Validate for GatewayConfig {
         require(
             self.limit_share > 0.0 && self.limit_share <= 1.0,
             "limit_share: above 0, and at most 1",
-        );
-        require(
-            self.anonymous_tenant.as_deref() != Some(""),
-            "anonymous_tenant: must not be empty; leave it out to refuse callers without a key",
         );
         require(!self.models.is_empty(), "models: add at least one");
         for (name, value) in [
@@ -486,17 +506,17 @@ impl Validate for GatewayConfig {
                 ),
             );
         }
+        for (place, host) in self.allowed_hosts.iter().enumerate() {
+            require(
+                is_host_name(host),
+                &format!(
+                    "allowed_hosts[{place}]: must be a name without a port, such as refrain.example.com"
+                ),
+            );
+        }
+        let mut digests = HashMap::new();
         for (place, entry) in self.keys.iter().enumerate() {
             let at = format!("keys[{place}]");
-            let tenant = &entry.tenant;
-            require(
-                !tenant.is_empty(),
-                &format!("{at}.tenant: must not be empty"),
-            );
-            require(
-                !tenant.contains(PARTITION_MARK),
-                &format!("{at}.tenant: must not have the character U+001F"),
-            );
             let is_hash = |text: &String| hex::decode(text).is_ok_and(|bytes| bytes.len() == 32);
             let (holds, fault) = match (&entry.key, &entry.key_sha256) {
                 (Some(key), None) => (!key.is_empty(), ".key: must not be empty"),
@@ -504,11 +524,20 @@ impl Validate for GatewayConfig {
                 _ => (false, ": set either key or key_sha256"),
             };
             require(holds, &format!("{at}{fault}"));
+            let first = *digests.entry(entry.digest()).or_insert(place);
+            require(
+                first == place || entry.digest().is_none(),
+                &format!("{at}: is the same key as keys[{first}], and a key has one owner"),
+            );
         }
         let mut ids = BTreeSet::new();
         for (place, ModelConfig { id, files, .. }) in self.models.iter().enumerate() {
             let at = format!("models[{place}]");
-            require(!id.is_empty(), &format!("{at}.id: must not be empty"));
+            let fault = name_fault(id);
+            require(
+                fault.is_none(),
+                &format!("{at}.id: {}", fault.unwrap_or_default()),
+            );
             let fault = format!("{at}.files: must be a folder, or builtin:name");
             require(!files.is_empty(), &fault);
             require(ids.insert(id), &format!("{at}.id: {id} is listed twice"));
@@ -544,17 +573,21 @@ mod tests {
             implicit_groups_max: 0,
             proxies: vec!["10.0.0.7".into(), "10.1.0.0/16".into(), "nobody".into()],
             cors_origins: vec!["*".into(), "https://a.b:8".into(), "https://a.b/c".into()],
-            keys: vec![KeyConfig {
-                key_sha256: Some("ab".into()),
-                ..KeyConfig::default()
-            }],
-            models: vec![
-                ModelConfig {
-                    id: "m".into(),
-                    ..ModelConfig::default()
+            allowed_hosts: vec!["a.example".into(), "a.example:8090".into()],
+            keys: vec![
+                KeyConfig {
+                    key: None,
+                    key_sha256: Some("ab".into()),
+                    tenant: "acme".parse().unwrap(),
                 };
                 2
             ],
+            models: ["m", "m", "m\u{1b}"]
+                .map(|id| ModelConfig {
+                    id: id.into(),
+                    ..ModelConfig::default()
+                })
+                .into(),
             ..GatewayConfig::default()
         };
         let faults = config.faults().join("\n");
@@ -570,9 +603,10 @@ mod tests {
             "implicit_groups_max",
             "proxies[2]",
             "cors_origins[2]",
-            "keys[0].tenant",
+            "allowed_hosts[1]",
             "keys[0].key_sha256",
             "models[0].files",
+            "models[2].id",
             "m is listed twice",
         ] {
             assert!(faults.contains(part), "{part} is missing in:\n{faults}");
@@ -612,8 +646,47 @@ mod tests {
         let key = KeyConfig {
             key: Some("sk-secret".into()),
             key_sha256: None,
-            tenant: "acme".into(),
+            tenant: "acme".parse().unwrap(),
         };
         assert!(!format!("{key:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_key_has_one_owner_however_it_is_written() {
+        let key = |key: Option<&str>, hash: Option<&str>, tenant: &str| KeyConfig {
+            key: key.map(str::to_owned),
+            key_sha256: hash.map(str::to_owned),
+            tenant: tenant.parse().unwrap(),
+        };
+        let hash = hex::encode(digest("sk-a")).to_ascii_uppercase();
+        for (second, is_twice) in [
+            (key(Some("sk-a"), None, "bolt"), true),
+            (key(None, Some(&hash), "bolt"), true),
+            (key(Some("sk-b"), None, "acme"), false),
+        ] {
+            let config = GatewayConfig {
+                keys: vec![key(Some("sk-a"), None, "acme"), second],
+                ..GatewayConfig::default()
+            };
+            let faults = config.faults().join("\n");
+            let fault = "keys[1]: is the same key as keys[0]";
+            assert_eq!(faults.contains(fault), is_twice, "{faults}");
+        }
+    }
+
+    #[test]
+    fn names_of_tenants_are_checked_where_they_come_in() {
+        use serde_json::json;
+        let mark = "acme\u{1f}key:1f";
+        for faulty in [
+            json!({"keys": [{"key": "a", "tenant": mark}]}),
+            json!({"keys": [{"key": "a"}]}),
+            json!({"anonymous_tenant": ""}),
+            json!({"models": [{"tenants": ["none"]}]}),
+            json!({"trainer": {"tenant": " lab"}}),
+        ] {
+            let error = serde_json::from_value::<GatewayConfig>(faulty).unwrap_err();
+            assert!(error.to_string().contains("tenant"), "{error}");
+        }
     }
 }

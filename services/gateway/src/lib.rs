@@ -216,7 +216,10 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     };
     let source = match &config.tenants_file {
         Some(path) => tenants::TenantsSource::File(path.clone()),
-        None if config.tenants_in_store => tenants::TenantsSource::Store(deps.store.clone()),
+        None if config.tenants_in_store => {
+            let store = tenants::StoreTenants::new(deps.store.clone());
+            tenants::TenantsSource::Store(Arc::new(store))
+        }
         None => tenants::TenantsSource::None,
     };
     let tenants_follower = tenants::TenantsFollower::start(
@@ -241,7 +244,8 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         ),
         mesh: deps.mesh,
     });
-    let operators = Arc::new(admin::Operators::new(&config.operators));
+    let refusals = metrics.families.admin_token_refusals.clone();
+    let operators = Arc::new(admin::Operators::new(&config.operators, refusals));
     let requests_max = config
         .requests_in_flight_max
         .saturating_add(config.rollouts_in_flight_max);
@@ -354,6 +358,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         cors_origins: config.cors_origins.clone(),
         logs_access: true,
         hides_metrics: operations.is_some() && !config.shows_metrics,
+        page_guard: None,
     };
     let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);

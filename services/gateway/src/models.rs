@@ -15,7 +15,9 @@ use refrain_output_parsers::{Detected, ToolParserKind, detect};
 use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
-use refrain_protocol::{ApiError, ErrorKind, Namespace, NamespaceId, SignedNamespace, TokenId};
+use refrain_protocol::{
+    ApiError, ErrorKind, Namespace, NamespaceId, SignedNamespace, TenantName, TokenId,
+};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner};
 use refrain_tokenization::{
@@ -53,7 +55,7 @@ pub(crate) struct Model {
     pub(crate) grammars: Grammars,
     pub(crate) weights: Arc<KnownWeights>,
     max_context: Option<u32>,
-    tenants: Vec<String>,
+    tenants: Vec<TenantName>,
 }
 
 /// Most signed namespaces that are kept of a model. Tenants come from the configuration, but end users do not.
@@ -155,7 +157,7 @@ impl Model {
     }
 
     fn is_open_to(&self, tenant: &str) -> bool {
-        self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant)
+        self.tenants.is_empty() || self.tenants.iter().any(|name| *name == *tenant)
     }
 }
 
@@ -420,7 +422,7 @@ mod tests {
             ModelConfig {
                 id: "closed".into(),
                 files: "x".into(),
-                tenants: vec!["acme".into()],
+                tenants: vec!["acme".parse().unwrap()],
                 ..ModelConfig::default()
             },
         ];

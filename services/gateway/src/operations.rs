@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use actix_web::web;
-use refrain_service_kit::http::{Readiness, ServeOptions, Server, serve};
+use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::config::GatewayConfig;
@@ -37,5 +37,9 @@ where
         connections_max: CONNECTIONS_MAX,
         http: config.operations_http.clone(),
     };
-    serve(options, metrics, readiness, routes)
+    let public = PublicOptions {
+        page_guard: Some(config.page_guard()),
+        ..PublicOptions::default()
+    };
+    serve_public(options, public, metrics, readiness, routes)
 }

@@ -1,7 +1,7 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
-//! where they are, and `follow` takes changes over. `callers` finds out who calls: `directory` knows the keys, and
+//! where they are, `store_tenants` carries acts out in the draft store, and `follow` takes changes over. `callers` finds out who calls: `directory` knows the keys, and
 //! `jwt` the tokens of an identity provider. `limiter` counts what tenants and keys have used in a minute, and
 //! `budget` counts days and months. `policy` is the standing of a tenant's requests among those of others, and
 //! `urgent_share` keeps a tenant from being urgent all day. `redis_counts` counts minutes for several gateways
@@ -23,6 +23,7 @@ mod policy;
 pub(crate) mod rate_headers;
 mod redis_counts;
 pub(crate) mod source;
+mod store_tenants;
 mod urgent_share;
 
 pub(crate) use budget::{BudgetTicket, Budgets, USAGE_UNKNOWN};
@@ -33,4 +34,5 @@ pub(crate) use limiter::{Limiter, Made, QuotaTicket};
 pub use redis_counts::LimitsRedisConfig;
 pub(crate) use redis_counts::RedisCounts;
 pub(crate) use source::{TenantsSource, VersionedTenant};
+pub(crate) use store_tenants::StoreTenants;
 pub(crate) use urgent_share::{UrgentShares, UrgentTicket};

@@ -23,7 +23,6 @@ mod hold;
 mod in_flight;
 mod listener;
 mod output_facts;
-mod pages;
 mod pass_on;
 mod pauses;
 mod ranks;

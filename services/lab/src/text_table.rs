@@ -1,6 +1,7 @@
 //! Reports for people and for programs. Tables have columns as wide as their content, without lines.
 
 use comfy_table::{CellAlignment, Table, presets};
+use refrain_protocol::names::{is_invisible, shown};
 use serde::Serialize;
 
 /// Prints a report as one JSON object, or as text for people.
@@ -18,7 +19,8 @@ pub(crate) fn print_report<R: Serialize>(
 }
 
 /// A table of these rows below a head, which may be empty. The first `labels` columns are aligned to the left, all
-/// others, which hold numbers, to the right. A cell may have several lines.
+/// others, which hold numbers, to the right. A cell may have several lines. Other characters that a terminal would not
+/// show come as escapes.
 pub fn text_table(
     labels: usize,
     head: &[&str],
@@ -29,7 +31,11 @@ pub fn text_table(
     if !head.is_empty() {
         table.add_row(head);
     }
-    table.add_rows(rows);
+    let plain = |cell: String| match cell.contains(is_invisible) {
+        true => cell.split('\n').map(shown).collect::<Vec<_>>().join("\n"),
+        false => cell,
+    };
+    table.add_rows(rows.into_iter().map(|row| row.into_iter().map(plain)));
     for (number, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 2));
         if number >= labels {
@@ -61,5 +67,9 @@ mod tests {
             "name     rate\n        per s\na         2.0\nlonger      -\n"
         );
         assert_eq!(text_table(1, &[], [vec!["a".to_owned()]]), "a\n");
+        assert_eq!(
+            text_table(1, &[], [vec!["a\u{1b}[1m".to_owned()]]),
+            "a\\u{1b}[1m\n"
+        );
     }
 }

@@ -240,10 +240,12 @@ impl MeshFile {
     /// shipped model, and a place for usage.
     pub(crate) fn fill_in_for_up(&mut self) {
         if !self.has_callers() {
-            self.add_callers(dev_keys().into_iter().map(|key| KeyConfig {
-                tenant: key.trim_start_matches("refrain-").into(),
-                key: Some(key),
-                ..KeyConfig::default()
+            self.add_callers(dev_keys().into_iter().filter_map(|key| {
+                Some(KeyConfig {
+                    tenant: key.trim_start_matches("refrain-").parse().ok()?,
+                    key: Some(key),
+                    key_sha256: None,
+                })
             }));
         }
         if self.gateway.models.is_empty() {
@@ -256,10 +258,9 @@ impl MeshFile {
         if self.gateway.usage_dir.is_none() {
             self.gateway.usage_dir = Some(self.draft_store.data_dir.join("usage"));
         }
-        if self.gateway.trainer.listen.is_some() && self.gateway.trainer.tenant.is_empty() {
+        if self.gateway.trainer.listen.is_some() && self.gateway.trainer.tenant.is_none() {
             let first = self.gateway.keys.first().map(|key| key.tenant.clone());
-            let first = first.or_else(|| self.gateway.anonymous_tenant.clone());
-            self.gateway.trainer.tenant = first.unwrap_or_default();
+            self.gateway.trainer.tenant = first.or_else(|| self.gateway.anonymous_tenant.clone());
         }
         if self.worker.adoption.is_on() {
             if self.worker.engine.model.is_empty() {

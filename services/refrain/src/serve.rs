@@ -100,8 +100,8 @@ pub fn up(args: UpArgs) -> anyhow::Result<()> {
         let (key, path) = local_operator::own_key(&file.draft_store.data_dir)?;
         file.add_callers(std::iter::once(KeyConfig {
             key: Some(key),
-            tenant: OWN_TENANT.into(),
-            ..KeyConfig::default()
+            key_sha256: None,
+            tenant: OWN_TENANT.parse().map_err(anyhow::Error::msg)?,
         }));
         key_file = Some(path);
     }

@@ -10,7 +10,7 @@ mod standing;
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use refrain_gateway::OperatorToken;
 use refrain_gateway::tenants::act::{self, TenantAct};
@@ -18,6 +18,7 @@ use refrain_gateway::tenants::file::{
     KeyEndpoint, KeyEntry, LimitsEntry, TenantEntry, TenantsFile, expiry_text,
 };
 use refrain_lab::text_table::text_table;
+use refrain_protocol::names::{TenantName, shown};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::MeshConfig;
 
@@ -240,10 +241,11 @@ pub fn tenants(args: TenantsArgs) -> anyhow::Result<()> {
             standing,
             limits,
         }) => {
+            let name = name.parse::<TenantName>();
+            let name = name.map_err(|fault| anyhow!("NAME: {fault}"))?;
             let mut entry = TenantEntry {
-                name,
                 limits: limits.over(LimitsEntry::default()),
-                ..TenantEntry::default()
+                ..TenantEntry::named(name)
             };
             standing.apply(&mut entry);
             source.carry_out(TenantAct::AddTenant(entry), None)?;
@@ -358,7 +360,7 @@ fn limit_columns(limits: &LimitsEntry) -> [String; 3] {
 fn tenants_table(file: &TenantsFile) -> String {
     let rows = file.tenants.iter().map(|tenant| {
         let mut row = vec![
-            tenant.name.clone(),
+            tenant.name.to_string(),
             tenant.keys.len().to_string(),
             f64::from(tenant.weight).to_string(),
             format!("{:?}", tenant.isolation).to_lowercase(),
@@ -392,8 +394,8 @@ fn keys_table(file: &TenantsFile) -> String {
         let endpoints = endpoints.map(|endpoint| format!("{endpoint:?}").to_lowercase());
         let mut row = vec![
             key.id.clone(),
-            tenant.clone(),
-            key.name.clone(),
+            tenant.to_string(),
+            shown(&key.name).into_owned(),
             all(key.models.clone()),
             all(endpoints.collect()),
             key.expires_at.clone().unwrap_or_else(|| "never".to_owned()),
@@ -548,6 +550,36 @@ mod tests {
         assert_eq!(acts.len(), 6, "{log}");
         assert_eq!(acts[0]["act"], "tenant acme added");
         assert!(acts[0]["at"].as_str().unwrap().ends_with('Z') && acts[0]["uid"].is_u64());
+    }
+
+    #[test]
+    fn no_name_paints_the_terminal() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tenants.toml");
+        let add = |name: &str| TenantArgs {
+            standing: StandingArgs::default(),
+            name: name.into(),
+            limits: limits(),
+        };
+        let refused = run_tenants(&path, TenantsCommand::Add(add("evil\u{1b}[31mred")));
+        assert!(
+            refused
+                .unwrap_err()
+                .to_string()
+                .contains("control characters")
+        );
+        run_tenants(&path, TenantsCommand::Add(add("acme"))).unwrap();
+        // Somebody wrote this name into the file.
+        let mut file = read(&path).unwrap();
+        file.tenants[0].keys.push(KeyEntry {
+            name: "a\u{1b}[31m\nb".into(),
+            id: "1f".into(),
+            sha256: "00".repeat(32),
+            ..KeyEntry::default()
+        });
+        let table = keys_table(&file);
+        assert!(table.contains("a\\u{1b}[31m\\nb"), "{table}");
+        assert!(!table.contains('\u{1b}'), "{table}");
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub mod history;
 mod ids;
 pub mod join;
 pub mod lookup;
+pub mod names;
 mod namespace;
 pub mod openai;
 pub mod prefix;
@@ -39,6 +40,7 @@ pub mod usage;
 
 pub use error::{ApiError, ErrorKind};
 pub use ids::{DocumentId, EngineSessionId, LeaseId, NamespaceId, RequestId, TenantId, WorkerId};
+pub use names::TenantName;
 pub use namespace::{Namespace, PARTITION_MARK, SignedNamespace};
 
 /// A token id of the target model's vocabulary.

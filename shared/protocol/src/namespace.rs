@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-use crate::{NamespaceId, TenantId};
+use crate::names::name_fault;
+use crate::{NamespaceId, TenantId, TenantName};
 
-/// Stands in [`Namespace::tenant`] between the name of the tenant and a part of it. No name of a tenant has it.
+/// Stands in [`Namespace::tenant`] between the name of the tenant and a part of it. No [`TenantName`] has it.
 ///
 /// A part is a suffix of the name, and not a field of its own, so that stored and sent namespaces have the same form
 /// as ever. An older service takes the whole for another tenant, which isolates as well.
@@ -43,6 +44,20 @@ impl Namespace {
     pub fn tenant_name(&self) -> &str {
         let parts = self.tenant.split_once(PARTITION_MARK);
         parts.map_or(&self.tenant, |(name, _)| name)
+    }
+
+    /// Why nothing new may be stored in it: its names, or that of the part of a tenant, have a fault. What was stored
+    /// before there were these rules can be read and erased.
+    pub fn fault(&self) -> Option<String> {
+        let tenant = self.tenant_name().parse::<TenantName>().err();
+        let part = self.tenant.split_once(PARTITION_MARK).map(|(_, part)| part);
+        let faults = [
+            tenant.map(|fault| format!("tenant: {fault}")),
+            part.and_then(name_fault)
+                .map(|fault| format!("tenant: its part {fault}")),
+            name_fault(&self.model).map(|fault| format!("model: {fault}")),
+        ];
+        faults.into_iter().flatten().next()
     }
 
     /// Whether it belongs to a part of a tenant.
@@ -233,6 +248,21 @@ mod tests {
         let whole = namespace("acme", "m");
         assert_eq!((whole.tenant_name(), whole.is_partition()), ("acme", false));
         assert!(whole.is_of("acme") && !whole.is_of("acme\u{1f}key:1f"));
+    }
+
+    #[test]
+    fn a_fault_of_a_name_or_a_part_is_found() {
+        let fault = |tenant: &str| namespace(tenant, "m").fault().unwrap_or_default();
+        assert_eq!(fault("acme"), "");
+        assert_eq!(fault("acme\u{1f}key:1f"), "");
+        assert!(fault("none").contains("reserved"));
+        for part in ["", "key:1f\u{1f}user:2e"] {
+            assert!(
+                fault(&format!("acme\u{1f}{part}")).contains("part"),
+                "{part}"
+            );
+        }
+        assert!(namespace("acme", "m\n").fault().is_some());
     }
 
     #[test]

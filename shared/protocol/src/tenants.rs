@@ -4,6 +4,7 @@
 //! loses none of them.
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
 
 /// A tenant as the store keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +27,7 @@ pub struct TenantsRequest {
 /// All tenants.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantsReply {
-    /// A number that is equal as long as the tenants are.
+    /// A number that is equal as long as the tenants are: the exclusive or of the [`state_part`] of each.
     pub state: u64,
     /// The tenants in order of their names. `None` if the caller knows this state.
     pub tenants: Option<Vec<TenantRecord>>,
@@ -48,4 +49,12 @@ pub struct TenantChange {
 pub struct TenantChangeReply {
     /// The version of the change.
     pub version: u64,
+}
+
+/// A tenant's part of the state of all. So whoever makes a change knows the state after it.
+pub fn state_part(name: &str, version: u64) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(name.as_bytes());
+    hash.update(&version.to_le_bytes());
+    hash.digest()
 }

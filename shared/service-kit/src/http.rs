@@ -9,6 +9,7 @@ mod connections;
 mod error;
 mod listener;
 mod mesh_only;
+mod pages;
 mod server;
 mod stream;
 #[cfg(test)]
@@ -21,4 +22,5 @@ pub use connection_table::AddressLimit;
 pub use error::{HttpError, HttpResult};
 pub use listener::ListenerConfig;
 pub use mesh_only::{RouteRoles, mesh_only};
+pub use pages::{PageGuard, is_host_name};
 pub use server::{PublicOptions, Readiness, ServeOptions, Server, get, post, serve, serve_public};

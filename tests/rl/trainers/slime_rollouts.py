@@ -25,6 +25,7 @@ options = parser.parse_args()
 sys.path.insert(0, str(options.slime))
 made = stubs.for_slime()
 
+import requests  # noqa: E402
 import slime_hooks  # noqa: E402
 from grpo import LOGPROB_ERROR_MAX, Policy  # noqa: E402
 from logprobs import Weights  # noqa: E402
@@ -193,7 +194,8 @@ def change_weights(report, engine, weights, run, version):
     """The calls of slime between two rollouts, in its order."""
     folder = weights.save(run / f"weights-{version}", version)
     engine.pause_generation()
-    engine.flush_cache()
+    # slime calls by GET, which the listener refuses.
+    requests.post(f"http://{engine.server_host}:{engine.server_port}/flush_cache", timeout=60).raise_for_status()
     engine.update_weights_from_disk(folder, weight_version=str(version))
     engine.continue_generation()
     slime_hooks.NOW = str(version)

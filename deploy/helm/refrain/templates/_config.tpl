@@ -20,6 +20,12 @@ has only the sections that its role reads, so that a change restarts only the po
 {{- $_ := set $gateway "tenants_cache_file" (printf "%s/tenants.json" $data) -}}
 {{- end -}}
 {{- $given := $config.gateway | default dict -}}
+{{- /* The names by which operators and a trainer call, since calls to other names are refused. */}}
+{{- $ownService := printf "%s-%s" $fullname (ternary "trainer" "gateway-operations" (default false .isForTrainer)) -}}
+{{- $ownNames := fromJsonArray (include "refrain.serviceNames" (dict "root" .root "service" $ownService)) -}}
+{{- $ownNames = append $ownNames (printf "%s.%s.svc.cluster.local" $ownService .root.Release.Namespace) -}}
+{{- $hosts := concat $ownNames ($values.tls.operations.dnsNames | default list) ($given.allowed_hosts | default list) -}}
+{{- $_ := set $gateway "allowed_hosts" (uniq $hosts) -}}
 {{- if .isForTrainer -}}
 {{- /* Its API is for nobody. The limits of the tenant are for this gateway alone. */}}
 {{- $_ := set $gateway "listen" "127.0.0.1:8080" -}}

@@ -107,3 +107,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "refrain.drainSeconds" -}}
 {{- div (add (int64 (.Values.config.drain_grace_ms | default 30000)) 999) 1000 -}}
 {{- end }}
+
+{{- /* The names of a Service inside the cluster. */}}
+{{- define "refrain.serviceNames" -}}
+{{- $namespace := .root.Release.Namespace -}}
+{{- toJson (list .service (printf "%s.%s" .service $namespace) (printf "%s.%s.svc" .service $namespace)) -}}
+{{- end }}

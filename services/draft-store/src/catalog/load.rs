@@ -1,7 +1,6 @@
 //! Reading the catalog back from the log at start.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use refrain_protocol::usage::UsageTotal;
 use refrain_protocol::{DocumentId, NamespaceId};
@@ -164,7 +163,7 @@ fn load_tenants(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), L
         is_kept
     };
     each(log, RecordKind::Tenant, loaded, place_of, visit)?;
-    let tenants = Arc::make_mut(&mut loaded.catalog.tenants);
+    let tenants = &mut loaded.catalog.tenants;
     for (place, parts) in found {
         match parts.whole() {
             Some((name, version, entry)) => tenants.set(&name, version, Some(entry)),

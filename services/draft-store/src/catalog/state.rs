@@ -93,7 +93,7 @@ pub(crate) struct Catalog {
     pub(crate) statistics: StatisticsSizes,
     pub(crate) replication: Replication,
     /// The tenants that gateways keep here.
-    pub(crate) tenants: Arc<TenantTable>,
+    pub(crate) tenants: TenantTable,
     pub(crate) usage: UsageState,
 }
 
@@ -115,7 +115,7 @@ impl Catalog {
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
             replication: Replication::default(),
-            tenants: Arc::default(),
+            tenants: TenantTable::default(),
             usage: UsageState::default(),
         }
     }

@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use refrain_protocol::error::code;
-use refrain_protocol::tenants::{TenantChange, TenantRecord};
+use refrain_protocol::tenants::{TenantChange, TenantRecord, state_part};
 use refrain_protocol::{ApiError, ErrorKind};
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::metrics::Limit;
 use crate::record::tenants::TenantPartRecord;
@@ -66,13 +65,6 @@ impl TenantRefusal {
             ),
         }
     }
-}
-
-fn hash_of(name: &str, version: u64) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(name.as_bytes());
-    hash.update(&version.to_le_bytes());
-    hash.digest()
 }
 
 fn bytes_of(name: &str, entry: &str) -> u64 {
@@ -136,7 +128,7 @@ impl TenantTable {
         let before = match entry {
             Some(entry) => {
                 self.bytes += bytes_of(name, &entry);
-                self.state ^= hash_of(name, version);
+                self.state ^= state_part(name, version);
                 let tenant = StoredTenant { version, entry };
                 self.tenants.insert(name.to_owned(), tenant)
             }
@@ -144,7 +136,7 @@ impl TenantTable {
         };
         if let Some(before) = before {
             self.bytes -= bytes_of(name, &before.entry);
-            self.state ^= hash_of(name, before.version);
+            self.state ^= state_part(name, before.version);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Tenants that gateways keep in the store: durable, compared and set, and bounded.
 
 use refrain_protocol::ErrorKind;
+use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::error::code;
 use refrain_protocol::tenants::{TenantChange, TenantRecord, TenantsRequest};
 use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
@@ -142,5 +143,38 @@ async fn there_is_room_for_so_many_tenants_and_an_erasure_keeps_them() {
             .await;
         assert_eq!(refused.unwrap_err().kind, kind);
     }
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_new_is_stored_under_a_name_that_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let handle = store.handle();
+    for name in ["other", "a\u{1b}b", "acme\u{1f}key:1f", " "] {
+        let new = change(name, None, Some("{}"));
+        let error = handle.change_tenant(new).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::InvalidRequest, "{name:?}");
+        // One of earlier times could be removed.
+        let removal = change(name, Some(1), None);
+        let error = handle.change_tenant(removal).await.unwrap_err();
+        assert!(error.has_code(code::TENANT_CHANGED), "{name:?}");
+    }
+    let import = async |tenant: &str| {
+        let request = ImportRequest {
+            namespace: Namespace {
+                tenant: tenant.into(),
+                model: "m".into(),
+                tokenizer: "t".into(),
+            },
+            updates: vec![update(1, 0, &[1, 2, 3])],
+            is_static: false,
+        };
+        handle.import(request).await
+    };
+    let error = import("none").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    // An export names a part of a tenant in this way.
+    import("acme\u{1f}key:1f").await.unwrap();
     store.stop().await;
 }

@@ -16,7 +16,7 @@ use super::operators::Operator;
 use super::state::AdminState;
 use crate::tenants::act::TenantAct;
 use crate::tenants::key::NewKey;
-use crate::tenants::{VersionedTenant, audit, source};
+use crate::tenants::{VersionedTenant, audit};
 
 /// A line of the audit log.
 #[derive(Serialize)]
@@ -52,7 +52,8 @@ fn next_number() -> u64 {
 /// this version before.
 ///
 /// # Errors
-/// `Unavailable` if the audit log cannot be written; nothing has happened then. Otherwise as [`source::carry_out`].
+/// `Unavailable` if the audit log cannot be written; nothing has happened then. Otherwise as
+/// [`StoreTenants::carry_out`](crate::tenants::StoreTenants::carry_out).
 pub(super) async fn carry_out(
     state: Data<AdminState>,
     operator: Operator,
@@ -65,7 +66,7 @@ pub(super) async fn carry_out(
     let what = act.description();
     let change = async move {
         let now = clock::unix_s().cast_signed();
-        source::carry_out(&*store, &act, expected, now).await
+        store.carry_out(&act, expected, now).await
     };
     let tenant = audited(state, operator, what, change).await?;
     Ok(Done { tenant, key })

@@ -53,7 +53,7 @@ async fn list(
     _: Operator,
     name: Path<String>,
 ) -> HttpResult<HttpResponse> {
-    let tenant = state.tenant(&name).await?;
+    let tenant = state.source.tenant(&name).await?;
     let mut shown = shown(&tenant)?;
     let keys = shown.get_mut("keys").map_or_else(|| json!([]), Value::take);
     let body = json!({"object": "list", "data": keys});
@@ -124,7 +124,7 @@ fn created(done: &Done) -> HttpResult<HttpResponse> {
     let entry = keys.find(|entry| entry.id == key.id);
     let mut body = serde_json::to_value(entry).map_err(ApiError::internal)?;
     body.as_object_mut().map(without_hash);
-    body["tenant"] = tenant.entry.name.clone().into();
+    body["tenant"] = tenant.entry.name.to_string().into();
     body["key"] = key.key.clone().into();
     Ok(answer(HttpResponse::Created(), tenant, &body))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Payload, Service, ServiceRequest, ServiceResponse, Transform};
@@ -11,6 +12,8 @@ use actix_web::middleware::{Next, from_fn};
 use actix_web::{Error, FromRequest, HttpMessage as _, HttpRequest, ResponseError as _};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use parking_lot::Mutex;
+use prometheus::IntCounter;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::HttpError;
 use refrain_service_kit::random;
@@ -86,12 +89,39 @@ pub(crate) fn operator_faults(operators: &[OperatorConfig]) -> Vec<String> {
     faults
 }
 
+/// Shortest time between two lines of the log about calls without a right token.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Calls without a right token since the last line about them.
+#[derive(Default)]
+struct UnloggedCalls {
+    line_at: Option<Instant>,
+    count: u64,
+}
+
+impl UnloggedCalls {
+    /// Counts a call. Returns the number of calls for a line, if one is due.
+    fn add(&mut self, now: Instant) -> Option<u64> {
+        self.count += 1;
+        let last = self.line_at;
+        if last.is_some_and(|last| now.saturating_duration_since(last) < LINE_INTERVAL) {
+            return None;
+        }
+        self.line_at = Some(now);
+        Some(std::mem::take(&mut self.count))
+    }
+}
+
 /// All operators. It has only the hashes of their tokens.
-pub(crate) struct Operators(Vec<(Operator, [u8; 32])>);
+pub(crate) struct Operators {
+    hashed: Vec<(Operator, [u8; 32])>,
+    unlogged: Mutex<UnloggedCalls>,
+    refusals: IntCounter,
+}
 
 impl Operators {
     /// The operators of a checked configuration.
-    pub(crate) fn new(operators: &[OperatorConfig]) -> Self {
+    pub(crate) fn new(operators: &[OperatorConfig], refusals: IntCounter) -> Self {
         let hashed = |config: &OperatorConfig| {
             let operator = Operator {
                 name: config.name.clone(),
@@ -99,11 +129,27 @@ impl Operators {
             };
             Some((operator, hash_of(config)?))
         };
-        Operators(operators.iter().filter_map(hashed).collect())
+        Operators {
+            hashed: operators.iter().filter_map(hashed).collect(),
+            unlogged: Mutex::default(),
+            refusals,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.hashed.is_empty()
+    }
+
+    /// Counts a call without a right token. Whoever calls without end does not fill the log.
+    fn refused(&self, request: &ServiceRequest) {
+        self.refusals.inc();
+        if let Some(calls) = self.unlogged.lock().add(Instant::now()) {
+            tracing::warn!(
+                peer = ?request.peer_addr(),
+                calls,
+                "the admin API was called without the token of an operator"
+            );
+        }
     }
 
     /// The operator of an `Authorization` header. All are compared, so the time does not tell which one matched.
@@ -113,7 +159,7 @@ impl Operators {
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| digest(token.trim()));
         let mut found = None;
-        for (operator, hash) in &self.0 {
+        for (operator, hash) in &self.hashed {
             if token.is_some_and(|token| token.ct_eq(hash).into()) {
                 found = Some(operator);
             }
@@ -178,9 +224,9 @@ where
         async move {
             let header = request.headers().get(AUTHORIZATION);
             let header = header.and_then(|value| value.to_str().ok());
-            let operator = operators.of(header).inspect_err(|_| {
-                tracing::warn!(peer = ?request.peer_addr(), "a call of the admin API had no token of an operator");
-            });
+            let operator = operators
+                .of(header)
+                .inspect_err(|_| operators.refused(&request));
             let operator = operator.and_then(|operator| {
                 operator.check(request.method())?;
                 Ok(operator.clone())
@@ -218,7 +264,8 @@ mod tests {
         };
         let configs = [config("ann", &ann), config("ben", &ben)];
         assert_eq!(operator_faults(&configs), Vec::<String>::new());
-        let operators = Operators::new(&configs);
+        let refusals = IntCounter::new("refusals", "test").unwrap();
+        let operators = Operators::new(&configs, refusals);
         let of = |header: String| operators.of(Some(&header)).map(|found| found.name.clone());
         assert_eq!(of(format!("Bearer {}", ann.token)).unwrap(), "ann");
         assert_eq!(of(format!("bearer  {} ", ben.token)).unwrap(), "ben");
@@ -232,6 +279,15 @@ mod tests {
             assert_eq!(of(wrong).unwrap_err().kind, ErrorKind::Unauthorized);
         }
         assert!(operators.of(None).is_err());
+    }
+
+    #[test]
+    fn many_calls_without_a_token_are_few_lines_that_count_them() {
+        let (mut calls, start) = (UnloggedCalls::default(), Instant::now());
+        let lines: Vec<u64> = (0..1_000)
+            .filter_map(|number| calls.add(start + Duration::from_millis(25) * number))
+            .collect();
+        assert_eq!(lines, [1, 400, 400]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use actix_web::web::{self, Data, Json, Path};
 use actix_web::{HttpRequest, HttpResponse, Resource};
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::ApiError;
 use refrain_service_kit::http::HttpResult;
 use serde_json::{Value, json};
 
@@ -28,19 +28,6 @@ pub(super) fn one() -> Resource {
         .route(web::delete().to(remove))
 }
 
-impl AdminState {
-    /// The tenant of this name.
-    pub(super) async fn tenant(&self, name: &str) -> Result<VersionedTenant, ApiError> {
-        let tenants = self.source.tenants().await?;
-        let mut tenants = tenants.into_iter();
-        let found = tenants.find(|tenant| tenant.entry.name == name);
-        found.ok_or_else(|| {
-            let message = format!("there is no tenant {name}");
-            ApiError::new(ErrorKind::NotFound, message)
-        })
-    }
-}
-
 async fn list(state: Data<AdminState>, _: Operator) -> HttpResult<HttpResponse> {
     let tenants = state.source.tenants().await?;
     let data: Vec<Value> = tenants.iter().map(shown).collect::<Result<_, _>>()?;
@@ -58,7 +45,7 @@ async fn add(
 }
 
 async fn get(state: Data<AdminState>, _: Operator, name: Path<String>) -> HttpResult<HttpResponse> {
-    let tenant = state.tenant(&name).await?;
+    let tenant = state.source.tenant(&name).await?;
     Ok(answer(HttpResponse::Ok(), &tenant, &shown(&tenant)?))
 }
 

@@ -186,7 +186,7 @@ impl GatewayState {
             .series(&caller.tenant, &request.model.id, hides_metrics);
         let meter = self.usage.begin(UsageStart {
             subject: UsageSubject {
-                tenant: caller.tenant.clone(),
+                tenant: caller.tenant.to_string(),
                 key: caller
                     .key
                     .as_ref()

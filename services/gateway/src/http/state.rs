@@ -118,7 +118,7 @@ impl GatewayState {
             .callers
             .caller(authorization.as_deref(), key.as_deref(), now)
             .await?;
-        AccessNote::of(request).note(|facts| facts.tenant = Some(caller.tenant.clone()));
+        AccessNote::of(request).note(|facts| facts.tenant = Some(caller.tenant.to_string()));
         Ok(caller)
     }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use actix_web::{HttpRequest, HttpResponse, Resource, web};
-use refrain_protocol::ApiError;
+use refrain_protocol::{ApiError, TenantName};
 use refrain_service_kit::http::{HttpError, get, post};
 use serde::Deserialize;
 use serde_json::json;
@@ -34,7 +34,7 @@ struct ReadQuery {
 }
 
 /// The tenant of a caller that may use responses.
-async fn tenant_of(gateway: &GatewayState, request: &HttpRequest) -> Result<String, ApiError> {
+async fn tenant_of(gateway: &GatewayState, request: &HttpRequest) -> Result<TenantName, ApiError> {
     let caller = gateway.caller_at(request, KeyEndpoint::Responses).await?;
     Ok(caller.tenant)
 }

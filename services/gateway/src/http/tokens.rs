@@ -141,7 +141,7 @@ async fn carry_out(
     let mut tenant = NONE.to_owned();
     let outcome = async {
         let caller = gateway.caller_at(request, endpoint).await?;
-        tenant.clone_from(&caller.tenant);
+        tenant = caller.tenant.to_string();
         let admitted = gateway.admit(&caller, request, payload, received).await?;
         let answer = gateway
             .parse(&caller.tenant, admitted.body, received, read)

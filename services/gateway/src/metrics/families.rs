@@ -98,6 +98,8 @@ refrain_service_kit::metric_families! {
         /// Administrative acts by their outcome. A refused one has changed nothing.
         pub(crate) admin_acts: IntCounterVec =
             "refrain_gateway_admin_acts_total" ["outcome"] with ["done", "refused"],
+        /// Calls of the admin API without the token of an operator.
+        pub(crate) admin_token_refusals: IntCounter = "refrain_gateway_admin_token_refusals_total",
         /// Rows of usage: one per hour, tenant, key and model.
         pub(crate) usage_rows: IntGauge = "refrain_gateway_usage_rows",
         /// Bytes of the usage journal.

@@ -3,6 +3,7 @@
 //! Commands on a file and the admin API carry out the same acts. Bodies and changes are those of [`TenantEntry`] and
 //! [`KeyEntry`], so a new field there needs nothing here.
 
+use refrain_protocol::names::name_fault;
 use refrain_protocol::{ApiError, ErrorKind};
 use serde_json::{Map, Value};
 
@@ -49,6 +50,14 @@ pub enum TenantAct {
     },
 }
 
+/// What finds the tenant that an act is about.
+pub(crate) enum ActSubject<'a> {
+    /// Its name.
+    Tenant(&'a str),
+    /// The public id of one of its keys.
+    Key(&'a str),
+}
+
 fn not_found(message: String) -> ApiError {
     ApiError::new(ErrorKind::NotFound, message)
 }
@@ -69,6 +78,18 @@ impl TenantAct {
         Ok(Some(key))
     }
 
+    /// What finds the tenant that the act is about.
+    pub(crate) fn subject(&self) -> ActSubject<'_> {
+        match self {
+            TenantAct::AddTenant(entry) => ActSubject::Tenant(&entry.name),
+            TenantAct::ChangeTenant { name, .. } | TenantAct::RemoveTenant { name } => {
+                ActSubject::Tenant(name)
+            }
+            TenantAct::AddKey { tenant, .. } => ActSubject::Tenant(tenant),
+            TenantAct::RotateKey { id, .. } | TenantAct::RevokeKey { id } => ActSubject::Key(id),
+        }
+    }
+
     /// A description for the audit log. It names tenants and the public ids of keys.
     pub fn description(&self) -> String {
         match self {
@@ -83,21 +104,25 @@ impl TenantAct {
         }
     }
 
-    /// Carries the act out at a time in Unix seconds. Returns the name of the tenant that it is about.
+    /// Carries the act out at a time in Unix seconds.
     ///
     /// # Errors
     /// `NotFound` without such a tenant or key, `Conflict` if it is there already, `InvalidRequest` if the tenant has
     /// faults afterwards. The tenants may have been changed then, and are not to be used.
-    pub fn apply(&self, file: &mut TenantsFile, now: i64) -> Result<String, ApiError> {
+    pub fn apply(&self, file: &mut TenantsFile, now: i64) -> Result<(), ApiError> {
         let name = match self {
             TenantAct::AddTenant(entry) => add_tenant(file, entry)?,
             TenantAct::ChangeTenant { name, patch } => change_tenant(file, name, patch)?,
             TenantAct::RemoveTenant { name } => {
                 tenant(file, name)?;
-                file.tenants.retain(|tenant| tenant.name != *name);
+                file.tenants.retain(|tenant| tenant.name != **name);
                 name.clone()
             }
             TenantAct::AddKey { tenant: of, entry } => {
+                // Names of keys that are there already may stay.
+                if let Some(fault) = name_fault(&entry.name) {
+                    return Err(ApiError::invalid("name", format!("name: {fault}")));
+                }
                 let owner = tenant(file, of)?;
                 owner.keys.push(entry.clone());
                 of.clone()
@@ -110,18 +135,17 @@ impl TenantAct {
             TenantAct::RevokeKey { id } => {
                 let (owner, at) = place_of(file, id)?;
                 owner.keys.remove(at);
-                owner.name.clone()
+                owner.name.to_string()
             }
         };
-        check(file, &name)?;
-        Ok(name)
+        check(file, &name)
     }
 }
 
 /// The tenant of this name.
 fn tenant<'a>(file: &'a mut TenantsFile, name: &str) -> Result<&'a mut TenantEntry, ApiError> {
     let mut tenants = file.tenants.iter_mut();
-    let found = tenants.find(|tenant| tenant.name == name);
+    let found = tenants.find(|tenant| tenant.name == *name);
     found.ok_or_else(|| {
         not_found(format!(
             "there is no tenant {name}; `refrain tenants add {name}` adds it"
@@ -140,7 +164,7 @@ fn add_tenant(file: &mut TenantsFile, entry: &TenantEntry) -> Result<String, Api
         return Err(ApiError::new(ErrorKind::Conflict, message).with_code("tenant_exists"));
     }
     file.tenants.push(entry.clone());
-    Ok(name.clone())
+    Ok(name.to_string())
 }
 
 fn change_tenant(file: &mut TenantsFile, name: &str, patch: &Value) -> Result<String, ApiError> {
@@ -190,7 +214,7 @@ fn rotate_key(
         .map_err(|_| ApiError::invalid("grace_hours", "the key would end after the year 9999"))?;
     owner.keys[at].expires_at = Some(ends);
     owner.keys.push(successor);
-    Ok(owner.name.clone())
+    Ok(owner.name.to_string())
 }
 
 /// A key's tenant, and the place of the key there.
@@ -211,7 +235,7 @@ fn place_of<'a>(
 
 /// Checks one tenant, if it is there.
 fn check(file: &TenantsFile, name: &str) -> Result<(), ApiError> {
-    let tenants = file.tenants.iter().filter(|tenant| tenant.name == name);
+    let tenants = file.tenants.iter().filter(|tenant| tenant.name == *name);
     let only = TenantsFile {
         tenants: tenants.cloned().collect(),
     };
@@ -291,13 +315,12 @@ mod tests {
 
     fn acme() -> TenantsFile {
         let entry = TenantEntry {
-            name: "acme".into(),
             limits: LimitsEntry {
                 requests_per_minute: Some(600),
                 tokens_per_minute: Some(9_000),
                 ..LimitsEntry::default()
             },
-            ..TenantEntry::default()
+            ..TenantEntry::named("acme".parse().unwrap())
         };
         TenantsFile {
             tenants: vec![entry],
@@ -417,7 +440,9 @@ mod tests {
         for act in unknown {
             assert_eq!(kind(&mut file, act), ErrorKind::NotFound);
         }
-        assert_eq!(kind(&mut file, add_key(" ")), ErrorKind::InvalidRequest);
+        for name in [" ", "", "a\nb", "a\u{202e}b"] {
+            assert_eq!(kind(&mut file, add_key(name)), ErrorKind::InvalidRequest);
+        }
         let key = apply(&mut acme(), add_key("ci")).unwrap().unwrap();
         assert!(!add_key("ci").description().contains(&key.key));
     }

@@ -223,12 +223,12 @@ impl Budgets {
     /// [`USAGE_UNKNOWN`] while the store does not tell.
     pub(super) async fn begin(self: &Arc<Self>, caller: &Caller) -> Result<BudgetTicket, ApiError> {
         let of_tenant = Spender {
-            tenant: caller.tenant.clone(),
+            tenant: caller.tenant.to_string(),
             key: None,
         };
         let of_key = caller.key.as_ref().map(|key| {
             let spender = Spender {
-                tenant: caller.tenant.clone(),
+                tenant: caller.tenant.to_string(),
                 key: Some(key.id.clone()),
             };
             (Arc::new(spender), key.limits)
@@ -414,7 +414,7 @@ mod tests {
 
     fn caller(limits: LimitsEntry) -> Caller {
         Caller {
-            tenant: "acme".into(),
+            tenant: "acme".parse().unwrap(),
             tenant_limits: limits,
             policy: Default::default(),
             fixed_key: None,
@@ -461,7 +461,7 @@ mod tests {
         };
         assert!(budgets.begin(&without).await.is_ok());
         let other = Caller {
-            tenant: "bolt".into(),
+            tenant: "bolt".parse().unwrap(),
             ..caller
         };
         assert!(budgets.begin(&other).await.is_ok());

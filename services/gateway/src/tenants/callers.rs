@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, TenantName};
 
 use super::directory::{Caller, Directory};
 use super::jwt::{JwtVerifier, TokenError};
@@ -60,7 +60,7 @@ impl Callers {
     ///
     /// # Errors
     /// As [`Directory::caller_of_listener`].
-    pub(crate) fn of_listener(&self, tenant: &str) -> Result<Caller, ApiError> {
+    pub(crate) fn of_listener(&self, tenant: &TenantName) -> Result<Caller, ApiError> {
         self.directory.caller_of_listener(tenant)
     }
 
@@ -73,7 +73,7 @@ impl Callers {
         }
         let valid = verified.map_err(|error| match error {
             TokenError::NoKeys => {
-                let message = "the keys of the tokens' issuer are not known yet; try again";
+                let message = "the keys of the tokens' issuer are not known, or too old; try again";
                 ApiError::new(ErrorKind::Unavailable, message)
                     .with_code("issuer_unavailable")
                     .with_retry_after_ms(KEYS_RETRY_AFTER_MS)

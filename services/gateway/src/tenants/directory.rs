@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use refrain_protocol::{ApiError, ErrorKind, PARTITION_MARK};
+use refrain_protocol::{ApiError, ErrorKind, PARTITION_MARK, TenantName};
 use subtle::ConstantTimeEq;
 
 use super::file::{Isolation, KeyEndpoint, LimitsEntry, TenantsFile};
@@ -15,7 +15,7 @@ use crate::config::KeyConfig;
 /// Somebody who calls, once the key is known.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    pub(crate) tenant: String,
+    pub(crate) tenant: TenantName,
     /// The limits on the tenant.
     pub(crate) tenant_limits: LimitsEntry,
     /// The standing of the tenant among others.
@@ -32,7 +32,7 @@ pub(crate) struct Caller {
 pub(crate) struct KnownKey {
     pub(crate) id: String,
     digest: [u8; 32],
-    tenant: String,
+    tenant: TenantName,
     models: HashSet<String>,
     endpoints: HashSet<KeyEndpoint>,
     expires_unix_s: Option<i64>,
@@ -43,7 +43,7 @@ impl KnownKey {
     /// A stand-in for the key of a token's owner. Nothing has its hash.
     pub(crate) fn of_token(
         id: String,
-        tenant: String,
+        tenant: TenantName,
         models: HashSet<String>,
         endpoints: HashSet<KeyEndpoint>,
     ) -> Self {
@@ -68,7 +68,7 @@ impl Caller {
             format!("key:{}", id.or(self.fixed_key.as_deref()).unwrap_or("none"))
         };
         let part = match (self.policy.isolation, end_user) {
-            (Isolation::Tenant, _) => return self.tenant.clone(),
+            (Isolation::Tenant, _) => return self.tenant.to_string(),
             (Isolation::User, Some(user)) => format!("user:{user}"),
             (Isolation::Key | Isolation::User, _) => of_key(),
         };
@@ -101,8 +101,8 @@ impl Caller {
 /// All keys. It has only their hashes, so neither a memory dump nor the time of a comparison reveals a key.
 pub(crate) struct Directory {
     /// Keys of the configuration, which have no public id.
-    fixed: Vec<([u8; 32], String)>,
-    anonymous_tenant: Option<String>,
+    fixed: Vec<([u8; 32], TenantName)>,
+    anonymous_tenant: Option<TenantName>,
     /// Whether callers may have tokens in place of keys.
     has_tokens: bool,
     of_file: RwLock<Arc<FileTable>>,
@@ -116,8 +116,8 @@ struct FileTable {
     /// Whether nothing is known of the tenants yet.
     is_awaited: bool,
     keys: HashMap<String, Arc<KnownKey>>,
-    limits: HashMap<String, LimitsEntry>,
-    policies: HashMap<String, TenantPolicy>,
+    limits: HashMap<TenantName, LimitsEntry>,
+    policies: HashMap<TenantName, TenantPolicy>,
 }
 
 fn refused(message: &str) -> ApiError {
@@ -126,14 +126,10 @@ fn refused(message: &str) -> ApiError {
 
 impl Directory {
     /// Creates the directory from a checked configuration. An entry whose hash is malformed matches no key.
-    pub(crate) fn new(keys: &[KeyConfig], anonymous_tenant: Option<String>) -> Self {
-        let fixed = keys.iter().filter_map(|entry| {
-            let digest = match (&entry.key, &entry.key_sha256) {
-                (Some(key), _) => digest(key),
-                (None, digest) => hex::decode(digest.as_deref()?).ok()?.try_into().ok()?,
-            };
-            Some((digest, entry.tenant.clone()))
-        });
+    pub(crate) fn new(keys: &[KeyConfig], anonymous_tenant: Option<TenantName>) -> Self {
+        let fixed = keys
+            .iter()
+            .filter_map(|entry| Some((entry.digest()?, entry.tenant.clone())));
         Directory {
             fixed: fixed.collect(),
             anonymous_tenant,
@@ -209,6 +205,24 @@ impl Directory {
             .values()
             .chain(of_keys)
             .any(LimitsEntry::has_budget)
+    }
+
+    /// The fault of a file of tenants beside the keys of the configuration: a key has one owner.
+    pub(crate) fn fault_of(&self, file: &TenantsFile) -> Option<String> {
+        let is_fixed = |sha256: &str| {
+            let digest = hex::decode(sha256).unwrap_or_default();
+            self.fixed.iter().any(|(fixed, _)| *fixed == *digest)
+        };
+        let keys = file
+            .tenants
+            .iter()
+            .flat_map(|tenant| tenant.keys.iter().map(move |key| (tenant, key)));
+        let mut twice = keys.filter(|(_, key)| is_fixed(&key.sha256));
+        let (tenant, key) = twice.next()?;
+        Some(format!(
+            "the key {} of tenant {} is in gateway.keys as well, and a key has one owner; remove one of them",
+            key.id, tenant.name
+        ))
     }
 
     /// Takes the file of tenants over, in place of an earlier one. Requests in flight go on.
@@ -290,11 +304,11 @@ impl Directory {
     ///
     /// # Errors
     /// `Forbidden` for a tenant that nobody has added, or as [`Directory::check_known`].
-    pub(crate) fn caller_of_listener(&self, tenant: &str) -> Result<Caller, ApiError> {
+    pub(crate) fn caller_of_listener(&self, tenant: &TenantName) -> Result<Caller, ApiError> {
         self.check_known()?;
         let table = self.of_file();
         let is_known = table.limits.contains_key(tenant)
-            || self.anonymous_tenant.as_deref() == Some(tenant)
+            || self.anonymous_tenant.as_ref() == Some(tenant)
             || self.fixed.iter().any(|(_, fixed)| fixed == tenant);
         if !is_known {
             let message = format!(
@@ -317,9 +331,9 @@ impl Directory {
         self.anonymous().filter(|_| !has_keys)
     }
 
-    fn of_tenant(&self, table: &FileTable, tenant: &str) -> Caller {
+    fn of_tenant(&self, table: &FileTable, tenant: &TenantName) -> Caller {
         Caller {
-            tenant: tenant.to_owned(),
+            tenant: tenant.clone(),
             tenant_limits: table.limits.get(tenant).copied().unwrap_or_default(),
             policy: table.policies.get(tenant).copied().unwrap_or_default(),
             key: None,
@@ -346,7 +360,7 @@ impl Directory {
         let mut found = None;
         for (digest, tenant) in &self.fixed {
             if digest.ct_eq(&hash).into() {
-                found = Some(tenant.as_str());
+                found = Some(tenant);
             }
         }
         let tenant = found.ok_or_else(|| refused("the API key is unknown"))?;
@@ -372,18 +386,21 @@ mod tests {
             KeyConfig {
                 key: Some("sk-a".into()),
                 key_sha256: None,
-                tenant: "acme".into(),
+                tenant: "acme".parse().unwrap(),
             },
             KeyConfig {
                 key: None,
                 key_sha256: Some(hex::encode(digest("sk-b"))),
-                tenant: "bolt".into(),
+                tenant: "bolt".parse().unwrap(),
             },
         ];
-        Directory::new(&entries, anonymous.map(str::to_owned))
+        Directory::new(&entries, anonymous.map(|name| name.parse().unwrap()))
     }
 
-    fn tenant_of(directory: &Directory, authorization: Option<&str>) -> Result<String, ApiError> {
+    fn tenant_of(
+        directory: &Directory,
+        authorization: Option<&str>,
+    ) -> Result<TenantName, ApiError> {
         Ok(directory.caller(authorization, NOW)?.tenant)
     }
 
@@ -414,7 +431,7 @@ mod tests {
         let keys = directory(Some("local"));
         assert_eq!(tenant_of(&keys, None).unwrap(), "local");
         assert!(tenant_of(&keys, Some("Bearer wrong")).is_err());
-        let open = Directory::new(&[], Some("local".into()));
+        let open = Directory::new(&[], Some("local".parse().unwrap()));
         assert_eq!(tenant_of(&open, Some("Bearer whatever")).unwrap(), "local");
         // The first key of the file ends that.
         open.replace(&file(&NewKey::random().unwrap(), KeyEntry::default()));
@@ -442,7 +459,6 @@ mod tests {
     fn file(key: &NewKey, entry: KeyEntry) -> TenantsFile {
         TenantsFile {
             tenants: vec![TenantEntry {
-                name: "acme".into(),
                 limits: LimitsEntry {
                     requests_per_minute: Some(7),
                     ..LimitsEntry::default()
@@ -454,9 +470,26 @@ mod tests {
                     sha256: key.sha256.clone(),
                     ..entry
                 }],
-                ..TenantEntry::default()
+                ..TenantEntry::named("acme".parse().unwrap())
             }],
         }
+    }
+
+    #[test]
+    fn a_key_of_the_configuration_is_no_key_of_the_file_as_well() {
+        let key = NewKey::random().unwrap();
+        let of_file = file(&key, KeyEntry::default());
+        let beside = |sha256: &str| {
+            let entry = KeyConfig {
+                key: None,
+                key_sha256: Some(sha256.to_owned()),
+                tenant: "bolt".parse().unwrap(),
+            };
+            Directory::new(&[entry], None).fault_of(&of_file)
+        };
+        assert_eq!(beside(&hex::encode(digest("sk-b"))), None);
+        let fault = beside(&key.sha256.to_ascii_uppercase()).unwrap();
+        assert!(fault.contains(&key.id) && fault.contains("acme"), "{fault}");
     }
 
     #[test]

@@ -2,14 +2,12 @@
 
 use std::collections::HashSet;
 
-use refrain_protocol::PARTITION_MARK;
+use refrain_protocol::TenantName;
+use refrain_protocol::names::NAME_BYTES_MAX;
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-
-/// Longest name of a tenant or a key, bytes.
-const NAME_BYTES_MAX: usize = 256;
 
 /// All tenants.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,39 +18,57 @@ pub struct TenantsFile {
 }
 
 /// A tenant.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TenantEntry {
     /// Its name, which namespaces have.
-    pub name: String,
+    pub name: TenantName,
     /// Its share of the engines among the tenants that wait, relative to theirs: 0.01 to 100.
-    #[serde(skip_serializing_if = "TenantWeight::is_default")]
+    #[serde(default, skip_serializing_if = "TenantWeight::is_default")]
     pub weight: TenantWeight,
     /// The highest class of its requests. With `rollout`, its interactive requests run as rollouts.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub class_max: RequestClass,
     /// Percent of its tokens, 0 to 100, that may be urgent, which is a `priority` of `high` or a `tpot_ms`. Without
     /// it 25. Urgent requests past it are ordinary.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urgent_percent_max: Option<u8>,
     /// How far its drafts, histories, groups and KV caches reach.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub isolation: Isolation,
     /// The shape of the events of its streams.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub stream_shaping: StreamShaping,
     /// Milliseconds per token of its paced streams, at least 1. Without it 40.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_pace_ms: Option<u16>,
     /// Whether its answers are without `metrics`, and their usage without numbers of cached and predicted tokens.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub hides_metrics: bool,
     /// The limits on all of its keys together.
-    #[serde(skip_serializing_if = "LimitsEntry::is_empty")]
+    #[serde(default, skip_serializing_if = "LimitsEntry::is_empty")]
     pub limits: LimitsEntry,
     /// Its keys.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyEntry>,
+}
+
+impl TenantEntry {
+    /// A tenant of this name without keys and limits.
+    pub fn named(name: TenantName) -> Self {
+        TenantEntry {
+            name,
+            weight: TenantWeight::default(),
+            class_max: RequestClass::default(),
+            urgent_percent_max: None,
+            isolation: Isolation::default(),
+            stream_shaping: StreamShaping::default(),
+            stream_pace_ms: None,
+            hides_metrics: false,
+            limits: LimitsEntry::default(),
+            keys: Vec::new(),
+        }
+    }
 }
 
 /// How far drafts, histories, groups and KV caches reach within a tenant.
@@ -239,7 +255,7 @@ impl TenantsFile {
     /// The faults of the values, one sentence per fault.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
-        let (mut names, mut ids) = (HashSet::new(), HashSet::new());
+        let (mut names, mut ids, mut hashes) = (HashSet::new(), HashSet::new(), HashSet::new());
         for (number, tenant) in self.tenants.iter().enumerate() {
             let place = format!("tenants[{number}]");
             let mut check = |holds: bool, fault: String| {
@@ -249,16 +265,8 @@ impl TenantsFile {
             };
             let is_name = |name: &str| !name.trim().is_empty() && name.len() <= NAME_BYTES_MAX;
             check(
-                is_name(&tenant.name),
-                format!("{place}.name: must have 1 to {NAME_BYTES_MAX} bytes"),
-            );
-            check(
                 tenant.stream_pace_ms != Some(0),
                 format!("{place}.stream_pace_ms: must be at least 1"),
-            );
-            check(
-                !tenant.name.contains(PARTITION_MARK),
-                format!("{place}.name: must not have the character U+001F"),
             );
             check(
                 tenant.urgent_percent_max.is_none_or(|most| most <= 100),
@@ -288,6 +296,10 @@ impl TenantsFile {
                     format!("{place}.sha256: must be 64 hex digits"),
                 );
                 check(
+                    key.sha256.is_empty() || hashes.insert(key.sha256.to_ascii_lowercase()),
+                    format!("{place}.sha256: another key has it, and a key has one owner"),
+                );
+                check(
                     ends.is_ok(),
                     format!("{place}.expires_at: {}", ends.err().unwrap_or_default()),
                 );
@@ -310,7 +322,7 @@ mod tests {
     fn a_file_is_read_as_it_was_written() {
         let file = TenantsFile {
             tenants: vec![TenantEntry {
-                name: "acme".into(),
+                name: "acme".parse().unwrap(),
                 weight: TenantWeight::try_from(2.5).unwrap(),
                 class_max: RequestClass::Rollout,
                 urgent_percent_max: Some(0),
@@ -354,7 +366,7 @@ mod tests {
             limits = { requests_per_minute = 0 }
             keys = [
                 { name = "", id = "x", sha256 = "ab", expires_at = "tomorrow" },
-                { name = "k", id = "x", sha256 = "ab" },
+                { name = "k", id = "x", sha256 = "AB" },
                 { name = "k", id = "a-b", sha256 = "ab", limits = { tokens_per_minute = 0 } },
             ]
             [[tenants]]
@@ -369,6 +381,7 @@ mod tests {
             "tenants[0].keys[0].sha256",
             "tenants[0].keys[0].expires_at: not a time",
             "tenants[0].keys[1].id: x is there twice",
+            "tenants[0].keys[1].sha256: another key has it",
             "tenants[0].keys[2].id",
             "tenants[0].keys[2].limits.tokens_per_minute",
             "tenants[1].name: a is there twice",
@@ -380,6 +393,10 @@ mod tests {
             heavy.starts_with("line 3: a weight must be 0.01 to 100"),
             "{heavy}"
         );
+        for name in ["", "acme\\u001fkey:1f", "none"] {
+            let fault = TenantsFile::parse(&format!("[[tenants]]\nname = \"{name}\"")).unwrap_err();
+            assert!(fault.starts_with("line 2: the name of a tenant"), "{fault}");
+        }
         let unknown = TenantsFile::parse("[[tenants]]\nname = \"a\"\nkees = [\"rfk-secret\"]");
         let unknown = unknown.unwrap_err();
         assert!(

@@ -101,7 +101,7 @@ fn has_any(limits: &LimitsEntry) -> bool {
 /// The tenant and the key of a caller, as far as they have limits.
 pub(super) fn subjects(caller: &Caller) -> Vec<(Subject, LimitsEntry)> {
     let (tenant, limits) = (&caller.tenant, caller.tenant_limits);
-    let of_tenant = has_any(&limits).then(|| (Subject::Tenant(tenant.clone()), limits));
+    let of_tenant = has_any(&limits).then(|| (Subject::Tenant(tenant.to_string()), limits));
     let key = caller.key.as_ref().filter(|key| has_any(&key.limits));
     let of_key = key.map(|key| (Subject::Key(key.id.clone()), key.limits));
     of_tenant.into_iter().chain(of_key).collect()

@@ -132,7 +132,7 @@ impl Limiter {
         let budget = self.shared.budgets.begin(caller).await?;
         let mut ticket = QuotaTicket {
             limiter: self.clone(),
-            tenant: caller.tenant.clone(),
+            tenant: caller.tenant.to_string(),
             subjects: subjects(caller),
             has_begun: false,
             reserved: None,
@@ -370,7 +370,7 @@ mod tests {
 
     fn caller(limits: LimitsEntry) -> Caller {
         Caller {
-            tenant: "acme".into(),
+            tenant: "acme".parse().unwrap(),
             tenant_limits: limits,
             policy: TenantPolicy::default(),
             key: None,
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(metrics.rejections("requests_per_minute"), 1);
         // Somebody else is not concerned, and after half a minute there is room for one.
         let other = Caller {
-            tenant: "bolt".into(),
+            tenant: "bolt".parse().unwrap(),
             ..acme.clone()
         };
         assert!(limiter.begin(&other, now).await.is_ok());

@@ -32,7 +32,14 @@ pub(crate) struct TenantPolicy {
 
 impl Default for TenantPolicy {
     fn default() -> Self {
-        TenantPolicy::from(&TenantEntry::default())
+        TenantPolicy {
+            weight: TenantWeight::default(),
+            class_max: RequestClass::default(),
+            urgent_percent_max: URGENT_PERCENT_MAX,
+            isolation: Isolation::default(),
+            shape: None,
+            hides_metrics: false,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use refrain_protocol::TenantName;
 use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
 
@@ -18,7 +19,8 @@ pub struct TrainerConfig {
     /// The certificate and the time limits of the listener.
     pub http: ListenerConfig,
     /// The tenant that all its requests belong to. Its limits, isolation and usage hold.
-    pub tenant: String,
+    #[schemars(with = "Option<String>")]
+    pub tenant: Option<TenantName>,
     /// The model that is trained. It may be left out where the gateway offers one model.
     pub model: Option<String>,
     /// Base URLs of the worker processes with `worker.adoption`, to which engines go that register here. Without any,
@@ -41,7 +43,7 @@ impl Default for TrainerConfig {
             listen: None,
             allows_other_machines: false,
             http: ListenerConfig::default(),
-            tenant: String::new(),
+            tenant: None,
             model: None,
             adopters: Vec::new(),
             connections_max: 65_536,
@@ -67,7 +69,7 @@ impl TrainerConfig {
                  allows_other_machines = true if only trainers can, or listen on 127.0.0.1",
             ),
             (
-                self.tenant.is_empty(),
+                self.tenant.is_none(),
                 "tenant: name the tenant that the rollouts belong to",
             ),
             (
@@ -112,7 +114,7 @@ mod tests {
     fn faults(change: impl FnOnce(&mut TrainerConfig), models: &[&str]) -> String {
         let mut config = TrainerConfig {
             listen: Some(([127, 0, 0, 1], 0).into()),
-            tenant: "lab".into(),
+            tenant: Some("lab".parse().unwrap()),
             ..TrainerConfig::default()
         };
         change(&mut config);
@@ -134,7 +136,7 @@ mod tests {
     #[test]
     fn faults_name_their_keys_and_there_are_none_without_a_listener() {
         let all = |config: &mut TrainerConfig| {
-            config.tenant.clear();
+            config.tenant = None;
             config.model = Some("x".into());
             config.adopters = vec!["worker:8202".into()];
             config.connections_max = 0;

@@ -177,7 +177,7 @@ impl TrainerState {
     ) -> Result<HttpResponse, ApiError> {
         let caller = self.gateway.callers.of_listener(&self.tenant)?;
         let note = AccessNote::of(request);
-        note.note(|facts| facts.tenant = Some(caller.tenant.clone()));
+        note.note(|facts| facts.tenant = Some(caller.tenant.to_string()));
         let bytes = announced_bytes(request).and_then(|bytes| bytes.try_into().ok());
         let bytes = bytes.unwrap_or(self.body_bytes_max);
         let room = self.hold.body_room(&self.tenant, bytes);

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::middleware::from_fn;
-use actix_web::web;
 use anyhow::Context as _;
 use refrain_rpc::{EngineAdopter, Scheduler, Workers};
 use refrain_service_kit::drain::Drain;
@@ -17,7 +15,6 @@ use super::data::DataSurface;
 use super::fleet::ORDERS;
 use super::hold::{Hold, HoldLimits};
 use super::in_flight::{InFlight, Outcome};
-use super::pages::refuse_pages;
 use super::routes;
 use super::state::TrainerState;
 use crate::config::GatewayConfig;
@@ -73,6 +70,8 @@ pub(crate) fn listen(
     let first = config.models.first().map(|model| model.id.clone());
     let model = trainer.model.clone().or(first);
     let model = model.context("gateway.trainer needs a model")?;
+    let tenant = trainer.tenant.clone();
+    let tenant = tenant.context("gateway.trainer needs a tenant")?;
     let limits = HoldLimits {
         bytes_max: trainer.held_bytes_max,
         in_flight_max: trainer.in_flight_max,
@@ -83,7 +82,7 @@ pub(crate) fn listen(
         fleet: TrainerState::fleet_of(gateway, &model, deps.scheduler, deps.workers),
         adopters: Adopters::new(deps.adopters),
         gateway: gateway.clone(),
-        tenant: trainer.tenant.clone(),
+        tenant,
         model,
         body_bytes_max: config.body_bytes_max,
         in_flight: Arc::new(InFlight::new(metrics.clone())),
@@ -102,11 +101,11 @@ pub(crate) fn listen(
     let public = PublicOptions {
         logs_access: true,
         hides_metrics: true,
+        page_guard: Some(config.page_guard()),
         ..PublicOptions::default()
     };
     let server = serve_public(options, public, deps.metrics, deps.readiness, move |app| {
-        let scope = web::scope("").wrap(from_fn(refuse_pages));
-        app.service(scope.configure(|app| routes::add(&state, app)));
+        routes::add(&state, app);
     })?;
     let addr = server.addr();
     match addr.ip().is_loopback() {

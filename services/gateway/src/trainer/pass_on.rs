@@ -1,6 +1,5 @@
 //! Calls in an engine's own words, which go to the engines of all workers as they are.
 
-use actix_web::http::Method;
 use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
 use futures_util::future::join_all;
@@ -91,13 +90,12 @@ impl TrainerState {
         }
         let path = request.uri().path_and_query();
         let path = path.map_or_else(|| request.path().to_owned(), ToString::to_string);
-        let is_post = request.method() == Method::POST;
         let passed = if members.len() > 1 && has_ranks(request.path()) {
             let (members, sizes) = self.device_counts().await?;
             let fields = read(body)?.fields;
             let bodies = divided(request.path(), &fields, &sizes)?;
             let calls = bodies.into_iter().map(|fields| EngineCall {
-                is_post,
+                is_post: true,
                 path: path.clone(),
                 body: Value::from(fields).to_string(),
             });
@@ -107,7 +105,7 @@ impl TrainerState {
             let body = String::from_utf8(body.to_vec())
                 .map_err(|_| ApiError::new(ErrorKind::InvalidRequest, "the body is not UTF-8"))?;
             let call = EngineCall {
-                is_post,
+                is_post: true,
                 path,
                 body,
             };

@@ -123,7 +123,7 @@ pub(super) async fn abort_requests(
     Ok(HttpResponse::Ok().json(json!({"status": "aborted", "aborted": aborted})))
 }
 
-/// `GET` and `POST /flush_cache` of SGLang, which succeeds only while no worker decodes anything.
+/// `POST /flush_cache` of SGLang, which succeeds only while no worker decodes anything.
 pub(super) async fn flush_cache(trainer: Data<TrainerState>) -> HttpResult<HttpResponse> {
     let states = trainer.report().await?;
     if !states.all_done() {

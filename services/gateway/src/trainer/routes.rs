@@ -1,4 +1,4 @@
-//! The routes of the listener. None asks for a key.
+//! The routes of the listener. None asks for a key. What changes something takes no GET, which any web page can send.
 
 use std::sync::Arc;
 
@@ -69,9 +69,7 @@ pub(super) fn add(trainer: &Arc<TrainerState>, app: &mut ServiceConfig) {
             "/areal_continue_generation",
             pauses::continue_generation,
         ))
-        .service(
-            get("/flush_cache", pauses::flush_cache).route(web::post().to(pauses::flush_cache)),
-        )
+        .service(post("/flush_cache", pauses::flush_cache))
         .service(post("/update_weights_from_disk", weights::from_disk))
         .service(post("/update_weights", pass_on::update_weights))
         .service(post("/areal_update_weights", pass_on::areal_update_weights))
@@ -98,7 +96,6 @@ pub(super) fn add(trainer: &Arc<TrainerState>, app: &mut ServiceConfig) {
         .service(get("/get_model_info", facts::model_info))
         .service(get("/model_info", facts::model_info));
     for path in PASSED_ON {
-        let passed = post(path, pass_on::pass_on);
-        app.service(passed.route(web::get().to(pass_on::pass_on)));
+        app.service(post(path, pass_on::pass_on));
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use refrain_protocol::TenantName;
 use refrain_rpc::{Scheduler, Workers};
 
 use super::adopters::Adopters;
@@ -14,7 +15,7 @@ use crate::http::GatewayState;
 /// The state of the listener.
 pub(super) struct TrainerState {
     pub(super) gateway: Arc<GatewayState>,
-    pub(super) tenant: String,
+    pub(super) tenant: TenantName,
     /// The model that is trained.
     pub(super) model: String,
     pub(super) body_bytes_max: usize,

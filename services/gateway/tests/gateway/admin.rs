@@ -451,8 +451,8 @@ async fn tenants_in_a_file_can_be_read_and_not_changed() {
 
 #[tokio::test]
 async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
-    let cache = tempfile::tempdir().unwrap();
-    let cache = cache.path().join("tenants.json");
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("tenants.json");
     let in_store = GatewayConfig {
         tenants_in_store: true,
         tenants_cache_file: Some(cache.clone()),
@@ -479,9 +479,10 @@ async fn a_gateway_goes_on_with_what_it_knows_while_the_store_is_away() {
     let second = Admin::with(in_store.clone(), KeptTenants::away()).await;
     assert_eq!(second.status(&key).await, 200);
 
-    // One without a cache, or with a damaged one, is not ready, and refuses everybody for the time being.
-    std::fs::write(&cache, "{\"tenants\": [").unwrap();
-    for cache in [None, Some(cache)] {
+    // One without a cache, or with one that is damaged, is not ready, and refuses everybody for the time being.
+    let damaged = cache.with_extension("damaged");
+    std::fs::write(&damaged, r#"{"tenants": [{"name": "none"}]}"#).unwrap();
+    for cache in [None, Some(damaged)] {
         let without = GatewayConfig {
             tenants_cache_file: cache,
             ..in_store.clone()
@@ -546,5 +547,158 @@ async fn keys_that_contradict_each_other_are_faults_at_the_start() {
     ] {
         let error = start_error(config).await;
         assert!(error.contains(part), "{part} in {error}");
+    }
+}
+
+#[tokio::test]
+async fn acts_at_once_on_one_tenant_all_succeed() {
+    let admin = Admin::new().await;
+    let tenant = json!({"name": "acme"});
+    assert_eq!(admin.call(Method::POST, "tenants", tenant).await.0, 201);
+    let patches = (1..=50).map(|limit| {
+        let body = json!({"limits": {"requests_in_flight_max": limit}});
+        admin.call(Method::PATCH, "tenants/acme", body)
+    });
+    let answers = futures_util::future::join_all(patches).await;
+    let failed = answers.iter().filter(|(status, _)| *status != 200);
+    assert_eq!(failed.count(), 0, "{answers:?}");
+    // Each of them was a change of its own.
+    let versions = answers
+        .iter()
+        .map(|(_, changed)| changed["version"].as_u64());
+    assert_eq!(versions.collect::<std::collections::HashSet<_>>().len(), 50);
+}
+
+#[tokio::test]
+async fn an_act_reads_no_other_tenant() {
+    let mut kept = KeptTenants::default();
+    for number in 0..300 {
+        let name = format!("tenant-{number}");
+        kept.put(&name, json!({ "name": name }).to_string());
+    }
+    let in_store = GatewayConfig {
+        tenants_in_store: true,
+        ..config()
+    };
+    let admin = Admin::with(in_store, kept).await;
+    let sent = || admin.bench.mesh.tenants.lock().unwrap().sent;
+    assert_eq!(sent(), 300);
+    let (status, _) = admin
+        .call(Method::POST, "tenants", json!({"name": "acme"}))
+        .await;
+    assert_eq!(status, 201);
+    let (id, key) = admin.key(json!({"name": "ci"})).await;
+    let patch = json!({"limits": {"requests_in_flight_max": 3}});
+    assert_eq!(
+        admin.call(Method::PATCH, "tenants/acme", patch).await.0,
+        200
+    );
+    assert_eq!(
+        admin.call(Method::GET, "tenants/acme", Value::Null).await.0,
+        200
+    );
+    let rotate = format!("keys/{id}/rotate");
+    assert_eq!(admin.call(Method::POST, &rotate, Value::Null).await.0, 201);
+    admin.until_status(&key, 200).await;
+    assert_eq!(
+        admin
+            .call(Method::DELETE, &format!("keys/{id}"), Value::Null)
+            .await
+            .0,
+        200
+    );
+    admin.until_status(&key, 401).await;
+    assert_eq!(
+        admin
+            .call(Method::DELETE, "tenants/acme", Value::Null)
+            .await
+            .0,
+        200
+    );
+    assert_eq!(sent(), 300);
+    // What another gateway has done since is seen by the act that it matters to.
+    admin
+        .bench
+        .mesh
+        .tenants
+        .lock()
+        .unwrap()
+        .put("bolt-2", json!({"name": "bolt-2"}).to_string());
+    let (status, _) = admin
+        .call(Method::DELETE, "tenants/bolt-2", Value::Null)
+        .await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
+async fn a_tenant_of_earlier_times_whose_name_is_not_allowed_any_more_can_be_removed() {
+    let mut kept = KeptTenants::default();
+    let good = json!({"name": "acme", "limits": {"requests_in_flight_max": 3}});
+    kept.put("acme", good.to_string());
+    kept.put("other", json!({"name": "other"}).to_string());
+    let in_store = GatewayConfig {
+        tenants_in_store: true,
+        ..config()
+    };
+    let admin = Admin::with(in_store, kept).await;
+    // The others are served.
+    let (status, all) = admin.call(Method::GET, "tenants", Value::Null).await;
+    assert_eq!(
+        (status, all["data"].as_array().unwrap().len()),
+        (200, 1),
+        "{all}"
+    );
+    let (_, key) = admin.key(json!({"name": "ci"})).await;
+    admin.until_status(&key, 200).await;
+    let failed = "refrain_gateway_tenants_read_total{outcome=\"failed\"}";
+    assert!(admin.bench.metric(failed) >= 1.0);
+    // It cannot be changed or added, but removed.
+    let (status, _) = admin
+        .call(Method::POST, "tenants", json!({"name": "other"}))
+        .await;
+    assert_eq!(status, 400);
+    let (status, _) = admin
+        .call(Method::DELETE, "tenants/other", Value::Null)
+        .await;
+    assert_eq!(status, 200);
+    let (status, _) = admin
+        .call(Method::DELETE, "tenants/other", Value::Null)
+        .await;
+    assert_eq!(status, 404);
+}
+
+#[tokio::test]
+async fn a_page_of_somebody_else_cannot_call_the_operations_listener() {
+    let admin = Admin::new().await;
+    let own = admin.operations.clone();
+    let host = own.trim_start_matches("http://");
+    for (header, value, status) in [
+        ("host", "page.example", 403),
+        ("origin", "http://page.example", 403),
+        ("sec-fetch-site", "cross-site", 403),
+        ("sec-fetch-site", "same-origin", 200),
+        ("origin", &*own, 200),
+        ("host", host, 200),
+    ] {
+        let call = admin.request(Method::GET, "tenants").header(header, value);
+        assert_eq!(
+            call.send().await.unwrap().status(),
+            status,
+            "{header}: {value}"
+        );
+        let metrics = admin.bench.client.get(format!("{own}/metrics"));
+        let answer = metrics.header(header, value).send().await.unwrap();
+        assert_eq!(answer.status(), status, "{header}: {value}");
+    }
+    // No GET changes anything.
+    for path in [
+        "erasures",
+        "compactions",
+        "workers/w0/drain",
+        "keys/x",
+        "keys/x/rotate",
+    ] {
+        let (status, _) = admin.call(Method::GET, path, Value::Null).await;
+        assert_eq!(status, 405, "{path}");
     }
 }

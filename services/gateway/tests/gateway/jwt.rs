@@ -283,7 +283,9 @@ async fn a_token_that_is_not_right_is_refused_with_the_reason() {
         (json!({"exp": null}), "exp"),
         (json!({"exp": "never"}), "exp"),
         (json!({"nbf": now + 120}), "not valid yet"),
+        (json!({"iss": ["https://idp.test"]}), "iss"),
         (json!({"tenant": null}), "tenant"),
+        (json!({"tenant": "acme\u{1f}key:0123456789ab"}), "tenant"),
         (json!({"endpoints": ["everything"]}), "endpoint"),
         (json!({"models": []}), "models"),
     ] {
@@ -374,6 +376,12 @@ async fn keys_are_fetched_anew_for_an_unknown_one_and_old_ones_stay_while_the_is
     issuer.publish(&[&new]);
     assert_eq!(status(&second, &new.token(json!({}))).await, 200);
     assert_eq!(status(&second, &of_old).await, 401);
+
+    // An issuer that has withdrawn all keys is no issuer that is away.
+    issuer.publish(&[]);
+    let third = Bench::with(with(issuer.config())).await;
+    let (status, _, code) = answer(&third, &new.token(json!({}))).await;
+    assert_eq!((status, &*code), (401, "invalid_token"));
 }
 
 #[tokio::test]

@@ -417,12 +417,12 @@ pub(crate) fn config() -> GatewayConfig {
             KeyConfig {
                 key: Some("sk-acme".into()),
                 key_sha256: None,
-                tenant: "acme".into(),
+                tenant: "acme".parse().unwrap(),
             },
             KeyConfig {
                 key: Some("sk-bolt".into()),
                 key_sha256: None,
-                tenant: "bolt".into(),
+                tenant: "bolt".parse().unwrap(),
             },
         ],
         models: vec![ModelConfig {

@@ -12,7 +12,7 @@ use refrain_protocol::error::code;
 use refrain_protocol::group::RegisterGroupRequest;
 use refrain_protocol::history::{OutputLengths, OutputLengthsRequest};
 use refrain_protocol::tenants::{
-    TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest,
+    TenantChange, TenantChangeReply, TenantRecord, TenantsReply, TenantsRequest, state_part,
 };
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{DraftStore, StoreAdmin, UsageReplica};
@@ -24,6 +24,8 @@ use crate::mesh::FakeMesh;
 pub(crate) struct KeptTenants {
     records: Vec<TenantRecord>,
     changes: u64,
+    /// Records that gateways were sent.
+    pub(crate) sent: usize,
     /// Whether the store answers nothing.
     pub(crate) is_away: bool,
 }
@@ -35,6 +37,22 @@ impl KeptTenants {
             is_away: true,
             ..KeptTenants::default()
         }
+    }
+
+    /// Puts a tenant in, as an earlier version would have.
+    pub(crate) fn put(&mut self, name: &str, entry: String) {
+        self.changes += 1;
+        self.records.push(TenantRecord {
+            name: name.to_owned(),
+            version: self.changes,
+            entry,
+        });
+    }
+
+    fn state(&self) -> u64 {
+        let parts = self.records.iter();
+        let parts = parts.map(|record| state_part(&record.name, record.version));
+        parts.fold(0, |state, part| state ^ part)
     }
 
     fn check(&self) -> Result<(), ApiError> {
@@ -84,16 +102,18 @@ impl DraftStore for FakeMesh {
     }
 
     async fn tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
-        let kept = self.tenants.lock().unwrap();
+        // As over a network, others come between.
+        tokio::task::yield_now().await;
+        let mut kept = self.tenants.lock().unwrap();
         kept.check()?;
-        let is_known = request.known == Some(kept.changes);
-        Ok(TenantsReply {
-            state: kept.changes,
-            tenants: (!is_known).then(|| kept.records.clone()),
-        })
+        let state = kept.state();
+        let tenants = (request.known != Some(state)).then(|| kept.records.clone());
+        kept.sent += tenants.as_ref().map_or(0, Vec::len);
+        Ok(TenantsReply { state, tenants })
     }
 
     async fn change_tenant(&self, change: TenantChange) -> Result<TenantChangeReply, ApiError> {
+        tokio::task::yield_now().await;
         let mut kept = self.tenants.lock().unwrap();
         kept.check()?;
         let known = kept.records.iter().find(|known| known.name == change.name);

@@ -33,9 +33,8 @@ impl Tenants {
             _dir: dir,
             file: TenantsFile {
                 tenants: vec![TenantEntry {
-                    name: "acme".into(),
                     limits,
-                    ..TenantEntry::default()
+                    ..TenantEntry::named("acme".parse().unwrap())
                 }],
             },
         };

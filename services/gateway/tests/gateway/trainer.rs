@@ -21,7 +21,7 @@ pub(crate) fn lab_config() -> GatewayConfig {
     GatewayConfig {
         trainer: TrainerConfig {
             listen: Some(([127, 0, 0, 1], 0).into()),
-            tenant: "acme".into(),
+            tenant: Some("acme".parse().unwrap()),
             ..TrainerConfig::default()
         },
         ..config()
@@ -265,21 +265,74 @@ async fn a_faulty_section_is_named_and_several_models_need_a_choice() {
 #[tokio::test]
 async fn a_page_in_a_browser_cannot_give_orders() {
     let lab = Lab::new().await;
-    for (method, path) in [(Method::POST, "/pause"), (Method::GET, "/flush_cache")] {
-        let call = lab
-            .request(method, path)
-            .header("Origin", "http://page.example");
+    for (method, path, header, value, code) in [
+        (
+            Method::POST,
+            "/pause",
+            "origin",
+            "http://page.example",
+            "origin_refused",
+        ),
+        (
+            Method::POST,
+            "/flush_cache",
+            "sec-fetch-site",
+            "cross-site",
+            "origin_refused",
+        ),
+        (
+            Method::GET,
+            "/server_info",
+            "sec-fetch-site",
+            "same-site",
+            "origin_refused",
+        ),
+        (
+            Method::GET,
+            "/server_info",
+            "host",
+            "page.example",
+            "host_refused",
+        ),
+        (
+            Method::GET,
+            "/healthz",
+            "host",
+            "page.example:8091",
+            "host_refused",
+        ),
+    ] {
+        let call = lab.request(method, path).header(header, value);
         let refused = call.send().await.unwrap();
-        assert_eq!(refused.status(), 403, "{path}");
+        assert_eq!(refused.status(), 403, "{path} {header}");
         let error: Value = refused.json().await.unwrap();
-        assert_eq!(error["error"]["code"], "origin_refused");
+        assert_eq!(error["error"]["code"], code, "{path} {header}");
+    }
+    // An image of a page is a GET that some browsers send without any mark, so no GET changes anything.
+    for path in [
+        "/flush_cache",
+        "/pause",
+        "/update_weights_from_disk",
+        "/release_memory_occupation",
+        "/init_weights_update_group?master_address=page.example",
+        "/unload_lora_adapter?lora_name=x",
+        "/add_worker?url=http://page.example",
+    ] {
+        let answer = lab.request(Method::GET, path).send().await.unwrap();
+        assert_eq!(answer.status(), 405, "{path}");
     }
     assert!(lab.bench.mesh.fleet.take_orders().is_empty());
+    // The name by which trainers reach it is no page's.
+    let named = Lab::with(|config| config.allowed_hosts = vec!["trainer.lab.svc".into()]).await;
+    let call = named
+        .request(Method::GET, "/is_paused")
+        .header("host", "trainer.lab.svc:8091");
+    assert_eq!(call.send().await.unwrap().status(), 200);
 }
 
 #[tokio::test]
 async fn a_tenant_that_does_not_exist_is_named_in_the_answer() {
-    let lab = Lab::with(|config| config.trainer.tenant = "nobody".into()).await;
+    let lab = Lab::with(|config| config.trainer.tenant = "nobody".parse().ok()).await;
     let (status, answer) = lab.post("/generate", &json!({"input_ids": [1]})).await;
     assert_eq!(status, 403, "{answer}");
     assert_eq!(answer["error"]["code"], "unknown_tenant");

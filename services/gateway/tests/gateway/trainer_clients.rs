@@ -403,7 +403,7 @@ async fn answers_of_a_tenant_that_hides_metrics_tell_nothing_of_drafts() {
     std::fs::write(&path, "[[tenants]]\nname = \"lab\"\nhides_metrics = true\n").unwrap();
     let lab = Lab::with(|config| {
         config.tenants_file = Some(path);
-        config.trainer.tenant = "lab".into();
+        config.trainer.tenant = Some("lab".parse().unwrap());
     })
     .await;
     let (status, answer) = lab.post("/generate", &slime(&[5])).await;

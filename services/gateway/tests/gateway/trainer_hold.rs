@@ -109,7 +109,7 @@ async fn the_tokens_per_minute_of_the_tenant_hold_rollouts_and_a_spent_budget_re
         Lab::with(move |config| {
             config.tenants_file = Some(path);
             config.limit_share = 0.01;
-            config.trainer.tenant = tenant.into();
+            config.trainer.tenant = Some(tenant.parse().unwrap());
         })
     };
     // Twelve requests per minute are this gateway's share: it takes twelve at once.
@@ -141,7 +141,7 @@ async fn rollouts_that_meet_several_limits_do_not_wait_for_each_other() {
     let lab = Lab::with(|config| {
         config.tenants_file = Some(path);
         config.tenant_rollouts_in_flight_max = 2;
-        config.trainer.tenant = "lab".into();
+        config.trainer.tenant = Some("lab".parse().unwrap());
         config.trainer.in_flight_max = 3;
     })
     .await;

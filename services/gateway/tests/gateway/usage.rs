@@ -35,7 +35,6 @@ fn tenants(
     let key = NewKey::random().unwrap();
     let file = TenantsFile {
         tenants: vec![TenantEntry {
-            name: "acme".into(),
             limits,
             keys: vec![KeyEntry {
                 name: "ci".into(),
@@ -44,7 +43,7 @@ fn tenants(
                 limits: key_limits,
                 ..KeyEntry::default()
             }],
-            ..TenantEntry::default()
+            ..TenantEntry::named("acme".parse().unwrap())
         }],
     };
     let path = dir.join("tenants.toml");

@@ -1,8 +1,9 @@
 //! Exports a tenant's documents as a trace file.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -32,7 +33,8 @@ pub(super) struct ExportArgs {
     /// Export the documents of this model only.
     #[arg(long)]
     pub(super) model: Option<String>,
-    /// Trace file; compressed if its name ends in .zst [default: standard output].
+    /// Trace file; compressed if its name ends in .zst. A new one may be read by its owner only [default: standard
+    /// output].
     #[arg(long, short)]
     pub(super) output: Option<PathBuf>,
 }
@@ -67,7 +69,11 @@ pub(super) async fn run(args: &ExportArgs) -> anyhow::Result<u64> {
         None => write(args, &target, &mut BufWriter::new(std::io::stdout())).await,
         Some(path) => {
             let name = path.display();
-            let file = File::create(path).with_context(|| format!("{name}: cannot be written"))?;
+            // It has texts of the tenant.
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            let file = options.open(path);
+            let file = file.with_context(|| format!("{name}: cannot be written"))?;
             let file = BufWriter::new(file);
             if path.extension().is_some_and(|extension| extension == "zst") {
                 let mut encoder = zstd::stream::write::Encoder::new(file, ZSTD_LEVEL)?;

@@ -131,6 +131,9 @@ impl LineParser {
             model: chosen(&self.model, line.model, "model")?,
             tokenizer: self.tokenizer_of(line.tokenizer),
         };
+        if let Some(fault) = namespace.fault() {
+            bail!("{fault}");
+        }
         let encode = |text: &str| -> anyhow::Result<Vec<TokenId>> {
             let tokenizer = self
                 .tokenizer

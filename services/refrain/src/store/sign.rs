@@ -31,9 +31,9 @@ pub(super) struct SignArgs {
 pub(super) fn token(args: &SignArgs) -> anyhow::Result<String> {
     let file = MeshFile::load_to_sign(&args.config)?;
     let gateway = &file.gateway;
-    let has_key = gateway.keys.iter().any(|key| key.tenant == args.tenant);
+    let has_key = gateway.keys.iter().any(|key| key.tenant == *args.tenant);
     ensure!(
-        has_key || gateway.anonymous_tenant.as_ref() == Some(&args.tenant),
+        has_key || gateway.anonymous_tenant.as_deref() == Some(&*args.tenant),
         "{}: {} has no key of this tenant",
         args.tenant,
         args.config.display()

@@ -32,6 +32,7 @@ use super::body::{BodyBytesMax, BodyDeadline, late, too_large};
 use super::connection_table::AddressLimit;
 use super::connections::{ConnectionGuard, ConnectionLimits, Connections, TrackedBody};
 use super::listener::ListenerConfig;
+use super::pages::{PageGuard, refuse_pages};
 use super::stream::ListenerStream;
 use crate::descriptors;
 use crate::random;
@@ -87,6 +88,8 @@ pub struct PublicOptions {
     pub logs_access: bool,
     /// Whether there is no `/metrics`: the names of tenants, and how much they ask, are not for strangers.
     pub hides_metrics: bool,
+    /// The guard against web pages of others, on all routes. It is for listeners whose callers are no pages.
+    pub page_guard: Option<PageGuard>,
 }
 
 /// The handle of a running listener.
@@ -158,6 +161,7 @@ where
     };
     let cors_origins = public.cors_origins;
     let hides_metrics = public.hides_metrics;
+    let page_guard = public.page_guard;
     metrics.watch(options.service, &readiness);
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
@@ -193,10 +197,16 @@ where
         let observed = observed.clone();
         let shown = (!hides_metrics).then(|| metrics.clone());
         let readiness = readiness.clone();
+        let has_guard = page_guard.is_some();
+        let page_guard = page_guard.clone().unwrap_or_default();
         App::new()
             .wrap(Condition::new(
                 !cors_origins.is_empty(),
                 cors(&cors_origins),
+            ))
+            .wrap(Condition::new(
+                has_guard,
+                from_fn(move |request, next| refuse_pages(page_guard.clone(), request, next)),
             ))
             .wrap(from_fn(move |request, next| {
                 observe(observed.clone(), request, next)

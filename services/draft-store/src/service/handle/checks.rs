@@ -114,6 +114,9 @@ impl DraftStoreHandle {
         for part in [&names.tenant, &names.model, &names.tokenizer] {
             self.check_name("namespace", part)?;
         }
+        if let Some(fault) = names.fault() {
+            return Err(ApiError::invalid("namespace", fault));
+        }
         for update in updates {
             self.check_update(update)?;
         }

@@ -1,7 +1,7 @@
 //! Calls of gateways that keep their tenants here.
 
 use refrain_protocol::tenants::{TenantChange, TenantChangeReply, TenantsReply, TenantsRequest};
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, TenantName};
 
 use crate::catalog::TENANT_BYTES_MAX;
 use crate::service::handle::DraftStoreHandle;
@@ -20,12 +20,13 @@ impl DraftStoreHandle {
     /// All tenants as they are on disk. It waits for no commit.
     pub(super) fn list_tenants(&self, request: TenantsRequest) -> Result<TenantsReply, ApiError> {
         self.check_keeps_tenants()?;
-        let tenants = self.inner.shared.tenants()?;
-        let state = tenants.state();
-        let is_known = request.known == Some(state);
-        Ok(TenantsReply {
-            state,
-            tenants: (!is_known).then(|| tenants.records()),
+        self.inner.shared.read_tenants(|tenants| {
+            let state = tenants.state();
+            let is_known = request.known == Some(state);
+            TenantsReply {
+                state,
+                tenants: (!is_known).then(|| tenants.records()),
+            }
         })
     }
 
@@ -36,6 +37,10 @@ impl DraftStoreHandle {
     ) -> Result<TenantChangeReply, ApiError> {
         self.check_keeps_tenants()?;
         self.check_name("name", &change.name)?;
+        // One that was stored before there were these rules can be removed.
+        if let (Some(_), Err(fault)) = (&change.entry, change.name.parse::<TenantName>()) {
+            return Err(ApiError::invalid("name", format!("name: {fault}")));
+        }
         let bytes = change.entry.as_ref().map_or(1, String::len);
         if bytes == 0 || bytes > TENANT_BYTES_MAX {
             let message = format!("entry: must have 1 to {TENANT_BYTES_MAX} bytes");

@@ -166,11 +166,14 @@ impl WriterActor {
         let mut changed = None;
         self.run(|core, catalog, now_ms| {
             let (version, outcome) = core.change_tenant(catalog, change, now_ms)?;
-            changed = Some((version, catalog.tenants.clone()));
+            let kept = catalog.tenants.get(&change.name);
+            changed = Some((version, kept.map(|kept| kept.entry.clone())));
             Ok(outcome)
         })?;
-        let (version, tenants) = changed.ok_or_else(unavailable)?;
-        self.shared.set_tenants(tenants);
+        let (version, entry) = changed.ok_or_else(unavailable)?;
+        if let Ok(version) = version {
+            self.shared.set_tenant(&change.name, version, entry);
+        }
         version.map_err(|refusal| {
             refusal
                 .limit()

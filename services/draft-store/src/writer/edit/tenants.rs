@@ -21,7 +21,7 @@ impl Edit<'_> {
             };
             self.batch.put_record(tenant_key(name, part), &record);
         }
-        let tenants = std::sync::Arc::make_mut(&mut self.catalog.tenants);
+        let tenants = &mut self.catalog.tenants;
         let before = tenants.get(name).map_or(0, |before| before.entry.len());
         for part in parts..before.div_ceil(TENANT_PART_BYTES) as u16 {
             self.batch.remove(tenant_key(name, part));

@@ -25,8 +25,9 @@ impl FileFollower {
     /// Takes the file over.
     pub(super) fn start(path: PathBuf, taking: Taking) -> anyhow::Result<Self> {
         let known = read(&path)?;
-        let file = parse(&known).map_err(|faults| anyhow!("{}: {faults}", path.display()))?;
-        taking.take_over(&file);
+        parse(&known)
+            .and_then(|file| taking.take_over(&file))
+            .map_err(|faults| anyhow!("{}: {faults}", path.display()))?;
         Ok(FileFollower {
             path,
             taking,
@@ -57,9 +58,8 @@ impl FileFollower {
             self.seen = Some(text);
             return;
         }
-        match parse(&text) {
-            Ok(file) => {
-                self.taking.take_over(&file);
+        match parse(&text).and_then(|file| self.taking.take_over(&file)) {
+            Ok(()) => {
                 tracing::info!("the gateway has taken the changed file of tenants over");
                 (self.known, self.trouble) = (text, None);
             }

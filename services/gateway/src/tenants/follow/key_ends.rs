@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use refrain_protocol::TenantName;
+
 use crate::tenants::file::{TenantEntry, TenantsFile};
 
 /// The ends of keys by tenant, in Unix seconds. Tenants whose keys never end are not there.
 #[derive(Debug, Default)]
-pub(super) struct KeyEnds(BTreeMap<String, Vec<i64>>);
+pub(super) struct KeyEnds(BTreeMap<TenantName, Vec<i64>>);
 
 impl KeyEnds {
     pub(super) fn of(file: &TenantsFile) -> Self {
@@ -21,7 +23,7 @@ impl KeyEnds {
     pub(super) fn next(&self, now: i64) -> impl Iterator<Item = (&str, i64)> {
         self.0.iter().filter_map(move |(tenant, ends)| {
             let next = ends.iter().copied().filter(|end| *end > now).min();
-            Some((tenant.as_str(), next?))
+            Some((&**tenant, next?))
         })
     }
 }
@@ -55,9 +57,8 @@ mod tests {
     #[test]
     fn a_rotated_key_is_no_end_and_an_end_in_the_past_is_none() {
         let tenant = |name: &str, keys| TenantEntry {
-            name: name.to_owned(),
             keys,
-            ..TenantEntry::default()
+            ..TenantEntry::named(name.parse().unwrap())
         };
         let day = |day: i64| Some(format!("1970-01-0{}T00:00:00Z", day + 1));
         let file = TenantsFile {

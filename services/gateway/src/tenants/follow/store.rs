@@ -6,20 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use refrain_protocol::tenants::{TenantsReply, TenantsRequest};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::DraftStore;
 
 use super::taking::Taking;
 use crate::tenants::file::TenantsFile;
-use crate::tenants::source::tenants_of;
+use crate::tenants::store_tenants::{StoreTenants, file_of};
 
 /// How long an answer may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
 
 /// The draft store, and what is known of its tenants.
 pub(super) struct StoreFollower {
-    store: Arc<dyn DraftStore>,
+    store: Arc<StoreTenants>,
     /// The file that has the tenants while the store is away.
     cache: Option<PathBuf>,
     taking: Taking,
@@ -32,7 +30,7 @@ impl StoreFollower {
     /// Takes the tenants over, from the cache if the store is away. Without either the gateway is not ready. A cache
     /// that cannot be used is none.
     pub(super) async fn start(
-        store: Arc<dyn DraftStore>,
+        store: Arc<StoreTenants>,
         cache: Option<PathBuf>,
         taking: Taking,
     ) -> anyhow::Result<Self> {
@@ -45,29 +43,13 @@ impl StoreFollower {
         };
         follower.taking.directory.await_tenants();
         match follower.ask().await {
-            Ok(reply) => follower.take(reply).await,
+            Ok(state) => follower.take(state).await,
             Err(error) if is_final(&error) => {
                 return Err(anyhow::Error::new(error).context("gateway.tenants_in_store"));
             }
             Err(error) => {
                 follower.report(&error);
-                match follower.read_cache() {
-                    Ok(Some(file)) => {
-                        follower.taking.take_over(&file);
-                        tracing::warn!(
-                            "the draft store is away; the gateway starts with the tenants that it had last"
-                        );
-                    }
-                    Ok(None) => {
-                        tracing::warn!(
-                            "the gateway is not ready until the draft store tells its tenants"
-                        );
-                    }
-                    Err(error) => tracing::error!(
-                        error = format!("{error:#}"),
-                        "the gateway is not ready until the draft store tells its tenants: its file of them is damaged"
-                    ),
-                }
+                follower.read_cache();
             }
         }
         Ok(follower)
@@ -76,15 +58,13 @@ impl StoreFollower {
     /// Looks at the tenants once.
     pub(super) async fn look(&mut self) {
         match self.ask().await {
-            Ok(reply) => self.take(reply).await,
+            Ok(state) => self.take(state).await,
             Err(error) => self.report(&error),
         }
     }
 
-    async fn ask(&self) -> Result<TenantsReply, ApiError> {
-        let known = self.known;
-        let asked = self.store.tenants(TenantsRequest { known });
-        match tokio::time::timeout(ANSWER_WAIT, asked).await {
+    async fn ask(&self) -> Result<u64, ApiError> {
+        match tokio::time::timeout(ANSWER_WAIT, self.store.look()).await {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::new(
                 ErrorKind::Timeout,
@@ -98,24 +78,32 @@ impl StoreFollower {
         self.taking.report(&mut self.trouble, trouble);
     }
 
-    async fn take(&mut self, reply: TenantsReply) {
-        let Some(records) = reply.tenants else {
+    async fn take(&mut self, state: u64) {
+        if self.known == Some(state) {
             // It answers again, and nothing has changed.
             self.trouble = None;
             return;
-        };
-        self.known = Some(reply.state);
-        let file = match tenants_of(&records) {
-            Ok(file) => file,
+        }
+        self.known = Some(state);
+        let taken = self.store.all().and_then(|all| {
+            let file = file_of(&all.tenants);
+            self.taking.take_over(&file)?;
+            Ok((file, all.left_out))
+        });
+        let (file, left_out) = match taken {
+            Ok(taken) => taken,
             Err(faults) => {
                 let trouble = format!("the tenants of the draft store have faults: {faults}");
                 self.taking.report(&mut self.trouble, trouble);
                 return;
             }
         };
-        self.taking.take_over(&file);
         self.trouble = None;
         tracing::info!("the gateway has taken the tenants of the draft store over");
+        if !left_out.is_empty() {
+            let trouble = format!("tenants are left out: {}", left_out.join("; "));
+            self.taking.report(&mut self.trouble, trouble);
+        }
         let Some(path) = self.cache.clone() else {
             return;
         };
@@ -125,17 +113,34 @@ impl StoreFollower {
         }
     }
 
-    fn read_cache(&self) -> anyhow::Result<Option<TenantsFile>> {
+    /// Takes the tenants of the cache over. Without one that can be used, the gateway is not ready.
+    fn read_cache(&mut self) {
         let Some(path) = self.cache.as_ref().filter(|path| path.exists()) else {
-            return Ok(None);
+            tracing::warn!("the gateway is not ready until the draft store tells its tenants");
+            return;
         };
-        let name = || format!("gateway.tenants_cache_file, {}", path.display());
-        let text = std::fs::read(path).with_context(name)?;
-        let file: TenantsFile = serde_json::from_slice(&text).with_context(name)?;
-        let faults = file.faults();
-        anyhow::ensure!(faults.is_empty(), "{}: {}", name(), faults.join("; "));
-        Ok(Some(file))
+        match cached(path).and_then(|file| self.taking.take_over(&file).map_err(anyhow::Error::msg))
+        {
+            Ok(()) => tracing::warn!(
+                "the draft store is away; the gateway starts with the tenants that it had last"
+            ),
+            Err(error) => {
+                let trouble = format!(
+                    "gateway.tenants_cache_file, {}, cannot be used, so the gateway is not ready until the draft \
+                     store tells its tenants: {error:#}",
+                    path.display()
+                );
+                self.taking.report(&mut self.trouble, trouble);
+            }
+        }
     }
+}
+
+fn cached(path: &Path) -> anyhow::Result<TenantsFile> {
+    let file: TenantsFile = serde_json::from_slice(&std::fs::read(path)?)?;
+    let faults = file.faults();
+    anyhow::ensure!(faults.is_empty(), "{}", faults.join("; "));
+    Ok(file)
 }
 
 /// Whether a store that gives this answer will never tell tenants.

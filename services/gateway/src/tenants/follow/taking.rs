@@ -28,7 +28,14 @@ impl Taking {
         }
     }
 
-    pub(super) fn take_over(&self, file: &TenantsFile) {
+    /// Takes tenants over.
+    ///
+    /// # Errors
+    /// One of them has a key of the configuration. Nothing has changed then.
+    pub(super) fn take_over(&self, file: &TenantsFile) -> Result<(), String> {
+        if let Some(fault) = self.directory.fault_of(file) {
+            return Err(fault);
+        }
         self.directory.replace(file);
         *self.key_ends.lock() = KeyEnds::of(file);
         self.show_key_ends(unix_s().cast_signed());
@@ -37,6 +44,7 @@ impl Taking {
         let keys: usize = file.tenants.iter().map(|tenant| tenant.keys.len()).sum();
         families.tenant_keys.set(keys as i64);
         families.tenants_read.with_label_values(&["read"]).inc();
+        Ok(())
     }
 
     /// Shows the keys that end next, at a time in Unix seconds.

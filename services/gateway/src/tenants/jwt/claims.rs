@@ -2,19 +2,17 @@
 
 use std::collections::HashSet;
 
+use refrain_protocol::TenantName;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::config::JwtConfig;
 use crate::tenants::file::KeyEndpoint;
 
-/// Longest name of a tenant, bytes, as in the file of tenants.
-const TENANT_BYTES_MAX: usize = 256;
-
 /// The owner of a token, as it says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
-    pub(super) tenant: String,
+    pub(super) tenant: TenantName,
     /// Stands in the place of a key's public id. It is a hash of the subject.
     pub(super) id: String,
     /// The models that may be used. Empty: all.
@@ -72,6 +70,10 @@ pub(super) fn identity(
     config: &JwtConfig,
     now: i64,
 ) -> Result<Identity, ClaimsError> {
+    // The library takes a list with the issuer in it as well, which RFC 7519 does not have.
+    if claims.get("iss").and_then(Value::as_str) != Some(&*config.issuer) {
+        return Err(malformed("iss", "must be the issuer, as a text"));
+    }
     let leeway = config.leeway_s.cast_signed();
     let ends = time(claims, "exp")?.ok_or_else(|| malformed("exp", "is missing"))?;
     let ends = ends.saturating_add(leeway);
@@ -82,10 +84,9 @@ pub(super) fn identity(
         return Err(ClaimsError::NotYetValid);
     }
     let tenant = claims.get(&config.tenant_claim).and_then(Value::as_str);
-    let is_name = |name: &&str| !name.trim().is_empty() && name.len() <= TENANT_BYTES_MAX;
-    let tenant = tenant
-        .filter(is_name)
-        .ok_or_else(|| malformed(&config.tenant_claim, "must name the tenant"))?;
+    let tenant = tenant.ok_or_else(|| malformed(&config.tenant_claim, "must name the tenant"))?;
+    let tenant = tenant.parse();
+    let tenant = tenant.map_err(|fault: String| malformed(&config.tenant_claim, &fault))?;
     let subject = claims.get("sub").and_then(Value::as_str);
     let models = names(claims, config.models_claim.as_deref())?;
     let endpoints = names(claims, config.endpoints_claim.as_deref())?;
@@ -96,7 +97,7 @@ pub(super) fn identity(
         })
     };
     Ok(Identity {
-        tenant: tenant.to_owned(),
+        tenant,
         id: id_of(subject.unwrap_or_default()),
         models: models.into_iter().collect(),
         endpoints: endpoints
@@ -123,6 +124,7 @@ mod tests {
 
     fn config() -> JwtConfig {
         JwtConfig {
+            issuer: "https://idp.test".into(),
             models_claim: Some("models".into()),
             endpoints_claim: Some("scope".into()),
             leeway_s: 10,
@@ -132,7 +134,8 @@ mod tests {
 
     /// The identity of usual claims with these changes; null removes one.
     fn of(changes: Value) -> Result<Identity, ClaimsError> {
-        let mut claims = json!({"exp": NOW + 60, "tenant": "acme", "sub": "ann"});
+        let iss = "https://idp.test";
+        let mut claims = json!({"iss": iss, "exp": NOW + 60, "tenant": "acme", "sub": "ann"});
         for (name, value) in changes.as_object().unwrap() {
             claims[name] = value.clone();
         }
@@ -174,6 +177,11 @@ mod tests {
             json!({"tenant": " "}),
             json!({"tenant": 7}),
             json!({"tenant": "x".repeat(257)}),
+            json!({"tenant": "acme\u{1f}key:0123456789ab"}),
+            json!({"tenant": "other"}),
+            json!({"iss": ["https://idp.test"]}),
+            json!({"iss": "https://idp.test/"}),
+            json!({"iss": null}),
             json!({"models": []}),
             json!({"models": [7]}),
             json!({"models": {"small": true}}),

@@ -9,6 +9,9 @@ use serde::Deserialize;
 /// Largest leeway. A token must not live on for long.
 const LEEWAY_S_MAX: u64 = 300;
 
+/// Shortest time for which keys are used. One reading may fail.
+const STALE_S_MIN: u64 = 600;
+
 /// Callers with a JWT (RFC 7519) of an identity provider. Its signature must be RS256, ES256 or EdDSA.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -32,6 +35,9 @@ pub struct JwtConfig {
     pub unknown_tenants: bool,
     /// Seconds by which the clock of the issuer may differ (at most 300).
     pub leeway_s: u64,
+    /// Seconds for which the issuer's keys are used since they were last read, at least 600. After that tokens get a
+    /// 503 until the keys can be read again. A key that the issuer withdraws meanwhile is good for so long at most.
+    pub jwks_stale_s_max: u64,
 }
 
 impl Default for JwtConfig {
@@ -46,6 +52,7 @@ impl Default for JwtConfig {
             endpoints_claim: None,
             unknown_tenants: false,
             leeway_s: 30,
+            jwks_stale_s_max: 24 * 3_600,
         }
     }
 }
@@ -87,6 +94,10 @@ impl Validate for JwtConfig {
                 "jwks_url: must be https://, or http:// on this machine, since whoever replaces the keys gets in",
             ),
             (self.leeway_s <= LEEWAY_S_MAX, "leeway_s: at most 300"),
+            (
+                self.jwks_stale_s_max >= STALE_S_MIN,
+                "jwks_stale_s_max: at least 600, since keys are read every 300 seconds",
+            ),
         ];
         let broken = rules.into_iter().filter(|(holds, _)| !holds);
         broken.map(|(_, fault)| fault.to_owned()).collect()
@@ -121,6 +132,11 @@ mod tests {
             let faults = with(url, file).faults();
             assert_eq!(faults.is_empty(), is_right, "{url:?} {file:?}: {faults:?}");
         }
+        let hasty = JwtConfig {
+            jwks_stale_s_max: 599,
+            ..with(None, Some("keys.json"))
+        };
+        assert!(hasty.faults()[0].starts_with("jwks_stale_s_max"));
         assert_eq!(JwtConfig::default().faults().len(), 3);
     }
 }

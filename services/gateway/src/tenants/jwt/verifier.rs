@@ -43,7 +43,7 @@ pub(crate) struct ValidToken {
 pub(crate) enum TokenError {
     /// The issuer may have a key by now that signed it.
     UnknownKey,
-    /// No keys of the issuer could be read so far.
+    /// No keys of the issuer could be read so far, or not for too long.
     NoKeys,
     /// A reason that stays, for the caller.
     Refused(String),
@@ -54,17 +54,22 @@ fn refused(reason: &str) -> TokenError {
 }
 
 /// The keys, and the text that they came from.
-#[derive(Default)]
 struct ReadKeys {
     keys: IssuerKeys,
     text: Vec<u8>,
+}
+
+/// The keys that were read last, and when that was.
+struct LatestKeys {
+    read: Arc<ReadKeys>,
+    at: Instant,
 }
 
 /// Checks tokens of one issuer.
 pub(crate) struct JwtVerifier {
     config: JwtConfig,
     source: KeySource,
-    keys: RwLock<Arc<ReadKeys>>,
+    latest: RwLock<Option<LatestKeys>>,
     valid: Mutex<LruCache<[u8; 32], Arc<ValidToken>>>,
     /// When the keys were last read for the sake of a token. Whoever holds it reads them.
     reading: tokio::sync::Mutex<Option<Instant>>,
@@ -86,7 +91,7 @@ impl JwtVerifier {
         let verifier = Arc::new(JwtVerifier {
             source: KeySource::new(&config)?,
             config,
-            keys: RwLock::default(),
+            latest: RwLock::default(),
             valid: Mutex::new(LruCache::new(TOKENS_MAX)),
             reading: tokio::sync::Mutex::default(),
             trouble: Mutex::default(),
@@ -103,45 +108,62 @@ impl JwtVerifier {
         Ok(verifier)
     }
 
-    fn keys(&self) -> Arc<ReadKeys> {
-        self.keys.read().clone()
+    /// The keys, unless they were read too long ago: the issuer may have withdrawn them since.
+    fn keys(&self, now: Instant) -> Option<Arc<ReadKeys>> {
+        let age_max = Duration::from_secs(self.config.jwks_stale_s_max);
+        let latest = self.latest.read();
+        let latest = latest
+            .as_ref()
+            .filter(|latest| now.saturating_duration_since(latest.at) <= age_max);
+        latest.map(|latest| latest.read.clone())
     }
 
     /// Reads the keys. Those from before stay if that fails.
     async fn read(&self) -> anyhow::Result<()> {
-        let read = async {
-            let text = self.source.read().await?;
-            if text == self.keys().text {
-                return Ok(None);
-            }
-            Ok(Some((IssuerKeys::parse(&text)?, text)))
-        };
-        let read: anyhow::Result<_> = read.await;
-        let families = &self.metrics.families;
+        let read = self.source.read().await.and_then(|text| self.take(text));
         let outcome = if read.is_ok() { "read" } else { "failed" };
+        let families = &self.metrics.families;
         families.jwks_read.with_label_values(&[outcome]).inc();
-        if let Some((keys, text)) = read? {
-            families.jwks_keys.set(keys.len() as i64);
-            let keys = Arc::new(ReadKeys { keys, text });
-            *self.keys.write() = keys;
-            // Tokens by a key that is gone are not valid any more.
-            self.valid.lock().clear();
-            tracing::info!("the gateway has read the keys of the tokens' issuer");
+        read
+    }
+
+    /// Takes the text of a set over.
+    fn take(&self, text: Vec<u8>) -> anyhow::Result<()> {
+        let at = Instant::now();
+        if let Some(latest) = &mut *self.latest.write()
+            && latest.read.text == text
+        {
+            latest.at = at;
+            return Ok(());
+        }
+        let keys = IssuerKeys::parse(&text)?;
+        let count = keys.len();
+        self.metrics.families.jwks_keys.set(count as i64);
+        let read = Arc::new(ReadKeys { keys, text });
+        *self.latest.write() = Some(LatestKeys { read, at });
+        // Tokens by a key that is gone are not valid any more.
+        self.valid.lock().clear();
+        match count {
+            0 => tracing::error!(
+                "the tokens' issuer has no key for RS256, ES256 (P-256) or EdDSA (Ed25519): all tokens are refused"
+            ),
+            _ => tracing::info!(count, "the gateway has read the keys of the tokens' issuer"),
         }
         Ok(())
     }
 
     /// Reads the keys, and logs a trouble once.
     async fn read_or_report(&self) {
-        let trouble = self.read().await.err().map(|error| format!("{error:#}"));
+        let failed = self.read().await.err();
+        let trouble = failed.map(|error| match self.keys(Instant::now()) {
+            Some(_) => format!("{error:#}; those from before stay"),
+            None => format!("{error:#}; there are none, or too old ones, so tokens get 503"),
+        });
         let mut known = self.trouble.lock();
-        if let Some(error) = &trouble
-            && known.as_ref() != Some(error)
+        if let Some(trouble) = &trouble
+            && known.as_ref() != Some(trouble)
         {
-            tracing::error!(
-                error,
-                "the keys of the tokens' issuer cannot be read; those from before stay"
-            );
+            tracing::error!(trouble, "the keys of the tokens' issuer cannot be read");
         }
         *known = trouble;
     }
@@ -170,15 +192,16 @@ impl JwtVerifier {
             return Err(refused("it is too long"));
         }
         let hash = digest(token);
+        let read = self.keys(Instant::now());
         let known = self.valid.lock().get(&hash).cloned();
-        if let Some(known) = known.filter(|known| known.ends > now) {
+        if let Some(known) = known.filter(|known| known.ends > now && read.is_some()) {
             return Ok(known);
         }
-        let read = self.keys();
-        let valid = Arc::new(check(token, &read.keys, &self.config, now)?);
+        let keys = read.as_ref().map(|read| &read.keys);
+        let valid = Arc::new(check(token, keys, &self.config, now)?);
         let mut remembered = self.valid.lock();
         // The keys may have been exchanged meanwhile, with all that is remembered.
-        if Arc::ptr_eq(&read, &self.keys()) {
+        if read.as_ref().map(Arc::as_ptr) == self.keys(Instant::now()).as_ref().map(Arc::as_ptr) {
             remembered.put(hash, valid.clone());
         }
         let count = remembered.len() as i64;
@@ -190,7 +213,7 @@ impl JwtVerifier {
 /// Checks a token by these keys, at a time in Unix seconds.
 fn check(
     token: &str,
-    keys: &IssuerKeys,
+    keys: Option<&IssuerKeys>,
     config: &JwtConfig,
     now: i64,
 ) -> Result<ValidToken, TokenError> {
@@ -204,9 +227,7 @@ fn check(
             "its header demands an extension that is not known here",
         ));
     }
-    if keys.len() == 0 {
-        return Err(TokenError::NoKeys);
-    }
+    let keys = keys.ok_or(TokenError::NoKeys)?;
     let key = keys.find(header.kid.as_deref(), header.alg);
     let key = key.ok_or(TokenError::UnknownKey)?;
     let mut validation = Validation::new(key.algorithm);
@@ -251,5 +272,57 @@ async fn follow(verifier: Weak<JwtVerifier>, interval: Duration) {
             return;
         };
         verifier.read_or_report().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use refrain_service_kit::telemetry::Metrics;
+
+    use super::*;
+
+    const NOW: i64 = 1_800_000_000;
+
+    #[tokio::test]
+    async fn keys_that_cannot_be_read_any_more_are_used_for_a_while_and_withdrawn_ones_no_longer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.json");
+        let key = r#"{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo", "kid": "a"}"#;
+        std::fs::write(&path, format!(r#"{{"keys": [{key}]}}"#)).unwrap();
+        let config = JwtConfig {
+            jwks_file: Some(path.clone()),
+            jwks_stale_s_max: 600,
+            ..JwtConfig::default()
+        };
+        let metrics = Arc::new(GatewayMetrics::new(&Metrics::new().unwrap()).unwrap());
+        let age_max = Duration::from_secs(600);
+        let before = Instant::now();
+        let verifier = JwtVerifier::start(config, metrics.clone()).await.unwrap();
+        let read = verifier.keys(before + age_max).unwrap();
+        assert_eq!(read.keys.len(), 1);
+        // What has the same text counts as read again.
+        verifier.take(read.text.clone()).unwrap();
+        assert!(verifier.keys(before + age_max).is_some());
+        // Without a reading they are too old at some time, and no token is checked by them.
+        let later = Instant::now() + 2 * age_max;
+        assert!(verifier.keys(later).is_none());
+        let part = |json: &str| URL_SAFE_NO_PAD.encode(json);
+        let header = part(r#"{"alg": "EdDSA", "kid": "a"}"#);
+        let token = format!("{header}.{}.AA", part("{}"));
+        let error = |keys: Option<&IssuerKeys>| check(&token, keys, &verifier.config, NOW).err();
+        assert_eq!(error(None), Some(TokenError::NoKeys));
+        assert!(matches!(
+            error(Some(&read.keys)),
+            Some(TokenError::Refused(_))
+        ));
+        // The issuer has withdrawn all of its keys, which is no failure.
+        verifier.take(br#"{"keys": []}"#.to_vec()).unwrap();
+        assert_eq!(
+            verifier.verify(&token, NOW).err(),
+            Some(TokenError::UnknownKey)
+        );
+        assert_eq!(metrics.families.jwks_keys.get(), 0);
     }
 }

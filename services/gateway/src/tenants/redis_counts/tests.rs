@@ -76,7 +76,7 @@ impl Gateway {
 
 fn acme(limits: LimitsEntry) -> Caller {
     Caller {
-        tenant: ACME.into(),
+        tenant: ACME.parse().unwrap(),
         tenant_limits: limits,
         policy: TenantPolicy::default(),
         key: None,
@@ -474,7 +474,7 @@ async fn the_time_of_ten_thousand_checks_a_second() {
         ..LimitsEntry::default()
     };
     let caller = move |number: u32| Caller {
-        tenant: format!("tenant {}", number % 50),
+        tenant: format!("tenant {}", number % 50).parse().unwrap(),
         tenant_limits: limits,
         policy: TenantPolicy::default(),
         key: None,

@@ -16,7 +16,7 @@ fn metrics() -> Arc<GatewayMetrics> {
 
 fn start(limiter: &Limiter, tenant: &str) -> UsageStart {
     let caller = Caller {
-        tenant: tenant.to_owned(),
+        tenant: tenant.parse().unwrap(),
         tenant_limits: Default::default(),
         policy: Default::default(),
         fixed_key: None,
