@@ -47,6 +47,7 @@ use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
 use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::tasks::lasting;
 use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
@@ -160,7 +161,8 @@ async fn start_in(
         WorkerEngine::Verifying(engine) => {
             let decode = decode_loop(&shared, engine.clone(), &with.store, &reports).await?;
             let settings = decode.routing.settings.clone();
-            (tokio::spawn(decode.run(inbox)), Some(settings), None, true)
+            let driver = tokio::spawn(lasting("decode loop", decode.run(inbox)));
+            (driver, Some(settings), None, true)
         }
         WorkerEngine::Streaming(engine) => {
             let abilities = engine.verify_abilities();
@@ -168,7 +170,7 @@ async fn start_in(
             let drive = is_driven.then(|| SharedDrive::new(config, abilities, metrics.clone()));
             let context = StreamContext::new(shared.clone(), engine.clone(), drive);
             let streams = Arc::new(context);
-            let driver = tokio::spawn(streams.clone().run(inbox));
+            let driver = tokio::spawn(lasting("streams", streams.clone().run(inbox)));
             // Only drive mode drafts for such an engine.
             (driver, None, Some(streams), is_driven)
         }
@@ -215,7 +217,10 @@ async fn start_in(
     Ok(WorkerServer {
         handle,
         server,
-        heartbeats: tokio::spawn(heartbeats.run(pause, leaving.clone())),
+        heartbeats: tokio::spawn(lasting(
+            "heartbeats",
+            heartbeats.run(pause, leaving.clone()),
+        )),
         leaving,
         driver,
     })
