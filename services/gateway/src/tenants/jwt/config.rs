@@ -11,7 +11,7 @@ const LEEWAY_S_MAX: u64 = 300;
 
 /// Callers with a JWT (RFC 7519) of an identity provider. Its signature must be RS256, ES256 or EdDSA.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct JwtConfig {
     /// The issuer, which the claim `iss` of a token must be.
     pub issuer: String,
