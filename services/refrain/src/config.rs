@@ -16,8 +16,8 @@ use refrain_worker::WorkerConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Environment variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`. Those that others read
-/// are not settings.
+/// Environment variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`. Those that others
+/// read are no settings.
 const ENV_RULE: EnvRule = EnvRule {
     prefix: "REFRAIN_",
     top_level: &["DRAIN_GRACE_MS"],

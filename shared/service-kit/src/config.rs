@@ -31,8 +31,8 @@ pub struct EnvRule {
     pub prefix: &'static str,
     /// Keys outside all tables that may be set by a variable: the name after the prefix, in upper case.
     pub top_level: &'static [&'static str],
-    /// Variables with the prefix that others read, by the name after the prefix. One that ends in an underscore stands
-    /// for all that begin like it.
+    /// Variables with the prefix that others read, by the name after the prefix. One that ends in an underscore
+    /// stands for all that begin like it.
     pub others: &'static [&'static str],
 }
 
@@ -44,7 +44,7 @@ struct Setting {
 }
 
 impl EnvRule {
-    /// What a variable sets; `None` for one of somebody else.
+    /// The setting that a variable is; `None` for one of somebody else.
     fn setting(self, name: &str, value: &OsStr) -> Option<Setting> {
         let rest = name.strip_prefix(self.prefix)?;
         let is_of =
@@ -253,8 +253,8 @@ fn insert(table: &mut Table, path: &[String], value: Value) -> Result<(), String
     }
 }
 
-/// Deserializes the table, and returns the keys that nobody knows as well. After a fault it removes the faulty key and
-/// tries again, so that one run finds all faults.
+/// Deserializes the table, and returns the keys that nobody knows as well. After a fault it removes the faulty key
+/// and tries again, so that one run finds all faults.
 fn deserialize<T: DeserializeOwned>(
     mut table: Table,
     faults: &mut Vec<String>,

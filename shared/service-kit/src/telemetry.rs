@@ -77,8 +77,8 @@ impl Drop for TelemetryGuard {
     }
 }
 
-/// Sets up logs on standard error and, if configured, the export of traces. Panics are counted and logged from then on.
-/// Call it once per process.
+/// Sets up logs on standard error and, if configured, the export of traces. Panics are counted and logged from then
+/// on. Call it once per process.
 ///
 /// # Errors
 /// The filter cannot be parsed, the exporter cannot be built, or this is a second call.

@@ -16,7 +16,7 @@ fn known_codes() -> anyhow::Result<Vec<String>> {
     constants
         .map(|line| {
             let value = line.split('"').nth(1);
-            Ok(value.context("a constant without a value")?.to_owned())
+            anyhow::Ok(value.context("a constant without a value")?.to_owned())
         })
         .collect()
 }

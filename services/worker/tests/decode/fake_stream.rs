@@ -129,6 +129,14 @@ impl FakeStream {
         }
     }
 
+    /// An engine that tells what it found in its cache with its last piece.
+    pub(crate) fn telling_late(target: Target) -> Self {
+        FakeStream {
+            tells_cached_late: true,
+            ..FakeStream::new(target)
+        }
+    }
+
     pub(crate) fn last_asked(&self) -> GenerateRequest {
         self.asked.lock().unwrap().back().unwrap().clone()
     }
@@ -192,7 +200,7 @@ impl StreamingEngine for FakeStream {
             false => 0,
         };
         // All but the token that has to be computed.
-        let tokens = request.tokens.len() as u32 - 1;
+        let tokens = (request.tokens.len() as u32).saturating_sub(1);
         pieces.insert(told_at, Ok(Generated::Cached { tokens }));
         pieces.push(Ok(Generated::End(end)));
         if take(&self.breaks) {

@@ -18,17 +18,17 @@ use crate::fakes::{STOP, Target};
 
 #[tokio::test]
 async fn output_is_streamed_and_stored() {
-    for (target, piece, hides_stop, tells_cached_late) in [
-        (stopping as Target, 1, false, false),
-        (stopping, 3, false, true),
-        (stopping, 1, true, false),
-        (erratic, 1, false, true),
-        (erratic, 7, false, false),
+    for (target, piece, hides_stop) in [
+        (stopping as Target, 1, false),
+        (stopping, 3, false),
+        (stopping, 1, true),
+        (erratic, 1, false),
+        (erratic, 7, false),
     ] {
         let engine = FakeStream {
             piece,
             hides_stop,
-            tells_cached_late,
+            tells_cached_late: piece != 1,
             ..FakeStream::new(target)
         };
         let (_, bench) = listening(engine, |_| {}).await;
@@ -94,16 +94,11 @@ async fn an_attached_engine_receives_the_document_and_the_worker_uploads_it() {
 
 #[tokio::test]
 async fn chunks_join_and_draw_fresh_noise() {
-    let engine = FakeStream {
-        tells_cached_late: true,
-        ..FakeStream::new(repetitive)
-    };
-    let (engine, bench) = listening(engine, |_| {}).await;
+    let (engine, bench) = listening(FakeStream::telling_late(repetitive), |_| {}).await;
     let mut request = chunk(&bench, &[4, 5, 6], 45);
     request.chunk_tokens = Some(20);
     let mut seeds = Vec::new();
     loop {
-        let asked_len = request.tokens.len();
         let received = run(&bench, request.clone()).await;
         seeds.push(engine.last_asked().engine_seed());
         request.tokens.extend(&received.tokens);
@@ -111,8 +106,8 @@ async fn chunks_join_and_draw_fresh_noise() {
         request.lease = LeaseId(request.lease.0 + 1_000_000);
         request.epoch += 1;
         let end = received.end.unwrap();
-        // Each chunk tells what the engine found of its own text.
-        assert_eq!(end.cached_tokens as usize, asked_len - 1);
+        let found = end.cached_tokens as usize + received.tokens.len();
+        assert_eq!(found + 1, request.tokens.len());
         match end.reason {
             ChunkEndReason::ChunkLimit => assert_eq!(received.tokens.len(), 20),
             ChunkEndReason::Length => break,
