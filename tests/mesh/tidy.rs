@@ -1,7 +1,9 @@
-//! Rules for the repository itself: the direction of dependencies, the length of files, circles of modules, comments.
+//! Rules for the repository itself: the direction of dependencies, the length of files, circles of modules, comments,
+//! and lines that no code has.
 
 mod comments;
 mod module_circles;
+mod production_lines;
 mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};

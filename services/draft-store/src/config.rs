@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 /// The draft store's section of the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct DraftStoreConfig {
     /// Address of the HTTP listener. None if all callers live in the same process.
     pub listen: Option<SocketAddr>,
@@ -80,7 +80,7 @@ pub struct DraftStoreConfig {
 
 /// The quota of one tenant. An absent value means the common limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct TenantQuota {
     /// Replaces `tenant_tokens_max`.
     pub tokens_max: Option<u64>,
@@ -247,12 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn unknown_keys_and_tuning_are_refused() {
+    fn tuning_is_no_key() {
         let parse = serde_json::from_str::<DraftStoreConfig>;
         assert_eq!(parse("{}").unwrap(), DraftStoreConfig::default());
-        for text in [r#"{"colour": 1}"#, r#"{"tuning": {}}"#, r#"{"tick_ms": 5}"#] {
-            let refused = parse(text).unwrap_err().to_string();
-            assert!(refused.contains("unknown field"), "{refused}");
-        }
+        let schema = schemars::schema_for!(DraftStoreConfig);
+        let keys = &schema.as_value()["properties"];
+        assert!(keys["data_dir"].is_object());
+        assert!(keys["tuning"].is_null() && keys["tick_ms"].is_null());
     }
 }

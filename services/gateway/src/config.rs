@@ -21,7 +21,7 @@ use crate::trainer::TrainerConfig;
 
 /// The gateway's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct GatewayConfig {
     /// Address of the HTTP listener, such as `127.0.0.1:8080`. Port 0 takes a free one.
     pub listen: String,
@@ -220,7 +220,6 @@ impl Default for GatewayTuning {
 
 /// One API key, in clear text or as a hash.
 #[derive(Clone, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub struct KeyConfig {
     /// The key in clear text.
     pub key: Option<String>,
@@ -251,7 +250,7 @@ impl std::fmt::Debug for KeyConfig {
 
 /// One model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct ModelConfig {
     /// Public name, under which workers serve it as well.
     pub id: String,

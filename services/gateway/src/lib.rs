@@ -45,6 +45,7 @@ use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::{PublicOptions, Readiness, ServeOptions, Server, serve_public};
 use refrain_service_kit::mesh::NamespaceSigner;
+use refrain_service_kit::tasks;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::{ModelFiles, STAGE};
 use tokio::task::JoinHandle;
@@ -322,7 +323,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     )?;
     let period = config.tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
-    let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
+    let follow = {
+        let (scheduler, models) = (deps.scheduler, models.clone());
+        move || follow_models(scheduler.clone(), models.clone(), period, first)
+    };
+    let models_poll = tokio::spawn(tasks::restarted("models", follow));
     let has_console = config.console == Some(true);
     let listen_for_operators = |listen: SocketAddr| {
         let (metrics, ready, gateway) = (&deps.metrics, readiness.clone(), gateway.clone());
@@ -383,7 +388,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
         models_poll,
         _tenants_follower: tenants_follower,
         usage,
-        end_overdue: tokio::spawn(time.clone().end_overdue_requests()),
+        end_overdue: {
+            let time = time.clone();
+            let end = move || time.clone().end_overdue_requests();
+            tokio::spawn(tasks::restarted("overdue requests", end))
+        },
         time,
     })
 }

@@ -20,7 +20,7 @@ const THREADS_MAX: usize = 256;
 
 /// The `[engine]` section of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct EngineConfig {
     /// The model: `builtin:refrain-tiny`, or a folder in Hugging Face's layout.
     pub model: String,

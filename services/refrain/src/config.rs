@@ -9,22 +9,37 @@ use refrain_draft_store::DraftStoreConfig;
 use refrain_gateway::{GatewayConfig, KeyConfig, ModelConfig};
 use refrain_reference_engine::{EngineConfig, SHIPPED_MODEL};
 use refrain_scheduler::SchedulerConfig;
-use refrain_service_kit::config::{EnvRule, Validate, load};
+use refrain_service_kit::config::{EnvRule, Validate, is_http_url, load};
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry::TelemetryConfig;
 use refrain_worker::WorkerConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Environment variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`.
+/// Environment variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`. Those that others
+/// read are no settings.
 const ENV_RULE: EnvRule = EnvRule {
     prefix: "REFRAIN_",
     top_level: &["DRAIN_GRACE_MS"],
+    others: &[
+        // Options of commands.
+        "CONFIG",
+        "ISSUER_KEY_FILE",
+        "OPERATOR_CREDENTIAL_FILE",
+        "OPERATOR_TOKEN",
+        "ROLE",
+        // The client inside an engine, which may run beside this process.
+        "CLIENT_",
+        // Scripts of this repository: the program that they run, and settings of its tests and of a local Grafana.
+        "BINARY",
+        "DASHBOARDS",
+        "TEST_",
+    ],
 };
 
 /// The whole file. Every section has defaults; unknown keys are refused.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct MeshFile {
     /// Logs and traces.
     pub telemetry: TelemetryConfig,
@@ -64,7 +79,7 @@ impl Default for MeshFile {
 
 /// Base URLs of services, such as `http://scheduler:8201`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Urls {
     /// The scheduler, for gateways and workers.
     pub scheduler: String,
@@ -72,7 +87,7 @@ pub struct Urls {
     pub draft_store: String,
     /// In place of `draft_store`: some replicas of draft stores with a feed. They name the others.
     pub draft_stores: Vec<String>,
-    /// The engine, for workers.
+    /// The engine, for workers. `/v1` at the end of a third-party engine's URL is left out.
     pub engine: String,
     /// Deadline of a call between services. An engine step is one call.
     pub timeout_ms: u64,
@@ -306,7 +321,7 @@ impl MeshFile {
         let is_up = role == Role::Up;
         let adopts = self.worker.adoption.is_on();
         let is_external = self.worker.engine.is_external();
-        let mut faults = Vec::new();
+        let mut faults = within("telemetry", self.telemetry.faults());
         if matches!(role, Role::Gateway | Role::Worker) && self.urls.timeout_ms == 0 {
             faults.push("urls.timeout_ms: at least 1".to_owned());
         }
@@ -346,31 +361,27 @@ impl MeshFile {
         section(Role::Worker, "worker", worker, worker.listen);
         section(Role::DraftStore, "draft_store", store, store.listen);
         section(Role::ReferenceEngine, "engine", engine, engine.listen);
-        let called = match role {
-            Role::Up if is_external && !adopts => vec![("engine", &urls.engine)],
-            Role::Gateway => vec![("scheduler", &urls.scheduler)],
-            Role::Worker if adopts => vec![("scheduler", &urls.scheduler)],
-            Role::Worker => vec![("scheduler", &urls.scheduler), ("engine", &urls.engine)],
-            _ => Vec::new(),
-        };
-        let stores = urls.draft_stores.iter().map(|url| ("draft_stores", url));
-        let store = match role {
-            Role::Worker if urls.draft_stores.is_empty() => {
-                Some(("draft_store", &urls.draft_store))
-            }
-            _ => None,
-        };
+        let needs_scheduler = matches!(role, Role::Gateway | Role::Worker);
+        let needs_engine = role == Role::Worker && !adopts || is_up && is_external && !adopts;
+        let needs_store = role == Role::Worker && urls.draft_stores.is_empty();
+        let named = [
+            ("scheduler", &urls.scheduler, needs_scheduler),
+            ("engine", &urls.engine, needs_engine),
+            ("draft_store", &urls.draft_store, needs_store),
+        ];
+        let stores = urls.draft_stores.iter();
+        let stores = stores.map(|url| ("draft_stores", url, true));
         if !urls.draft_store.is_empty() && !urls.draft_stores.is_empty() {
             faults.push("urls: give draft_store or draft_stores, not both".to_owned());
         }
-        let called = called.into_iter().chain(store).chain(stores);
         if matches!(role, Role::Up | Role::Worker) && adopts && !urls.engine.is_empty() {
             let fault = "urls.engine: leave it out, since a process with worker.adoption has no engine of its own";
             faults.push(fault.to_owned());
         }
         faults.extend(self.tenant_faults(role).map(str::to_owned));
-        for (key, url) in called {
-            if !url.starts_with("http://") && !url.starts_with("https://") {
+        for (key, url, is_needed) in named.into_iter().chain(stores) {
+            // One that this role does not call is checked as well, where it is set.
+            if (is_needed || !url.is_empty()) && !is_http_url(url) {
                 faults.push(format!("urls.{key}: must be an http:// or https:// URL"));
             }
         }
@@ -542,6 +553,85 @@ mod tests {
         assert!(!with(Role::Gateway, one) && !with(Role::Up, ""));
         assert!(with(Role::Gateway, several) && with(Role::Gateway, ""));
         assert!(with(Role::Up, "[draft_store.feed]"));
+    }
+
+    #[test]
+    fn urls_without_a_scheme_are_faults_wherever_they_are() {
+        for (role, key, toml) in [
+            (
+                Role::Up,
+                "telemetry.otlp_endpoint",
+                "telemetry.otlp_endpoint = \"localhost:4317\"",
+            ),
+            (
+                Role::Gateway,
+                "urls.scheduler",
+                "urls.scheduler = \"scheduler:8201\"",
+            ),
+            (
+                Role::Gateway,
+                "urls.draft_store",
+                "urls.draft_store = \"localhost:7430\"",
+            ),
+            (
+                Role::Gateway,
+                "urls.draft_stores",
+                "urls.draft_stores = [\"store:7430\"]",
+            ),
+            (Role::Up, "urls.engine", "urls.engine = \"10.0.0.1:8000\""),
+            (
+                Role::Up,
+                "telemetry.log",
+                "telemetry.log = \"refrain=loud\"",
+            ),
+        ] {
+            let found = faults(role, toml);
+            assert!(
+                found.contains(&format!("{key}: ")),
+                "{key} is missing in: {found}"
+            );
+        }
+        let right = "telemetry.otlp_endpoint = \"http://localhost:4318/v1/traces\"\nurls.draft_store = \"http://s:1\"";
+        assert_eq!(faults(Role::Up, right), "");
+    }
+
+    #[test]
+    fn a_variable_of_one_underscore_is_refused_with_the_one_that_is_meant() {
+        let read = |variables: &[(&str, &str)]| {
+            let variables = variables
+                .iter()
+                .map(|(name, value)| (name.into(), value.into()));
+            let read = MeshFile::read(Role::Up, None, variables);
+            read.err()
+                .map(|error| error.to_string())
+                .unwrap_or_default()
+        };
+        for (wrong, meant) in [
+            ("REFRAIN_WORKER_RUNNING_MAX", "REFRAIN_WORKER__RUNNING_MAX"),
+            ("REFRAIN_WORKER_ENGINE_KIND", "REFRAIN_WORKER__ENGINE__KIND"),
+            (
+                "REFRAIN_DRAFT_STORE_DATA_DIR",
+                "REFRAIN_DRAFT_STORE__DATA_DIR",
+            ),
+            (
+                "REFRAIN_WORKER_ENGINE__KIND",
+                "REFRAIN_WORKER__ENGINE__KIND",
+            ),
+            (
+                "REFRAIN_GATEWAY_HTTP_TLS_KEY",
+                "REFRAIN_GATEWAY__HTTP__TLS__KEY",
+            ),
+        ] {
+            let error = read(&[(wrong, "8")]);
+            assert!(error.contains(&format!("; {meant} is meant")), "{error}");
+        }
+        assert!(read(&[("REFRAIN_RUNNING", "8")]).contains("REFRAIN_RUNNING: is no setting"));
+        let others = [
+            "REFRAIN_OPERATOR_TOKEN",
+            "REFRAIN_CLIENT_STORE_URL",
+            "REFRAIN_ROLE",
+        ];
+        assert_eq!(read(&others.map(|name| (name, "a"))), "");
     }
 
     #[test]

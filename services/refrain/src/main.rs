@@ -63,9 +63,6 @@ enum Command {
 }
 
 fn main() -> anyhow::Result<()> {
-    // Texts are encoded by the thread that asks: it has its turn, and the other threads have other work.
-    // SAFETY: no other thread runs yet that could read the environment at the same time.
-    unsafe { std::env::set_var("FASTOKENS_BPE_THREADS", "1") };
     match Cli::parse().command {
         Command::Up(args) => serve::up(args),
         Command::Gateway(args) => serve::service(Role::Gateway, args),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use async_trait::async_trait;
 use refrain_protocol::admin::{
     CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportReply,
@@ -14,7 +15,7 @@ use refrain_rpc::{
     HttpStoreAdmin, HttpWorkers, MeshAdmin, MeshPart, MetricsPages, StoreAdmin, draft_store,
 };
 use refrain_service_kit::http::MeshClient;
-use refrain_service_kit::mesh::{MeshConfig, MeshCredentials};
+use refrain_service_kit::mesh::{MeshConfig, MeshCredentials, MeshRole, RoleCredential};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::config::MeshFile;
@@ -37,7 +38,17 @@ pub(crate) fn of_gateway(
                 credential_file: Some(path.clone()),
                 ..file.mesh.clone()
             };
-            MeshCredentials::open(&operator, metrics)?
+            let is_operators = |own: &RoleCredential| {
+                let is_right = own.role == MeshRole::Operator;
+                anyhow::ensure!(
+                    is_right,
+                    "the credential is of the role {}, not operator",
+                    own.role
+                );
+                Ok(())
+            };
+            MeshCredentials::open_own(&operator, metrics, is_operators)
+                .context("gateway.operator_credential_file")?
         }
     };
     let timeout = Duration::from_millis(file.urls.timeout_ms);

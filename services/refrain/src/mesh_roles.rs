@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{CredentialIssuer, MeshRole, RoleCredential};
 
-use crate::config::{MeshFile, Role};
+use crate::config::Role;
 
 /// Seconds of a day.
 const DAY_S: u64 = 86_400;
@@ -105,11 +105,7 @@ fn write_new(path: &Path, text: &str) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The credential is of another role, or of another worker.
-pub(crate) fn check_own(
-    role: Role,
-    file: &MeshFile,
-    own: Option<&RoleCredential>,
-) -> anyhow::Result<()> {
+pub(crate) fn check_own(role: Role, worker_id: &str, own: &RoleCredential) -> anyhow::Result<()> {
     let expected = match role {
         Role::Up => return Ok(()),
         Role::Gateway => MeshRole::Gateway,
@@ -118,19 +114,15 @@ pub(crate) fn check_own(
         Role::DraftStore => MeshRole::DraftStore,
         Role::ReferenceEngine => MeshRole::Engine,
     };
-    let Some(own) = own else {
-        return Ok(());
-    };
     anyhow::ensure!(
         own.role == expected,
-        "mesh.credential_file: the credential is of the role {}, but this process is a {expected}",
+        "the credential is of the role {}, but this process is a {expected}",
         own.role
     );
     anyhow::ensure!(
-        own.role != MeshRole::Worker || own.is_of(&file.worker.id),
-        "mesh.credential_file: the credential is of the worker {:?}, but worker.id is {:?}",
-        own.name,
-        file.worker.id
+        own.role != MeshRole::Worker || own.is_of(worker_id),
+        "the credential is of the worker {:?}, but worker.id is {worker_id:?}",
+        own.name
     );
     Ok(())
 }
@@ -150,9 +142,7 @@ mod tests {
             expires_at_s: 0,
             kid: String::new(),
         };
-        let mut file = MeshFile::default();
-        file.worker.id = "w-1".into();
-        let check = |role, own| check_own(role, &file, Some(&own)).is_ok();
+        let check = |role, own| check_own(role, "w-1", &own).is_ok();
         assert!(check(Role::Worker, own(MeshRole::Worker, "w-1")));
         assert!(!check(Role::Worker, own(MeshRole::Worker, "w-2")));
         assert!(check(Role::Worker, own(MeshRole::Worker, "w-*")));
@@ -160,7 +150,6 @@ mod tests {
         assert!(!check(Role::Worker, own(MeshRole::Operator, "w-1")));
         assert!(check(Role::DraftStore, own(MeshRole::DraftStore, "any")));
         assert!(check(Role::ReferenceEngine, own(MeshRole::Engine, "any")));
-        assert!(check_own(Role::Gateway, &file, None).is_ok());
     }
 
     #[test]

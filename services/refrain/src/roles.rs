@@ -11,7 +11,9 @@ use refrain_rpc::{
 };
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
-use refrain_service_kit::mesh::{MeshAuth, MeshConfig, MeshCredentials, NamespaceSigner};
+use refrain_service_kit::mesh::{
+    MeshAuth, MeshConfig, MeshCredentials, NamespaceSigner, RoleCredential,
+};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_worker::{
     AdopterDeps, AdopterServer, Dependencies, WorkerEngine, WorkerListener, WorkerServer,
@@ -52,8 +54,9 @@ impl Process {
         };
         let clocks = clocks(role, &file);
         clocks.register(&metrics)?;
-        let credentials = MeshCredentials::open(&file.mesh, &metrics)?;
-        check_own(role, &file, credentials.credential().as_ref())?;
+        let worker_id = file.worker.id.clone();
+        let is_own = move |own: &RoleCredential| check_own(role, &worker_id, own);
+        let credentials = MeshCredentials::open_own(&file.mesh, &metrics, is_own)?;
         let auth = || {
             let auth = MeshAuth::with_credentials(&file.mesh, credentials.clone())?;
             anyhow::Ok(auth.with_clocks(clocks.clone()))

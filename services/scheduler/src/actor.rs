@@ -9,6 +9,7 @@ use std::time::Duration;
 use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, ServedModel, WorkerReport};
+use refrain_service_kit::tasks::Sentinel;
 use tokio::sync::oneshot;
 
 use crate::dispatch::DispatchState;
@@ -50,6 +51,7 @@ pub(crate) struct DispatchActor {
     dispatcher: SharedDispatcher,
     /// The timer for the next tick, if one is set.
     tick: Option<TickTimer>,
+    _sentinel: Sentinel,
 }
 
 /// A timer that is set.
@@ -63,6 +65,7 @@ impl DispatchActor {
         DispatchActor {
             dispatcher,
             tick: None,
+            _sentinel: Sentinel("dispatch"),
         }
     }
 

@@ -63,7 +63,7 @@ pub enum PlacementPolicy {
 
 /// The scheduler's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct SchedulerConfig {
     /// Address of the HTTP listener. Leave it out when all callers live in the same process.
     pub listen: Option<SocketAddr>,

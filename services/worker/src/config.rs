@@ -7,7 +7,7 @@ mod speculation;
 use std::net::SocketAddr;
 
 use refrain_draft_replica::{RemoteLookupConfig, ReplicaConfig, UploaderConfig};
-use refrain_service_kit::config::Validate;
+use refrain_service_kit::config::{Validate, is_http_url};
 use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
 
@@ -21,7 +21,7 @@ pub use speculation::{
 ///
 /// Fields that are not deserialised are constants of production; tests in one process may set them.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct WorkerConfig {
     /// Name of the worker, unique in the mesh.
     pub id: String,
@@ -131,9 +131,7 @@ impl Validate for WorkerConfig {
         self.replica.check(&mut check);
         self.uploader.check(&mut check);
         check(
-            self.listen.is_none()
-                || self.advertise_url.starts_with("http://")
-                || self.advertise_url.starts_with("https://"),
+            self.listen.is_none() || is_http_url(&self.advertise_url),
             "advertise_url: a worker that listens needs its own http:// or https:// URL here",
         );
         faults.extend(self.http.faults("http"));

@@ -47,6 +47,7 @@ use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
 use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::tasks::lasting;
 use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
@@ -174,7 +175,8 @@ async fn start_in(
         WorkerEngine::Verifying(engine) => {
             let decode = decode_loop(&shared, engine.clone(), &with.store, &reports).await?;
             let settings = decode.routing.settings.clone();
-            (tokio::spawn(decode.run(inbox)), Some(settings), None, true)
+            let driver = tokio::spawn(lasting("decode loop", decode.run(inbox)));
+            (driver, Some(settings), None, true)
         }
         WorkerEngine::Streaming(engine) => {
             let abilities = engine.verify_abilities();
@@ -182,7 +184,7 @@ async fn start_in(
             let drive = is_driven.then(|| SharedDrive::new(config, abilities, metrics.clone()));
             let context = StreamContext::new(shared.clone(), engine.clone(), drive);
             let streams = Arc::new(context);
-            let driver = tokio::spawn(streams.clone().run(inbox));
+            let driver = tokio::spawn(lasting("streams", streams.clone().run(inbox)));
             // Only drive mode drafts for such an engine.
             (driver, None, Some(streams), is_driven)
         }
@@ -225,7 +227,7 @@ async fn start_in(
     Ok(WorkerServer {
         handle,
         server,
-        heartbeats: tokio::spawn(heartbeats),
+        heartbeats: tokio::spawn(lasting("heartbeats", heartbeats)),
         leaving,
         driver,
     })

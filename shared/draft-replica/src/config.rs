@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 /// Limits of the replica of the drafts.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct ReplicaConfig {
     /// Most namespaces; the least recently used one is evicted first.
     pub namespaces_max: usize,
@@ -73,7 +73,7 @@ pub struct ReplicaConfig {
 
 /// Limits of the look-ups in the draft store for namespaces that are not all in the replica.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct RemoteLookupConfig {
     /// Longest that a step waits for drafts from the store's index, microseconds. 0: the store is never asked.
     pub wait_us_max: u64,
@@ -86,7 +86,7 @@ pub struct RemoteLookupConfig {
 
 /// Limits of the upload to the draft store.
 #[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct UploaderConfig {
     /// Pause between two uploads, milliseconds.
     pub interval_ms: u64,

@@ -17,6 +17,7 @@ use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_service_kit::clock::millis;
+use refrain_service_kit::tasks::lasting;
 use refrain_service_kit::trace;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -71,7 +72,7 @@ impl Uploader {
         let weak = Arc::downgrade(&uploader.inner);
         let work = uploader.inner.work.clone();
         let mut schedule = UploadSchedule::new(&uploader.inner.config, now());
-        tokio::spawn(async move {
+        let send = async move {
             while let Some(inner) = weak.upgrade() {
                 let began = now();
                 if inner.note_idle() {
@@ -91,7 +92,8 @@ impl Uploader {
                 drop(inner);
                 tokio::time::sleep(pause).await;
             }
-        });
+        };
+        tokio::spawn(lasting("uploads", send));
         uploader
     }
 

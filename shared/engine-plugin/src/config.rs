@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use refrain_draft_replica::{ReplicaConfig, UploaderConfig};
-use refrain_service_kit::config::{EnvRule, load};
+use refrain_service_kit::config::{EnvRule, is_http_url, load};
 use refrain_service_kit::mesh::MeshConfig;
 use serde::Deserialize;
 
@@ -21,13 +21,15 @@ const ENV_RULE: EnvRule = EnvRule {
         "LOG",
         "METRICS_LISTEN",
     ],
+    // The name of the file, which the Python package reads.
+    others: &["CONFIG"],
 };
 
 /// The configuration of the plugin. Everything has a default but the store, the mesh's keys and the tokenizer.
 ///
 /// The last fields are not read from the configuration: no deployment needs other values, but tests do.
 #[derive(Clone, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct PluginConfig {
     /// URL of the draft store.
     pub store_url: String,
@@ -79,7 +81,7 @@ pub struct PluginConfig {
 
 /// The keys of the mesh that an engine may have: all but the gateway's private one.
 #[derive(Clone, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct PluginMeshConfig {
     /// The secret that all services share, at least 32 characters.
     pub secret: String,
@@ -193,13 +195,13 @@ impl PluginConfig {
                 faults.push(fault.to_owned());
             }
         };
-        let is_url = |url: &String| url.starts_with("http://") || url.starts_with("https://");
         check(
-            is_url(&self.store_url) || self.store_url.is_empty() && !self.store_urls.is_empty(),
+            is_http_url(&self.store_url)
+                || self.store_url.is_empty() && !self.store_urls.is_empty(),
             "store_url: must be an http:// or https:// URL",
         );
         check(
-            self.store_urls.iter().all(is_url),
+            self.store_urls.iter().all(|url| is_http_url(url)),
             "store_urls: each must be an http:// or https:// URL",
         );
         check(
@@ -252,7 +254,7 @@ mod tests {
                 panic!("{text} is read");
             };
             let refused = format!("{refused:#}");
-            assert!(refused.contains("unknown field"), "{refused}");
+            assert!(refused.contains("unknown key"), "{refused}");
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::mpsc;
 
+use refrain_service_kit::tasks::lasting_work;
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig};
 use tokio::sync::oneshot;
 
@@ -69,7 +70,9 @@ impl PromptReader {
         let thread = std::thread::Builder::new().name("refrain-reader".into());
         thread.spawn({
             let (index, backlog) = (index.clone(), backlog.clone());
-            move || read_all(&prompts, &index, &backlog)
+            lasting_work("reader of prompts", move || {
+                read_all(&prompts, &index, &backlog)
+            })
         })?;
         Ok(PromptReader {
             index,

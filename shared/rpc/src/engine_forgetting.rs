@@ -1,6 +1,7 @@
 //! The erasure of a tenant at the engines of all live workers.
 
 use futures_util::future::join_all;
+use refrain_protocol::error::code;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::{ApiError, TenantId};
 use serde::{Deserialize, Serialize};
@@ -73,7 +74,7 @@ impl EngineForgotten {
         let error = outcome.as_ref().err();
         EngineForgotten {
             worker,
-            is_unable: error.is_some_and(|error| error.has_code("unsupported_by_engine")),
+            is_unable: error.is_some_and(|error| error.has_code(code::UNSUPPORTED_BY_ENGINE)),
             trouble: error.map(ToString::to_string),
             forgotten: outcome.unwrap_or_default(),
         }

@@ -31,6 +31,7 @@ use refrain_protocol::shard::{StoreDirectory, shard_of};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::random;
+use refrain_service_kit::tasks::restarted;
 use tokio::sync::watch;
 
 use self::view::View;
@@ -104,7 +105,9 @@ impl StoreCluster {
             replicas: Mutex::default(),
             is_known: watch::Sender::new(false),
         });
-        tokio::spawn(ask_all(Arc::downgrade(&shared)));
+        let asked = Arc::downgrade(&shared);
+        let ask = move || ask_all(asked.clone());
+        tokio::spawn(restarted("directory of replicas", ask));
         Ok(StoreCluster { shared })
     }
 

@@ -16,6 +16,7 @@ use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::WorkerDrain;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::causes;
 use refrain_service_kit::deadline::Deadline;
 use refrain_service_kit::http::MeshClient;
 use tokio::time::Instant;
@@ -215,7 +216,7 @@ impl EventLines {
             ),
             AnyDelimiterCodecError::Io(error) => lost(
                 "the connection to a worker broke off",
-                format!("{:?}", error.into_inner()),
+                causes::plain(&error),
             ),
         }))
     }

@@ -6,12 +6,12 @@
 //! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides the key `max_running` in the table `worker`: a double
 //! underscore after the prefix goes one table down. A value is read as TOML if possible, otherwise as a string.
 //!
-//! The prefix alone does not make a variable a setting. Kubernetes gives every container
-//! `REFRAIN_GATEWAY_SERVICE_HOST` and six more variables for a service called `refrain-gateway`. So a variable is a
-//! setting if it has a double underscore after the prefix, or if [`EnvRule`] lists it as a key of the top level.
-//! Other variables are ignored. A setting that names no key, or is not UTF-8, is a fault.
+//! A variable with the prefix that is no setting is a fault as well, since it is a setting with a typing error, such
+//! as one underscore in place of two. Others are known to [`EnvRule`], and Kubernetes makes some: it gives every
+//! container `REFRAIN_GATEWAY_SERVICE_HOST` and six more variables for a service called `refrain-gateway`. A setting
+//! that names no key, or is not UTF-8, is a fault.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use anyhow::{anyhow, bail};
@@ -31,17 +31,87 @@ pub struct EnvRule {
     pub prefix: &'static str,
     /// Keys outside all tables that may be set by a variable: the name after the prefix, in upper case.
     pub top_level: &'static [&'static str],
+    /// Variables with the prefix that others read, by the name after the prefix. One that ends in an underscore
+    /// stands for all that begin like it.
+    pub others: &'static [&'static str],
+}
+
+/// A variable that is a setting, or is taken for one.
+struct Setting {
+    name: String,
+    /// The path of the key that it sets; `None` if it has no such form.
+    path: Option<Vec<String>>,
 }
 
 impl EnvRule {
-    /// The path of the key that a variable sets; `None` if the variable is not a setting.
-    fn path(self, name: &str) -> Option<Vec<String>> {
+    /// The setting that a variable is; `None` for one of somebody else.
+    fn setting(self, name: &str, value: &OsStr) -> Option<Setting> {
         let rest = name.strip_prefix(self.prefix)?;
-        if !rest.contains("__") && !self.top_level.contains(&rest) {
+        let is_of =
+            |other: &&str| rest == *other || other.ends_with('_') && rest.starts_with(*other);
+        if self.others.iter().any(is_of) || is_of_kubernetes(rest, value) {
             return None;
         }
-        Some(rest.split("__").map(str::to_ascii_lowercase).collect())
+        let is_key = rest.contains("__") || self.top_level.contains(&rest);
+        let path = || rest.split("__").map(str::to_ascii_lowercase).collect();
+        Some(Setting {
+            name: name.to_owned(),
+            path: is_key.then(path),
+        })
     }
+
+    /// The variable that was probably meant by a name that sets no key of `T`: the same words with other underscores.
+    fn meant<T: DeserializeOwned>(self, name: &str) -> Option<String> {
+        let rest = name.strip_prefix(self.prefix)?.to_ascii_lowercase();
+        let words: Vec<&str> = rest.split('_').filter(|word| !word.is_empty()).collect();
+        let gaps = words
+            .len()
+            .checked_sub(1)
+            .filter(|gaps| *gaps <= GAPS_MAX)?;
+        // Each bit says whether a gap between two words is one between a table and its key.
+        let rests = (0..1_u32 << gaps).map(|tables| {
+            let parted = words.iter().enumerate().map(|(at, word)| match at {
+                0 => (*word).to_owned(),
+                _ if tables >> (at - 1) & 1 == 1 => format!("__{word}"),
+                _ => format!("_{word}"),
+            });
+            parted.collect::<String>()
+        });
+        let mut rests = rests.filter(|rest| {
+            rest.contains("__") || self.top_level.contains(&&*rest.to_ascii_uppercase())
+        });
+        let meant = rests.find(|rest| {
+            let path: Vec<String> = rest.split("__").map(str::to_owned).collect();
+            is_key::<T>(&path)
+        });
+        Some(format!("{}{}", self.prefix, meant?.to_ascii_uppercase()))
+    }
+}
+
+/// Most gaps between the words of a variable for which another reading is looked for.
+const GAPS_MAX: usize = 8;
+
+/// Whether Kubernetes makes a variable for a service, by its name and its value.
+fn is_of_kubernetes(rest: &str, value: &OsStr) -> bool {
+    let is_url = value.to_str().is_some_and(|value| value.contains("://"));
+    let rest = format!("_{rest}");
+    let of_port = rest.rsplit_once("_PORT_").is_some_and(|(_, port)| {
+        let mut parts = port.split('_');
+        let number = parts.next().unwrap_or_default();
+        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        is_number && matches!(parts.next(), Some("TCP" | "UDP" | "SCTP"))
+    });
+    rest.ends_with("_SERVICE_HOST")
+        || rest.ends_with("_SERVICE_PORT")
+        || rest.contains("_SERVICE_PORT_")
+        || rest.ends_with("_PORT") && is_url
+        || of_port
+}
+
+/// Whether a text is an `http://` or `https://` URL with a host.
+pub fn is_http_url(text: &str) -> bool {
+    let url = reqwest::Url::parse(text);
+    url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
 /// Reads `file`, if there is one, overrides it by the environment, and checks the result by `rules`.
@@ -73,8 +143,23 @@ pub fn load<T: DeserializeOwned>(
             }
         }
     };
-    let mut faults = overlay(&mut table, env_rule, env);
-    let config = deserialize::<T>(table, &mut faults);
+    let mut faults = Vec::new();
+    let settings = overlay(&mut table, env_rule, env, &mut faults);
+    let meant = |name: &str| match env_rule.meant::<T>(name) {
+        Some(other) => format!("; {other} is meant"),
+        None => String::new(),
+    };
+    let unset = settings.iter().filter(|setting| setting.path.is_none());
+    faults
+        .extend(unset.map(|Setting { name, .. }| format!("{name}: is no setting{}", meant(name))));
+    let (config, unknown) = deserialize::<T>(table, &mut faults);
+    faults.extend(unknown.into_iter().map(|key| {
+        let setting = settings.iter().find(|setting| setting.is_at(&key));
+        match setting.map(|setting| &setting.name) {
+            Some(name) => format!("{key}: unknown key, set by {name}{}", meant(name)),
+            None => format!("{key}: unknown key"),
+        }
+    }));
     if let Some(config) = &config {
         faults.extend(rules(config));
     }
@@ -104,31 +189,43 @@ fn without_nulls(json: serde_json::Value) -> serde_json::Value {
     }
 }
 
-/// Writes the variables that are settings into the table. Returns the faults.
+impl Setting {
+    /// Whether it sets this key, or a key below it.
+    fn is_at(&self, key: &str) -> bool {
+        let path = self.path.as_ref().map(|path| path.join("."));
+        let below = path.as_ref().and_then(|path| path.strip_prefix(key));
+        below.is_some_and(|below| below.is_empty() || below.starts_with('.'))
+    }
+}
+
+/// Writes the variables that are settings into the table. Returns all that are meant to be settings.
 fn overlay(
     table: &mut Table,
     rule: EnvRule,
     env: impl Iterator<Item = (OsString, OsString)>,
-) -> Vec<String> {
-    let mut faults = Vec::new();
+    faults: &mut Vec<String>,
+) -> Vec<Setting> {
     let mut variables: Vec<_> = env
         // All keys are UTF-8, so the names of settings are as well.
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
-        .filter_map(|(name, value)| Some((rule.path(&name)?, name, value)))
+        .filter_map(|(name, value)| Some((rule.setting(&name, &value)?, value)))
         .collect();
-    variables.sort();
-    for (path, name, value) in variables {
+    variables.sort_by(|one, other| (&one.0.path, &one.0.name).cmp(&(&other.0.path, &other.0.name)));
+    for (Setting { name, path }, value) in &variables {
+        let Some(path) = path else {
+            continue;
+        };
         let Some(text) = value.to_str() else {
             faults.push(format!("{name}: is not UTF-8"));
             continue;
         };
-        if let Err(key) = insert(table, &path, parse_value(text)) {
+        if let Err(key) = insert(table, path, parse_value(text)) {
             faults.push(format!(
                 "{name}: the file has a value for {key}, which must be a table"
             ));
         }
     }
-    faults
+    variables.into_iter().map(|(setting, _)| setting).collect()
 }
 
 fn parse_value(text: &str) -> Value {
@@ -156,43 +253,63 @@ fn insert(table: &mut Table, path: &[String], value: Value) -> Result<(), String
     }
 }
 
-/// Deserializes the table. After a fault it removes the faulty key and tries again, so that one run finds all faults.
-fn deserialize<T: DeserializeOwned>(mut table: Table, faults: &mut Vec<String>) -> Option<T> {
-    // Each round removes one key, so the number of keys bounds the rounds. Nobody wants to read more than 64 faults.
+/// Deserializes the table, and returns the keys that nobody knows as well. After a fault it removes the faulty key
+/// and tries again, so that one run finds all faults.
+fn deserialize<T: DeserializeOwned>(
+    mut table: Table,
+    faults: &mut Vec<String>,
+) -> (Option<T>, Vec<String>) {
+    // Each round removes a key, so the number of keys bounds the rounds. Nobody wants to read more than 64 faults.
+    let mut unknown = Vec::new();
     for _ in 0..64 {
-        let mut unknown = Vec::new();
-        let mut track = serde_path_to_error::Track::new();
-        let outcome = {
-            let deserializer =
-                serde_path_to_error::Deserializer::new(Value::Table(table.clone()), &mut track);
-            serde_ignored::deserialize::<_, _, T>(deserializer, |path| {
-                unknown.push(path.to_string());
-            })
-        };
-        match outcome {
-            Ok(config) => {
-                let unknown = unknown.iter();
-                faults.extend(unknown.map(|path| format!("{path}: unknown key")));
-                return Some(config);
-            }
-            Err(error) => {
-                let path = track.path();
-                let message = error.to_string();
-                let message = message.trim().replace('\n', " ");
-                faults.push(format!("{path}: {message}"));
-                let keys: Vec<String> = path.iter().map(|segment| segment.to_string()).collect();
-                // With `deny_unknown_fields` the path ends at the parent, and the message names the key.
-                let named = message.split('`').nth(1).map(str::to_owned);
-                let parents = keys.iter().filter(|key| *key != ".").cloned();
-                let unknown: Vec<String> = parents.chain(named.clone()).collect();
-                if !remove(&mut table, &keys) && (named.is_none() || !remove(&mut table, &unknown))
-                {
-                    return None;
+        unknown.clear();
+        match try_deserialize(table.clone(), &mut unknown) {
+            Ok(config) => return (Some(config), unknown),
+            Err((mut path, fault)) => {
+                faults.push(fault);
+                // Where the key is not in the table, as one that is missing, the table has the fault.
+                while !path.is_empty() && !remove(&mut table, &path) {
+                    path.pop();
+                }
+                if path.is_empty() {
+                    break;
                 }
             }
         }
     }
-    None
+    (None, unknown)
+}
+
+/// Deserializes the table, and adds the keys that it has and `T` has not to `unknown`. A fault comes with its path.
+fn try_deserialize<T: DeserializeOwned>(
+    table: Table,
+    unknown: &mut Vec<String>,
+) -> Result<T, (Vec<String>, String)> {
+    let mut track = serde_path_to_error::Track::new();
+    let deserializer = serde_path_to_error::Deserializer::new(Value::Table(table), &mut track);
+    let outcome = serde_ignored::deserialize::<_, _, T>(deserializer, |path| {
+        // Question marks stand for values that may be absent.
+        let path = path.to_string();
+        let keys: Vec<&str> = path.split('.').filter(|key| *key != "?").collect();
+        unknown.push(keys.join("."));
+    });
+    outcome.map_err(|error| {
+        let path = track.path();
+        let message = error.to_string().trim().replace('\n', " ");
+        let keys = path.iter().map(|segment| segment.to_string()).collect();
+        (keys, format!("{path}: {message}"))
+    })
+}
+
+/// Whether `T` has a key at this path.
+fn is_key<T: DeserializeOwned>(path: &[String]) -> bool {
+    let mut table = Table::new();
+    let mut unknown = Vec::new();
+    // No key holds a time, so that a key that exists is a fault, at its path.
+    let value = "1979-05-27".parse().map(Value::Datetime);
+    let inserted = value.is_ok_and(|value| insert(&mut table, path, value).is_ok());
+    let outcome = try_deserialize::<T>(table, &mut unknown);
+    inserted && unknown.is_empty() && outcome.is_err_and(|(at, _)| at == path)
 }
 
 fn remove(table: &mut Table, path: &[String]) -> bool {
@@ -215,17 +332,30 @@ mod tests {
     use serde::Deserialize;
 
     #[derive(Debug, Default, Deserialize, PartialEq)]
-    #[serde(default, deny_unknown_fields)]
+    #[serde(default)]
     struct Inner {
         depth: u32,
+        #[serde(deserialize_with = "even")]
+        even: u32,
+    }
+
+    fn even<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+        let number = u32::deserialize(deserializer)?;
+        match number % 2 {
+            0 => Ok(number),
+            _ => Err(serde::de::Error::custom(
+                "use `slots` or `name` in its place",
+            )),
+        }
     }
 
     #[derive(Debug, Default, Deserialize, PartialEq)]
-    #[serde(default, deny_unknown_fields)]
+    #[serde(default)]
     struct Example {
         name: String,
         slots: u32,
         inner: Inner,
+        optional: Option<Inner>,
     }
 
     impl Validate for Example {
@@ -241,6 +371,7 @@ mod tests {
     const RULE: EnvRule = EnvRule {
         prefix: "X_",
         top_level: &["SLOTS", "NAME"],
+        others: &["BINARY", "CLIENT_"],
     };
 
     fn check(toml: &str, env: &[(&str, &str)]) -> Result<Example, String> {
@@ -269,7 +400,8 @@ mod tests {
             Example {
                 name: "a".into(),
                 slots: 7,
-                inner: Inner { depth: 3 }
+                inner: Inner { depth: 3, even: 0 },
+                optional: None,
             }
         );
     }
@@ -301,14 +433,61 @@ mod tests {
 
     #[test]
     fn variables_of_others_are_ignored() {
-        let kubernetes = [
+        let others = [
             ("X_INNER_SERVICE_HOST", "10.0.0.1"),
+            ("X_INNER_SERVICE_PORT", "80"),
+            ("X_INNER_SERVICE_PORT_HTTP", "80"),
             ("X_INNER_PORT", "tcp://10.0.0.1:80"),
-            ("X_DEPTH", "1"),
+            ("X_INNER_PORT_80_TCP", "tcp://10.0.0.1:80"),
+            ("X_INNER_PORT_80_TCP_ADDR", "10.0.0.1"),
+            ("X_SERVICE_HOST", "10.0.0.1"),
+            ("X_PORT", "tcp://10.0.0.1:80"),
+            ("X_BINARY", "a"),
+            ("X_CLIENT_INNER__DEPTH", "1"),
+            ("XINNER_DEPTH", "1"),
         ];
-        assert_eq!(check("", &kubernetes), Ok(Example::default()));
-        let typo = check("", &[("X_INNER__DEPHT", "1")]).unwrap_err();
-        assert!(typo.contains("depht"), "{typo}");
+        assert_eq!(check("", &others), Ok(Example::default()));
+    }
+
+    #[test]
+    fn a_variable_that_sets_nothing_is_a_fault_and_says_what_is_meant() {
+        for (name, told) in [
+            (
+                "X_INNER_DEPTH",
+                "X_INNER_DEPTH: is no setting; X_INNER__DEPTH is meant",
+            ),
+            ("X_OPTIONAL_DEPTH", "; X_OPTIONAL__DEPTH is meant"),
+            (
+                "X_INNER__DEPHT",
+                "inner.depht: unknown key, set by X_INNER__DEPHT",
+            ),
+            ("X__SLOTS", "X__SLOTS: is no setting; X_SLOTS is meant"),
+            ("X_DEPTH", "X_DEPTH: is no setting"),
+            ("X_PORT", "X_PORT: is no setting"),
+            ("X_A_B_C_D_E_F_G_H_I_J_K", "is no setting"),
+        ] {
+            let error = check("", &[(name, "1")]).unwrap_err();
+            assert!(error.lines().nth(1).unwrap().ends_with(told), "{error}");
+            assert!(error.contains("1 fault(s)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_url_has_a_scheme_and_a_host() {
+        for right in ["http://a", "https://a:1/b", "http://[::1]:8"] {
+            assert!(is_http_url(right), "{right}");
+        }
+        for wrong in [
+            "",
+            "a:1",
+            "localhost:4317",
+            "http://",
+            "ftp://a",
+            "//a",
+            "http:a b",
+        ] {
+            assert!(!is_http_url(wrong), "{wrong}");
+        }
     }
 
     #[cfg(unix)]
@@ -341,5 +520,22 @@ mod tests {
             error.contains("at most 100") && error.contains("nane"),
             "{error}"
         );
+        let error = check("optional.dept = 1", &[]).unwrap_err();
+        assert!(error.contains("- optional.dept: unknown key"), "{error}");
+    }
+
+    #[test]
+    fn a_message_that_quotes_a_key_hides_no_other_fault() {
+        let toml = "name = \"a\"\nslots = \"many\"\nnane = 1\n[inner]\neven = 1\ndepth = -1";
+        let error = check(toml, &[]).unwrap_err();
+        assert!(error.starts_with("configuration has 4 fault(s)"), "{error}");
+        for part in [
+            "inner.even: use `slots`",
+            "- slots: ",
+            "inner.depth",
+            "nane",
+        ] {
+            assert!(error.contains(part), "{part} is missing in: {error}");
+        }
     }
 }

@@ -12,6 +12,8 @@ use refrain_protocol::{ApiError, ErrorKind};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::causes;
+
 /// Time after which a descriptor may be free again.
 const RETRY_AFTER_MS: u64 = 1_000;
 
@@ -58,7 +60,7 @@ pub fn exhausted(error: &(dyn Error + 'static)) -> Option<ApiError> {
     let exhausted = ApiError::new(ErrorKind::Unavailable, message)
         .with_code(code::OUT_OF_DESCRIPTORS)
         .with_retry_after_ms(RETRY_AFTER_MS);
-    Some(exhausted.with_detail(error))
+    Some(exhausted.with_detail(causes::plain(error)))
 }
 
 /// Connections that callers of this process may hold at once, by its present limit on descriptors.

@@ -1,16 +1,17 @@
 //! The shell that every service shares: configuration, telemetry, HTTP on both ends, authentication inside the mesh,
-//! drain, timers, comparison of clocks, threads for actors and recovery from their panics. It does not know what a
+//! drain, timers, comparison of clocks, threads for actors and recovery from panics. It does not know what a
 //! token is.
 //!
 //! A service calls [`config::load`], then [`telemetry::init`], then [`http::serve`], and reaches others with
 //! [`http::MeshClient`]. A service that keeps its state in an actor puts the core into [`guard::Guarded`] and the
-//! actor on an [`actor_thread::ActorThread`].
+//! actor on an [`actor_thread::ActorThread`]. Tasks for the life of a process are in [`tasks`].
 //!
 //! Read first: `http/server.rs` (the listener), `http/client.rs` (calls between services), `mesh.rs` (who may call
 //! whom).
 
 pub mod actor_thread;
 pub mod backoff;
+pub mod causes;
 pub mod clock;
 pub mod clocks;
 pub mod config;
@@ -22,6 +23,7 @@ pub mod http;
 pub mod mesh;
 pub mod random;
 mod reload;
+pub mod tasks;
 pub mod telemetry;
 pub mod tls;
 pub mod trace;

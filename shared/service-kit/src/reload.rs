@@ -4,12 +4,13 @@
 //! symbolic link, and a time of change may stay the same over two writes. A service goes on with what it has if the
 //! new contents cannot be used.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use parking_lot::RwLock;
 use prometheus::IntCounterVec;
 use ring::digest::{Context, SHA256};
@@ -113,7 +114,9 @@ impl<P> Files<P> {
             return;
         }
         self.seen = digest;
-        let parsed = contents.and_then(|contents| (self.parse)(&contents));
+        // This is unwind safe because nothing of what was read is kept.
+        let parse = AssertUnwindSafe(|| contents.and_then(|contents| (self.parse)(&contents)));
+        let parsed = catch_unwind(parse).unwrap_or_else(|_| Err(anyhow!("reading them panicked")));
         let outcome = match parsed {
             Ok(parsed) => {
                 value.set(parsed);
@@ -165,6 +168,7 @@ mod tests {
     use crate::telemetry::Metrics;
 
     fn parse(contents: &[Vec<u8>]) -> anyhow::Result<u32> {
+        assert!(contents[0] != *b"panic", "planned");
         Ok(std::str::from_utf8(&contents[0])?.trim().parse()?)
     }
 
@@ -202,7 +206,8 @@ mod tests {
         assert_eq!(look(Some("2")), (2, 1, 1, 0));
         assert_eq!(look(Some("two")), (2, 1, 1, 1));
         assert_eq!(look(None), (2, 1, 1, 2));
-        assert_eq!(look(Some("3")), (3, 2, 2, 2));
+        assert_eq!(look(Some("panic")), (2, 1, 1, 3));
+        assert_eq!(look(Some("3")), (3, 2, 2, 3));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod process;
 use std::io::IsTerminal;
 use std::sync::Once;
 
+use anyhow::Context as _;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
@@ -16,12 +17,15 @@ use tracing_subscriber::layer::{Filter, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
+use crate::config::{Validate, is_http_url};
+use crate::tasks;
+
 pub(crate) use metrics::HttpMetrics;
 pub use metrics::{Metrics, MetricsPart, SECONDS_BUCKETS, kinds};
 
 /// Settings of logs and traces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct TelemetryConfig {
     /// Filter of log lines in the syntax of `tracing`, such as `info` or `refrain_worker=debug,info`. The target
     /// `access` has the line of each request, at `info`.
@@ -43,6 +47,22 @@ impl Default for TelemetryConfig {
     }
 }
 
+impl Validate for TelemetryConfig {
+    fn faults(&self) -> Vec<String> {
+        let filter = log_filter(&self.log).err();
+        let mut faults: Vec<String> = filter
+            .map(|error| format!("log: {error:#}"))
+            .into_iter()
+            .collect();
+        if !self.otlp_endpoint.is_empty() && !is_http_url(&self.otlp_endpoint) {
+            let rule =
+                "must be an http:// or https:// URL, such as http://127.0.0.1:4318/v1/traces";
+            faults.push(format!("otlp_endpoint: {rule}"));
+        }
+        faults
+    }
+}
+
 /// Sends the remaining traces when it is dropped. Keep it until the end of `main`.
 pub struct TelemetryGuard {
     provider: Option<SdkTracerProvider>,
@@ -58,13 +78,14 @@ impl Drop for TelemetryGuard {
     }
 }
 
-/// Sets up logs on standard error and, if configured, the export of traces. Call it once per process.
+/// Sets up logs on standard error and, if configured, the export of traces. Panics are counted and logged from then
+/// on. Call it once per process.
 ///
 /// # Errors
 /// The filter cannot be parsed, the exporter cannot be built, or this is a second call.
 pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<TelemetryGuard> {
     install_crypto_provider();
-    let filter = log_filter(&config.log)?;
+    let filter = log_filter(&config.log).context("telemetry.log")?;
     let json = config
         .log_json
         .unwrap_or_else(|| !std::io::stderr().is_terminal());
@@ -99,6 +120,7 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<T
         .with(log)
         .with(traces)
         .try_init()?;
+    tasks::report_panics();
     Ok(TelemetryGuard { provider })
 }
 
@@ -117,8 +139,8 @@ fn exported_spans<S>() -> impl Filter<S> {
 /// the caller's fault. These lines are off unless the filter names `actix_http`.
 fn log_filter(log: &str) -> anyhow::Result<EnvFilter> {
     const PROTOCOL_ERRORS: &str = "actix_http::h1::dispatcher";
-    let filter = EnvFilter::try_new(log)
-        .map_err(|error| anyhow::anyhow!("telemetry.log is not a valid filter: {error}"))?;
+    let filter =
+        EnvFilter::try_new(log).map_err(|error| anyhow::anyhow!("not a valid filter: {error}"))?;
     Ok(match log.contains("actix_http") {
         true => filter,
         false => filter.add_directive(format!("{PROTOCOL_ERRORS}=off").parse()?),

@@ -22,7 +22,6 @@ pub(crate) use server::ServerTls;
 /// The certificate of a listener, and the callers that it lets in. The files are PEM, and are read again when they
 /// change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub struct TlsConfig {
     /// File with the certificate of this listener, and then those that lead to its authority.
     pub certificate: PathBuf,

@@ -1,11 +1,13 @@
 //! The section of the feed: how this store keeps itself equal to the other replicas of its shard.
 
+use async_nats::ServerAddr;
 use refrain_protocol::document::Acknowledgement;
+use refrain_service_kit::config::is_http_url;
 use serde::Deserialize;
 
 /// The feed between the replicas of a shard, a stream of NATS JetStream. All replicas need the same values.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct FeedConfig {
     /// URLs of the NATS servers, such as `nats://nats-0:4222` or `tls://user:password@nats.example:4222`.
     pub servers: Vec<String>,
@@ -73,7 +75,7 @@ impl Default for FeedConfig {
 impl FeedConfig {
     /// Whether a text can be the URL of a replica.
     pub(crate) fn is_url(text: &str) -> bool {
-        text.len() <= 1_024 && (text.starts_with("http://") || text.starts_with("https://"))
+        text.len() <= 1_024 && is_http_url(text)
     }
 
     pub(super) fn faults(&self) -> Vec<String> {
@@ -90,6 +92,13 @@ impl FeedConfig {
                 self.shards.saturating_sub(1),
                 self.shards
             ));
+        }
+        let is_server = |url: &String| url.parse::<ServerAddr>().is_ok();
+        if !self.servers.iter().all(is_server) {
+            faults.push("feed.servers: must be URLs such as nats://nats-0:4222".to_owned());
+        }
+        if !self.peers.iter().all(|url| Self::is_url(url)) {
+            faults.push("feed.peers: must be http:// or https:// URLs".to_owned());
         }
         if !self.advertise_url.is_empty() && !Self::is_url(&self.advertise_url) {
             faults.push("feed.advertise_url: must be an http:// or https:// URL".to_owned());
@@ -122,10 +131,17 @@ mod tests {
             servers: Vec::new(),
             stream_replicas: 7,
             max_age_s: 5,
+            peers: vec!["draft-store-1:7430".into()],
             ..FeedConfig::default()
         };
         let faults = config.faults();
-        assert_eq!(faults.len(), 3, "{faults:?}");
-        assert!(faults[2].starts_with("feed.max_age_s: at least 600"));
+        assert_eq!(faults.len(), 4, "{faults:?}");
+        assert!(faults[2].starts_with("feed.peers: must be http://"));
+        assert!(faults[3].starts_with("feed.max_age_s: at least 600"));
+        let of_no_broker = FeedConfig {
+            servers: vec!["http://nats:4222/".into(), "nats://".into()],
+            ..FeedConfig::default()
+        };
+        assert_eq!(of_no_broker.faults().len(), 1);
     }
 }

@@ -31,11 +31,20 @@ pub(super) fn begin(session: &Arc<Session>, stream: &ShardStream) {
     }
     let (session, stream) = (session.clone(), stream.clone());
     tokio::spawn(async move {
+        let _erasing = Erasing(&session);
         if let Err(error) = all(&session, &stream).await {
             tracing::warn!(%error, "draft store erasure of the stream is not complete; it is tried again");
         }
-        session.is_erasing.store(false, Ordering::Relaxed);
     });
+}
+
+/// Erasures that are being carried out, until this is dropped.
+struct Erasing<'a>(&'a Session);
+
+impl Drop for Erasing<'_> {
+    fn drop(&mut self) {
+        self.0.is_erasing.store(false, Ordering::Relaxed);
+    }
 }
 
 async fn all(session: &Session, stream: &ShardStream) -> Result<(), SessionError> {

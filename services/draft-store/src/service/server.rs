@@ -10,6 +10,7 @@ use refrain_service_kit::actor_thread::ActorThread;
 use refrain_service_kit::config::Validate as _;
 use refrain_service_kit::http::{ServeOptions, Server, serve};
 use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::tasks;
 use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -109,7 +110,9 @@ pub async fn start(
             is_erasing: Arc::default(),
         };
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(run::run(Arc::new(session), stopped));
+        let session = Arc::new(session);
+        let run = move || run::run(session.clone(), stopped.clone());
+        let task = tokio::spawn(tasks::restarted("feed", run));
         RunningFeed { stop, task }
     });
     let server = match config.listen {

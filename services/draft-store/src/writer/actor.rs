@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, AsyncContext as _, Context};
 use refrain_protocol::ApiError;
 use refrain_service_kit::clock;
+use refrain_service_kit::tasks::Sentinel;
 use tokio::sync::oneshot;
 
 use crate::catalog::Catalog;
@@ -93,6 +94,7 @@ pub(crate) struct WriterActor {
     /// The last change in the manifest, and when it was written.
     manifest_head: u64,
     manifest_written: Instant,
+    _sentinel: Sentinel,
 }
 
 /// How the index is treated after an error. An index that could not read its own records is rebuilt.
@@ -151,6 +153,7 @@ impl WriterActor {
             replication_waiters: ReplicationWaiters::default(),
             manifest_head: 0,
             manifest_written: Instant::now(),
+            _sentinel: Sentinel("writer"),
         };
         writer.reopen()?;
         Ok(writer)

@@ -27,7 +27,7 @@ const PREFIX: &str = "rfo-";
 
 /// An operator, who may call the admin API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct OperatorConfig {
     /// The name, which the audit log has.
     pub name: String,

@@ -6,6 +6,7 @@ use std::time::Instant;
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use actix_web::{HttpRequest, HttpResponse, web};
 use refrain_protocol::ApiError;
+use refrain_protocol::error::code;
 use refrain_service_kit::http::AccessNote;
 use tracing::{Instrument, Span};
 
@@ -134,7 +135,7 @@ impl GatewayState {
                 request.model.id
             );
             let error = ApiError::invalid("chunk_tokens", message);
-            return Err(error.with_code("unsupported_by_engine"));
+            return Err(error.with_code(code::UNSUPPORTED_BY_ENGINE));
         }
         request.check_trace(caller)
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_service_kit::clock::unix_s;
+use refrain_service_kit::tasks::lasting;
 use tokio::task::JoinHandle;
 
 use self::file::FileFollower;
@@ -84,6 +85,6 @@ impl TenantsFollower {
                 }
             }
         };
-        Ok(TenantsFollower(tokio::spawn(follow)))
+        Ok(TenantsFollower(tokio::spawn(lasting("tenants", follow))))
     }
 }

@@ -16,6 +16,7 @@ mod settler;
 use std::sync::Arc;
 
 use refrain_service_kit::random;
+use refrain_service_kit::tasks::lasting;
 use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -91,13 +92,8 @@ impl RedisCounts {
         let (settlements, received) = mpsc::channel(SETTLEMENTS_MAX);
         // It ends with the last sender.
         let waiting = families.settlements.clone();
-        tokio::spawn(settle_all(
-            link.clone(),
-            places.clone(),
-            received,
-            waiting,
-            place_ms,
-        ));
+        let settle = settle_all(link.clone(), places.clone(), received, waiting, place_ms);
+        tokio::spawn(lasting("settlements of limits", settle));
         Ok(RedisCounts {
             shared: Arc::new(Shared {
                 link,

@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 
 use refrain_protocol::TenantName;
+use refrain_service_kit::config::is_http_url;
 use refrain_service_kit::http::ListenerConfig;
 use serde::Deserialize;
 
 /// The listener for trainers, which speaks the native interfaces of SGLang and vLLM.
 #[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct TrainerConfig {
     /// Address of the listener, such as `127.0.0.1:8091`. Without it there is none. Its callers need no key, so
     /// another address than one of this machine needs `allows_other_machines` as well.
@@ -81,7 +82,7 @@ impl TrainerConfig {
                 "model: must be the id of one of gateway.models",
             ),
             (
-                !self.adopters.iter().all(|url| is_url(url)),
+                !self.adopters.iter().all(|url| is_http_url(url)),
                 "adopters: must be http:// or https:// URLs",
             ),
             (
@@ -99,12 +100,6 @@ impl TrainerConfig {
         let faults = broken.map(|(_, fault)| format!("trainer.{fault}"));
         faults.chain(self.http.faults("trainer.http")).collect()
     }
-}
-
-fn is_url(text: &str) -> bool {
-    ["http://", "https://"]
-        .iter()
-        .any(|scheme| text.starts_with(scheme))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
 use futures_util::future::join_all;
 use refrain_protocol::engine_order::{EngineCall, EngineOrder};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpResult, RawBody};
 use serde_json::{Value, json};
@@ -71,7 +72,7 @@ impl TrainerState {
                 member.0
             );
             let error = ApiError::new(ErrorKind::InvalidRequest, message);
-            Err(error.with_code("unsupported_by_engine"))
+            Err(error.with_code(code::UNSUPPORTED_BY_ENGINE))
         };
         let sizes = join_all(members.iter().map(size)).await;
         let sizes = sizes.into_iter().collect::<Result<_, _>>()?;

@@ -5,6 +5,7 @@
 //! AReaL and prime-rl. So the first engine gets that offset, and each further one the offset after the engine before.
 
 use refrain_protocol::ApiError;
+use refrain_protocol::error::code;
 use serde_json::{Map, Value};
 
 /// Calls that give an engine its ranks in a group of processes.
@@ -44,7 +45,9 @@ pub(super) fn divided(
              weights from a directory",
             sizes.len()
         );
-        return Err(ApiError::invalid("rank_offset", message).with_code("unsupported_by_engine"));
+        return Err(
+            ApiError::invalid("rank_offset", message).with_code(code::UNSUPPORTED_BY_ENGINE)
+        );
     };
     let all: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
     for name in ["world_size", "inference_world_size"] {

@@ -15,6 +15,7 @@ use anyhow::Context;
 use parking_lot::Mutex;
 use refrain_protocol::usage::{UsageCounts, UsageErasure, UsageRow, hour_of};
 use refrain_service_kit::clock::{unix_ms, unix_s};
+use refrain_service_kit::tasks::lasting_work;
 use tokio::sync::{mpsc, oneshot};
 
 use super::book::{Book, Record, UsageSubject};
@@ -193,7 +194,7 @@ pub(super) fn start(
     let keeper = Arc::new(Mutex::new(Some(keeper)));
     let thread = std::thread::Builder::new().name("usage".into());
     let kept = keeper.clone();
-    thread.spawn(move || run(&kept, received))?;
+    thread.spawn(lasting_work("usage", move || run(&kept, received)))?;
     Ok(KeeperHandle {
         messages,
         gateway,

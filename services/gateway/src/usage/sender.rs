@@ -15,6 +15,7 @@ use refrain_protocol::usage::{Period, RecordUsageRequest, UsageErasure, hour_of}
 use refrain_rpc::{DraftStore, UsageReplica};
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clock::{unix_ms, unix_s};
+use refrain_service_kit::tasks::restarted;
 use tokio::task::JoinHandle;
 
 use super::keeper::{ChangedRows, KeeperHandle, Message};
@@ -96,7 +97,9 @@ impl UsageSender {
             parts,
             links: Mutex::default(),
         });
-        let supervisor = tokio::spawn(shared.clone().supervise());
+        let supervised = shared.clone();
+        let supervise = move || supervised.clone().supervise();
+        let supervisor = tokio::spawn(restarted("usage supervisor", supervise));
         UsageSender { shared, supervisor }
     }
 
@@ -135,7 +138,9 @@ impl Shared {
                         has_answered: AtomicBool::new(false),
                     });
                     self.links.lock().insert(name, link.clone());
-                    Task(tokio::spawn(self.clone().follow(link)))
+                    let shared = self.clone();
+                    let follow = move || shared.clone().follow(link.clone());
+                    Task(tokio::spawn(restarted("usage sender", follow)))
                 });
             }
             self.observe();

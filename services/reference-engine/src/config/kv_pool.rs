@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use refrain_service_kit::config::is_http_url;
 use serde::{Deserialize, Serialize};
 
 /// The ending of the name of the pool's file. A file with another name is never overwritten.
@@ -15,7 +16,7 @@ const ALL_ADDRESSES: &str = "dns+";
 
 /// The `[engine.kv_pool]` section: blocks of KV that outlive their sessions, and that engines take from each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct KvPoolConfig {
     /// Most bytes of blocks in memory, beside `kv_tokens_max`. 0: there is no pool.
     pub memory_bytes_max: u64,
@@ -75,8 +76,7 @@ impl KvPoolConfig {
             self.peers.len() > PEERS_MAX,
             &format!("peers: must be at most {PEERS_MAX}"),
         );
-        let is_url = |url: &String| url.starts_with("http://") || url.starts_with("https://");
-        let is_peer = |url: &String| is_url(url) || PeerName::parse(url).is_some();
+        let is_peer = |url: &String| is_http_url(url) || PeerName::parse(url).is_some();
         fault(
             !self.peers.iter().all(is_peer),
             "peers: must be http:// or https:// URLs, or such as dns+http://engines:8300",

@@ -13,6 +13,7 @@ use refrain_protocol::engine::{
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::tasks::lasting_work;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
 
@@ -141,7 +142,9 @@ impl EngineHandle {
             let model_thread = model_thread.clone();
             std::thread::Builder::new()
                 .name("engine-model".into())
-                .spawn(move || model_thread.run(core, idle_check))?
+                .spawn(lasting_work("model", move || {
+                    model_thread.run(core, idle_check);
+                }))?
         };
         Ok(EngineHandle {
             shared: Arc::new(SharedEngine {

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply, EngineState};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::handle::EngineHandle;
@@ -42,7 +43,7 @@ impl EngineHandle {
             EngineOrder::PassOn(_) => {
                 let message = "this engine has no calls of its own that could be passed on";
                 return Err(ApiError::new(ErrorKind::InvalidRequest, message)
-                    .with_code("unsupported_by_engine"));
+                    .with_code(code::UNSUPPORTED_BY_ENGINE));
             }
         }
         let load = self.load();

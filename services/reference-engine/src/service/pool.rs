@@ -6,10 +6,13 @@ mod peers;
 mod serve;
 mod wire;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use futures_util::FutureExt as _;
 use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::tasks::lasting_work;
 
 use crate::pool::{KvPool, LoadJob, PoolQueues};
 
@@ -69,8 +72,12 @@ impl PoolThreads {
     }
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.into()).spawn(work)
+fn spawn(
+    name: &'static str,
+    work: impl FnOnce() + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.into());
+    thread.spawn(lasting_work(name, work))
 }
 
 /// Carries out loads side by side until the queue ends.
@@ -83,7 +90,11 @@ async fn load_all(
         let (pool, peers) = (pool.clone(), peers.clone());
         // Its number is limited by the table of loads. Those that still run at the end are dropped.
         tokio::spawn(async move {
-            load(&pool, &peers, &job).await;
+            // Whoever waits for the blocks is told that there are no more, also after a panic.
+            let loaded = AssertUnwindSafe(load(&pool, &peers, &job)).catch_unwind();
+            if loaded.await.is_err() {
+                tracing::error!("a load of blocks panicked");
+            }
             pool.load_ended(&job);
         });
     }

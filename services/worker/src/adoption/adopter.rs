@@ -20,6 +20,7 @@ use refrain_rpc::{
 use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, PART_MARK};
+use refrain_service_kit::tasks::restarted;
 use refrain_service_kit::telemetry::Metrics;
 use reqwest::Url;
 use tokio::runtime::Handle;
@@ -159,7 +160,8 @@ impl Adopter {
         let (parts, at) = (self.parts.clone(), address.clone());
         // The first attempt waits for the entry, which it looks up.
         let mut engines = self.parts.engines.lock();
-        let attempts = tokio::spawn(async move { parts.attempt(at).await }).abort_handle();
+        let attempt = move || parts.clone().attempt(at.clone());
+        let attempts = tokio::spawn(restarted("engine of earlier", attempt)).abort_handle();
         let engine = Engine {
             worker: self.parts.worker_name(&address),
             stage: EngineStage::Awaited {

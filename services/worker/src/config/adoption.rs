@@ -9,7 +9,7 @@ use super::engine::EngineConfig;
 /// Which engines a process adopts that register with it. A process that adopts engines has none of its own at
 /// `urls.engine`. Each engine gets a worker with the settings of the section `worker`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct AdoptionConfig {
     /// Most engines. 0: none, and the process has an engine of its own.
     pub engines_max: u32,

@@ -6,7 +6,7 @@ use serde::Deserialize;
 ///
 /// Fields that are not deserialised are constants of production; tests in one process may set them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct EngineConfig {
     /// Kind of engine.
     pub kind: EngineKind,
@@ -211,6 +211,9 @@ mod tests {
 
     #[test]
     fn constants_are_not_keys() {
+        let schema = schemars::schema_for!(EngineConfig);
+        let keys = &schema.as_value()["properties"];
+        assert!(keys["kind"].is_object());
         for key in [
             "call_ms_max",
             "attempts_max",
@@ -220,9 +223,7 @@ mod tests {
             "drive_tokens_max",
             "drive_prompt_tokens_max",
         ] {
-            let config = format!("{{\"{key}\":1}}");
-            let error = serde_json::from_str::<EngineConfig>(&config).unwrap_err();
-            assert!(error.to_string().contains("unknown field"), "{error}");
+            assert!(keys[key].is_null(), "{key}");
         }
     }
 }

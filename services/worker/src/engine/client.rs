@@ -55,6 +55,7 @@ impl EngineClient {
         call_timeout: Duration,
     ) -> anyhow::Result<Self> {
         refrain_service_kit::telemetry::install_crypto_provider();
+        let base_url = without_version(base_url);
         // Unusable settings are an error here, and not in the first call.
         let mut request = new_pool()?.request(Method::POST, base_url);
         if let Some(key) = &api_key {
@@ -64,7 +65,7 @@ impl EngineClient {
         Ok(EngineClient {
             pools: Arc::default(),
             events,
-            base_url: base_url.trim_end_matches('/').to_owned(),
+            base_url: base_url.to_owned(),
             api_key,
             call_timeout,
         })
@@ -164,6 +165,12 @@ impl EngineClient {
         error.retry_after_ms = retry_after_ms;
         Err(error)
     }
+}
+
+/// The base URL without `/v1` at its end, which clients of OpenAI have there. The routes of all kinds begin above it.
+fn without_version(base_url: &str) -> &str {
+    let url = base_url.trim_end_matches('/');
+    url.strip_suffix("/v1").unwrap_or(url).trim_end_matches('/')
 }
 
 /// The pause that an engine asks for.
@@ -432,6 +439,21 @@ mod tests {
         }
         let long = serde_json::json!({ "error": { "message": "x".repeat(10_000) } }).to_string();
         assert!(status_error(400, long.as_bytes()).message.len() < 1_000);
+    }
+
+    #[test]
+    fn the_version_at_the_end_of_a_url_is_left_out() {
+        for (given, used) in [
+            ("http://h:8000", "http://h:8000"),
+            ("http://h:8000/", "http://h:8000"),
+            ("http://h:8000/v1", "http://h:8000"),
+            ("http://h:8000/v1/", "http://h:8000"),
+            ("https://h/models/a/v1", "https://h/models/a"),
+            ("http://h/av1", "http://h/av1"),
+        ] {
+            let client = EngineClient::new(given, None, Duration::from_secs(1)).unwrap();
+            assert_eq!(client.base_url(), used);
+        }
     }
 
     /// A server that answers every request with a body of `len` bytes and without a length.

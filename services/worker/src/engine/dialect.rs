@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 
 use refrain_protocol::engine::{TextForm, TokenLogprob};
 use refrain_protocol::engine_order::EngineOrder;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use serde_json::Value;
 
@@ -162,7 +163,7 @@ fn tag_of(form: &TextForm) -> Result<Value, ApiError> {
 /// The error of a form for which an engine has no words.
 fn no_words(language: &str) -> ApiError {
     let message = format!("the form of the output cannot be said in {language}");
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code("unsupported_by_engine")
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
 }
 
 /// Passes on the tokens of an event and the engine's end. `stop_id` ended the output; some engines omit it from the

@@ -3,6 +3,7 @@
 use futures_util::stream::BoxStream;
 use refrain_protocol::chunk::Priority;
 use refrain_protocol::engine::{Sampling, TokenLogprob};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId, TokenId};
 
 /// A text to be continued by the engine.
@@ -89,7 +90,7 @@ impl GenerateRequest {
         let message = format!(
             "the output was interrupted, and this engine cannot continue one with {field}; send the request again"
         );
-        Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"))
+        Err(ApiError::invalid(field, message).with_code(code::UNSUPPORTED_BY_ENGINE))
     }
 
     /// The seed for the engine. Engines restart their random generator with every call, so two choices or two
@@ -112,10 +113,11 @@ fn mix(value: u64) -> u64 {
 /// A piece of an engine's stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Generated {
-    /// The engine has begun to read the text, and found this much of it in its KV cache.
-    Begun {
+    /// How much of the text the engine found in its KV cache. Engines tell it with any of their events: llama-server
+    /// and SGLang before the first token, vLLM and TensorRT-LLM with the last one.
+    Cached {
         /// Tokens found in the cache.
-        cached_tokens: u32,
+        tokens: u32,
     },
     /// The version of the weights that sample the following tokens, where the engine tells it.
     Weights {

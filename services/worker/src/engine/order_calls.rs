@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use refrain_protocol::engine_order::EngineOrder;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use serde_json::Value;
 
@@ -47,7 +48,7 @@ impl OrderCall {
                 "the engine has no route {path}; start it with its interface for trainers (status {status})"
             );
             return Err(ApiError::new(ErrorKind::InvalidRequest, message)
-                .with_code("unsupported_by_engine"));
+                .with_code(code::UNSUPPORTED_BY_ENGINE));
         }
         let status = if has_failed && status < 400 {
             400
@@ -72,7 +73,7 @@ pub(super) fn no_order(engine: &str, order: &EngineOrder) -> ApiError {
         EngineOrder::PassOn(_) => "takes no such calls",
     };
     let message = format!("{engine} {what}; this order needs SGLang, vLLM or the reference engine");
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code("unsupported_by_engine")
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
 }
 
 /// Checks the path of a call that is passed on.

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::engine_order::{EngineAnswer, EngineOrder};
+use refrain_protocol::error::code;
 use refrain_protocol::scheduling::KvReport;
 
 use super::forms::FormAbilities;
@@ -80,7 +81,7 @@ impl StreamingCapabilities {
                 "the engine behind {} does not support {field}; leave it out",
                 self.model
             );
-            Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"))
+            Err(ApiError::invalid(field, message).with_code(code::UNSUPPORTED_BY_ENGINE))
         };
         let unsupported = [
             ("top_k", sampling.top_k > 0 && !self.top_k),
@@ -122,7 +123,7 @@ impl StreamingCapabilities {
                 "{field}: the engine behind {} cannot hold its output to {name}",
                 self.model
             );
-            return Err(ApiError::invalid(field, message).with_code("unsupported_by_engine"));
+            return Err(ApiError::invalid(field, message).with_code(code::UNSUPPORTED_BY_ENGINE));
         }
         match (sampling.top_logprobs, self.top_logprobs_max) {
             (Some(_), None) => refuse("logprobs"),

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use refrain_output_grammar::GrammarCompiler;
 use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
 use refrain_protocol::engine_order::{EngineOrder, EngineOrderReply};
+use refrain_protocol::error::code;
 use refrain_protocol::forgetting::{ForgetTenant, TenantForgotten};
 use refrain_protocol::scheduling::KvReport;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
@@ -65,7 +66,7 @@ pub trait VerifyingEngine: Send + Sync {
             _ => {
                 let message = "this engine takes no orders about its caches and weights";
                 let error = ApiError::new(ErrorKind::InvalidRequest, message);
-                Err(error.with_code("unsupported_by_engine"))
+                Err(error.with_code(code::UNSUPPORTED_BY_ENGINE))
             }
         }
     }
@@ -83,5 +84,5 @@ pub trait VerifyingEngine: Send + Sync {
 /// The error of an engine that cannot forget one tenant.
 pub(crate) fn cannot_forget() -> ApiError {
     let message = "this engine cannot forget the KV caches of one tenant";
-    ApiError::new(ErrorKind::InvalidRequest, message).with_code("unsupported_by_engine")
+    ApiError::new(ErrorKind::InvalidRequest, message).with_code(code::UNSUPPORTED_BY_ENGINE)
 }

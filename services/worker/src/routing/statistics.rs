@@ -18,6 +18,7 @@ use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest}
 use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
+use refrain_service_kit::tasks::lasting;
 use refrain_speculation::router::Router;
 use refrain_speculation::statistics::AcceptanceStatistics;
 use tokio::sync::mpsc;
@@ -83,7 +84,10 @@ impl StatisticsKeeper {
             namespaces: LruCache::new(namespaces_max),
             calls,
             answers,
-            task: interval.map(|_| tokio::spawn(make_calls(queue, answer, store, metrics))),
+            task: interval.map(|_| {
+                let calls = make_calls(queue, answer, store, metrics);
+                tokio::spawn(lasting("statistics", calls))
+            }),
         }
     }
 

@@ -21,9 +21,9 @@ impl ActiveRequest {
         self.emit_left().max(1)
     }
 
-    /// Records that the engine has begun, and how much of the text was in its cache.
-    pub(crate) fn begun(&mut self, cached_tokens: u32) {
-        self.cached_tokens = cached_tokens;
+    /// Records how much of the text was in the engine's cache when it began to read.
+    pub(crate) fn found_in_cache(&mut self, tokens: u32) {
+        self.cached_tokens = tokens;
     }
 
     /// The best draft at the end of the text, and the node that ends the output if it is accepted: a stop id, or the
@@ -112,7 +112,7 @@ impl ActiveRequest {
             accepted_nodes: Vec::new(),
             self_drafted: 0,
             agreed_nodes: Vec::new(),
-            // It was told once, before the first token.
+            // If it was told before the first token. It is not told twice.
             cached_tokens: if self.engine_len == 0 {
                 self.cached_tokens
             } else {

@@ -354,7 +354,7 @@ fn check_form(request: &ChunkRequest, able: &EngineCapabilities) -> Result<(), A
         "the engine behind {} does not hold outputs to a form; leave it out",
         able.model
     );
-    Err(ApiError::invalid("sampling.form", message).with_code("unsupported_by_engine"))
+    Err(ApiError::invalid("sampling.form", message).with_code(code::UNSUPPORTED_BY_ENGINE))
 }
 
 /// The error of a call to a worker whose driver has stopped.

@@ -45,6 +45,8 @@ impl Drop for RunningTask {
 /// A stream, and those who follow it.
 struct StreamReader<'a> {
     stream: GeneratedStream,
+    /// Whether it is the chunk's first one. Later ones find in the cache what this one left there.
+    is_first: bool,
     drive: Option<&'a mut ChunkDrive>,
     phase: FormPhase,
 }
@@ -126,7 +128,7 @@ impl StreamContext {
         let first_token_ms_max = self.config().first_token_ms_max;
         let mut timeout =
             TokenTimeout::new(first_token_ms_max, chunk.deadline(), held, self.moment());
-        let mut reasons = true;
+        let (mut is_first, mut reasons) = (true, true);
         let ending = loop {
             let running = &chunk.running;
             let form = running.request.sampling.form.as_deref();
@@ -137,6 +139,7 @@ impl StreamContext {
             };
             let reader = StreamReader {
                 stream,
+                is_first: std::mem::take(&mut is_first),
                 drive: drive.as_mut(),
                 phase,
             };
@@ -177,6 +180,7 @@ impl StreamContext {
     ) -> Result<NextCall, ChunkEnding> {
         let StreamReader {
             mut stream,
+            is_first,
             mut drive,
             mut phase,
         } = reader;
@@ -215,9 +219,9 @@ impl StreamContext {
                 Err(ApiError::new(ErrorKind::Upstream, message))
             });
             match piece.map_err(failed)? {
-                Generated::Begun { cached_tokens } => {
-                    if !timeout.has_output {
-                        chunk.running.begun(cached_tokens);
+                Generated::Cached { tokens } => {
+                    if is_first {
+                        chunk.running.found_in_cache(tokens);
                     }
                     self.engine_works();
                 }

@@ -20,9 +20,6 @@ use crate::engine::{AttachedDocument, CircuitBreaker, GenerateRequest, Streaming
 use crate::metrics::RejectionLimit;
 use crate::shared::Shared;
 
-/// The error code of a call that the circuit breaker refused.
-const BREAKER_OPEN: &str = "engine_breaker_open";
-
 /// Everything that the chunks of a streaming engine share.
 pub(crate) struct StreamContext {
     pub(super) shared: Arc<Shared>,
@@ -109,7 +106,7 @@ impl StreamContext {
                 ErrorKind::Unavailable,
                 "the engine keeps failing, so calls to it are paused",
             )
-            .with_code(BREAKER_OPEN)
+            .with_code(code::ENGINE_BREAKER_OPEN)
             .with_retry_after_ms(wait.as_millis() as u64 + 1)
         })
     }
@@ -138,7 +135,7 @@ impl StreamContext {
             // This process could not open a connection, so the engine has not failed.
             self.shared.metrics.reject(RejectionLimit::Descriptors);
             tracing::debug!(detail = error.detail, "no socket for a call to the engine");
-        } else if error.code.as_deref() != Some(BREAKER_OPEN) {
+        } else if !error.has_code(code::ENGINE_BREAKER_OPEN) {
             self.shared.metrics.families.engine_failures.inc();
             // The engine's message is not logged: it may repeat the request.
             tracing::warn!(kind = ?error.kind, code = error.code, detail = error.detail, "engine failed");

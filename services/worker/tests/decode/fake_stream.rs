@@ -46,6 +46,8 @@ pub(crate) struct FakeStream {
     pub(crate) context: usize,
     /// The stream leaves out the end token.
     pub(crate) hides_stop: bool,
+    /// It tells what it found in its cache right before the last piece, as vLLM does.
+    pub(crate) tells_cached_late: bool,
     pub(crate) asked: Mutex<VecDeque<GenerateRequest>>,
     /// The received verify calls.
     pub(crate) judged: Mutex<Vec<VerifyRequest>>,
@@ -116,6 +118,7 @@ impl FakeStream {
             breaks_after: 3,
             context: 2000,
             hides_stop: false,
+            tells_cached_late: false,
             asked: Mutex::default(),
             judged: Mutex::default(),
             judging: Duration::ZERO,
@@ -123,6 +126,14 @@ impl FakeStream {
             blind_chains: AtomicU32::new(0),
             at_work: Arc::default(),
             orders: Arc::default(),
+        }
+    }
+
+    /// An engine that tells what it found in its cache with its last piece.
+    pub(crate) fn telling_late(target: Target) -> Self {
+        FakeStream {
+            tells_cached_late: true,
+            ..FakeStream::new(target)
         }
     }
 
@@ -184,7 +195,13 @@ impl StreamingEngine for FakeStream {
                 })
             })
             .collect();
-        pieces.insert(0, Ok(Generated::Begun { cached_tokens: 2 }));
+        let told_at = match self.tells_cached_late {
+            true => pieces.len().saturating_sub(1),
+            false => 0,
+        };
+        // All but the token that has to be computed.
+        let tokens = (request.tokens.len() as u32).saturating_sub(1);
+        pieces.insert(told_at, Ok(Generated::Cached { tokens }));
         pieces.push(Ok(Generated::End(end)));
         if take(&self.breaks) {
             pieces.truncate(1 + self.breaks_after);

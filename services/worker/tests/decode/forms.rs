@@ -62,6 +62,8 @@ async fn reasoning_before_a_form_is_a_call_of_its_own() {
             request.sampling.min_tokens = 5;
             let received = run(&bench, request).await;
             assert_eq!(received.tokens, (4..14).collect::<Vec<_>>(), "{wanted:?}");
+            // The second call finds in the cache what the first one left there.
+            assert_eq!(received.end.unwrap().cached_tokens, 2);
             let asked = engine.asked.lock().unwrap();
             let found = asked.iter().map(|call| {
                 let has_form = call.sampling.form.is_some();

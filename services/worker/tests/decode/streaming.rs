@@ -28,6 +28,7 @@ async fn output_is_streamed_and_stored() {
         let engine = FakeStream {
             piece,
             hides_stop,
+            tells_cached_late: piece != 1,
             ..FakeStream::new(target)
         };
         let (_, bench) = listening(engine, |_| {}).await;
@@ -93,7 +94,7 @@ async fn an_attached_engine_receives_the_document_and_the_worker_uploads_it() {
 
 #[tokio::test]
 async fn chunks_join_and_draw_fresh_noise() {
-    let (engine, bench) = listening(FakeStream::new(repetitive), |_| {}).await;
+    let (engine, bench) = listening(FakeStream::telling_late(repetitive), |_| {}).await;
     let mut request = chunk(&bench, &[4, 5, 6], 45);
     request.chunk_tokens = Some(20);
     let mut seeds = Vec::new();
@@ -104,7 +105,10 @@ async fn chunks_join_and_draw_fresh_noise() {
         request.max_new_tokens -= received.tokens.len() as u32;
         request.lease = LeaseId(request.lease.0 + 1_000_000);
         request.epoch += 1;
-        match received.end.unwrap().reason {
+        let end = received.end.unwrap();
+        let found = end.cached_tokens as usize + received.tokens.len();
+        assert_eq!(found + 1, request.tokens.len());
+        match end.reason {
             ChunkEndReason::ChunkLimit => assert_eq!(received.tokens.len(), 20),
             ChunkEndReason::Length => break,
             other => panic!("{other:?}"),

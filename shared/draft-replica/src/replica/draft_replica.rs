@@ -5,6 +5,7 @@ use std::sync::Arc;
 use refrain_protocol::history::PromptHash;
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
+use refrain_service_kit::tasks::restarted;
 use refrain_suffix_index::{IndexConfig, IndexSizes};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -51,9 +52,12 @@ impl DraftReplica {
         };
         let registry = Arc::new(Registry::new(config, index.clone(), store, metrics));
         let runtime = Handle::current();
+        let (maintained, followed) = (registry.clone(), registry.clone());
+        let maintain = move || maintained.clone().maintain();
+        let follow = move || followed.clone().follow_groups();
         DraftReplica {
-            maintenance: runtime.spawn(registry.clone().maintain()),
-            group_logs: runtime.spawn(registry.clone().follow_groups()),
+            maintenance: runtime.spawn(restarted("maintenance of drafts", maintain)),
+            group_logs: runtime.spawn(restarted("logs of groups", follow)),
             registry,
             index,
             runtime,
@@ -75,9 +79,17 @@ impl DraftReplica {
             namespace: replica.clone(),
             shared: shared.clone(),
         };
+        let mut is_repeated = false;
+        let follow = move || {
+            // A task that panicked may have left anything.
+            if std::mem::replace(&mut is_repeated, true) {
+                ingest.reset();
+            }
+            ingest.clone().follow()
+        };
         let followed = FollowedNamespace {
             replica: replica.clone(),
-            follower: self.runtime.spawn(ingest.follow()),
+            follower: self.runtime.spawn(restarted("follower", follow)),
         };
         if let Some((evicted, _)) = namespaces.push(id, followed) {
             shared.forget(evicted);

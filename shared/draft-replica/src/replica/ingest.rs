@@ -15,6 +15,7 @@ use crate::update::DocumentUpdateRef;
 
 /// The side of a namespace that the store writes to. The task that follows the store takes segments over
 /// (`take_over.rs`), and applies the feed (`follower.rs`).
+#[derive(Clone)]
 pub(super) struct Ingest {
     pub(super) namespace: Arc<NamespaceReplica>,
     pub(super) shared: Arc<SharedState>,

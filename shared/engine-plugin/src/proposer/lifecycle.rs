@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use refrain_draft_replica::{DraftReplica, ReplicaMetrics, Uploader, UploaderMetrics};
 use refrain_rpc::{DraftStore, draft_store};
 use refrain_service_kit::http::{MeshClient, Server};
-use refrain_service_kit::mesh::{MeshAuth, MeshCredentials};
+use refrain_service_kit::mesh::{MeshAuth, MeshCredentials, MeshRole, RoleCredential};
+use refrain_service_kit::tasks::{lasting, restarted};
 use refrain_service_kit::telemetry::{self, Metrics, TelemetryConfig};
 use refrain_tokenization::ModelFiles;
 use tokio::sync::oneshot;
@@ -68,7 +69,16 @@ impl Proposer {
     ) -> anyhow::Result<Self> {
         let registry = Metrics::new()?;
         let mesh = config.mesh.clone().into();
-        let credentials = MeshCredentials::open(&mesh, &registry)?;
+        let is_engines = |own: &RoleCredential| {
+            let is_right = own.role == MeshRole::Engine;
+            anyhow::ensure!(
+                is_right,
+                "the credential is of the role {}, not engine",
+                own.role
+            );
+            Ok(())
+        };
+        let credentials = MeshCredentials::open_own(&mesh, &registry, is_engines)?;
         let auth = MeshAuth::with_credentials(&mesh, credentials.clone())?;
         let metrics = PluginMetrics::register(registry.registry())?;
         let default_namespace = Arc::new(DefaultNamespace {
@@ -101,11 +111,15 @@ impl Proposer {
             uploader: uploader.clone(),
             metrics: metrics.clone(),
         };
-        runtime.spawn(background.run(inbox));
+        runtime.spawn(lasting("background", background.run(inbox)));
         if let Some(signed) = &signed {
             default_namespace.set(signed.clone(), &replica);
         }
-        runtime.spawn(default_namespace.clone().renew(replica.clone()));
+        let renew = {
+            let (namespace, replica) = (default_namespace.clone(), replica.clone());
+            move || namespace.clone().renew(replica.clone())
+        };
+        runtime.spawn(restarted("token", renew));
         let server = config.metrics_listen;
         let server = server.and_then(|addr| serve_metrics(addr, &registry, replica.clone()));
         drop(entered);

@@ -35,6 +35,9 @@ pub const NAMESPACE_EXPIRED: &str = "namespace_expired";
 /// This process has as many files and connections open as it may. The service that it meant to call has not failed.
 pub const OUT_OF_DESCRIPTORS: &str = "out_of_descriptors";
 
+/// Engines of this kind cannot do what is asked. Others may.
+pub const UNSUPPORTED_BY_ENGINE: &str = "unsupported_by_engine";
+
 /// No connection to a service of the mesh could be made, so nothing was asked of it.
 pub const SERVICE_UNREACHABLE: &str = "service_unreachable";
 

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::api_error_of;
+use crate::causes;
 use crate::clocks::{CLOCK_HEADER, Clocks, LastSent};
 use crate::descriptors;
 use crate::mesh::MeshCredentials;
@@ -365,7 +366,7 @@ impl MeshClient {
             kind @ ErrorKind::Timeout => ApiError::new(kind, TIMED_OUT),
             kind => ApiError::new(kind, "the connection to a service of the mesh broke off"),
         };
-        failed.with_detail(format!("{}: {error:?}", self.base_url))
+        failed.with_detail(format!("{}: {}", self.base_url, causes::plain(error)))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::tls::TlsConfig;
 
 /// The certificate and the time limits of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct ListenerConfig {
     /// The certificate of the listener. Without it, the listener speaks plain HTTP.
     pub tls: Option<TlsConfig>,

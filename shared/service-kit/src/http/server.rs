@@ -36,6 +36,7 @@ use super::pages::{PageGuard, refuse_pages};
 use super::stream::ListenerStream;
 use crate::descriptors;
 use crate::random;
+use crate::tasks;
 use crate::telemetry::{HttpMetrics, Metrics};
 use crate::tls::ServerTls;
 
@@ -162,6 +163,7 @@ where
     let cors_origins = public.cors_origins;
     let hides_metrics = public.hides_metrics;
     let page_guard = public.page_guard;
+    let readiness: Readiness = Arc::new(move || tasks::all_run().and_then(|()| readiness()));
     metrics.watch(options.service, &readiness);
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
@@ -288,11 +290,12 @@ where
     })?;
     let running = server.run();
     let handle = running.handle();
-    let task = tokio::spawn(async move {
+    let listener = async move {
         if let Err(error) = running.await {
             tracing::error!(%error, "the HTTP listener failed");
         }
-    });
+    };
+    let task = tokio::spawn(tasks::lasting("listener", listener));
     Ok(Server {
         addr,
         handle,

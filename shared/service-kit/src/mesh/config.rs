@@ -26,7 +26,7 @@ const SIGNING_KEY_UNKNOWN: &str =
 
 /// The keys of a mesh, as hex strings that `refrain keys` makes, and the certificates of calls inside it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct MeshConfig {
     /// The secret that all services share, at least 32 characters. Whoever has it may call every internal route.
     pub secret: String,

@@ -39,11 +39,24 @@ struct Secrets {
 }
 
 impl MeshCredentials {
-    /// Reads the files of a checked configuration.
+    /// Reads the files of a checked configuration. The credential may be of any role.
     ///
     /// # Errors
     /// A file cannot be read, or has other contents.
     pub fn open(config: &MeshConfig, metrics: &Metrics) -> anyhow::Result<Self> {
+        MeshCredentials::open_own(config, metrics, |_| Ok(()))
+    }
+
+    /// As [`MeshCredentials::open`], with a check that the credential is this process's own. One that replaces it has
+    /// to pass the same check.
+    ///
+    /// # Errors
+    /// A file cannot be read, or has other contents, or the credential does not pass.
+    pub fn open_own(
+        config: &MeshConfig,
+        metrics: &Metrics,
+        is_own: impl Fn(&RoleCredential) -> anyhow::Result<()> + Send + 'static,
+    ) -> anyhow::Result<Self> {
         let others = config.secrets_accepted.clone();
         let secrets = match &config.secret_file {
             None => Reloaded::fixed(Secrets {
@@ -65,6 +78,7 @@ impl MeshCredentials {
             );
             let parse = move |files: &[Vec<u8>]| {
                 let credential = credential(&files.concat(), &issuers, clock::unix_s(), skew_s)?;
+                is_own(&credential.says)?;
                 let role = credential.says.role.as_str();
                 gauge
                     .with_label_values(&[role])
@@ -117,12 +131,6 @@ impl MeshCredentials {
             Some(credential) => credential.get().token.clone(),
             None => self.secrets.get().own.clone(),
         }
-    }
-
-    /// The contents of the credential, if there is one.
-    pub fn credential(&self) -> Option<RoleCredential> {
-        let credential = self.credential.as_ref()?;
-        Some(credential.get().says.clone())
     }
 
     /// Whether a secret is among those that are accepted. All are compared, so the time does not tell which.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::config::PUBLIC_KEYS_MAX;
 use super::*;
+use crate::clock;
 use crate::clocks::CLOCK_SKEW_S_MAX;
 
 fn namespace(tenant: &str) -> Namespace {
@@ -419,4 +420,52 @@ fn keys_that_belong_together_are_checked() {
         config.namespace_signing_key = new.namespace_signing_key.clone();
     });
     assert_eq!(signs_with_other, "");
+}
+
+#[test]
+fn a_credential_that_is_not_the_process_s_own_is_refused_at_the_start_and_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("credential");
+    let (issuer, _) = CredentialIssuer::generate().unwrap();
+    let config = MeshConfig {
+        secret: String::new(),
+        issuer_public_keys: vec![issuer.public_key()],
+        credential_file: Some(file.clone()),
+        ..MeshConfig::generate().unwrap()
+    };
+    let now_s = clock::unix_s();
+    let issue = |role, name: &str| issuer.issue(role, name, now_s, now_s + 3_600).unwrap();
+    let metrics = Metrics::new().unwrap();
+    let open = || {
+        MeshCredentials::open_own(&config, &metrics, |own| {
+            let is_own = own.role == MeshRole::Worker && own.is_of("w-1");
+            anyhow::ensure!(is_own, "another's");
+            Ok(())
+        })
+    };
+    for (role, name) in [(MeshRole::Gateway, "w-1"), (MeshRole::Worker, "w-2")] {
+        std::fs::write(&file, issue(role, name)).unwrap();
+        let error = format!("{:#}", open().err().unwrap());
+        assert!(error.contains("another's"), "{error}");
+    }
+    let own = issue(MeshRole::Worker, "w-1");
+    std::fs::write(&file, &own).unwrap();
+    let credentials = open().unwrap();
+    let reloads = &metrics.http().reloads;
+    let looked = |outcome| reloads.with_label_values(&["mesh credential", outcome]);
+    for (role, name) in [(MeshRole::Gateway, "w-1"), (MeshRole::Worker, "w-2")] {
+        let refused = looked("refused").get();
+        std::fs::write(&file, issue(role, name)).unwrap();
+        while looked("refused").get() == refused {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(*credentials.carried(), *own);
+    }
+    let renewed = issuer.issue(MeshRole::Worker, "w-*", now_s, now_s + 7_200);
+    let renewed = renewed.unwrap();
+    std::fs::write(&file, &renewed).unwrap();
+    while looked("loaded").get() == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(*credentials.carried(), *renewed);
 }

@@ -5,6 +5,8 @@ use std::fs;
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
+use crate::tasks;
+
 crate::metric_families! {
     /// The process by the names that all clients of Prometheus give to these values.
     #[derive(Clone)]
@@ -23,12 +25,16 @@ crate::metric_families! {
         start_seconds: IntGauge = "process_start_time_seconds",
         /// Number of OS threads in the process.
         threads: IntGauge = "process_threads",
+        /// Panics of the process, also of calls and of tasks that began anew. The log has the place of each.
+        panics: IntCounter = "refrain_panics_total",
     }
 }
 
 impl ProcessMetrics {
     /// Reads the present values. Those that cannot be read stay as they are.
     pub(super) fn update(&self) {
+        let more = tasks::panics().saturating_sub(self.panics.get());
+        self.panics.inc_by(more);
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
             self.open_fds.set(open.count() as i64);
         }

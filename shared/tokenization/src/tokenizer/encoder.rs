@@ -5,8 +5,11 @@
 //! both libraries give the same tokens for a text that has all that is known to be difficult (`canary.rs`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 use fastokens::AddedTokenPolicy;
+#[cfg(target_os = "linux")]
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
 use super::canary;
@@ -130,6 +133,39 @@ impl Encoder {
     }
 }
 
+/// Has `fastokens` encode on the thread that asks, long texts as well. It has its turn, the other threads have other
+/// work, and each thread that encodes keeps a cache of up to 64 MiB.
+///
+/// The library starts as many threads as its first caller may use CPUs, once and for all. So that caller is a thread
+/// that may use one.
+fn encode_on_asking_threads() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let first = std::thread::Builder::new().name("fastokens".into());
+        let threads = first.spawn(|| {
+            stay_on_one_cpu();
+            fastokens::fanout::threads()
+        });
+        let threads = threads.ok().and_then(|first| first.join().ok());
+        if threads != Some(1) {
+            tracing::debug!(threads, "long texts are encoded on several threads");
+        }
+    });
+}
+
+/// Keeps this thread on one of its CPUs, where the system can do that.
+fn stay_on_one_cpu() {
+    #[cfg(target_os = "linux")]
+    if let Ok(mut cpus) = sched_getaffinity(None) {
+        let allowed = (0..CpuSet::MAX_CPU).filter(|cpu| cpus.is_set(*cpu));
+        for cpu in allowed.skip(1).collect::<Vec<_>>() {
+            cpus.unset(cpu);
+        }
+        // If it fails, the library has threads of its own.
+        let _ = sched_setaffinity(None, &cpus);
+    }
+}
+
 /// Whether `fastokens` may be tried. It has no other way of matching added tokens than as they are.
 fn is_byte_level_bpe(file: &Value, spelling: &TokenSpelling) -> bool {
     let model = &file["model"];
@@ -145,6 +181,7 @@ impl FastEncoder {
     /// Reads a parsed `tokenizer.json`, and compares the tokens of the canary text with those of `library`. This also
     /// builds the tables that the first encoding needs.
     fn agreeing(file: &Value, library: &LibraryEncoder) -> Result<Self, String> {
+        encode_on_asking_threads();
         let mut file = file.clone();
         // Prompts are neither truncated nor padded, whatever the settings of the training run were.
         file["truncation"] = Value::Null;

@@ -14,7 +14,7 @@ const STALE_S_MIN: u64 = 600;
 
 /// Callers with a JWT (RFC 7519) of an identity provider. Its signature must be RS256, ES256 or EdDSA.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct JwtConfig {
     /// The issuer, which the claim `iss` of a token must be.
     pub issuer: String,

@@ -8,6 +8,7 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
+use refrain_service_kit::tasks::restarted;
 use serde_json::{Map, Value};
 
 use super::claims::{ClaimsError, identity};
@@ -101,10 +102,9 @@ impl JwtVerifier {
             KeySource::File(_) => verifier.read().await?,
             KeySource::Url { .. } => verifier.read_or_report().await,
         }
-        tokio::spawn(follow(
-            Arc::downgrade(&verifier),
-            verifier.source.interval(),
-        ));
+        let (followed, interval) = (Arc::downgrade(&verifier), verifier.source.interval());
+        let follow = move || follow(followed.clone(), interval);
+        tokio::spawn(restarted("keys of the issuer", follow));
         Ok(verifier)
     }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 /// A Redis or Valkey server in which several gateways count their limits together.
 #[derive(Clone, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct LimitsRedisConfig {
     /// Its address, as `redis://host:6379`, or `rediss://host:6379` with TLS. A path such as `/2` names a database.
     pub url: String,

@@ -10,6 +10,7 @@ use redis::{
     ServerErrorKind, Value,
 };
 use refrain_service_kit::backoff::Backoff;
+use refrain_service_kit::tasks::restarted;
 use refrain_service_kit::tls;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -84,7 +85,9 @@ impl Link {
             current: watch::Sender::new(None),
             is_up,
         });
-        let task = tokio::spawn(shared.clone().keep());
+        let kept = shared.clone();
+        let keep = move || kept.clone().keep();
+        let task = tokio::spawn(restarted("connection to Redis", keep));
         Ok(Link { shared, task })
     }
 

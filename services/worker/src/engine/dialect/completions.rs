@@ -205,7 +205,7 @@ impl<'a> CompletionEvent<'a> {
 /// last token. The last token is held back until then, since its reader may stop listening with it.
 pub(super) struct CompletionsDecoder {
     top: Option<u32>,
-    has_begun: bool,
+    has_told_cached: bool,
     held: VecDeque<Generated>,
 }
 
@@ -213,7 +213,7 @@ impl CompletionsDecoder {
     pub(super) fn new(sampling: &Sampling) -> Self {
         CompletionsDecoder {
             top: sampling.top_logprobs,
-            has_begun: false,
+            has_told_cached: false,
             held: VecDeque::new(),
         }
     }
@@ -222,10 +222,10 @@ impl CompletionsDecoder {
 impl Decoder for CompletionsDecoder {
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
         let event = CompletionEvent::parse(data)?;
-        if let Some(cached_tokens) = event.usage.as_ref().and_then(Usage::cached_tokens)
-            && !std::mem::replace(&mut self.has_begun, true)
+        if let Some(tokens) = event.usage.as_ref().and_then(Usage::cached_tokens)
+            && !std::mem::replace(&mut self.has_told_cached, true)
         {
-            out.push_back(Generated::Begun { cached_tokens });
+            out.push_back(Generated::Cached { tokens });
         }
         let Some(choice) = event.choice()? else {
             self.done(out);
@@ -247,7 +247,7 @@ impl Decoder for CompletionsDecoder {
             Some(top) if !tokens.is_empty() => Some(logprobs(choice.logprobs, tokens.len(), top)?),
             _ => None,
         };
-        let is_held = end.is_some() && !self.has_begun;
+        let is_held = end.is_some() && !self.has_told_cached;
         let out = if is_held { &mut self.held } else { out };
         let stop_id = stop_id.filter(|_| self.top.is_none());
         pass_on(out, tokens, logprobs, end, stop_id);

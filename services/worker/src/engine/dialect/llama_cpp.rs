@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use refrain_protocol::engine::{TextForm, TokenLogprob};
 use refrain_protocol::engine_order::EngineOrder;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
@@ -123,7 +124,7 @@ impl Dialect for LlamaCpp {
             fragments: self.fragments.clone(),
             top: request.sampling.top_logprobs,
             seen: 0,
-            has_begun: false,
+            has_told_cached: false,
         })
     }
 
@@ -251,7 +252,7 @@ struct LlamaDecoder {
     top: Option<u32>,
     /// Number of tokens whose ids are known.
     seen: u64,
-    has_begun: bool,
+    has_told_cached: bool,
 }
 
 impl Decoder for LlamaDecoder {
@@ -273,9 +274,9 @@ impl Decoder for LlamaDecoder {
         }
         if let Some(progress) = event.prompt_progress {
             // This comes for every piece of a long prompt; only the first one tells what was cached.
-            if !std::mem::replace(&mut self.has_begun, true) {
-                out.push_back(Generated::Begun {
-                    cached_tokens: progress.cache,
+            if !std::mem::replace(&mut self.has_told_cached, true) {
+                out.push_back(Generated::Cached {
+                    tokens: progress.cache,
                 });
             }
             return Ok(());
@@ -306,7 +307,7 @@ impl Decoder for LlamaDecoder {
                     "this engine has no log-probabilities for tokens that are a part of a character, and the \
                      output has such tokens; ask without logprobs",
                 )
-                .with_code("unsupported_by_engine"));
+                .with_code(code::UNSUPPORTED_BY_ENGINE));
             }
             Some(top) => Some(vec![logprob(&event.completion_probabilities, token, top)?]),
         };
@@ -326,7 +327,7 @@ fn logprob(
             ErrorKind::InvalidRequest,
             "this engine gives no log-probabilities while it speculates; ask without logprobs",
         )
-        .with_code("unsupported_by_engine"));
+        .with_code(code::UNSUPPORTED_BY_ENGINE));
     };
     if own.id != token {
         return Err(unexpected_response("the log-probability of another token"));

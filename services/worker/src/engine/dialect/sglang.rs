@@ -101,7 +101,7 @@ impl Dialect for SgLang {
             top: request.sampling.top_logprobs,
             version: None,
             seen: 0,
-            has_begun: false,
+            has_told_cached: false,
         })
     }
 
@@ -316,7 +316,7 @@ struct SgLangDecoder {
     version: Option<u64>,
     /// Number of output tokens so far.
     seen: usize,
-    has_begun: bool,
+    has_told_cached: bool,
 }
 
 impl Decoder for SgLangDecoder {
@@ -328,10 +328,10 @@ impl Decoder for SgLangDecoder {
         let meta = event
             .meta_info
             .ok_or_else(|| unexpected_response("no meta_info"))?;
-        if let Some(cached_tokens) = meta.cached_tokens
-            && !std::mem::replace(&mut self.has_begun, true)
+        if let Some(tokens) = meta.cached_tokens
+            && !std::mem::replace(&mut self.has_told_cached, true)
         {
-            out.push_back(Generated::Begun { cached_tokens });
+            out.push_back(Generated::Cached { tokens });
         }
         let version = meta.weight_version.as_ref().and_then(version_number);
         if let Some(version) = version.filter(|_| version != self.version) {

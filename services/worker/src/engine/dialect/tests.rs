@@ -91,7 +91,7 @@ fn summary(pieces: &[Generated]) -> (Option<u32>, Vec<TokenId>, Option<Generated
     let mut end = None;
     for piece in pieces {
         match piece {
-            Generated::Begun { cached_tokens } => cached = Some(*cached_tokens),
+            Generated::Cached { tokens } => cached = Some(*tokens),
             Generated::Weights { .. } => {}
             Generated::Tokens { tokens, .. } => all.extend(tokens),
             Generated::End(reason) => end = Some(*reason),

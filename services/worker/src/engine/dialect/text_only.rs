@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use refrain_protocol::engine_order::EngineOrder;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{TEXT_ONLY_PREFIX, Tokenizer};
 use serde_json::{Value, json};
@@ -121,7 +122,7 @@ fn unsupported(why: &str) -> ApiError {
         "messages",
         format!("the engine accepts text only, and {why}"),
     )
-    .with_code("unsupported_by_engine")
+    .with_code(code::UNSUPPORTED_BY_ENGINE)
 }
 
 struct TextDecoder {

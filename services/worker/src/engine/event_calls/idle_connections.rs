@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use refrain_service_kit::tasks::restarted;
 use tokio::runtime::Handle;
 
 use super::connection::Connection;
@@ -53,7 +54,9 @@ impl IdleConnections {
         {
             state.is_swept = true;
             drop(state);
-            runtime.spawn(sweep(Arc::downgrade(self), self.idle_max));
+            let (idle, idle_max) = (Arc::downgrade(self), self.idle_max);
+            let sweep = move || sweep(idle.clone(), idle_max);
+            runtime.spawn(restarted("idle connections", sweep));
         }
     }
 

@@ -236,3 +236,13 @@ fn a_library_that_differs_is_not_used() {
             .unwrap()
     );
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn long_texts_are_encoded_on_the_thread_that_asks() {
+    let library = library(&shipped());
+    let fast = FastEncoder::agreeing(&shipped(), &library).unwrap();
+    assert_eq!(fastokens::fanout::threads(), 1);
+    let long = "SELECT name FROM teachers;\n".repeat(10_000);
+    assert_eq!(fast.plain(&long), library.plain(&long));
+}

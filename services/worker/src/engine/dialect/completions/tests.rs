@@ -50,7 +50,7 @@ fn a_recorded_stream_ends_with_its_stop_id() {
     let output: Vec<TokenId> = output.collect();
     assert_eq!(output, [523, 524, 1354, 490, 295, 466, 359, 525]);
     let place = pieces.len() - 3;
-    assert_eq!(pieces[place], Generated::Begun { cached_tokens: 0 });
+    assert_eq!(pieces[place], Generated::Cached { tokens: 0 });
     assert_eq!(
         pieces[place + 1..],
         [tokens(&[525]), Generated::End(GeneratedEnd::Stop)]
@@ -101,7 +101,7 @@ fn tokens_end_and_cached_length_are_read() {
     ];
     let read = read(&events, Sampling::default()).unwrap();
     let expected = [
-        Generated::Begun { cached_tokens: 8 },
+        Generated::Cached { tokens: 8 },
         tokens(&[5, 6]),
         tokens(&[7]),
         Generated::End(GeneratedEnd::Length),

@@ -32,7 +32,7 @@ fn ids(pieces: &[Generated]) -> Vec<TokenId> {
 #[test]
 fn unsent_ids_are_recovered_from_the_text() {
     let pieces = read(include_str!("recorded/characters.sse"), None).unwrap();
-    assert_eq!(pieces[0], Generated::Begun { cached_tokens: 3 });
+    assert_eq!(pieces[0], Generated::Cached { tokens: 3 });
     let text = ids(&pieces);
     assert_eq!(
         text,
@@ -51,7 +51,7 @@ fn an_incomplete_character_at_the_end_is_dropped() {
     assert_eq!(
         pieces,
         [
-            Generated::Begun { cached_tokens: 3 },
+            Generated::Cached { tokens: 3 },
             Generated::End(GeneratedEnd::Length)
         ]
     );

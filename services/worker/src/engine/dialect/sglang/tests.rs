@@ -47,7 +47,7 @@ fn whole_outputs_and_increments_read_the_same() {
         event(&[8], 4, length),
     ];
     let expected = [
-        Generated::Begun { cached_tokens: 4 },
+        Generated::Cached { tokens: 4 },
         tokens(&[5]),
         tokens(&[6, 7]),
         tokens(&[8]),
@@ -228,7 +228,7 @@ fn the_version_of_the_weights_is_told_when_it_changes() {
     let pieces = decode_recorded(decoder, &recorded).unwrap();
     let told: Vec<&Generated> = pieces
         .iter()
-        .filter(|piece| !matches!(piece, Generated::Begun { .. }))
+        .filter(|piece| !matches!(piece, Generated::Cached { .. }))
         .collect();
     let token = Generated::Tokens {
         tokens: vec![5],
