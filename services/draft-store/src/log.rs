@@ -3,6 +3,7 @@
 //! [`journaled`] is the implementation in use: a journal, and sled as its index. Read it first, then [`journal`].
 //! [`RecordLog`] is the interface, which tests implement with a disk that refuses.
 
+mod caught_panic;
 pub(crate) mod journal;
 pub(crate) mod journaled;
 pub(crate) mod memory;
