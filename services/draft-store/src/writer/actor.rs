@@ -97,9 +97,9 @@ pub(crate) struct WriterActor {
 
 /// How the index is treated after an error. An index that could not read its own records is rebuilt.
 fn index_after(log: &dyn RecordLog) -> IndexMode {
-    match log.is_suspect() {
-        true => IndexMode::Rebuild,
-        false => IndexMode::Trust,
+    match log.fault() {
+        Some(LogError::Corrupt(_)) => IndexMode::Rebuild,
+        _ => IndexMode::Trust,
     }
 }
 
@@ -219,6 +219,12 @@ impl WriterActor {
         &mut self,
         action: impl FnOnce(&mut WriterCore, &mut Catalog, u64) -> Result<CommitOutcome, LogError>,
     ) -> Result<CommitOutcome, ApiError> {
+        let Some(core) = &mut self.core else {
+            return Err(unavailable());
+        };
+        // Readers go on meanwhile.
+        let room = core.await_room();
+        let mut closed = None;
         let outcome = {
             let mut open = self.shared.write();
             let (Some(core), Some(store)) = (self.core.as_mut(), open.as_mut()) else {
@@ -234,14 +240,15 @@ impl WriterActor {
                     self.rebuilt_for.insert(*key);
                     self.index = IndexMode::Rebuild;
                 }
-                // Close before anybody else gets the lock. The core and the catalog both hold the log, and sled gives
-                // its lock back with the last of them.
+                // Close before anybody else gets the lock.
                 self.shared.note_closed();
-                *open = None;
-                self.core = None;
+                closed = Some((open.take(), self.core.take()));
             }
             outcome
         };
+        // Both hold the log, and sled gives its lock back with the last of them. Before that the log completes its
+        // index, which callers do not wait for.
+        drop(closed);
         match outcome {
             Ok(Ok(outcome)) => {
                 self.publish(&outcome);
@@ -307,7 +314,7 @@ impl WriterActor {
             }
             return;
         }
-        if self.close_suspect() {
+        if self.close_faulty() {
             return;
         }
         self.tend_outbox();
