@@ -58,9 +58,7 @@ use crate::writer::actor::rewrite_state::RewriteState;
 use crate::writer::actor::seal_state::SealState;
 use crate::writer::core::WriterCore;
 use crate::writer::outcome::CommitOutcome;
-
-/// Messages that the mailbox holds. Beyond it callers get 429.
-const MAILBOX_MAX: usize = 1_024;
+use crate::writer::remains::Remains;
 
 pub(crate) struct WriterActor {
     shared: Arc<SharedStore>,
@@ -107,7 +105,6 @@ impl Actor for WriterActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.set_mailbox_capacity(MAILBOX_MAX);
         self.observe_disk();
         ctx.run_interval(
             Duration::from_millis(self.config.tuning.tick_ms),
@@ -166,6 +163,7 @@ impl WriterActor {
             quarantined,
             loss,
             known_ms,
+            is_new,
             damage: _,
         } = directory::open(
             &self.config.data_dir,
@@ -204,6 +202,7 @@ impl WriterActor {
             loaded.damaged,
         );
         core.rebuilt_for = Arc::new(self.rebuilt_for.clone());
+        core.remains = Remains::of_opened(is_new);
         let mut catalog = loaded.catalog;
         core.prepare_replication(&mut catalog);
         self.shared.set_open(Some(OpenStore { catalog, log }));
@@ -232,6 +231,7 @@ impl WriterActor {
             };
             // The core and the catalog are discarded after a panic, which makes the unwind safe.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
+                room?;
                 action(core, &mut store.catalog, self.shared.now_ms())
             }));
             if !matches!(outcome, Ok(Ok(_))) {

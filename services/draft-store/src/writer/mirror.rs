@@ -37,6 +37,7 @@ impl WriterCore {
     /// Writes every commit to `to` as well from now on. Returns the log that it mirrors.
     pub(crate) fn begin_mirror(&mut self, to: Arc<dyn RecordLog>) -> Arc<dyn RecordLog> {
         self.mirror = Some(to);
+        self.remains.begin_copy();
         self.mirrored_bytes = 0;
         self.log.clone()
     }
