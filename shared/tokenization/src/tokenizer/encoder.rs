@@ -81,7 +81,7 @@ impl Encoder {
             let reason = "this vocabulary can spell it only with a special token";
             TokenizationError::Encode(reason.into())
         };
-        match self {
+        caught(|| match self {
             Encoder::Fast(fast) => {
                 let mut ids = fast.plain(text).map_err(TokenizationError::Encode)?;
                 if ids.iter().any(|id| is_stray(*id)) {
@@ -107,7 +107,7 @@ impl Encoder {
                 }
                 Ok(encoding.get_ids().to_vec())
             }
-        }
+        })
     }
 
     /// The tokens of a text in which special tokens are recognised.
@@ -115,10 +115,11 @@ impl Encoder {
     /// # Errors
     /// The vocabulary cannot spell the text.
     pub(super) fn marked(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
-        match self {
-            Encoder::Fast(fast) => fast.marked(text).map_err(TokenizationError::Encode),
-            Encoder::Library(library) => library.marked(text).map_err(TokenizationError::Encode),
-        }
+        let marked = || match self {
+            Encoder::Fast(fast) => fast.marked(text),
+            Encoder::Library(library) => library.marked(text),
+        };
+        caught(|| marked().map_err(TokenizationError::Encode))
     }
 
     /// The id of a token by its spelling in the vocabulary.
@@ -128,6 +129,15 @@ impl Encoder {
             Encoder::Library(library) => library.marked.token_to_id(text),
         }
     }
+}
+
+/// Has a library encode a text. A panic is an error of this text: the libraries keep nothing of it but whole entries
+/// of caches.
+fn caught<T>(
+    encode: impl FnOnce() -> Result<T, TokenizationError>,
+) -> Result<T, TokenizationError> {
+    let panicked = || TokenizationError::Encode("the tokenizer's library panicked".into());
+    catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| Err(panicked()))
 }
 
 /// Whether `fastokens` may be tried. It has no other way of matching added tokens than as they are.
@@ -185,6 +195,13 @@ impl LibraryEncoder {
         let mut plain = marked.clone();
         plain.set_encode_special_tokens(true);
         LibraryEncoder { marked, plain }
+    }
+
+    /// Encodes difficult texts, and panics if the library does. Not every vocabulary can spell them.
+    pub(super) fn try_out(&self) {
+        for text in canary::texts([].into_iter()) {
+            let _ = (self.plain(&text), self.marked(&text));
+        }
     }
 
     /// The tokenizer that recognises special tokens.
