@@ -3,6 +3,7 @@
 //! [`journaled`] is the implementation in use: a journal, and sled as its index. Read it first, then [`journal`].
 //! [`RecordLog`] is the interface, which tests implement with a disk that refuses.
 
+mod caught_panic;
 pub(crate) mod journal;
 pub(crate) mod journaled;
 pub(crate) mod memory;
@@ -171,8 +172,18 @@ pub(crate) trait RecordLog: Send + Sync {
     /// Notes that the log is about to be deleted, so that nothing is written to its index any more.
     fn retire(&self) {}
 
-    /// Whether it failed to read something that it holds, so that it should be reopened and repaired.
-    fn is_suspect(&self) -> bool {
-        false
+    /// Waits until there is memory for further writes. A write itself never waits for that, since its caller holds a
+    /// lock. So whoever writes calls this first, and holds no lock that others wait for.
+    ///
+    /// # Errors
+    /// There is no memory, and there will be none until the log is opened again.
+    fn await_room(&self) -> Result<(), LogError> {
+        Ok(())
+    }
+
+    /// Why the log should be opened again, although all that it acknowledged is durable. With `Corrupt` it misread
+    /// something that it holds, so it should be repaired as well.
+    fn fault(&self) -> Option<LogError> {
+        None
     }
 }

@@ -14,8 +14,9 @@
 //!
 //! Read `core.rs` first, then `placement.rs`, the rule that decides where an update belongs in a document.
 //! `replication.rs` is the core of a replica, and `join.rs` its rule for documents of other replicas.
-//! `requests.rs` and `outcome.rs` are a commit's input and output, `handle.rs` is how others reach the actor, and
-//! `mirror.rs` the second log that receives every commit while the log is rewritten.
+//! `requests.rs` and `outcome.rs` are a commit's input and output, `handle.rs` is how others reach the actor,
+//! `mirror.rs` the second log that receives every commit while the log is rewritten, and `remains.rs` tells whether
+//! the log's files may hold what was removed.
 
 pub(crate) mod actor;
 pub(crate) mod core;
@@ -25,6 +26,7 @@ mod join;
 mod mirror;
 pub(crate) mod outcome;
 mod placement;
+mod remains;
 pub(crate) mod replication;
 pub(crate) mod requests;
 #[cfg(test)]

@@ -591,7 +591,7 @@ mod tests {
 
     #[test]
     fn a_faulty_template_turns_chat_off_and_nothing_else() {
-        let model = |template: &str| {
+        let model = |template: &[u8]| {
             let files = ModelFiles {
                 chat_template: Some(template.into()),
                 ..byte_level_files()
@@ -606,8 +606,10 @@ mod tests {
             .unwrap()
         };
         for (template, fault) in [
-            ("{% nonsense %}", "unknown statement nonsense"),
-            ("{{ nothing.at.all }}", "undefined"),
+            (&b"{% nonsense %}"[..], "unknown statement nonsense"),
+            (b"{{ nothing.at.all }}", "undefined"),
+            (b"\xff", "utf-8"),
+            (b"{{ '%1000000000d' | format(1) }}", "a value of more than"),
         ] {
             let model = model(template);
             assert!(model.template.is_none());
@@ -624,7 +626,7 @@ mod tests {
             );
         }
         // A template that refuses the small chat is sound.
-        assert!(model("{{ raise_exception('no') }}").template.is_some());
+        assert!(model(b"{{ raise_exception('no') }}").template.is_some());
         let files = ModelFiles {
             chat_template: None,
             ..byte_level_files()

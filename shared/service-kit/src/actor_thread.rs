@@ -27,14 +27,19 @@ impl ActorThread {
         let (stop, stopped) = oneshot::channel();
         let (started, outcome) = oneshot::channel();
         let run = move || {
-            System::new().block_on(async move {
+            let system = System::new();
+            let runtime = system.block_on(async move {
                 let begun = begin();
                 let runs = begun.is_ok();
                 // If either end is dropped, nobody needs the actor any more.
                 if started.send(begun).is_ok() && runs {
                     let _ = stopped.await;
                 }
+                tokio::runtime::Handle::current()
             });
+            // An actor is run once more when it is dropped, and may set its timers only then.
+            let _entered = runtime.enter();
+            drop(system);
         };
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
@@ -81,6 +86,32 @@ mod tests {
         thread.stop().await;
         let gone = std::sync::mpsc::TryRecvError::Disconnected;
         assert_eq!(has_ended.try_recv(), Err(gone));
+    }
+
+    /// Sets a timer when it is dropped, as an actor does that was not run before.
+    struct SetsTimer(std::sync::mpsc::Sender<()>);
+
+    impl Drop for SetsTimer {
+        fn drop(&mut self) {
+            drop(tokio::time::sleep(std::time::Duration::from_secs(1)));
+            let _ = self.0.send(());
+        }
+    }
+
+    #[tokio::test]
+    async fn an_actor_that_is_dropped_may_set_timers() {
+        let (set, is_set) = std::sync::mpsc::channel();
+        let begin = move || {
+            let timer = SetsTimer(set);
+            actix_web::rt::spawn(async move {
+                let _timer = timer;
+                std::future::pending::<()>().await;
+            });
+            Ok(())
+        };
+        let (thread, ()) = ActorThread::start("a-test", begin).await.unwrap();
+        thread.stop().await;
+        assert_eq!(is_set.recv(), Ok(()), "it panicked before");
     }
 
     #[tokio::test]

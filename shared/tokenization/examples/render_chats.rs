@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let files = ModelFiles {
             tokenizer_json: job.tokenizer.into_bytes(),
             tokenizer_config_json: Some(job.tokenizer_config.to_string().into_bytes()),
-            chat_template: Some(job.template),
+            chat_template: Some(job.template.into()),
             ..ModelFiles::default()
         };
         let (template, tokenizer) = (files.chat_template(), files.tokenizer());

@@ -6,6 +6,7 @@
 //! | file | content |
 //! |---|---|
 //! | `environment.rs` | Jinja as transformers sets it up, and what its errors mean. |
+//! | `growth.rs` | How long the values of a template may become. |
 //! | `template_input.rs` | The variables of a template: messages in the shapes that templates expect. |
 //! | `content_forms.rs` | Whether a template reads content as text or as a list of parts. |
 //! | `jinja_source.rs` | Constructs that are translated before the template is compiled. |
@@ -20,6 +21,9 @@ mod content_forms;
 mod environment;
 #[cfg(test)]
 mod fuzz_tests;
+mod growth;
+#[cfg(test)]
+mod hostile_tests;
 mod jinja_source;
 mod older_fields;
 mod python_json;
@@ -36,7 +40,8 @@ use minijinja::{Environment, Error};
 
 use self::clock::Moment;
 use self::content_forms::ContentForms;
-use self::environment::{INSTRUCTIONS_MAX, VALUE_LENGTH_MAX, describe, environment, failure};
+use self::environment::{INSTRUCTIONS_MAX, describe, environment, failure};
+use self::growth::VALUE_LENGTH_MAX;
 use self::template_input::{
     Shape, any_string, append_to_last_message, map_strings, unused_character, variables,
 };
@@ -74,6 +79,10 @@ const TEMPLATE_NAME: &str = "chat_template";
 
 /// The name of the template of chats with tools, here and in lists of templates.
 const TOOL_TEMPLATE_NAME: &str = "tool_use";
+
+/// The files of the two templates in a model's folder.
+pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
+pub(crate) const TOOL_TEMPLATE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 
 /// The name of the default in lists of templates.
 const DEFAULT_NAME: &str = "default";
@@ -142,8 +151,8 @@ impl ChatTemplate {
     /// # Errors
     /// A template does not compile, or the configuration is not valid JSON.
     pub(crate) fn from_files(
-        template: Option<&str>,
-        tool_template: Option<&str>,
+        template: Option<&[u8]>,
+        tool_template: Option<&[u8]>,
         tokenizer_config: Option<&[u8]>,
     ) -> Result<Option<Self>, TokenizationError> {
         let config: serde_json::Value = match tokenizer_config {
@@ -155,6 +164,17 @@ impl ChatTemplate {
                 })?
             }
         };
+        let text = |file: &'static str, bytes| {
+            std::str::from_utf8(bytes).map_err(|error| TokenizationError::Model {
+                file,
+                reason: error.to_string(),
+            })
+        };
+        let template = template
+            .map(|bytes| text(TEMPLATE_FILE, bytes))
+            .transpose()?;
+        let tool_template = tool_template.map(|bytes| text(TOOL_TEMPLATE_FILE, bytes));
+        let tool_template = tool_template.transpose()?;
         let listed = |name: &str| {
             let templates = config["chat_template"].as_array()?;
             let found = templates.iter().find(|template| template["name"] == name);
@@ -189,12 +209,13 @@ impl ChatTemplate {
     /// Renders a small chat, which shows whether the template can be used at all.
     ///
     /// # Errors
-    /// [`TokenizationError::Render`] if the template fails. A template that refuses this chat is sound.
+    /// [`TokenizationError::Render`] if the template fails, and [`TokenizationError::Input`] if it makes too much of
+    /// such a chat. A template that refuses this chat is sound.
     pub fn check(&self) -> Result<(), TokenizationError> {
         let message = Value::from_pairs([("role", "user"), ("content", "Hello")]);
         let input = ChatInput::new(JsonList(vec![message]), None, None);
         match self.in_shapes(&input, |variables| self.render_variables(variables, true)) {
-            Err(error @ TokenizationError::Render(_)) => Err(error),
+            Err(error @ (TokenizationError::Render(_) | TokenizationError::Input(_))) => Err(error),
             _ => Ok(()),
         }
     }

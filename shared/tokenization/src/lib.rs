@@ -34,7 +34,7 @@ mod tokenizer;
 pub use chat_template::{ChatInput, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::TokenizationError;
-pub use model_files::ModelFiles;
+pub use model_files::{CONFIG_BYTES_MAX, ModelFiles, read_model_file};
 pub use request_json::{JsonList, JsonMap, JsonValue};
 pub use tokenizer::Tokenizer;
 

@@ -72,7 +72,7 @@ pub fn byte_level_files() -> ModelFiles {
         generation_config_json: None,
         tokenizer_json: tokenizer.to_string().into_bytes(),
         tokenizer_config_json: Some(tokenizer_config.to_string().into_bytes()),
-        chat_template: Some(CHAT_TEMPLATE.to_owned()),
+        chat_template: Some(CHAT_TEMPLATE.into()),
         tool_chat_template: None,
     }
 }

@@ -2,16 +2,19 @@
 
 mod canary;
 mod encoder;
+mod file_limits;
 #[cfg(test)]
 mod fuzz_tests;
 mod special_tokens;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
 use self::encoder::{Encoder, LibraryEncoder};
+use self::file_limits::TOKEN_ID_MAX;
 use self::special_tokens::{SpecialToken, SpecialTokens};
 use crate::token_lower_bound::{TokenLowerBound, Vocabulary};
 use crate::token_spelling::TokenSpelling;
@@ -52,30 +55,36 @@ fn model_error(reason: impl fmt::Display) -> TokenizationError {
 /// fast encoder takes less time than the bound; what it may encode in vain stays in proportion to the room.
 const UNCHECKED_BYTES_PER_TOKEN: usize = 16;
 
-/// Largest accepted id. The tables need memory for every id up to the largest one.
-const TOKEN_ID_MAX: TokenId = 4_000_000;
-
 impl Tokenizer {
     /// Reads `tokenizer.json`.
     ///
     /// # Errors
-    /// The file is not valid JSON, or has an unknown model, or has a decoder whose tokens have no known bytes.
+    /// The file is not valid JSON, or has an unknown model, or has a decoder whose tokens have no known bytes. It is
+    /// far too large, or a library cannot read or use it.
     pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self, TokenizationError> {
         let file: serde_json::Value =
             serde_json::from_slice(tokenizer_json).map_err(model_error)?;
-        let spelling = TokenSpelling::of(&file).map_err(model_error)?;
+        file_limits::check(&file).map_err(model_error)?;
+        // The libraries panic for some files, and nothing of theirs is kept then.
+        let built = catch_unwind(AssertUnwindSafe(|| Self::build(&file, tokenizer_json)));
+        built.unwrap_or_else(|_| Err(model_error("the tokenizers library panicked on it")))
+    }
+
+    fn build(file: &serde_json::Value, tokenizer_json: &[u8]) -> Result<Self, TokenizationError> {
+        let spelling = TokenSpelling::of(file).map_err(model_error)?;
         let mut marked = tokenizers::Tokenizer::from_bytes(tokenizer_json).map_err(model_error)?;
         // A file may contain the settings of a training run. Prompts are neither truncated nor padded.
         marked.with_truncation(None).map_err(model_error)?;
         marked.with_padding(None);
         let library = LibraryEncoder::new(marked);
+        library.try_out();
         let marked = library.tokenizer();
 
         let mut entries: Vec<(TokenId, Vec<u8>, bool)> = Vec::new();
         let added = marked.get_added_tokens_decoder();
         let vocabulary = marked.get_vocab(false);
         let lower_bound = TokenLowerBound::new(
-            &file,
+            file,
             &spelling,
             &Vocabulary {
                 tokens: vocabulary.keys().map(String::as_str).collect(),
@@ -128,7 +137,7 @@ impl Tokenizer {
             .or_else(|| file["model"]["unk_id"].as_u64()?.try_into().ok());
         Ok(Tokenizer {
             identity: hex::encode(hash.finalize()),
-            encoder: Encoder::choose(&file, &spelling, library),
+            encoder: Encoder::choose(file, &spelling, library),
             bytes,
             is_special,
             specials: SpecialTokens::new(specials).map_err(model_error)?,

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END, IM_START, byte_level_files};
 use refrain_tokenization::{Detokenizer, TokenId, TokenizationError, Tokenizer};
+use serde_json::json;
 
 fn tokenizer() -> Tokenizer {
     byte_level_files().tokenizer().unwrap()
@@ -95,6 +96,89 @@ fn identity_depends_on_the_vocabulary_and_not_on_the_file() {
             .identity(),
         identity
     );
+}
+
+/// A change of a `tokenizer.json`.
+type Change = Box<dyn FnOnce(&mut serde_json::Value)>;
+
+/// A `tokenizer.json` that `change` has changed.
+fn changed(change: impl FnOnce(&mut serde_json::Value)) -> Result<Tokenizer, TokenizationError> {
+    let mut file = serde_json::from_slice(&byte_level_files().tokenizer_json).unwrap();
+    change(&mut file);
+    Tokenizer::from_bytes(file.to_string().as_bytes())
+}
+
+#[test]
+fn a_hostile_file_is_refused_before_a_library_builds_it() {
+    let added = |id: u64, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": false})
+    };
+    let replace = |pattern: serde_json::Value, content: &str| {
+        let content = content.to_owned();
+        json!({"type": "Replace", "pattern": pattern, "content": content})
+    };
+    let doubles = replace(json!({"String": "a"}), "aa");
+    let refused: [(&str, Change, &str); 7] = [
+        (
+            "a large added id",
+            Box::new(|file| file["added_tokens"][0] = added(1 << 31, "<a>")),
+            "token id 2147483648",
+        ),
+        (
+            "a large id",
+            Box::new(|file| file["model"]["vocab"]["hello"] = json!(1u64 << 31)),
+            "token id 2147483648",
+        ),
+        (
+            "many added tokens",
+            Box::new(|file| {
+                let tokens = (0..200_000u64).map(|id| added(id, &format!("<{id}>")));
+                file["added_tokens"] = tokens.collect();
+            }),
+            "200000 added tokens",
+        ),
+        (
+            "texts that double thirty times",
+            Box::new(|file| {
+                file["normalizer"] = json!({"type": "Sequence", "normalizers": vec![doubles; 30]});
+            }),
+            "1073741824 times",
+        ),
+        (
+            "a long text in place of a short one",
+            Box::new(|file| file["normalizer"] = replace(json!({"Regex": "."}), &"a".repeat(900))),
+            "901 times",
+        ),
+        (
+            "an empty text that is replaced",
+            Box::new(|file| file["normalizer"] = replace(json!({"String": ""}), "a")),
+            "an empty text",
+        ),
+        (
+            "a damaged table of the library's own format",
+            Box::new(|file| {
+                file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"});
+            }),
+            "",
+        ),
+    ];
+    for (name, change, reason) in refused {
+        let error = changed(change).expect_err(name).to_string();
+        let of_file = error.starts_with("tokenizer.json");
+        assert!(of_file && error.contains(reason), "{name}: {error}");
+    }
+    // Published models have these.
+    for normalizer in [
+        json!({"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u{2581}"}, replace(json!({"String": " "}), "\u{2581}"),
+        ]}),
+        json!({"type": "Sequence", "normalizers": [
+            {"type": "NFKD"}, replace(json!({"Regex": " {2,}"}), " "), {"type": "Lowercase"},
+        ]}),
+    ] {
+        changed(|file| file["normalizer"] = normalizer).unwrap();
+    }
 }
 
 #[test]

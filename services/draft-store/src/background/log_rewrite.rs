@@ -195,6 +195,7 @@ fn copy(
             }
             next = reached;
         }
+        to.await_room()?;
         if unsynced >= SYNC_BYTES || next.is_none() {
             to.sync()?;
             unsynced = 0;

@@ -27,6 +27,8 @@ pub(crate) struct OpenedDirectory {
     pub(crate) loss: Option<Loss>,
     /// The last time that the store knew, in Unix milliseconds, or 0 if it is unknown.
     pub(crate) known_ms: u64,
+    /// Whether the log was created, so that nothing was ever in it.
+    pub(crate) is_new: bool,
     /// Unreadable parts of the journal, as text. Only [`super::inspect()`] fills it.
     pub(crate) damage: Vec<String>,
 }
@@ -46,6 +48,7 @@ impl OpenedDirectory {
             quarantined: None,
             loss: None,
             known_ms: 0,
+            is_new: false,
             damage: Vec::new(),
         }
     }
@@ -203,6 +206,7 @@ fn open_once(
     is_strict: bool,
 ) -> Result<OpenedDirectory, LogError> {
     let log = JournaledLog::open(&log_path(dir, number), cache_bytes, index)?;
+    let mut is_new = false;
     let mut store = match log.get(&store_key())? {
         Some(value) => match codec::open::<StoreRecord>(&store_key(), &value) {
             Ok(store) => store,
@@ -212,7 +216,10 @@ fn open_once(
                 create(&log)?
             }
         },
-        None if manifest.is_none() && log.is_empty()? => create(&log)?,
+        None if manifest.is_none() && log.is_empty()? => {
+            is_new = true;
+            create(&log)?
+        }
         None => return Err(LogError::Corrupt("the log has lost its identity".into())),
     };
     let found = find(dir, &log, false)?;
@@ -233,7 +240,10 @@ fn open_once(
         let found = find(dir, &log, true)?;
         loaded = load(&log, store, found, random()? as u32)?;
     }
-    Ok(OpenedDirectory::new(log, number, store, loaded))
+    Ok(OpenedDirectory {
+        is_new,
+        ..OpenedDirectory::new(log, number, store, loaded)
+    })
 }
 
 /// Creates a new identity.

@@ -14,12 +14,14 @@
 #[cfg(test)]
 mod tests;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::log::journal::{self, Journal, JournalPosition, ScanReport};
 use crate::log::recent::{Generation, RecentWrites};
@@ -52,8 +54,14 @@ pub(crate) enum IndexMode {
 /// A journal and its index; see the module.
 pub(crate) struct JournaledLog {
     inner: Arc<Inner>,
-    /// The thread that writes the frozen generation to the index.
-    indexing: Mutex<Option<JoinHandle<Result<(), LogError>>>>,
+    indexing: Arc<Indexing>,
+}
+
+/// Whether a thread writes the frozen generation to the index.
+#[derive(Default)]
+struct Indexing {
+    runs: Mutex<bool>,
+    ended: Condvar,
 }
 
 struct Inner {
@@ -63,10 +71,13 @@ struct Inner {
     recent: RwLock<RecentWrites>,
     /// Memory of a generation of recent writes.
     generation_bytes: usize,
-    /// The index failed to read or write something, so it is to be reopened and repaired.
-    is_suspect: AtomicBool,
+    /// Why the log should be opened again: its index misread something, or could not be written.
+    fault: Mutex<Option<LogError>>,
     /// The log is about to be deleted.
     is_retired: AtomicBool,
+    /// A test has the index do this before it is written.
+    #[cfg(test)]
+    before_indexing: OnceLock<Box<dyn Fn() -> Result<(), LogError> + Send + Sync>>,
 }
 
 impl JournaledLog {
@@ -158,10 +169,12 @@ impl JournaledLog {
                 journal: Mutex::new(journal),
                 recent: RwLock::new(recent),
                 generation_bytes: generation_bytes(cache_bytes),
-                is_suspect: AtomicBool::new(false),
+                fault: Mutex::default(),
                 is_retired: AtomicBool::new(false),
+                #[cfg(test)]
+                before_indexing: OnceLock::new(),
             }),
-            indexing: Mutex::new(None),
+            indexing: Arc::default(),
         }
     }
 
@@ -213,55 +226,57 @@ impl JournaledLog {
         Ok(is_empty)
     }
 
-    /// Keeps a batch that the journal has. If there is too much in memory, a thread begins to write it to the index.
-    ///
-    /// # Errors
-    /// The index did not take the earlier writes, and there is no memory for more.
-    fn keep(&self, batch: &Batch, position: JournalPosition) -> Result<(), LogError> {
-        let is_full = {
-            let mut recent = self.inner.recent.write();
-            recent.add(batch, position);
-            recent.active_bytes() >= self.inner.generation_bytes
-        };
-        match is_full {
-            true => self.begin_indexing(),
-            false => Ok(()),
+    /// Keeps a batch that the journal has. If there is much in memory, a thread begins to write it to the index. The
+    /// batch is durable already, so neither a slow nor a failed index concerns its caller, who holds a lock.
+    fn keep(&self, batch: &Batch, position: JournalPosition) {
+        self.inner.recent.write().add(batch, position);
+        if self.is_full() {
+            self.begin_indexing();
         }
     }
 
-    fn begin_indexing(&self) -> Result<(), LogError> {
-        // If the last generation is still being written, this one waits for it.
-        self.end_indexing()?;
-        let frozen = self.inner.recent.write().freeze();
-        let inner = self.inner.clone();
-        let thread = std::thread::Builder::new().name("draft-store-index".to_owned());
-        let spawned = thread.spawn(move || inner.index_generation(&frozen));
-        let spawned = spawned.map_err(|error| {
-            LogError::Refused(format!(
-                "the thread of the log's index does not start: {error}"
-            ))
-        })?;
-        *self.indexing.lock() = Some(spawned);
-        Ok(())
+    fn is_full(&self) -> bool {
+        self.inner.recent.read().active_bytes() >= self.inner.generation_bytes
     }
 
-    /// Waits until the frozen generation is written.
-    fn end_indexing(&self) -> Result<(), LogError> {
-        let Some(running) = self.indexing.lock().take() else {
-            return Ok(());
-        };
-        let panicked = |_| {
-            Err(LogError::Corrupt(
-                "the thread of the log's index panicked".into(),
-            ))
-        };
-        self.inner
-            .note_damage(running.join().unwrap_or_else(panicked))
+    /// Begins to write a generation to the index, unless that is going on or has failed.
+    fn begin_indexing(&self) {
+        let mut runs = self.indexing.runs.lock();
+        if *runs || self.inner.fault.lock().is_some() {
+            return;
+        }
+        let frozen = self.inner.recent.write().freeze();
+        let (inner, indexing) = (self.inner.clone(), self.indexing.clone());
+        let thread = std::thread::Builder::new().name("draft-store-index".to_owned());
+        let spawned = thread.spawn(move || {
+            let write = AssertUnwindSafe(|| inner.index_generation(&frozen));
+            if catch_unwind(write).is_err() {
+                let why = "the thread of the log's index panicked";
+                inner.note_fault(LogError::Corrupt(why.into()));
+            }
+            // Whoever waits for the end may open the index once more.
+            drop(inner);
+            *indexing.runs.lock() = false;
+            indexing.ended.notify_all();
+        });
+        match spawned {
+            Ok(_) => *runs = true,
+            Err(error) => self.inner.note_fault(LogError::Refused(format!(
+                "the thread of the log's index does not start: {error}"
+            ))),
+        }
+    }
+
+    /// Waits until the frozen generation is written, or has failed to be.
+    fn end_indexing(&self) {
+        let mut runs = self.indexing.runs.lock();
+        while *runs {
+            self.indexing.ended.wait(&mut runs);
+        }
     }
 
     /// Writes everything to the index that it does not have.
     fn index_all(&self) -> Result<(), LogError> {
-        self.end_indexing()?;
         // A generation that could not be written, and then the active one.
         for _ in 0..2 {
             if self.inner.recent.read().bytes() > 0 {
@@ -275,9 +290,9 @@ impl JournaledLog {
 
 impl Drop for JournaledLog {
     fn drop(&mut self) {
+        self.end_indexing();
         let is_retired = self.inner.is_retired.load(Ordering::Relaxed);
-        if is_retired || self.inner.is_suspect.load(Ordering::Relaxed) {
-            let _ = self.end_indexing();
+        if is_retired || self.inner.fault.lock().is_some() {
             return;
         }
         // The journal has everything, so a failure costs the second copy and some time at the next start.
@@ -288,11 +303,20 @@ impl Drop for JournaledLog {
 }
 
 impl Inner {
+    /// Notes damage that a reader found.
     fn note_damage<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
-        if let Err(LogError::Corrupt(_)) = &outcome {
-            self.is_suspect.store(true, Ordering::Relaxed);
+        if let Err(error @ LogError::Corrupt(_)) = &outcome {
+            self.note_fault(error.clone());
         }
         outcome
+    }
+
+    /// Notes why the log should be opened again. Damage is repaired then, so no other reason hides it.
+    fn note_fault(&self, fault: LogError) {
+        let mut noted = self.fault.lock();
+        if !matches!(*noted, Some(LogError::Corrupt(_))) {
+            *noted = Some(fault);
+        }
     }
 
     fn sync(&self) -> Result<(), LogError> {
@@ -302,13 +326,25 @@ impl Inner {
         self.journal.lock().end_sync(end, outcome)
     }
 
-    /// Writes the frozen generation to the index, and drops it.
+    /// Writes the frozen generation to the index, and drops it. A failure is noted: sled takes nothing any more until
+    /// it is opened again.
     fn index_generation(&self, frozen: &Generation) -> Result<(), LogError> {
+        let written = self.write_generation(frozen);
+        match &written {
+            Ok(()) => self.recent.write().drop_frozen(),
+            Err(error) => self.note_fault(error.clone()),
+        }
+        written
+    }
+
+    fn write_generation(&self, frozen: &Generation) -> Result<(), LogError> {
+        #[cfg(test)]
+        if let Some(before) = self.before_indexing.get() {
+            before()?;
+        }
         // The index must not be ahead of what is durable.
         self.sync()?;
-        self.note_damage(write_to(&self.index, frozen))?;
-        self.recent.write().drop_frozen();
-        Ok(())
+        write_to(&self.index, frozen)
     }
 }
 
@@ -385,7 +421,8 @@ fn replay(
 impl RecordLog for JournaledLog {
     fn write(&self, batch: &Batch) -> Result<(), LogError> {
         let position = self.inner.journal.lock().append(batch)?;
-        self.keep(batch, position)
+        self.keep(batch, position);
+        Ok(())
     }
 
     fn sync(&self) -> Result<(), LogError> {
@@ -402,7 +439,20 @@ impl RecordLog for JournaledLog {
             journal.sync()?;
             position
         };
-        self.keep(batch, position)
+        self.keep(batch, position);
+        Ok(())
+    }
+
+    fn await_room(&self) -> Result<(), LogError> {
+        if !self.is_full() {
+            return Ok(());
+        }
+        self.end_indexing();
+        self.begin_indexing();
+        match self.is_full() {
+            true => self.fault().map_or(Ok(()), Err),
+            false => Ok(()),
+        }
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
@@ -454,8 +504,8 @@ impl RecordLog for JournaledLog {
         self.inner.index.blob_files()
     }
 
-    fn is_suspect(&self) -> bool {
-        self.inner.is_suspect.load(Ordering::Relaxed)
+    fn fault(&self) -> Option<LogError> {
+        self.inner.fault.lock().clone()
     }
 
     fn can_be_rebuilt(&self) -> bool {

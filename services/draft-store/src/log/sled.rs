@@ -3,12 +3,12 @@
 //! sled's files are never the only copy of anything; see `journaled.rs`. Values stay under 4 KiB, since larger ones
 //! go to blob files. After any I/O error a sled handle is dead until it is opened again.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use crate::log::caught_panic::catch;
 use crate::log::journal::JournalPosition;
 use crate::log::{Batch, LogError, refused};
 
@@ -221,10 +221,10 @@ fn clear_unfinished(path: &Path) -> Result<(), LogError> {
 /// Runs a call of sled, and turns its errors and panics into [`LogError`].
 fn guarded<T>(call: impl FnOnce() -> sled::Result<T>) -> Result<T, LogError> {
     // A log whose sled panicked is suspect, and the writer drops it at its next tick.
-    match catch_unwind(AssertUnwindSafe(call)) {
+    match catch(call) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(classify(&error)),
-        Err(_) => Err(LogError::Corrupt("sled panicked".into())),
+        Err(why) => Err(LogError::Corrupt(format!("sled gave its files up: {why}"))),
     }
 }
 

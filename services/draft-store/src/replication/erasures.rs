@@ -12,7 +12,7 @@ use crate::message::{DocumentPart, StreamMessage, decode};
 use crate::record::ErasureRecord;
 use crate::record::replication::StreamErasureRecord;
 use crate::replication::publish::send_whole;
-use crate::replication::session::Session;
+use crate::replication::session::{Session, stopped, store_error};
 use crate::replication::stream::{SessionError, ShardNames, ShardStream, consumer_after};
 
 /// Messages that are deleted from the stream at once.
@@ -24,8 +24,15 @@ const SEARCH_WAIT: Duration = Duration::from_secs(5);
 /// Pause of one who waits for erasures.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Begins to carry out the erasures of the stream that are open, unless that is going on.
-pub(super) fn begin(session: &Arc<Session>, stream: &ShardStream) {
+/// Begins to carry out the erasures of the stream that are open, unless that is going on. A replica that has not
+/// caught up does so at the end of its replay: with each erasure its files would be rewritten anew.
+pub(super) fn begin_if_caught_up(session: &Arc<Session>, stream: &ShardStream) {
+    if session.status.state().caught_up {
+        begin(session, stream);
+    }
+}
+
+fn begin(session: &Arc<Session>, stream: &ShardStream) {
     if session.is_erasing.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -47,11 +54,18 @@ impl Drop for Erasing<'_> {
     }
 }
 
+/// Removes what the erasures hit from all files of this replica. If this replica was asked for one, it also deletes
+/// the messages of the erased documents from the stream. An erasure that was interrupted begins again.
 async fn all(session: &Session, stream: &ShardStream) -> Result<(), SessionError> {
+    let (mut ready, mut failed) = (Vec::new(), Ok(()));
     for erasure in session.open_erasures().await? {
-        carry_out(session, stream, erasure).await?;
+        match clear_stream(session, stream, &erasure).await {
+            Ok(()) => ready.push(erasure),
+            error => failed = error,
+        }
     }
-    Ok(())
+    clear_replica(session, ready).await?;
+    failed
 }
 
 /// Carries out all open erasures, before this replica serves.
@@ -66,43 +80,26 @@ pub(super) async fn finish(
     Ok(())
 }
 
-/// Removes what an erasure hits from all files of this replica. If this replica was asked for it, it also deletes the
-/// messages of the erased documents from the stream. An erasure that was interrupted begins again.
-async fn carry_out(
-    session: &Session,
-    stream: &ShardStream,
-    erasure: StreamErasureRecord,
-) -> Result<(), SessionError> {
-    if erasure.is_own {
-        let deleted = clear_stream(session, stream, &erasure).await?;
-        session.metrics.feed_erased_messages.inc_by(deleted);
-        tracing::info!(deleted, "draft store messages of an erasure deleted");
-    }
-    clear_replica(session, &erasure).await
-}
-
-/// Removes what an erasure hits from all files of this replica.
+/// Removes what erasures hit from all files of this replica.
 pub(super) async fn clear_replica(
     session: &Session,
-    erasure: &StreamErasureRecord,
+    erasures: Vec<StreamErasureRecord>,
 ) -> Result<(), SessionError> {
-    session
-        .handle
-        .carry_out(erasure)
-        .await
-        .map_err(|error| SessionError::Store(error.to_string()))?;
-    let (id, sequence) = (erasure.mark.id(), erasure.sequence);
-    let completed = session
-        .writer
-        .ask(move |writer| writer.complete_erasure(id, sequence));
-    completed
-        .await
-        .map_err(|_| SessionError::Store("the writer has stopped".into()))?
-        .map_err(|error| SessionError::Store(error.to_string()))
+    if erasures.is_empty() {
+        return Ok(());
+    }
+    let carried_out = session.handle.carry_out(&erasures).await;
+    carried_out.map_err(store_error)?;
+    let completed = session.writer.ask(move |writer| {
+        erasures
+            .iter()
+            .try_for_each(|of| writer.complete_erasure(of.mark.id(), of.sequence))
+    });
+    completed.await.map_err(|_| stopped())?.map_err(store_error)
 }
 
-/// Deletes the messages before an erasure that have text of its scope. Returns their number. The other documents of
-/// such a message are sent again first, so that a replica that has not read it does not miss them.
+/// If this replica was asked for an erasure, deletes the messages before it that have text of its scope. The other
+/// documents of such a message are sent again first, so that a replica that has not read it does not miss them.
 ///
 /// A purge of the whole subject was rejected. A namespace has documents that an erasure of a session or of a time
 /// range does not hit, and replicas that are behind still need their messages.
@@ -110,7 +107,10 @@ async fn clear_stream(
     session: &Session,
     stream: &ShardStream,
     erasure: &StreamErasureRecord,
-) -> Result<u64, SessionError> {
+) -> Result<(), SessionError> {
+    if !erasure.is_own {
+        return Ok(());
+    }
     let namespaces = session.look(|open| open.catalog.namespaces()).await?;
     let names = ShardNames::new(&session.feed);
     let mut deleted = 0;
@@ -120,7 +120,9 @@ async fn clear_stream(
             deleted += clear_subject(session, stream, subject, erasure).await?;
         }
     }
-    Ok(deleted)
+    session.metrics.feed_erased_messages.inc_by(deleted);
+    tracing::info!(deleted, "draft store messages of an erasure deleted");
+    Ok(())
 }
 
 async fn clear_subject(

@@ -172,7 +172,7 @@ async fn apply(
         .set(lag_ms as f64 / 1_000.0);
     session.observe();
     if has_erasures {
-        erasures::begin(session, stream);
+        erasures::begin_if_caught_up(session, stream);
     }
     Ok(())
 }

@@ -83,9 +83,7 @@ pub(super) async fn join(
         .ask(move |writer| writer.note_erasures(&erasures));
     noted.await.map_err(|_| stopped())?.map_err(joining)?;
     // They are about what this replica has now. All else was stored by those who knew them.
-    for erasure in session.open_erasures().await? {
-        clear_replica(session, &erasure).await?;
-    }
+    clear_replica(session, session.open_erasures().await?).await?;
     begin(session, &offer).await?;
     let under_way = Joining {
         session,

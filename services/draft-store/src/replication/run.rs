@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::record::replication::PositionRecord;
 use crate::replication::announce::announce;
-use crate::replication::erasures::begin;
+use crate::replication::erasures::begin_if_caught_up;
 use crate::replication::follow::follow;
 use crate::replication::join::join;
 use crate::replication::publish::{publish, start_stream};
@@ -159,7 +159,7 @@ async fn retry_erasures(session: &Arc<Session>, stream: &ShardStream) {
             .await
             .is_ok_and(|open| !open.is_empty())
         {
-            begin(session, stream);
+            begin_if_caught_up(session, stream);
         }
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Session {
     pub(crate) is_erasing: Arc<AtomicBool>,
 }
 
-fn store_error(error: ApiError) -> SessionError {
+pub(super) fn store_error(error: ApiError) -> SessionError {
     SessionError::Store(error.to_string())
 }
 

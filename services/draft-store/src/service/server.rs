@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::Actor as _;
 use anyhow::Context as _;
 use refrain_service_kit::actor_thread::ActorThread;
 use refrain_service_kit::config::Validate as _;
@@ -79,7 +78,7 @@ pub async fn start(
         let data_dir = of_writer.data_dir.clone();
         let writer = WriterActor::open(of_writer, shown, views, counted)
             .with_context(|| format!("draft store in {}", data_dir.display()))?;
-        Ok(WriterHandle::from(writer.start()))
+        Ok(WriterHandle::start(writer))
     };
     let (thread, writer) = ActorThread::start("draft-store-writer", begin).await?;
     let status = config

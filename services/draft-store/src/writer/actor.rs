@@ -59,9 +59,7 @@ use crate::writer::actor::rewrite_state::RewriteState;
 use crate::writer::actor::seal_state::SealState;
 use crate::writer::core::WriterCore;
 use crate::writer::outcome::CommitOutcome;
-
-/// Messages that the mailbox holds. Beyond it callers get 429.
-const MAILBOX_MAX: usize = 1_024;
+use crate::writer::remains::Remains;
 
 pub(crate) struct WriterActor {
     shared: Arc<SharedStore>,
@@ -99,9 +97,9 @@ pub(crate) struct WriterActor {
 
 /// How the index is treated after an error. An index that could not read its own records is rebuilt.
 fn index_after(log: &dyn RecordLog) -> IndexMode {
-    match log.is_suspect() {
-        true => IndexMode::Rebuild,
-        false => IndexMode::Trust,
+    match log.fault() {
+        Some(LogError::Corrupt(_)) => IndexMode::Rebuild,
+        _ => IndexMode::Trust,
     }
 }
 
@@ -109,7 +107,6 @@ impl Actor for WriterActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.set_mailbox_capacity(MAILBOX_MAX);
         self.observe_disk();
         ctx.run_interval(
             Duration::from_millis(self.config.tuning.tick_ms),
@@ -169,6 +166,7 @@ impl WriterActor {
             quarantined,
             loss,
             known_ms,
+            is_new,
             damage: _,
         } = directory::open(
             &self.config.data_dir,
@@ -207,6 +205,7 @@ impl WriterActor {
             loaded.damaged,
         );
         core.rebuilt_for = Arc::new(self.rebuilt_for.clone());
+        core.remains = Remains::of_opened(is_new);
         let mut catalog = loaded.catalog;
         core.prepare_replication(&mut catalog);
         self.shared.set_open(Some(OpenStore { catalog, log }));
@@ -222,6 +221,12 @@ impl WriterActor {
         &mut self,
         action: impl FnOnce(&mut WriterCore, &mut Catalog, u64) -> Result<CommitOutcome, LogError>,
     ) -> Result<CommitOutcome, ApiError> {
+        let Some(core) = &mut self.core else {
+            return Err(unavailable());
+        };
+        // Readers go on meanwhile.
+        let room = core.await_room();
+        let mut closed = None;
         let outcome = {
             let mut open = self.shared.write();
             let (Some(core), Some(store)) = (self.core.as_mut(), open.as_mut()) else {
@@ -229,6 +234,7 @@ impl WriterActor {
             };
             // The core and the catalog are discarded after a panic, which makes the unwind safe.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
+                room?;
                 action(core, &mut store.catalog, self.shared.now_ms())
             }));
             if !matches!(outcome, Ok(Ok(_))) {
@@ -237,14 +243,15 @@ impl WriterActor {
                     self.rebuilt_for.insert(*key);
                     self.index = IndexMode::Rebuild;
                 }
-                // Close before anybody else gets the lock. The core and the catalog both hold the log, and sled gives
-                // its lock back with the last of them.
+                // Close before anybody else gets the lock.
                 self.shared.note_closed();
-                *open = None;
-                self.core = None;
+                closed = Some((open.take(), self.core.take()));
             }
             outcome
         };
+        // Both hold the log, and sled gives its lock back with the last of them. Before that the log completes its
+        // index, which callers do not wait for.
+        drop(closed);
         match outcome {
             Ok(Ok(outcome)) => {
                 self.publish(&outcome);
@@ -311,7 +318,7 @@ impl WriterActor {
             }
             return;
         }
-        if self.close_suspect() {
+        if self.close_faulty() {
             return;
         }
         self.tend_outbox();

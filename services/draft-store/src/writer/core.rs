@@ -19,6 +19,7 @@ use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
 use crate::writer::edit::Edit;
 use crate::writer::edit::acceptance_statistics::read;
 use crate::writer::outcome::CommitOutcome;
+use crate::writer::remains::Remains;
 use crate::writer::requests::{Append, GroupRegistration, StatisticsUpdate};
 
 /// Erasures remembered at once. Further ones get 429.
@@ -51,7 +52,8 @@ pub(crate) struct WriterCore {
     pub(super) log: Arc<dyn RecordLog>,
     /// A log that will replace `log`. It gets every commit, too.
     pub(super) mirror: Option<Arc<dyn RecordLog>>,
-    /// Bytes of keys and values that were written to it.
+    pub(crate) remains: Remains,
+    /// Bytes of keys and values that were written to the mirror.
     pub(crate) mirrored_bytes: u64,
     pub(super) config: DraftStoreConfig,
     /// The store's identity and reservation.
@@ -83,6 +85,7 @@ impl WriterCore {
             log,
             mirror: None,
             mirrored_bytes: 0,
+            remains: Remains::of_opened(false),
             config,
             store,
             settling: VecDeque::new(),
@@ -297,6 +300,9 @@ impl WriterCore {
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
         let (mut batch, store, split, mut outcome) = edit.finish()?;
+        if outcome.leaves_remains {
+            self.remains.note_removal();
+        }
         if !batch.is_empty() {
             self.log.commit(&batch)?;
             self.mirror(&mut batch);

@@ -1,7 +1,7 @@
 //! The writer as others reach it: calls that run on its thread, one after the other, between two commits.
 
 use actix::prelude::SendError;
-use actix::{Addr, Context, Handler, Message, Recipient};
+use actix::{Actor as _, Addr, Context, Handler, Message, Recipient};
 use tokio::sync::oneshot;
 
 use crate::writer::actor::WriterActor;
@@ -31,7 +31,20 @@ impl From<Addr<WriterActor>> for WriterHandle {
     }
 }
 
+/// Messages that the mailbox holds. Beyond it callers get 429.
+const MAILBOX_MAX: usize = 1_024;
+
 impl WriterHandle {
+    /// Starts the writer in the actix system of this thread.
+    pub(crate) fn start(writer: WriterActor) -> Self {
+        let started = WriterActor::create(|ctx| {
+            // Calls may come before the actor runs for the first time.
+            ctx.set_mailbox_capacity(MAILBOX_MAX);
+            writer
+        });
+        WriterHandle::from(started)
+    }
+
     /// Whether the writer still runs.
     pub(crate) fn is_running(&self) -> bool {
         self.0.connected()

@@ -7,6 +7,21 @@ use crate::record::store_key;
 use crate::writer::core::WriterCore;
 
 impl WriterCore {
+    /// Waits until the log has memory for a commit, and its mirror as well.
+    pub(crate) fn await_room(&mut self) -> Result<(), LogError> {
+        if let Some(mirror) = &self.mirror
+            && let Err(error) = mirror.await_room()
+        {
+            self.abort_mirror(&error);
+        }
+        self.log.await_room()
+    }
+
+    fn abort_mirror(&mut self, error: &LogError) {
+        tracing::warn!(%error, "draft store log rewrite aborted");
+        self.mirror = None;
+    }
+
     /// Repeats a commit in the mirror. A failure costs the rewrite, not the commit.
     pub(super) fn mirror(&mut self, batch: &mut Batch) {
         // The identity says that a log is complete, so it comes last.
@@ -15,14 +30,14 @@ impl WriterCore {
         if let Some(mirror) = &self.mirror
             && let Err(error) = mirror.write(batch)
         {
-            tracing::warn!(%error, "draft store log rewrite aborted");
-            self.mirror = None;
+            self.abort_mirror(&error);
         }
     }
 
     /// Writes every commit to `to` as well from now on. Returns the log that it mirrors.
     pub(crate) fn begin_mirror(&mut self, to: Arc<dyn RecordLog>) -> Arc<dyn RecordLog> {
         self.mirror = Some(to);
+        self.remains.begin_copy();
         self.mirrored_bytes = 0;
         self.log.clone()
     }

@@ -21,6 +21,8 @@ pub(crate) struct CommitOutcome {
     /// Tokens of updates that were dropped because of their older epochs.
     pub(crate) fenced_tokens: u64,
     pub(crate) removed: Vec<(DocumentKey, RemovalReason)>,
+    /// Records were removed whose content the log's files still have.
+    pub(crate) leaves_remains: bool,
     /// The limits for which groups had no room for updates.
     pub(crate) group_rejections: Vec<Limit>,
     /// More documents exceed a budget or the retention than one step may remove.

@@ -1,6 +1,7 @@
 //! Erased documents do not come back: not by a late message, a replica that was away, or the stream.
 
 use refrain_protocol::admin::EraseRequest;
+use refrain_rpc::ReplicaPeer as _;
 
 use super::nats::{Nats, Wire};
 use super::*;
@@ -152,4 +153,53 @@ async fn documents_that_shared_a_message_with_erased_ones_are_in_the_stream_all_
     assert_eq!(sums[0].documents, 30);
     assert_eq!(b.text("one", 5).await, Some(text(5, 30)));
     assert_eq!(b.text("one", 8).await, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_rewrites_the_files_once_for_all_erasures_and_not_at_all_if_none_hits() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = Nats::start(dir.path());
+    let rewrites =
+        |replica: &Replica| replica.metric("refrain_draft_store_rewrites_total{outcome=\"done\"}");
+    let a = Replica::ready(config(dir.path(), "a", &nats.url())).await;
+    let b = Replica::ready(config(dir.path(), "b", &nats.url())).await;
+    for document in 0..10 {
+        for tenant in ["kept", "one", "two", "three"] {
+            a.append(tenant, vec![whole(document, 40)]).await;
+        }
+    }
+    for nobody in 0..4 {
+        a.handle()
+            .erase(tenant(&format!("x{nobody}")))
+            .await
+            .unwrap();
+    }
+    end_equal(&[&a, &b]).await;
+    eventually("both have carried the erasures out", async || {
+        let mut all = true;
+        for replica in [&a, &b] {
+            let state = replica.handle().replica_state().await.unwrap();
+            all &= state.erased_sequence == state.sequence;
+        }
+        all
+    })
+    .await;
+    assert_eq!((rewrites(&a), rewrites(&b)), (0.0, 0.0), "they hit nothing");
+    b.stop().await;
+    for tenant_name in ["one", "two", "three"] {
+        a.handle().erase(tenant(tenant_name)).await.unwrap();
+    }
+    // It replays three erasures that hit, and has read the documents before.
+    let b = Replica::ready(config(dir.path(), "b", &nats.url())).await;
+    assert_eq!(rewrites(&b), 1.0);
+    let sums = end_equal(&[&a, &b]).await;
+    assert_eq!(sums.iter().map(|sum| sum.documents).sum::<u64>(), 10);
+    // It replays all of them, and has never had what they hit.
+    eventually("the stream is cleared", async || {
+        a.metric("refrain_draft_store_feed_erased_messages_total") >= 3.0
+    })
+    .await;
+    let c = Replica::ready(config(dir.path(), "c", &nats.url())).await;
+    end_equal(&[&a, &b, &c]).await;
+    assert_eq!(c.text("one", 3).await, None);
 }

@@ -447,3 +447,54 @@ async fn an_erasure_during_appends_separates_old_from_new_documents() {
     assert_eq!(left.into_keys().collect::<Vec<_>>(), expected);
     std::sync::Arc::into_inner(store).unwrap().stop().await;
 }
+
+fn rewrites(store: &Store) -> f64 {
+    store.metric("refrain_draft_store_rewrites_total{outcome=\"done\"}")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_is_rewritten_only_if_it_may_hold_something_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let planted = Planted::new();
+    let data = dir.path().join("data");
+    let tokens = &planted.tokens;
+    let config = DraftStoreConfig {
+        tokens_max: 1 << 20,
+        ..config(dir.path())
+    };
+    let store = Store::start(config.clone()).await;
+    store
+        .append("a", vec![of_session("s", update(1, 0, tokens))])
+        .await
+        .unwrap();
+    // Nothing was ever removed.
+    for nobody in ["x", "y"] {
+        let reply = erase(&store, tenant(nobody)).await;
+        assert_eq!((reply.documents, reply.files.len()), (0, 0));
+    }
+    assert_eq!(rewrites(&store), 0.0);
+    // A budget evicts what an erasure would have hit.
+    let kept = of_session("s", update(2, 0, &vec![7; (1 << 20) - 9]));
+    store.append("b", vec![kept]).await.unwrap();
+    eventually(async || texts(&store, "a").await.is_empty()).await;
+    assert!(!planted.find(&data).is_empty());
+    let reply = erase(&store, tenant("a")).await;
+    assert_eq!((reply.documents, reply.files), (0, vec!["log".to_owned()]));
+    assert!(planted.find(&data).is_empty());
+    assert_eq!(rewrites(&store), 1.0);
+    erase(&store, tenant("a")).await;
+    assert_eq!(rewrites(&store), 1.0, "it is clean now");
+    // An erasure that hits something.
+    let more = of_session("s", update(3, 0, &[8; 9]));
+    store.append("c", vec![more]).await.unwrap();
+    assert_eq!(erase(&store, tenant("c")).await.documents, 1);
+    assert_eq!(rewrites(&store), 2.0);
+    store.stop().await;
+    // After a restart nobody knows what was removed before.
+    let store = Store::start(config).await;
+    erase(&store, tenant("x")).await;
+    assert_eq!(rewrites(&store), 1.0);
+    erase(&store, tenant("x")).await;
+    assert_eq!(rewrites(&store), 1.0);
+    assert_eq!(texts(&store, "b").await.len(), 1);
+}

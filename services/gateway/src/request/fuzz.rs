@@ -38,7 +38,7 @@ fn models() -> Models {
 fn files() -> ModelFiles {
     let mut files = byte_level_files();
     let template = files.chat_template.unwrap_or_default();
-    files.chat_template = Some(format!("{{{{ tools or '' }}}}{template}"));
+    files.chat_template = Some([&b"{{ tools or '' }}"[..], &template].concat());
     files
 }
 

@@ -446,7 +446,7 @@ fn files(name: &str) -> ModelFiles {
     if name == WITH_TOOLS {
         let template = files.chat_template.unwrap_or_default();
         let tools = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}";
-        files.chat_template = Some(format!("{tools}{template}"));
+        files.chat_template = Some([tools.as_bytes(), &template].concat());
     }
     files
 }

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use miniz_oxide::inflate::decompress_to_vec;
-use refrain_tokenization::{TokenizationError, Tokenizer};
+use refrain_tokenization::{CONFIG_BYTES_MAX, TokenizationError, Tokenizer, read_model_file};
 use serde::Deserialize;
 
 use super::error::ModelError;
 
 /// Source name of the compiled-in model.
 pub const SHIPPED_MODEL: &str = "builtin:refrain-tiny";
+
+/// Largest file of weights, bytes. Models are sharded into files of some gigabytes, and all are in memory at once.
+const WEIGHTS_BYTES_MAX: u64 = 1 << 40;
 
 /// Setting of [`HeadFiles::open`] that chooses the head beside the model, if there is one.
 pub(crate) const HEAD_AUTO: &str = "auto";
@@ -69,7 +72,7 @@ pub(crate) fn shipped_model() -> ModelFiles {
             tokenizer_config_json: Some(
                 include_bytes!("../../model/tokenizer_config.json").to_vec(),
             ),
-            chat_template: Some(include_str!("../../model/chat_template.jinja").to_owned()),
+            chat_template: Some(include_bytes!("../../model/chat_template.jinja").to_vec()),
             tool_chat_template: None,
         }),
         weights: packed_weights!("model"),
@@ -101,12 +104,14 @@ impl ModelFiles {
         let folder = folder.as_ref();
         let name = folder.file_name().unwrap_or("model".as_ref());
         let generation = folder.join("generation_config.json");
-        let generation = generation.exists().then(|| read(&generation)).transpose()?;
+        let generation = generation
+            .exists()
+            .then(|| read(&generation, CONFIG_BYTES_MAX));
         let has_tokenizer = folder.join("tokenizer.json").exists();
         Ok(ModelFiles {
             name: name.to_string_lossy().into_owned(),
-            config_json: read(&folder.join("config.json"))?,
-            generation_config_json: generation,
+            config_json: read(&folder.join("config.json"), CONFIG_BYTES_MAX)?,
+            generation_config_json: generation.transpose()?,
             tokenization: has_tokenizer
                 .then(|| refrain_tokenization::ModelFiles::from_dir(folder))
                 .transpose()?,
@@ -185,7 +190,7 @@ impl HeadFiles {
             }));
         }
         Ok(HeadFiles {
-            config_json: read(&folder.join("config.json")).map_err(fault)?,
+            config_json: read(&folder.join("config.json"), CONFIG_BYTES_MAX).map_err(fault)?,
             weights: WeightSource::Files(shards(folder).map_err(fault)?),
             source,
         })
@@ -201,7 +206,7 @@ impl WeightSource {
         match self {
             WeightSource::Files(paths) => paths
                 .iter()
-                .map(|path| Ok((path.display().to_string(), read(path)?)))
+                .map(|path| Ok((path.display().to_string(), read(path, WEIGHTS_BYTES_MAX)?)))
                 .collect(),
             WeightSource::Packed { low, high } => {
                 let name = "compiled-in weights".to_owned();
@@ -227,11 +232,11 @@ fn interleave(low: &[u8], high: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads a whole file.
-fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
-    std::fs::read(path).map_err(|error| ModelError::Read {
+/// Reads a file of at most `bytes_max` bytes.
+fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ModelError> {
+    read_model_file(path, bytes_max).map_err(|reason| ModelError::Read {
         path: path.display().to_string(),
-        reason: error.to_string(),
+        reason,
     })
 }
 
@@ -252,8 +257,8 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
         file: index.display().to_string(),
         reason,
     };
-    let parsed: ShardIndex =
-        serde_json::from_slice(&read(&index)?).map_err(|error| fault(error.to_string()))?;
+    let parsed: ShardIndex = serde_json::from_slice(&read(&index, CONFIG_BYTES_MAX)?)
+        .map_err(|error| fault(error.to_string()))?;
     let mut names: Vec<&String> = parsed.weight_map.values().collect();
     names.sort();
     names.dedup();
@@ -302,7 +307,11 @@ mod tests {
             ),
         ] {
             let (_, bytes) = packed.read().unwrap().remove(0);
-            assert!(bytes == read(&file).unwrap(), "{} differs", file.display());
+            assert!(
+                bytes == read(&file, WEIGHTS_BYTES_MAX).unwrap(),
+                "{} differs",
+                file.display()
+            );
         }
         assert_eq!(interleave(&[1, 3, 5], &[2, 4]), [1, 2, 3, 4, 5]);
     }

@@ -43,7 +43,27 @@ impl WeightTensors<'_> {
     }
 
     /// Returns a tensor of the expected shape as f32, in row-major order. Every f16 and bf16 value is exact in f32.
+    ///
+    /// # Errors
+    /// A value is not finite, or a matrix is all zero. No model computes anything with such weights: a training run
+    /// that diverged writes the first, and a file that was never filled has the second.
     pub(crate) fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let values = self.values(name, shape)?;
+        let is_matrix = shape.len() > 1 && !values.is_empty();
+        let fault = if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            format!("value {at} is {}", values[at])
+        } else if is_matrix && values.iter().all(|value| *value == 0.0) {
+            "all its values are zero".to_owned()
+        } else {
+            return Ok(values);
+        };
+        Err(ModelError::Tensor(format!(
+            "{name} cannot be used: {fault}; these weights were not trained or not saved to their end"
+        )))
+    }
+
+    /// Returns a tensor as [`WeightTensors::floats`] does, whatever its values are.
+    pub(crate) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let view = self.view(name, shape)?;
         match view.dtype() {
             Dtype::F32 => Ok(numbers(&view, f32::from_le_bytes)),

@@ -83,6 +83,57 @@ fn faults_name_the_tensor() {
 }
 
 #[test]
+fn weights_that_compute_nothing_are_refused_by_the_name_of_their_tensor() {
+    let config = tiny_config();
+    let norm = "model.layers.1.input_layernorm.weight";
+    let down = "model.layers.1.mlp.down_proj.weight";
+    let embedding = "model.embed_tokens.weight";
+    for (name, at, value, fault) in [
+        (norm, 39, f32::NAN, "value 39 is NaN"),
+        (down, 2_079, f32::INFINITY, "value 2079 is inf"),
+        (embedding, 0, f32::NEG_INFINITY, "value 0 is -inf"),
+    ] {
+        let mut tensors = tensors(&config, Dtype::F32, 1);
+        let mut values = tensors[name].values();
+        values[at] = value;
+        let shape = tensors[name].shape().to_vec();
+        tensors.insert(name.into(), FileTensor::floats(Dtype::F32, &shape, &values));
+        let error = load(&config, &tensors).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(fault), "{error}");
+    }
+    for name in [down, embedding] {
+        let mut tensors = tensors(&config, Dtype::F32, 1);
+        let shape = tensors[name].shape().to_vec();
+        tensors.insert(name.into(), FileTensor::zeros(Dtype::BF16, &shape));
+        let error = load(&config, &tensors).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("zero"), "{error}");
+    }
+    // The first token may have no embedding, and one value is enough of a matrix.
+    let mut sparse = tensors(&config, Dtype::F32, 1);
+    let mut values = sparse[down].values();
+    values[1..].fill(0.0);
+    let shape = sparse[down].shape().to_vec();
+    sparse.insert(down.into(), FileTensor::floats(Dtype::F32, &shape, &values));
+    load(&config, &sparse).unwrap();
+}
+
+#[test]
+fn files_that_are_no_files_are_refused() {
+    let config = tiny_config();
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path(), &config, &tensors(&config, Dtype::F32, 1));
+    for name in ["model.safetensors", "config.json"] {
+        let path = folder.path().join(name);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        let opened = ModelFiles::from_dir(folder.path());
+        let read = opened.and_then(|files| Model::load(&files, WeightFormat::F32));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("regular"), "{error}");
+    }
+}
+
+#[test]
 fn damaged_files_are_named() {
     let config = tiny_config();
     let folder = tempfile::tempdir().unwrap();
@@ -125,7 +176,7 @@ fn every_half_float_is_read_exactly() {
         write_weights(&path, &[("all".to_owned(), tensor)].into());
         let weights = WeightSource::Files(vec![path.clone()]);
         let values = WeightTensors::open(&weights, WeightFormat::F32, |tensors| {
-            tensors.floats("all", &[1 << 16])
+            tensors.values("all", &[1 << 16])
         })
         .unwrap();
         for (bits, value) in (0..=u16::MAX).zip(values) {

@@ -238,8 +238,19 @@ async fn wrong_and_damaged_weights_change_nothing() {
     let mut few = tensors_of(12);
     few.remove("model.layers.1.mlp.down_proj.weight");
     write_model(lacking.path(), &tiny_config(), &few);
+    let diverged = tempfile::tempdir().unwrap();
+    let mut values = tensors_of(12);
+    let norm = FileTensor::floats(Dtype::F32, &[40], &[f32::NAN; 40]);
+    values.insert("model.norm.weight".into(), norm);
+    write_model(diverged.path(), &tiny_config(), &values);
+    let endless = folder(12);
+    let config = endless.path().join("config.json");
+    std::fs::remove_file(&config).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", config).unwrap();
     for (folder, part) in [
         (&missing, "config.json"),
+        (&endless, "config.json: it is not a regular file"),
+        (&diverged, "model.norm.weight"),
         (&damaged, "model.safetensors"),
         (&other, "num_hidden_layers is 3 instead of 2"),
         (&lacking, "model.layers.1.mlp.down_proj.weight"),

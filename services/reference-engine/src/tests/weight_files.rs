@@ -53,6 +53,10 @@ impl FileTensor {
         FileTensor::new(dtype, shape, vec![0; elements * dtype.bitsize() / 8])
     }
 
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
     /// The values of an f32 tensor.
     pub(crate) fn values(&self) -> Vec<f32> {
         assert_eq!(self.dtype, Dtype::F32);

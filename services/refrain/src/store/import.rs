@@ -58,7 +58,7 @@ pub(super) struct ImportArgs {
     /// Store the outputs for good: no budget and no age removes them, only `erase`.
     #[arg(long = "static")]
     pub(super) is_static: bool,
-    /// Print one JSON object per acknowledged batch: {"acknowledged": documents stored so far}.
+    /// Print one JSON object per acknowledged batch: {"acknowledged": N}, where the first N outputs are stored.
     #[arg(long)]
     pub(super) json: bool,
 }
@@ -255,9 +255,13 @@ impl BatchSender<'_> {
     }
 
     /// Waits for the oldest batch. Acknowledgements follow the order of the file, so the count is a prefix of it.
+    /// After a refusal no later batch counts.
     async fn acknowledge_first(&mut self) -> anyhow::Result<()> {
         if let Some((documents, sending)) = self.in_flight.pop_front() {
-            sending.await??;
+            if let Err(error) = sending.await? {
+                self.give_up().await;
+                return Err(error.into());
+            }
             self.acknowledged += documents as u64;
             if self.json {
                 writeln!(self.out, "{{\"acknowledged\": {}}}", self.acknowledged)?;
@@ -265,6 +269,14 @@ impl BatchSender<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Ends the batches in flight. Some of them may be stored, and are sent once more by the next import.
+    async fn give_up(&mut self) {
+        for (_, sending) in self.in_flight.drain(..) {
+            sending.abort();
+            let _ = sending.await;
+        }
     }
 }
 
@@ -380,9 +392,13 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
     if let Some(target) = Arc::into_inner(target) {
         target.close().await;
     }
-    eprintln!(
-        "{} documents imported, {} lines without output",
-        done.documents, done.empty
-    );
+    let Imported { documents, empty } = done;
+    eprintln!("{documents} documents imported, {empty} lines without output");
+    if outcome.is_err() {
+        eprintln!(
+            "the first {documents} outputs of the trace are stored; the same command goes on where this one ended, and \
+             stores nothing twice"
+        );
+    }
     outcome.map(|()| done)
 }

@@ -4,11 +4,11 @@
 use super::tests::{input, template};
 use super::*;
 
-fn rendered(source: &str, body: &str) -> String {
+pub(super) fn rendered(source: &str, body: &str) -> String {
     template(source).render(&input(body), true).unwrap()
 }
 
-const CHAT: &str = r#"{"messages":[{"role":"user","content":"a"},{"role":"tool","content":"b"},{"role":"user","content":"c"}]}"#;
+pub(super) const CHAT: &str = r#"{"messages":[{"role":"user","content":"a"},{"role":"tool","content":"b"},{"role":"user","content":"c"}]}"#;
 
 #[test]
 fn expressions_mean_what_they_mean_in_python() {
@@ -121,7 +121,7 @@ fn chats_with_tools_have_a_template_of_their_own_where_there_is_one() {
     let tools = input(r#"{"messages":[],"tools":[{"type":"function"}]}"#);
     assert_eq!(template.render(&tools, true).unwrap(), "t");
     assert_eq!(template.names, ["image_token"]);
-    let file = ChatTemplate::from_files(Some("file"), None, Some(config))
+    let file = ChatTemplate::from_files(Some(b"file"), None, Some(config))
         .unwrap()
         .unwrap();
     assert_eq!(file.render(&tools, true).unwrap(), "file");

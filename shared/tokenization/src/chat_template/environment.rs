@@ -4,6 +4,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
+use super::growth::{self, TooLong, VALUE_LENGTH_MAX, bounded};
 use super::jinja_source;
 use super::python_json::to_json;
 use super::python_text::python_str;
@@ -11,12 +12,8 @@ use crate::TokenizationError;
 
 /// Most instructions of one rendering. A template takes some hundred per message, and a request has at most some ten
 /// thousand messages. So only a loop within a loop over a very long chat, or a faulty template, reaches this limit.
-/// The memory of values that loops make is bounded by [`VALUE_LENGTH_MAX`].
+/// The memory of the values that it makes is bounded in `growth.rs`.
 pub(super) const INSTRUCTIONS_MAX: u64 = 20_000_000;
-
-/// Longest value that a template keeps from one turn of a loop to the next: bytes of a text, entries of a list. It is
-/// the longest prompt.
-pub(super) const VALUE_LENGTH_MAX: usize = 64 << 20;
 
 /// Jinja as the library sets it up for which these templates are written.
 pub(super) fn environment() -> Result<Environment<'static>, Error> {
@@ -28,7 +25,7 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
             .build()?,
     );
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    growth::bound(&mut environment);
     environment.set_formatter(|out, state, value| match value.kind() {
         ValueKind::String => match (value.as_str(), state.auto_escape()) {
             (Some(text), AutoEscape::None) => out.write_str(text).map_err(Error::from),
@@ -65,23 +62,6 @@ pub(super) fn environment() -> Result<Environment<'static>, Error> {
 #[derive(Debug, thiserror::Error)]
 #[error("raised by the template")]
 struct Refusal;
-
-/// Marks errors of values that are too long.
-#[derive(Debug, thiserror::Error)]
-#[error("too long")]
-struct TooLong;
-
-/// Passes a value on that is not too long.
-fn bounded(value: Value) -> Result<Value, Error> {
-    let length = match value.as_str() {
-        Some(text) => text.len(),
-        None => value.len().unwrap_or(0),
-    };
-    match length > VALUE_LENGTH_MAX {
-        true => Err(Error::new(ErrorKind::InvalidOperation, "too long").with_source(TooLong)),
-        false => Ok(value),
-    }
-}
 
 /// Whether an error is marked.
 fn is_marked<T: std::error::Error + 'static>(error: &Error) -> bool {

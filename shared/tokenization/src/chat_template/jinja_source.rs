@@ -4,14 +4,15 @@
 //!   what `{% with %}` does.
 //! * `'%s' % x` formats a text. The engine has `%` for numbers only, so a call takes its place where the left operand
 //!   may be a text.
-//! * `{% set ns.x = .. %}` is the only way by which a value outlives a turn of a loop, so a text that doubles in
-//!   every turn grows there. The value goes through a filter that bounds its length.
+//! * `{% set x = .. %}` and `{% set ns.x = .. %}` keep a value, so a text that doubles with each of them, or in every
+//!   turn of a loop, grows there. The value goes through a filter that bounds its length.
 
 use std::ops::Range;
 
-use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
+
+use super::growth;
 
 /// The filter that bounds what a template keeps.
 pub(super) const BOUNDED: &str = "__bounded";
@@ -166,21 +167,24 @@ fn text_length(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Edits that bound the value which a tag keeps in a namespace.
+/// Edits that bound the value which a tag keeps, in a variable or in a namespace.
 fn bounds<'a>(tokens: &[Token<'_>]) -> Vec<(Range<usize>, &'a str)> {
-    let [set, name, dot, field, rest @ ..] = tokens else {
+    let ([set, name, after @ ..], Some(last)) = (tokens, tokens.last()) else {
         return Vec::new();
     };
-    let is_kept = (set.text, dot.text) == ("set", ".") && name.kind == Kind::Word;
-    let (Some(last), true) = (tokens.last(), is_kept) else {
+    if set.text != "set" || name.kind != Kind::Word {
         return Vec::new();
+    }
+    let of_value = match after {
+        [dot, field, of_value @ ..] if dot.text == "." && field.kind == Kind::Word => of_value,
+        of_value => of_value,
     };
     let end = last.range.end..last.range.end;
-    match rest {
+    match of_value {
         // The value is the text up to `{% endset %}`.
         [] => vec![(end, "|__bounded")],
         [filter, ..] if filter.text == "|" => vec![(end, "|__bounded")],
-        [assign, first, ..] if assign.text == "=" && field.kind == Kind::Word => {
+        [assign, first, ..] if assign.text == "=" => {
             vec![
                 (first.range.start..first.range.start, "("),
                 (end, ")|__bounded"),
@@ -288,14 +292,22 @@ fn closes(token: &Token<'_>, depth: usize) -> bool {
 }
 
 /// `left % right` as Python computes it: a text is formatted, and numbers have a remainder.
-pub(super) fn percent(left: &Value, right: &Value) -> Result<Value, Error> {
+pub(super) fn percent(
+    state: &mut State<'_, '_>,
+    left: &Value,
+    right: &Value,
+) -> Result<Value, Error> {
     if let Some(text) = left.as_str() {
         let arguments: Vec<Value> = match right.is_tuple() {
             true => right.try_iter()?.collect(),
             false => vec![right.clone()],
         };
-        return format(FormatStyle::Printf, text, &arguments).map(Value::from);
+        return growth::printf(state, text, &arguments);
     }
+    remainder(left, right)
+}
+
+fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     let failed = || {
         let kinds = (left.kind(), right.kind());
         Error::new(
@@ -334,7 +346,7 @@ mod tests {
             ),
             (
                 "{{ generation.x }}{% set generation = 1 %}",
-                "{{ generation.x }}{% set generation = 1 %}",
+                "{{ generation.x }}{% set generation = (1)|__bounded %}",
             ),
             ("{# {% generation %} #}", "{# {% generation %} #}"),
             (
@@ -358,7 +370,7 @@ mod tests {
             ),
             (
                 "{% set a = '%d' % -n if n else 'b' %}",
-                "{% set a = __percent('%d' , -n) if n else 'b' %}",
+                "{% set a = (__percent('%d' , -n) if n else 'b')|__bounded %}",
             ),
             ("{{ f('%s' % x, 2) }}", "{{ f(__percent('%s' , x), 2) }}"),
             (
@@ -381,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_outlive_a_turn_of_a_loop_are_bounded() {
+    fn values_that_are_kept_are_bounded() {
         for (source, expected) in [
             (
                 "{%- set ns.a = ns.a ~ 'x' if b else c -%}",
@@ -397,8 +409,8 @@ mod tests {
                 "{% set ns.a|__bounded %}b{% endset %}{% set ns.a | trim|__bounded %}b{% endset %}",
             ),
             (
-                "{% set a = b.c %}{{ set.a }}",
-                "{% set a = b.c %}{{ set.a }}",
+                "{% set a = b.c %}{{ set.a }}{% set a %}b{% endset %}",
+                "{% set a = (b.c)|__bounded %}{{ set.a }}{% set a|__bounded %}b{% endset %}",
             ),
         ] {
             assert_eq!(translate(source), expected);
@@ -407,12 +419,12 @@ mod tests {
 
     #[test]
     fn remainders_have_the_sign_of_the_divisor() {
-        let of = |a: i64, b: i64| percent(&a.into(), &b.into()).unwrap().as_i64();
+        let of = |a: i64, b: i64| remainder(&a.into(), &b.into()).unwrap().as_i64();
         assert_eq!(
             (of(7, 3), of(-7, 3), of(7, -3)),
             (Some(1), Some(2), Some(-2))
         );
-        assert!(percent(&1.into(), &0.into()).is_err());
-        assert!(percent(&i64::MIN.into(), &(-1).into()).is_err());
+        assert!(remainder(&1.into(), &0.into()).is_err());
+        assert!(remainder(&i64::MIN.into(), &(-1).into()).is_err());
     }
 }

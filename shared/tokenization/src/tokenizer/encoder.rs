@@ -84,7 +84,7 @@ impl Encoder {
             let reason = "this vocabulary can spell it only with a special token";
             TokenizationError::Encode(reason.into())
         };
-        match self {
+        caught(|| match self {
             Encoder::Fast(fast) => {
                 let mut ids = fast.plain(text).map_err(TokenizationError::Encode)?;
                 if ids.iter().any(|id| is_stray(*id)) {
@@ -110,7 +110,7 @@ impl Encoder {
                 }
                 Ok(encoding.get_ids().to_vec())
             }
-        }
+        })
     }
 
     /// The tokens of a text in which special tokens are recognised.
@@ -118,10 +118,11 @@ impl Encoder {
     /// # Errors
     /// The vocabulary cannot spell the text.
     pub(super) fn marked(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
-        match self {
-            Encoder::Fast(fast) => fast.marked(text).map_err(TokenizationError::Encode),
-            Encoder::Library(library) => library.marked(text).map_err(TokenizationError::Encode),
-        }
+        let marked = || match self {
+            Encoder::Fast(fast) => fast.marked(text),
+            Encoder::Library(library) => library.marked(text),
+        };
+        caught(|| marked().map_err(TokenizationError::Encode))
     }
 
     /// The id of a token by its spelling in the vocabulary.
@@ -164,6 +165,15 @@ fn stay_on_one_cpu() {
         // If it fails, the library has threads of its own.
         let _ = sched_setaffinity(None, &cpus);
     }
+}
+
+/// Has a library encode a text. A panic is an error of this text: the libraries keep nothing of it but whole entries
+/// of caches.
+fn caught<T>(
+    encode: impl FnOnce() -> Result<T, TokenizationError>,
+) -> Result<T, TokenizationError> {
+    let panicked = || TokenizationError::Encode("the tokenizer's library panicked".into());
+    catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| Err(panicked()))
 }
 
 /// Whether `fastokens` may be tried. It has no other way of matching added tokens than as they are.
@@ -222,6 +232,13 @@ impl LibraryEncoder {
         let mut plain = marked.clone();
         plain.set_encode_special_tokens(true);
         LibraryEncoder { marked, plain }
+    }
+
+    /// Encodes difficult texts, and panics if the library does. Not every vocabulary can spell them.
+    pub(super) fn try_out(&self) {
+        for text in canary::texts([].into_iter()) {
+            let _ = (self.plain(&text), self.marked(&text));
+        }
     }
 
     /// The tokenizer that recognises special tokens.

@@ -4,8 +4,12 @@ use super::*;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 const CACHE_BYTES: u64 = 4 << 20;
+
+/// The memory of a generation, where a test fills it.
+const SMALL_BYTES: u64 = 64 << 10;
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -302,4 +306,93 @@ fn an_index_that_was_written_in_part_is_completed_and_mixes_no_document() {
         log.inner.recent.read().bytes() > 0,
         "the journal was read again"
     );
+}
+
+/// Has the index wait for the sender's leave, or for its end, before each generation. Returns what says so when a
+/// generation begins.
+fn held_index(log: &JournaledLog) -> (Sender<Result<(), LogError>>, Receiver<()>) {
+    let (leave, wait) = channel();
+    let (tell, told) = channel();
+    let wait = Mutex::new(wait);
+    let before = move || {
+        let _ = tell.send(());
+        wait.lock().recv().unwrap_or(Ok(()))
+    };
+    assert!(log.inner.before_indexing.set(Box::new(before)).is_ok());
+    (leave, told)
+}
+
+/// Commits until `is_enough`. Returns the number of the next batch.
+fn fill_until(log: &JournaledLog, from: u32, is_enough: impl Fn() -> bool) -> u32 {
+    let mut next = from;
+    while !is_enough() {
+        fill(log, next, next + 10);
+        next += 10;
+    }
+    next
+}
+
+#[test]
+fn a_commit_never_waits_for_the_index_and_the_wait_for_room_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = JournaledLog::open(dir.path(), SMALL_BYTES, IndexMode::Trust).unwrap();
+    let (leave, told) = held_index(&log);
+    log.await_room().unwrap();
+    // The first generation goes to the index, which does not go on. The second one grows beyond its room.
+    let next = fill_until(&log, 0, || *log.indexing.runs.lock());
+    told.recv().unwrap();
+    let next = fill_until(&log, next, || log.is_full());
+    let whole = fill(&log, next, next + 10);
+    assert!(told.try_recv().is_err() && log.is_full());
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| log.await_room());
+        // Only when the index goes on there is room.
+        leave.send(Ok(())).unwrap();
+        waits.join().unwrap().unwrap();
+    });
+    assert!(!log.is_full());
+    told.recv().unwrap();
+    assert!(records(&log) == whole);
+    drop(leave);
+    drop(log);
+    assert!(records(&open(dir.path()).unwrap()) == whole);
+}
+
+#[test]
+fn a_failing_index_takes_back_nothing_that_is_durable_and_is_told_as_a_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = JournaledLog::open(dir.path(), SMALL_BYTES, IndexMode::Trust).unwrap();
+    let (leave, _told) = held_index(&log);
+    let next = fill_until(&log, 0, || *log.indexing.runs.lock());
+    let refused = LogError::Refused("no room".into());
+    leave.send(Err(refused.clone())).unwrap();
+    log.end_indexing();
+    assert!(matches!(log.fault(), Some(LogError::Refused(_))));
+    log.await_room().unwrap();
+    // Commits go on in memory until there is none, and what asks for room then learns why.
+    let next = fill_until(&log, next, || log.is_full());
+    let whole = fill(&log, next, next + 10);
+    assert!(matches!(log.await_room(), Err(LogError::Refused(_))));
+    // Damage is repaired at the next opening, so nothing hides it.
+    log.inner.note_fault(LogError::Corrupt("a page".into()));
+    log.inner.note_fault(refused);
+    assert!(matches!(log.fault(), Some(LogError::Corrupt(_))));
+    drop(log);
+    assert!(records(&open(dir.path()).unwrap()) == whole);
+}
+
+#[test]
+fn an_index_thread_that_panics_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = JournaledLog::open(dir.path(), SMALL_BYTES, IndexMode::Trust).unwrap();
+    let boom = || std::panic::resume_unwind(Box::new("boom"));
+    assert!(log.inner.before_indexing.set(Box::new(boom)).is_ok());
+    fill_until(&log, 0, || {
+        log.inner.recent.read().bytes() > log.inner.generation_bytes
+    });
+    log.end_indexing();
+    assert!(matches!(log.fault(), Some(LogError::Corrupt(_))));
+    let whole = records(&log);
+    drop(log);
+    assert!(records(&open(dir.path()).unwrap()) == whole);
 }

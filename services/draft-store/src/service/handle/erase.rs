@@ -85,7 +85,8 @@ impl DraftStoreHandle {
         let erased_at_ms = mark.at_ms;
         let before = self.segments()?;
         let documents = self.remove_hit(&mark, None).await?;
-        let files = self.files_with_removed_text(before)?;
+        let has_remains = self.ask(|writer| writer.has_remains()).await?;
+        let files = self.files_with_removed_text(before, has_remains)?;
         let cleared = self.clear_files(with_quarantines).await?;
         if self.inner.shared.openings() != openings {
             // Documents that were quarantined then, or that came back with a log that was rolled back, were not
@@ -130,27 +131,42 @@ impl DraftStoreHandle {
         Ok(segments.map(|(segment, _)| segment).collect())
     }
 
-    /// The files that hold text of removed documents, as paths in `data_dir`: the log, and of the segments that were
-    /// in use before the removal those that have removed documents. A segment without any others has gone already.
-    fn files_with_removed_text(&self, before: Vec<SegmentId>) -> Result<Vec<String>, ApiError> {
+    /// The files that hold text of removed documents, as paths in `data_dir`: the log if it has remains, and of the
+    /// segments that were in use before the removal those that have removed documents. A segment without any others
+    /// has gone already.
+    fn files_with_removed_text(
+        &self,
+        before: Vec<SegmentId>,
+        has_remains: bool,
+    ) -> Result<Vec<String>, ApiError> {
         let open = self.inner.shared.read()?;
         let segments = open.catalog.segments();
         let is_hit = |segment: &SegmentId| segments.get(*segment).is_none_or(|of| of.is_worn());
         let hit = before.into_iter().filter(is_hit);
         let hit = hit.map(|segment| segments::path(Path::new(""), segment));
-        let log = std::iter::once("log".into());
-        let paths = log.chain(hit).take(ERASED_FILES_LISTED_MAX);
+        let log = has_remains.then(|| "log".into());
+        let paths = log.into_iter().chain(hit).take(ERASED_FILES_LISTED_MAX);
         Ok(paths.map(|path| path.display().to_string()).collect())
     }
 
-    /// Carries out an erasure that came by the stream. Nothing of its documents is on disk when this returns.
-    pub(crate) async fn carry_out(&self, erasure: &StreamErasureRecord) -> Result<(), ApiError> {
+    /// Carries out erasures that came by the stream. Nothing of their documents is on disk when this returns. The
+    /// files are rewritten once for all of them.
+    pub(crate) async fn carry_out(&self, erasures: &[StreamErasureRecord]) -> Result<(), ApiError> {
         let _running = self.enter()?;
         let _alone = self.inner.erasing.lock().await;
-        let known_ms = Some(erasure.applied_ms);
-        let documents = self.remove_hit(&erasure.mark, known_ms).await?;
+        let mut documents = 0;
+        for erasure in erasures {
+            documents += self
+                .remove_hit(&erasure.mark, Some(erasure.applied_ms))
+                .await?;
+        }
         self.clear_files(false).await?;
-        tracing::info!(documents, "draft store documents erased for the stream");
+        let erasures = erasures.len();
+        tracing::info!(
+            erasures,
+            documents,
+            "draft store documents erased for the stream"
+        );
         Ok(())
     }
 
@@ -175,8 +191,8 @@ impl DraftStoreHandle {
         Ok(documents)
     }
 
-    /// Rewrites or deletes all files that still hold the text of removed documents: quarantined data, segments, and
-    /// the log.
+    /// Rewrites or deletes all files that may still hold the text of removed documents: quarantined data, segments,
+    /// and the log.
     async fn clear_files(&self, with_quarantines: bool) -> Result<Cleared, ApiError> {
         let dir = self.inner.config.data_dir.clone();
         let cleared =
@@ -185,7 +201,9 @@ impl DraftStoreHandle {
                 .map_err(ApiError::internal)?
                 .map_err(|error| unavailable().with_detail(error))?;
         self.purge(false).await?;
-        self.rewrite().await?;
+        if self.ask(|writer| writer.has_remains()).await? {
+            self.rewrite().await?;
+        }
         self.inner.lookup_views.forget();
         Ok(cleared)
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::log::LogError;
 use crate::log::journaled::IndexMode;
 use crate::reading::document_text::{self, TextError};
 use crate::record::DocumentKey;
@@ -15,11 +16,16 @@ const REBUILD_WAIT: Duration = Duration::from_secs(1);
 const REBUILD_WAIT_MAX: Duration = Duration::from_secs(600);
 
 impl WriterActor {
-    /// Closes a log whose index failed to read something. The next tick opens it with a rebuilt index.
-    pub(super) fn close_suspect(&mut self) -> bool {
-        let is_suspect = self.shared.read().is_ok_and(|open| open.log.is_suspect());
-        if is_suspect {
-            self.rebuild_index();
+    /// Closes a log whose index misread something or could not be written. The next tick opens it, with a rebuilt
+    /// index after damage.
+    pub(super) fn close_faulty(&mut self) -> bool {
+        match self.core.as_ref().and_then(|core| core.log.fault()) {
+            Some(LogError::Corrupt(_)) => self.rebuild_index(),
+            Some(error) => {
+                tracing::error!(%error, "draft store index cannot be written; reopening the log, which has everything");
+                self.close_to_reopen(IndexMode::Trust);
+            }
+            None => {}
         }
         self.core.is_none()
     }
@@ -68,8 +74,13 @@ impl WriterActor {
         self.rebuild_not_before = now + wait.min(REBUILD_WAIT_MAX);
         self.rebuilds = self.rebuilds.saturating_add(1);
         tracing::error!("draft store index is damaged; rebuilding it");
+        self.close_to_reopen(IndexMode::Rebuild);
+    }
+
+    /// Closes the store. The next tick opens it.
+    fn close_to_reopen(&mut self, index: IndexMode) {
         self.metrics.writer_restarts.inc();
-        self.index = IndexMode::Rebuild;
+        self.index = index;
         self.shared.set_open(None);
         self.core = None;
     }

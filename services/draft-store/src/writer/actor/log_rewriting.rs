@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::Context;
+use refrain_protocol::ApiError;
 
 use crate::background::log_rewrite::{LogSizes, RewriteJob, RewriteReport, is_due, rewrite};
 use crate::directory::Manifest;
@@ -40,6 +41,12 @@ impl WriterActor {
     ) {
         self.rewriting.waiters.push(waiter);
         self.begin_next(ctx);
+    }
+
+    /// Whether the log's files may hold what was removed.
+    pub(crate) fn has_remains(&self) -> Result<bool, ApiError> {
+        let core = self.core.as_ref().ok_or_else(unavailable)?;
+        Ok(core.remains.are_in_log())
     }
 
     /// Whether the log has outgrown its content, and the disk has space for a fresh one.
@@ -142,6 +149,9 @@ impl WriterActor {
     ) {
         if let Some(core) = &mut self.core {
             core.end_mirror(None);
+            if outcome.is_ok() {
+                core.remains.end_copy();
+            }
         }
         match &outcome {
             Ok(done) => {

@@ -4,6 +4,7 @@ use refrain_protocol::document::{DocumentHead, DocumentUpdate};
 use refrain_protocol::{DocumentId, ErrorKind, Namespace};
 use refrain_service_kit::telemetry::Metrics;
 
+use crate::log::Batch;
 use crate::reading::feed::read_feed;
 use crate::record::DocumentKey;
 use crate::writer::requests::{Append, UpdateAuthor};
@@ -113,4 +114,86 @@ fn after_a_panic_only_durable_changes_are_visible() {
         .run(|core, catalog, now_ms| core.append(catalog, &more, &[], now_ms))
         .unwrap();
     assert_eq!(shared.stats().documents, 2);
+}
+
+/// A log whose index can take nothing.
+struct FullLog {
+    log: Arc<dyn RecordLog>,
+    /// Read while a commit waits for room.
+    shared: Arc<SharedStore>,
+    waits: std::sync::atomic::AtomicUsize,
+}
+
+impl RecordLog for FullLog {
+    fn write(&self, batch: &Batch) -> Result<(), LogError> {
+        self.log.write(batch)
+    }
+
+    fn sync(&self) -> Result<(), LogError> {
+        self.log.sync()
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
+        self.log.get(key)
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), LogError> {
+        self.log.scan(from, to, visit)
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        self.log.disk_bytes()
+    }
+
+    fn blob_files(&self) -> u64 {
+        self.log.blob_files()
+    }
+
+    fn await_room(&self) -> Result<(), LogError> {
+        // This would hang if the commit held the lock already.
+        assert!(self.shared.read().is_ok());
+        self.waits
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.fault().map_or(Ok(()), Err)
+    }
+
+    fn fault(&self) -> Option<LogError> {
+        Some(LogError::Refused("the index is full".into()))
+    }
+}
+
+#[test]
+fn readers_go_on_while_a_commit_waits_for_the_index_and_its_failure_reopens_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, shared) = open(dir.path());
+    for at_tick in [false, true] {
+        let core = writer.core.as_mut().unwrap();
+        let full = Arc::new(FullLog {
+            log: core.log.clone(),
+            shared: shared.clone(),
+            waits: Default::default(),
+        });
+        core.log = full.clone();
+        if at_tick {
+            assert!(writer.close_faulty());
+        } else {
+            let new = [append(1)];
+            let stored =
+                writer.run(|core, catalog, now_ms| core.append(catalog, &new, &[], now_ms));
+            assert_eq!(stored.unwrap_err().kind, ErrorKind::Unavailable);
+            assert_eq!(full.waits.load(std::sync::atomic::Ordering::Relaxed), 1);
+        }
+        assert!(!shared.is_open());
+        // Nothing is damaged, so the index stays.
+        assert_eq!(writer.index, IndexMode::Trust);
+        drop(full);
+        writer.reopen().unwrap();
+    }
+    assert_eq!(shared.stats().documents, 0, "the refused one");
+    assert_eq!(writer.metrics.writer_restarts.get(), 2);
 }

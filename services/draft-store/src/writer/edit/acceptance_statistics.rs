@@ -69,6 +69,7 @@ impl Edit<'_> {
                         .remove(acceptance_statistics_key(namespace, part as u8));
                 }
                 self.catalog.statistics.note(namespace, 0, 0);
+                self.outcome.leaves_remains = true;
             }
         }
     }

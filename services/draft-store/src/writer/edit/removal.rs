@@ -35,6 +35,7 @@ impl Edit<'_> {
         self.note_removal(key, removal);
         self.add_tombstone(key);
         self.outcome.removed.push((key, removal));
+        self.outcome.leaves_remains = true;
         Ok(())
     }
 
