@@ -71,7 +71,7 @@ impl PromptReader {
         thread.spawn({
             let (index, backlog) = (index.clone(), backlog.clone());
             lasting_work("reader of prompts", move || {
-                read_all(&prompts, &index, &backlog)
+                read_all(&prompts, &index, &backlog);
             })
         })?;
         Ok(PromptReader {

@@ -143,7 +143,8 @@ impl Operators {
     /// Counts a call without a right token. Whoever calls without end does not fill the log.
     fn refused(&self, request: &ServiceRequest) {
         self.refusals.inc();
-        if let Some(calls) = self.unlogged.lock().add(Instant::now()) {
+        let due = self.unlogged.lock().add(Instant::now());
+        if let Some(calls) = due {
             tracing::warn!(
                 peer = ?request.peer_addr(),
                 calls,

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_is_not_named_stays_as_it_was() {
-        let mut tenant = TenantEntry::default();
+        let mut tenant = TenantEntry::named("acme".parse().unwrap());
         let mut set = |args: &[&str]| {
             let all = std::iter::once("tenants").chain(args.iter().copied());
             Command::try_parse_from(all).map(|command| command.standing.apply(&mut tenant))?;
