@@ -160,6 +160,7 @@ async fn lags_ms() -> anyhow::Result<Vec<f64>> {
                         tokens: &token,
                         head: &head,
                         finish: (position + 1 == LAG_TOKENS).then_some(FinishReason::Length),
+                        trace: None,
                     };
                     emitted_at.entry(*document).or_default().push(Instant::now());
                     uploader.push(namespace, &signed, update);

@@ -67,7 +67,7 @@ impl Process {
             anyhow::Ok(client.with_clocks(clocks.clone()))
         };
         match role {
-            Role::Up => process.up(file, credentials, clocks, metrics).await?,
+            Role::Up => Box::pin(process.up(file, credentials, clocks, metrics)).await?,
             Role::Gateway => {
                 let client = client()?;
                 let deps = GatewayDeps {

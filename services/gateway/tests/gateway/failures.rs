@@ -383,11 +383,8 @@ async fn a_call_for_a_lease_that_an_earlier_one_overtook_is_made_again() {
         let bench = Bench::new().await;
         // The first call, and that for the second chunk.
         bench.mesh.mishap(0, Mishap::GiveWay(2));
-        let mut script = bench.mesh.script();
-        script
-            .refused_calls
-            .extend([(0, overtaken()), (2, overtaken())]);
-        drop(script);
+        let refused = [(0, overtaken()), (2, overtaken())];
+        bench.mesh.script().refused_calls.extend(refused);
         if stream {
             let body = chat(json!({"stream": true}));
             let (events, done) = bench.stream("/v1/chat/completions", &body).await;

@@ -150,7 +150,8 @@ impl WorkerListener {
                 kv: None,
                 state: None,
             };
-            let reply = tokio::time::timeout(HEARTBEAT_TIMEOUT, wait.scheduler.heartbeat(heartbeat));
+            let reply =
+                tokio::time::timeout(HEARTBEAT_TIMEOUT, wait.scheduler.heartbeat(heartbeat));
             let pause = match reply.await {
                 Ok(Ok(reply)) => Duration::from_millis(reply.next_in_ms).max(INTERVAL_MIN),
                 _ => HEARTBEAT_RETRY_PAUSE,
