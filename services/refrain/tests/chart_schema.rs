@@ -85,7 +85,7 @@ fn definitions() -> Map<String, Value> {
         assert!(keys.shift_remove(key).is_some(), "there is no key {path}");
     }
     // The loader of the configuration refuses keys that no type has, so no type says it by itself.
-    for (_, section) in definitions.iter_mut() {
+    for (_, section) in &mut definitions {
         let section = section.as_object_mut().unwrap();
         if section.contains_key("properties") {
             section.insert("additionalProperties".to_owned(), Value::Bool(false));

@@ -108,16 +108,19 @@ fn changed(change: impl FnOnce(&mut serde_json::Value)) -> Result<Tokenizer, Tok
     Tokenizer::from_bytes(file.to_string().as_bytes())
 }
 
+/// An added token of a `tokenizer.json`.
+fn added(id: u64, content: &str) -> serde_json::Value {
+    json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+           "normalized": false, "special": false})
+}
+
+/// A normalizer that replaces what a pattern finds.
+fn replace(pattern: serde_json::Value, content: &str) -> serde_json::Value {
+    json!({"type": "Replace", "pattern": pattern, "content": content})
+}
+
 #[test]
 fn a_hostile_file_is_refused_before_a_library_builds_it() {
-    let added = |id: u64, content: &str| {
-        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-               "normalized": false, "special": false})
-    };
-    let replace = |pattern: serde_json::Value, content: &str| {
-        let content = content.to_owned();
-        json!({"type": "Replace", "pattern": pattern, "content": content})
-    };
     let doubles = replace(json!({"String": "a"}), "aa");
     let refused: [(&str, Change, &str); 7] = [
         (

@@ -390,7 +390,7 @@ fn metadata_have_the_limits_of_openai_and_errors_repeat_nothing_of_them() {
 /// A caller who may do less than the request asks for.
 fn held_caller() -> Caller {
     let mut caller = Caller {
-        tenant: "a".into(),
+        tenant: "a".parse().unwrap(),
         tenant_limits: LimitsEntry::default(),
         policy: Default::default(),
         key: None,
