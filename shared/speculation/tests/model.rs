@@ -267,7 +267,7 @@ fn model(salt: u64, text: &[Token]) -> Token {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(6 * ProptestConfig::default().cases))]
 
     #[test]
     fn proposals_are_those_of_the_printed_algorithm(

@@ -105,7 +105,10 @@ fn check(sampling: &Sampling, seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(ProptestConfig::default().cases / 6)
+    })]
 
     #[test]
     fn any_tree_leaves_greedy_output_alone(seed in any::<u64>()) {
@@ -139,7 +142,10 @@ fn dependent(temperature: f32, random: &mut Random) -> Sampling {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(ProptestConfig::default().cases / 4)
+    })]
 
     #[test]
     fn any_tree_leaves_output_alone_that_depends_on_the_text(seed in any::<u64>()) {

@@ -439,8 +439,6 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
-
     #[test]
     fn invariants_hold_under_any_events(policies in policies(), ops in proptest::collection::vec(ops(), 1..200)) {
         let mut world = World::new(policies);

@@ -200,7 +200,7 @@ fn sealed_text_costs_at_most_nine_bytes_per_token() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(16 * ProptestConfig::default().cases))]
 
     /// Bytes that are flipped, cut or extended are refused without a panic.
     #[test]

@@ -314,7 +314,7 @@ fn in_set(bits: u32) -> impl Fn(DocumentKey) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(4 * ProptestConfig::default().cases))]
 
     #[test]
     fn growing_index_answers_as_the_oracle(ops in prop::collection::vec(growth(), 1..40)) {

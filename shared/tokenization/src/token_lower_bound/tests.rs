@@ -175,8 +175,6 @@ fn no_short_text_that_fits_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn no_text_that_fits_is_refused(text in texts(), times in 1..4usize) {
         thread_local!(static TOKENIZERS: Vec<(&'static str, Tokenizer)> = tokenizers());

@@ -239,8 +239,6 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
     #[test]
     fn the_store_equals_the_plain_model(ops in proptest::collection::vec(op(), 1..120)) {
         run(&ops, DraftStoreConfig::default(), false);

@@ -405,7 +405,7 @@ fn subtrees(tree: &Tree) -> Vec<(usize, f64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(2 * ProptestConfig::default().cases))]
 
     #[test]
     fn no_other_choice_is_better(

@@ -217,7 +217,7 @@ fn stair(stairs: &[(u32, f64)], tokens: u32) -> Stair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(8 * ProptestConfig::default().cases))]
 
     #[test]
     fn the_quick_division_is_the_plain_one(
