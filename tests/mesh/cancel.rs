@@ -1,9 +1,7 @@
 //! A client that disconnects frees its resources everywhere.
 
-use std::time::Duration;
-
 use anyhow::ensure;
-use e2e::{Chat, Client, Scrape, UpMesh, long_task, wait_until};
+use e2e::{Chat, Client, PATIENCE, Scrape, UpMesh, long_task, wait_until};
 
 const TOKENS: u32 = 3000;
 
@@ -100,7 +98,7 @@ async fn a_waiting_request_leaves_the_queue() -> anyhow::Result<()> {
     waiting.abort();
     queue_length(0.0).await;
     // The running request is not disturbed.
-    tokio::time::timeout(Duration::from_secs(30), running.read_pieces(3)).await??;
+    tokio::time::timeout(PATIENCE, running.read_pieces(3)).await??;
     drop(running);
     wait_for(&client, 0.0).await;
     mesh.stop().await;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use e2e::{Chat, Client, Program, long_task, wait_until};
+use e2e::{Chat, Client, PATIENCE, Program, long_task, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -13,7 +13,7 @@ const HARD: u32 = 260;
 /// More connections than the process has descriptors.
 const STRANGERS: usize = 400;
 /// How long a client may wait for a connection. Idle connections are kept far longer.
-const CONNECTION_WAIT_MAX: Duration = Duration::from_secs(20);
+const CONNECTION_WAIT_MAX: Duration = PATIENCE;
 
 /// Opens a connection, sends one request, and keeps the connection.
 async fn stranger(addr: SocketAddr) -> anyhow::Result<TcpStream> {

@@ -332,7 +332,7 @@ async fn queries_about_several_workers_return_data_with_them() -> anyhow::Result
     let tune = |_: Service, file: &mut MeshFile| {
         file.draft_store.tuning.tick_ms = 20;
         file.worker.replica.upkeep_ms = 5;
-        file.worker.remote_lookup.wait_us_max = 1_000_000;
+        file.worker.remote_lookup.wait_us_max = 60_000_000;
         file.worker.remote_lookup.step_share_max = 1.0;
         file.worker.running_max = 2;
     };

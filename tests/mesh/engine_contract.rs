@@ -1,9 +1,7 @@
 //! The contract between the worker's adapter and the reference engine, over HTTP.
 
-use std::time::Duration;
-
 use anyhow::{Context, ensure};
-use e2e::{HttpMesh, Service};
+use e2e::{HttpMesh, PATIENCE, Service};
 use refrain_protocol::engine::{
     CloseRequest, DetokenizeResponse, Draft, EngineLoad, SelfDraft, SessionSpec, StepItem,
     StepRequest, TokenizeRequest, TokensBody,
@@ -52,7 +50,7 @@ async fn load(client: &MeshClient) -> anyhow::Result<EngineLoad> {
 async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(1, "").await?;
     let url = mesh.url(Service::Engine(0));
-    let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
+    let client = MeshClient::new(&url, &mesh.keys().secret, PATIENCE)?;
     let engine = HttpEngine::connect(client.clone()).await?;
     engine.confirm().await?;
 
@@ -141,7 +139,7 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
 async fn the_engine_drafts_by_itself() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(1, "").await?;
     let url = mesh.url(Service::Engine(0));
-    let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
+    let client = MeshClient::new(&url, &mesh.keys().secret, PATIENCE)?;
     let engine = HttpEngine::connect(client.clone()).await?;
     let prompt = tokenize(&client, "SELECT name FROM orders WHERE").await?;
     let wanted = SelfDraft {

@@ -1,10 +1,9 @@
 //! Many open streams at one gateway: each costs little memory, further ones are refused, and those inside are served.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use e2e::{Chat, HttpMesh, KEY, Service, number_of, wait_until};
+use e2e::{Chat, HttpMesh, KEY, PATIENCE, Service, number_of, wait_until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -21,9 +20,6 @@ const FURTHER: usize = 64;
 /// Most memory of an open stream in one service, bytes. That of an optimised build is in docs/benchmarks.md; a debug
 /// build keeps more on its stacks and in its futures.
 const STREAM_BYTES_MAX: f64 = 80.0 * 1024.0;
-/// How long a stream may take to open. The first byte comes after the gateway has waited for a first event.
-const OPEN_MAX: Duration = Duration::from_secs(120);
-
 fn request(number: usize) -> String {
     let chat = Chat::new(&format!("Tell a long story about number {number}."));
     let chat = chat.max_tokens(1_500).endless().speculation("off");
@@ -47,7 +43,7 @@ async fn open(addr: SocketAddr, number: usize) -> anyhow::Result<(TcpStream, Str
         }
         anyhow::Ok(())
     };
-    tokio::time::timeout(OPEN_MAX, read).await??;
+    tokio::time::timeout(PATIENCE, read).await??;
     Ok((stream, String::from_utf8(head)?))
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use e2e::{Chat, HttpMesh, Service, refrain_binary, repository, wait_until};
+use e2e::{Chat, HttpMesh, PATIENCE, Service, refrain_binary, repository, wait_until};
 use refrain::config::MeshFile;
 use refrain_protocol::WorkerId;
 use refrain_protocol::document::StoreStats;
@@ -265,7 +265,7 @@ async fn a_worker_that_reports_under_anothers_name_is_refused() -> anyhow::Resul
     let url = mesh.url(Service::Scheduler);
     let report = async |role, own: &str, named: &str| {
         let carried = credential(&issuer, role, own, VALID_S);
-        let client = MeshClient::new(&url, &carried, std::time::Duration::from_secs(10))?;
+        let client = MeshClient::new(&url, &carried, PATIENCE)?;
         let path = "/internal/v1/heartbeat";
         let heartbeat = heartbeat(named);
         let reply = client.post_json::<_, HeartbeatReply>(path, &heartbeat, None);
@@ -293,7 +293,7 @@ async fn processes_with_credentials_only_serve_draft_and_are_administered() -> a
     let first = mesh.client().chat(&chat).await?;
     let operator = credential(&issuer, Operator, "me", VALID_S);
     let store = mesh.url(Service::DraftStore);
-    let store = MeshClient::new(&store, &operator, std::time::Duration::from_secs(10))?;
+    let store = MeshClient::new(&store, &operator, PATIENCE)?;
     wait_until("the store has the output", async || {
         let stats: StoreStats = store.get_json("/admin/v1/stats").await.ok()?;
         (stats.documents > 0).then_some(())

@@ -51,7 +51,6 @@ async fn in_front_of(
 ) -> anyhow::Result<(UpMesh, TempDir)> {
     let settings = format!(
         "urls.engine = \"{}\"\n\
-         [scheduler]\nworker_ttl_ms = 1000\n\
          [gateway]\n{gateway}\n\
          [worker.engine]\nkind = \"openai\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
          [[gateway.models]]\nid = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n",

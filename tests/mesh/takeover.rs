@@ -106,7 +106,7 @@ fn small_replica(file: &mut MeshFile) {
     replica.namespace_tokens_max = 150;
     replica.upkeep_ms = 5;
     let remote_lookup = &mut file.worker.remote_lookup;
-    remote_lookup.wait_us_max = 1_000_000;
+    remote_lookup.wait_us_max = 60_000_000;
     remote_lookup.step_share_max = 1.0;
 }
 

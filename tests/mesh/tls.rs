@@ -1,10 +1,9 @@
 //! A mesh whose services let only those in that present a certificate of the mesh's own authority.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::ensure;
-use e2e::{Chat, HttpMesh, Service, wait_until};
+use e2e::{Chat, HttpMesh, PATIENCE, Service, wait_until};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use refrain::config::MeshFile;
 use refrain_protocol::ErrorKind;
@@ -14,9 +13,6 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshConfig, MeshCredentials};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_service_kit::tls::TlsConfig;
-
-/// Deadline of a call.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Writes an authority, and a certificate for the loopback address with its key.
 fn write_files(folder: &Path) -> anyhow::Result<()> {
@@ -79,7 +75,7 @@ async fn services_with_certificates_serve_each_other_and_nobody_else() -> anyhow
 
     let caller = |config: MeshConfig| {
         let credentials = MeshCredentials::open(&config, &Metrics::new()?)?;
-        let client = MeshClient::with_credentials("", credentials, CALL_TIMEOUT)?;
+        let client = MeshClient::with_credentials("", credentials, PATIENCE)?;
         anyhow::Ok(HttpScheduler::new(client.at(&mesh.url(Service::Scheduler))))
     };
     let keys = mesh.keys().clone();
@@ -87,7 +83,7 @@ async fn services_with_certificates_serve_each_other_and_nobody_else() -> anyhow
     caller(member.clone())?.models().await?;
     let credentials = MeshCredentials::open(&member, &Metrics::new()?)?;
     let store = mesh.url(Service::DraftStore);
-    let store = MeshClient::with_credentials(&store, credentials, CALL_TIMEOUT)?;
+    let store = MeshClient::with_credentials(&store, credentials, PATIENCE)?;
     wait_until("the store has an output", async || {
         let stats: StoreStats = store.get_json("/internal/v1/stats").await.ok()?;
         (stats.documents > 0).then_some(())

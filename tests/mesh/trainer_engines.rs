@@ -1,7 +1,7 @@
 //! Engines that register while a mesh runs, with real processes.
 
 use anyhow::{Context as _, ensure};
-use e2e::{Client, HttpMesh, Service, free_addr, long_task, wait_until};
+use e2e::{Client, HttpMesh, PATIENCE, Service, free_addr, long_task, wait_until};
 use refrain_protocol::adoption::AdopterReport;
 use refrain_protocol::scheduling::WorkerReport;
 use refrain_service_kit::http::MeshClient;
@@ -87,7 +87,7 @@ impl Lab {
 
     fn client(&self, service: Service) -> anyhow::Result<MeshClient> {
         let (url, secret) = (self.mesh.url(service), &self.mesh.keys().secret);
-        MeshClient::new(&url, secret, std::time::Duration::from_secs(30))
+        MeshClient::new(&url, secret, PATIENCE)
     }
 
     async fn workers(&self) -> anyhow::Result<Vec<WorkerReport>> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use e2e::{Chat, HttpMesh, Service, TINY_MODEL, long_task, repository, wait_until};
+use e2e::{Chat, HttpMesh, PATIENCE, Service, TINY_MODEL, long_task, repository, wait_until};
 use futures_util::StreamExt as _;
 use refrain_protocol::chunk::{
     ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, Speculation, Urgency,
@@ -18,10 +18,10 @@ use refrain_rpc::{ChunkStream, HttpWorkers, Workers as _};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::NamespaceSigner;
 
-/// Longer than leases, parked requests and the silence of a worker may last in these meshes.
-const LONG: Duration = Duration::from_millis(3_500);
+/// Longer than parked requests and the silence of a worker may last in these meshes.
+const LONG: Duration = Duration::from_millis(7_000);
 
-const SETTINGS: &str = "[worker]\nparked_ms_max = 800\n\n[scheduler]\nworker_ttl_ms = 1500\n";
+const SETTINGS: &str = "[worker]\nparked_ms_max = 800\n\n[scheduler]\nworker_ttl_ms = 6000\n";
 
 fn pause(mode: PauseMode) -> EngineOrder {
     EngineOrder::Pause {
@@ -39,7 +39,7 @@ fn load(directory: &Path) -> EngineOrder {
 
 fn client(mesh: &HttpMesh, service: Service) -> anyhow::Result<MeshClient> {
     let (url, secret) = (mesh.url(service), &mesh.keys().secret);
-    MeshClient::new(&url, secret, Duration::from_secs(60))
+    MeshClient::new(&url, secret, PATIENCE)
 }
 
 /// Gives an order to a worker.
@@ -362,7 +362,7 @@ async fn an_engine_that_dies_while_it_loads_comes_back_with_its_first_weights() 
     let (url, secret) = (mesh.url(Service::Worker(0)), mesh.keys().secret.clone());
     let loading = load(folder.path());
     let ordered = tokio::spawn(async move {
-        let client = MeshClient::new(&url, &secret, Duration::from_secs(60))?;
+        let client = MeshClient::new(&url, &secret, PATIENCE)?;
         let worker = HttpWorkers::new(client).at(&url);
         anyhow::Ok(worker.order(loading).await)
     });

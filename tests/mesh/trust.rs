@@ -1,10 +1,9 @@
 //! No service accepts calls without the mesh secret, and only the gateway can name a tenant.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::ensure;
-use e2e::{Client, HttpMesh, Service, TINY_MODEL};
+use e2e::{Client, HttpMesh, PATIENCE, Service, TINY_MODEL};
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{AppendRequest, FeedCursor, FollowRequest, TouchRequest};
 use refrain_protocol::engine::Sampling;
@@ -141,7 +140,7 @@ async fn calls(
     mesh: &HttpMesh,
     namespace: SignedNamespace,
 ) -> anyhow::Result<Vec<(&'static str, Result<(), ApiError>)>> {
-    let client = MeshClient::new("", &mesh.keys().secret, Duration::from_secs(10))?;
+    let client = MeshClient::new("", &mesh.keys().secret, PATIENCE)?;
     let scheduler = HttpScheduler::new(client.at(&mesh.url(Service::Scheduler)));
     let store = HttpDraftStore::new(client.at(&mesh.url(Service::DraftStore)));
     let worker = HttpWorkers::new(client).at(&mesh.url(Service::Worker(0)));

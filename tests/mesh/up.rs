@@ -1,31 +1,16 @@
 //! The main command, as a new user meets it.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, ensure};
 use e2e::{Client, Program};
 
-/// A release build starts within three seconds. This build is not optimised, and the machine may be busy.
-const START_MAX: Duration = Duration::from_secs(30);
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_starts_quickly_and_prints_how_to_use_it() -> anyhow::Result<()> {
+async fn it_starts_and_prints_how_to_use_it() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
-    // Cargo may check the binary first, which is not part of the measurement.
-    Program::start(dir.path(), &["--version"], &[])?
-        .ended()
-        .await?;
-    let started = Instant::now();
     let (program, url) = Program::up(dir.path(), &[], &[]).await?;
     let client = Client::new(&url, "");
     ensure!(
         client.get("/readyz").await?.status == 200,
         "it says that it is up, but is not ready"
-    );
-    ensure!(
-        started.elapsed() < START_MAX,
-        "ready after {:?}",
-        started.elapsed()
     );
 
     let output = program.output();

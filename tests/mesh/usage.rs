@@ -1,10 +1,9 @@
 //! Usage for bills, with processes that are killed: the sums in the draft store are those of the answers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use e2e::{Answer, Chat, Event, HttpMesh, Service, long_task, wait_until};
+use e2e::{Answer, Chat, Event, HttpMesh, PATIENCE, Service, long_task, wait_until};
 use refrain_protocol::usage::UsageCounts;
 use refrain_rpc::{HttpUsageStore, UsageGrouping, UsageQuery, UsageReplica, read_usage};
 use refrain_service_kit::http::MeshClient;
@@ -18,7 +17,7 @@ const TOKENS: u32 = 400;
 /// The sums over everything that the store of a mesh has.
 async fn stored(mesh: &HttpMesh) -> anyhow::Result<UsageCounts> {
     let url = mesh.url(Service::DraftStore);
-    let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
+    let client = MeshClient::new(&url, &mesh.keys().secret, PATIENCE)?;
     let replica = UsageReplica {
         name: url,
         store: Arc::new(HttpUsageStore::new(client)),

@@ -42,7 +42,6 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
         (pending == 0.0 && leases > 0.0).then_some(())
     })
     .await;
-    let intervals = started.elapsed().as_millis() as f64 / f64::from(UPLOAD_INTERVAL_MS);
 
     let scheduler = mesh.scrape(Service::Scheduler).await?;
     ensure!(
@@ -55,6 +54,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
     );
     let worker = mesh.scrape(Service::Worker(0)).await?;
     let store = mesh.scrape(Service::DraftStore).await?;
+    let intervals = started.elapsed().as_millis() as f64 / f64::from(UPLOAD_INTERVAL_MS);
     let calls = [
         ("lease", scheduler.requests_to("/internal/v1/lease")),
         ("finish", scheduler.requests_to("/internal/v1/finish")),

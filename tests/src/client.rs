@@ -55,6 +55,9 @@ pub enum Event {
     Done,
 }
 
+/// How long an answer may take. Those of many requests at once share a machine that may be busy with other things.
+const ANSWER_MAX: Duration = Duration::from_secs(1_800);
+
 /// A stream of events. Dropping it closes the connection.
 pub struct EventStream {
     body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
@@ -68,7 +71,7 @@ impl Client {
         // A client with default settings can always be built.
         let http = reqwest::Client::builder()
             .no_proxy()
-            .timeout(Duration::from_secs(300))
+            .timeout(ANSWER_MAX)
             .build()
             .unwrap_or_default();
         Client {

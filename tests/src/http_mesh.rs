@@ -13,7 +13,7 @@ use refrain_service_kit::mesh::MeshConfig;
 use tempfile::TempDir;
 use toml::{Table, Value};
 
-use crate::settings::{api_keys, set_defaults};
+use crate::settings::{GATEWAY_SCHEDULER_WAIT_MS, SCHEDULER_PATIENCE, api_keys, set_defaults};
 use crate::{Client, KEY, Program, Scrape, TINY_MODEL, wait_until};
 
 /// A service of the mesh. Workers and engines are numbered, and worker `n` uses engine `n`.
@@ -435,14 +435,9 @@ impl HttpMesh {
             urls.push(("engine", url(Service::Engine(number))));
         }
         set("urls", urls);
-        // A lost worker is noticed sooner than by default, so that the tests are fast.
-        set(
-            "scheduler",
-            vec![
-                ("listen", listen(Service::Scheduler)),
-                ("worker_ttl_ms", 2_000.into()),
-            ],
-        );
+        let mut scheduler = vec![("listen", listen(Service::Scheduler))];
+        scheduler.extend(SCHEDULER_PATIENCE.map(|(key, value)| (key, value.into())));
+        set("scheduler", scheduler);
         set(
             "draft_store",
             vec![
@@ -466,6 +461,7 @@ impl HttpMesh {
         set(
             "gateway",
             vec![
+                ("scheduler_wait_ms", GATEWAY_SCHEDULER_WAIT_MS.into()),
                 ("listen", listen(Service::Gateway)),
                 ("keys", api_keys(&[(KEY, "one")])),
                 ("models", vec![Value::from(model)].into()),

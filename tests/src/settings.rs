@@ -2,6 +2,17 @@
 
 use toml::{Table, Value};
 
+/// Waits of the scheduler in milliseconds. A busy machine must not look like a lost worker, so they are longer than
+/// by default. Tests of lost or silent workers set their own.
+pub(crate) const SCHEDULER_PATIENCE: [(&str, i64); 3] = [
+    ("worker_ttl_ms", 20_000),
+    ("lease_ttl_ms", 30_000),
+    ("worker_wait_ms", 120_000),
+];
+
+/// How long a gateway waits for a scheduler, which may need this long to start on a busy machine.
+pub(crate) const GATEWAY_SCHEDULER_WAIT_MS: i64 = 120_000;
+
 /// Sets keys of a section that a test has not set itself.
 pub(crate) fn set_defaults(
     file: &mut Table,

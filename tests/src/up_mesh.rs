@@ -7,7 +7,7 @@ use refrain::roles::Process;
 use tempfile::TempDir;
 
 use crate::Client;
-use crate::settings::{api_keys, set_defaults};
+use crate::settings::{SCHEDULER_PATIENCE, api_keys, set_defaults};
 
 /// The API key of the first tenant.
 pub const KEY: &str = "key-of-one-tenant";
@@ -64,6 +64,8 @@ impl UpMesh {
         let keys = [(KEY, "one"), (KEY_OF_ANOTHER, "another")];
         let gateway = [("listen", "127.0.0.1:0".into()), ("keys", api_keys(&keys))];
         set_defaults(&mut table, "gateway", gateway);
+        let patience = SCHEDULER_PATIENCE.map(|(key, value)| (key, value.into()));
+        set_defaults(&mut table, "scheduler", patience);
         let data_dir = data_dir.display().to_string();
         set_defaults(&mut table, "draft_store", [("data_dir", data_dir.into())]);
         let mut file: MeshFile = table.try_into()?;

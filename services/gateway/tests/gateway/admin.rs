@@ -7,7 +7,7 @@ use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::mesh::{Bench, chat, config, start_error};
+use crate::mesh::{Bench, chat, config, eventually, start_error};
 use crate::store::KeptTenants;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -92,13 +92,10 @@ impl Admin {
     }
 
     async fn until_status(&self, key: &str, wanted: u16) {
-        for _ in 0..200 {
-            if self.status(key).await == wanted {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!("the status does not become {wanted}");
+        eventually("the key gets the status", async || {
+            self.status(key).await == wanted
+        })
+        .await;
     }
 
     pub(crate) fn audit(&self) -> Vec<Value> {

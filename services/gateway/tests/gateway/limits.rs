@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::mesh::{Bench, Mishap, chat, config, tuned};
+use crate::mesh::{Bench, Mishap, PATIENCE, chat, config, eventually, tuned};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -175,7 +175,7 @@ async fn a_client_that_stops_reading_holds_its_request_no_longer_than_the_time_l
         ))
     };
     let in_flight = || bench.metric("refrain_gateway_requests_in_flight");
-    let ended = tokio::time::timeout(Duration::from_secs(60), async {
+    let ended = tokio::time::timeout(PATIENCE, async {
         while requests("504") + requests("499") == 0.0 || in_flight() > 0.0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -194,7 +194,7 @@ async fn a_client_that_stops_reading_holds_its_request_no_longer_than_the_time_l
 /// The bytes that arrive on a connection until the gateway closes it.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
-    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer));
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer));
     read.await.expect("the connection is not closed").unwrap();
     String::from_utf8(answer).unwrap()
 }
@@ -225,7 +225,7 @@ async fn a_body_that_does_not_arrive_in_time_is_408() {
         // The connection may be reset, because bytes arrive after it was closed.
         _ = reading.read_to_end(&mut answer) => {}
         () = dribble => {}
-        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("the connection is not closed"),
+        () = tokio::time::sleep(PATIENCE) => panic!("the connection is not closed"),
     }
     assert!(answer.starts_with(b"HTTP/1.1 408 "), "{answer:?}");
     let rejected = bench.metric("refrain_gateway_rejections_total{limit=\"body_time\"}");
@@ -258,17 +258,16 @@ async fn bodies_that_never_arrive_keep_nobody_out() {
     for _ in 0..2 {
         unfinished.push(send_chat(&bench, &body, 1).await);
     }
-    let arriving = async {
-        while bench.metric("refrain_gateway_bodies_arriving") < 2.0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let arrives = tokio::time::timeout(Duration::from_secs(10), arriving).await;
-    assert!(arrives.is_ok());
+    eventually("two bodies arrive", async || {
+        bench.metric("refrain_gateway_bodies_arriving") == 2.0
+    })
+    .await;
     assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
     // A body that has had its time to arrive is cut off for another one.
-    tokio::time::sleep(Duration::from_millis(1_100)).await;
-    assert_eq!(bench.chat(json!({})).await.0, 200);
+    eventually("one gives way", async || {
+        bench.chat(json!({})).await.0 == 200
+    })
+    .await;
     let answer = rest(&mut unfinished[0]).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert_eq!(bench.metric("refrain_gateway_bodies_arriving"), 1.0);
@@ -434,21 +433,24 @@ async fn requests_and_tokens_are_counted() {
 #[tokio::test]
 async fn a_drain_lets_streams_end_and_takes_nothing_new() {
     let bench = Bench::new().await;
-    bench.mesh.script().step_pause = Duration::from_millis(10);
+    // The stream lasts longer than the beginning of the drain.
+    bench.mesh.script().step_pause = Duration::from_millis(300);
     let url = format!("{}{CHAT}", bench.url);
     let running = tokio::spawn(bench.post(CHAT, &chat(json!({"stream": true}))).send());
     bench.mesh.wait_for_streams(1).await;
     let response = running.await.unwrap().unwrap();
-    let drain = tokio::spawn(bench.gateway.drain(Duration::from_secs(5)));
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    let late = bench
-        .client
-        .post(url)
-        .bearer_auth("sk-acme")
-        .json(&chat(json!({})))
-        .send()
-        .await
-        .unwrap();
+    let drain = tokio::spawn(bench.gateway.drain(PATIENCE));
+    let late = async || {
+        let late = bench.client.post(&url).bearer_auth("sk-acme");
+        late.json(&chat(json!({}))).send().await.unwrap()
+    };
+    // The drain begins in a task of its own, so the first ones may come before it.
+    let late = loop {
+        let late = late().await;
+        if late.status() != 200 {
+            break late;
+        }
+    };
     assert_eq!(late.status(), 503);
     assert!(late.headers().contains_key("retry-after"));
     let text = response.text().await.unwrap();

@@ -139,6 +139,8 @@ pub(crate) struct FakeMesh {
     log: Mutex<Log>,
     /// Streams that are open now.
     open: Arc<AtomicI64>,
+    /// Streams that hang, and whose events before that have been read.
+    hanging: AtomicI64,
     pub(crate) auth: MeshAuth,
     pub(crate) tenants: Mutex<KeptTenants>,
     tokenizer: Tokenizer,
@@ -172,39 +174,35 @@ impl FakeMesh {
 
     /// Waits until every lease is given back and no stream is open.
     pub(crate) async fn settled(&self) {
-        let started = std::time::Instant::now();
-        loop {
-            let (granted, finished) = {
-                let log = self.log();
-                (log.workers.len(), log.finishes.len())
-            };
-            if granted == finished && self.open.load(Ordering::SeqCst) == 0 {
-                // If a lease were given back twice, the second call would come now.
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                assert_eq!(
-                    self.log().finishes.len(),
-                    granted,
-                    "a lease was given back twice"
-                );
-                return;
-            }
-            assert!(
-                started.elapsed() < Duration::from_secs(30),
-                "{granted} leases, {finished} given back"
-            );
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        let leases = || {
+            let log = self.log();
+            (log.workers.len(), log.finishes.len())
+        };
+        eventually("every lease is given back", async || {
+            let (granted, finished) = leases();
+            granted == finished && self.open.load(Ordering::SeqCst) == 0
+        })
+        .await;
+        // If a lease were given back twice, the second call would come now.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let (granted, finished) = leases();
+        assert_eq!(finished, granted, "a lease was given back twice");
     }
 
     /// Waits until `count` streams are open.
     pub(crate) async fn wait_for_streams(&self, count: i64) {
-        for _ in 0..2_000 {
-            if self.open.load(Ordering::SeqCst) == count {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        panic!("there never were {count} open streams");
+        eventually("so many streams are open", async || {
+            self.open.load(Ordering::SeqCst) == count
+        })
+        .await;
+    }
+
+    /// Waits until `count` streams have hung so far. The gateway has read what they brought.
+    pub(crate) async fn wait_for_hanging(&self, count: i64) {
+        eventually("so many streams hang", async || {
+            self.hanging.load(Ordering::SeqCst) == count
+        })
+        .await;
     }
 }
 
@@ -362,7 +360,10 @@ impl Worker for FakeWorker {
             mesh.fleet.until_it_works().await;
             match events.pop_front() {
                 Some(event) => Some((event, (events, open, mesh))),
-                None if hang => std::future::pending().await,
+                None if hang => {
+                    mesh.hanging.fetch_add(1, Ordering::SeqCst);
+                    std::future::pending().await
+                }
                 None => None,
             }
         })
@@ -404,6 +405,20 @@ pub(crate) struct Bench {
     pub(crate) client: reqwest::Client,
     pub(crate) url: String,
     pub(crate) metrics: Metrics,
+}
+
+/// How long anything may take. Only a hang takes that long, also on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Waits until a condition holds. Gateways have threads of their own, so a paused clock cannot help.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let waits = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, waits).await;
+    assert!(waited.is_ok(), "never: {what}");
 }
 
 /// The usual configuration of these tests.
@@ -489,6 +504,7 @@ impl Bench {
             script: Mutex::new(script),
             log: Mutex::default(),
             open: Arc::default(),
+            hanging: AtomicI64::new(0),
             auth: MeshAuth::new(&keys).unwrap(),
             tenants: Mutex::new(tenants),
             tokenizer,

@@ -6,7 +6,7 @@ use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind};
 use serde_json::{Value, json};
 
-use crate::mesh::{Bench, Mishap, chat, config, tuned};
+use crate::mesh::{Bench, Mishap, chat, config, eventually, tuned};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "hello world, this is the answer";
@@ -20,13 +20,10 @@ async fn outcomes(bench: &Bench) -> Vec<LeaseOutcome> {
 
 /// Waits until the scheduler has been asked this many times for a lease.
 async fn wait_for_calls(bench: &Bench, calls: usize) {
-    for _ in 0..5_000 {
-        if bench.mesh.log().lease_calls >= calls {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    panic!("there never were {calls} calls for a lease");
+    eventually("so many calls for a lease", async || {
+        bench.mesh.log().lease_calls >= calls
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -89,11 +86,14 @@ async fn a_request_whose_time_is_up_is_given_up() {
         ..config()
     })
     .await;
-    for stream in [false, true] {
-        let lease = bench.mesh.log().leases.len();
+    for lease in 0..2 {
         bench.mesh.mishap(lease, Mishap::Hang(1));
+    }
+    let answers = [false, true].map(async |stream| {
         let sent = bench.post(CHAT, &chat(json!({"stream": stream})));
-        let answer = sent.send().await.unwrap().text().await.unwrap();
+        sent.send().await.unwrap().text().await.unwrap()
+    });
+    for answer in futures_util::future::join_all(answers).await {
         assert!(answer.contains("longer than 2 s"), "{answer}");
     }
     assert_eq!(outcomes(&bench).await, [LeaseOutcome::GivenUp; 2]);

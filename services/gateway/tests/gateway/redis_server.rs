@@ -93,7 +93,7 @@ impl RedisServer {
             .spawn()
             .unwrap();
         self.process = Some(process);
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + Duration::from_secs(300);
         while TcpStream::connect(self.addr).is_err() {
             assert!(Instant::now() < until, "redis-server does not listen");
             std::thread::sleep(Duration::from_millis(20));

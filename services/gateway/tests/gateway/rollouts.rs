@@ -409,7 +409,7 @@ async fn equal_prompts_are_no_group_where_that_is_turned_off() {
 #[tokio::test]
 async fn the_first_of_equal_prompts_joins_the_others_with_its_next_chunk() {
     let bench = Bench::new().await;
-    bench.mesh.script().step_pause = Duration::from_millis(20);
+    bench.mesh.script().step_pause = Duration::from_millis(300);
     let sent = bench.post(CHAT, &chat(json!({"chunk_tokens": 9})));
     let first = tokio::spawn(sent.send());
     bench.mesh.wait_for_streams(1).await;

@@ -1,13 +1,11 @@
 //! The listener for trainers: who gets in, and what bodies may have.
 
-use std::time::Duration;
-
 use refrain_gateway::{GatewayConfig, ModelConfig, TrainerConfig};
 use refrain_protocol::scheduling::RequestClass;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::mesh::{Bench, config, start_error};
+use crate::mesh::{Bench, config, eventually, start_error};
 
 /// A gateway with a listener for trainers.
 pub(crate) struct Lab {
@@ -84,13 +82,10 @@ impl Lab {
 
     /// Waits until so many requests of the listener are held back.
     pub(crate) async fn wait_for_held(&self, count: f64) {
-        for _ in 0..2_000 {
-            if self.bench.metric("refrain_gateway_trainer_requests_held") == count {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        panic!("there never were {count} requests held back");
+        eventually("so many requests are held back", async || {
+            self.bench.metric("refrain_gateway_trainer_requests_held") == count
+        })
+        .await;
     }
 }
 

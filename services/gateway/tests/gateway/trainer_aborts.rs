@@ -5,7 +5,7 @@ use std::time::Duration;
 use refrain_protocol::scheduling::LeaseOutcome;
 use serde_json::{Value, json};
 
-use crate::mesh::{Mishap, chat};
+use crate::mesh::{Mishap, chat, eventually};
 use crate::trainer::Lab;
 
 const GENERATE: &str = "/generate";
@@ -16,13 +16,7 @@ fn rollout(rid: &str) -> Value {
 
 /// Waits until `holds` does.
 async fn wait(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..2_000 {
-        if holds() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    panic!("{what}");
+    eventually(what, async || holds()).await;
 }
 
 async fn abort(lab: &Lab, rid: &str) {
@@ -47,8 +41,7 @@ async fn a_request_that_decodes_is_answered_with_what_it_has() {
     let lab = Lab::new().await;
     lab.bench.mesh.mishap(0, Mishap::Hang(2));
     let sent = lab.sent(GENERATE, &rollout("a"));
-    lab.bench.mesh.wait_for_streams(1).await;
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    lab.bench.mesh.wait_for_hanging(1).await;
     abort(&lab, "a").await;
     let (status, answer) = sent.await.unwrap();
     assert_eq!(status, 200, "{answer}");
@@ -218,8 +211,7 @@ async fn finished_and_unknown_requests_are_no_faults_and_names_of_vllm_work_too(
     lab.bench.mesh.mishap(1, Mishap::Hang(1));
     let body = json!({"token_ids": [5], "request_id": "r", "sampling_params": {"logprobs": 1}});
     let sent = lab.sent("/inference/v1/generate", &body);
-    lab.bench.mesh.wait_for_streams(1).await;
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    lab.bench.mesh.wait_for_hanging(1).await;
     let (_, answer) = lab
         .post("/abort_requests", &json!({"request_ids": ["other"]}))
         .await;
@@ -251,8 +243,7 @@ async fn a_stream_that_is_aborted_ends_with_its_tokens() {
         let sent = client.post(format!("{url}{GENERATE}")).json(&body).send();
         sent.await.unwrap().text().await.unwrap()
     });
-    lab.bench.mesh.wait_for_streams(1).await;
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    lab.bench.mesh.wait_for_hanging(1).await;
     abort(&lab, "a").await;
     let text = sent.await.unwrap();
     let events: Vec<&str> = text

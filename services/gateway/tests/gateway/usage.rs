@@ -108,7 +108,7 @@ async fn requests_are_counted_as_their_answers_say_and_by_key() {
 async fn a_request_whose_client_leaves_or_that_fails_is_counted_for_what_was_made() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::with(kept(dir.path())).await;
-    bench.mesh.script().step_pause = Duration::from_millis(20);
+    bench.mesh.script().step_pause = Duration::from_millis(300);
     let mut response = bench
         .post(CHAT, &chat(json!({"stream": true})))
         .send()

@@ -81,7 +81,7 @@ impl FakeUsage {
         tenant: &str,
         is_so: impl Fn(UsageCounts) -> bool,
     ) -> UsageCounts {
-        for _ in 0..400 {
+        for _ in 0..12_000 {
             let counts = self.of(tenant);
             if is_so(counts) {
                 return counts;
@@ -94,7 +94,7 @@ impl FakeUsage {
     /// Waits for two more calls, so that at least one began after now.
     pub(crate) async fn next_calls(&self) {
         let wanted = self.calls.load(Ordering::SeqCst) + 2;
-        for _ in 0..400 {
+        for _ in 0..12_000 {
             if self.calls.load(Ordering::SeqCst) >= wanted {
                 return;
             }
