@@ -49,7 +49,7 @@ fn outcomes(jobs: &Arc<Jobs>, wanted: Vec<Job>, gate: &Arc<Barrier>) -> (Vec<Out
         );
     }
     gate.wait();
-    let outcomes = (0..count).map(|_| receiver.recv_timeout(Duration::from_secs(20)).unwrap());
+    let outcomes = (0..count).map(|_| receiver.recv_timeout(Duration::from_secs(120)).unwrap());
     (outcomes.collect(), works.load(Ordering::Relaxed))
 }
 
@@ -98,7 +98,7 @@ fn few_forms_are_compiled_at_once_and_few_wait() {
     (2..10).for_each(|number| start(job(1, number)));
     let error = || {
         receiver
-            .recv_timeout(Duration::from_secs(20))
+            .recv_timeout(Duration::from_secs(120))
             .unwrap()
             .unwrap()
     };
@@ -137,7 +137,7 @@ fn a_fault_in_passing_is_not_kept() {
         compiler.start(NamespaceId(1), &choice(number), then);
     }
     let outcomes: Vec<(usize, bool)> = (0..50)
-        .map(|_| receiver.recv_timeout(Duration::from_secs(20)).unwrap())
+        .map(|_| receiver.recv_timeout(Duration::from_secs(120)).unwrap())
         .collect();
     let refused: Vec<usize> = outcomes
         .iter()
