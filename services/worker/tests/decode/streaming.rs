@@ -558,6 +558,7 @@ async fn the_time_of_a_slow_reader_does_not_count_as_the_engines() {
     let (engine, bench) = listening(engine, |config| {
         config.event_queue = 1;
         config.engine.idle_ms_max = IDLE_MS_MAX;
+        config.reader_stall_ms_max = 300_000;
     })
     .await;
     let asked = chunk(&bench, &[1], 8);
