@@ -91,11 +91,14 @@ fn chunks_of(answer: &Answer) -> u64 {
         .max(1)
 }
 
+/// A lost worker that is not forgotten soon gets chunks again and again, and their retries empty the budget.
+const LOSES_A_WORKER: &str = "worker_ttl_ms = 5_000\nlease_ttl_ms = 10_000\n";
+
 /// A mesh whose workers have all reported.
-async fn mesh_of(engines: usize) -> anyhow::Result<HttpMesh> {
+async fn mesh_of(engines: usize, scheduler: &str) -> anyhow::Result<HttpMesh> {
     let settings = format!(
         "[telemetry]\nlog = \"warn,scheduling=debug\"\n\
-         [scheduler]\norder = \"context\"\n\
+         [scheduler]\norder = \"context\"\n{scheduler}\
          [worker]\nrunning_max = {SLOTS}\n"
     );
     let mesh = HttpMesh::start_children(engines, &settings, &[]).await?;
@@ -232,7 +235,7 @@ fn replay_events(mesh: &HttpMesh, engines: usize) -> anyhow::Result<Seen> {
 async fn chunks_follow_the_order_of_lengths_and_let_interactive_requests_in() -> anyhow::Result<()>
 {
     let alone = alone().await?;
-    let mesh = mesh_of(2).await?;
+    let mesh = mesh_of(2, "").await?;
     let client = mesh.client();
     // One client, so that no interactive request waits behind another one.
     let load = InteractiveLoad::start(&client, 1);
@@ -264,7 +267,7 @@ async fn chunks_follow_the_order_of_lengths_and_let_interactive_requests_in() ->
 /// Runs all rollouts and interactive requests, while a worker is killed, then the scheduler, and both come back.
 async fn through_faults(engines: usize) -> anyhow::Result<()> {
     let alone = alone().await?;
-    let mut mesh = mesh_of(engines).await?;
+    let mut mesh = mesh_of(engines, LOSES_A_WORKER).await?;
     let client = mesh.client();
     let load = InteractiveLoad::start(&client, 3);
     let running = send(&client, in_chunks(&rollouts()));

@@ -100,8 +100,8 @@ impl Replay {
                     max_new_tokens: *max_new_tokens,
                     ends_waited: 0,
                 };
-                let before = self.waiting.insert(request.clone(), asked);
-                ensure!(before.is_none(), "{request} waits twice");
+                // A gateway that hears nothing from a busy scheduler asks once more.
+                self.waiting.insert(request.clone(), asked);
             }
             SchedulingEvent::Granted {
                 request,

@@ -59,9 +59,12 @@ fn config(dir: &Path, name: &str, url: &str) -> DraftStoreConfig {
     }
 }
 
+/// How long anything may take. Only a hang takes that long, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// Waits until a condition holds. Stores and brokers have clocks of their own, so a paused clock cannot help.
 async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(90);
+    let until = Instant::now() + PATIENCE;
     while !is_so().await {
         assert!(Instant::now() < until, "never: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -99,7 +102,7 @@ impl Replica {
     }
 
     async fn caught_up(self) -> Replica {
-        let until = Instant::now() + Duration::from_secs(90);
+        let until = Instant::now() + PATIENCE;
         while let Err(trouble) = self.handle().readiness() {
             assert!(Instant::now() < until, "never ready: {trouble}");
             tokio::time::sleep(Duration::from_millis(10)).await;

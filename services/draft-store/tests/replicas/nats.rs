@@ -83,7 +83,7 @@ impl Nats {
             .spawn()
             .unwrap();
         self.process = Some(process);
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + super::PATIENCE;
         while std::net::TcpStream::connect(self.addr()).is_err() {
             assert!(Instant::now() < until, "nats-server does not listen");
             std::thread::sleep(Duration::from_millis(20));

@@ -262,7 +262,7 @@ async fn acceptance_statistics_travel_over_http() {
     })
     .await;
     let url = format!("http://{}", store.server.addr().unwrap());
-    let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
+    let client = MeshClient::new(&url, &store.mesh.secret, PATIENCE).unwrap();
     let client = HttpDraftStore::new(client);
     let mut learnt = AcceptanceStatistics::default();
     learn(&mut learnt, 10);

@@ -112,7 +112,7 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
     let (done, begun) = std::sync::mpsc::channel();
     let killer = std::thread::spawn(move || {
         // If the child ended by itself, the missing acknowledgements fail the test.
-        let _ = begun.recv_timeout(Duration::from_secs(60));
+        let _ = begun.recv_timeout(PATIENCE);
         std::thread::sleep(Duration::from_millis(250 + 90 * round as u64));
         child.kill().unwrap();
         child.wait().unwrap();

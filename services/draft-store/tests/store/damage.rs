@@ -38,7 +38,7 @@ async fn filled(dir: &Path) -> Follower {
 
 /// Opens the index of a store that has stopped. sled gives its lock back a little later, when its threads end.
 fn open_index(path: &Path) -> sled::Db {
-    for _ in 0..500 {
+    for _ in 0..12_000 {
         if let Ok(db) = sled::open(path) {
             return db;
         }
@@ -213,7 +213,7 @@ async fn a_text_is_never_mixed_from_two_commits() {
         spoil_log(dir.path(), record + 10);
         let store = Store::start(config(dir.path())).await;
         let mut follower = Follower::default();
-        for _ in 0..500 {
+        for _ in 0..12_000 {
             follower = Follower::default();
             if follower.try_catch_up(&store, "a").await.is_ok()
                 && store.handle().observe().stats.documents == follower.texts.len() as u64

@@ -235,7 +235,7 @@ async fn the_memory_and_disk_of_an_export_are_bounded() {
     assert!(store.page("a", first).await.is_ok());
     store.stop().await;
     let (_dir, store, first) = start(1).await;
-    let waited = tokio::time::timeout(Duration::from_secs(60), async {
+    let waited = tokio::time::timeout(PATIENCE, async {
         while let Err(error) = store.page("a", ExportCursor::default()).await {
             assert_eq!(error.kind, ErrorKind::Overloaded);
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -97,7 +97,7 @@ async fn a_groups_log_consists_of_the_updates_of_its_documents() {
     })
     .await;
     let url = format!("http://{}", store.server.addr().unwrap());
-    let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
+    let client = MeshClient::new(&url, &store.mesh.secret, PATIENCE).unwrap();
     let http = HttpDraftStore::new(client);
     let mut group = Group::default();
     // This one writes document 1 itself.

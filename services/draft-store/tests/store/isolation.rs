@@ -295,7 +295,7 @@ async fn another_tenant_sees_an_empty_store() {
     // Uses, evictions and groups of b with the same names leave those of a unchanged.
     let secret = &full.mesh.secret;
     let url = format!("http://{}", full.server.addr().unwrap());
-    let http = HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap());
+    let http = HttpDraftStore::new(MeshClient::new(&url, secret, PATIENCE).unwrap());
     let theirs = AppendRequest {
         namespace: full.sign("b"),
         updates: vec![update(1, 10, &[1]), update(2, 0, &[1])],

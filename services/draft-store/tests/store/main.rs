@@ -68,9 +68,12 @@ fn config(dir: &Path) -> DraftStoreConfig {
     }
 }
 
+/// How long anything may take. Only a hang takes that long, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// Waits until a condition holds. The store has clocks and threads of its own, so a paused clock cannot help.
 async fn eventually(is_so: impl AsyncFn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + PATIENCE;
     while !is_so().await {
         assert!(Instant::now() < until, "the condition never holds");
         tokio::time::sleep(Duration::from_millis(5)).await;

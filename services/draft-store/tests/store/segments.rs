@@ -12,7 +12,7 @@ use super::*;
 impl Store {
     /// Waits until the statistics fulfil a condition.
     pub(super) async fn sealed(&self, is_so: impl Fn(&StoreStats) -> bool) -> StoreStats {
-        for _ in 0..6_000 {
+        for _ in 0..30_000 {
             let stats = self.handle().stats().await.unwrap();
             if is_so(&stats) {
                 return stats;

@@ -28,9 +28,8 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
     })
     .await;
     let url = format!("http://{}", store.server.addr().unwrap());
-    let client = |secret: &str| {
-        HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap())
-    };
+    let client =
+        |secret: &str| HttpDraftStore::new(MeshClient::new(&url, secret, PATIENCE).unwrap());
     let http = client(&store.mesh.secret);
     let tokens: Vec<u32> = (0..3000).collect();
     let request = AppendRequest {
@@ -98,7 +97,7 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
         .follow(follow(&store, "a", FeedCursor::default(), 0))
         .await
         .unwrap();
-    let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 20_000));
+    let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 30_000));
     let waiting = tokio::spawn(async move { handle.follow(request).await });
     eventually(async || store.handle().observe().waiters > 0).await;
     store.append("b", vec![update(1, 0, &[1])]).await.unwrap();
@@ -136,7 +135,7 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
         .follow(follow(&store, "a", FeedCursor::default(), 0))
         .await
         .unwrap();
-    let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 20_000));
+    let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 30_000));
     let waiting = tokio::spawn(async move { handle.follow(request).await });
     let handle = store.handle();
     let request = AppendRequest {
@@ -154,8 +153,8 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
     let (handle, late) = (store.handle(), store.sign("a"));
     let started = Instant::now();
     store.stop().await;
-    // The waiting call alone would wait for 20 s.
-    assert!(started.elapsed() < Duration::from_secs(15));
+    // The waiting call alone would wait for 30 s.
+    assert!(started.elapsed() < Duration::from_secs(25));
     assert!(waiting.await.unwrap().is_ok());
     assert_eq!(appending.await.unwrap().unwrap().lengths, [1]);
     let refused = handle

@@ -93,7 +93,7 @@ async fn a_caller_who_knows_the_tenants_is_sent_none_also_over_http() {
     };
     let store = Store::start(config).await;
     let url = format!("http://{}", store.server.addr().unwrap());
-    let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
+    let client = MeshClient::new(&url, &store.mesh.secret, PATIENCE).unwrap();
     let client = HttpDraftStore::new(client);
     let ask = async |known| client.tenants(TenantsRequest { known }).await.unwrap();
     let empty = ask(None).await;

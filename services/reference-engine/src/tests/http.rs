@@ -28,7 +28,7 @@ async fn every_route_answers_and_requires_the_secret() {
     let metrics = Metrics::new().unwrap();
     let running = start(config, mesh, metrics.clone()).await.unwrap();
     let url = format!("http://{}", running.addr().unwrap());
-    let timeout = Duration::from_secs(20);
+    let timeout = Duration::from_secs(120);
     let client = MeshClient::new(&url, &keys.secret, timeout).unwrap();
 
     let capabilities: EngineCapabilities =

@@ -55,7 +55,7 @@ impl TestScheduler {
 
     fn http(&self, secret: &str) -> HttpScheduler {
         let base_url = format!("http://{}", self.server.addr().unwrap());
-        HttpScheduler::new(MeshClient::new(&base_url, secret, Duration::from_secs(5)).unwrap())
+        HttpScheduler::new(MeshClient::new(&base_url, secret, Duration::from_secs(120)).unwrap())
     }
 
     fn ask(&self, request: u128) -> LeaseRequest {
@@ -86,7 +86,7 @@ impl TestScheduler {
 
     /// Waits until the dispatcher's state satisfies a condition.
     async fn until(&self, wanted: impl Fn(&DispatchState) -> bool) {
-        for _ in 0..500 {
+        for _ in 0..30_000 {
             if wanted(&self.handle().observe().await.unwrap()) {
                 return;
             }
@@ -97,7 +97,7 @@ impl TestScheduler {
 
     /// Waits until the metrics contain a line. It sends the dispatcher no message, because each one sets its timer.
     async fn until_metric(&self, line: &str) {
-        for _ in 0..3_000 {
+        for _ in 0..30_000 {
             if self.metric(line) {
                 return;
             }
@@ -229,7 +229,7 @@ async fn over_http() {
     );
 
     let base_url = format!("http://{}", mesh.server.addr().unwrap());
-    let client = MeshClient::new(&base_url, &mesh.secret, Duration::from_secs(5)).unwrap();
+    let client = MeshClient::new(&base_url, &mesh.secret, Duration::from_secs(120)).unwrap();
     let state: serde_json::Value = client.get_json("/debug/state").await.unwrap();
     assert_eq!(
         (&state["queue_length"], &state["leases_running"]),

@@ -14,7 +14,7 @@ use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::testing::byte_level_files;
 use refrain_worker::{Adopter, AdopterDeps, AdopterServer, ExpectedModel, WorkerConfig};
 
-use crate::bench::eventually;
+use crate::bench::{PATIENCE, eventually};
 use crate::external::{Canned, json, sglang, vllm};
 use crate::fakes::{FakeScheduler, FakeStore};
 
@@ -37,7 +37,7 @@ impl Lab {
         config.adoption.file = file.map(Path::to_owned);
         config.engine.model = "public".into();
         config.engine.files = "unused".into();
-        config.engine.call_ms_max = 2_000;
+        config.engine.call_ms_max = 60_000;
         let keys = MeshConfig::generate().unwrap();
         let scheduler = Arc::new(FakeScheduler::default());
         let metrics = Metrics::new().unwrap();
@@ -52,7 +52,7 @@ impl Lab {
                 tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
                 max_context: Some(512),
             },
-            client: MeshClient::new("", &keys.secret, Duration::from_secs(2)).unwrap(),
+            client: MeshClient::new("", &keys.secret, PATIENCE).unwrap(),
         };
         Lab {
             scheduler,
@@ -235,14 +235,16 @@ async fn a_process_that_starts_anew_knows_its_engines_and_forgets_those_that_cha
     changes.set("/v1/models", json(other));
     let lab = Lab::start(Some(&file));
     assert_eq!(lab.engines().await.len(), 2);
-    for _ in 0..400 {
-        let engines = lab.engines().await;
-        if engines.len() == 1 && engines[0].fault.is_none() {
-            break;
+    let known = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let engines = lab.engines().await;
+            if engines.len() == 1 && engines[0].fault.is_none() {
+                return engines;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    let engines = lab.engines().await;
+    });
+    let engines = known.await.expect("the changed engine is let go");
     assert_eq!((engines.len(), &*engines[0].url), (1, stays.url()));
     eventually("the file has the one that is left", || {
         let text = std::fs::read_to_string(&file).unwrap_or_default();

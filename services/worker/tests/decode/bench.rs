@@ -243,8 +243,11 @@ pub(crate) fn plainly(target: Target, prompt: &[TokenId], len: usize) -> Vec<Tok
     text[prompt.len()..].to_vec()
 }
 
+/// How long anything may take. Only a hang takes that long, also on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
 pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(60), async {
+    let waited = tokio::time::timeout(PATIENCE, async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

@@ -23,7 +23,7 @@ async fn cut(handle: &WorkerHandle, request: &ChunkRequest) {
         output_len: 2,
         aborted: false,
     };
-    let answer = tokio::time::timeout(Duration::from_secs(60), handle.cut(cut));
+    let answer = tokio::time::timeout(PATIENCE, handle.cut(cut));
     answer.await.expect("an answer").expect("a cut");
 }
 

@@ -289,6 +289,7 @@ async fn an_engine_too_slow_to_be_measured_keeps_nobody_waiting() {
     engine.step_time = Duration::from_secs(3600);
     let bench = bench(engine, |config| config.profile_ms_max = 1).await;
     assert_eq!(bench.engine.steps.load(Ordering::Relaxed), 0);
+    assert_eq!(bench.worker.handle().readiness(), Ok(()));
 }
 
 /// Steps of a request with these hints and of one without any, which share every step and have the same to draft.

@@ -429,7 +429,11 @@ async fn a_continued_output_reaches_a_store_that_never_had_its_beginning() {
 async fn a_full_worker_waits_a_moment_for_a_slot() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(1);
-    let bench = bench(engine, |config| config.running_max = 1).await;
+    let bench = bench(engine, |config| {
+        config.running_max = 1;
+        config.slot_wait_ms = 300_000;
+    })
+    .await;
     let first = bench
         .worker
         .handle()
@@ -455,9 +459,10 @@ pub(crate) fn continued(request: &ChunkRequest, received: &[u32], nth: u64) -> C
 async fn a_stalled_reader_loses_its_slot_and_none_of_its_output() {
     let bench = bench(FakeEngine::new(erratic), |config| {
         config.event_queue = 1;
-        config.reader_stall_ms_max = 50;
+        // A reader that reads takes far less time, also on a busy machine.
+        config.reader_stall_ms_max = 3_000;
         config.running_max = 1;
-        config.slot_wait_ms = 20_000;
+        config.slot_wait_ms = 300_000;
     })
     .await;
     let request = chunk(&bench, &[1], 40);

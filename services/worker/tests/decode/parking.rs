@@ -159,7 +159,7 @@ async fn parked_requests_expire_and_a_full_worker_parks_them_again() {
     let bench = bench(FakeEngine::new(erratic), |config| {
         config.running_max = 1;
         config.slot_wait_ms = 1;
-        config.parked_ms_max = 2_000;
+        config.parked_ms_max = 5_000;
     })
     .await;
     let request = first(&bench);

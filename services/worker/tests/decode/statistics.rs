@@ -1,7 +1,6 @@
 //! Acceptance statistics are saved in the store, and a worker that starts goes on from there.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::{Namespace, TokenId};
@@ -113,7 +112,7 @@ async fn statistics_that_the_store_refuses_are_saved_later() {
     assert_eq!(store.statistics().saved, 0);
     store.statistics().refuses = false;
     // Requests without drafts teach nothing, so the statistics that arrive are those that were refused before.
-    let arrives = tokio::time::timeout(Duration::from_secs(60), async {
+    let arrives = tokio::time::timeout(PATIENCE, async {
         while store.statistics().saved == 0 {
             let mut plain = chunk(&bench, &[4, 5, 6], 10);
             plain.speculation = Speculation::Off;
@@ -149,7 +148,7 @@ async fn a_worker_stops_although_the_store_refuses_everything() {
     store.statistics().refuses = true;
     let bench = worker(store.clone(), NEVER_MS).await;
     run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
-    let drained = tokio::time::timeout(Duration::from_secs(60), bench.worker.drain()).await;
+    let drained = tokio::time::timeout(PATIENCE, bench.worker.drain()).await;
     assert!(drained.is_ok());
     assert_eq!(store.statistics().saved, 0);
 }

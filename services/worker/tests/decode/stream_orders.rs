@@ -12,7 +12,7 @@ use refrain_worker::WorkerConfig;
 
 use crate::bench::*;
 use crate::fake_stream::{FakeStream, listening, stored};
-use crate::orders::{LONG, begun, order, pause, reading, state};
+use crate::orders::{LIMIT_MS, LONG, begun, order, pause, reading, state};
 
 /// An engine that takes a few milliseconds for each token.
 fn slow() -> FakeStream {
@@ -22,10 +22,10 @@ fn slow() -> FakeStream {
     }
 }
 
-/// Limits on time that are far shorter than [`LONG`], and a breaker that opens with the first failure.
+/// Limits on time that are shorter than [`LONG`], and a breaker that opens with the first failure.
 fn strict(config: &mut WorkerConfig) {
-    config.engine.first_token_ms_max = 300;
-    config.engine.idle_ms_max = 300;
+    config.engine.first_token_ms_max = LIMIT_MS;
+    config.engine.idle_ms_max = LIMIT_MS;
     config.engine.breaker_failures_max = 1;
     config.engine.breaker_open_ms = 3_600_000;
 }
@@ -44,13 +44,13 @@ fn failures<E>(bench: &Bench<E>) -> f64 {
 async fn no_limit_of_the_worker_ends_a_call_of_a_paused_engine() {
     let (engine, bench) = listening(slow(), strict).await;
     let mut running = chunk(&bench, &[1, 2], 40);
-    running.budget.time_left_ms = Some(800);
+    running.budget.time_left_ms = Some(LIMIT_MS);
     let running_reader = reading(begun(&bench, running).await);
     let paused = order(&bench, pause(PauseMode::Keep)).await.unwrap();
     assert_eq!((paused.pause, paused.running), (Some(PauseMode::Keep), 1));
     let asked = engine.asked.lock().unwrap().len();
     let mut new = chunk(&bench, &[5, 6], 20);
-    new.budget.time_left_ms = Some(800);
+    new.budget.time_left_ms = Some(LIMIT_MS);
     let held = tokio::spawn(read(bench.worker.handle().chunk(new).await.unwrap()));
     tokio::time::sleep(LONG).await;
     assert_eq!(state(&bench).await.held, 1);
@@ -62,7 +62,7 @@ async fn no_limit_of_the_worker_ends_a_call_of_a_paused_engine() {
     assert_eq!(all, plainly(erratic, &[1, 2], 40));
     let held = held.await.unwrap();
     assert_eq!(held.tokens, plainly(erratic, &[5, 6], 20));
-    assert!(held.held_ms >= 800, "{} ms", held.held_ms);
+    assert!(held.held_ms >= LIMIT_MS, "{} ms", held.held_ms);
     assert_eq!(failures(&bench), 0.0);
 }
 

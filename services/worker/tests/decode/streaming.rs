@@ -357,7 +357,7 @@ async fn a_chunk_reports_its_own_error_when_the_breaker_opens_meanwhile() {
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.engine.breaker_failures_max = 1;
         config.engine.breaker_open_ms = HOUR_MS;
-        config.engine.retry_backoff_ms = 100;
+        config.engine.retry_backoff_ms = 3_000;
     })
     .await;
     // A chunk fails once and pauses; meanwhile another chunk opens the breaker.
@@ -514,7 +514,7 @@ async fn a_slow_reader_slows_the_engine_down_and_loses_nothing() {
 
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.event_queue = 1;
-        config.reader_stall_ms_max = 30;
+        config.reader_stall_ms_max = 3_000;
     })
     .await;
     let request = chunk(&bench, &[1], 40);
@@ -553,7 +553,7 @@ async fn a_chunk_gives_way_and_its_request_continues_under_another_lease() {
 
 #[tokio::test]
 async fn the_time_of_a_slow_reader_does_not_count_as_the_engines() {
-    const IDLE_MS_MAX: u64 = 300;
+    const IDLE_MS_MAX: u64 = 4_000;
     // The worker waits a little for each piece.
     let engine = FakeStream {
         pause: Duration::from_millis(5),
@@ -562,6 +562,7 @@ async fn the_time_of_a_slow_reader_does_not_count_as_the_engines() {
     let (engine, bench) = listening(engine, |config| {
         config.event_queue = 1;
         config.engine.idle_ms_max = IDLE_MS_MAX;
+        config.reader_stall_ms_max = 300_000;
     })
     .await;
     let asked = chunk(&bench, &[1], 8);

@@ -206,7 +206,7 @@ fn work_is_bounded() {
             outcome.map_err(|error| error.to_string()),
             started.elapsed()
         );
-        assert!(started.elapsed() < Duration::from_secs(20), "form {index}");
+        assert!(started.elapsed() < Duration::from_secs(120), "form {index}");
     }
 }
 

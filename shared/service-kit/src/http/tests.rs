@@ -23,7 +23,7 @@ use crate::mesh::{MeshAuth, MeshConfig};
 use crate::telemetry::Metrics;
 
 const BODY_BYTES_MAX: usize = 1_000;
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const NOW_MS: u64 = 1_700_000_000_000;
 
 struct Listening {
@@ -199,7 +199,7 @@ async fn a_client_closes_idle_connections_and_a_stop_does_not_wait_for_them() {
     size(&listening.client, 1).await.unwrap();
     let stopping = Instant::now();
     listening.server.stop(true).await;
-    assert!(stopping.elapsed() < Duration::from_secs(5));
+    assert!(stopping.elapsed() < KEEP_ALIVE);
 }
 
 #[tokio::test]
@@ -210,7 +210,7 @@ async fn a_stop_waits_no_longer_than_its_grace_for_a_handler_that_never_answers(
         let bytes = vec![0; 10];
         let kind = "application/octet-stream";
         client
-            .post_bytes("/in/never", kind, bytes, 12 * TIMEOUT)
+            .post_bytes("/in/never", kind, bytes, 4 * TIMEOUT)
             .await
     });
     let waited = tokio::time::timeout(TIMEOUT, async {

@@ -92,7 +92,7 @@ fn requests(per_minute: u64) -> LimitsEntry {
 }
 
 async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(300);
     while !holds().await {
         assert!(Instant::now() < end, "{what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -356,7 +356,7 @@ async fn without_redis_the_own_share_goes_on_and_redis_is_used_again_when_it_is_
 async fn places_are_renewed_by_a_living_gateway_and_expire_with_a_dead_one() {
     let server = RedisServer::plain();
     let short = LimitsRedisConfig {
-        places_expire_ms: 900,
+        places_expire_ms: 4_000,
         ..config(&server)
     };
     let limits = LimitsEntry {
@@ -371,7 +371,7 @@ async fn places_are_renewed_by_a_living_gateway_and_expire_with_a_dead_one() {
     });
     let held = held.await.unwrap();
     let living = Gateway::connected(short, 1.0).await;
-    for _ in 0..20 {
+    for _ in 0..50 {
         assert!(living.begin(limits).await.is_none());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

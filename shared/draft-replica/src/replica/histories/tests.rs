@@ -116,7 +116,7 @@ impl Bench {
     /// Waits until so many calls had an outcome.
     async fn fetched(&self, outcome: &str, count: u64) {
         let fetches = &self.metrics.history_fetches;
-        for _ in 0..2_000 {
+        for _ in 0..120_000 {
             if fetches.with_label_values(&[outcome]).get() == count {
                 return;
             }

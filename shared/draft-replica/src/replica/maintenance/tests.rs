@@ -371,7 +371,7 @@ async fn looking_for_a_job_does_not_wait_for_requests_that_draft() {
     let drafting = shared.read();
     let looked = std::thread::scope(|scope| {
         let look = scope.spawn(|| view(&shared.index, Instant::now(), Duration::ZERO));
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(120);
         while !look.is_finished() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -14,7 +14,7 @@ use crate::http::{
 use crate::telemetry::Metrics;
 
 /// Longer than any step of these tests takes.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Longer than the idle time after which a connection gives way.
 const IDLE: Duration = Duration::from_millis(300);
 /// More bytes than the buffers of sockets hold.

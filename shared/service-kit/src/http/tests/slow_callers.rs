@@ -11,9 +11,9 @@ use crate::http::{ListenerConfig, RawBody, ServeOptions, Server, post, serve};
 use crate::telemetry::Metrics;
 
 /// Longer than any step of these tests takes.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// The clock of the HTTP stack has a resolution of half a second, so this is the shortest limit that means anything.
-const HEAD_MS_MAX: u64 = 1_000;
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The clock of the HTTP stack has a resolution of half a second, and a busy machine sends a head in this time.
+const HEAD_MS_MAX: u64 = 4_000;
 
 struct Listening {
     server: Server,
