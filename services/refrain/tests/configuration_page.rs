@@ -398,6 +398,7 @@ const NOT_KEYS: [&str; 12] = [
     "prompt_token_ids",
     "output_token_ids",
     "eagle_aux_hidden_state_layer_ids",
+    "context_tokens",
 ];
 
 #[test]
