@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use refrain_protocol::TenantId;
+use refrain_service_kit::priority::give_way;
 
 /// Stack of a thread. References nest as deeply as a schema has them, and rules as a grammar has them.
 const STACK_BYTES: usize = 512 << 20;
@@ -96,6 +97,8 @@ impl FormThreads {
 
     /// Does tasks until there have been none for a while. This is the body of a thread.
     fn run(&self) {
+        // A form may want a whole core for a while. The steps of all sessions, which only follow quick forms, go first.
+        give_way();
         let mut state = self.state.lock();
         loop {
             let Some((tenant, task)) = self.next(&mut state) else {

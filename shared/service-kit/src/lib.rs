@@ -21,6 +21,7 @@ pub mod drain;
 pub mod guard;
 pub mod http;
 pub mod mesh;
+pub mod priority;
 pub mod random;
 mod reload;
 pub mod tasks;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::{AsyncContext as _, Context};
+use refrain_service_kit::priority::give_way;
 
 use crate::background::log_rewrite::RewriteHost;
 use crate::background::seal::{NewSegment, SealHost};
@@ -14,10 +15,6 @@ use crate::log::{LogError, RecordLog};
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::outdated;
 use crate::writer::handle::WriterHandle;
-
-/// How much a job gives way to others, where a thread can. It still gets a third of a core beside a busy writer.
-#[cfg(target_os = "linux")]
-const NICE: i32 = 5;
 
 /// Wait after a failed job.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -59,6 +56,7 @@ impl WriterActor {
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let spawned = thread.spawn(move || {
+            // Callers do not wait for jobs, and jobs wait for callers: a store under load seals later, and more at once.
             give_way();
             let mut end = end;
             end.outcome = run(&host, stop);
@@ -90,26 +88,6 @@ impl WriterActor {
             .is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
     }
 }
-
-/// Has this thread run after others that want the processor. Callers do not wait for jobs, and jobs wait for callers:
-/// a store under load seals later, and more at once.
-///
-/// On Linux each thread has a priority of its own. Elsewhere it is that of the whole process, so it stays as it is.
-#[cfg(target_os = "linux")]
-fn give_way() {
-    use rustix::process::{getpriority_process, setpriority_process};
-    let given = getpriority_process(None).and_then(|priority| match priority < NICE {
-        true => setpriority_process(None, NICE),
-        // An operator has the whole process give way even more.
-        false => Ok(()),
-    });
-    if let Err(error) = given {
-        tracing::debug!(%error, "draft store job runs with the usual priority");
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn give_way() {}
 
 /// Tells the writer how a job ended. It does so when it is dropped, so also after a panic.
 struct JobEnd<T: Send + 'static, R>
@@ -173,25 +151,5 @@ impl RewriteHost for JobHost {
 impl SealHost for JobHost {
     fn install(&self, segment: NewSegment) -> Result<(), LogError> {
         self.ask(move |writer| writer.install(segment))
-    }
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_gives_way_alone_and_not_more_each_time() {
-        let priority = || rustix::process::getpriority_process(None).unwrap();
-        let before = priority();
-        let of_job = std::thread::spawn(move || {
-            give_way();
-            let once = priority();
-            give_way();
-            (once, priority())
-        });
-        let expected = before.max(NICE);
-        assert_eq!(of_job.join().unwrap(), (expected, expected));
-        assert_eq!(priority(), before, "the others keep theirs");
     }
 }

@@ -91,7 +91,8 @@ async fn dribble(mut stream: TcpStream, bytes: &[u8]) -> String {
     let mut answer = Vec::new();
     let sends = async {
         while writing.write_all(bytes).await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            // Fewer lines than a head may have come before it is late.
+            tokio::time::sleep(Duration::from_millis(HEAD_MS_MAX / 50)).await;
         }
         std::future::pending::<()>().await;
     };
