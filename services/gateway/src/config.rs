@@ -633,10 +633,11 @@ mod tests {
 
     #[test]
     fn fixed_values_are_no_keys() {
-        let read = |json| serde_json::from_value::<GatewayConfig>(json);
-        assert!(read(serde_json::json!({"retry_share": 0.5})).is_ok());
+        let schema = schemars::schema_for!(GatewayConfig);
+        let keys = &schema.as_value()["properties"];
+        assert!(keys["retry_share"].is_object());
         for key in ["tuning", "failures_max", "retries_per_s_min"] {
-            assert!(read(serde_json::json!({ key: 1 })).is_err(), "{key}");
+            assert!(keys[key].is_null(), "{key}");
         }
     }
 

@@ -1,11 +1,11 @@
 //! Tenants and their keys as data, and the limits on what each may use.
 //!
 //! `file` is the form of tenants, in a file or in the draft store, and `act` what operators do to them. `source` is
-//! where they are, `store_tenants` carries acts out in the draft store, and `follow` takes changes over. `callers` finds out who calls: `directory` knows the keys, and
-//! `jwt` the tokens of an identity provider. `limiter` counts what tenants and keys have used in a minute, and
-//! `budget` counts days and months. `policy` is the standing of a tenant's requests among those of others, and
-//! `urgent_share` keeps a tenant from being urgent all day. `redis_counts` counts minutes for several gateways
-//! together, in Redis.
+//! where they are, `store_tenants` carries acts out in the draft store, and `follow` takes changes over. `callers`
+//! finds out who calls: `directory` knows the keys, and `jwt` the tokens of an identity provider. `limiter` counts
+//! what tenants and keys have used in a minute, and `budget` counts days and months. `policy` is the standing of a
+//! tenant's requests among those of others, and `urgent_share` keeps a tenant from being urgent all day.
+//! `redis_counts` counts minutes for several gateways together, in Redis.
 
 pub mod act;
 pub mod audit;
@@ -33,6 +33,6 @@ pub(crate) use follow::TenantsFollower;
 pub(crate) use limiter::{Limiter, Made, QuotaTicket};
 pub use redis_counts::LimitsRedisConfig;
 pub(crate) use redis_counts::RedisCounts;
-pub(crate) use source::{TenantsSource, VersionedTenant};
-pub(crate) use store_tenants::StoreTenants;
+pub(crate) use source::TenantsSource;
+pub(crate) use store_tenants::{StoreTenants, VersionedTenant};
 pub(crate) use urgent_share::{UrgentShares, UrgentTicket};

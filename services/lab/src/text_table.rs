@@ -19,8 +19,8 @@ pub(crate) fn print_report<R: Serialize>(
 }
 
 /// A table of these rows below a head, which may be empty. The first `labels` columns are aligned to the left, all
-/// others, which hold numbers, to the right. A cell may have several lines. Other characters that a terminal would not
-/// show come as escapes.
+/// others, which hold numbers, to the right. A cell may have several lines. Other characters that a terminal would
+/// not show come as escapes.
 pub fn text_table(
     labels: usize,
     head: &[&str],

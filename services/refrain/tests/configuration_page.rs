@@ -385,7 +385,7 @@ fn optional_sections_are_found() {
 }
 
 /// Fields of requests and metrics that are named like keys.
-const NOT_KEYS: [&str; 12] = [
+const NOT_KEYS: [&str; 13] = [
     "truncate_prompt_tokens",
     "min_tokens",
     "bad_words",

@@ -81,8 +81,8 @@ impl GrammarCompiler {
             step_max_items: limits.mask_items_max,
             max_items_in_row: limits.row_items_max,
             max_lexer_states: limits.states_max,
-            // It follows a terminal over the whole vocabulary, and counts neither states nor memory.
-            precompute_large_lexemes: false,
+            // A large terminal is followed over the vocabulary once, within `compile_fuel`. A mask alone cannot afford it.
+            precompute_large_lexemes: true,
             // Otherwise an error has the text of the output.
             verbose_errors: false,
         };

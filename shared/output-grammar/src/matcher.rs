@@ -221,6 +221,24 @@ impl Matcher {
     pub fn advance_while_allowed(&mut self, tokens: &[TokenId]) -> Result<usize, GrammarError> {
         self.check()?;
         for (place, token) in tokens.iter().enumerate() {
+            if self.advance_by_one(*token, consume_any)? {
+                continue;
+            }
+            // Where the work that the last mask renewed has run out, no token seems to be allowed.
+            if self.allowed().is_ok() {
+                return Ok(place);
+            }
+            let output = std::mem::take(&mut self.output);
+            self.restart(&output)?;
+            return Ok(place + self.advance_mask_by_mask(&tokens[place..])?);
+        }
+        Ok(tokens.len())
+    }
+
+    /// As [`Matcher::advance_while_allowed`], with the work of a mask for each token.
+    fn advance_mask_by_mask(&mut self, tokens: &[TokenId]) -> Result<usize, GrammarError> {
+        for (place, token) in tokens.iter().enumerate() {
+            self.allowed()?;
             if !self.advance_by_one(*token, consume_any)? {
                 return Ok(place);
             }

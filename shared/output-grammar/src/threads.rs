@@ -97,7 +97,7 @@ impl FormThreads {
 
     /// Does tasks until there have been none for a while. This is the body of a thread.
     fn run(&self) {
-        // A form may want a whole core for a while. The steps of all sessions, which only follow quick forms, go first.
+        // A form may want a whole core for a while. Steps, for which all sessions wait, go first.
         give_way();
         let mut state = self.state.lock();
         loop {

@@ -46,8 +46,8 @@ impl Namespace {
         parts.map_or(&self.tenant, |(name, _)| name)
     }
 
-    /// Why nothing new may be stored in it: its names, or that of the part of a tenant, have a fault. What was stored
-    /// before there were these rules can be read and erased.
+    /// Why nothing new may be stored in it: its names, or that of the part of a tenant, have a fault. Documents that
+    /// were stored before there were these rules can be read and erased.
     pub fn fault(&self) -> Option<String> {
         let tenant = self.tenant_name().parse::<TenantName>().err();
         let part = self.tenant.split_once(PARTITION_MARK).map(|(_, part)| part);

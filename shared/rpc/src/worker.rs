@@ -345,6 +345,6 @@ mod tests {
         let mut lines = EventLines::new(body, None);
         let error = lines.next().await.unwrap().unwrap_err();
         assert_eq!(error.message, "the connection to a worker broke off");
-        assert!(error.detail.unwrap().contains("ConnectionReset"));
+        assert!(error.detail.unwrap().contains("connection reset"));
     }
 }

@@ -303,13 +303,15 @@ fn try_deserialize<T: DeserializeOwned>(
 
 /// Whether `T` has a key at this path.
 fn is_key<T: DeserializeOwned>(path: &[String]) -> bool {
-    let mut table = Table::new();
-    let mut unknown = Vec::new();
-    // No key holds a time, so that a key that exists is a fault, at its path.
-    let value = "1979-05-27".parse().map(Value::Datetime);
-    let inserted = value.is_ok_and(|value| insert(&mut table, path, value).is_ok());
-    let outcome = try_deserialize::<T>(table, &mut unknown);
-    inserted && unknown.is_empty() && outcome.is_err_and(|(at, _)| at == path)
+    // No key holds both a truth value and a text, so for a key that exists one of them is a fault, at its path.
+    let mut values = [Value::Boolean(true), Value::String(String::new())].into_iter();
+    values.any(|value| {
+        let mut table = Table::new();
+        let mut unknown = Vec::new();
+        let inserted = insert(&mut table, path, value).is_ok();
+        let outcome = try_deserialize::<T>(table, &mut unknown);
+        inserted && unknown.is_empty() && outcome.is_err_and(|(at, _)| at == path)
+    })
 }
 
 fn remove(table: &mut Table, path: &[String]) -> bool {

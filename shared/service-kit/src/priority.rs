@@ -1,7 +1,7 @@
 //! Threads whose work others should not wait for.
 
-/// How much lower the priority of such a thread is, as a nice value. A core that both kinds of thread want gives it about
-/// a third of the time.
+/// How much lower the priority of such a thread is, as a nice value. A core that both kinds of thread want gives it
+/// about a third of the time.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 5;
 

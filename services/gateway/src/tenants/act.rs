@@ -50,7 +50,7 @@ pub enum TenantAct {
     },
 }
 
-/// What finds the tenant that an act is about.
+/// Looks up the tenant that an act is about.
 pub(crate) enum ActSubject<'a> {
     /// Its name.
     Tenant(&'a str),
@@ -78,7 +78,7 @@ impl TenantAct {
         Ok(Some(key))
     }
 
-    /// What finds the tenant that the act is about.
+    /// Looks up the tenant that the act is about.
     pub(crate) fn subject(&self) -> ActSubject<'_> {
         match self {
             TenantAct::AddTenant(entry) => ActSubject::Tenant(&entry.name),

@@ -22,7 +22,8 @@ struct Line<'a, A: Serialize> {
     act: &'a A,
 }
 
-/// Appends a line, durably. A file that is new may be read by its owner only. A line names tenants and the public ids of keys, and never a key.
+/// Appends a line, durably. A file that is new may be read by its owner only. A line names tenants and the public ids
+/// of keys, and never a key.
 ///
 /// # Errors
 /// The file cannot be written.

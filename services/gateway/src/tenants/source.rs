@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use refrain_protocol::{ApiError, ErrorKind};
 
-use super::file::{TenantEntry, TenantsFile};
+use super::file::TenantsFile;
 use super::follow::file::read;
-use super::store_tenants::StoreTenants;
+use super::store_tenants::{StoreTenants, VersionedTenant, unreadable};
 
 /// The place of the tenants. Cheap to clone.
 #[derive(Clone)]
@@ -18,18 +18,6 @@ pub(crate) enum TenantsSource {
     File(PathBuf),
     /// The draft store.
     Store(Arc<StoreTenants>),
-}
-
-/// A tenant, and its version in the draft store.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct VersionedTenant {
-    pub(crate) entry: TenantEntry,
-    pub(crate) version: Option<u64>,
-}
-
-pub(super) fn unreadable(faults: String) -> ApiError {
-    let message = "the tenants cannot be read; the log of the gateway says why";
-    ApiError::new(ErrorKind::Internal, message).with_detail(faults)
 }
 
 impl TenantsSource {

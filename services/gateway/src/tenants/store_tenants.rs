@@ -1,7 +1,8 @@
 //! The tenants that the draft store keeps, as this gateway knows them, and the acts that change them.
 //!
-//! An act reads nothing from the store as long as nobody else changes tenants: its change names the version that it was
-//! made from, and the store refuses it if there is another one. So its work does not grow with the number of tenants.
+//! An act reads nothing from the store as long as nobody else changes tenants: its change names the version that it
+//! was made from, and the store refuses it if there is another one. So its work does not grow with the number of
+//! tenants.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
@@ -15,13 +16,24 @@ use refrain_rpc::DraftStore;
 
 use super::act::{ActSubject, TenantAct};
 use super::file::{TenantEntry, TenantsFile};
-use super::source::{VersionedTenant, unreadable};
 
 /// How often an act is tried that other gateways came before. Those of this gateway take turns.
 const ATTEMPTS_MAX: u32 = 16;
 
 /// Turns of acts. Acts on one tenant have the same.
 const TURNS: usize = 64;
+
+/// A tenant, and its version in the draft store.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct VersionedTenant {
+    pub(crate) entry: TenantEntry,
+    pub(crate) version: Option<u64>,
+}
+
+pub(super) fn unreadable(faults: String) -> ApiError {
+    let message = "the tenants cannot be read; the log of the gateway says why";
+    ApiError::new(ErrorKind::Internal, message).with_detail(faults)
+}
 
 /// The tenants of a draft store.
 pub(crate) struct StoreTenants {
@@ -146,7 +158,7 @@ impl StoreTenants {
     /// With `expected`, it must have this version before.
     ///
     /// # Errors
-    /// As [`TenantAct::apply`]; `Conflict` with the code `tenant_changed` for another version; or what the store says.
+    /// As [`TenantAct::apply`]; `Conflict` with the code `tenant_changed` for another version; or the store's own.
     pub(crate) async fn carry_out(
         &self,
         act: &TenantAct,
@@ -160,7 +172,7 @@ impl StoreTenants {
                 Ok(tenant) => return Ok(tenant),
                 Err(error) => error,
             };
-            // What is known here may be old. After another look the act means the same for what the tenant is now.
+            // The known state may be old. After another look the act means the same for what the tenant is now.
             let may_be_old = matches!(
                 error.kind,
                 ErrorKind::Conflict | ErrorKind::NotFound | ErrorKind::InvalidRequest
@@ -182,7 +194,7 @@ impl StoreTenants {
     ) -> Result<Option<VersionedTenant>, ApiError> {
         let name = match act.subject() {
             ActSubject::Tenant(name) => name.to_owned(),
-            // Of a key that nobody has, the act says so itself.
+            // The act itself says that nobody has a key.
             ActSubject::Key(id) => self.known.lock().owner_of(id).unwrap_or_default(),
         };
         let turn = BuildHasherDefault::<DefaultHasher>::default().hash_one(&name) as usize;

@@ -1,4 +1,5 @@
-//! The routes of the listener. None asks for a key. What changes something takes no GET, which any web page can send.
+//! The routes of the listener. None asks for a key. A route that changes something takes no
+//! GET, which any web page can send.
 
 use std::sync::Arc;
 

@@ -1,14 +1,17 @@
 //! How much of the work of a form is done in steps, for which all sessions wait.
 //!
-//! Whether work is done in a step or beside it changes no output, so it may go by the clock.
+//! Whether work is done in a step or beside it changes no output, so it may go by a clock. It is that of the
+//! processor time of a thread: on a busy machine, forms are no slower than others.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Time of steps that a session's form may take for each token of its output. Most masks take less.
-const TOKEN_TIME: Duration = Duration::from_micros(200);
+use rustix::time::{ClockId, clock_gettime};
 
-/// Most time that is saved up.
-const SAVED_MAX: Duration = Duration::from_millis(2);
+/// Processor time of steps that a session's form may take for each token of its output. Most masks take less.
+const TOKEN_TIME: Duration = Duration::from_micros(500);
+
+/// Most time that is saved up. A form begins with it.
+const SAVED_MAX: Duration = Duration::from_millis(4);
 
 /// A form whose first mask took longer begins as a slow one.
 const FIRST_TIME_MAX: Duration = Duration::from_millis(5);
@@ -25,7 +28,7 @@ impl FormPace {
     /// The pace of a form whose first mask took this time.
     pub(super) fn after_first(time: Duration) -> Self {
         FormPace {
-            saved: Duration::ZERO,
+            saved: SAVED_MAX,
             owed: time.saturating_sub(FIRST_TIME_MAX),
         }
     }
@@ -52,8 +55,8 @@ impl FormPace {
     /// Whether a draft has taken enough time of a step, from now on. The rest of the draft is cut, which changes no
     /// output.
     pub(super) fn slice(pace: Option<&Self>) -> impl Fn() -> bool + use<> {
-        let until = pace.map(|_| Instant::now() + SAVED_MAX);
-        move || until.is_some_and(|until| Instant::now() >= until)
+        let until = pace.map(|_| thread_time() + SAVED_MAX);
+        move || until.is_some_and(|until| thread_time() >= until)
     }
 
     /// Does work in a step, at this pace if there is one.
@@ -61,11 +64,17 @@ impl FormPace {
         let Some(pace) = pace else {
             return work();
         };
-        let started = Instant::now();
+        let started = thread_time();
         let done = work();
-        pace.take(started.elapsed());
+        pace.take(thread_time().saturating_sub(started));
         done
     }
+}
+
+/// Processor time that this thread has used so far.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
 #[cfg(test)]
@@ -76,6 +85,7 @@ mod tests {
     fn a_form_that_takes_more_time_than_it_has_is_slow_until_it_made_up_for_it() {
         assert!(FormPace::after_first(FIRST_TIME_MAX * 2).is_slow());
         let mut pace = FormPace::after_first(FIRST_TIME_MAX);
+        pace.take(SAVED_MAX);
         pace.earn(3);
         pace.take(TOKEN_TIME * 3);
         assert!(!pace.is_slow());

@@ -86,10 +86,8 @@ async fn an_attached_engine_receives_the_document_and_the_worker_uploads_it() {
     .await;
     let documents = bench.store.documents.lock().unwrap();
     assert_eq!(documents.len(), 1);
-    assert_eq!(
-        documents[&attached.document].head.group.as_deref(),
-        Some("g")
-    );
+    let head = &documents[&attached.document].head;
+    assert_eq!(head.group.as_deref(), Some("g"));
 }
 
 #[tokio::test]

@@ -5,8 +5,9 @@
 //! * Browsers send `Origin` with what a page posts. It has to be the listener's own, as with its own pages.
 //! * They send `Sec-Fetch-Site` with all calls to HTTPS and to this machine. It has to be `same-origin`, or `none`,
 //!   which stands for a person who opens an address.
-//! * A page whose own name leads to the listener's address (DNS rebinding) is of the same origin for its browser. So the
-//!   name in `Host` has to be one that others cannot own: an IP address, `localhost`, or one of the configuration.
+//! * A page whose own name leads to the listener's address (DNS rebinding) is of the same origin for its browser. So
+//!   the name in `Host` has to be one that others cannot own: an IP address, `localhost`, or one of the
+//!   configuration.
 //!
 //! Old browsers, and those that call another machine without TLS, send neither of the first two with a GET, such as
 //! that of an image. So what changes something must not be a GET.

@@ -56,7 +56,7 @@ impl WriterActor {
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let spawned = thread.spawn(move || {
-            // Callers do not wait for jobs, and jobs wait for callers: a store under load seals later, and more at once.
+            // Callers do not wait for jobs: a store under load seals later, and more at once.
             give_way();
             let mut end = end;
             end.outcome = run(&host, stop);

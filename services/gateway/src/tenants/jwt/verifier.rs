@@ -302,7 +302,7 @@ mod tests {
         let verifier = JwtVerifier::start(config, metrics.clone()).await.unwrap();
         let read = verifier.keys(before + age_max).unwrap();
         assert_eq!(read.keys.len(), 1);
-        // What has the same text counts as read again.
+        // A set with the same text counts as read again.
         verifier.take(read.text.clone()).unwrap();
         assert!(verifier.keys(before + age_max).is_some());
         // Without a reading they are too old at some time, and no token is checked by them.
