@@ -333,7 +333,7 @@ async fn after_a_refusal_the_count_is_a_prefix_and_the_same_command_goes_on() {
     let path = |name: &str| dir.path().join(name);
     // Each tenant is a batch of its own, and all of them are in flight together.
     let lines = |second: &str| {
-        let sessions = [("a", "1"), ("b", second), ("c", "1"), ("d", "1")];
+        let sessions = [("a", "a"), ("b", second), ("c", "c"), ("d", "d")];
         let line = |(tenant, session)| {
             let names = format!("{{\"tenant\":\"{tenant}\",\"session\":\"{session}\"");
             format!("{names},\"prompt_token_ids\":[1],\"output_token_ids\":[2,3]}}\n")
@@ -350,7 +350,7 @@ async fn after_a_refusal_the_count_is_a_prefix_and_the_same_command_goes_on() {
     let error = import::run(&args, &mut acknowledged).await.unwrap_err();
     assert!(error.to_string().contains("512 bytes"), "{error:#}");
     assert_eq!(acknowledged, b"{\"acknowledged\": 1}\n");
-    std::fs::write(path("trace"), lines("1")).unwrap();
+    std::fs::write(path("trace"), lines("b")).unwrap();
     let done = import::run(&args, &mut Vec::new()).await.unwrap();
     assert_eq!(done.documents, 4);
     assert_eq!(documents(&args.target).await.documents, 4);

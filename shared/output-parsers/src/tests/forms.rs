@@ -30,9 +30,7 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../services/reference-engine/model");
     let tokenizer = Arc::new(ModelFiles::from_dir(folder).unwrap().tokenizer().unwrap());
     let end = tokenizer.token_id("<|im_end|>").unwrap();
-    let size = tokenizer.vocab_size();
-    let limits = GrammarLimits::default();
-    let compiler = GrammarCompiler::new(tokenizer.clone(), size, &[end], limits).unwrap();
+    let compiler = compiler(&tokenizer, end, GrammarLimits::default());
     let one = |text: &str| match tokenizer.encode(text).unwrap()[..] {
         [token] => Some(token),
         _ => None,
@@ -155,6 +153,10 @@ fn form(kind: ToolParserKind, tools: &[Tool], optional: bool, parallel: bool) ->
         after_reasoning: false,
     };
     calls_form(kind, &wanted, &|_| false).unwrap()
+}
+
+fn compiler(tokenizer: &Arc<Tokenizer>, end: u32, limits: GrammarLimits) -> GrammarCompiler {
+    GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size(), &[end], limits).unwrap()
 }
 
 fn matcher(form: TextForm) -> Matcher {
@@ -529,9 +531,15 @@ fn a_function_with_many_optional_parameters_alone_is_refused_in_python() {
     }
 }
 
-/// Whether a form allows all of this text and an end after it.
+/// Whether a form allows all of this text and an end after it, with as much work as that takes.
 fn allows(form: &TextForm, text: &str) -> bool {
-    let mut matcher = matcher(form.clone());
+    let limits = GrammarLimits {
+        mask_fuel: u64::MAX,
+        ..GrammarLimits::default()
+    };
+    let compiler = compiler(&MODEL.tokenizer, MODEL.end, limits);
+    let form = OutputForm::new(form.clone());
+    let mut matcher = compiler.compile(&form).unwrap().matcher();
     let tokens = MODEL.tokenizer.encode(text).unwrap();
     let taken = matcher.advance_while_allowed(&tokens).unwrap();
     taken == tokens.len() && matcher.may_end().unwrap()
