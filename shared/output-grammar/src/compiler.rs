@@ -13,6 +13,7 @@ use llguidance::{ParserFactory, panic_utils};
 use parking_lot::Mutex;
 use refrain_protocol::engine::OutputForm;
 use refrain_protocol::{NamespaceId, TenantId};
+use refrain_service_kit::clock::thread_time;
 use refrain_tokenization::Tokenizer;
 
 use crate::cache::{Cache, CacheSize};
@@ -81,7 +82,7 @@ impl GrammarCompiler {
             step_max_items: limits.mask_items_max,
             max_items_in_row: limits.row_items_max,
             max_lexer_states: limits.states_max,
-            // A large terminal is followed over the vocabulary once, within `compile_fuel`. A mask alone cannot afford it.
+            // A large terminal is followed over the vocabulary once, within `compile_fuel`.
             precompute_large_lexemes: true,
             // Otherwise an error has the text of the output.
             verbose_errors: false,
@@ -280,13 +281,13 @@ impl CompileWork {
             return Err("cannot go back".to_owned());
         }
         // A grammar without any text is found out by its first mask alone.
-        let began = Instant::now();
+        let began = thread_time();
         let (parser, first) = Parser::begin(parser)?;
         Ok(Start {
             bytes: parser.bytes(),
             parser,
             first,
-            time: began.elapsed(),
+            time: thread_time().saturating_sub(began),
         })
     }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use refrain_service_kit::clock::thread_time;
 
 /// Processor time of steps that a session's form may take for each token of its output. Most masks take less.
 const TOKEN_TIME: Duration = Duration::from_micros(500);
@@ -69,12 +69,6 @@ impl FormPace {
         pace.take(thread_time().saturating_sub(started));
         done
     }
-}
-
-/// Processor time that this thread has used so far.
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
 #[cfg(test)]
