@@ -1,23 +1,33 @@
 //! One tenant asks for forms that are built to cost much, while another one goes on with its own requests.
 //!
-//! It prints how long the requests of both take. `REFRAIN_HOSTILE_FORMS` sets the number of forms,
+//! It prints how long the requests of the latter take alone, beside chats without forms, and beside the forms. `REFRAIN_HOSTILE_FORMS` sets the number of forms,
 //! `REFRAIN_HOSTILE_TOKENS` the most tokens of an output, and `REFRAIN_HOSTILE_SEED` chooses other forms.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use e2e::{Chat, Client, Reply, UpMesh, number_of};
-use futures_util::future::try_join_all;
 use refrain_output_grammar::testing::{HostileForm, hostile_forms};
 use refrain_protocol::engine::TextForm;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
-/// Forms that are asked for at once.
-const IN_FLIGHT: usize = 16;
-/// Requests of the other tenant before and after the forms.
+/// Requests of the first tenant that are asked for at once. The worker has places for four more, so that the other
+/// tenant does not wait for one, as it would beside any other requests.
+const IN_FLIGHT: usize = 12;
+/// Requests of each kind by which the other tenant goes on alone.
 const ALONE: usize = 60;
+
+/// A chat without a form, of so many tokens.
+fn harmless_chat(tokens: u32) -> Chat {
+    Chat::new("Go on.")
+        .max_tokens(tokens)
+        .sampled(1.0, 1)
+        .endless()
+}
 
 fn hostile_chat(form: &HostileForm, tokens: u32) -> Chat {
     let form = match &form.text {
@@ -29,11 +39,7 @@ fn hostile_chat(form: &HostileForm, tokens: u32) -> Chat {
         TextForm::Lark(text) | TextForm::Ebnf(text) => json!({"grammar": text}),
         _ => json!({"json_object": true}),
     };
-    let chat = Chat::new("Go on.")
-        .max_tokens(tokens)
-        .sampled(1.0, 1)
-        .endless();
-    chat.set("structured_outputs", form)
+    harmless_chat(tokens).set("structured_outputs", form)
 }
 
 /// The times of requests of one kind.
@@ -57,7 +63,7 @@ impl Times {
         };
         let (half, most, last) = (at(0.5), at(0.99), at(1.0));
         println!(
-            "{name:<24}{:>6} {half:>9.1} {most:>9.1} {last:>9.1}",
+            "{name:<34}{:>6} {half:>9.1} {most:>9.1} {last:>9.1}",
             self.0.len()
         );
     }
@@ -69,25 +75,45 @@ struct Others {
     schemas: usize,
 }
 
-impl Others {
-    async fn plain(&self, times: &mut Times) -> anyhow::Result<()> {
-        let chat = Chat::new("What is next?").max_tokens(4).speculation("off");
-        times.chat(&self.client, &chat).await
-    }
+/// The times of the tenant that goes on.
+#[derive(Default)]
+struct TimesOfOthers {
+    plain: Times,
+    schemas: Times,
+}
 
-    async fn schema(&mut self, times: &mut Times) -> anyhow::Result<()> {
+impl Others {
+    async fn go_on(&mut self, times: &mut TimesOfOthers) -> anyhow::Result<()> {
+        let chat = Chat::new("What is next?").max_tokens(4).speculation("off");
+        times.plain.chat(&self.client, &chat).await?;
         self.schemas += 1;
         let form = json!({"json": {"enum": [format!("answer {}", self.schemas)]}});
         let chat = Chat::new("Answer.")
             .max_tokens(24)
             .set("structured_outputs", form);
-        times.chat(&self.client, &chat).await
+        times.schemas.chat(&self.client, &chat).await
+    }
+
+    /// Goes on by itself.
+    async fn alone(&mut self) -> anyhow::Result<TimesOfOthers> {
+        let mut times = TimesOfOthers::default();
+        for _ in 0..ALONE {
+            self.go_on(&mut times).await?;
+        }
+        Ok(times)
+    }
+}
+
+impl TimesOfOthers {
+    fn print(&mut self, when: &str) {
+        self.plain.print(&format!("plain chats {when}"));
+        self.schemas.print(&format!("small schemas {when}"));
     }
 }
 
 /// An answer to a hostile form has an output, or says that the form is at fault or that too many wait.
-fn check(form: &HostileForm, reply: &Reply) -> anyhow::Result<()> {
-    let (kind, text) = (form.kind, &reply.text);
+fn check(kind: &str, reply: &Reply) -> anyhow::Result<()> {
+    let text = &reply.text;
     ensure!(
         [200, 400, 429].contains(&reply.status),
         "{kind}: {} {text}",
@@ -101,61 +127,87 @@ fn check(form: &HostileForm, reply: &Reply) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Requests of which each of some askers takes the next one.
+struct Crowd {
+    client: Client,
+    /// The kind of each request, and its body. The bodies are written before, because a client that writes long ones
+    /// would hold up the one that is timed.
+    asked: Vec<(&'static str, String)>,
+    next: AtomicUsize,
+}
+
+impl Crowd {
+    fn new(client: Client, asked: impl Iterator<Item = (&'static str, Chat)>) -> Arc<Self> {
+        let asked = asked.map(|(kind, chat)| (kind, chat.body().to_string()));
+        Arc::new(Crowd {
+            client,
+            asked: asked.collect(),
+            next: AtomicUsize::new(0),
+        })
+    }
+
+    /// Asks for one after another. Returns how many answers had which status.
+    async fn ask(self: Arc<Self>) -> anyhow::Result<BTreeMap<u16, usize>> {
+        let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
+        while let Some((kind, body)) = self.asked.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            let reply = self.client.post("/v1/chat/completions", body.clone());
+            let reply = reply.await?;
+            check(kind, &reply)?;
+            *statuses.entry(reply.status).or_default() += 1;
+        }
+        Ok(statuses)
+    }
+
+    /// Asks for all, while others go on. Returns their times, and how many answers had which status.
+    async fn beside(
+        self: Arc<Self>,
+        others: &mut Others,
+    ) -> anyhow::Result<(TimesOfOthers, BTreeMap<u16, usize>)> {
+        let mut askers = JoinSet::new();
+        for _ in 0..IN_FLIGHT {
+            askers.spawn(self.clone().ask());
+        }
+        let mut times = TimesOfOthers::default();
+        let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
+        while !askers.is_empty() {
+            others.go_on(&mut times).await?;
+            while let Some(asker) = askers.try_join_next() {
+                for (status, answers) in asker?? {
+                    *statuses.entry(status).or_default() += answers;
+                }
+            }
+        }
+        Ok((times, statuses))
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_forms_of_one_tenant_hold_no_other_up() -> anyhow::Result<()> {
     let count = number_of("REFRAIN_HOSTILE_FORMS", 18)?;
     let tokens = number_of("REFRAIN_HOSTILE_TOKENS", 8)?;
     let forms = hostile_forms(number_of("REFRAIN_HOSTILE_SEED", 3)?, count);
     let mesh = UpMesh::start().await?;
-    let attacker = mesh.client();
     let mut others = Others {
         client: mesh.client_of_another(),
         schemas: 0,
     };
-    let [mut before, mut during, mut after] =
-        [Times::default(), Times::default(), Times::default()];
-    let (mut schemas_before, mut schemas_during) = (Times::default(), Times::default());
-    others.schema(&mut Times::default()).await?;
-    for _ in 0..ALONE {
-        others.plain(&mut before).await?;
-        others.schema(&mut schemas_before).await?;
-    }
-    let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let ask = || async {
-        let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
-        while let Some(form) = forms.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let body = hostile_chat(form, tokens).body().to_string();
-            let reply = attacker.post("/v1/chat/completions", body).await?;
-            check(form, &reply)?;
-            *statuses.entry(reply.status).or_default() += 1;
-            ended.fetch_add(1, Ordering::Relaxed);
-        }
-        anyhow::Ok(statuses)
-    };
-    let attack = try_join_all((0..IN_FLIGHT).map(|_| ask()));
-    let go_on = async {
-        while ended.load(Ordering::Relaxed) < forms.len() {
-            others.plain(&mut during).await?;
-            others.schema(&mut schemas_during).await?;
-        }
-        anyhow::Ok(())
-    };
-    let (statuses, ()) = tokio::try_join!(attack, go_on)?;
-    for _ in 0..ALONE {
-        others.plain(&mut after).await?;
-    }
-    println!("milliseconds             count       p50       p99       max");
-    before.print("plain chats before");
-    during.print("plain chats meanwhile");
-    after.print("plain chats after");
-    schemas_before.print("small schemas before");
-    schemas_during.print("small schemas meanwhile");
-    let of = |status: u16| {
-        statuses
-            .iter()
-            .filter_map(move |own| own.get(&status))
-            .sum::<usize>()
-    };
+    others.go_on(&mut TimesOfOthers::default()).await?;
+    let mut alone = others.alone().await?;
+    let harmless = (0..4 * count).map(|_| ("no form", harmless_chat(tokens)));
+    let harmless = Crowd::new(mesh.client(), harmless);
+    let (mut beside_harmless, _) = harmless.beside(&mut others).await?;
+    let hostile = forms
+        .iter()
+        .map(|form| (form.kind, hostile_chat(form, tokens)));
+    let hostile = Crowd::new(mesh.client(), hostile);
+    let (mut beside_hostile, statuses) = hostile.beside(&mut others).await?;
+    let mut after = others.alone().await?;
+    println!("milliseconds                       count       p50       p99       max");
+    alone.print("alone");
+    beside_harmless.print("beside chats");
+    beside_hostile.print("beside forms");
+    after.print("after");
+    let of = |status| statuses.get(&status).copied().unwrap_or_default();
     println!(
         "answers to {count} hostile forms: {} of 200, {} of 400, {} of 429",
         of(200),
@@ -164,9 +216,9 @@ async fn hostile_forms_of_one_tenant_hold_no_other_up() -> anyhow::Result<()> {
     );
     // Far more of the other tenant's requests were answered than there were waits for one hostile form.
     ensure!(
-        during.0.len() * IN_FLIGHT >= count,
+        beside_hostile.plain.0.len() * IN_FLIGHT >= count,
         "{} chats",
-        during.0.len()
+        beside_hostile.plain.0.len()
     );
     mesh.stop().await;
     Ok(())

@@ -401,6 +401,9 @@ impl EngineCore {
                 report.states_dropped += state.take_dropped();
             }
             self.sessions.put(item.id, session, now);
+            if item.opened && output.is_err() {
+                self.reopen_later(item.id, now);
+            }
             results[item.index] = Some(output);
         }
         report.results = results
@@ -452,10 +455,8 @@ impl EngineCore {
         if let (Some(slot), Some(grammars)) = (&mut session.form, &self.grammars)
             && slot.leave(session.tenant, grammars)
         {
-            if opened && let Some(slot) = session.form.take() {
-                // The item opens its session again, and finds the form here.
-                self.opening_forms.insert(id, (slot, now));
-                self.sessions.close(id, false);
+            if opened {
+                self.reopen_later(id, now);
             }
             return Err(working());
         }
@@ -521,6 +522,7 @@ impl EngineCore {
         let mut item = PlannedItem {
             index,
             id,
+            opened,
             cached_tokens,
             start,
             chain,
@@ -538,6 +540,15 @@ impl EngineCore {
         };
         item.select_nodes();
         Ok(item)
+    }
+
+    /// Closes a session whose item comes again and opens it then. Its form is kept for that.
+    fn reopen_later(&mut self, id: EngineSessionId, now: Instant) {
+        let session = self.sessions.get_mut(id);
+        if let Some(slot) = session.and_then(|session| session.form.take()) {
+            self.opening_forms.insert(id, (slot, now));
+        }
+        self.sessions.close(id, false);
     }
 
     /// The form of a new session's output, if it must have one.

@@ -1,9 +1,9 @@
 //! Threads whose work others should not wait for.
 
 /// How much lower the priority of such a thread is, as a nice value. A core that both kinds of thread want gives it
-/// about a third of the time.
+/// about a tenth of the time.
 #[cfg(target_os = "linux")]
-const NICE: i32 = 5;
+const NICE: i32 = 10;
 
 /// Has this thread run after others that want the processor.
 ///

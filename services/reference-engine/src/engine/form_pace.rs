@@ -14,7 +14,7 @@ const TOKEN_TIME: Duration = Duration::from_micros(500);
 const SAVED_MAX: Duration = Duration::from_millis(4);
 
 /// A form whose first mask took longer begins as a slow one.
-const FIRST_TIME_MAX: Duration = Duration::from_millis(5);
+const FIRST_TIME_MAX: Duration = Duration::from_millis(10);
 
 /// The time that a form may take in steps. Once it has taken more, its work is done beside the steps until its output
 /// has grown by as many tokens as make up for it.

@@ -13,6 +13,8 @@ pub(super) struct PlannedItem {
     /// Index of the item in the request.
     pub(super) index: usize,
     pub(super) id: EngineSessionId,
+    /// Whether the item opened its session.
+    pub(super) opened: bool,
     pub(super) cached_tokens: usize,
     /// First position to compute.
     pub(super) start: usize,

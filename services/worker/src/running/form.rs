@@ -1,27 +1,57 @@
 //! The form that a request's output must have, as a source of drafts.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 use refrain_output_grammar::Matcher;
+use refrain_service_kit::clock::thread_time;
 use refrain_speculation::draft::{Candidate, Form, within_form};
 
 /// Work of the parser after which a form brings no drafts any longer, in the unit of
 /// [`refrain_output_grammar::GrammarLimits::output_work_max`]. All requests of the batch wait for it.
 const WORK_MAX: u64 = 20_000_000;
 
+/// Processor time of one draft, for which all requests of the batch wait. A draft that takes longer ends there.
+const DRAFT_TIME_MAX: Duration = Duration::from_millis(2);
+
+/// Drafts that took too long after which a form brings none any longer. The first ones of a form take longest.
+const LATE_DRAFTS_MAX: u32 = 4;
+
 /// The form of a running request. It only costs drafts if it fails: the engine holds the output to it anyway.
 pub(crate) struct RunningForm {
     /// Drafts are looked for on several threads, each of which has another request. `None` after a failure.
-    matcher: Mutex<Option<Matcher>>,
+    at: Mutex<Option<OutputPlace>>,
 }
 
-/// A matcher that remembers whether it failed.
-struct Place<'a> {
+/// The end of the output in its form.
+struct OutputPlace {
+    matcher: Matcher,
+    /// Drafts so far that took too long.
+    late_drafts: u32,
+}
+
+/// The place of a draft in its form.
+struct DraftPlace<'a> {
     matcher: &'a mut Matcher,
+    /// The time of this thread at which the draft ends.
+    until: Duration,
+    is_late: bool,
     failed: bool,
 }
 
-impl Form for Place<'_> {
+impl DraftPlace<'_> {
+    /// Whether the draft may go on, which it may not after its time.
+    fn may_go_on(&mut self) -> bool {
+        self.is_late |= thread_time() >= self.until;
+        !self.is_late
+    }
+}
+
+impl Form for DraftPlace<'_> {
     fn enter(&mut self, token: u32) -> bool {
+        if !self.may_go_on() {
+            return false;
+        }
         let entered = self.matcher.advance_while_allowed(&[token]);
         self.failed |= entered.is_err();
         entered == Ok(1)
@@ -32,6 +62,9 @@ impl Form for Place<'_> {
     }
 
     fn forced(&mut self, max: usize) -> Vec<u32> {
+        if !self.may_go_on() {
+            return Vec::new();
+        }
         let forced = self.matcher.forced(max);
         self.failed |= forced.is_err();
         forced.unwrap_or_default()
@@ -40,8 +73,12 @@ impl Form for Place<'_> {
 
 impl RunningForm {
     pub(crate) fn new(matcher: Matcher) -> Self {
+        let at = OutputPlace {
+            matcher,
+            late_drafts: 0,
+        };
         RunningForm {
-            matcher: Mutex::new(Some(matcher)),
+            at: Mutex::new(Some(at)),
         }
     }
 
@@ -52,23 +89,28 @@ impl RunningForm {
         found: Option<Candidate>,
         nodes_max: u32,
     ) -> Option<Candidate> {
-        let mut matcher = self.matcher.lock();
-        let Some(mut at) = matcher.take() else {
+        let mut slot = self.at.lock();
+        let Some(mut at) = slot.take() else {
             return found;
         };
-        let new = output.get(at.len()..);
-        if new.is_none_or(|new| at.advance(new).is_err()) {
+        let until = thread_time() + DRAFT_TIME_MAX;
+        let new = output.get(at.matcher.len()..);
+        if new.is_none_or(|new| at.matcher.advance(new).is_err()) {
             return found;
         }
-        let mut place = Place {
-            matcher: &mut at,
+        let mut place = DraftPlace {
+            matcher: &mut at.matcher,
+            until,
+            is_late: false,
             failed: false,
         };
         let bound = within_form(found.as_ref(), nodes_max as usize, &mut place);
         if place.failed {
             return found;
         }
-        *matcher = Some(at).filter(|at| at.work() <= WORK_MAX);
+        at.late_drafts += u32::from(!place.may_go_on());
+        let goes_on = at.late_drafts < LATE_DRAFTS_MAX && at.matcher.work() <= WORK_MAX;
+        *slot = Some(at).filter(|_| goes_on);
         bound
     }
 }

@@ -146,6 +146,34 @@ fn a_session_opens_with_a_long_output_once_its_form_has_followed_it() {
 }
 
 #[test]
+fn an_item_whose_draft_meets_a_limit_opens_its_session_again() {
+    // The row after some letters is too long, which a draft of many letters finds out.
+    let limits = GrammarLimits {
+        row_items_max: 60,
+        ..GrammarLimits::default()
+    };
+    let engine = engine_with(None, grammars(limits));
+    let mut engine = TestEngine {
+        core: engine.core.with_leaving_forms(),
+        ..engine
+    };
+    let item = || StepItem {
+        draft: Some(chain(&[letter(); 30])),
+        ..opening(1, &sampling(), &[40, 41])
+    };
+    let first = engine.try_step(item());
+    assert!(is_working(&first), "{first:?}");
+    let step = loop {
+        let result = engine.try_step(item());
+        if !is_working(&result) {
+            break result.unwrap();
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(step.emitted, [letter()]);
+}
+
+#[test]
 fn the_work_for_a_form_ends_with_its_session() {
     let grammars = grammars(GrammarLimits {
         threads_max: 1,
