@@ -368,7 +368,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<G
     let server = serve_public(options, public, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app);
     })
-    .context("gateway.listen cannot be used, which --listen of `refrain up` sets")?;
+    .context("the listener of gateway.listen, which --listen of `refrain up` sets")?;
     tracing::info!(addr = %server.addr(), "the gateway listens");
     match &operations {
         Some(operations) => {

@@ -37,7 +37,10 @@ use limits::{StepLimits, unknown_session};
 use planned_item::PlannedItem;
 use pooling::Pooling;
 use session::Session;
-use session_form::{FormFault, MaskTask, SessionForm, beside, compiling, form_error, working};
+use session_form::{
+    FormFault, MaskTask, SessionForm, beside, compiling, form_error, lost, working,
+    working_on_opening,
+};
 use sessions::{SessionTimes, Sessions};
 
 pub(crate) use pooling::KV_LOADING;
@@ -436,8 +439,13 @@ impl EngineCore {
             .map(|spec| std::mem::take(&mut spec.ahead));
         let ahead_max = self.limits.max_context as usize - text_len;
         if let Some(spec) = item.open {
-            let form = self.form(id, &spec, now)?;
-            self.sessions.open(id, spec, form, now)?;
+            let mut form = self.form(id, &spec, item.tokens.len(), now)?;
+            if let Err(error) = self.sessions.open(id, spec, &mut form, now) {
+                // The item comes again, and the form may have followed a long output already.
+                self.opening_forms
+                    .extend(form.map(|form| (id, (form, now))));
+                return Err(error);
+            }
         }
         let session = self
             .sessions
@@ -448,6 +456,10 @@ impl EngineCore {
         if session.form.as_mut().is_some_and(FormSlot::is_away) {
             return Err(working());
         }
+        if session.form.as_ref().is_some_and(FormSlot::is_lost) {
+            self.sessions.close(id, false);
+            return Err(lost());
+        }
         if let Err(error) = session.replace_text(keep, &item.tokens) {
             self.sessions.close(id, false);
             return Err(form_error(&error));
@@ -457,6 +469,7 @@ impl EngineCore {
         {
             if opened {
                 self.reopen_later(id, now);
+                return Err(working_on_opening(item.tokens.len()));
             }
             return Err(working());
         }
@@ -471,7 +484,7 @@ impl EngineCore {
                 Ok(gained) => gained,
                 Err(error) => {
                     // Only new sessions wait. The item opens it again.
-                    self.sessions.close(id, false);
+                    self.reopen_later(id, now);
                     return Err(error);
                 }
             };
@@ -496,7 +509,7 @@ impl EngineCore {
         });
         if let Err(error) = self.sessions.reserve(*blocks + needed, 0) {
             if opened {
-                self.sessions.close(id, false);
+                self.reopen_later(id, now);
             } else if let Some(session) = self.sessions.get_mut(id) {
                 // Going back to a text that had the form before always succeeds.
                 let _ = session.replace_text(keep, &[]);
@@ -556,6 +569,7 @@ impl EngineCore {
         &mut self,
         id: EngineSessionId,
         spec: &SessionSpec,
+        text_len: usize,
         now: Instant,
     ) -> Result<Option<FormSlot>, ApiError> {
         let Some(form) = &spec.sampling.form else {
@@ -565,7 +579,7 @@ impl EngineCore {
         if let Some((mut slot, _)) = self.opening_forms.remove(&id) {
             if slot.is_away() {
                 self.opening_forms.insert(id, (slot, now));
-                return Err(working());
+                return Err(working_on_opening(text_len));
             }
             if slot.here().is_some_and(|form| form.start() == start) {
                 return Ok(Some(slot));

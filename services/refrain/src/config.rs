@@ -379,6 +379,11 @@ impl MeshFile {
             faults.push(fault.to_owned());
         }
         faults.extend(self.tenant_faults(role).map(str::to_owned));
+        let has_no_store = urls.draft_store.is_empty() && urls.draft_stores.is_empty();
+        if role == Role::Gateway && self.gateway.usage_dir.is_some() && has_no_store {
+            let fault = "gateway.usage_dir: name the store in urls.draft_store as well, since it adds usage up";
+            faults.push(fault.to_owned());
+        }
         for (key, url, is_needed) in named.into_iter().chain(stores) {
             // One that this role does not call is checked as well, where it is set.
             if (is_needed || !url.is_empty()) && !is_http_url(url) {

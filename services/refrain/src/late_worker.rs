@@ -8,6 +8,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::tasks;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
 use refrain_worker::{
@@ -140,7 +141,7 @@ impl LateWorker {
                 ApiError::new(ErrorKind::Timeout, message)
             }
         };
-        Ok(LateWorker::Waiting(tokio::spawn(async move {
+        let starts = async move {
             let wait = EngineWait {
                 config: &start.config,
                 scheduler: start.scheduler.clone(),
@@ -156,7 +157,9 @@ impl LateWorker {
             let server = server.ok()?;
             on_start(&server);
             Some(server)
-        })))
+        };
+        let starts = tasks::lasting("start of the worker", starts);
+        Ok(LateWorker::Waiting(tokio::spawn(starts)))
     }
 
     /// Whether its engine was away when the process started.

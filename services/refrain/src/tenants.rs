@@ -53,14 +53,10 @@ struct SourceArgs {
     /// In place of a file: URL of the operations listener of a gateway with gateway.tenants_in_store.
     #[arg(long, global = true)]
     url: Option<String>,
-    /// In place of both: the data directory of a `refrain up` that runs on this machine.
-    #[arg(
-        long,
-        global = true,
-        default_value = "refrain-data",
-        conflicts_with = "url"
-    )]
-    data_dir: PathBuf,
+    /// In place of both: the data directory of a `refrain up` that runs on this machine [default: refrain-data, if
+    /// none of the others is named].
+    #[arg(long, global = true, conflicts_with = "url")]
+    data_dir: Option<PathBuf>,
     /// File with the token of an operator, for --url [default: the variable REFRAIN_OPERATOR_TOKEN].
     #[arg(long, global = true)]
     token_file: Option<PathBuf>,
@@ -68,16 +64,19 @@ struct SourceArgs {
 
 impl SourceArgs {
     fn open(self) -> anyhow::Result<Source> {
-        let url = match (self.url, self.file) {
+        // A folder that is named goes before a file that the environment names.
+        let file = self.file.filter(|_| self.data_dir.is_none());
+        let url = match (self.url, file) {
             (Some(url), _) => url,
             (None, Some(file)) => return Ok(Source::File(file)),
             (None, None) => {
-                let up = local_operator::find(&self.data_dir)?;
+                let data_dir = self.data_dir.unwrap_or_else(|| "refrain-data".into());
+                let up = local_operator::find(&data_dir)?;
                 let up = up.with_context(|| {
                     format!(
                         "no `refrain up` with an operator of its own runs in {}: name its --data-dir, the --url of a \
                          gateway's operations listener, or with --file the file of gateway.tenants_file",
-                        self.data_dir.display()
+                        data_dir.display()
                     )
                 })?;
                 return Ok(Source::Gateway(AdminClient::new(&up.url, &up.token)?));
@@ -429,7 +428,7 @@ mod tests {
         SourceArgs {
             file: Some(path.to_owned()),
             url: None,
-            data_dir: PathBuf::new(),
+            data_dir: None,
             token_file: None,
         }
     }

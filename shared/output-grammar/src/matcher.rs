@@ -75,6 +75,8 @@ pub struct Matcher {
     /// Lengths of the output at the ends of the free parts that are over.
     ends: Vec<usize>,
     output: Vec<TokenId>,
+    /// Tokens at the beginning of the output that came together, and not one after another with masks between them.
+    together_len: usize,
     /// Tokens at the end of the output that came after the end of the text.
     len_after_end: usize,
     /// Tokens that may come next, if they were asked for since the last change.
@@ -104,6 +106,7 @@ impl Matcher {
             stops: Vec::new(),
             ends: Vec::new(),
             output: Vec::new(),
+            together_len: 0,
             len_after_end: 0,
             allowed: None,
             failed: false,
@@ -175,25 +178,54 @@ impl Matcher {
         }
     }
 
-    /// Appends tokens to the output, which were sampled from the masks. After an error the matcher cannot be used
-    /// until [`Matcher::restart`].
+    /// Appends tokens to the output, which were sampled from the masks. Where the output has none yet, they are followed
+    /// with few masks, which is far less work. After an error the matcher cannot be used until [`Matcher::restart`].
     ///
     /// # Errors
     /// The grammar does not allow them, or is too complex at this place.
     pub fn advance(&mut self, tokens: &[TokenId]) -> Result<(), GrammarError> {
-        self.advance_with_masks(tokens, TOKENS_WITHOUT_MASK_MAX)
+        match (self.is_empty(), tokens) {
+            (true, _) => {
+                self.advance_with_masks(tokens, TOKENS_WITHOUT_MASK_MAX)?;
+                self.together_len = tokens.len();
+                Ok(())
+            }
+            // The token was chosen from a mask.
+            (false, [_]) => self.advance_with_masks(tokens, TOKENS_WITHOUT_MASK_MAX),
+            (false, _) => self.advance_with_masks(tokens, 1),
+        }
     }
 
-    /// Begins anew with an output, as one that never went back: with a mask before each token. This takes as long as
-    /// all masks of the output took. It also mends a matcher that failed.
+    /// Begins anew with an output, as one that never went back. This takes as long as the masks of the output took. It
+    /// also mends a matcher that failed. After an error the matcher still has this output.
     ///
     /// # Errors
     /// As [`Matcher::advance`].
     pub fn restart(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
+        let together = self.together_len.min(output.len());
+        self.begin_again(output, together)
+    }
+
+    /// As [`Matcher::restart`], with a mask before each token.
+    ///
+    /// # Errors
+    /// As [`Matcher::advance`].
+    pub fn restart_with_masks(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
+        self.begin_again(output, 0)
+    }
+
+    fn begin_again(&mut self, output: &[TokenId], together_len: usize) -> Result<(), GrammarError> {
         let stops = std::mem::take(&mut self.stops);
         *self = Matcher::stopped_by(self.start.clone(), self.stop.clone());
         self.stops = stops;
-        self.advance_with_masks(output, 1)
+        self.together_len = together_len;
+        let (together, others) = output.split_at(together_len);
+        let begun = self.advance_with_masks(together, TOKENS_WITHOUT_MASK_MAX);
+        let begun = begun.and_then(|()| self.advance_with_masks(others, 1));
+        if begun.is_err() {
+            self.output = output.to_vec();
+        }
+        begun
     }
 
     /// Appends tokens, with a mask before each that has a multiple of `distance` as its number.
@@ -315,6 +347,7 @@ impl Matcher {
         // At the beginning it is open again whether there is a free part.
         self.ends.retain(|end| *end <= len && len > 0);
         self.output.truncate(len);
+        self.together_len = self.together_len.min(len);
         self.allowed = None;
         Ok(())
     }

@@ -31,6 +31,8 @@ struct State {
     turns: VecDeque<TenantId>,
     threads: usize,
     idle: usize,
+    /// Number of waiting tasks, some of which an idle thread may be about to take.
+    waiting: usize,
 }
 
 /// The tasks of a tenant.
@@ -57,7 +59,7 @@ impl FormThreads {
     /// Has a thread do the task in its tenant's turn. The task is given back where there is no thread at all.
     pub(crate) fn start(self: &Arc<Self>, tenant: TenantId, task: Task) -> Result<(), Task> {
         let mut state = self.state.lock();
-        if state.idle == 0 && state.threads < self.threads_max {
+        if state.waiting >= state.idle && state.threads < self.threads_max {
             let threads = self.clone();
             let spawned = std::thread::Builder::new()
                 .name("form-worker".into())
@@ -71,7 +73,9 @@ impl FormThreads {
         }
         let tasks = state.tenants.entry(tenant).or_default();
         tasks.waiting.push_back(task);
-        if tasks.waiting.len() == 1 {
+        let is_first = tasks.waiting.len() == 1;
+        state.waiting += 1;
+        if is_first {
             state.turns.push_back(tenant);
         }
         self.wake.notify_one();
@@ -89,6 +93,7 @@ impl FormThreads {
         let tasks = state.tenants.get_mut(&tenant)?;
         let task = tasks.waiting.pop_front()?;
         tasks.running += 1;
+        state.waiting -= 1;
         if !tasks.waiting.is_empty() {
             state.turns.push_back(tenant);
         }

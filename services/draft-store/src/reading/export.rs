@@ -150,7 +150,8 @@ fn find_or_begin(
 ) -> Result<(u64, Arc<ExportSnapshot>), ExportRefusal> {
     let begun = request.after.snapshot;
     let number = match begun {
-        0 => getrandom::u64().map_err(ApiError::internal)?.max(1),
+        // Whoever exports several stores puts the number of the store beside it, so it is a small one.
+        0 => u64::from(getrandom::u32().map_err(ApiError::internal)?).max(1),
         begun => begun,
     };
     // The lock for reading keeps commits out of the list.

@@ -77,7 +77,12 @@ impl SchedulerAbsence {
 }
 
 fn unreachable(error: ApiError) -> ApiError {
-    let message = "the scheduler of this mesh cannot be reached; try again later";
+    let message = match error.kind {
+        ErrorKind::Conflict => {
+            "the scheduler of this mesh goes by another call of this request; try again later"
+        }
+        _ => "the scheduler of this mesh cannot be reached; try again later",
+    };
     ApiError::new(ErrorKind::Unavailable, message)
         .with_code(code::SCHEDULER_UNAVAILABLE)
         .with_retry_after_ms(RETRY_AFTER_MS)

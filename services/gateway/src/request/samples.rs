@@ -32,10 +32,12 @@ impl SamplingFields {
     /// carried out: those that other interfaces refuse, and those in `unsupported`.
     pub(crate) fn read(
         place: &str,
-        fields: Map<String, Value>,
+        mut fields: Map<String, Value>,
         unsupported: &[&str],
     ) -> Result<Self, ApiError> {
         check_supported(&format!("{place}."), &fields, unsupported)?;
+        // The rest of them change nothing.
+        fields.retain(|name, _| !unsupported.contains(&name.as_str()));
         let read = serde_path_to_error::deserialize(Value::Object(fields));
         let read: ReadFields<NoFields> = read.map_err(|error| {
             let path = error.path().to_string();

@@ -362,9 +362,8 @@ fn fields_of_both_kinds_are_read_in_one_pass_and_their_faults_keep_their_places(
     );
 }
 
-/// The sampling of a chat with these fields, or the parameter at fault and its code.
 #[test]
-fn metadata_have_the_limits_of_openai_and_errors_repeat_nothing_of_them() {
+fn metadata_have_the_limits_of_openai() {
     let models = shipped();
     let pairs = |count: usize| -> serde_json::Map<String, Value> {
         (0..count)
@@ -426,6 +425,7 @@ fn a_request_has_the_standing_of_its_caller_as_soon_as_it_can_be_carried_out() {
     assert!(free.shape.is_none() && !free.hides_metrics);
 }
 
+/// The sampling of a chat with these fields, or the parameter at fault and its code.
 fn asked(models: &Models, fields: Value) -> Result<ParsedRequest, (String, Option<String>)> {
     let mut body = says("a");
     for (name, value) in fields.as_object().unwrap() {

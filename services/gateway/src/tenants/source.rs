@@ -57,7 +57,7 @@ impl TenantsSource {
         let found = match self {
             TenantsSource::Store(store) => {
                 store.look().await?;
-                store.tenant(name).map_err(unreadable)?
+                store.tenant(name)?
             }
             _ => {
                 let mut tenants = self.tenants().await?.into_iter();

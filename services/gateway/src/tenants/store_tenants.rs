@@ -81,6 +81,26 @@ fn entry_of(record: &TenantRecord) -> Result<TenantEntry, String> {
     serde_json::from_str(&record.entry).map_err(|error| format!("{:?}: {error}", record.name))
 }
 
+/// Why the name of a tenant is not allowed any more, and what to do.
+fn name_fault(record: &TenantRecord) -> Option<String> {
+    let fault = record.name.parse::<TenantName>().err()?;
+    Some(format!(
+        "the name {:?} {fault}; remove this tenant by the admin API, and add it by another name",
+        record.name
+    ))
+}
+
+/// The tenant of a record.
+///
+/// # Errors
+/// As [`StoreTenants::tenant`].
+fn readable(record: &TenantRecord) -> Result<VersionedTenant, ApiError> {
+    match name_fault(record) {
+        Some(fault) => Err(ApiError::new(ErrorKind::Conflict, fault)),
+        None => versioned(record).map_err(unreadable),
+    }
+}
+
 fn versioned(record: &TenantRecord) -> Result<VersionedTenant, String> {
     Ok(VersionedTenant {
         entry: entry_of(record)?,
@@ -105,11 +125,11 @@ impl StoreTenants {
         }
     }
 
-    /// Asks the store for what has changed. Returns the state of all tenants.
+    /// Asks the store for what has changed.
     ///
     /// # Errors
     /// What the store says.
-    pub(crate) async fn look(&self) -> Result<u64, ApiError> {
+    pub(crate) async fn look(&self) -> Result<(), ApiError> {
         let known = self.known.lock().state;
         let reply = self.store.tenants(TenantsRequest { known }).await?;
         if let Some(records) = reply.tenants {
@@ -120,7 +140,7 @@ impl StoreTenants {
                 records: records.collect(),
             };
         }
-        Ok(reply.state)
+        Ok(())
     }
 
     /// All tenants that are known.
@@ -128,14 +148,24 @@ impl StoreTenants {
     /// # Errors
     /// A record is of a later version of Refrain, or damaged, or two tenants have one key.
     pub(crate) fn all(&self) -> Result<AllTenants, String> {
+        Self::all_of(&self.known.lock())
+    }
+
+    /// All tenants that are known, with their state. It is not that of the last look if there was an act since.
+    ///
+    /// # Errors
+    /// As [`StoreTenants::all`], for the tenants alone.
+    pub(crate) fn all_with_state(&self) -> (Option<u64>, Result<AllTenants, String>) {
+        let known = self.known.lock();
+        (known.state, Self::all_of(&known))
+    }
+
+    fn all_of(known: &KnownTenants) -> Result<AllTenants, String> {
         let (mut tenants, mut left_out) = (Vec::new(), Vec::new());
-        for record in self.known.lock().records.values() {
-            match record.name.parse::<TenantName>() {
-                Ok(_) => tenants.push(versioned(record)?),
-                Err(fault) => left_out.push(format!(
-                    "the name {:?} {fault}; remove this tenant by the admin API, and add it by another name",
-                    record.name
-                )),
+        for record in known.records.values() {
+            match name_fault(record) {
+                None => tenants.push(versioned(record)?),
+                Some(fault) => left_out.push(fault),
             }
         }
         let file = file_of(&tenants);
@@ -148,10 +178,11 @@ impl StoreTenants {
     /// The tenant of this name, if it is known.
     ///
     /// # Errors
-    /// As [`StoreTenants::all`].
-    pub(crate) fn tenant(&self, name: &str) -> Result<Option<VersionedTenant>, String> {
+    /// Its name is not allowed any more, or its record is of a later version of Refrain, or damaged.
+    pub(crate) fn tenant(&self, name: &str) -> Result<Option<VersionedTenant>, ApiError> {
         let known = self.known.lock();
-        known.records.get(name).map(versioned).transpose()
+        let record = known.records.get(name);
+        record.map(readable).transpose()
     }
 
     /// Carries out an act, at a time in Unix seconds. Returns the tenant as it is then, or `None` if it was removed.
@@ -205,9 +236,9 @@ impl StoreTenants {
             // Also one that cannot be read.
             (TenantAct::RemoveTenant { .. }, Some(_)) => None,
             _ => {
-                let before = record.as_ref().map(entry_of).transpose();
+                let before = record.as_ref().map(readable).transpose()?;
                 let mut file = TenantsFile {
-                    tenants: before.map_err(unreadable)?.into_iter().collect(),
+                    tenants: before.into_iter().map(|before| before.entry).collect(),
                 };
                 act.apply(&mut file, now)?;
                 file.tenants.pop()

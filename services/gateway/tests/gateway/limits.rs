@@ -445,12 +445,15 @@ async fn a_drain_lets_streams_end_and_takes_nothing_new() {
         late.json(&chat(json!({}))).send().await.unwrap()
     };
     // The drain begins in a task of its own, so the first ones may come before it.
-    let late = loop {
-        let late = late().await;
-        if late.status() != 200 {
-            break late;
+    let mut refused = late().await;
+    eventually("the drain begins", async || {
+        if refused.status() == 200 {
+            refused = late().await;
         }
-    };
+        refused.status() != 200
+    })
+    .await;
+    let late = refused;
     assert_eq!(late.status(), 503);
     assert!(late.headers().contains_key("retry-after"));
     let text = response.text().await.unwrap();

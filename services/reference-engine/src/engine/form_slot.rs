@@ -42,6 +42,11 @@ impl FormSlot {
         }
     }
 
+    /// Whether the thread that worked on the form has lost it.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self, FormSlot::Lost)
+    }
+
     /// Takes the form back if the work is done. Returns whether it is still away.
     pub(super) fn is_away(&mut self) -> bool {
         let FormSlot::Away(away) = self else {

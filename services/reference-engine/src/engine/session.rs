@@ -94,9 +94,8 @@ impl Session {
         if let Some(state) = &mut self.drafter_state {
             state.truncate(keep, computed);
         }
-        match self.form.as_mut().map(|slot| slot.here()) {
-            Some(Some(form)) => form.follow(keep, &self.text),
-            Some(None) => Err(GrammarError::Matching("the work for it was lost")),
+        match self.form.as_mut().and_then(FormSlot::here) {
+            Some(form) => form.follow(keep, &self.text),
             None => Ok(()),
         }
     }

@@ -16,11 +16,14 @@ const COMPILING_RETRY_AFTER_MS: u64 = 5;
 /// Delay after which an item may come again whose form is worked on. One mask takes at most about 20 ms.
 const WORKING_RETRY_AFTER_MS: u64 = 2;
 
+/// Tokens that an item brings again, for which the delay is a millisecond longer. They take about as long to be sent.
+const TOKENS_PER_RETRY_MS: usize = 1_000;
+
 /// Fewer masks are made faster in turn than on a thread of their own.
 const MASKS_AHEAD_MIN: usize = 8;
 
 /// Most tokens that a step follows by itself. More come where a session opens with an output.
-const FOLLOWED_MAX: usize = 64;
+const FOLLOWED_MAX: usize = 8;
 
 /// Why a form has no answer for a step.
 #[derive(Debug)]
@@ -75,6 +78,11 @@ pub(crate) fn form_error(error: &GrammarError) -> ApiError {
     ApiError::invalid("sampling.form", error.to_string()).with_code("output_form")
 }
 
+/// The error for a form that was lost by a panic of the thread that worked on it.
+pub(super) fn lost() -> ApiError {
+    ApiError::internal("the form of the output was lost while it was worked on")
+}
+
 /// The error for a session whose form is not compiled yet.
 pub(crate) fn compiling() -> ApiError {
     let message = "the form of the output is being compiled; send the item again";
@@ -92,6 +100,12 @@ pub(super) fn working() -> ApiError {
     ApiError::new(ErrorKind::Overloaded, message)
         .with_code(FORM_WORKING)
         .with_retry_after_ms(WORKING_RETRY_AFTER_MS)
+}
+
+/// As [`working`], for an item that opens its session with this text.
+pub(super) fn working_on_opening(text_len: usize) -> ApiError {
+    let longer = (text_len / TOKENS_PER_RETRY_MS) as u64;
+    working().with_retry_after_ms(WORKING_RETRY_AFTER_MS + longer)
 }
 
 impl SessionForm {
@@ -155,7 +169,7 @@ impl SessionForm {
         // Masks on the way take work on themselves, so a text can be followed step by step if at all.
         match followed.and_then(|()| self.matcher.advance(new)) {
             Err(_) if self.pace.is_some() => self.anew = Some(output.to_vec()),
-            Err(_) => self.matcher.restart(output)?,
+            Err(_) => self.matcher.restart_with_masks(output)?,
             Ok(()) => {}
         }
         self.at_text = self.matcher.len();
@@ -184,16 +198,7 @@ impl SessionForm {
             None => Ok(()),
         };
         let behind = std::mem::take(&mut self.behind);
-        let followed = begun.and_then(|()| {
-            let followed = self.matcher.advance(&behind);
-            followed.or_else(|error| match self.has_visited || behind.len() > 1 {
-                true => {
-                    let output = [self.matcher.output(), &behind].concat();
-                    self.restart(&output)
-                }
-                false => Err(error),
-            })
-        });
+        let followed = begun.and_then(|()| self.catch_up(&behind));
         let made = followed.and_then(|()| self.matcher.allowed().map(|_| ()));
         let made = match made {
             Err(_) if self.has_visited => {
@@ -205,6 +210,24 @@ impl SessionForm {
         };
         self.failure = made.err();
         self.at_text = self.matcher.len();
+    }
+
+    /// Follows tokens of the text. Work for drafts that was done before does not count.
+    fn catch_up(&mut self, behind: &[TokenId]) -> Result<(), GrammarError> {
+        let seen = self.matcher.len();
+        let Err(error) = self.matcher.advance(behind) else {
+            return Ok(());
+        };
+        let output = [&self.matcher.output()[..seen], behind].concat();
+        let again = match self.has_visited {
+            true => self.restart(&output),
+            false => Err(error),
+        };
+        // Masks on the way take work on themselves, so a text can be followed step by step if at all.
+        again.or_else(|error| match behind.len() > 1 {
+            true => self.matcher.restart_with_masks(&output),
+            false => Err(error),
+        })
     }
 
     fn restart(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
@@ -293,8 +316,8 @@ impl SessionForm {
     }
 
     /// Goes to the end of the text and to all nodes that are wanted and allowed, whose parents are too, as far as the
-    /// time of a step allows. Returns whether it came back. The matcher is at the end of the text again either way,
-    /// and if it did not come back, drafts are cut from then on.
+    /// time of a step allows. Returns whether it came back to the end of the text. If it did not, it begins anew, and
+    /// drafts are cut from then on.
     fn visit(
         &mut self,
         draft: &Draft,

@@ -94,7 +94,7 @@ impl Sessions {
     }
 
     /// Opens a session without text. The caller must call [`Sessions::reuse`] next, which makes room in the table
-    /// after it has searched the kept sessions.
+    /// after it has searched the kept sessions. The form is taken if the session opens.
     ///
     /// # Errors
     /// `Conflict` if the session is already open, and `Overloaded` if all sessions are in use.
@@ -102,7 +102,7 @@ impl Sessions {
         &mut self,
         id: EngineSessionId,
         spec: SessionSpec,
-        form: Option<FormSlot>,
+        form: &mut Option<FormSlot>,
         now: Instant,
     ) -> Result<(), ApiError> {
         if self.open.contains_key(&id) {
@@ -138,7 +138,7 @@ impl Sessions {
                 .as_ref()
                 .filter(|_| spec.self_drafts)
                 .map(DrafterState::new),
-            form,
+            form: form.take(),
             pooled: self
                 .pooling
                 .as_ref()
@@ -496,7 +496,7 @@ mod tests {
                 namespace: NamespaceId(namespace),
                 ..SessionSpec::default()
             };
-            self.sessions.open(id, spec, None, self.now)?;
+            self.sessions.open(id, spec, &mut None, self.now)?;
             let len = text.len();
             self.sessions.get_mut(id).unwrap().text = text.collect();
             let gained = self.sessions.reuse(id);

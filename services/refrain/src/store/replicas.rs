@@ -242,7 +242,7 @@ async fn without_twins(all: Vec<Replica>) -> Vec<Replica> {
 }
 
 /// The cursor of an export over all shards. It has the number of the shard beside that of the store's snapshot, which
-/// is a count.
+/// has 32 bits.
 fn split(cursor: ExportCursor, shards: u32) -> (u32, ExportCursor) {
     let shards = u64::from(shards);
     let at_store = ExportCursor {

@@ -43,7 +43,7 @@ impl StoreFollower {
         };
         follower.taking.directory.await_tenants();
         match follower.ask().await {
-            Ok(state) => follower.take(state).await,
+            Ok(()) => follower.take().await,
             Err(error) if is_final(&error) => {
                 return Err(anyhow::Error::new(error).context("gateway.tenants_in_store"));
             }
@@ -58,12 +58,12 @@ impl StoreFollower {
     /// Looks at the tenants once.
     pub(super) async fn look(&mut self) {
         match self.ask().await {
-            Ok(state) => self.take(state).await,
+            Ok(()) => self.take().await,
             Err(error) => self.report(&error),
         }
     }
 
-    async fn ask(&self) -> Result<u64, ApiError> {
+    async fn ask(&self) -> Result<(), ApiError> {
         match tokio::time::timeout(ANSWER_WAIT, self.store.look()).await {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::new(
@@ -78,14 +78,15 @@ impl StoreFollower {
         self.taking.report(&mut self.trouble, trouble);
     }
 
-    async fn take(&mut self, state: u64) {
-        if self.known == Some(state) {
+    async fn take(&mut self) {
+        let (state, all) = self.store.all_with_state();
+        if self.known.is_some() && self.known == state {
             // It answers again, and nothing has changed.
             self.trouble = None;
             return;
         }
-        self.known = Some(state);
-        let taken = self.store.all().and_then(|all| {
+        self.known = state;
+        let taken = all.and_then(|all| {
             let file = file_of(&all.tenants);
             self.taking.take_over(&file)?;
             Ok((file, all.left_out))
