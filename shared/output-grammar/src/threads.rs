@@ -130,3 +130,30 @@ impl FormThreads {
         state.threads -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn tasks_that_come_together_do_not_wait_for_one_idle_thread() {
+        let threads = FormThreads::new(2);
+        for _ in 0..50 {
+            let (ended, ends) = channel();
+            let first = ended.clone();
+            let task = Box::new(move || first.send(()).unwrap());
+            assert!(threads.start(TenantId(1), task).is_ok());
+            ends.recv().unwrap();
+            // The task of one tenant lasts until that of another was done.
+            let (open, gate) = channel::<()>();
+            let lasting = Box::new(move || gate.recv().unwrap());
+            assert!(threads.start(TenantId(1), lasting).is_ok());
+            let other = Box::new(move || ended.send(()).unwrap());
+            assert!(threads.start(TenantId(2), other).is_ok());
+            ends.recv_timeout(Duration::from_secs(60)).unwrap();
+            open.send(()).unwrap();
+        }
+    }
+}

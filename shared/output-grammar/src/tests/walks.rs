@@ -269,3 +269,28 @@ fn near_a_limit_a_mask_is_right_or_an_error() {
     }
     assert!(cut > 10, "{cut}");
 }
+
+#[test]
+fn a_restart_repeats_how_an_output_came_and_keeps_it_where_it_fails() {
+    let ambiguous = TextForm::Lark("start: s\ns: s s | \"a\"".into());
+    let limits = GrammarLimits {
+        output_work_max: 200_000,
+        ..GrammarLimits::default()
+    };
+    let size = MODEL.tokenizer.vocab_size();
+    let compiler = GrammarCompiler::new(MODEL.tokenizer.clone(), size, &[MODEL.eos], limits);
+    let grammar = compiler.unwrap().compile(&form(ambiguous)).unwrap();
+    let letter = encode("a")[0];
+    // Its masks would take more work than it may take.
+    let output = vec![letter; 63];
+    let mut together = grammar.matcher();
+    together.advance(&output).unwrap();
+    let mut stepwise = grammar.matcher();
+    assert!(stepwise.restart_with_masks(&output).is_err());
+    assert_eq!(stepwise.output(), output);
+    together.restart(&output).unwrap();
+    // A draft that is refused finds the limit, and takes nothing of the output away.
+    let mask = together.allowed().is_ok();
+    assert_eq!(together.advance_while_allowed(&[letter]).is_ok(), mask);
+    assert_eq!(together.output()[..63], output);
+}
