@@ -88,6 +88,8 @@ pub struct Dispatch {
     arrivals: LruCache<RequestId, Arrival>,
     /// The highest epoch that was granted, here or, as far as is known, by an earlier process.
     epoch_last: u64,
+    /// Number of leases with an epoch of their own, far ahead of the clock.
+    far_grants: u64,
     /// The latest time of all events, so that time never runs backwards here.
     now_ms: u64,
     draining: bool,
@@ -110,6 +112,7 @@ impl Dispatch {
             waiting_by_request: HashMap::new(),
             arrivals: LruCache::unbounded(),
             epoch_last,
+            far_grants: 0,
             now_ms,
             draining: false,
             config,

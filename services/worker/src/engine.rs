@@ -28,6 +28,7 @@ mod words;
 mod worker_engine;
 
 pub(crate) use breaker::CircuitBreaker;
+pub(crate) use client::without_version;
 pub(crate) use detect::{FoundEngine, find_engine};
 pub use forms::FormAbilities;
 pub use generate::{AttachedDocument, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};

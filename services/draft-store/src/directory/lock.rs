@@ -1,6 +1,6 @@
 //! The lock that keeps other processes out of a data directory.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -80,12 +80,17 @@ impl DirectoryLock {
 /// takes.
 ///
 /// # Errors
-/// The directory may not be read.
+/// The directory may not be read, or its file system has no locks.
 pub fn is_in_use(dir: &Path) -> std::io::Result<bool> {
-    match File::open(dir.join(LOCK)) {
-        Ok(file) => Ok(file.try_lock_shared().is_err()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
+    let file = match File::open(dir.join(LOCK)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 

@@ -71,8 +71,10 @@ struct Inner {
     recent: RwLock<RecentWrites>,
     /// Memory of a generation of recent writes.
     generation_bytes: usize,
-    /// Why the log should be opened again: its index misread something, or could not be written.
+    /// Why the index takes nothing any more until it is opened again.
     fault: Mutex<Option<LogError>>,
+    /// What the index misread. It still takes writes, so commits go on until it is repaired.
+    damage: Mutex<Option<LogError>>,
     /// The log is about to be deleted.
     is_retired: AtomicBool,
     /// A test has the index do this before it is written.
@@ -170,6 +172,7 @@ impl JournaledLog {
                 recent: RwLock::new(recent),
                 generation_bytes: generation_bytes(cache_bytes),
                 fault: Mutex::default(),
+                damage: Mutex::default(),
                 is_retired: AtomicBool::new(false),
                 #[cfg(test)]
                 before_indexing: OnceLock::new(),
@@ -239,7 +242,8 @@ impl JournaledLog {
         self.inner.recent.read().active_bytes() >= self.inner.generation_bytes
     }
 
-    /// Begins to write a generation to the index, unless that is going on or has failed.
+    /// Begins to write a generation to the index, unless that is going on or has failed. Damage that readers met does
+    /// not stop it: a rebuild may be minutes away, and the memory would be full before.
     fn begin_indexing(&self) {
         let mut runs = self.indexing.runs.lock();
         if *runs || self.inner.fault.lock().is_some() {
@@ -292,7 +296,7 @@ impl Drop for JournaledLog {
     fn drop(&mut self) {
         self.end_indexing();
         let is_retired = self.inner.is_retired.load(Ordering::Relaxed);
-        if is_retired || self.inner.fault.lock().is_some() {
+        if is_retired || self.inner.fault().is_some() {
             return;
         }
         // The journal has everything, so a failure costs the second copy and some time at the next start.
@@ -306,12 +310,18 @@ impl Inner {
     /// Notes damage that a reader found.
     fn note_damage<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
         if let Err(error @ LogError::Corrupt(_)) = &outcome {
-            self.note_fault(error.clone());
+            *self.damage.lock() = Some(error.clone());
         }
         outcome
     }
 
-    /// Notes why the log should be opened again. Damage is repaired then, so no other reason hides it.
+    /// Why the log should be opened again. Damage is repaired then, so no other reason hides it.
+    fn fault(&self) -> Option<LogError> {
+        let damage = self.damage.lock().clone();
+        damage.or_else(|| self.fault.lock().clone())
+    }
+
+    /// Notes why the index cannot be written. No other reason hides damage, which is repaired.
     fn note_fault(&self, fault: LogError) {
         let mut noted = self.fault.lock();
         if !matches!(*noted, Some(LogError::Corrupt(_))) {
@@ -450,7 +460,7 @@ impl RecordLog for JournaledLog {
         self.end_indexing();
         self.begin_indexing();
         match self.is_full() {
-            true => self.fault().map_or(Ok(()), Err),
+            true => self.inner.fault.lock().clone().map_or(Ok(()), Err),
             false => Ok(()),
         }
     }
@@ -505,7 +515,7 @@ impl RecordLog for JournaledLog {
     }
 
     fn fault(&self) -> Option<LogError> {
-        self.inner.fault.lock().clone()
+        self.inner.fault()
     }
 
     fn can_be_rebuilt(&self) -> bool {

@@ -138,15 +138,14 @@ impl SledLog {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), LogError> {
-        guarded(|| {
-            for record in self.db.range(from..to) {
-                let (key, value) = record?;
-                if *key != POSITION_KEY && !visit(&key, &value) {
-                    break;
-                }
+        let mut records = guarded(|| Ok(self.db.range(from..to)))?;
+        // A panic of `visit` is a fault of ours and no damage, so it runs outside.
+        while let Some((key, value)) = guarded(|| records.next().transpose())? {
+            if *key != POSITION_KEY && !visit(&key, &value) {
+                break;
             }
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
     /// Bytes on disk.
@@ -256,11 +255,26 @@ fn classify(error: &sled::Error) -> LogError {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use parking_lot::{Condvar, Mutex};
 
     use super::*;
+
+    #[test]
+    fn a_panic_of_a_visitor_is_not_taken_for_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = SledLog::open(dir.path(), 1 << 20).unwrap();
+        let mut batch = Batch::default();
+        batch.put(b"d".to_vec(), vec![7]);
+        let position = JournalPosition { journal: 1, end: 1 };
+        log.write(&batch, position).unwrap();
+        let scan = || log.scan(&[], &[u8::MAX], &mut |_, _| resume_unwind(Box::new("boom")));
+        let panicked = catch_unwind(AssertUnwindSafe(scan));
+        assert_eq!(panicked.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));
+        assert_eq!(log.get(b"d").unwrap(), Some(vec![7]));
+    }
 
     #[test]
     fn a_flush_that_nobody_wakes_is_woken_by_a_later_one() {

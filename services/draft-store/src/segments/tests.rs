@@ -52,7 +52,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
+    #![proptest_config(ProptestConfig::with_cases((ProptestConfig::default().cases / 4).max(1)))]
     #[test]
     fn packed_records_read_back(entries in proptest::collection::vec(an_entry(), 1..20)) {
         let dir = tempfile::tempdir().unwrap();

@@ -107,7 +107,7 @@ fn check(sampling: &Sampling, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(ProptestConfig::default().cases / 6)
+        ..ProptestConfig::with_cases((ProptestConfig::default().cases / 6).max(1))
     })]
 
     #[test]
@@ -144,7 +144,7 @@ fn dependent(temperature: f32, random: &mut Random) -> Sampling {
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(ProptestConfig::default().cases / 4)
+        ..ProptestConfig::with_cases((ProptestConfig::default().cases / 4).max(1))
     })]
 
     #[test]

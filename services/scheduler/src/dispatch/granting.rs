@@ -14,8 +14,9 @@ use crate::placement::{Choice, Demand, choose};
 
 /// Fencing epochs advance by this many per millisecond of the clock, see [`Dispatch::next_epoch`].
 const EPOCHS_PER_MS: u64 = 1_000;
-/// Most milliseconds by which an epoch of another scheduler may be ahead of the clock. A scheduler whose clock is off
-/// by more refuses the signatures of its gateways, so no such epoch was ever granted.
+/// Most milliseconds by which an epoch that others tell may be ahead of the clock, to be believed for all leases. One
+/// damaged number must not push all epochs to the end of their range, which has no way back. All hosts of a mesh may
+/// have had a clock that was ahead by more. Then the requests of that time still get epochs above their own.
 const EPOCH_LEAD_MS_MAX: u64 = 24 * 3_600 * 1_000;
 /// Most waiting requests of a pool that are looked at for one slot. All have room in some KV cache. Those that no
 /// free worker can take for another reason are passed over.
@@ -137,7 +138,9 @@ impl Dispatch {
     }
 
     fn grant(&mut self, call: LeaseCallId, choice: Choice, effects: &mut Vec<DispatchEffect>) {
-        let epoch = self.next_epoch();
+        let seen = self.queue.get(call);
+        let seen = seen.map_or(0, |waiting| waiting.request.epoch_seen);
+        let epoch = self.next_epoch_after(seen);
         let Some(live) = self.workers.at(choice.index) else {
             return;
         };
@@ -287,7 +290,20 @@ impl Dispatch {
         self.epoch_last
     }
 
-    /// Notes an epoch that a worker or a gateway has seen. All later ones are higher.
+    /// The next epoch of a request that has had leases up to the epoch `seen`. That one may be too far ahead of the
+    /// clock for [`Dispatch::note_epoch`]: only this request goes on above it then, since workers would refuse it
+    /// otherwise.
+    fn next_epoch_after(&mut self, seen: u64) -> u64 {
+        let next = self.next_epoch();
+        if seen < next {
+            return next;
+        }
+        // A request whose answer was lost asks once more with the same number, and must not get the same lease.
+        self.far_grants += 1;
+        seen.saturating_add(self.far_grants)
+    }
+
+    /// Notes an epoch that a worker or a gateway has seen. All later ones are higher, unless it is implausible.
     pub(super) fn note_epoch(&mut self, epoch: u64) {
         let latest_ms = self.now_ms.saturating_add(EPOCH_LEAD_MS_MAX);
         if epoch <= latest_ms.saturating_mul(EPOCHS_PER_MS) {

@@ -98,7 +98,11 @@ impl Dispatch {
     ) -> DispatchEffect {
         let pool = PoolKey::of_request(request);
         let turn_in_ms = self.turn_in_ms(&pool, request.class);
-        let trouble = self.workers.trouble(&pool);
+        // It takes a look at all workers of the pool, and no other error tells it.
+        let trouble = match refusal {
+            LeaseRefusal::NoWorker => self.workers.trouble(&pool),
+            _ => None,
+        };
         let error = refusal.error(request, &self.config, turn_in_ms, trouble);
         DispatchEffect::Reject {
             call,

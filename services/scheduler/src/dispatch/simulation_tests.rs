@@ -301,7 +301,7 @@ fn an_interactive_request_waits_for_one_chunk_while_rollouts_take_all_slots() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
+    #![proptest_config(ProptestConfig::with_cases((ProptestConfig::default().cases / 4).max(1)))]
 
     /// Whatever the policies and the KV caches, every sample finishes, and no slot is left idle while one could run.
     #[test]

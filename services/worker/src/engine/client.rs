@@ -168,7 +168,7 @@ impl EngineClient {
 }
 
 /// The base URL without `/v1` at its end, which clients of OpenAI have there. The routes of all kinds begin above it.
-fn without_version(base_url: &str) -> &str {
+pub(crate) fn without_version(base_url: &str) -> &str {
     let url = base_url.trim_end_matches('/');
     url.strip_suffix("/v1").unwrap_or(url).trim_end_matches('/')
 }

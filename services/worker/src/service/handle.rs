@@ -38,6 +38,9 @@ const INDEXED_HERE_TOKENS_MAX: usize = 4_096;
 /// A form whose first mask takes longer brings no drafts: all requests of the batch would wait for them.
 const FORM_TIME_MAX: Duration = Duration::from_millis(20);
 
+/// How long a chunk waits for its form to be compiled. It holds a slot meanwhile, and a form only brings drafts.
+const FORM_WAIT_MAX: Duration = Duration::from_millis(250);
+
 /// The worker for callers in this process. Cheap to clone.
 #[derive(Clone)]
 pub struct WorkerHandle {
@@ -213,8 +216,8 @@ impl WorkerParts {
         Ok((request, Some(sources)))
     }
 
-    /// The form of a request's output, where drafts can come from it. A form that cannot be compiled is the engine's
-    /// to refuse.
+    /// The form of a request's output, where drafts can come from it in time. A form that cannot be compiled is the
+    /// engine's to refuse.
     async fn form_of(&self, namespace: NamespaceId, request: &ChunkRequest) -> Option<RunningForm> {
         let form = request.sampling.form.as_deref()?;
         let WorkerEngine::Verifying(engine) = &self.engine else {
@@ -224,13 +227,15 @@ impl WorkerParts {
             && drafts_from_indexes(request.speculation)
             && request.sampling.forced_output.is_empty();
         let grammars = engine.grammars().filter(|_| is_wanted)?;
-        // Compiling takes milliseconds where the form is new, on a thread of the compiler.
+        // Compiling takes milliseconds where the form is new, on a thread of the compiler. It takes longer where the
+        // form is a costly one, or other forms wait as well. Then the request goes on without its drafts.
         let (sender, compiled) = oneshot::channel();
         let tenant = TenantId::of(&request.namespace.namespace.tenant);
         grammars.start(tenant, namespace, form, move |outcome| {
             let _ = sender.send(outcome);
         });
-        let grammar = compiled.await.ok()?.ok()?;
+        let compiled = tokio::time::timeout(FORM_WAIT_MAX, compiled).await.ok()?;
+        let grammar = compiled.ok()?.ok()?;
         if grammar.first_time() > FORM_TIME_MAX {
             return None;
         }

@@ -18,7 +18,9 @@ use super::heartbeat::{INTERVAL_MIN, sent_trouble};
 use super::http;
 use super::late_worker::{LateWorker, STARTING};
 use crate::config::WorkerConfig;
-use crate::engine::{ExpectedModel, WorkerEngine, engine_words, expected_tokenizer};
+use crate::engine::{
+    ExpectedModel, WorkerEngine, engine_words, expected_tokenizer, without_version,
+};
 
 /// Pauses between attempts to reach an engine that is away. They grow and are drawn at random, so that many
 /// workers do not ask at the same moments.
@@ -88,12 +90,13 @@ impl WorkerListener {
         F: Future<Output = Result<WorkerEngine, ApiError>>,
     {
         let engine = engine_words(Some(wait.url), true);
-        let url = wait.url.trim_end_matches('/');
+        // The part of it that all calls have.
+        let url = without_version(wait.url);
         let connects = async {
             let mut pauses = Backoff::new(ENGINE_PAUSE_MIN, ENGINE_PAUSE_MAX);
             let mut error = first;
             loop {
-                // A message may have the whole URL.
+                // A message may have it, with or without `/v1`.
                 let why = error.message.replace(url, "this address");
                 let trouble = format!("waiting for {engine}: {why}");
                 if self.late.readiness().err().as_ref() != Some(&trouble) {
@@ -171,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    const URL: &str = "http://name:word@10.0.0.9:8000/path?key=word";
+    const URL: &str = "http://name:word@10.0.0.9:8000/path?key=word/v1";
 
     #[tokio::test(start_paused = true)]
     async fn an_engine_that_is_away_is_waited_for_with_growing_pauses() {
@@ -187,7 +190,8 @@ mod tests {
         let away = |message: &str| ApiError::new(ErrorKind::Unavailable, message);
         let connect = || async {
             attempts.set(attempts.get() + 1);
-            Err(away(&format!("{URL} is still loading")))
+            let base = without_version(URL);
+            Err(away(&format!("{base} is still loading, see {URL}")))
         };
         let wait = EngineWait {
             config: &config,
@@ -201,7 +205,8 @@ mod tests {
         // With pauses of 4 to 8 seconds after the first few; at a fixed rate of 2/s it would be 120 attempts.
         assert!((8..30).contains(&attempts.get()), "{}", attempts.get());
         assert!(started.elapsed() >= Duration::from_secs(60));
-        let trouble = "waiting for the engine at http://10.0.0.9:8000 (urls.engine): this address is still loading";
+        let trouble = "waiting for the engine at http://10.0.0.9:8000 (urls.engine): this address is still loading, \
+                       see this address/v1";
         assert_eq!(listener.late.readiness().unwrap_err(), trouble);
         assert_eq!(listener.late.get().err().unwrap().message, trouble);
     }

@@ -45,8 +45,9 @@ impl Drop for RunningTask {
 /// A stream, and those who follow it.
 struct StreamReader<'a> {
     stream: GeneratedStream,
-    /// Whether it is the chunk's first one. Later ones find in the cache what this one left there.
-    is_first: bool,
+    /// Whether no earlier stream of the chunk has told what it found in the cache, or had output. After one that has,
+    /// the cache holds what that one left there.
+    is_first: &'a mut bool,
     drive: Option<&'a mut ChunkDrive>,
     phase: FormPhase,
 }
@@ -139,7 +140,7 @@ impl StreamContext {
             };
             let reader = StreamReader {
                 stream,
-                is_first: std::mem::take(&mut is_first),
+                is_first: &mut is_first,
                 drive: drive.as_mut(),
                 phase,
             };
@@ -185,6 +186,7 @@ impl StreamContext {
             mut phase,
         } = reader;
         let failed = |error| self.engine_failed(error);
+        let tells_cached = *is_first;
         if let Some(drive) = &mut drive {
             drive.stream_opened(timeout.has_output, Instant::now());
         }
@@ -220,7 +222,9 @@ impl StreamContext {
             });
             match piece.map_err(failed)? {
                 Generated::Cached { tokens } => {
-                    if is_first {
+                    // A first stream tells it once, either before its output or after it.
+                    if tells_cached {
+                        *is_first = false;
                         chunk.running.found_in_cache(tokens);
                     }
                     self.engine_works();
@@ -233,6 +237,7 @@ impl StreamContext {
                     mut tokens,
                     mut logprobs,
                 } => {
+                    *is_first = false;
                     let verdict = phase.judge(&tokens);
                     match verdict {
                         PhaseTokens::Go => {}

@@ -133,6 +133,30 @@ async fn an_engine_that_aborts_by_itself_has_failed_and_is_asked_again_after_a_p
 }
 
 #[tokio::test]
+async fn a_stream_that_is_given_up_before_it_begins_hides_no_cached_tokens() {
+    let (engine, bench) = listening(slow(), |_| {}).await;
+    engine.orders.is_paused.send_replace(true);
+    let request = chunk(&bench, &[1, 2, 3], 20);
+    let stream = bench.worker.handle().chunk(request).await.unwrap();
+    let reader = tokio::spawn(read(stream));
+    eventually("the engine has the request", || {
+        engine.at_work.load(Ordering::SeqCst) == 1
+    })
+    .await;
+    order(&bench, pause(PauseMode::Keep)).await.unwrap();
+    // It gives the request up without an answer, and is asked again after the pause.
+    engine.orders.aborts.store(true, Ordering::SeqCst);
+    engine.orders.is_paused.send_replace(false);
+    engine.becomes_free().await;
+    engine.orders.aborts.store(false, Ordering::SeqCst);
+    order(&bench, EngineOrder::Resume).await.unwrap();
+    let received = reader.await.unwrap();
+    assert_eq!(received.tokens, plainly(erratic, &[1, 2, 3], 20));
+    assert_eq!(received.end.unwrap().cached_tokens, 2);
+    assert_eq!(engine.asked.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
 async fn streams_wait_while_the_engine_loads_weights_and_have_the_next_version() {
     let (engine, bench) = listening(slow(), strict).await;
     *engine.orders.load_time.lock().unwrap() = LONG;

@@ -377,8 +377,31 @@ fn a_failing_index_takes_back_nothing_that_is_durable_and_is_told_as_a_fault() {
     log.inner.note_fault(LogError::Corrupt("a page".into()));
     log.inner.note_fault(refused);
     assert!(matches!(log.fault(), Some(LogError::Corrupt(_))));
+    assert!(matches!(log.await_room(), Err(LogError::Corrupt(_))));
     drop(log);
     assert!(records(&open(dir.path()).unwrap()) == whole);
+}
+
+#[test]
+fn damage_that_a_reader_meets_is_told_and_the_index_is_written_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = JournaledLog::open(dir.path(), SMALL_BYTES, IndexMode::Trust).unwrap();
+    let (leave, told) = held_index(&log);
+    let misread: Result<(), LogError> = Err(LogError::Corrupt("a page".into()));
+    assert!(log.inner.note_damage(misread).is_err());
+    let next = fill_until(&log, 0, || *log.indexing.runs.lock());
+    told.recv().unwrap();
+    let next = fill_until(&log, next, || log.is_full());
+    leave.send(Ok(())).unwrap();
+    log.await_room().unwrap();
+    assert!(!log.is_full());
+    told.recv().unwrap();
+    assert!(matches!(log.fault(), Some(LogError::Corrupt(_))));
+    let whole = fill(&log, next, next + 10);
+    drop(leave);
+    drop(log);
+    let rebuilt = JournaledLog::open(dir.path(), CACHE_BYTES, IndexMode::Rebuild);
+    assert!(records(&rebuilt.unwrap()) == whole);
 }
 
 #[test]

@@ -253,7 +253,7 @@ fn texts_without_room_in_a_step_wait_for_the_next() {
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(ProptestConfig::default().cases / 10)
+        ..ProptestConfig::with_cases((ProptestConfig::default().cases / 10).max(1))
     })]
 
     #[test]

@@ -55,6 +55,23 @@ fn an_epoch_that_nobody_granted_is_not_believed() {
 }
 
 #[test]
+fn a_request_goes_on_above_an_epoch_that_is_not_believed_for_others() {
+    let mut script = Script::new(small());
+    // All clocks were two days ahead when it began.
+    let far = (START_MS + 48 * HOUR_MS) * 1_000;
+    let seen = LeaseId((u128::from(far) << 64) | 1);
+    script.newest_lease.insert(1, seen);
+    script.run("1 beat a slots=4\n2 ask 1 acme so-far=5 seen");
+    let first = epoch_of(script.lease_of("1"));
+    assert!(first > far);
+    // The answer was lost, so it asks once more with all that it knows.
+    script.newest_lease.insert(1, seen);
+    script.run("3 ask 1 acme age=1 so-far=5 seen\n4 ask 2 acme");
+    assert!(epoch_of(script.lease_of("1")) > first);
+    assert!(epoch_of(script.lease_of("2")) < (START_MS + HOUR_MS) * 1_000);
+}
+
+#[test]
 fn the_later_call_holds_although_it_arrives_first() {
     check(
         "0 beat a slots=1
