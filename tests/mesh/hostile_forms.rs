@@ -1,7 +1,8 @@
 //! One tenant asks for forms that are built to cost much, while another one goes on with its own requests.
 //!
 //! It prints how long the requests of the latter take: alone, beside chats without forms, and beside the forms.
-//! `REFRAIN_HOSTILE_FORMS` sets the number of forms, `REFRAIN_HOSTILE_TOKENS` the most tokens of an output, and `REFRAIN_HOSTILE_SEED` chooses other forms.
+//! `REFRAIN_HOSTILE_FORMS` sets the number of forms, `REFRAIN_HOSTILE_TOKENS` the most tokens of an output, and
+//! `REFRAIN_HOSTILE_SEED` chooses other forms.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

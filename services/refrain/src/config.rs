@@ -561,6 +561,17 @@ mod tests {
     }
 
     #[test]
+    fn usage_is_told_to_a_draft_store() {
+        let with = |role, rest: &str| {
+            let toml = format!("{rest}\n[gateway]\nusage_dir = \"usage\"");
+            faults(role, &toml).contains("gateway.usage_dir")
+        };
+        assert!(with(Role::Gateway, ""));
+        let store = "[urls]\ndraft_store = \"http://127.0.0.1:1\"";
+        assert!(!with(Role::Gateway, store) && !with(Role::Up, ""));
+    }
+
+    #[test]
     fn urls_without_a_scheme_are_faults_wherever_they_are() {
         for (role, key, toml) in [
             (

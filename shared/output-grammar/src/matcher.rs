@@ -178,8 +178,9 @@ impl Matcher {
         }
     }
 
-    /// Appends tokens to the output, which were sampled from the masks. Where the output has none yet, they are followed
-    /// with few masks, which is far less work. After an error the matcher cannot be used until [`Matcher::restart`].
+    /// Appends tokens to the output, which were sampled from the masks. Where the output has none yet, they are
+    /// followed with few masks, which is far less work. After an error the matcher cannot be used until
+    /// [`Matcher::restart`].
     ///
     /// # Errors
     /// The grammar does not allow them, or is too complex at this place.
@@ -196,8 +197,8 @@ impl Matcher {
         }
     }
 
-    /// Begins anew with an output, as one that never went back. This takes as long as the masks of the output took. It
-    /// also mends a matcher that failed. After an error the matcher still has this output.
+    /// Begins anew with an output, as one that never went back. This takes as long as the masks of the output took.
+    /// It also mends a matcher that failed. After an error the matcher still has this output.
     ///
     /// # Errors
     /// As [`Matcher::advance`].

@@ -73,7 +73,7 @@ struct Inner {
     generation_bytes: usize,
     /// Why the index takes nothing any more until it is opened again.
     fault: Mutex<Option<LogError>>,
-    /// What the index misread. It still takes writes, so commits go on until it is repaired.
+    /// A place that the index misread. It still takes writes, so commits go on until it is repaired.
     damage: Mutex<Option<LogError>>,
     /// The log is about to be deleted.
     is_retired: AtomicBool,

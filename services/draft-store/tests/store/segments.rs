@@ -69,8 +69,12 @@ async fn sealed_documents_are_followed_exported_verified_and_outlive_restarts() 
     };
     // The number of seals depends on how far sealing lags.
     assert!(done("log") >= 1.0);
-    eventually(async || store.metric("refrain_draft_store_segments") <= 2.0).await;
-    assert!(done("log") <= 2.0 || done("segments") >= 1.0);
+    // More of them are merged.
+    eventually(async || {
+        let are_few = store.metric("refrain_draft_store_segments") <= 2.0;
+        are_few && (done("log") <= 2.0 || done("segments") >= 1.0)
+    })
+    .await;
     let mut follower = Follower::default();
     follower.catch_up(&store, "a").await;
     assert_eq!(follower.texts.len(), 100);

@@ -5,8 +5,8 @@
 //! survive a restart.
 //!
 //! Nobody with a budget is served before a replica of the store has told what others have counted for it: a gateway
-//! that has just started, perhaps without its journal, would give spent tokens again. A replica that has just lost its
-//! disk does not know the counts of gateways that are gone, until the next replica tells them.
+//! that has just started, perhaps without its journal, would give spent tokens again. A replica that has lost its disk
+//! does not know the counts of gateways that are gone, until the next replica tells them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -649,7 +649,13 @@ async fn a_tenant_of_earlier_times_whose_name_is_not_allowed_any_more_can_be_rem
     admin.until_status(&key, 200).await;
     let failed = "refrain_gateway_tenants_read_total{outcome=\"failed\"}";
     assert!(admin.bench.metric(failed) >= 1.0);
-    // It cannot be changed or added, but removed.
+    // It cannot be read, changed or added, but removed.
+    let (status, refused) = admin.call(Method::GET, "tenants/other", Value::Null).await;
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(
+        status == 409 && message.contains("remove this tenant"),
+        "{refused}"
+    );
     let (status, _) = admin
         .call(Method::POST, "tenants", json!({"name": "other"}))
         .await;

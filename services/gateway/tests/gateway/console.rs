@@ -2,6 +2,8 @@
 
 use refrain_gateway::{GatewayConfig, OperatorConfig, OperatorToken};
 use refrain_protocol::TenantId;
+use refrain_protocol::admin::{ExportCursor, ExportRequest};
+use refrain_rpc::encode_bincode;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -235,5 +237,32 @@ async fn a_tenant_that_hides_what_drafts_bring_gets_no_steps() {
             (400, &json!("step_trace"))
         );
         assert_eq!(try_chat(&admin, Some(key), json!({})).await.0, 200);
+    }
+}
+
+#[tokio::test]
+async fn each_page_of_an_export_is_in_the_audit_log() {
+    let admin = admin().await;
+    // The store takes the last one for a first page.
+    for (page, after) in [(1, (0, 0)), (2, (7, 3)), (3, (0, 3))] {
+        let (snapshot, sequence) = after;
+        let request = ExportRequest {
+            tenant: "acme".into(),
+            model: None,
+            after: ExportCursor {
+                snapshot,
+                sequence,
+                ..ExportCursor::default()
+            },
+            max_tokens: 1,
+        };
+        let body = encode_bincode(&request).unwrap();
+        let answer = admin.request(Method::POST, "v1/export").body(body);
+        assert_eq!(answer.send().await.unwrap().status(), 200);
+        let audit = admin.audit();
+        let lines = audit.iter();
+        let exported = lines.filter(|line| line["act"] == "documents of tenant acme exported");
+        // One line when it begins, and one when it has ended.
+        assert_eq!(exported.count(), 2 * page);
     }
 }

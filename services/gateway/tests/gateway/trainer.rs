@@ -178,7 +178,7 @@ async fn neutral_values_are_accepted_and_others_refused_with_parameters_that_nob
             "stop_token_ids": null, "skip_special_tokens": true, "no_stop_trim": true, "ignore_eos": false,
             "spaces_between_special_tokens": false, "frequency_penalty": 0.0, "presence_penalty": 0.0,
             "repetition_penalty": 1.0, "min_new_tokens": 0, "n": 1, "json_schema": null, "regex": null,
-            "custom_params": null, "sampling_seed": null,
+            "custom_params": null, "sampling_seed": null, "stop_regex": null, "flat_logprobs": false,
         },
     });
     let (status, answer) = lab.post("/generate", &neutral).await;
