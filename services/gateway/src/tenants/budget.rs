@@ -4,9 +4,9 @@
 //! what its running requests have reserved. The counts of this gateway are those of its usage journal, so they
 //! survive a restart.
 //!
-//! Nobody with a budget is served before a replica of the store has told what others have counted for it: a gateway
-//! that has just started, perhaps without its journal, would give spent tokens again. A replica that has lost its disk
-//! does not know the counts of gateways that are gone, until the next replica tells them.
+//! Nobody with a budget is served before a replica of the store has told what others have counted for it: a
+//! gateway that has just started, perhaps without its journal, would give spent tokens again. A replica that has lost
+//! its disk does not know the counts of gateways that are gone, until the next replica tells them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
