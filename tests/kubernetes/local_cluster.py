@@ -192,7 +192,10 @@ class Pod:
                     # A pod that ends does not come back, even while it answers.
                     self.is_ready = not self.has_left
                 elif misses[name] >= probe["failureThreshold"] and not self.is_ending:
-                    self.is_ready = False if name == "readinessProbe" else self.is_ready
+                    # A pod that is not ready gets no requests. Where that leaves none to answer, requests fail.
+                    if name == "readinessProbe":
+                        self.is_ready = False
+                        continue
                     self.cluster.faults.append(f"{name} of {self.name} failed {misses[name]} times: {reason}")
             for container in [*self.sidecars, self.main]:
                 if container.process.returncode is not None and not self.is_ending:
