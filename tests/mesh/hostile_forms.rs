@@ -1,8 +1,9 @@
 //! One tenant asks for forms that are built to cost much, while another one goes on with its own requests.
 //!
 //! It prints how long the requests of the latter take: alone, beside chats without forms, and beside the forms.
-//! `REFRAIN_HOSTILE_FORMS` sets the number of forms, `REFRAIN_HOSTILE_TOKENS` the most tokens of an output, and
-//! `REFRAIN_HOSTILE_SEED` chooses other forms.
+//! `REFRAIN_HOSTILE_FORMS` sets the number of forms, `REFRAIN_HOSTILE_TOKENS` the most tokens of an output,
+//! `REFRAIN_HOSTILE_IN_FLIGHT` how many are asked for at once, and `REFRAIN_HOSTILE_SEED` chooses other forms. The
+//! worker has 16 places. With all of them taken, the other tenant waits for one, as it would beside any requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,9 +17,6 @@ use refrain_protocol::engine::TextForm;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// Requests of the first tenant that are asked for at once. The worker has places for four more, so that the other
-/// tenant does not wait for one, as it would beside any other requests.
-const IN_FLIGHT: usize = 12;
 /// Requests of each kind by which the other tenant goes on alone.
 const ALONE: usize = 60;
 
@@ -166,9 +164,10 @@ impl Crowd {
     async fn beside(
         self: Arc<Self>,
         others: &mut Others,
+        in_flight: usize,
     ) -> anyhow::Result<(TimesOfOthers, BTreeMap<u16, usize>)> {
         let mut askers = JoinSet::new();
-        for _ in 0..IN_FLIGHT {
+        for _ in 0..in_flight {
             askers.spawn(self.clone().ask());
         }
         let mut times = TimesOfOthers::default();
@@ -189,6 +188,7 @@ impl Crowd {
 async fn hostile_forms_of_one_tenant_hold_no_other_up() -> anyhow::Result<()> {
     let count = number_of("REFRAIN_HOSTILE_FORMS", 18)?;
     let tokens = number_of("REFRAIN_HOSTILE_TOKENS", 8)?;
+    let in_flight = number_of("REFRAIN_HOSTILE_IN_FLIGHT", 12)?;
     let forms = hostile_forms(number_of("REFRAIN_HOSTILE_SEED", 3)?, count);
     let mesh = UpMesh::start().await?;
     let mut others = Others {
@@ -199,12 +199,12 @@ async fn hostile_forms_of_one_tenant_hold_no_other_up() -> anyhow::Result<()> {
     let alone = others.alone().await?;
     let harmless = (0..4 * count).map(|_| ("no form", harmless_chat(tokens)));
     let harmless = Crowd::new(mesh.client(), harmless);
-    let (beside_harmless, _) = harmless.beside(&mut others).await?;
+    let (beside_harmless, _) = harmless.beside(&mut others, in_flight).await?;
     let hostile = forms
         .iter()
         .map(|form| (form.kind, hostile_chat(form, tokens)));
     let hostile = Crowd::new(mesh.client(), hostile);
-    let (beside_hostile, statuses) = hostile.beside(&mut others).await?;
+    let (beside_hostile, statuses) = hostile.beside(&mut others, in_flight).await?;
     let after = others.alone().await?;
     println!("milliseconds                       count       p50       p99       max");
     alone.print("alone");
