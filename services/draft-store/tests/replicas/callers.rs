@@ -12,13 +12,12 @@ use refrain_service_kit::http::MeshClient;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::nats::Nats;
+use super::nats::{Nats, free_port};
 use super::*;
 
 /// An address that a replica can have before it is started.
 fn free_addr() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    SocketAddr::from(([127, 0, 0, 1], free_port()))
 }
 
 fn listening(dir: &Path, name: &str, nats: &str) -> DraftStoreConfig {

@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -28,10 +29,19 @@ fn program() -> PathBuf {
     })
 }
 
-/// A free port of the loopback interface.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+/// A free port of the loopback interface, which no other test gets. It is below those that the system chooses for
+/// outgoing connections: one of these may take such a port before it is used.
+pub(super) fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        // Another run of the tests may be in progress, so each run starts at another port.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let number = number.wrapping_add(std::process::id().wrapping_mul(97));
+        let port = 10_000 + (number % 10_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// A server that keeps its data and its port when it is killed and started again.
