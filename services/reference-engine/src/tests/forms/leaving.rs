@@ -39,13 +39,32 @@ fn small_engine(leaves: bool) -> TestEngine {
         output_work_max: 20_000_000,
         ..GrammarLimits::default()
     };
-    let engine = engine_with(None, grammars(limits));
+    let grammars = grammars(limits);
     match leaves {
-        false => engine,
-        true => TestEngine {
-            core: engine.core.with_leaving_forms(),
-            ..engine
-        },
+        false => engine_with(None, grammars),
+        true => leaving_engine(grammars),
+    }
+}
+
+/// An engine that leaves costly work of forms to other threads.
+fn leaving_engine(grammars: Arc<GrammarCompiler>) -> TestEngine {
+    let engine = engine_with(None, grammars);
+    TestEngine {
+        core: engine.core.with_leaving_forms(),
+        ..engine
+    }
+}
+
+/// Sends an item, whose form has to be worked on first, again until it has a result. Returns the tokens that it emits.
+fn emitted_later(engine: &mut TestEngine, item: impl Fn() -> StepItem) -> Vec<TokenId> {
+    let first = engine.try_step(item());
+    assert!(is_working(&first), "{first:?}");
+    loop {
+        let result = engine.try_step(item());
+        if !is_working(&result) {
+            return result.unwrap().emitted;
+        }
+        std::thread::yield_now();
     }
 }
 
@@ -128,21 +147,9 @@ fn opening_with_output() -> StepItem {
 
 #[test]
 fn a_session_opens_with_a_long_output_once_its_form_has_followed_it() {
-    let engine = engine_with(None, grammars(GrammarLimits::default()));
-    let mut engine = TestEngine {
-        core: engine.core.with_leaving_forms(),
-        ..engine
-    };
-    let first = engine.try_step(opening_with_output());
-    assert!(is_working(&first), "{first:?}");
-    let step = loop {
-        let result = engine.try_step(opening_with_output());
-        if !is_working(&result) {
-            break result.unwrap();
-        }
-        std::thread::yield_now();
-    };
-    assert_eq!(step.emitted, [letter()]);
+    let mut engine = leaving_engine(grammars(GrammarLimits::default()));
+    let emitted = emitted_later(&mut engine, opening_with_output);
+    assert_eq!(emitted, [letter()]);
 }
 
 #[test]
@@ -152,25 +159,12 @@ fn an_item_whose_draft_meets_a_limit_opens_its_session_again() {
         row_items_max: 60,
         ..GrammarLimits::default()
     };
-    let engine = engine_with(None, grammars(limits));
-    let mut engine = TestEngine {
-        core: engine.core.with_leaving_forms(),
-        ..engine
-    };
+    let mut engine = leaving_engine(grammars(limits));
     let item = || StepItem {
         draft: Some(chain(&[letter(); 30])),
         ..opening(1, &sampling(), &[40, 41])
     };
-    let first = engine.try_step(item());
-    assert!(is_working(&first), "{first:?}");
-    let step = loop {
-        let result = engine.try_step(item());
-        if !is_working(&result) {
-            break result.unwrap();
-        }
-        std::thread::yield_now();
-    };
-    assert_eq!(step.emitted, [letter()]);
+    assert_eq!(emitted_later(&mut engine, item), [letter()]);
 }
 
 #[test]
@@ -186,11 +180,7 @@ fn the_work_for_a_form_ends_with_its_session() {
         held.wait();
     });
     assert!(grammars.work(TenantId(1), work).is_ok());
-    let engine = engine_with(None, grammars);
-    let mut engine = TestEngine {
-        core: engine.core.with_leaving_forms(),
-        ..engine
-    };
+    let mut engine = leaving_engine(grammars);
     let close = |engine: &mut TestEngine| {
         engine.core.close(&CloseRequest {
             sessions: vec![EngineSessionId(1)],
