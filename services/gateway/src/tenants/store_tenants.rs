@@ -66,6 +66,22 @@ impl KnownTenants {
         }
     }
 
+    /// All tenants. See [`StoreTenants::all`].
+    fn all(&self) -> Result<AllTenants, String> {
+        let (mut tenants, mut left_out) = (Vec::new(), Vec::new());
+        for record in self.records.values() {
+            match name_fault(record) {
+                None => tenants.push(versioned(record)?),
+                Some(fault) => left_out.push(fault),
+            }
+        }
+        let file = file_of(&tenants);
+        match file.faults().join("; ") {
+            faults if faults.is_empty() => Ok(AllTenants { tenants, left_out }),
+            faults => Err(faults),
+        }
+    }
+
     /// The tenant with a key of this public id.
     fn owner_of(&self, id: &str) -> Option<String> {
         let has_key = |record: &&TenantRecord| {
@@ -148,7 +164,7 @@ impl StoreTenants {
     /// # Errors
     /// A record is of a later version of Refrain, or damaged, or two tenants have one key.
     pub(crate) fn all(&self) -> Result<AllTenants, String> {
-        Self::all_of(&self.known.lock())
+        self.all_with_state().1
     }
 
     /// All tenants that are known, with their state. It is not that of the last look if there was an act since.
@@ -157,22 +173,7 @@ impl StoreTenants {
     /// As [`StoreTenants::all`], for the tenants alone.
     pub(crate) fn all_with_state(&self) -> (Option<u64>, Result<AllTenants, String>) {
         let known = self.known.lock();
-        (known.state, Self::all_of(&known))
-    }
-
-    fn all_of(known: &KnownTenants) -> Result<AllTenants, String> {
-        let (mut tenants, mut left_out) = (Vec::new(), Vec::new());
-        for record in known.records.values() {
-            match name_fault(record) {
-                None => tenants.push(versioned(record)?),
-                Some(fault) => left_out.push(fault),
-            }
-        }
-        let file = file_of(&tenants);
-        match file.faults().join("; ") {
-            faults if faults.is_empty() => Ok(AllTenants { tenants, left_out }),
-            faults => Err(faults),
-        }
+        (known.state, known.all())
     }
 
     /// The tenant of this name, if it is known.

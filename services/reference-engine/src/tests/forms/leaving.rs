@@ -55,7 +55,7 @@ fn leaving_engine(grammars: Arc<GrammarCompiler>) -> TestEngine {
     }
 }
 
-/// Sends an item, whose form has to be worked on first, again until it has a result. Returns the tokens that it emits.
+/// Sends an item whose form has to be worked on first, again until it has a result. Returns the emitted tokens.
 fn emitted_later(engine: &mut TestEngine, item: impl Fn() -> StepItem) -> Vec<TokenId> {
     let first = engine.try_step(item());
     assert!(is_working(&first), "{first:?}");
