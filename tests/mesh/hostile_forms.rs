@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 /// Requests of each kind by which the other tenant goes on alone.
-const ALONE: usize = 60;
+const ALONE: usize = 200;
 
 /// A chat without a form, of so many tokens.
 fn harmless_chat(tokens: u32) -> Chat {

@@ -597,7 +597,7 @@ impl EngineCore {
         let matcher = grammar.matcher().with_stops(&spec.sampling.stop_token_ids);
         let pace = self
             .forms_leave
-            .then(|| FormPace::after_first(grammar.first_time()));
+            .then(|| FormPace::after_trial(grammar.token_time()));
         let form = SessionForm::new(matcher, start, pace);
         Ok(Some(FormSlot::new(form)))
     }

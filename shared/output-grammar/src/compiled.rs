@@ -12,8 +12,8 @@ pub type Outcome = Result<Arc<CompiledGrammar>, GrammarError>;
 /// A compiled form.
 pub struct CompiledGrammar {
     pub(crate) start: Arc<GrammarStart>,
-    /// Time that the first mask took.
-    pub(crate) first_time: Duration,
+    /// The longest time of the first mask, and of a token and the mask after it in a short output.
+    pub(crate) token_time: Duration,
     /// About the bytes of all of it.
     pub(crate) bytes: usize,
 }
@@ -25,9 +25,10 @@ impl CompiledGrammar {
         self.bytes
     }
 
-    /// The time that the first mask took when the form was compiled. Others may take as long.
-    pub fn first_time(&self) -> Duration {
-        self.first_time
+    /// The longest time that a mask took with the token before it, in a short output that was tried when the form was
+    /// compiled. Others may take longer.
+    pub fn token_time(&self) -> Duration {
+        self.token_time
     }
 
     /// A matcher at the beginning of an output. Matchers share no state, so threads do not wait for each other.

@@ -1,13 +1,18 @@
 //! The library's parser, whose calls are counted, end where they are told to, and fail for good.
 
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use llguidance::api::StopReason;
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use llguidance::{CancellationHandle, TokenParser, panic_utils};
+use refrain_service_kit::clock::thread_time;
 
 use crate::TokenId;
 use crate::size::parser_bytes;
+
+/// Tokens of an output by which the time of others is foretold. Each may take as long as one mask: about 20 ms.
+const TRIED_TOKENS: usize = 3;
 
 /// A parser in the middle of an output. After a call that failed, all others fail as well.
 pub(crate) struct Parser {
@@ -20,11 +25,11 @@ pub(crate) struct Parser {
 pub(crate) struct Failed;
 
 impl Parser {
-    /// Begins with a parser that has read nothing. It returns the first mask as well.
+    /// Begins with a parser that has read nothing. It returns the first mask as well, and how long it took.
     ///
     /// # Errors
     /// There is no text, or a limit was met. This is the library's message.
-    pub(crate) fn begin(mut parser: TokenParser) -> Result<(Self, SimpleVob), String> {
+    pub(crate) fn begin(mut parser: TokenParser) -> Result<(Self, SimpleVob, Duration), String> {
         parser.start_without_prompt();
         parser.enable_cancellation();
         let computer = parser.bias_computer.clone();
@@ -38,7 +43,9 @@ impl Parser {
             parser.parser.compute_bias(&*computer, &[]);
             Ok(())
         });
+        let began = thread_time();
         let first = tried.and_then(|()| begun.mask());
+        let time = thread_time().saturating_sub(began);
         let error = || {
             let message = begun.parser.error_message();
             message.unwrap_or_else(|| "no text".to_owned())
@@ -46,7 +53,23 @@ impl Parser {
         let first = first.map_err(|_| error())?;
         begun.parser.invalidate_bias_cache();
         begun.work = 0;
-        Ok((begun, first))
+        Ok((begun, first, time))
+    }
+
+    /// Tries an output of a few tokens on a copy. Returns the longest time of a token and the mask after it.
+    pub(crate) fn try_tokens(&self, first: &SimpleVob) -> Duration {
+        let mut tried = self.deep_clone();
+        let mut mask = Ok(first.clone());
+        let mut longest = Duration::ZERO;
+        for _ in 0..TRIED_TOKENS {
+            // The first tokens of a vocabulary are single bytes, with which few outputs begin.
+            let middle = mask.map(|mask| mask.iter().nth(mask.num_set() / 2));
+            let Ok(Some(token)) = middle else { break };
+            let began = thread_time();
+            mask = tried.consume(token).and_then(|()| tried.mask());
+            longest = longest.max(thread_time().saturating_sub(began));
+        }
+        longest
     }
 
     /// A parser at the same place, which shares nothing with this one.

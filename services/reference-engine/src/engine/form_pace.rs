@@ -13,8 +13,8 @@ const TOKEN_TIME: Duration = Duration::from_micros(500);
 /// Most time that is saved up. A form begins with it.
 const SAVED_MAX: Duration = Duration::from_millis(4);
 
-/// A form whose first mask took longer begins as a slow one.
-const FIRST_TIME_MAX: Duration = Duration::from_millis(10);
+/// A form whose tokens took longer when it was compiled begins as a slow one.
+const TRIED_TIME_MAX: Duration = Duration::from_millis(2);
 
 /// The time that a form may take in steps. Once it has taken more, its work is done beside the steps until its output
 /// has grown by as many tokens as make up for it.
@@ -25,11 +25,11 @@ pub(super) struct FormPace {
 }
 
 impl FormPace {
-    /// The pace of a form whose first mask took this time.
-    pub(super) fn after_first(time: Duration) -> Self {
+    /// The pace of a form whose tokens took this time when it was compiled.
+    pub(super) fn after_trial(time: Duration) -> Self {
         FormPace {
             saved: SAVED_MAX,
-            owed: time.saturating_sub(FIRST_TIME_MAX),
+            owed: time.saturating_sub(TRIED_TIME_MAX),
         }
     }
 
@@ -46,7 +46,7 @@ impl FormPace {
         self.saved = (self.saved + left).min(SAVED_MAX);
     }
 
-    /// Notes time that was taken in a step.
+    /// Notes time that was taken in a step, or that would have been.
     pub(super) fn take(&mut self, taken: Duration) {
         self.owed += taken.saturating_sub(self.saved);
         self.saved = self.saved.saturating_sub(taken);
@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn a_form_that_takes_more_time_than_it_has_is_slow_until_it_made_up_for_it() {
-        assert!(FormPace::after_first(FIRST_TIME_MAX * 2).is_slow());
-        let mut pace = FormPace::after_first(FIRST_TIME_MAX);
+        assert!(FormPace::after_trial(TRIED_TIME_MAX * 2).is_slow());
+        let mut pace = FormPace::after_trial(TRIED_TIME_MAX);
         pace.take(SAVED_MAX);
         pace.earn(3);
         pace.take(TOKEN_TIME * 3);

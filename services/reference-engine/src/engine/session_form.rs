@@ -199,7 +199,9 @@ impl SessionForm {
         };
         let behind = std::mem::take(&mut self.behind);
         let followed = begun.and_then(|()| self.catch_up(&behind));
-        let made = followed.and_then(|()| self.matcher.allowed().map(|_| ()));
+        // The step did not wait for this mask, but the next one may take as long.
+        let made = followed
+            .and_then(|()| FormPace::spend(&mut self.pace, || self.matcher.allowed().map(|_| ())));
         let made = match made {
             Err(_) if self.has_visited => {
                 let output = self.matcher.output().to_vec();

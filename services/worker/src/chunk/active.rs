@@ -139,6 +139,8 @@ impl ActiveChunk {
                 let pause = error
                     .retry_after_ms
                     .map_or(default_pause, Duration::from_millis);
+                // A wait that is long already goes on. To ask again takes the time of both sides as well.
+                let pause = pause.max((now - since) / 4);
                 self.wait_until = Some(now + pause.min(ENGINE_FULL_PAUSE_MAX));
                 Ok(())
             }

@@ -35,8 +35,8 @@ use crate::streaming::StreamContext;
 /// Longest text that is indexed on the thread that received it, tokens: a few milliseconds.
 const INDEXED_HERE_TOKENS_MAX: usize = 4_096;
 
-/// A form whose first mask takes longer brings no drafts: all requests of the batch would wait for them.
-const FORM_TIME_MAX: Duration = Duration::from_millis(20);
+/// A form whose tokens take longer brings no drafts: all requests of the batch would wait for them.
+const FORM_TIME_MAX: Duration = Duration::from_millis(2);
 
 /// How long a chunk waits for its form to be compiled. It holds a slot meanwhile, and a form only brings drafts.
 const FORM_WAIT_MAX: Duration = Duration::from_millis(250);
@@ -236,7 +236,7 @@ impl WorkerParts {
         });
         let compiled = tokio::time::timeout(FORM_WAIT_MAX, compiled).await.ok()?;
         let grammar = compiled.ok()?.ok()?;
-        if grammar.first_time() > FORM_TIME_MAX {
+        if grammar.token_time() > FORM_TIME_MAX {
             return None;
         }
         let matcher = grammar.matcher();

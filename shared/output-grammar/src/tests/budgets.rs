@@ -180,6 +180,25 @@ fn hostile_forms_stay_in_their_budgets_and_meet_the_same_fate_again() {
     assert!((5..31).contains(&refused), "{refused}");
 }
 
+/// Steps leave the masks of a form to other threads from the first one on where this time says so.
+#[test]
+fn the_time_of_tokens_tells_costly_forms_from_others() {
+    let compile = |text: &TextForm| MODEL.compiler.compile(&form(text.clone())).ok();
+    let time = |text: &TextForm| compile(text).map(|grammar| grammar.token_time());
+    let small = time(&schema(
+        r#"{"type":"object","properties":{"name":{"type":"string"}}}"#,
+    ));
+    for kind in ["nullable_grammar", "long_rules", "excluding_terminals"] {
+        let forms = hostile_forms(1, 90).into_iter();
+        let costly = forms.filter(|hostile| hostile.kind == kind);
+        let most = costly.filter_map(|hostile| time(&hostile.text)).max();
+        assert!(
+            most > small.map(|time| time * 10),
+            "{kind}: {most:?}, {small:?}"
+        );
+    }
+}
+
 /// Prints how long each of many forms takes. `REFRAIN_HOSTILE_FORMS` has their number.
 #[test]
 fn costs_of_hostile_forms_are_printed() {
