@@ -3,8 +3,8 @@
     litellm_client.py URL KEY MODEL
 """
 
+import gc
 import json
-import os
 
 import litellm
 
@@ -12,6 +12,9 @@ from tasks import FUNCTIONS, TASKS, check, check_end, mesh, parameters
 
 url, key, model = mesh()
 litellm.drop_params = False
+# LiteLLM leaves its streams to the garbage collector, which closes them. If that happens while httpcore holds the lock
+# of its connections, closing waits for the same lock for ever. So garbage is collected between the calls alone.
+gc.disable()
 tools = [
     {"type": "function", "function": {
         "name": function.__name__, "description": function.__doc__, "parameters": parameters(function.__name__),
@@ -28,6 +31,7 @@ def whole(history, **fields):
 
 def streamed(history, **fields):
     pieces = list(litellm.completion(messages=history, stream=True, **fields, **settings))
+    gc.collect()
     return litellm.stream_chunk_builder(pieces, messages=history)
 
 
@@ -47,6 +51,3 @@ for provider, base in ("openai", f"{url}/v1"), ("hosted_vllm", f"{url}/v1"), ("a
                     result = by_name[call.function.name](**json.loads(call.function.arguments))
                     history.append({"role": "tool", "tool_call_id": call.id, "content": result})
             check_end(task, history[-1].content)
-
-# On a busy machine the interpreter sometimes waits at its end for LiteLLM's threads, which wait for work.
-os._exit(0)

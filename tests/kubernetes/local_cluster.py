@@ -24,6 +24,8 @@ from rendered import NAMESPACE, PROGRAM, container_port, entries, of_kind, selec
 ENDPOINTS_LAG_S = 1.0
 # Longest time for a pod to become ready in these tests.
 READY_S = 120
+# How many times longer than on a node a probe may take: all pods, clients and Services share one machine here.
+PROBE_PATIENCE = 6
 # The program in the image.
 IN_IMAGE = "/usr/local/bin/refrain"
 # A mount namespace, for those who may not make one without a user namespace as well.
@@ -79,7 +81,7 @@ class Container:
 
     async def answers(self, probe):
         """Asks as a probe says. Answers "" if all is well, and otherwise the reason."""
-        timeout = self.spec[probe].get("timeoutSeconds", 1)
+        timeout = PROBE_PATIENCE * self.spec[probe].get("timeoutSeconds", 1)
         if "exec" in self.spec[probe]:
             return await self.succeeds(self.spec[probe]["exec"]["command"], timeout)
         asked = self.spec[probe]["httpGet"]
