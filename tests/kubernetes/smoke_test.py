@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import secured
-from local_cluster import Cluster, ask, has_namespaces, with_hosts
+from local_cluster import HANG_S, Cluster, ask, has_namespaces, with_hosts
 from rendered import PROGRAM, entries, merged, render, values_files, workloads
 
 # Loopback is fast, so a small load keeps both gateways and both workers busy.
@@ -74,7 +74,7 @@ class Load:
         answer = Answer(time.monotonic(), table)
         self.answers.append(answer)
         try:
-            async with httpx.AsyncClient(timeout=60, trust_env=False, **self.tls) as client:
+            async with httpx.AsyncClient(timeout=HANG_S, trust_env=False, **self.tls) as client:
                 response = await client.post(
                     f"{self.url}/v1/chat/completions",
                     json=body,
@@ -170,7 +170,7 @@ async def smoke(objects, folder, rolls, authority=None, looks=None):
             await load.ask(turn)
         load.begin()
         marks = [time.monotonic()]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             while len(load.answers) - load.asked(marks[-1]) < 2 * ANSWERS_MIN:
                 await asyncio.sleep(0.1)
         marks.append(time.monotonic())
@@ -178,7 +178,7 @@ async def smoke(objects, folder, rolls, authority=None, looks=None):
             await asyncio.gather(*(cluster.roll(name) for name in names))
             # What follows a roll counts as well: the new pods are alone then.
             await asyncio.sleep(2)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HANG_S):
                 while len(load.answers) - load.asked(marks[-1]) < ANSWERS_MIN:
                     await asyncio.sleep(0.1)
             marks.append(time.monotonic())
@@ -240,14 +240,14 @@ async def look_at_trainer(cluster):
     """Sends a rollout as a trainer does, and asks for the weights of all workers."""
     url = f"http://{cluster.service_ips['refrain-trainer']}:8091"
     rollout = {"text": "CREATE TABLE", "sampling_params": {"max_new_tokens": 8, "temperature": 0}, "return_logprob": True}
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=HANG_S, trust_env=False) as client:
         answer = await client.post(f"{url}/generate", json=rollout)
         assert answer.status_code == 200, answer.text
         meta = answer.json()["meta_info"]
         assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] > 0
         workers = sum(pod.workload.component == "worker" for pod in cluster.pods)
         # A replaced worker whose farewell met a scheduler that was replaced as well is known until it is forgotten.
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             while len((await client.get(f"{url}/get_weight_version")).json()["workers"]) != workers:
                 await asyncio.sleep(0.5)
     assert workers > 0
@@ -337,7 +337,7 @@ async def spread(objects, folder, keys):
         for turn in range(3):
             await asyncio.gather(*(load.ask(turn) for load in loads))
         # A worker uploads outputs once they have ended.
-        until = time.monotonic() + 30
+        until = time.monotonic() + HANG_S
         while time.monotonic() < until and not all((await documents(cluster)).values()):
             await asyncio.sleep(0.2)
         return cluster, loads, await documents(cluster)
