@@ -87,18 +87,16 @@ impl GrammarCompiler {
             verbose_errors: false,
         };
         let threads = FormThreads::new(limits.threads_max);
-        let jobs = Arc::new(Jobs::new(threads.clone(), limits.waiting_forms_max));
-        let work = CompileWork {
-            tokenizer,
-            factory,
-            eos: eos.to_vec(),
-            cache: Mutex::new(Cache::new(&limits)),
-            limits,
-        };
         Ok(GrammarCompiler {
-            jobs,
+            jobs: Arc::new(Jobs::new(threads.clone(), limits.waiting_forms_max)),
             threads,
-            work: Arc::new(work),
+            work: Arc::new(CompileWork {
+                tokenizer,
+                factory,
+                eos: eos.to_vec(),
+                cache: Mutex::new(Cache::new(&limits)),
+                limits,
+            }),
         })
     }
 
@@ -275,9 +273,9 @@ impl CompileWork {
         if !parser.parser.grammar().lexer_spec().can_rollback() {
             return Err("cannot go back".to_owned());
         }
-        // A grammar without any text is found out by its first mask alone.
         // The first text on a thread takes the tokenizer milliseconds, which are no fault of the form.
         let _ = self.tokenizer.encode_trusted("{\"a\": 1, \"b\": [");
+        // A grammar without any text is found out by its first mask alone.
         let (parser, first, time) = Parser::begin(parser)?;
         Ok(Start {
             bytes: parser.bytes(),
