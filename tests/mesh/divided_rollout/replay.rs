@@ -50,6 +50,35 @@ pub(super) struct Seen {
     pub(super) interactive_waited_longer: usize,
 }
 
+/// How many of the events show a queue that nothing disturbed. On a busy machine a gateway may ask once more for a
+/// request that waits: it took the first ask back before, and no event says when. Or a worker is lost, because its
+/// heartbeats are late. The order is another one from there on.
+pub(super) fn undisturbed(events: &[SchedulingEvent]) -> usize {
+    let mut asked = HashMap::new();
+    let mut end = events.len();
+    for (number, event) in events.iter().enumerate() {
+        match event {
+            SchedulingEvent::Asked { request, .. } => {
+                if let Some(first) = asked.insert(request, number) {
+                    end = end.min(first + 1);
+                }
+            }
+            SchedulingEvent::Granted { request, .. } => {
+                asked.remove(request);
+            }
+            SchedulingEvent::Ended { outcome, .. } => {
+                if !PROGRESS.contains(&outcome.as_str()) {
+                    end = end.min(number);
+                }
+            }
+        }
+    }
+    end
+}
+
+/// The outcomes of chunks that no fault has ended.
+const PROGRESS: [&str; 2] = ["continues", "finished"];
+
 /// The state of the queue after some events.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
@@ -100,7 +129,6 @@ impl Replay {
                     max_new_tokens: *max_new_tokens,
                     ends_waited: 0,
                 };
-                // A gateway that hears nothing from a busy scheduler asks once more.
                 self.waiting.insert(request.clone(), asked);
             }
             SchedulingEvent::Granted {
@@ -181,10 +209,7 @@ impl Replay {
     }
 
     fn ended(&mut self, ended: &Request, outcome: &str, emitted_tokens: u64) -> anyhow::Result<()> {
-        ensure!(
-            ["continues", "finished"].contains(&outcome),
-            "a chunk ended as {outcome}"
-        );
+        ensure!(PROGRESS.contains(&outcome), "a chunk ended as {outcome}");
         for waiting in self.waiting.values_mut() {
             waiting.ends_waited += 1;
         }
