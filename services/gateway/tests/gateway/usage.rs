@@ -152,7 +152,11 @@ async fn usage_waits_for_a_store_that_is_away_and_survives_a_restart() {
         assert_eq!(first.chat(json!({})).await.0, 200);
     }
     first.mesh.usage.next_calls().await;
-    assert!(first.metric("refrain_gateway_usage_unsent_rows") >= 1.0);
+    // The gauge is set once a second.
+    eventually("rows of usage wait", async || {
+        first.metric("refrain_gateway_usage_unsent_rows") >= 1.0
+    })
+    .await;
     assert!(first.metric("refrain_gateway_usage_sends_total{outcome=\"failed\"}") >= 1.0);
     assert_eq!(first.mesh.usage.of("acme").requests, 0);
     first.gateway.drain(Duration::from_secs(5)).await;
