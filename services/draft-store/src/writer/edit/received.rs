@@ -186,6 +186,8 @@ impl Edit<'_> {
         let is_corrected = part.epoch == epoch && to < len;
         if is_corrected {
             self.add_tombstone(key);
+            // Messages on the way have the text from before. No part of it counts as sent.
+            self.catalog.replication.outbox.renew(key);
         }
         let tokens = update.tokens.get(skip..).unwrap_or_default();
         self.write(key, state, update, to, tokens)?;

@@ -565,6 +565,26 @@ fn a_sealed_document_that_outlived_a_removal_is_sent_anew_after_a_restart() {
     assert_eq!(cluster.held(2).len(), 1);
 }
 
+#[test]
+fn a_document_that_the_stream_corrects_is_sent_again_as_a_whole() {
+    let mut cluster = Cluster::new();
+    cluster.append(0, update(3, 1, 0, &[10, 110, 211]));
+    cluster.release(0);
+    cluster.read(0, 1);
+    cluster.arrive(0);
+    // Another text of the document is on the way from here when that one is applied.
+    cluster.append(2, update(3, 1, 0, &[10, 110, 210, 310]));
+    cluster.release(2);
+    cluster.read(2, 1);
+    cluster.apply(2, 1, 0);
+    // It is as long as the one on the way again.
+    cluster.append(2, update(3, 1, 3, &[311]));
+    cluster.settle();
+    cluster.check_equal();
+    let held = cluster.held(0);
+    assert_eq!(held[&key(tenant(3), 3)].2.tokens, [10, 110, 211, 311]);
+}
+
 /// The same cases in each run, unless `PROPTEST_RNG_SEED` and `PROPTEST_CASES` say otherwise. docs/replication.md has
 /// the command for others.
 fn config_of_cases() -> ProptestConfig {
