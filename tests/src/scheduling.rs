@@ -17,6 +17,13 @@ pub enum SchedulingEvent {
         generated_tokens: u64,
         /// Most tokens of its output.
         max_new_tokens: u64,
+        /// How long ago the gateway took it.
+        age_ms: u64,
+    },
+    /// The caller of a request that waits is gone.
+    Withdrawn {
+        /// The request.
+        request: String,
     },
     /// A request gets a chunk.
     Granted {
@@ -70,6 +77,10 @@ impl SchedulingEvent {
                 group: text("group"),
                 generated_tokens: number("generated_tokens")?,
                 max_new_tokens: number("max_new_tokens")?,
+                age_ms: number("age_ms")?,
+            },
+            "a request is withdrawn" => SchedulingEvent::Withdrawn {
+                request: text("request")?,
             },
             "a chunk is granted" => SchedulingEvent::Granted {
                 request: text("request")?,

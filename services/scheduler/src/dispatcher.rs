@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
-use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{Heartbeat, HeartbeatReply, Lease, LeaseRequest};
+use refrain_protocol::{ApiError, RequestId};
 use refrain_service_kit::clock;
 use refrain_service_kit::guard::{Guarded, Panicked};
 use tokio::sync::oneshot;
@@ -75,7 +75,7 @@ pub(crate) struct Dispatcher {
     core: Guarded<Dispatch>,
     clock: Clock,
     /// Calls that wait for a lease.
-    waiting: HashMap<LeaseCallId, LeaseReply>,
+    waiting: HashMap<LeaseCallId, (RequestId, LeaseReply)>,
     /// The answer to the heartbeat that is applied now.
     heartbeat_answer: Option<Result<HeartbeatReply, ApiError>>,
     /// The newest epoch granted, for the core that follows a panic.
@@ -118,14 +118,16 @@ impl Dispatcher {
 
     /// Takes a call for a lease. The answer comes by `reply`, at once or later.
     pub(crate) fn submit(&mut self, call: LeaseCallId, request: LeaseRequest, reply: LeaseReply) {
-        self.waiting.insert(call, reply);
+        self.waiting.insert(call, (request.request, reply));
         event_log::asked(&request);
         self.apply(DispatchEvent::Submit { call, request });
     }
 
     /// Forgets a call whose caller is gone.
     pub(crate) fn withdraw(&mut self, call: LeaseCallId) {
-        self.waiting.remove(&call);
+        if let Some((request, _)) = self.waiting.remove(&call) {
+            event_log::withdrawn(request);
+        }
         self.apply(DispatchEvent::Withdraw { call });
     }
 
@@ -208,7 +210,7 @@ impl Dispatcher {
                 let delivered = self
                     .waiting
                     .remove(&call)
-                    .is_some_and(|reply| reply.send(Ok(lease)).is_ok());
+                    .is_some_and(|(_, reply)| reply.send(Ok(lease)).is_ok());
                 if !delivered {
                     events.push_back(DispatchEvent::Undelivered { lease: id });
                 }
@@ -219,7 +221,7 @@ impl Dispatcher {
                 refusal,
             } => {
                 self.metrics.rejected(refusal.as_str());
-                if let Some(reply) = self.waiting.remove(&call) {
+                if let Some((_, reply)) = self.waiting.remove(&call) {
                     // Sending fails only if the caller is gone.
                     let _ = reply.send(Err(error));
                 }
@@ -252,7 +254,7 @@ impl Dispatcher {
     /// Cleans up after a panic, when the core is a fresh one: fails the calls that waited in the old core.
     fn after_rebuild(&mut self) {
         self.heartbeat_answer = None;
-        for (_, reply) in self.waiting.drain() {
+        for (_, (_, reply)) in self.waiting.drain() {
             self.metrics.rejected("restarted");
             let _ = reply.send(Err(scheduler_unavailable(QUEUE_LOST)));
         }

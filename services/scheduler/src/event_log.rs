@@ -1,9 +1,10 @@
-//! The scheduler's decisions as log lines: who asked, who got a chunk, and how each chunk ended.
+//! The scheduler's decisions as log lines: who asked, who got a chunk, who went away, and how each chunk ended.
 //!
 //! They answer why a request waits, and why another one went first. There are three lines for each chunk, so they are
 //! at `debug`, under a target of their own: `telemetry.log = "info,scheduling=debug"`. The lines are in the order in
 //! which the core applied the events. They name groups, and never a prompt or an output.
 
+use refrain_protocol::RequestId;
 use refrain_protocol::scheduling::{Lease, LeaseFinish, LeaseRequest};
 
 use crate::dispatch::{LeaseEnd, Placed};
@@ -47,6 +48,11 @@ pub(crate) fn granted(lease: &Lease, waited_ms: u64, placed: &Placed) {
         waited_ms,
         "a chunk is granted"
     );
+}
+
+/// The caller of a request that waits is gone. Another member of its group may become the group's probe.
+pub(crate) fn withdrawn(request: RequestId) {
+    tracing::debug!(target: TARGET, %request, "a request is withdrawn");
 }
 
 /// A chunk has ended, by what its holder says. Ends without its holder have a line at `info`.

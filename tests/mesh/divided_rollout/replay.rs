@@ -20,15 +20,29 @@ struct Request {
     group: Option<String>,
     generated_tokens: u64,
     max_new_tokens: u64,
+    /// By its gateway's clock.
+    age_ms: u64,
     /// Chunks of others that ended while it waited.
     ends_waited: usize,
     /// Interactive requests that waited when it asked.
     interactive_ahead: usize,
 }
 
+/// A group's probe.
+#[derive(Debug, Default, PartialEq)]
+enum Probe {
+    /// The next member that asks, unless an output is finished.
+    #[default]
+    None,
+    Request(String),
+    /// The probe went away while other members waited. One of them is the probe, and the events name it when it gets a
+    /// chunk: those that asked within the same millisecond may have any order.
+    AnyThatWaits,
+}
+
 #[derive(Debug, Default)]
 struct Group {
-    probe: Option<String>,
+    probe: Probe,
     finished_max: Option<u64>,
     running_max: u64,
 }
@@ -50,30 +64,14 @@ pub(super) struct Seen {
     pub(super) interactive_waited_longer: usize,
 }
 
-/// How many of the events show a queue that nothing disturbed. On a busy machine a gateway may ask once more for a
-/// request that waits: it took the first ask back before, and no event says when. Or a worker is lost, because its
-/// heartbeats are late. The order is another one from there on.
+/// How many of the events come before a chunk that a fault has ended: a worker is lost because it was killed, or because
+/// its heartbeats are late on a busy machine. The slots are fewer from there on.
 pub(super) fn undisturbed(events: &[SchedulingEvent]) -> usize {
-    let mut asked = HashMap::new();
-    let mut end = events.len();
-    for (number, event) in events.iter().enumerate() {
-        match event {
-            SchedulingEvent::Asked { request, .. } => {
-                if let Some(first) = asked.insert(request, number) {
-                    end = end.min(first + 1);
-                }
-            }
-            SchedulingEvent::Granted { request, .. } => {
-                asked.remove(request);
-            }
-            SchedulingEvent::Ended { outcome, .. } => {
-                if !PROGRESS.contains(&outcome.as_str()) {
-                    end = end.min(number);
-                }
-            }
-        }
-    }
-    end
+    let first = events.iter().position(|event| match event {
+        SchedulingEvent::Ended { outcome, .. } => !PROGRESS.contains(&outcome.as_str()),
+        _ => false,
+    });
+    first.unwrap_or(events.len())
 }
 
 /// The outcomes of chunks that no fault has ended.
@@ -112,13 +110,20 @@ impl Replay {
                 group,
                 generated_tokens,
                 max_new_tokens,
+                age_ms,
             } => {
+                // A request may ask once more, if the first call is slow. The older call counts no more.
+                match self.waiting.get(request) {
+                    Some(waiting) if *age_ms < waiting.age_ms => return Ok(()),
+                    Some(_) => self.leaves(request),
+                    None => self.running.retain(|_, (running, _)| running != request),
+                }
                 let group = group.clone().filter(|_| class == "rollout");
                 if let Some(name) = &group {
                     let group = self.groups.entry(name.clone()).or_default();
                     group.running_max = group.running_max.max(*generated_tokens);
-                    if group.finished_max.is_none() {
-                        group.probe.get_or_insert_with(|| request.clone());
+                    if group.finished_max.is_none() && group.probe == Probe::None {
+                        group.probe = Probe::Request(request.clone());
                     }
                 }
                 let interactive = self.waiting.values().filter(|other| other.group.is_none());
@@ -127,10 +132,12 @@ impl Replay {
                     group,
                     generated_tokens: *generated_tokens,
                     max_new_tokens: *max_new_tokens,
+                    age_ms: *age_ms,
                     ends_waited: 0,
                 };
                 self.waiting.insert(request.clone(), asked);
             }
+            SchedulingEvent::Withdrawn { request } => self.leaves(request),
             SchedulingEvent::Granted {
                 request,
                 lease,
@@ -139,6 +146,12 @@ impl Replay {
                 ..
             } => {
                 let granted = self.waiting.remove(request).context("it did not ask")?;
+                if let Some(group) = self.group_mut(&granted)
+                    && group.probe == Probe::AnyThatWaits
+                    && *probe
+                {
+                    group.probe = Probe::Request(request.clone());
+                }
                 match &granted.group {
                     None => self.interactive_granted(&granted),
                     Some(_) => {
@@ -161,6 +174,22 @@ impl Replay {
             }
         }
         Ok(())
+    }
+
+    /// A request is taken out of the queue.
+    fn leaves(&mut self, request: &str) {
+        let Some(left) = self.waiting.remove(request) else {
+            return;
+        };
+        let siblings_wait = self.waiting.values().any(|other| other.group == left.group);
+        if let Some(group) = self.group_mut(&left)
+            && group.probe == Probe::Request(request.to_owned())
+        {
+            group.probe = match siblings_wait {
+                true => Probe::AnyThatWaits,
+                false => Probe::None,
+            };
+        }
     }
 
     fn interactive_granted(&mut self, granted: &Request) {
@@ -214,12 +243,11 @@ impl Replay {
             waiting.ends_waited += 1;
         }
         let tokens = ended.generated_tokens + emitted_tokens;
-        let group = ended.group.as_ref();
-        if let Some(group) = group.and_then(|group| self.groups.get_mut(group)) {
+        if let Some(group) = self.group_mut(ended) {
             match outcome {
                 "finished" => {
                     group.finished_max = group.finished_max.max(Some(tokens));
-                    group.probe = None;
+                    group.probe = Probe::None;
                 }
                 _ => group.running_max = group.running_max.max(tokens),
             }
@@ -231,9 +259,13 @@ impl Replay {
         self.groups.get(request.group.as_ref()?)
     }
 
+    fn group_mut(&mut self, request: &Request) -> Option<&mut Group> {
+        self.groups.get_mut(request.group.as_ref()?)
+    }
+
     fn is_probe(&self, id: &str, request: &Request) -> bool {
         let group = self.group_of(request);
-        group.is_some_and(|group| group.probe.as_deref() == Some(id))
+        group.is_some_and(|group| group.probe == Probe::Request(id.to_owned()))
     }
 
     fn estimate(&self, request: &Request) -> Option<u64> {
