@@ -10,7 +10,7 @@ use e2e::{
     varied_prompts,
 };
 use refrain::config::MeshFile;
-use refrain_engine_plugin::{PluginConfig, Proposer, RequestStart};
+use refrain_engine_plugin::{EngineRules, PluginConfig, Proposer, RequestStart};
 use refrain_service_kit::mesh::MeshConfig;
 use serde_json::Value;
 
@@ -193,7 +193,8 @@ impl Inside {
             ..RequestStart::default()
         };
         self.proposer.begin(begin)?;
-        self.proposer.propose(vec![("a".into(), 3)], 1.0, 1.0, 0.1);
+        let wanted = vec![("a".into(), 3)];
+        self.proposer.propose(wanted, &EngineRules::default());
         self.proposer.extend("a", &[3, 4, 5, 6]);
         self.proposer.finish("a".into(), Some("stop"));
         Ok(())
@@ -292,7 +293,15 @@ fn every_panel_has_its_own_id_place_unit_and_description() -> anyhow::Result<()>
 async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
     let mut usual = queries()?;
     usual.retain(|query| !query.is_of(&[OF_SCORE, OF_SPREAD, OF_TROUBLES, OF_ADOPTION].concat()));
-    let mesh = UpMesh::start_with(SETTINGS).await?;
+    let data = tempfile::tempdir()?;
+    // A ratio is shown after some seconds, however uncertain it is.
+    let hasty = |file: &mut MeshFile| {
+        let gain = &mut file.worker.speculation.gain;
+        gain.warm_up = Duration::ZERO;
+        gain.window = Duration::from_secs(60);
+        gain.error_max = f64::INFINITY;
+    };
+    let mesh = Box::pin(UpMesh::start_tuned(data.path(), SETTINGS, hasty)).await?;
     let inside = Inside::start()?;
     let urls = [mesh.client().url(), inside.client.url()].map(str::to_owned);
     let prometheus = Prometheus::start(&urls, &rules()?).await?;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use e2e::{Chat, HttpMesh, PATIENCE, Service, TINY_MODEL, long_task, repository, wait_until};
 use futures_util::StreamExt as _;
 use refrain_protocol::chunk::{
-    ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, Speculation, Urgency,
+    ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest, DraftRules, Speculation, Urgency,
 };
 use refrain_protocol::engine::{EngineCapabilities, Sampling};
 use refrain_protocol::engine_order::{EngineOrder, EngineState, PauseMode};
@@ -205,6 +205,7 @@ impl<'a> Caller<'a> {
             max_new_tokens,
             chunk_tokens: None,
             speculation,
+            drafts: DraftRules::default(),
             urgency: Urgency::default(),
             budget: ChunkBudget {
                 attempts: 1,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use e2e::{Client, HttpMesh, PATIENCE, Service, TINY_MODEL};
-use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
+use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, DraftRules, Speculation, Urgency};
 use refrain_protocol::document::{AppendRequest, FeedCursor, FollowRequest, TouchRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::{LeaseRequest, TenantWeight};
@@ -179,6 +179,7 @@ async fn calls(
         max_new_tokens: 1,
         chunk_tokens: None,
         speculation: Speculation::Off,
+        drafts: DraftRules::default(),
         urgency: Urgency::default(),
         budget: ChunkBudget::default(),
         expected_tokens: None,

@@ -156,7 +156,7 @@ class WithoutAStore(WithMesh):
         self.assertEqual(drafted(client, "b"), TEXT[10:26])
         self.assertEqual(drafted(client, "b", tokens_max=3), TEXT[10:13])
         # The match has the last 16 tokens of the prompt and the output of both.
-        self.assertEqual(drafted(client, "b", factor=0.5), TEXT[10 : 10 + 26 // 2])
+        self.assertEqual(drafted(client, "b", alpha=0.5), TEXT[10 : 10 + 26 // 2])
         extend(client, "a", TEXT[60:])
         client.finish("a")
         extend(client, "b", TEXT[10:100])
@@ -400,6 +400,47 @@ class SuffixCache(WithMesh):
         self.assertEqual(self.decode(cache, "a", TEXT), len(TEXT))
         self.few_steps(cache)
         self.assertEqual(list(cache.active_requests), [])
+
+    def test_arguments_that_a_user_set_come_before_the_configuration(self):
+        client = mock.create_autospec(Client, instance=True)
+        client.start.return_value, client.propose.return_value = 0, [([], 0.0, 0)]
+        open_to_the_client = {"alpha": None, "offset": 0.0, "min_token_prob": None, "depth": None}
+        for sizes, given, passed_on in (
+            # The defaults of vLLM.
+            ({"max_tree_depth": 24}, {"max_spec_factor": 1.0, "min_token_prob": 0.1}, {}),
+            ({"max_tree_depth": 64}, {"max_spec_factor": 1.0, "min_token_prob": 0.1}, {"depth": 64}),
+            ({"max_tree_depth": 24}, {"max_spec_factor": 4.0, "min_token_prob": 0.1}, {"alpha": 4.0}),
+            ({"max_tree_depth": 24}, {"max_spec_factor": 1.0, "min_token_prob": 0.3}, {"min_token_prob": 0.3}),
+            ({}, {"max_spec_offset": 2.0}, {"offset": 2.0}),
+        ):
+            cache = SuffixDecodingCache(**sizes, client=client)
+            cache.start_request("a", PROMPT)
+            cache.speculate("a", [1], max_spec_tokens=9, **given)
+            client.propose.assert_called_with([("a", 9)], **{**open_to_the_client, **passed_on})
+
+    def test_the_configuration_holds_where_a_user_set_no_arguments(self):
+        for settings, tokens in (
+            ({}, 24),
+            ({"SPECULATION__ALPHA": 0.5}, 13),
+            ({"SPECULATION__ALPHA": "auto", "SPECULATION__MAX_SPEC_TOKENS": 5}, 5),
+            ({"SPECULATION__ALPHA": 1.0, "SPECULATION__MATCH_TOKENS_MAX": 8}, 8),
+        ):
+            client = self.mesh.client(**settings)
+            emit(client, "first", TEXT)
+            cache = SuffixDecodingCache(client=client)
+            cache.start_request("a", PROMPT)
+            cache.add_active_response("a", TEXT[:10])
+            # The match has the last 16 tokens of the prompt and 10 of the output.
+            draft = undisturbed(client, lambda: cache.speculate("a", [], max_spec_tokens=24))
+            self.assertEqual(draft.token_ids, TEXT[10 : 10 + tokens], settings)
+        for settings, why in (
+            ({"SPECULATION__ALPHA": 0}, 'speculation.alpha: "auto", or a number above 0'),
+            ({"SPECULATION__MIN_TOKEN_PROB": 1.5}, 'speculation.min_token_prob: "auto", or a number from 0 to 1'),
+            ({"SPECULATION__MATCH_TOKENS_MAX": 0}, "speculation.match_tokens_max: from 1 to 1024"),
+            ({"SPECULATION__FACTOR": 2}, "REFRAIN_CLIENT_SPECULATION__FACTOR"),
+        ):
+            with self.assertRaisesRegex(ValueError, why):
+                self.mesh.client(**settings)
 
     def test_calls_out_of_order_are_refused_as_arctic_inference_does(self):
         cache = SuffixDecodingCache(client=self.mesh.client())

@@ -156,6 +156,17 @@ class Corpus(WithMesh):
             # No token after the end of an output is kept.
             self.assertEqual((stats["requests"], stats["emitted_tokens"]), (0, len(ran) * len(text)))
 
+    def test_chains_fill_the_nodes_unless_the_configuration_says_otherwise(self):
+        for settings, drafted in (({}, NODES - 1), ({"SPECULATION__ALPHA": 0.5}, 4), ({"SPECULATION__MAX_SPEC_TOKENS": 3}, 3)):
+            corpus = self.corpus(**settings)
+            # A prompt of a request that shares only the last eight tokens with a text that is known by then.
+            req = Req("a", TEXT[19:], prompt=[*TEXT, *TEXT[12:19]])
+            corpus.begin_step([req])
+            text = [*req.origin_input_ids_unpadded, *req.output_ids]
+            (chain,) = corpus.chains(["a"], [text[-TAIL:]], [len(text)])
+            self.assertEqual(chain[: drafted + 1], TEXT[19 : 20 + drafted], settings)
+            self.assertEqual(chain[drafted + 1 :], [chain[drafted]] * (NODES - 1 - drafted), settings)
+
     def assert_in_the_store(self, count, *texts):
         """Asserts that the store has so many outputs, and these texts with their last tokens."""
         other = self.mesh.client()

@@ -8,6 +8,7 @@
 mod client;
 mod options;
 mod report;
+mod step_cost;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -20,10 +21,11 @@ use futures_util::StreamExt;
 use crate::text_table::print_report;
 use client::BenchClient;
 use report::CallSums;
+use step_cost::StepCostFit;
 use workload::WorkloadCall;
 
 pub use options::BenchOptions;
-pub use report::{BenchReport, ModeFigures};
+pub use report::{BenchReport, ModeFigures, Speedup};
 pub use workload::WorkloadPart;
 
 /// Runs `refrain bench`, and prints its report.
@@ -61,6 +63,7 @@ pub async fn run(
     let client = Arc::new(BenchClient::connect(options).await?);
     let mut totals: BTreeMap<(&str, &str), CallSums> = BTreeMap::new();
     let mut speedups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    let mut step_costs: BTreeMap<&str, StepCostFit> = BTreeMap::new();
     let mut outputs_that_differ = 0;
     for &part in &options.parts {
         for round in 0..options.rounds {
@@ -71,8 +74,15 @@ pub async fn run(
                 let number = (turn + round as usize) % options.modes.len();
                 let mode = &options.modes[number];
                 let keys = &options.api_keys[number * tenants..][..tenants];
-                let (sums, texts) =
-                    run_mode(&client, mode, keys, &calls, options.concurrency).await?;
+                let answers = run_mode(&client, mode, keys, &calls, options.concurrency).await?;
+                let ModeAnswers { sums, calls, texts } = answers;
+                // Other calls and the head would share the time of steps.
+                if options.concurrency == 1 && ["off", "suffix"].contains(&mode.as_str()) {
+                    let fit = step_costs.entry(part.name()).or_default();
+                    for call in calls {
+                        fit.add(call.steps.saturating_sub(1), call.drafted, call.decode_s);
+                    }
+                }
                 s_per_token.insert(mode.as_str(), sums.decode_s_per_token());
                 totals.entry((part.name(), mode)).or_default().add(&sums);
                 let first = first_texts.get_or_insert_with(|| texts.clone());
@@ -93,17 +103,31 @@ pub async fn run(
             ));
         }
     }
-    Ok(BenchReport::new(totals, speedups, outputs_that_differ))
+    Ok(BenchReport::new(
+        totals,
+        speedups,
+        &step_costs,
+        outputs_that_differ,
+    ))
 }
 
-/// Sends all calls in one mode; returns their sums and their texts in order.
+/// The answers to the calls of a round in one mode.
+struct ModeAnswers {
+    sums: CallSums,
+    /// In the order of the calls.
+    calls: Vec<CallSums>,
+    /// In the same order.
+    texts: Vec<String>,
+}
+
+/// Sends all calls in one mode.
 async fn run_mode(
     client: &Arc<BenchClient>,
     mode: &str,
     api_keys: &[String],
     calls: &[WorkloadCall],
     concurrency: usize,
-) -> anyhow::Result<(CallSums, Vec<String>)> {
+) -> anyhow::Result<ModeAnswers> {
     let started = Instant::now();
     let answers: Vec<anyhow::Result<(CallSums, String)>> =
         futures_util::stream::iter(calls.iter().cloned())
@@ -114,13 +138,13 @@ async fn run_mode(
             .buffered(concurrency.max(1))
             .collect()
             .await;
-    let mut sums = CallSums::default();
-    let mut texts = Vec::with_capacity(answers.len());
-    for answer in answers {
-        let (call, text) = answer?;
-        sums.add(&call);
-        texts.push(text);
-    }
-    sums.wall_s = started.elapsed().as_secs_f64();
-    Ok((sums, texts))
+    let wall_s = started.elapsed().as_secs_f64();
+    let answers: Vec<(CallSums, String)> = answers.into_iter().collect::<Result<_, _>>()?;
+    let (calls, texts): (Vec<CallSums>, Vec<String>) = answers.into_iter().unzip();
+    let mut sums = CallSums {
+        wall_s,
+        ..CallSums::default()
+    };
+    calls.iter().for_each(|call| sums.add(call));
+    Ok(ModeAnswers { sums, calls, texts })
 }

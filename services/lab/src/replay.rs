@@ -55,7 +55,7 @@ pub use policy::Policy;
 pub use presets::Preset;
 pub use report::{PolicyReport, ReplayReport, SourceCounts};
 pub(crate) use serve::Tally;
-pub(crate) use setup::{Outcome, Setup, worker_params};
+pub(crate) use setup::{Outcome, Setup, worker_rules};
 pub use shared_indexes::SharedIndexSizes;
 pub use window::Window;
 

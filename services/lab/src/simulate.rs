@@ -26,6 +26,7 @@ mod random;
 mod report;
 mod runs;
 mod seat;
+mod seeds;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -41,8 +42,8 @@ pub use options::{
     DraftRule, SimulateOptions, SimulatedDrafts, SimulatedPlacement, SimulatedPolicy,
 };
 pub use presets::WorkloadPreset;
-pub use report::{KvBounds, RunReport, SimulateReport, WorkloadReport};
-pub use runs::run;
+pub use report::{KvBounds, RunReport, SimulateReport, Spread, WorkloadReport};
+pub use seeds::run;
 pub use shape::Shape;
 
 /// Runs `refrain simulate`, and prints its report.

@@ -192,6 +192,7 @@ impl Mesh {
             worker_ended_ms_ago: Some(0),
             cached_tokens: Some(request.context_tokens / 2),
             rejected_tokens: 0,
+            accepted_tokens: 0,
         };
         if goes_on && request.generated_tokens + emitted_tokens < MAX_NEW_TOKENS {
             request.generated_tokens += emitted_tokens;

@@ -35,8 +35,9 @@ pub enum OrderPolicy {
     Context,
     /// As `context`, and `expected_tokens` of a request is an estimate from the start.
     History,
-    /// As `history` where the estimates have proved right, and arrival where they have not. No started request waits
-    /// behind one that has not started.
+    /// The first members of all groups, then the second ones, and so on, while drafts gain by finished members. Where
+    /// estimates of lengths have proved right, a longer group has more of its members served early. Arrival where
+    /// neither pays. No started request waits behind one that has not started.
     #[default]
     Auto,
     /// The longest first, by true lengths. A simulator passes them as `expected_tokens`. No file can choose it.

@@ -338,12 +338,12 @@ impl Dispatch {
             }),
             call,
         };
-        let (group, rank) = self.enters_line(&request, place);
+        let pool = PoolKey::of_request(&request);
+        let (group, rank) = self.enters_line(&request, &pool, place);
         let chunk_tokens = self.chunk_tokens(request.class, request.chunk_tokens);
         let left = request
             .max_new_tokens
             .saturating_sub(request.generated_tokens);
-        let pool = PoolKey::of_request(&request);
         let usual_tokens = self.queue.usual_output_tokens(&pool);
         let writes = chunk_tokens.unwrap_or(usual_tokens).min(left);
         self.waiting_by_request.insert(request.request, call);
@@ -369,6 +369,7 @@ impl Dispatch {
             worker_ended_ms_ago,
             cached_tokens,
             rejected_tokens,
+            accepted_tokens: _,
         } = finish;
         self.note_epoch(epoch_of(lease));
         let spent = |running: &RunningLease| Spent {
@@ -383,7 +384,7 @@ impl Dispatch {
                     pool.note_service(self.now_ms.saturating_sub(running.granted_ms));
                 }
             }
-            self.learn(&running, outcome, emitted_tokens, effects);
+            self.learn(&running, &finish, effects);
             let now_ms = self.now_ms;
             self.workers.change(&running.worker, |worker| {
                 if outcome == LeaseOutcome::WorkerFailed {
@@ -403,7 +404,7 @@ impl Dispatch {
             if let Some(pool) = self.queue.pool_mut(&running.pool) {
                 pool.settle(&running.tenant, running.charge, spent(&running));
             }
-            self.learn(&running, outcome, emitted_tokens, effects);
+            self.learn(&running, &finish, effects);
         } else if self.workers.end_foreign(lease) {
             self.leases.remember_ended(lease, self.now_ms, None);
         }

@@ -13,9 +13,7 @@ use serde::Deserialize;
 
 pub use adoption::AdoptionConfig;
 pub use engine::{ApiKey, DriveMode, EngineConfig, EngineKind};
-pub use speculation::{
-    DrafterConfig, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,
-};
+pub use speculation::{DrafterConfig, FallbackChoice, RouterChoice, SpeculationConfig};
 
 /// The worker's section of the configuration.
 ///

@@ -121,6 +121,7 @@ impl DecodeLoop {
                 }
                 Err(error) => {
                     self.shared.metrics.families.engine_failures.inc();
+                    self.shared.metrics.gain.restart();
                     let is_ready = error.kind == ErrorKind::InvalidRequest;
                     self.shared.set_engine_ready(is_ready);
                     self.fail(error, &movers.parts, &mut batch);

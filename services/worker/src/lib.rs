@@ -66,7 +66,7 @@ use crate::streaming::StreamContext;
 pub use adoption::{Adopter, AdopterDeps, AdopterServer};
 pub use config::{
     AdoptionConfig, ApiKey, DrafterConfig, DriveMode, EngineConfig, EngineKind, FallbackChoice,
-    RouterChoice, ScoreThreshold, SpeculationConfig, WorkerConfig,
+    RouterChoice, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
     AttachedDocument, DraftVerdict, ExpectedModel, FormAbilities, GenerateRequest, Generated,
@@ -138,7 +138,8 @@ async fn start_in(
     with: Dependencies,
     state: StartState,
 ) -> anyhow::Result<WorkerServer> {
-    let metrics = WorkerMetrics::new(&with.metrics, with.engine.served().model)?;
+    let model = with.engine.served().model;
+    let metrics = WorkerMetrics::new(&with.metrics, model, config.speculation.gain)?;
     let metrics = Arc::new(metrics);
     let uploader = Uploader::start(
         config.uploader.clone(),
@@ -192,7 +193,7 @@ async fn start_in(
     let replica = drafts.then(|| {
         DraftReplica::new(
             config.replica.clone(),
-            config.speculation.propose.max_pattern,
+            config.speculation.match_tokens_max,
             with.store,
             metrics.replica.clone(),
         )
@@ -266,7 +267,7 @@ async fn decode_loop(
         remote_lookup: RemoteLookup::new(
             store.clone(),
             &config.remote_lookup,
-            &routing.settings.params,
+            &routing.settings.rules.remote(),
             metrics.replica.clone(),
         ),
         proposers: Proposers::new().context("starting the threads that propose drafts")?,

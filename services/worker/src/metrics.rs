@@ -1,18 +1,21 @@
 //! The worker's Prometheus metrics.
 
 mod families;
+mod gain;
 mod labels;
 
 use std::sync::OnceLock;
 
-use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntGaugeVec};
+use prometheus::{Counter, Histogram, IntCounter};
 use refrain_draft_replica::{ReplicaMetrics, UploaderMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_protocol::engine_order::PauseMode;
 use refrain_service_kit::telemetry::Metrics;
+use refrain_speculation::router::GainParams;
 
 use self::families::WorkerFamilies;
+use self::gain::GainGauges;
 use crate::engine::{IntroductionCounts, StreamingLoad, VerifyMethod};
 
 pub(crate) use self::labels::{
@@ -28,6 +31,7 @@ pub(crate) struct WorkerMetrics {
     step_seconds: Counter,
     draft_seconds: Counter,
     by_source: [[OnceLock<SourceCounters>; SCOPES]; SOURCES],
+    pub(crate) gain: GainGauges,
     pub(crate) replica: ReplicaMetrics,
     pub(crate) uploader: UploaderMetrics,
 }
@@ -61,11 +65,11 @@ impl SourceCounters {
 }
 
 impl WorkerMetrics {
-    /// Registers all metrics under the model's name.
+    /// Registers all metrics under the model's name. `gain` has the rules by which the gain of drafts is shown.
     ///
     /// # Errors
     /// A name is taken, as by a second worker in one registry.
-    pub(crate) fn new(metrics: &Metrics, model: &str) -> anyhow::Result<Self> {
+    pub(crate) fn new(metrics: &Metrics, model: &str, gain: GainParams) -> anyhow::Result<Self> {
         let families = WorkerFamilies::register(metrics.registry())?;
         // A rate over a counter that does not exist yet shows nothing instead of 0.
         families.streamed_step.with_label_values(&[model, "1"]);
@@ -83,6 +87,7 @@ impl WorkerMetrics {
             step_seconds: families.step_seconds.with_label_values(&[model]),
             draft_seconds: families.draft_seconds.with_label_values(&[model]),
             by_source: Default::default(),
+            gain: GainGauges::start(metrics, &families, model, gain),
             families,
             replica: ReplicaMetrics::register(metrics.registry())?,
             uploader: UploaderMetrics::register(metrics.registry())?,
@@ -232,21 +237,19 @@ impl WorkerMetrics {
         gain: Option<f64>,
     ) {
         let labels = [&*self.model, kind.as_str(), &*batch.to_string()];
-        let of = &self.families;
-        set_gate(
-            &of.self_draft_in_use,
-            &of.self_draft_gain,
-            &labels,
-            in_use,
-            gain,
-        );
+        let uses = &self.families.self_draft_in_use;
+        uses.with_label_values(&labels).set(i64::from(in_use));
+        if let Some(gain) = gain {
+            let gains = &self.families.self_draft_gain;
+            gains.with_label_values(&labels).set(gain);
+        }
     }
 
-    /// Sets the guard's state of drafts for batches of up to `batch`.
-    pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
+    /// Sets whether the guard lets drafts be used in batches of up to `batch`.
+    pub(crate) fn drafts_in_use(&self, batch: u32, in_use: bool) {
         let labels = [&*self.model, &*batch.to_string()];
-        let of = &self.families;
-        set_gate(&of.drafts_in_use, &of.gain, &labels, in_use, gain);
+        let uses = &self.families.drafts_in_use;
+        uses.with_label_values(&labels).set(i64::from(in_use));
     }
 
     /// Sets the step time of a streaming engine for batches of up to `batch` requests.
@@ -303,19 +306,6 @@ impl WorkerMetrics {
     }
 }
 
-fn set_gate(
-    uses: &IntGaugeVec,
-    gains: &GaugeVec,
-    labels: &[&str],
-    in_use: bool,
-    gain: Option<f64>,
-) {
-    uses.with_label_values(labels).set(i64::from(in_use));
-    if let Some(gain) = gain {
-        gains.with_label_values(labels).set(gain);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -323,7 +313,7 @@ mod tests {
     #[test]
     fn every_limit_is_shown_before_it_is_reached() {
         let metrics = Metrics::new().unwrap();
-        WorkerMetrics::new(&metrics, "m").unwrap();
+        WorkerMetrics::new(&metrics, "m", GainParams::default()).unwrap();
         let page = String::from_utf8(metrics.render()).unwrap();
         let mut limits: Vec<&str> = page
             .lines()

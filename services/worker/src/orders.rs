@@ -292,7 +292,8 @@ mod tests {
 
     #[test]
     fn chunks_that_come_and_go_wake_only_those_who_wait_for_their_number() {
-        let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "model").unwrap();
+        let metrics = Metrics::new().unwrap();
+        let metrics = WorkerMetrics::new(&metrics, "model", Default::default()).unwrap();
         let orders = Arc::new(Orders::new(false, Arc::new(metrics)));
         let (by_gate, by_number) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
         let (of_gate, of_number) = (Waker::from(by_gate.clone()), Waker::from(by_number.clone()));

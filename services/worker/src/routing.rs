@@ -88,9 +88,10 @@ impl Routing {
     /// Takes a step into account as far as it decides what the next one may try.
     pub(crate) fn observe(&mut self, step: Step) {
         let batch = step.batch();
+        let gain = &self.metrics.gain;
+        gain.step(&step, !self.router.is_off(batch));
         if let Some(verdict) = self.router.observe(step) {
-            self.metrics
-                .guard_gate(verdict.batch, verdict.in_use, verdict.gain);
+            self.metrics.drafts_in_use(verdict.batch, verdict.in_use);
             if verdict.changed {
                 tracing::info!(
                     batch = verdict.batch,

@@ -229,6 +229,7 @@ fn candidate(found: &FoundDraft) -> Option<Candidate> {
         parent: node.parent,
         probability: node.probability,
         count: node.count,
+        match_len: found.match_len,
         origin: Origin {
             source: Source::Suffix,
             scope: Scope::Tenant,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use refrain_engine_plugin::{PluginConfig, Proposer, RequestStart, RequestStep};
+use refrain_engine_plugin::{EngineRules, PluginConfig, Proposer, RequestStart, RequestStep};
 
 use crate::tokens::Tokens;
 
@@ -83,38 +83,46 @@ impl Client {
         py.detach(|| self.proposer.extend(request_id, &tokens.0));
     }
 
-    /// propose(requests, factor=1.0, offset=0.0, min_token_prob=0.1): returns a draft for each (request id, most
-    /// tokens), as (tokens, score, match length). No draft has more than factor * match length + offset tokens, nor a
-    /// token that is less likely than `min_token_prob`. The score is the expected number of accepted tokens, by the
-    /// counts.
-    #[pyo3(signature = (requests, factor=1.0, offset=0.0, min_token_prob=0.1))]
+    /// propose(requests, alpha=None, offset=0.0, min_token_prob=None, depth=None, padded=False): returns a draft for
+    /// each (request id, most tokens), as (tokens, score, match length).
+    ///
+    /// No draft has more than alpha * match length + offset tokens, nor a token that is less likely than
+    /// `min_token_prob`; the configuration decides where they are None. A match and its draft together have at most
+    /// `depth` tokens. `padded` says that a step verifies the most tokens in any case, so drafts are as long as they
+    /// can be. The score is the expected number of accepted tokens, by the counts.
+    #[pyo3(signature = (requests, alpha=None, offset=0.0, min_token_prob=None, depth=None, padded=false))]
+    #[expect(clippy::too_many_arguments, reason = "a Python call with names")]
     fn propose(
         &self,
         py: Python<'_>,
         requests: Vec<(String, usize)>,
-        factor: f32,
+        alpha: Option<f32>,
         offset: f32,
-        min_token_prob: f32,
+        min_token_prob: Option<f32>,
+        depth: Option<u32>,
+        padded: bool,
     ) -> Vec<(Vec<u32>, f32, u32)> {
-        let proposer = &self.proposer;
-        let drafts = py.detach(|| proposer.propose(requests, factor, offset, min_token_prob));
+        let engine = EngineRules {
+            alpha,
+            offset,
+            min_token_prob,
+            match_plus_draft_max: depth,
+            is_padded: padded,
+        };
+        let drafts = py.detach(|| self.proposer.propose(requests, &engine));
         let tuples = drafts
             .into_iter()
             .map(|draft| (draft.tokens, draft.score, draft.match_len));
         tuples.collect()
     }
 
-    /// step(requests, factor=1.0, offset=0.0, min_token_prob=0.1): returns for each (request id, tokens emitted since
-    /// the last step, most tokens, the engine's own draft) a draft that is expected to bring more than the engine's
-    /// own, or None to keep that. The acceptance statistics of both are learnt from the emitted tokens, by namespace.
-    #[pyo3(signature = (requests, factor=1.0, offset=0.0, min_token_prob=0.1))]
+    /// step(requests): returns for each (request id, tokens emitted since the last step, most tokens, the engine's
+    /// own draft) a draft that is expected to bring more than the engine's own, or None to keep that. The acceptance
+    /// statistics of both are learnt from the emitted tokens, by namespace.
     fn step(
         &self,
         py: Python<'_>,
         requests: Vec<(String, Tokens, usize, Vec<u32>)>,
-        factor: f32,
-        offset: f32,
-        min_token_prob: f32,
     ) -> Vec<Option<Vec<u32>>> {
         let step =
             |(request, emitted, draft_tokens_max, engine_draft): (_, Tokens, _, _)| RequestStep {
@@ -125,7 +133,7 @@ impl Client {
             };
         py.detach(|| {
             let steps = requests.into_iter().map(step).collect();
-            self.proposer.step(steps, factor, offset, min_token_prob)
+            self.proposer.step(steps)
         })
     }
 

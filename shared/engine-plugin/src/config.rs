@@ -9,6 +9,8 @@ use refrain_service_kit::config::{EnvRule, is_http_url, load};
 use refrain_service_kit::mesh::MeshConfig;
 use serde::Deserialize;
 
+use crate::speculation::SpeculationConfig;
+
 /// Variables such as `REFRAIN_CLIENT_STORE_URL` and `REFRAIN_CLIENT_REPLICA__BYTES_MAX`.
 const ENV_RULE: EnvRule = EnvRule {
     prefix: "REFRAIN_CLIENT_",
@@ -48,15 +50,14 @@ pub struct PluginConfig {
     /// Address at which `/metrics` is served for Prometheus; without one it is not served. Each process needs its
     /// own.
     pub metrics_listen: Option<SocketAddr>,
+    /// How drafts are made.
+    pub speculation: SpeculationConfig,
     /// The replica of the drafts.
     pub replica: ReplicaConfig,
 
     /// The upload to the draft store.
     #[serde(skip)]
     pub uploader: UploaderConfig,
-    /// Longest match that is searched for, tokens. Longer ones hardly draft better, and cost more to find.
-    #[serde(skip)]
-    pub pattern_tokens_max: u32,
     /// Longest prompt that is indexed in the call that begins its request, tokens: a millisecond or less. A longer
     /// one is indexed on a thread beside the engine's, and drafted from once that is done.
     #[serde(skip)]
@@ -161,9 +162,9 @@ impl Default for PluginConfig {
             tokenizer: None,
             log: "warn".into(),
             metrics_listen: None,
+            speculation: SpeculationConfig::default(),
             replica: ReplicaConfig::default(),
             uploader: UploaderConfig::default(),
-            pattern_tokens_max: 64,
             prompt_tokens_at_once: 1_024,
             reading_tokens_max: 4_194_304,
             piece_tokens: 32,
@@ -212,6 +213,7 @@ impl PluginConfig {
             self.token.is_none() || self.token_file.is_none(),
             "token and token_file: set only one of them",
         );
+        self.speculation.rules().check(&mut check);
         self.replica.check(&mut check);
         faults
     }

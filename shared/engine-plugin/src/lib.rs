@@ -5,7 +5,8 @@
 //! do the rest: the background thread (`background.rs`), and the reader of long prompts (`own_index.rs`). Where
 //! something goes wrong there, drafts get fewer, and the engine goes on.
 //!
-//! `request.rs` is one request; `request_state.rs` is the part of it that outlives an interruption.
+//! `request.rs` is one request; `request_state.rs` is the part of it that outlives an interruption. The rules of
+//! drafts are in `speculation.rs`.
 
 mod awaited;
 mod background;
@@ -21,8 +22,10 @@ mod proposer;
 mod request;
 mod request_state;
 mod sources;
+mod speculation;
 #[cfg(test)]
 mod tests;
 
 pub use config::{PluginConfig, PluginMeshConfig};
 pub use proposer::{DraftChain, Proposer, RequestStart, RequestStep};
+pub use speculation::{EngineRules, SpeculationConfig};

@@ -62,7 +62,7 @@ impl PromptReader {
     /// Starts the thread, which ends when the reader is dropped.
     pub(crate) fn start(config: &PluginConfig, metrics: PluginMetrics) -> io::Result<Self> {
         let index = IndexConfig {
-            pattern_tokens_max: config.pattern_tokens_max,
+            pattern_tokens_max: config.speculation.match_tokens_max,
             ..IndexConfig::default()
         };
         let backlog = Backlog::new(config.reading_tokens_max, metrics.reading_tokens.clone());

@@ -13,13 +13,12 @@ use refrain_protocol::{ApiError, DocumentId, NamespaceId, SignedNamespace};
 use refrain_service_kit::http::Server;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_service_kit::{clock, random};
-use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::draft::ProposeRules;
 use refrain_speculation::statistics::AcceptanceStatistics;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use crate::background::BackgroundEvent;
-use crate::config::PluginConfig;
 use crate::default_namespace::DefaultNamespace;
 use crate::metrics::{FIELDS, PluginMetrics, TOKEN};
 use crate::outbox::Outbox;
@@ -28,10 +27,12 @@ use crate::paused::PausedRequests;
 use crate::request::Request;
 use crate::request_state::RequestState;
 use crate::sources::{AwaitedSources, DraftSources};
+use crate::speculation::EngineRules;
 
 /// A replica of the drafts inside an engine, which follows a mesh's draft store and uploads the engine's outputs.
 pub struct Proposer {
-    config: PluginConfig,
+    /// The configured rules of drafts.
+    rules: ProposeRules,
     runtime: Option<Runtime>,
     pub(crate) replica: Arc<DraftReplica>,
     uploader: Uploader,
@@ -173,17 +174,10 @@ impl Proposer {
         }
     }
 
-    /// A draft for each request, given with its most tokens. No draft has more than `factor` * match length +
-    /// `offset` tokens, nor a token that is less likely than `min_token_prob`.
-    pub fn propose(
-        &self,
-        requests: Vec<(String, usize)>,
-        factor: f32,
-        offset: f32,
-        min_token_prob: f32,
-    ) -> Vec<DraftChain> {
-        let params = self.params(factor, offset, min_token_prob);
+    /// A draft for each request, given with its most tokens.
+    pub fn propose(&self, requests: Vec<(String, usize)>, engine: &EngineRules) -> Vec<DraftChain> {
         let mut all = self.requests.lock();
+        let params = engine.params(&self.rules, all.running.len());
         let draft = |(id, tokens_max): (String, usize)| {
             let request = all.running.get_mut(&id)?;
             request.propose(&params, tokens_max, &self.metrics);
@@ -200,19 +194,13 @@ impl Proposer {
 
     /// For each request the tokens of a draft that is expected to bring more than the engine's own, or `None` to keep
     /// the engine's. The acceptance statistics of both kinds are learnt from the emitted tokens, by namespace.
-    pub fn step(
-        &self,
-        requests: Vec<RequestStep>,
-        factor: f32,
-        offset: f32,
-        min_token_prob: f32,
-    ) -> Vec<Option<Vec<u32>>> {
-        let params = self.params(factor, offset, min_token_prob);
+    pub fn step(&self, requests: Vec<RequestStep>) -> Vec<Option<Vec<u32>>> {
         let Requests {
             running,
             statistics,
             ..
         } = &mut *self.requests.lock();
+        let params = EngineRules::default().params(&self.rules, running.len());
         let draft = |step: RequestStep| {
             let request = running.get_mut(&step.request)?;
             let statistics =
@@ -242,18 +230,6 @@ impl Proposer {
         // Otherwise the output is complete, so the request is not resumed.
         if finish == FinishReason::Cancelled {
             requests.paused.put(request, paused);
-        }
-    }
-
-    fn params(&self, factor: f32, offset: f32, min_token_prob: f32) -> ProposeParams {
-        ProposeParams {
-            expansion: Expansion::Linear,
-            alpha: factor,
-            offset,
-            min_token_prob,
-            max_spec_tokens: usize::MAX,
-            max_pattern: self.config.pattern_tokens_max,
-            ..ProposeParams::default()
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod contention;
 mod default_namespace;
+mod reach;
 mod resumption;
 
 use std::io::{Read, Write};
@@ -26,7 +27,7 @@ use refrain_rpc::DraftStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner, token_of};
 
 use crate::metrics::{FIELDS, READING_TOKENS_MAX, TOKEN};
-use crate::{PluginConfig, Proposer, RequestStart, RequestStep};
+use crate::{EngineRules, PluginConfig, Proposer, RequestStart, RequestStep};
 
 /// The longest wait for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -188,7 +189,7 @@ impl Rig {
 
     fn draft(&self, request: &str, room: usize) -> Vec<u32> {
         let wanted = vec![(request.to_owned(), room)];
-        let mut drafts = self.proposer.propose(wanted, 1.0, 0.0, 0.1);
+        let mut drafts = self.proposer.propose(wanted, &EngineRules::default());
         drafts.remove(0).tokens
     }
 
@@ -317,14 +318,14 @@ fn a_step_waits_for_no_lock_and_a_later_one_merges_what_it_missed() {
         };
         proposer.begin(begin).unwrap();
         let wanted = ["a", "b", "c"].map(|request| (request.to_owned(), 2));
-        let drafts = proposer.propose(wanted.to_vec(), 1.0, 0.0, 0.1);
+        let drafts = proposer.propose(wanted.to_vec(), &EngineRules::default());
         let step = RequestStep {
             request: "c".into(),
             emitted: vec![9],
             draft_tokens_max: 1,
             engine_draft: Vec::new(),
         };
-        let stepped = proposer.step(vec![step], 1.0, 0.0, 0.1);
+        let stepped = proposer.step(vec![step]);
         proposer.finish("c".into(), Some("stop"));
         (drafts, stepped)
     });

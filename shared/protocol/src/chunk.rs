@@ -25,6 +25,28 @@ pub enum Speculation {
     Off,
 }
 
+/// How drafts of a request are made, where its tenant has rules of its own. The worker decides what is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DraftRules {
+    /// A match of p tokens allows alpha * p draft tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f32>,
+    /// Draft tokens that are less likely are left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_token_prob: Option<f32>,
+    /// Most draft tokens in one step, of whatever source. The limits of the worker hold as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_spec_tokens: Option<u32>,
+}
+
+impl DraftRules {
+    /// Whether it leaves all to the worker.
+    pub fn is_empty(&self) -> bool {
+        *self == DraftRules::default()
+    }
+}
+
 /// The weight of a request among those that are decoded with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -227,6 +249,9 @@ pub struct ChunkRequest {
     pub chunk_tokens: Option<u32>,
     /// The drafts that the request may use.
     pub speculation: Speculation,
+    /// How they are made, where the tenant has rules of its own.
+    #[serde(default, skip_serializing_if = "DraftRules::is_empty")]
+    pub drafts: DraftRules,
     /// Its share of steps with other requests.
     #[serde(default)]
     pub urgency: Urgency,
@@ -324,6 +349,13 @@ impl StepMessage {
             self.drafted.saturating_sub(self.accepted),
             u32::saturating_add,
         )
+    }
+
+    /// Draft tokens of all sources that the engine accepted in this step.
+    pub fn accepted(&self) -> u32 {
+        let others = self.merged.iter().chain(&self.forced);
+        let others = others.map(|share| share.accepted);
+        others.fold(self.accepted, u32::saturating_add)
     }
 
     /// The counts of the step by source, if the first `kept` of its tokens are kept. The step itself counts for the

@@ -190,6 +190,9 @@ pub struct LeaseFinish {
     /// Draft tokens that the engine verified for the chunk and rejected.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rejected_tokens: u32,
+    /// Draft tokens that it accepted. The other output tokens took a step each.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub accepted_tokens: u32,
 }
 
 fn is_zero<N: Default + PartialEq>(number: &N) -> bool {

@@ -21,10 +21,7 @@ use refrain_protocol::admin::{
     ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ErasedReplica,
 };
 use refrain_protocol::adoption::{AdoptRequest, AdoptedEngine, AdopterReport, ReleaseRequest};
-use refrain_protocol::chunk::{
-    ChunkBudget, ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope,
-    DraftShare, DraftSource, ParkedContext, Priority, Speculation, StepMessage, Urgency,
-};
+use refrain_protocol::chunk::*;
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, Draft, DrafterCapabilities, DrafterKind, EngineCapabilities,
@@ -171,6 +168,11 @@ fn chunk() -> ChunkRequest {
         max_new_tokens: 100,
         chunk_tokens: Some(10),
         speculation: Speculation::DraftModel,
+        drafts: DraftRules {
+            alpha: Some(2.5),
+            min_token_prob: Some(0.25),
+            max_spec_tokens: Some(16),
+        },
         urgency: Urgency {
             priority: Priority::High,
             tpot_ms: Some(20),
@@ -242,6 +244,7 @@ fn formats() -> Vec<Format> {
                     worker_ended_ms_ago: Some(1),
                     cached_tokens: Some(8),
                     rejected_tokens: 3,
+                    accepted_tokens: 1,
                 }),
                 expected_tokens: Some(60),
                 prefixes: vec![PrefixHash(u64::MAX)],
@@ -281,6 +284,7 @@ fn formats() -> Vec<Format> {
                 worker_ended_ms_ago: (outcome == LeaseOutcome::Finished).then_some(5),
                 cached_tokens: (outcome == LeaseOutcome::Finished).then_some(8),
                 rejected_tokens: 0,
+                accepted_tokens: 0,
             })
             .to_vec(),
         ),

@@ -20,7 +20,7 @@ use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest}
 use refrain_protocol::admin::{
     ExportCursor, ExportReply, ExportRequest, ExportedDocument, ImportRequest,
 };
-use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
+use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, DraftRules, Speculation, Urgency};
 use refrain_protocol::document::{
     Acknowledgement, AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor,
     FeedEvent, FinishReason, FollowReply, FollowRequest, StreamPosition, TouchRequest,
@@ -108,6 +108,7 @@ fn chunk_format() -> Format {
         max_new_tokens: 5,
         chunk_tokens: None,
         speculation: Speculation::Auto,
+        drafts: DraftRules::default(),
         urgency: Urgency::default(),
         budget: ChunkBudget::default(),
         expected_tokens: Some(9),

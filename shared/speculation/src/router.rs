@@ -23,12 +23,14 @@
 //! | `goodput.rs`, `budget.rs` | the division of a step, and what it learns from |
 //! | `cost.rs`, `time_value.rs`, `merged.rs` | the price of a step, the worth of time and of merged drafts |
 //! | `trials.rs`, `guard.rs`, `head.rs` | trials of a way of drafting against doing without it |
+//! | `gain.rs` | what drafts gain, for operators |
 //! | `urgency.rs` | priorities and `tpot_ms` |
 //! | `transfer.rs` | whether a request is better off at another worker |
 
 mod budget;
 mod cost;
 mod decision;
+mod gain;
 mod goodput;
 mod guard;
 mod head;
@@ -47,6 +49,7 @@ use std::hash::Hash;
 
 pub use cost::StepCost;
 pub use decision::{Asked, Decision, HeadDraft, HeadState, Route, RouteReason};
+pub use gain::{GainEstimator, GainParams, GainReading, GainSample, GainSide};
 pub use guard::{CallGuard, Verdict};
 pub use head::{HeadStatus, Speeds};
 pub use offer::Offer;
@@ -123,10 +126,22 @@ impl<N: Copy + Hash + Eq> Router<N> {
             .is_some_and(|guard| guard.withholds(batch, may_try))
     }
 
+    /// Whether it divides each step among its `auto` requests, whose drafts it then cuts.
+    pub fn divides(&self) -> bool {
+        self.params.policy == Policy::Goodput
+    }
+
+    /// The cost of a draft token in a step that decodes for `batch` requests, as a share of the worth of a token: the
+    /// time to find it and to verify it, which all requests of the step spend. `None` while it is not known. See
+    /// [`ProposeRules::for_router`](crate::draft::ProposeRules::for_router).
+    pub fn draft_price(&self, batch: u32) -> Option<f64> {
+        self.goodput.draft_price(batch)
+    }
+
     /// The path probability of each node of the prospect's suffix draft, for [`Prospect::path_probabilities`]; empty
     /// where the policy does not use them. It only reads, so that many requests are estimated at once.
     pub fn estimate(&self, prospect: &Prospect<N>) -> Vec<f32> {
-        let is_divided = self.params.policy == Policy::Goodput && prospect.asked == Asked::Auto;
+        let is_divided = self.divides() && prospect.asked == Asked::Auto;
         match prospect.candidate.as_ref().filter(|_| is_divided) {
             Some(candidate) => self
                 .goodput
@@ -144,7 +159,7 @@ impl<N: Copy + Hash + Eq> Router<N> {
     ) -> Vec<(K, Offer)> {
         let fallback = self.head.fallback(frame.batch);
         // Requests with an explicit mode are served first; the others share what is left.
-        let is_divided = self.params.policy == Policy::Goodput;
+        let is_divided = self.divides();
         let (open, settled): (Vec<_>, Vec<_>) = prospects.into_iter().partition(|(_, prospect)| {
             is_divided && prospect.asked == Asked::Auto && prospect.draft_max > 0
         });

@@ -91,19 +91,19 @@ const KINDS: usize = Scope::ALL.len() + 2;
 
 /// The features of a draft node that are known before it is verified.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct NodeFeatures {
+pub(crate) struct NodeFeatures {
     /// The source that drafted it.
-    source: Source,
+    pub(crate) source: Source,
     /// The text it was read from; only used for [`Source::Suffix`].
-    scope: Scope,
+    pub(crate) scope: Scope,
     /// Length of the pattern it was found under; of a head's draft, length of the context. In tokens.
-    match_len: u32,
+    pub(crate) match_len: u32,
     /// Its depth in the draft, 1 for a child of the root.
-    depth: u32,
+    pub(crate) depth: u32,
     /// How often it was seen there; 0 if nothing was counted.
-    count: u32,
+    pub(crate) count: u32,
     /// C(N), its share of all continuations that were seen there. It is the estimate until something was observed.
-    share: f32,
+    pub(crate) share: f32,
 }
 
 /// Decayed counts of nodes whose parent was accepted.
@@ -142,7 +142,7 @@ impl AcceptanceStatistics {
 
     /// The probability of stage one that the node is accepted if its parent was, above 0 and below 1. The root counts
     /// as accepted.
-    fn node_probability(&self, node: &NodeFeatures) -> f32 {
+    pub(crate) fn node_probability(&self, node: &NodeFeatures) -> f32 {
         let mut probability = if node.share.is_finite() {
             node.share.clamp(0.0, 1.0)
         } else {

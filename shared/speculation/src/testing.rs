@@ -16,6 +16,7 @@ pub(crate) fn draft(scope: Scope, match_len: u32, nodes: &[Node]) -> Candidate {
             parent,
             probability,
             count,
+            match_len,
             origin: Origin {
                 source: Source::Suffix,
                 scope,

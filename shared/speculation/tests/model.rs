@@ -11,8 +11,9 @@
 use proptest::prelude::*;
 use refrain_speculation::draft::{
     Candidate, DraftNode, DraftTree, Expansion, Lookup, Origin, ProposeParams, Scope, Source,
-    propose,
+    propose, propose_valued,
 };
+use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::oracle::Oracle;
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
@@ -201,6 +202,7 @@ fn some_params() -> impl Strategy<Value = ProposeParams> {
                     shrinks,
                     max_fan_out: usize::MAX,
                     samples_max: usize::MAX,
+                    price: None,
                 }
             },
         )
@@ -247,6 +249,7 @@ fn any_tree() -> impl Strategy<Value = DraftTree> {
                 parent,
                 probability: 0.5,
                 count: 0,
+                match_len: 1,
                 origin,
             });
             // Those that do not fit are left out.
@@ -293,6 +296,46 @@ proptest! {
             (found.score, found.scope, nodes.collect())
         });
         prop_assert_eq!(found, expected);
+    }
+
+    /// A tree of several matches is a tree within the room, whose nodes are not likelier than their parents, nor
+    /// siblings together than one.
+    #[test]
+    fn merged_drafts_are_trees_within_the_room(
+        local in some_documents(),
+        global in some_documents(),
+        (local_seals, global_seals) in (some_seals(), some_seals()),
+        context in some_tokens(0..10),
+        params in some_params(),
+        price in 0.0f32..1.0,
+        emitted in some_tokens(0..4),
+        room in 0usize..12,
+    ) {
+        let ((local, _), (global, _)) = (both(&local, &local_seals), both(&global, &global_seals));
+        let lookups = [
+            Lookup { source: Source::Suffix, scope: Scope::Tenant, index: &global, cursor: global.start(&context), context: &context },
+            Lookup { source: Source::Suffix, scope: Scope::Group, index: &local, cursor: local.start(&context), context: &context },
+        ];
+        let params = ProposeParams { price: Some(price), ..params };
+        let mut statistics = AcceptanceStatistics::default();
+        for _ in 0..3 {
+            let Some(found) = propose_valued(&lookups, &params, Some(&statistics), room) else {
+                break;
+            };
+            let nodes = found.tree.nodes();
+            prop_assert!(nodes.len() <= room.min(params.max_spec_tokens));
+            let again = Candidate::new(nodes.to_vec(), found.match_len, found.source, found.scope);
+            prop_assert_eq!(again.as_ref(), Some(&found));
+            let above = |node: &DraftNode| node.parent.map_or(1.0, |parent| nodes[parent as usize].probability);
+            for node in nodes {
+                prop_assert!(node.probability > 0.0 && node.probability <= above(node));
+                let siblings = nodes.iter().filter(|other| other.parent == node.parent);
+                let sum: f32 = siblings.map(|other| other.probability).sum();
+                // Each wrong guess more keeps a little.
+                prop_assert!(sum <= 1.2 * above(node), "{}", sum / above(node));
+            }
+            statistics.observe(&found, &emitted);
+        }
     }
 
     /// Output with drafts is output without, whatever is drafted.

@@ -8,8 +8,9 @@
 )]
 
 use refrain_speculation::draft::{
-    Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose,
+    Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose, propose_valued,
 };
+use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
 
 fn tokens(text: &str) -> Vec<Token> {
@@ -412,4 +413,91 @@ fn origins_lead_to_the_documents() {
         .map(|place| (place.document.0, place.position))
         .collect();
     assert_eq!(places, [(1, 3), (1, 4), (1, 5)]);
+}
+
+/// After "xyz" came a once; after "yz", "xyz" included, b three times and a twice.
+const SHORTER_AND_LONGER: [&str; 5] = ["xyzab", "wyzb", "wyzb", "wyzb", "wyza"];
+
+fn priced(price: f32) -> ProposeParams {
+    ProposeParams {
+        alpha: 4.0,
+        min_token_prob: 0.01,
+        price: Some(price),
+        ..ProposeParams::default()
+    }
+}
+
+fn propose_with(
+    index: &Index,
+    params: &ProposeParams,
+    statistics: Option<&AcceptanceStatistics>,
+    room: usize,
+) -> Option<Candidate> {
+    let context = tokens("xyz");
+    propose_valued(
+        &[lookup(Scope::Tenant, index, &context)],
+        params,
+        statistics,
+        room,
+    )
+}
+
+/// With nothing learnt a node is worth its share. After "xyz", a and ab have 1/2 each. After "yz", n = 5: b has
+/// 5/6 * 3/5 = 1/2, a and ab have 5/6 * 2/5 = 1/3.
+#[test]
+fn other_matches_are_laid_over_the_best_one() {
+    let index = index_of(&SHORTER_AND_LONGER);
+    let found = propose_with(&index, &priced(0.3), None, 32).expect("a match");
+    // Less the price, the longest match is worth 0.2 twice, the other one 0.2 and 1/30 twice. The first is kept
+    // whole. b is what comes if a is wrong: half of its own share. Both have a, so 0.6 of 1/3 of the doubt goes.
+    assert_eq!(found.match_len, 3);
+    assert_eq!(show(&found), "a=0.600 ab=0.600 b=0.250");
+    let of = |at: usize| found.tree.nodes()[at].match_len;
+    assert_eq!((of(0), of(1), of(2)), (3, 3, 2));
+    assert!((found.score - 2.45).abs() < 1e-6, "{}", found.score);
+    // With little room only the best draft is left.
+    let found = propose_with(&index, &priced(0.3), None, 2).expect("a match");
+    assert_eq!(show(&found), "a=0.600 ab=0.600");
+}
+
+#[test]
+fn a_chain_is_the_best_one_and_no_price_means_algorithm_1() {
+    let index = index_of(&SHORTER_AND_LONGER);
+    let chain = ProposeParams {
+        expansion: Expansion::Linear,
+        ..priced(0.3)
+    };
+    let found = propose_with(&index, &chain, None, 32).expect("a match");
+    assert_eq!(show(&found), "a=0.500 ab=0.500");
+    let unpriced = ProposeParams {
+        price: None,
+        ..priced(0.3)
+    };
+    let found = propose_with(&index, &unpriced, None, 32);
+    assert_eq!(found, propose_one(&index, "xyz", &unpriced));
+}
+
+/// Nodes of a share that has always failed are worth less than others of a smaller share.
+#[test]
+fn the_best_match_is_the_one_of_which_most_is_learnt_to_be_right() {
+    let index = index_of(&SHORTER_AND_LONGER);
+    let chain = ProposeParams {
+        expansion: Expansion::Linear,
+        ..priced(0.3)
+    };
+    let first = propose_with(&index, &chain, None, 32).expect("a match");
+    assert_eq!(first.match_len, 3);
+    let mut statistics = AcceptanceStatistics::default();
+    for _ in 0..50 {
+        statistics.observe(&first, &tokens("?"));
+    }
+    let found = propose_with(&index, &chain, Some(&statistics), 32).expect("a match");
+    let drafted = (found.match_len, show(&found));
+    assert_eq!(drafted, (2, "a=0.333 ab=0.333".to_owned()));
+    // It is still proposed where nothing pays, so that the router sees when it begins to.
+    let dear = ProposeParams {
+        expansion: Expansion::Linear,
+        ..priced(0.9)
+    };
+    assert!(propose_with(&index, &dear, Some(&statistics), 32).is_some());
 }

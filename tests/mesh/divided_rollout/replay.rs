@@ -35,8 +35,8 @@ enum Probe {
     #[default]
     None,
     Request(String),
-    /// The probe went away while other members waited. One of them is the probe, and the events name it when it gets a
-    /// chunk: those that asked within the same millisecond may have any order.
+    /// The probe went away while other members waited. One of them is the probe, and the events name it when it gets
+    /// a chunk: those that asked within the same millisecond may have any order.
     AnyThatWaits,
 }
 
@@ -64,8 +64,8 @@ pub(super) struct Seen {
     pub(super) interactive_waited_longer: usize,
 }
 
-/// How many of the events come before a chunk that a fault has ended: a worker is lost because it was killed, or because
-/// its heartbeats are late on a busy machine. The slots are fewer from there on.
+/// How many of the events come before a chunk that a fault has ended: a worker is lost because it was killed, or
+/// because its heartbeats are late on a busy machine. The slots are fewer from there on.
 pub(super) fn undisturbed(events: &[SchedulingEvent]) -> usize {
     let first = events.iter().position(|event| match event {
         SchedulingEvent::Ended { outcome, .. } => !PROGRESS.contains(&outcome.as_str()),

@@ -20,6 +20,7 @@ fn chain(match_len: u32, share: f32, len: u32) -> Candidate {
         parent: at.checked_sub(1),
         probability: share.powi(at as i32 + 1),
         count: 1 << (match_len % 5),
+        match_len,
         origin: Origin {
             source: Source::Suffix,
             scope: Scope::Tenant,

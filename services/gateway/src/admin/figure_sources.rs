@@ -55,7 +55,9 @@ const FAMILIES: &[&str] = &[
     "refrain_spec_accepted_tokens_total",
     "refrain_spec_drafted_tokens_total",
     "refrain_spec_emitted_tokens_total",
+    "refrain_spec_gain_error_ratio",
     "refrain_spec_gain_ratio",
+    "refrain_spec_gain_steps",
     "refrain_spec_steps_total",
     "refrain_worker_parked_requests",
 ];

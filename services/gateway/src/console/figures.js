@@ -122,22 +122,41 @@ export class Mesh {
     return top && bottom?.value > 0 ? top.value / bottom.value : null;
   }
 
-  // Tokens per second with drafts divided by those without, as the workers' guard measured it for batches of about
-  // the present size. `null` if it was not measured.
+  // Tokens per second with drafts divided by those of plain decoding: the mean of what the workers measured at each
+  // batch size, weighed by the steps with drafts. `ratio` is `null` where no worker is sure enough. `error` is two
+  // standard errors as a share of the ratio, or the least of those that are too large, or `null`. `steps` is the number
+  // of steps that this rests on.
   gain() {
-    const measured = this.samples("refrain_spec_gain_ratio");
-    if (measured.length === 0) return null;
-    const workers = this.answer.workers;
-    const running = workers.reduce((sum, worker) => sum + worker.running, 0) / Math.max(1, workers.length);
-    const sized = measured.map(({ labels, value }) => ({ batch: Number(labels.batch), value }));
-    sized.sort((left, right) => left.batch - right.batch);
-    return (sized.find(({ batch }) => batch >= running) ?? sized.at(-1)).value;
+    const name = "refrain_spec_gain_steps";
+    // The last figures of a worker that does not answer are not those of now.
+    const figures = this.parts.filter(({ trouble }) => !trouble).flatMap((part) => [...part.samples.values()]
+      .filter((sample) => sample.name === name && sample.labels.side === "drafted")
+      .map(({ labels: { side, ...of }, value: drafted }) => ({
+        drafted,
+        steps: this.total(name, of, part),
+        error: this.total("refrain_spec_gain_error_ratio", of, part),
+        ratio: this.total("refrain_spec_gain_ratio", of, part),
+      })));
+    const sum = (list, value) => list.reduce((sum, one) => sum + value(one), 0);
+    const sure = figures.filter(({ ratio }) => ratio !== null);
+    if (sure.length === 0) {
+      const errors = figures.map(({ error }) => error).filter((error) => error !== null);
+      const error = errors.length > 0 ? Math.min(...errors) : null;
+      return { ratio: null, error, steps: sum(figures, ({ steps }) => steps) };
+    }
+    const whole = sum(sure, ({ drafted, ratio }) => drafted * ratio);
+    const squares = sum(sure, ({ drafted, ratio, error }) => (drafted * ratio * error) ** 2);
+    return {
+      ratio: whole / sum(sure, ({ drafted }) => drafted),
+      error: Math.sqrt(squares) / whole,
+      steps: sum(sure, ({ steps }) => steps),
+    };
   }
 
   // Adds a point to the charts.
   #draw(at) {
     const goodput = this.ratio("refrain_goodput_tokens_total", "refrain_engine_step_seconds_total");
-    const gain = this.gain();
+    const { ratio: gain } = this.gain();
     const emitted = (wanted) => this.rate("refrain_spec_emitted_tokens_total", wanted);
     const point = {
       at,
@@ -165,6 +184,7 @@ export class Mesh {
 // The sources of output tokens, in the order in which they are stacked and listed.
 export const SOURCES = [
   { id: "suffix-tenant", name: "Tenant's earlier outputs", labels: { source: "suffix", scope: "tenant" } },
+  { id: "suffix-history", name: "Earlier outputs to the prompt", labels: { source: "suffix", scope: "history" } },
   { id: "suffix-group", name: "Other samples of the group", labels: { source: "suffix", scope: "group" } },
   { id: "suffix-request", name: "The request's own text", labels: { source: "suffix", scope: "request" } },
   { id: "eagle3", name: "EAGLE-3 head", labels: { source: "eagle3" } },

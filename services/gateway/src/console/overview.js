@@ -3,13 +3,13 @@
 import { chart, sparkline } from "./chart.js";
 import { h, panel, say, table } from "./elements.js";
 import { SOURCES } from "./figures.js";
-import { count, many, percent, seconds, short, times } from "./format.js";
+import { count, many, NONE, percent, seconds, short, times } from "./format.js";
 
 const TILES = [
   { id: "requests", name: "Requests per second", format: short },
   { id: "tokens", name: "Output tokens per second", format: short },
   { id: "length", name: "Accepted length", unit: "tokens per step", format: short },
-  { id: "gain", name: "Goodput by drafts", unit: "of plain decoding", format: times },
+  { id: "gain", name: "Goodput by drafts" },
   { id: "firstToken", name: "Time to first token", unit: "mean", format: seconds },
   { id: "running", name: "Running", format: count },
 ];
@@ -20,6 +20,13 @@ function tile({ name, unit }) {
   const spark = sparkline();
   const element = h("li", {}, h("span", { class: "name" }, name), h("span", { class: "figure" }, value, detail), spark.element);
   return { element, value, detail, spark };
+}
+
+// The gain from drafts as a figure and its detail. A gain of few steps is none.
+function gainOf({ ratio, error, steps }) {
+  const sure = error === null ? "" : `± ${percent(error)}, `;
+  if (ratio !== null) return [times(ratio), `of plain decoding, ${sure}${many(steps, "step")}`];
+  return steps > 0 ? ["few data", `${sure}${many(steps, "step")}`] : [NONE, "no steps of late to compare"];
 }
 
 // The contribution of each source since the services started.
@@ -128,9 +135,9 @@ export function overview() {
       const last = (id) => mesh.series[id]?.at(-1) ?? null;
       TILES.forEach(({ id, format }, number) => {
         const { value, detail, spark } = tiles[number];
-        say(value, format(id === "gain" ? mesh.gain() : last(id)));
+        if (format) say(value, format(last(id)));
         if (id === "running") say(detail, `${count(last("waiting"))} waiting`);
-        if (id === "gain") say(detail, mesh.gain() === null ? "not measured yet" : "of plain decoding");
+        if (id === "gain") gainOf(mesh.gain()).forEach((text, at) => say([value, detail][at], text));
         if (id === "requests") say(detail, many(mesh.total("refrain_gateway_requests_in_flight") ?? 0, "request") + " in flight");
         spark.update(mesh.series[id === "gain" ? "goodput" : id] ?? []);
       });

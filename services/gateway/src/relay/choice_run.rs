@@ -223,6 +223,7 @@ impl ChoiceRun<'_> {
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
             chunk_tokens: self.chunk_tokens(lease),
             speculation: self.request.speculation,
+            drafts: self.request.drafts,
             urgency: self.request.urgency,
             budget: ChunkBudget {
                 attempts: attempts.left().min(retries_left.saturating_add(1)),
@@ -332,7 +333,7 @@ impl ChoiceRun<'_> {
                 }
                 ChunkEvent::Step(message) => {
                     let before = self.choice.own_len();
-                    guard.add_rejected(message.rejected());
+                    guard.add_verified(message.accepted(), message.rejected());
                     self.request.model.weights.seen(message.weight_version);
                     let mut pieces = Vec::new();
                     let now = heard.saturating_duration_since(self.received);

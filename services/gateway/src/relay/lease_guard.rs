@@ -86,6 +86,7 @@ impl LeaseGuard {
             worker_ended_ms_ago: None,
             cached_tokens: None,
             rejected_tokens: 0,
+            accepted_tokens: 0,
         };
         LeaseGuard {
             scheduler,
@@ -104,10 +105,11 @@ impl LeaseGuard {
         }
     }
 
-    /// Counts draft tokens that the engine rejected.
-    pub(crate) fn add_rejected(&mut self, tokens: u32) {
+    /// Counts draft tokens that the engine accepted and rejected.
+    pub(crate) fn add_verified(&mut self, accepted: u32, rejected: u32) {
         if let Some(finish) = &mut self.finish {
-            finish.rejected_tokens = finish.rejected_tokens.saturating_add(tokens);
+            finish.accepted_tokens = finish.accepted_tokens.saturating_add(accepted);
+            finish.rejected_tokens = finish.rejected_tokens.saturating_add(rejected);
         }
     }
 

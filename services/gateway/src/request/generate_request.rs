@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use refrain_protocol::chunk::Urgency;
+use refrain_protocol::chunk::{DraftRules, Urgency};
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 
 use super::{EndUser, ParsedRequest};
@@ -25,6 +25,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) shape: Option<StreamShape>,
     /// The answer has no metrics, and nothing in its usage that tells what was known before.
     pub(crate) hides_metrics: bool,
+    /// How its drafts are made, where the tenant has rules of its own.
+    pub(crate) drafts: DraftRules,
     pub(crate) urgency: Urgency,
 }
 
@@ -39,6 +41,7 @@ impl ParsedRequest {
             scope: caller.scope(end_user.as_deref()),
             shape: policy.shape,
             hides_metrics: policy.hides_metrics,
+            drafts: policy.drafts,
             urgency: match may_be_urgent {
                 true => self.asked_urgency,
                 false => self.asked_urgency.ordinary(),

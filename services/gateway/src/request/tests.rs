@@ -399,6 +399,7 @@ fn held_caller() -> Caller {
     caller.policy.isolation = Isolation::User;
     caller.policy.shape = Some(StreamShape::Size);
     caller.policy.hides_metrics = true;
+    caller.policy.drafts.alpha = Some(2.0);
     caller
 }
 
@@ -415,6 +416,7 @@ fn a_request_has_the_standing_of_its_caller_as_soon_as_it_can_be_carried_out() {
     assert!(ann.shape == Some(StreamShape::Size) && ann.hides_metrics);
     assert_eq!(ann.class, RequestClass::Rollout);
     assert_eq!(ann.weight, caller.policy.weight);
+    assert_eq!(ann.drafts.alpha, Some(2.0));
     assert!(ann.asked_urgency.is_urgent() && !ann.urgency.is_urgent());
     let ben = of_user("ben").admit(&caller, true);
     assert_ne!(ben.scope, ann.scope);
@@ -422,7 +424,7 @@ fn a_request_has_the_standing_of_its_caller_as_soon_as_it_can_be_carried_out() {
     caller.policy = Default::default();
     let free = of_user("ann").admit(&caller, true);
     assert_eq!((&*free.scope, free.class), ("a", RequestClass::Interactive));
-    assert!(free.shape.is_none() && !free.hides_metrics);
+    assert!(free.shape.is_none() && !free.hides_metrics && free.drafts.is_empty());
 }
 
 /// The sampling of a chat with these fields, or the parameter at fault and its code.

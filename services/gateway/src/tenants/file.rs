@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 /// All tenants.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantsFile {
     /// The tenants. Those of `gateway.keys` may be among them, to have limits.
@@ -18,7 +18,7 @@ pub struct TenantsFile {
 }
 
 /// A tenant.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantEntry {
     /// Its name, which namespaces have.
@@ -45,6 +45,16 @@ pub struct TenantEntry {
     /// Whether its answers are without `metrics`, and their usage without numbers of cached and predicted tokens.
     #[serde(default, skip_serializing_if = "is_default")]
     pub hides_metrics: bool,
+    /// Its drafts: a match of p tokens allows alpha * p draft tokens. Without it, the worker's setting holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f32>,
+    /// Draft tokens that are less likely than this are left out. Without it, the worker's setting holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_token_prob: Option<f32>,
+    /// Most draft tokens of a request in a step, of whatever source; 0 turns drafts off. The worker's limits hold as
+    /// well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_spec_tokens: Option<u32>,
     /// The limits on all of its keys together.
     #[serde(default, skip_serializing_if = "LimitsEntry::is_empty")]
     pub limits: LimitsEntry,
@@ -65,6 +75,9 @@ impl TenantEntry {
             stream_shaping: StreamShaping::default(),
             stream_pace_ms: None,
             hides_metrics: false,
+            alpha: None,
+            min_token_prob: None,
+            max_spec_tokens: None,
             limits: LimitsEntry::default(),
             keys: Vec::new(),
         }
@@ -273,6 +286,17 @@ impl TenantsFile {
                 format!("{place}.urgent_percent_max: must be 0 to 100"),
             );
             check(
+                tenant
+                    .alpha
+                    .is_none_or(|alpha| alpha > 0.0 && alpha.is_finite()),
+                format!("{place}.alpha: must be above 0"),
+            );
+            let least = tenant.min_token_prob;
+            check(
+                least.is_none_or(|least| (0.0..=1.0).contains(&least)),
+                format!("{place}.min_token_prob: must be 0 to 1"),
+            );
+            check(
                 names.insert(&tenant.name),
                 format!("{place}.name: {} is there twice", tenant.name),
             );
@@ -330,6 +354,9 @@ mod tests {
                 stream_shaping: StreamShaping::Pace,
                 stream_pace_ms: Some(25),
                 hides_metrics: true,
+                alpha: Some(2.5),
+                min_token_prob: Some(0.25),
+                max_spec_tokens: Some(16),
                 limits: LimitsEntry {
                     tokens_per_minute: Some(100_000),
                     ..LimitsEntry::default()
@@ -363,6 +390,8 @@ mod tests {
             name = "a"
             urgent_percent_max = 101
             stream_pace_ms = 0
+            alpha = 0
+            min_token_prob = 1.5
             limits = { requests_per_minute = 0 }
             keys = [
                 { name = "", id = "x", sha256 = "ab", expires_at = "tomorrow" },
@@ -376,6 +405,8 @@ mod tests {
         for place in [
             "tenants[0].urgent_percent_max: must be 0 to 100",
             "tenants[0].stream_pace_ms: must be at least 1",
+            "tenants[0].alpha: must be above 0",
+            "tenants[0].min_token_prob: must be 0 to 1",
             "tenants[0].limits.requests_per_minute",
             "tenants[0].keys[0].name",
             "tenants[0].keys[0].sha256",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use refrain_protocol::chunk::DraftRules;
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 
 use super::file::{Isolation, StreamShaping, TenantEntry};
@@ -14,7 +15,7 @@ const URGENT_PERCENT_MAX: u8 = 25;
 const STREAM_PACE_MS: u16 = 40;
 
 /// The standing of a tenant's requests among those of others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TenantPolicy {
     /// Its share of the engines among the tenants that wait.
     pub(crate) weight: TenantWeight,
@@ -28,6 +29,8 @@ pub(crate) struct TenantPolicy {
     pub(crate) shape: Option<StreamShape>,
     /// Whether its answers are without metrics.
     pub(crate) hides_metrics: bool,
+    /// How its drafts are made.
+    pub(crate) drafts: DraftRules,
 }
 
 impl Default for TenantPolicy {
@@ -39,6 +42,7 @@ impl Default for TenantPolicy {
             isolation: Isolation::default(),
             shape: None,
             hides_metrics: false,
+            drafts: DraftRules::default(),
         }
     }
 }
@@ -60,6 +64,11 @@ impl From<&TenantEntry> for TenantPolicy {
                 }),
             },
             hides_metrics: entry.hides_metrics,
+            drafts: DraftRules {
+                alpha: entry.alpha,
+                min_token_prob: entry.min_token_prob,
+                max_spec_tokens: entry.max_spec_tokens,
+            },
         }
     }
 }

@@ -9,7 +9,7 @@ use refrain_gateway::tenants::file::{
     KeyEndpoint, KeyEntry, LimitsEntry, TenantEntry, TenantsFile, expiry_text,
 };
 use refrain_gateway::tenants::key::NewKey;
-use refrain_protocol::chunk::{Priority, Urgency};
+use refrain_protocol::chunk::{DraftRules, Priority, Urgency};
 use refrain_protocol::scheduling::{RequestClass, TenantWeight};
 use refrain_service_kit::clock;
 use serde_json::{Value, json};
@@ -374,6 +374,8 @@ async fn the_standing_of_a_tenant_goes_with_its_requests() {
         weight: TenantWeight::try_from(2.5).unwrap(),
         class_max: RequestClass::Rollout,
         urgent_percent_max: Some(0),
+        alpha: Some(2.5),
+        max_spec_tokens: Some(16),
         ..tenants.file.tenants[0].clone()
     };
     tenants.write();
@@ -391,13 +393,22 @@ async fn the_standing_of_a_tenant_goes_with_its_requests() {
     assert_eq!(f64::from(held.weight), 2.5);
     assert_eq!(held.class, RequestClass::Rollout);
     assert_eq!(log.chunks[0].urgency, Urgency::default());
+    let drafts = DraftRules {
+        alpha: Some(2.5),
+        min_token_prob: None,
+        max_spec_tokens: Some(16),
+    };
+    assert_eq!(log.chunks[0].drafts, drafts);
     // Another tenant has what everybody has.
     assert!(free.weight.is_default());
     assert_eq!(free.class, RequestClass::Interactive);
     assert_eq!(log.chunks[1].urgency.priority, Priority::High);
-    // Drafts that the engine rejected are told: each step of the test's worker drafts 4, and adds a token of its own.
+    assert!(log.chunks[1].drafts.is_empty());
+    // Drafts that the engine accepted and rejected are told. Each step of the test's worker drafts 4, and adds a
+    // token of its own.
     let emitted = log.finishes[0].emitted_tokens;
     let steps = emitted.div_ceil(bench.mesh.script().step_tokens as u32);
+    assert_eq!(log.finishes[0].accepted_tokens, emitted - steps);
     assert_eq!(log.finishes[0].rejected_tokens, 5 * steps - emitted);
     drop(log);
     let declined = bench.metric("refrain_gateway_urgency_declined_total");

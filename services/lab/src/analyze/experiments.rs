@@ -1,10 +1,11 @@
 //! The replays that an analysis of one workload consists of.
 
+use refrain_speculation::draft::Setting;
 use refrain_speculation::router::Threshold;
 
 use super::options::AnalyzeOptions;
 use super::workloads::TenantWorkload;
-use crate::replay::{Outcome, Policy, ReplayProgress, Setup, Tally, once, worker_params};
+use crate::replay::{Outcome, Policy, ReplayProgress, Setup, Tally, once};
 
 /// Values of alpha that are tried.
 pub(super) const ALPHAS: [f32; 4] = [0.5, 1.0, 2.0, 4.0];
@@ -29,22 +30,13 @@ pub(super) enum Experiment {
 }
 
 impl Experiment {
-    /// The experiment that tries this alpha. The worker's own alpha needs none of its own: it is the policy's.
-    pub(super) fn alpha(alpha: f32, concurrency: usize) -> Self {
-        if alpha == worker_params().alpha {
-            Experiment::Policy(Policy::Suffix, concurrency)
-        } else {
-            Experiment::Alpha(alpha)
-        }
-    }
-
     /// All experiments of a workload.
     pub(super) fn all(options: &AnalyzeOptions) -> Vec<Self> {
         let mut all = Vec::new();
         for &concurrency in &options.concurrency {
             all.extend(POLICIES.map(|policy| Experiment::Policy(policy, concurrency)));
         }
-        all.extend(ALPHAS.map(|alpha| Experiment::alpha(alpha, options.concurrency[0])));
+        all.extend(ALPHAS.map(Experiment::Alpha));
         all.extend(TAUS.map(Experiment::Tau));
         all.push(Experiment::Size);
         once(&all)
@@ -71,7 +63,7 @@ impl Experiment {
         setup.serving.window = Some((count as u64).div_ceil(WINDOWS).max(1));
         match self {
             Experiment::Policy(..) => {}
-            Experiment::Alpha(alpha) => setup.serving.params.alpha = alpha,
+            Experiment::Alpha(alpha) => setup.serving.rules.alpha = Setting::Fixed(alpha),
             Experiment::Tau(tau) => setup.judging.threshold = Threshold::Fixed(tau),
             Experiment::Size => {
                 // Calls that are known from the start go into one segment.

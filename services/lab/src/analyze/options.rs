@@ -9,7 +9,7 @@ use refrain_speculation::router::Threshold;
 use serde::Serialize;
 
 use crate::replay::{
-    DEFAULT_ENGINE_MODEL, Eagle3, EngineModel, Judging, Policy, Setup, worker_params,
+    DEFAULT_ENGINE_MODEL, Eagle3, EngineModel, Judging, Policy, Setup, worker_rules,
 };
 
 /// The logs to analyze, and the engine to model.
@@ -85,7 +85,7 @@ impl AnalyzeOptions {
 
     /// The assumptions behind the figures, in sentences.
     pub(super) fn assumptions(&self) -> String {
-        let params = worker_params();
+        let params = worker_rules().params;
         let shape = match params.expansion {
             Expansion::Linear => "one chain",
             Expansion::Tree | Expansion::Paths(_) => "a tree",
@@ -93,13 +93,9 @@ impl AnalyzeOptions {
         format!(
             "Speed-ups are those of `goodput` over plain decoding on {}, by requests at once. They are of decoding alone: \
              prompts are left out, so a whole call gains less. Drafts are made with a worker's default settings: {shape} of \
-             at most {} tokens, none less likely than {}. Tokens per step, alpha and tau are those of {} requests at once. \
+             at most {} tokens, as far as it pays. Tokens per step, alpha and tau are those of {} requests at once. \
              GB/month assumes {} output tokens per second.",
-            self.engine_model,
-            params.max_spec_tokens,
-            params.min_token_prob,
-            self.concurrency[0],
-            self.tokens_per_s
+            self.engine_model, params.max_spec_tokens, self.concurrency[0], self.tokens_per_s
         )
     }
 }

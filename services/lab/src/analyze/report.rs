@@ -115,7 +115,7 @@ impl WorkloadReport {
             });
             choices.collect()
         };
-        let alphas = tried(&ALPHAS, &|alpha| Experiment::alpha(alpha, first));
+        let alphas = tried(&ALPHAS, &Experiment::Alpha);
         let taus = tried(&TAUS, &Experiment::Tau);
         let index_bytes_per_token = of(Experiment::Size).and_then(|outcome| {
             let costs = &outcome.costs;

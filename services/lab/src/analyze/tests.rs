@@ -75,12 +75,13 @@ fn workloads_and_tenants_have_rows_of_their_own() -> anyhow::Result<()> {
             of(news)
         );
     }
-    // All outputs but the first are drafted, in 1, 2, 4, 8 and 16 tokens, and the remaining 29.
+    // The first output is decoded token by token. All others take one such step, one with 15 draft tokens for a match
+    // of one, since there is a single request, and one with the remaining 43.
     let suffix = songs
         .policies
         .iter()
         .find(|row| row.policy == Policy::Suffix);
-    let steps = 60.0 + 29.0 * 6.0;
+    let steps = 60.0 + 29.0 * 3.0;
     assert_eq!(
         suffix.and_then(|row| row.tokens_per_step),
         Some(1800.0 / steps)
@@ -88,9 +89,9 @@ fn workloads_and_tenants_have_rows_of_their_own() -> anyhow::Result<()> {
     // A larger alpha drafts more per matched token and takes fewer steps, up to the longest draft.
     assert_eq!(songs.best_alpha, Some(4.0));
     let own = songs.alphas.iter().find(|tried| tried.value == 1.0);
-    assert_eq!(
-        own.and_then(|tried| tried.goodput_tokens_per_s),
-        suffix.and_then(|row| row.goodput_tokens_per_s)
+    assert!(
+        own.and_then(|tried| tried.goodput_tokens_per_s)
+            < suffix.and_then(|row| row.goodput_tokens_per_s)
     );
     let month = songs.month_bytes.expect("there are tokens");
     let per_token = songs.index_bytes_per_token.expect("there are tokens");

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::step_cost::StepCostFit;
 use crate::text_table::text_table;
 
 /// Sums over the calls of one mode on one part of the workload.
@@ -78,27 +79,43 @@ pub struct ModeFigures {
     pub acceptance_rate: f64,
 }
 
+/// A ratio over the rounds of a benchmark. Half of the rounds are between the quartiles.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speedup {
+    /// Lower quartile.
+    pub lower_quartile: f64,
+    /// Median.
+    pub median: f64,
+    /// Upper quartile.
+    pub upper_quartile: f64,
+}
+
 /// The outcome of a benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
     /// Part of the workload -> mode -> figures.
     pub parts: BTreeMap<String, BTreeMap<String, ModeFigures>>,
-    /// Part -> mode -> decode time per token of `off` / that of the mode, median over rounds.
-    pub decode_speedup: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Part -> mode -> decode time per token of `off` / that of the mode.
+    pub decode_speedup: BTreeMap<String, BTreeMap<String, Speedup>>,
+    /// Part -> time of a step of 8 tokens and of 16 / that of a step of one token, from the calls of `off` and
+    /// `suffix`. Empty where several calls were in flight at once.
+    pub step_cost: BTreeMap<String, [f64; 2]>,
     /// Calls at temperature 0 or with a seed whose text differed between modes. It must be 0.
     pub outputs_that_differ: u64,
 }
 
 impl BenchReport {
-    /// A report of the sums and of the speed-ups of each round, both by part and mode.
+    /// A report of the sums and of the speed-ups of each round, both by part and mode, and of the steps by part.
     pub(super) fn new(
         totals: BTreeMap<(&str, &str), CallSums>,
         speedups: BTreeMap<(&str, &str), Vec<f64>>,
+        step_costs: &BTreeMap<&str, StepCostFit>,
         outputs_that_differ: u64,
     ) -> Self {
         let mut report = BenchReport {
             parts: BTreeMap::new(),
             decode_speedup: BTreeMap::new(),
+            step_cost: BTreeMap::new(),
             outputs_that_differ,
         };
         for ((part, mode), sums) in totals {
@@ -107,7 +124,12 @@ impl BenchReport {
         }
         for ((part, mode), speedups) in speedups {
             let modes = report.decode_speedup.entry(part.into()).or_default();
-            modes.insert(mode.into(), median(speedups));
+            modes.insert(mode.into(), Speedup::of(speedups));
+        }
+        for (part, fit) in step_costs {
+            if let Some((few, many)) = fit.ratio(8).zip(fit.ratio(16)) {
+                report.step_cost.insert((*part).into(), [few, many]);
+            }
         }
         report
     }
@@ -126,6 +148,7 @@ impl BenchReport {
             "drafted\nper step",
             "accept\nrate",
             "speed-up\nmedian",
+            "speed-up\nquartiles",
         ];
         let mut rows = Vec::new();
         for (part, modes) in &self.parts {
@@ -143,21 +166,46 @@ impl BenchReport {
                     format!("{:.2}", figures.accepted_length),
                     format!("{:.2}", figures.drafted_per_step),
                     format!("{:.3}", figures.acceptance_rate),
-                    speedup.map_or("-".into(), |speedup| format!("{speedup:.2}x")),
+                    speedup.map_or("-".into(), |of| format!("{:.2}x", of.median)),
+                    speedup.map_or("-".into(), |of| {
+                        format!("{:.2}-{:.2}x", of.lower_quartile, of.upper_quartile)
+                    }),
                 ]);
             }
         }
-        format!(
-            "{}outputs that differ between modes: {}\n",
-            text_table(2, &head, rows),
+        let mut text = text_table(2, &head, rows);
+        for (part, [few, many]) in &self.step_cost {
+            text.push_str(&format!(
+                "{part}: a step of 8 tokens takes {few:.2} times as long as one of 1, a step of 16 {many:.2} times\n"
+            ));
+        }
+        text.push_str(&format!(
+            "outputs that differ between modes: {}\n",
             self.outputs_that_differ
-        )
+        ));
+        text
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
+impl Speedup {
+    /// The quartiles of at least one round.
+    fn of(mut rounds: Vec<f64>) -> Self {
+        rounds.sort_by(f64::total_cmp);
+        // Between two rounds, a quantile is on the line between them.
+        let quantile = |share: f64| {
+            let place = share * (rounds.len() - 1) as f64;
+            let (below, above) = (
+                rounds[place.floor() as usize],
+                rounds[place.ceil() as usize],
+            );
+            below + (above - below) * place.fract()
+        };
+        Speedup {
+            lower_quartile: quantile(0.25),
+            median: quantile(0.5),
+            upper_quartile: quantile(0.75),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -182,7 +230,11 @@ mod tests {
             (("unique", "suffix"), sums(20)),
         ]);
         let speedups = BTreeMap::from([(("unique", "suffix"), vec![9.0, 2.0, 3.0])]);
-        let table = BenchReport::new(totals, speedups, 0).table();
+        let mut fit = StepCostFit::default();
+        fit.add(30, 0, 0.03);
+        fit.add(5, 40, 0.009);
+        let step_costs = BTreeMap::from([("unique", fit)]);
+        let table = BenchReport::new(totals, speedups, &step_costs, 0).table();
         let lines: Vec<Vec<&str>> = table
             .lines()
             .map(|line| line.split_whitespace().collect())
@@ -192,16 +244,31 @@ mod tests {
         assert_eq!(
             lines[2],
             [
-                "unique", "off", "2", "60", "120.0", "2.000", "0.00", "1.00", "0.67", "0.750", "-"
+                "unique", "off", "2", "60", "120.0", "2.000", "0.00", "1.00", "0.67", "0.750", "-",
+                "-"
             ]
         );
         assert_eq!(
             lines[3],
             [
-                "unique", "suffix", "2", "60", "120.0", "2.000", "0.00", "3.00", "2.00", "0.750",
-                "3.00x"
+                "unique",
+                "suffix",
+                "2",
+                "60",
+                "120.0",
+                "2.000",
+                "0.00",
+                "3.00",
+                "2.00",
+                "0.750",
+                "3.00x",
+                "2.50-6.00x"
             ]
         );
-        assert_eq!(lines[4].join(" "), "outputs that differ between modes: 0");
+        assert_eq!(
+            lines[4].join(" "),
+            "unique: a step of 8 tokens takes 1.70 times as long as one of 1, a step of 16 2.50 times"
+        );
+        assert_eq!(lines[5].join(" "), "outputs that differ between modes: 0");
     }
 }

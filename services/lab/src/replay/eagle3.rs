@@ -36,6 +36,9 @@ impl Default for Eagle3 {
 
 impl fmt::Display for Eagle3 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_absent() {
+            return f.write_str("off");
+        }
         let acceptance: Vec<String> = self.acceptance.iter().map(f64::to_string).collect();
         write!(f, "acc={},cost={}", acceptance.join(","), self.cost)
     }
@@ -44,8 +47,11 @@ impl fmt::Display for Eagle3 {
 impl FromStr for Eagle3 {
     type Err = anyhow::Error;
 
-    /// Reads `acc=0.72,0.63,0.55` and `cost=0.06`, either or both, with a comma between.
+    /// Reads `off`, or `acc=0.72,0.63,0.55` and `cost=0.06`, either or both, with a comma between.
     fn from_str(text: &str) -> anyhow::Result<Self> {
+        if text.trim() == "off" {
+            return Ok(Eagle3::absent());
+        }
         let mut head = Eagle3::default();
         let mut key = "";
         for part in text.split(',').map(str::trim) {
@@ -70,7 +76,7 @@ impl FromStr for Eagle3 {
                     head.cost = value;
                     key = "";
                 }
-                _ => bail!("`{part}` has no key: write acc=0.72,0.63 or cost=0.06"),
+                _ => bail!("`{part}` has no key: write off, acc=0.72,0.63 or cost=0.06"),
             }
         }
         ensure!(
@@ -201,6 +207,9 @@ mod tests {
         assert_eq!((both.acceptance, both.cost), (vec![0.5, 0.25], 0.1));
         let order = read("cost=0.1,acc=0.5").expect("in any order");
         assert_eq!((order.acceptance, order.cost), (vec![0.5], 0.1));
+        let none = read("off").expect("no head");
+        assert!(none.is_absent());
+        assert_eq!(none.to_string(), "off");
         for (text, wanted) in [
             ("", "not a number"),
             ("0.5", "`0.5` has no key"),

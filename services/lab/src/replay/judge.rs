@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
-use refrain_speculation::draft::{Candidate, DraftTree};
+use refrain_speculation::draft::{Candidate, DraftTree, ProposeParams, ProposeRules};
 use refrain_speculation::router::{
     Asked, Frame, HeadDraft, HeadParams, HeadState, Offer, Outcome, Policy as RouterPolicy,
     Priority, Prospect, Route, Router, RouterParams, Step, StepPart, Threshold, TrialParams,
 };
+use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_suffix_index::Token;
 use refrain_worker::{SpeculationConfig, WorkerConfig};
 
@@ -21,6 +22,9 @@ use super::policy::Policy;
 
 /// Stands for the end of a text, which no draft has: recordings hold no such token.
 const END: Token = Token::MAX;
+
+/// The assumed time to find a draft token, seconds. With the measured one no two replays would be the same.
+const FIND_TOKEN_S: f64 = 0.5e-6;
 
 /// The settings by which drafts are chosen.
 #[derive(Clone, Debug)]
@@ -138,6 +142,19 @@ impl Judge {
     pub(super) fn head_accepts(&self, call: u64, position: usize, depth: usize) -> usize {
         let Judging { head, seed, .. } = &self.judging;
         head.accepted(*seed, call, position, depth)
+    }
+
+    /// The parameters of drafts in a step of so many requests, as a worker has them.
+    pub(crate) fn propose_params(&self, rules: &ProposeRules, requests: usize) -> ProposeParams {
+        match self.judging.policy {
+            Policy::Goodput => rules.for_router(self.router.draft_price(requests as u32)),
+            _ => rules.whole(requests),
+        }
+    }
+
+    /// The acceptance statistics of a namespace, once something was learnt.
+    pub(crate) fn statistics(&self, namespace: usize) -> Option<&AcceptanceStatistics> {
+        self.router.known_statistics(namespace)
     }
 
     /// Chooses for all requests of a step together.
@@ -323,11 +340,14 @@ impl Judge {
         self.account.head_s += head_s;
         self.account.head_steps += depths.len() as u64;
         if self.judging.policy == Policy::Goodput {
+            let found = verified.iter().filter_map(|one| one.choice.found.as_ref());
+            let found_tokens = found.map(|found| found.tree.len()).sum::<usize>();
             let step = Step {
                 items: verified.iter().map(item).collect(),
                 seconds: step_s + head_s,
                 draft_seconds: head_s,
-                compose_seconds: 0.0,
+                compose_seconds: found_tokens as f64 * FIND_TOKEN_S,
+                found_tokens: found_tokens as u32,
                 withheld: self.withholds,
             };
             self.router.observe(step);

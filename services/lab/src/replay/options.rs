@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::{ArgGroup, Args, ValueEnum};
-use refrain_speculation::draft::Expansion;
+use refrain_speculation::draft::{Expansion, Setting};
 use refrain_speculation::router::Threshold;
 use serde::{Serialize, Serializer};
 
@@ -13,7 +13,7 @@ use super::engine_model::{DEFAULT_ENGINE_MODEL, EngineModel};
 use super::judge::Judging;
 use super::policy::Policy;
 use super::presets::Preset;
-use super::setup::{Setup, worker_params};
+use super::setup::{Setup, worker_rules};
 
 /// The traces to replay, and the settings. Defaults of drafts are those of a worker.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -47,20 +47,24 @@ pub struct ReplayOptions {
             "paths", "match_plus_draft", "samples"]
     )]
     pub preset: Option<Preset>,
-    /// A pattern of p tokens may draft alpha * p + offset tokens.
-    #[arg(long, default_value_t = worker_params().alpha)]
-    pub alpha: f32,
+    /// A pattern of p tokens may draft alpha * p + offset tokens: a number, or `auto`. With the policy `goodput`,
+    /// drafts then end by what is learnt; elsewhere it is 15 for one request in a step, 3 for 16, and 1 from 64 on.
+    #[arg(long, value_name = "ALPHA|auto", value_parser = setting, default_value = "auto")]
+    #[serde(serialize_with = "serialize_setting")]
+    pub alpha: Setting,
     /// Constant part of the draft length; see --alpha.
-    #[arg(long, default_value_t = worker_params().offset)]
+    #[arg(long, default_value_t = worker_rules().params.offset, allow_negative_numbers = true)]
     pub offset: f32,
     /// Most draft tokens of a request in a step.
-    #[arg(long, default_value_t = worker_params().max_spec_tokens)]
+    #[arg(long, default_value_t = worker_rules().params.max_spec_tokens)]
     pub max_spec_tokens: usize,
-    /// Leave out draft tokens that are less probable than this.
-    #[arg(long, default_value_t = worker_params().min_token_prob)]
-    pub min_token_prob: f32,
+    /// Leave out draft tokens that are less probable than this: a number, or `auto` for what pays beside as many
+    /// requests.
+    #[arg(long, value_name = "P|auto", value_parser = setting, default_value = "auto")]
+    #[serde(serialize_with = "serialize_setting")]
+    pub min_token_prob: Setting,
     /// Longest pattern that is looked up, tokens.
-    #[arg(long, default_value_t = worker_params().max_pattern)]
+    #[arg(long, default_value_t = worker_rules().params.max_pattern)]
     pub max_pattern: u32,
     /// Draft a single chain.
     #[arg(long)]
@@ -85,7 +89,7 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "N")]
     pub seal_tokens: Option<u64>,
     /// Occurrences of a pattern to read from sealed text, evenly spaced; 0 reads all.
-    #[arg(long, value_name = "N", default_value_t = worker_params().samples_max)]
+    #[arg(long, value_name = "N", default_value_t = worker_rules().params.samples_max)]
     pub samples: usize,
     /// Compare these policies on a modelled engine; each replays the traces with its own memory [default with
     /// --engine-model: Refrain's policies, and --preset].
@@ -100,14 +104,14 @@ pub struct ReplayOptions {
     /// (1400), `request_us` (45), `token_us` (5), `tile_tokens` (64).
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub engine_model: Option<String>,
-    /// The engine's EAGLE-3 head: `acc=0.72,0.63,...,cost=0.06`.
+    /// The engine's EAGLE-3 head: `acc=0.72,0.63,...,cost=0.06`, or `off`.
     ///
     /// `acc` has, for each position of the draft, the probability that its token is accepted if all earlier ones
     /// were. (If your engine reports rates over all drafts, divide each rate by the one before.) `cost` is the time
     /// of drafting one position, as a share of a plain step.
     #[arg(
         long,
-        value_name = "acc=A,A,...[,cost=SHARE]",
+        value_name = "off|acc=A,A,...[,cost=SHARE]",
         default_value_t = Eagle3::default(),
         requires = "comparison"
     )]
@@ -210,17 +214,17 @@ impl ReplayOptions {
         serving.frozen = self.frozen;
         serving.concurrency = self.concurrency[0];
         serving.window = self.window;
-        let params = &mut serving.params;
+        serving.rules.alpha = self.alpha;
+        serving.rules.min_token_prob = self.min_token_prob;
+        let params = &mut serving.rules.params;
         match (self.linear, self.tree, self.paths) {
             (true, ..) => params.expansion = Expansion::Linear,
             (_, true, _) => params.expansion = Expansion::Tree,
             (.., Some(paths)) => params.expansion = Expansion::Paths(paths),
             (false, false, None) => {}
         }
-        params.alpha = self.alpha;
         params.offset = self.offset;
         params.max_spec_tokens = self.max_spec_tokens;
-        params.min_token_prob = self.min_token_prob;
         params.max_pattern = self.max_pattern;
         params.match_plus_draft_cap = self.match_plus_draft;
         params.samples_max = match self.samples {
@@ -242,13 +246,11 @@ impl ReplayOptions {
         ensure!(self.window != Some(0), "--window must be at least 1");
         ensure!(self.paths != Some(0), "--paths must be at least 1");
         ensure!(self.max_pattern > 0, "--max-pattern must be at least 1");
-        for (name, value) in [
-            ("--alpha", self.alpha),
-            ("--offset", self.offset),
-            ("--min-token-prob", self.min_token_prob),
-        ] {
-            ensure!(value.is_finite(), "{name} must be a number, not {value}");
-        }
+        ensure!(
+            self.offset.is_finite(),
+            "--offset must be a number, not {}",
+            self.offset
+        );
         Ok(())
     }
 }
@@ -262,6 +264,23 @@ pub(crate) fn once<T: Clone + PartialEq>(values: &[T]) -> Vec<T> {
         }
     }
     once
+}
+
+fn setting(text: &str) -> Result<Setting, String> {
+    if text == "auto" {
+        return Ok(Setting::Auto);
+    }
+    match text.parse() {
+        Ok(value) if f32::is_finite(value) => Ok(Setting::Fixed(value)),
+        _ => Err("must be `auto` or a number".into()),
+    }
+}
+
+fn serialize_setting<S: Serializer>(setting: &Setting, serializer: S) -> Result<S::Ok, S::Error> {
+    match setting {
+        Setting::Auto => serializer.serialize_str("auto"),
+        Setting::Fixed(value) => serializer.serialize_f32(*value),
+    }
 }
 
 fn threshold(text: &str) -> Result<Threshold, String> {

@@ -60,5 +60,6 @@ pub(super) fn paper_params() -> ProposeParams {
         shrinks: false,
         max_fan_out: usize::MAX,
         samples_max: usize::MAX,
+        price: None,
     }
 }

@@ -4,7 +4,9 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
-use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{
+    Candidate, Lookup, ProposeParams, ProposeRules, Scope, Source, propose_valued,
+};
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 
@@ -25,8 +27,8 @@ const OWN: DocumentKey = DocumentKey(0);
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
     pub(crate) drafter: Drafter,
-    /// Parameters of drafts from suffix indexes.
-    pub(crate) params: ProposeParams,
+    /// Rules of drafts from suffix indexes.
+    pub(crate) rules: ProposeRules,
     /// Draft from the request's own prompt and output.
     pub(crate) request: bool,
     /// Draft from the shared indexes.
@@ -108,12 +110,13 @@ pub(super) fn serve(
             .iter_mut()
             .filter(|running| !running.is_over())
             .collect();
+        let params = judge.propose_params(&serving.rules, going.len());
         let requests = going
             .iter()
             .map(|running| DraftRequest {
                 namespace: running.membership.namespace,
                 context_tokens: running.known,
-                found: running.propose(indexes, serving, &mut tally),
+                found: running.propose(indexes, serving.drafter, &params, judge, &mut tally),
             })
             .collect();
         let choices = judge.choose(requests);
@@ -211,14 +214,16 @@ impl Running {
     fn propose(
         &self,
         indexes: &SharedIndexes,
-        serving: &Serving,
+        drafter: Drafter,
+        params: &ProposeParams,
+        judge: &Judge,
         tally: &mut Tally,
     ) -> Option<Candidate> {
         let start = Instant::now();
         let context = &self.text[..self.known];
-        let found = match serving.drafter {
+        let found = match drafter {
             Drafter::None => return None,
-            Drafter::Suffix => self.search(indexes, context, &serving.params)?,
+            Drafter::Suffix => self.search(indexes, context, params, judge)?,
             Drafter::Sam(rules) => self
                 .sam
                 .as_ref()?
@@ -235,6 +240,7 @@ impl Running {
         indexes: &SharedIndexes,
         context: &[Token],
         params: &ProposeParams,
+        judge: &Judge,
     ) -> Option<Option<Candidate>> {
         let (global, group) = (
             indexes.global(&self.membership),
@@ -253,7 +259,9 @@ impl Running {
         lookups.extend(lookup(Scope::Request, self.own.as_ref(), at_own, context));
         lookups.extend(lookup(Scope::Group, group, at_group, context));
         lookups.extend(lookup(Scope::Tenant, global, at_global, context));
-        (!lookups.is_empty()).then(|| propose(&lookups, params, params.max_spec_tokens))
+        let room = params.max_spec_tokens;
+        let statistics = judge.statistics(self.membership.namespace);
+        (!lookups.is_empty()).then(|| propose_valued(&lookups, params, statistics, room))
     }
 
     /// Verifies the draft against the recording, and takes in the emitted tokens.

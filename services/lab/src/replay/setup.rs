@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use refrain_speculation::draft::ProposeParams;
+use refrain_speculation::draft::{ProposeRules, Setting};
 use refrain_suffix_index::IndexConfig;
 use refrain_worker::SpeculationConfig;
 
@@ -15,8 +15,8 @@ use super::shared_indexes::{IndexCosts, SharedIndexConfig, SharedIndexes};
 use super::trace::RecordedCall;
 
 /// A worker's default settings of drafts.
-pub(crate) fn worker_params() -> ProposeParams {
-    SpeculationConfig::default().params()
+pub(crate) fn worker_rules() -> ProposeRules {
+    SpeculationConfig::default().rules()
 }
 
 /// The settings of a replay.
@@ -40,11 +40,11 @@ pub(crate) struct Outcome {
 impl Setup {
     /// A replay by a worker's default settings, one request after the other.
     pub(crate) fn with_worker_defaults(judging: Judging) -> Self {
-        let params = worker_params();
+        let rules = worker_rules();
         Setup {
             indexes: SharedIndexConfig {
                 index: IndexConfig {
-                    pattern_tokens_max: params.max_pattern,
+                    pattern_tokens_max: rules.params.max_pattern,
                     ..IndexConfig::default()
                 },
                 global: true,
@@ -54,7 +54,7 @@ impl Setup {
             },
             serving: Serving {
                 drafter: Drafter::Suffix,
-                params,
+                rules,
                 request: true,
                 shared: true,
                 frozen: false,
@@ -74,7 +74,12 @@ impl Setup {
         let has_indexes = match policy {
             Policy::Suffix | Policy::Score | Policy::Goodput | Policy::Mba => return setup,
             Policy::Paper => {
-                setup.serving.params = paper_params();
+                let params = paper_params();
+                setup.serving.rules = ProposeRules {
+                    alpha: Setting::Fixed(params.alpha),
+                    min_token_prob: Setting::Fixed(params.min_token_prob),
+                    params,
+                };
                 true
             }
             Policy::Sam => {

@@ -19,13 +19,26 @@ struct Cli {
     options: ReplayOptions,
 }
 
-/// Writes the calls to a file and replays it with these arguments. `WARM` stands for the same file.
+/// Writes the calls to a file and replays it with these arguments. `WARM` stands for the same file. Unless the
+/// arguments have others, drafts are those of the paper: alpha is 1, and a token has a probability of at least 0.1.
 fn replay(calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
     let folder = tempfile::tempdir()?;
+    let args = of_the_paper(args);
     let path = write(folder.path(), "calls.jsonl", calls)?;
     let args = args.replace("WARM", &path);
     let args = ["replay", &path].into_iter().chain(args.split_whitespace());
     run(&Cli::try_parse_from(args)?.options, |_| {})
+}
+
+/// The arguments, with those of the paper where they have none.
+fn of_the_paper(args: &str) -> String {
+    let mut args = args.to_owned();
+    for (option, value) in [("--alpha", "1"), ("--min-token-prob", "0.1")] {
+        if !args.contains(option) && !args.contains("--preset") {
+            args = format!("{option} {value} {args}");
+        }
+    }
+    args
 }
 
 /// Replays the calls after other, warm calls.
@@ -311,7 +324,7 @@ fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
     for (args, wanted) in [
         ("--concurrency 0", "--concurrency must be at least 1"),
         ("--max-pattern 0", "--max-pattern must be at least 1"),
-        ("--alpha nan", "--alpha must be a number"),
+        ("--alpha nan", "must be `auto` or a number"),
         ("--preset sam --alpha 2", "cannot be used with"),
         ("--preset lookahead", "invalid value 'lookahead'"),
         ("--sources local", "invalid value 'local'"),

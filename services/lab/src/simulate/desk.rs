@@ -290,10 +290,10 @@ impl Desk {
     }
 }
 
-/// The end of a chunk.
+/// The end of a chunk, with its output tokens and those of them that were drafted.
 pub(super) fn chunk_end(
     lease: LeaseId,
-    emitted_tokens: u32,
+    (emitted_tokens, accepted_tokens): (u32, u32),
     cached_tokens: u32,
     is_finished: bool,
 ) -> LeaseFinish {
@@ -307,5 +307,6 @@ pub(super) fn chunk_end(
         worker_ended_ms_ago: Some(0),
         cached_tokens: Some(cached_tokens),
         rejected_tokens: 0,
+        accepted_tokens,
     }
 }

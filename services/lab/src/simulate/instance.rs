@@ -225,6 +225,7 @@ impl Instance {
                 let is_first = seat.generated == 0 && seat.emitted == 0.0;
                 seat.left -= tokens;
                 seat.emitted += tokens;
+                seat.steps += steps;
                 seat.context += tokens;
                 self.counts.request_steps += steps;
                 self.counts.decoded_tokens += tokens;
@@ -245,6 +246,7 @@ impl Instance {
                 }
                 seat.left -= 1.0;
                 seat.emitted += 1.0;
+                seat.steps += 1.0;
                 seat.context += 1.0;
                 self.counts.request_steps += 1.0;
                 self.counts.decoded_tokens += 1.0;

@@ -260,7 +260,8 @@ impl<'a> Mesh<'a> {
             return Ok(());
         };
         let lease = lease.context("a chunk ended without a lease")?;
-        let ended = chunk_end(lease, emitted, cached_tokens, is_finished);
+        let accepted = (seat.emitted - seat.steps).round().max(0.0) as u32;
+        let ended = chunk_end(lease, (emitted, accepted), cached_tokens, is_finished);
         if is_finished {
             let granted = desk.finish(ended, self.now_s)?;
             self.carry_out(granted, Some(instance))
@@ -363,6 +364,7 @@ impl<'a> Mesh<'a> {
             shared: f64::from(shared),
             left: f64::from(left),
             emitted: 0.0,
+            steps: 0.0,
             generated: state.generated,
             ready_s,
             read_tokens: 0,

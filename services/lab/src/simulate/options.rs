@@ -11,6 +11,9 @@ use super::presets::WorkloadPreset;
 use super::shape::Shape;
 use crate::replay::DEFAULT_ENGINE_MODEL;
 
+/// Most seeds of a command: all reports are held until the means are taken.
+const SEEDS_MAX: u64 = 1_000;
+
 /// The requests, the instances, and what to compare.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct SimulateOptions {
@@ -126,6 +129,9 @@ pub struct SimulateOptions {
     /// Seed of everything that is drawn.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Simulate with so many seeds, from --seed on. The report then has means, and the ranges of ratios and tails.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seeds: u64,
     /// Also write a page with pictures of the instances and of the tail to this file.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -275,6 +281,10 @@ impl SimulateOptions {
             self.instances.is_none_or(|instances| instances <= 1_024)
                 && self.slots.is_none_or(|slots| slots <= 4_096),
             "at most 1024 --instances and 4096 --slots can be simulated, the scheduler's limits"
+        );
+        ensure!(
+            (1..=SEEDS_MAX).contains(&self.seeds),
+            "--seeds must be from 1 to {SEEDS_MAX}"
         );
         ensure!(
             self.prefill_tokens > 0,

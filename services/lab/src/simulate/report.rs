@@ -71,7 +71,20 @@ pub(super) struct Scheduled {
     pub(super) rule: Option<DraftRule>,
 }
 
-/// One simulation.
+/// The smallest and the largest value over all seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Seeds.
+    pub seeds: usize,
+    /// Those of [`RunReport::ratio`].
+    pub ratio: [f64; 2],
+    /// The standard error of its mean.
+    pub ratio_error: f64,
+    /// Those of [`RunReport::tail_ratio`].
+    pub tail_ratio: [f64; 2],
+}
+
+/// One simulation, or the means of those of several seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunReport {
     /// The order of requests.
@@ -84,12 +97,16 @@ pub struct RunReport {
     pub draft_rule: Option<DraftRule>,
     /// Output tokens divided by the makespan.
     pub throughput_tokens_per_s: f64,
-    /// Throughput divided by that of the first row.
+    /// Throughput divided by that of the first row. With several seeds, the mean of the ratios of each seed.
     pub ratio: f64,
     /// Time until the last request is done.
     pub makespan_s: f64,
     /// The part of it after 90 % of the requests are done.
     pub tail_s: f64,
+    /// The tail divided by that of the first row.
+    pub tail_ratio: f64,
+    /// How far seeds are apart; `null` for a single seed.
+    pub spread: Option<Spread>,
     /// Requests that lost their KV because the cache was full.
     pub preemptions: u64,
     /// Context tokens that were read.
@@ -148,6 +165,8 @@ impl RunReport {
             ratio: 1.0,
             makespan_s,
             tail_s: makespan_s - tail_from,
+            tail_ratio: 1.0,
+            spread: None,
             preemptions: counts().map(|counts| counts.preemptions).sum(),
             prefilled_tokens: read,
             refilled_tokens: read.saturating_sub(mesh.counts.prompt_tokens),
@@ -162,11 +181,15 @@ impl RunReport {
         }
     }
 
-    /// Throughputs as ratios to the first.
+    /// Throughputs and tails as ratios to the first.
     pub(super) fn relative(mut runs: Vec<RunReport>) -> Vec<RunReport> {
-        let first = runs.first().map_or(1.0, |run| run.throughput_tokens_per_s);
+        let first = runs.first();
+        let (throughput, tail_s) = first.map_or((1.0, 1.0), |run| {
+            (run.throughput_tokens_per_s.max(1e-9), run.tail_s.max(1e-9))
+        });
         for run in &mut runs {
-            run.ratio = run.throughput_tokens_per_s / first.max(1e-9);
+            run.ratio = run.throughput_tokens_per_s / throughput;
+            run.tail_ratio = run.tail_s / tail_s;
         }
         runs
     }
@@ -185,6 +208,7 @@ impl RunReport {
             (self.ratio, 3),
             (self.makespan_s, 1),
             (self.tail_s, 1),
+            (self.tail_ratio, 2),
             (self.preemptions as f64, 0),
             (self.prefilled_tokens as f64, 0),
             (self.refilled_tokens as f64, 0),
@@ -195,6 +219,14 @@ impl RunReport {
             (self.load_max_over_mean, 2),
         ] {
             line.push(number(Some(value), digits));
+        }
+        if let Some(spread) = &self.spread {
+            for (at, digits, [least, most]) in [
+                (RATIO_AT, 3, spread.ratio),
+                (TAIL_RATIO_AT, 2, spread.tail_ratio),
+            ] {
+                line[at] += &format!(" ({least:.digits$} to {most:.digits$})");
+            }
         }
         line
     }
@@ -239,7 +271,11 @@ impl SimulateReport {
     }
 }
 
-const HEAD: [&str; 15] = [
+/// The columns that show a range where there are several seeds.
+const RATIO_AT: usize = 4;
+const TAIL_RATIO_AT: usize = 7;
+
+const HEAD: [&str; 16] = [
     "",
     "drafts",
     "rule",
@@ -247,6 +283,7 @@ const HEAD: [&str; 15] = [
     "ratio",
     "makespan\ns",
     "tail\ns",
+    "tail\nratio",
     "preempted",
     "prefilled",
     "refilled",

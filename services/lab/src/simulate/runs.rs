@@ -17,15 +17,14 @@ use super::workload::Workload;
 use crate::replay::trace::{RecordedCall, Traces, tokenizer};
 use crate::replay::{EngineModel, ReplayProgress, once, run_in_parallel};
 
-/// Simulates everything that the options compare. `progress` gets the share that is done, and a message.
+/// Simulates everything that the options compare, with one seed.
 ///
 /// # Errors
-/// An invalid option, a trace that cannot be read, or KV caches that are too small for a single request.
-pub fn run(
+/// As [`run`](super::run).
+pub(super) fn run_seed(
     options: &SimulateOptions,
     mut progress: impl FnMut(f64, String) + Send,
 ) -> anyhow::Result<SimulateReport> {
-    options.check()?;
     let mut plots = Vec::new();
     let mut workloads = Vec::new();
     let inputs = Inputs::of(options)?;

@@ -15,6 +15,8 @@ pub(super) struct Seat {
     /// Output tokens until the end of the chunk, and those so far.
     pub(super) left: f64,
     pub(super) emitted: f64,
+    /// Steps of this chunk in which it emitted.
+    pub(super) steps: f64,
     /// Output tokens of earlier chunks.
     pub(super) generated: u32,
     /// When its KV has arrived from the pool.

@@ -77,6 +77,56 @@ fn a_seed_gives_the_same_simulation() {
 }
 
 #[test]
+fn several_seeds_are_reported_as_their_means_and_ranges() {
+    let arguments = format!("{TIGHT} --policies group-fifo,divided");
+    let single = |seed: u64| runs(&format!("{arguments} --seed {seed}")).remove(1);
+    let singles = [5, 6, 7].map(single);
+    let all = run(
+        &options(&format!("{arguments} --seed 5 --seeds 3")),
+        |_, _| {},
+    );
+    let all = all.expect("it is simulated");
+    let divided = &all.workloads[0].runs[1];
+    let of = |value: fn(&RunReport) -> f64| singles.each_ref().map(value);
+    let mean = |values: [f64; 3]| values.iter().sum::<f64>() / 3.0;
+    assert!((divided.ratio - mean(of(|run| run.ratio))).abs() < 1e-9);
+    assert!((divided.tail_s - mean(of(|run| run.tail_s))).abs() < 1e-9);
+    let spread = divided.spread.as_ref().expect("several seeds");
+    let ratios = of(|run| run.ratio);
+    assert_eq!(spread.seeds, 3);
+    assert_eq!(spread.ratio[0], ratios.into_iter().fold(f64::MAX, f64::min));
+    assert_eq!(spread.ratio[1], ratios.into_iter().fold(0.0, f64::max));
+    assert!(spread.ratio[0] < spread.ratio[1] && spread.ratio_error > 0.0);
+    assert_eq!(singles[0].spread, None);
+    let range = format!("({:.3} to {:.3})", spread.ratio[0], spread.ratio[1]);
+    assert!(all.table().contains(&range), "{}", all.table());
+}
+
+#[test]
+fn auto_lets_drafts_come_from_finished_members() {
+    // Lengths are nearly equal, so only drafts can gain by the order.
+    let seen = runs(
+        "--groups 24 --group-size 8 --output-mean 400 --output-max 3000 --prompt-tokens 100 --length-sigma 0.3 \
+         --instances 2 --slots 4 --kv-tokens 40000 --chunk-tokens 512 --policies divided,context,auto \
+         --drafts group --seeds 2",
+    );
+    let [divided, context, auto] = [
+        SimulatedPolicy::Divided,
+        SimulatedPolicy::Context,
+        SimulatedPolicy::Auto,
+    ]
+    .map(|policy| of(&seen, policy));
+    assert!(
+        auto.accepted_per_step > divided.accepted_per_step * 1.2,
+        "{divided:?} {auto:?}"
+    );
+    assert!(
+        auto.ratio > 1.1 && auto.ratio > context.ratio,
+        "{context:?} {auto:?}"
+    );
+}
+
+#[test]
 fn true_lengths_are_not_worse_than_any_estimate_and_shuffled_groups_tell_less() {
     let long = "--groups 30 --group-size 8 --output-mean 500 --output-max 8000 --prompt-tokens 100 \
         --length-sigma 1.2 --group-correlation 0.9 --instances 4 --slots 8 --kv-tokens 400000 --chunk-tokens 1024 \
@@ -251,6 +301,7 @@ fn what_cannot_be_simulated_is_refused() {
         ("--kv-tokens 100", "raise --kv-tokens"),
         ("--paths 3", "--paths must be 1, 2 or 4"),
         ("--scale 0", "--scale must be more than 0"),
+        ("--seeds 0", "--seeds must be from 1"),
         ("no/such/file", "no/such/file"),
     ] {
         let error = run(&options(arguments), |_, _| {}).expect_err(arguments);

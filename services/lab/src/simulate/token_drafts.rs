@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use refrain_protocol::document::LEFT_CONTEXT_TOKENS;
-use refrain_speculation::draft::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{
+    Candidate, Expansion, Lookup, ProposeParams, ProposeRules, Scope, Source, propose_valued,
+};
 use refrain_speculation::router::Threshold;
 use refrain_speculation::verify::walk;
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
@@ -18,7 +20,7 @@ use super::workload::Workload;
 use crate::replay::trace::RecordedCall;
 use crate::replay::{
     DraftRequest, Eagle3, EngineModel, Judge, Judging, Policy, StepDraft, VerifiedChoice,
-    worker_params,
+    worker_rules,
 };
 
 const OWN: DocumentKey = DocumentKey(0);
@@ -45,7 +47,7 @@ pub(super) struct TokenDrafts {
     feed: VecDeque<Fed>,
     settings: DraftSettings,
     judges: Vec<Judge>,
-    params: ProposeParams,
+    rules: ProposeRules,
 }
 
 /// How drafts are made.
@@ -77,12 +79,12 @@ impl TokenDrafts {
         engine: &EngineModel,
         settings: DraftSettings,
     ) -> anyhow::Result<Option<Self>> {
-        let mut params = worker_params();
+        let mut rules = worker_rules();
         if settings.paths > 1 {
-            params.expansion = Expansion::Paths(settings.paths);
+            rules.params.expansion = Expansion::Paths(settings.paths);
         }
         let config = IndexConfig {
-            pattern_tokens_max: params.max_pattern,
+            pattern_tokens_max: rules.params.max_pattern,
             ..IndexConfig::default()
         };
         let mut writers = Vec::with_capacity(workload.jobs.len());
@@ -128,12 +130,12 @@ impl TokenDrafts {
             judges: (0..instances)
                 .map(|_| Judge::new(judging.clone()))
                 .collect(),
-            params,
+            rules,
         }))
     }
 
     pub(super) fn draft_tokens_max(&self) -> usize {
-        self.params.max_spec_tokens
+        self.rules.params.max_spec_tokens
     }
 
     /// Makes and verifies the drafts of one step.
@@ -144,6 +146,7 @@ impl TokenDrafts {
         decoding: &[Decoding],
     ) -> anyhow::Result<Drafted> {
         self.feed_until(now_s)?;
+        let params = self.judges[instance].propose_params(&self.rules, decoding.len());
         let mut requests = Vec::with_capacity(decoding.len());
         for one in decoding {
             self.catch_up(now_s, one)?;
@@ -151,7 +154,7 @@ impl TokenDrafts {
             requests.push(DraftRequest {
                 namespace: 0,
                 context_tokens: one.context_tokens,
-                found: self.search(writer),
+                found: self.search(writer, &params, instance),
             });
         }
         let judge = &mut self.judges[instance];
@@ -192,7 +195,7 @@ impl TokenDrafts {
         let call = writer.call.clone();
         if writer.own.is_none() {
             let mut own = Index::new(IndexConfig {
-                pattern_tokens_max: self.params.max_pattern,
+                pattern_tokens_max: self.rules.params.max_pattern,
                 ..IndexConfig::default()
             });
             own.open(OWN, &[])?;
@@ -229,13 +232,16 @@ impl TokenDrafts {
         Ok(())
     }
 
-    fn search(&self, writer: &Writer) -> Option<refrain_speculation::draft::Candidate> {
+    fn search(
+        &self,
+        writer: &Writer,
+        params: &ProposeParams,
+        instance: usize,
+    ) -> Option<Candidate> {
         let own = writer.own.as_ref()?;
         let group = &self.groups[writer.group];
         let context = &writer.context[..];
-        let tail = &context[context
-            .len()
-            .saturating_sub(self.params.max_pattern as usize)..];
+        let tail = &context[context.len().saturating_sub(params.max_pattern as usize)..];
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,
@@ -247,7 +253,8 @@ impl TokenDrafts {
             lookup(Scope::Request, own, own.tip(OWN)?),
             lookup(Scope::Group, group, group.start(tail)),
         ];
-        propose(&lookups, &self.params, self.params.max_spec_tokens)
+        let statistics = self.judges[instance].statistics(0);
+        propose_valued(&lookups, params, statistics, params.max_spec_tokens)
     }
 
     /// Sends the rest of a finished output, and forgets the request's own index.

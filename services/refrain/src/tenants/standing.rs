@@ -30,6 +30,15 @@ pub(super) struct StandingArgs {
     /// Whether answers are without metrics, true or false [default: false].
     #[arg(long)]
     hides_metrics: Option<bool>,
+    /// Draft tokens that each token of a match allows, above 0 [default: what the worker has].
+    #[arg(long)]
+    alpha: Option<f32>,
+    /// Least probability of a draft token, 0 to 1 [default: what the worker has].
+    #[arg(long)]
+    min_token_prob: Option<f32>,
+    /// Most draft tokens of a request in a step; 0 turns drafts off [default: what the worker has].
+    #[arg(long)]
+    max_spec_tokens: Option<u32>,
 }
 
 impl StandingArgs {
@@ -42,6 +51,9 @@ impl StandingArgs {
         tenant.stream_shaping = self.stream_shaping.unwrap_or(tenant.stream_shaping);
         tenant.stream_pace_ms = self.stream_pace_ms.or(tenant.stream_pace_ms);
         tenant.hides_metrics = self.hides_metrics.unwrap_or(tenant.hides_metrics);
+        tenant.alpha = self.alpha.or(tenant.alpha);
+        tenant.min_token_prob = self.min_token_prob.or(tenant.min_token_prob);
+        tenant.max_spec_tokens = self.max_spec_tokens.or(tenant.max_spec_tokens);
     }
 }
 
@@ -96,6 +108,8 @@ mod tests {
         ] {
             assert!(set(&bad).is_err(), "{bad:?}");
         }
+        set(&["--alpha", "2.5", "--max-spec-tokens", "16"]).unwrap();
+        set(&["--min-token-prob", "0.25"]).unwrap();
         let secret = [
             "--isolation",
             "user",
@@ -106,6 +120,11 @@ mod tests {
         ];
         set(&secret).unwrap();
         set(&["--weight", "2"]).unwrap();
+        assert_eq!(
+            (tenant.alpha, tenant.max_spec_tokens),
+            (Some(2.5), Some(16))
+        );
+        assert_eq!(tenant.min_token_prob, Some(0.25));
         assert_eq!(tenant.isolation, Isolation::User);
         assert_eq!(tenant.stream_shaping, StreamShaping::Pace);
         assert!(tenant.hides_metrics);

@@ -39,7 +39,7 @@ pub(super) use self::waiting_request::{Arrival, Place, WaitingRequest};
 use self::classes::{ClassRules, index};
 use self::pool_queue::{OUTPUT_TOKENS_FIRST_GUESS, SERVICE_MS_FIRST_GUESS};
 use super::pool_key::PoolKey;
-use crate::config::{OrderPolicy, SchedulerConfig};
+use crate::config::SchedulerConfig;
 use crate::order::Rank;
 
 /// All waiting requests, by pool and tenant.
@@ -55,7 +55,6 @@ pub(super) struct FairQueue {
     by_tenant: HashMap<String, [usize; 2]>,
     tenants_tracked_max: usize,
     rules: ClassRules,
-    order: OrderPolicy,
 }
 
 impl FairQueue {
@@ -72,7 +71,6 @@ impl FairQueue {
                 rollout_share: config.rollout_share,
                 interactive_lead: lead_tokens.saturating_mul(cost::PARTS_PER_TOKEN),
             },
-            order: config.order,
         }
     }
 
@@ -276,11 +274,8 @@ impl FairQueue {
         room_tokens: u64,
     ) -> impl Iterator<Item = &WaitingRequest> {
         let pool = self.pools.get(key).into_iter();
-        pool.flat_map(move |pool| {
-            let follows_ranks = self.order != OrderPolicy::Auto || pool.estimates.pays();
-            pool.in_order(self.rules, follows_ranks, slots, room_tokens)
-        })
-        .filter_map(|call| self.get(call))
+        pool.flat_map(move |pool| pool.in_order(self.rules, slots, room_tokens))
+            .filter_map(|call| self.get(call))
     }
 
     /// Forgets the pools in which nothing waits or runs and for which `is_served` finds no worker.

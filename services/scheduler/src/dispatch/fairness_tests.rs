@@ -183,6 +183,7 @@ impl Market {
                 worker_ended_ms_ago: Some(0),
                 cached_tokens: Some(self.tenants[of].cached_tokens),
                 rejected_tokens,
+                accepted_tokens: 0,
             }));
             if at_ms >= until_ms {
                 break;

@@ -179,6 +179,7 @@ impl Dispatch {
                 tenant: request.namespace.namespace.tenant_name().to_owned(),
                 class: request.class,
                 group: waiting.group,
+                had_reference: facts.has_reference(),
                 charge,
                 arrival: waiting.place.arrival,
                 age_ms: request.age_ms,

@@ -20,7 +20,9 @@ const MEMBERS_TRACKED_MAX: usize = 1_024;
 struct Group {
     lengths: GroupLengths,
     probe: Option<RequestId>,
-    waiting: BTreeMap<Place, RequestId>,
+    waiting: BTreeMap<Place, WaitingMember>,
+    /// Members that have begun to wait for their first chunk, since none of the group waited or ran.
+    arrivals: u32,
     running: usize,
     /// The members that have started and not finished.
     started: HashMap<RequestId, Started>,
@@ -28,6 +30,23 @@ struct Group {
     starts: u32,
     /// The lengths of finished members whose sibling has not finished, by the number of the pair.
     half_pairs: HashMap<u32, u32>,
+}
+
+/// A member that waits.
+#[derive(Clone, Copy, Debug)]
+struct WaitingMember {
+    request: RequestId,
+    /// Members that arrived before it.
+    number: u32,
+}
+
+/// The facts about a group that tell the rank of a waiting member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Membership {
+    pub(super) lengths: GroupLengths,
+    pub(super) is_probe: bool,
+    /// Members that arrived before it.
+    pub(super) number: u32,
 }
 
 /// A member that has started.
@@ -80,11 +99,16 @@ impl Group {
         None
     }
 
+    fn others_waiting(&self, left: RequestId) -> impl Iterator<Item = RequestId> {
+        let waiting = self.waiting.values().map(|member| member.request);
+        waiting.filter(move |request| *request != left)
+    }
+
     /// Makes another waiting member the probe, if the group still needs one.
     fn replace_probe(&mut self, left: RequestId) {
         if self.probe == Some(left) {
             self.probe = match self.lengths.finished_max {
-                None => self.waiting.values().find(|id| **id != left).copied(),
+                None => self.others_waiting(left).next(),
                 Some(_) => None,
             };
         }
@@ -110,11 +134,13 @@ impl GroupTable {
         self.groups.len()
     }
 
-    /// The facts about a group, and whether the request is its probe.
-    pub(super) fn look_up(&self, key: &GroupKey, request: RequestId) -> (GroupLengths, bool) {
+    /// The facts about a group and its member that waits at this place.
+    pub(super) fn look_up(&self, key: &GroupKey, request: RequestId, place: Place) -> Membership {
         let group = self.groups.peek(key);
-        group.map_or((GroupLengths::default(), false), |group| {
-            (group.lengths, group.probe == Some(request))
+        group.map_or_else(Membership::default, |group| Membership {
+            lengths: group.lengths,
+            is_probe: group.probe == Some(request),
+            number: group.waiting.get(&place).map_or(0, |of| of.number),
         })
     }
 
@@ -136,7 +162,14 @@ impl GroupTable {
     ) -> bool {
         let group = self.groups.get_or_insert_mut(key.clone(), Group::default);
         let before = (group.lengths, group.probe);
-        group.waiting.insert(place, request);
+        if !group.is_active() {
+            group.arrivals = 0;
+        }
+        let number = group.arrivals;
+        group.arrivals += u32::from(generated_tokens == 0);
+        group
+            .waiting
+            .insert(place, WaitingMember { request, number });
         group.lengths.running_max = group.lengths.running_max.max(generated_tokens);
         if group.probe.is_none() && group.lengths.finished_max.is_none() {
             group.probe = Some(request);
@@ -268,12 +301,17 @@ mod tests {
         let (mut table, key) = (GroupTable::new(10), key("g"));
         assert!(table.waits(&key, RequestId(1), place(1), 0));
         assert!(!table.waits(&key, RequestId(2), place(2), 0));
-        assert!(table.look_up(&key, RequestId(1)).1 && !table.look_up(&key, RequestId(2)).1);
+        let of = |table: &GroupTable, nth: u64| {
+            table.look_up(&key, RequestId(u128::from(nth)), place(nth))
+        };
+        let [first, second] = [1, 2].map(|nth| of(&table, nth));
+        assert_eq!((first.is_probe, first.number), (true, 0));
+        assert_eq!((second.is_probe, second.number), (false, 1));
         table.starts(&key, RequestId(1), place(1), None);
         // The probe is aborted, so the next member is the probe.
         table.stops(&key);
         assert!(table.leaves(&key, RequestId(1)));
-        assert!(table.look_up(&key, RequestId(2)).1);
+        assert!(of(&table, 2).is_probe);
         table.starts(&key, RequestId(2), place(2), None);
         table.stops(&key);
         let finish = |estimate, siblings| MemberFinish {
@@ -283,8 +321,11 @@ mod tests {
         };
         assert_eq!(table.finishes(&key, RequestId(2), 70), finish(None, None));
         assert!(!table.waits(&key, RequestId(3), place(3), 0));
-        let (lengths, is_probe) = table.look_up(&key, RequestId(3));
-        assert_eq!((lengths.finished_max, is_probe), (Some(70), false));
+        let third = of(&table, 3);
+        assert_eq!(
+            (third.lengths.finished_max, third.is_probe, third.number),
+            (Some(70), false, 0)
+        );
         // The estimate that counts is the one of the start, not of the end.
         table.starts(&key, RequestId(3), place(3), Some(70));
         assert!(table.grows(&key, 90));

@@ -71,6 +71,8 @@ pub(super) struct RunningLease {
     pub(super) class: RequestClass,
     /// The group of a rollout.
     pub(super) group: Option<GroupKey>,
+    /// Whether a member of the group had finished when it was granted.
+    pub(super) had_reference: bool,
     pub(super) charge: Charge,
     /// When the request first asked.
     pub(super) arrival: Arrival,

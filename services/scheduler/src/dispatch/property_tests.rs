@@ -234,6 +234,7 @@ impl World {
                     worker_ended_ms_ago: Some(0),
                     cached_tokens: Some(context_tokens / 2),
                     rejected_tokens: context_tokens,
+                    accepted_tokens: context_tokens % 7,
                 });
                 let named = |worker: usize| WorkerId(WORKERS[worker].into());
                 DispatchEvent::Submit {
@@ -282,6 +283,7 @@ impl World {
                     worker_ended_ms_ago: (emitted_tokens % 2 == 0).then_some(emitted_tokens.into()),
                     cached_tokens: None,
                     rejected_tokens: 0,
+                    accepted_tokens: emitted_tokens / 2,
                 }),
                 None => return,
             },
@@ -292,6 +294,7 @@ impl World {
                 worker_ended_ms_ago: Some(u64::MAX),
                 cached_tokens: None,
                 rejected_tokens: 0,
+                accepted_tokens: u32::MAX,
             }),
             Op::Undelivered { nth } => match self.nth_lease(nth) {
                 Some(lease) => DispatchEvent::Undelivered { lease },
@@ -488,7 +491,7 @@ proptest! {
             let emitted_tokens = outputs.next().unwrap();
             left[tenant] -= 1;
             served[tenant] += i64::from(context_tokens) + 2 * i64::from(emitted_tokens);
-            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Finished, emitted_tokens, worker_ended_ms_ago: None, cached_tokens: None, rejected_tokens: 0 };
+            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Finished, emitted_tokens, worker_ended_ms_ago: None, cached_tokens: None, rejected_tokens: 0, accepted_tokens: emitted_tokens / 2 };
             granted.extend(dispatch.apply(DispatchEvent::Finish(finish), START_MS));
             if left.iter().all(|left| *left > 0) {
                 let spread = served.iter().max().unwrap() - served.iter().min().unwrap();
@@ -540,7 +543,7 @@ proptest! {
                             let (_, tenant, request) = running.remove(&lease).unwrap();
                             preempted_late += u32::from(round > 40);
                             asks.push((tenant, request));
-                            let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None, cached_tokens: None, rejected_tokens: 0 };
+                            let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None, cached_tokens: None, rejected_tokens: 0, accepted_tokens: 10 };
                             effects.extend(dispatch.apply(DispatchEvent::Finish(finish), now_ms));
                         },
                         _ => {}

@@ -147,6 +147,7 @@ impl Script {
                             worker_ended_ms_ago: Some(0),
                             cached_tokens: None,
                             rejected_tokens: 0,
+                            accepted_tokens: number("accepted", 0),
                         }),
                         expected_tokens: given.get("expects").map(|n| n.parse().unwrap()),
                         prefixes: given
@@ -190,6 +191,7 @@ impl Script {
                 worker_ended_ms_ago: given.get("ended").map(|ms_ago| ms_ago.parse().unwrap()),
                 cached_tokens: given.get("cached").map(|n| n.parse().unwrap()),
                 rejected_tokens: number("rejected", 0),
+                accepted_tokens: number("accepted", 0),
             }),
         }
     }

@@ -144,6 +144,7 @@ fn done(lease: LeaseId) -> LeaseFinish {
         worker_ended_ms_ago: Some(0),
         cached_tokens: None,
         rejected_tokens: 0,
+        accepted_tokens: 0,
     }
 }
 

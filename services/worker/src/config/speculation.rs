@@ -1,7 +1,7 @@
 //! How drafts are made and routed.
 
-use refrain_speculation::draft::ProposeParams;
-use refrain_speculation::router::{Threshold, TrialParams};
+use refrain_speculation::draft::{ProposeParams, ProposeRules, Setting};
+use refrain_speculation::router::{GainParams, TrialParams};
 use serde::Deserialize;
 
 /// How drafts are made and routed: the parameters of SuffixDecoding, and of the fallback behind it.
@@ -18,25 +18,37 @@ pub struct SpeculationConfig {
     /// Safety limit of the draft tokens of one request in one step; 0 turns suffix drafts off. Drafts end where they
     /// are no longer likely enough.
     pub max_spec_tokens: usize,
+    /// How long drafts are: a match of p tokens allows alpha * p draft tokens. With `auto`, drafts end where they no
+    /// longer pay, by what is learnt; those that are verified as they are found have 15 for one request in a step, 3
+    /// for 16, and 1 from 64 on.
+    pub alpha: Setting,
+    /// Draft tokens that are less likely than this are left out. With `auto`, the more requests decode at once, the
+    /// likelier a token has to be.
+    pub min_token_prob: Setting,
+    /// Longest match that is looked for, tokens. A longer one counts as one of this length.
+    pub match_tokens_max: u32,
     /// Whether the form of an output, such as a JSON schema, is a source of drafts: what it forces is drafted, and
     /// what it forbids is cut out of drafts.
     pub grammar: bool,
     /// The SCORE that a suffix draft must exceed under the score router: a number, or `auto`. Under both routers, 0
     /// keeps `auto` requests from the fallback.
-    pub score_threshold: ScoreThreshold,
+    pub score_threshold: Setting,
     /// The drafter for steps without a good suffix draft: `self` for the engine's own head or draft model, `off`, or
     /// the name of a worker.
     pub fallback: FallbackChoice,
     /// The engine's own drafter.
     pub drafter: DrafterConfig,
-    /// How drafts are made from suffix indexes, up to `max_spec_tokens`. The goodput router chooses from large trees
-    /// of unlikely tokens whatever pays at the size of the batch.
+    /// The other rules by which drafts are made from suffix indexes. The goodput router chooses from large trees of
+    /// unlikely tokens whatever pays at the size of the batch.
     #[serde(skip)]
     pub propose: ProposeParams,
     /// Tokens per second with drafts over those without, by batch size, below which `auto` requests go without drafts
     /// (under the score router, without suffix drafts); 0 never holds drafts back.
     #[serde(skip)]
     pub gain_min: f64,
+    /// Steps that count for the gain from drafts, and when that is shown.
+    #[serde(skip)]
+    pub gain: GainParams,
     /// How often a worker saves the acceptance statistics of a namespace in the draft store, milliseconds; 0 never
     /// saves.
     #[serde(skip)]
@@ -53,18 +65,6 @@ pub enum RouterChoice {
     Score,
     /// The whole batch at once: the drafts that bring the most tokens per second, by learnt probabilities and costs.
     Goodput,
-}
-
-/// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, schemars::JsonSchema, serde::Serialize)]
-#[serde(expecting = "a number or \"auto\"")]
-pub enum ScoreThreshold {
-    /// Follows the fallback.
-    #[serde(rename = "auto")]
-    Auto,
-    /// This. 0 turns the fallback off for `speculation: auto`.
-    #[serde(untagged)]
-    Fixed(f32),
 }
 
 /// The drafter behind suffix drafts: `"self"`, `"off"`, or the name of a worker.
@@ -110,12 +110,16 @@ impl Default for SpeculationConfig {
             router: RouterChoice::Goodput,
             off_above_batch: 0,
             max_spec_tokens: propose.max_spec_tokens,
+            alpha: Setting::Auto,
+            min_token_prob: Setting::Auto,
+            match_tokens_max: propose.max_pattern,
             grammar: true,
-            score_threshold: ScoreThreshold::Auto,
+            score_threshold: Setting::Auto,
             fallback: FallbackChoice::Own,
             drafter: DrafterConfig::default(),
             propose,
             gain_min: 0.97,
+            gain: GainParams::default(),
             statistics_interval_ms: 60_000,
         }
     }
@@ -139,7 +143,17 @@ impl SpeculationConfig {
     pub fn params(&self) -> ProposeParams {
         ProposeParams {
             max_spec_tokens: self.max_spec_tokens,
+            max_pattern: self.match_tokens_max,
             ..self.propose.clone()
+        }
+    }
+
+    /// The same with alpha and the least likely token.
+    pub fn rules(&self) -> ProposeRules {
+        ProposeRules {
+            params: self.params(),
+            alpha: self.alpha,
+            min_token_prob: self.min_token_prob,
         }
     }
 
@@ -150,9 +164,10 @@ impl SpeculationConfig {
             "speculation.off_above_batch: the score router has no such limit; 0, or router = \"goodput\"",
         );
         check(
-            !matches!(self.score_threshold, ScoreThreshold::Fixed(score) if score.is_nan() || score < 0.0),
+            !matches!(self.score_threshold, Setting::Fixed(score) if score.is_nan() || score < 0.0),
             "speculation.score_threshold: \"auto\", or a number that is not negative",
         );
+        self.rules().check(check);
         check(
             self.fallback != FallbackChoice::Worker(String::new()),
             "speculation.fallback: \"self\", \"off\" or the name of a worker",
@@ -175,15 +190,6 @@ impl SpeculationConfig {
     }
 }
 
-impl From<ScoreThreshold> for Threshold {
-    fn from(threshold: ScoreThreshold) -> Self {
-        match threshold {
-            ScoreThreshold::Auto => Threshold::Auto,
-            ScoreThreshold::Fixed(score) => Threshold::Fixed(score),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use refrain_service_kit::config::Validate;
@@ -200,10 +206,10 @@ mod tests {
         let threshold = |value: serde_json::Value| {
             read(serde_json::json!({ "score_threshold": value })).map(|read| read.score_threshold)
         };
-        assert_eq!(threshold("auto".into()), Ok(ScoreThreshold::Auto));
-        assert_eq!(threshold(3.into()), Ok(ScoreThreshold::Fixed(3.0)));
-        assert_eq!(threshold(0.into()), Ok(ScoreThreshold::Fixed(0.0)));
-        assert_eq!(threshold(2.5.into()), Ok(ScoreThreshold::Fixed(2.5)));
+        assert_eq!(threshold("auto".into()), Ok(Setting::Auto));
+        assert_eq!(threshold(3.into()), Ok(Setting::Fixed(3.0)));
+        assert_eq!(threshold(0.into()), Ok(Setting::Fixed(0.0)));
+        assert_eq!(threshold(2.5.into()), Ok(Setting::Fixed(2.5)));
         for wrong in [serde_json::json!("high"), serde_json::json!(true)] {
             let error = threshold(wrong).unwrap_err();
             assert!(error.contains("a number or \"auto\""), "{error}");
@@ -215,7 +221,7 @@ mod tests {
         let schema = schemars::schema_for!(SpeculationConfig);
         let keys = &schema.as_value()["properties"];
         assert!(keys["score_threshold"].is_object());
-        for key in ["propose", "gain_min", "statistics_interval_ms"] {
+        for key in ["propose", "gain_min", "gain", "statistics_interval_ms"] {
             assert!(keys[key].is_null(), "{key}");
         }
     }
@@ -244,7 +250,7 @@ mod tests {
             config.faults().join("\n")
         };
         assert_eq!(faults(|_| {}), "");
-        let cases: [(Change, &str); 7] = [
+        let cases: [(Change, &str); 10] = [
             (
                 |of| {
                     of.router = RouterChoice::Score;
@@ -253,11 +259,11 @@ mod tests {
                 "off_above_batch",
             ),
             (
-                |of| of.score_threshold = ScoreThreshold::Fixed(f32::NAN),
+                |of| of.score_threshold = Setting::Fixed(f32::NAN),
                 "score_threshold",
             ),
             (
-                |of| of.score_threshold = ScoreThreshold::Fixed(-1.0),
+                |of| of.score_threshold = Setting::Fixed(-1.0),
                 "score_threshold",
             ),
             (
@@ -268,6 +274,12 @@ mod tests {
                 |of| of.fallback = FallbackChoice::Worker(String::new()),
                 "fallback",
             ),
+            (|of| of.alpha = Setting::Fixed(0.0), "speculation.alpha"),
+            (
+                |of| of.min_token_prob = Setting::Fixed(1.5),
+                "min_token_prob",
+            ),
+            (|of| of.match_tokens_max = 0, "match_tokens_max"),
             (|of| of.drafter.depth = 0, "drafter.depth"),
             (|of| of.drafter.tokens_max = 0, "drafter.tokens_max"),
         ];

@@ -122,7 +122,11 @@ impl DecodeLoop {
         movers: &Movers,
         remote: &RemoteDrafts,
     ) -> (Vec<(usize, Prospect<NamespaceId>)>, Vec<f64>) {
-        let params = &self.routing.settings.params;
+        let rules = &self.routing.settings.rules;
+        let router = &self.routing.router;
+        // The router verifies only a part of a draft that it divides. Others are verified as they are found.
+        let divided = rules.for_router(router.draft_price(movers.decoding));
+        let whole = rules.whole(movers.decoding as usize);
         let sampling: Vec<(usize, &ActiveRequest)> = movers
             .parts
             .iter()
@@ -132,7 +136,14 @@ impl DecodeLoop {
             .collect();
         let prospects = self.proposers.map(&sampling, |(place, running)| {
             let started = Instant::now();
-            let mut prospect = running.prospect(movers.room, params, movers.withholds, started);
+            let (params, statistics) = match running.request.speculation {
+                Speculation::Auto if router.divides() => {
+                    (&divided, router.known_statistics(running.namespace))
+                }
+                _ => (&whole, None),
+            };
+            let mut prospect =
+                running.prospect(movers.room, params, statistics, movers.withholds, started);
             if let Some(candidate) = remote.get(&running.document()) {
                 prospect.consider(candidate);
             }

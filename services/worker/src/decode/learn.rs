@@ -29,6 +29,7 @@ impl DecodeLoop {
             .map(|(_, running)| running.step().catch_up_tokens);
         let read = read_in_step(behind, self.engine.capabilities().max_step_tokens);
         let items = members
+            .clone()
             .zip(&response.results)
             .zip(read)
             .map(|(((part, running), result), read)| step_item(part, result, read, running));
@@ -38,6 +39,7 @@ impl DecodeLoop {
             seconds: response.step_s,
             draft_seconds: response.draft_s,
             compose_seconds,
+            found_tokens: members.map(|(_, running)| found_tokens(running)).sum(),
             withheld: movers.withholds,
         });
     }
@@ -71,6 +73,12 @@ impl DecodeLoop {
             metrics.families.propose_seconds.observe(*seconds);
         }
     }
+}
+
+/// Tokens of the draft that was found for a request.
+fn found_tokens(running: &ActiveRequest) -> u32 {
+    let offer = running.step().offer.as_ref();
+    offer.map_or(0, Offer::found_tokens)
 }
 
 /// The item of a step that the router observes. The head read `read_tokens` for it.

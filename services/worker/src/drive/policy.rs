@@ -16,7 +16,9 @@ use std::time::Instant;
 use lru::LruCache;
 use refrain_protocol::{NamespaceId, TokenId};
 use refrain_speculation::draft::Candidate;
-use refrain_speculation::router::{Asked, CallGuard, Route, RouteReason, batch_bucket};
+use refrain_speculation::router::{
+    Asked, CallGuard, GainSample, GainSide, Route, RouteReason, batch_bucket,
+};
 use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::best_call::{CallOffer, CallWorth, best_call};
@@ -318,12 +320,21 @@ impl DrivePolicy {
                 return;
             }
         };
+        self.metrics.gain.stretch(GainSample {
+            batch: stretch.batch,
+            side: match called {
+                true => GainSide::Drafted,
+                false => GainSide::Plain,
+            },
+            tokens,
+            seconds,
+        });
         let Some(guard) = &mut self.guard else {
             return;
         };
         let verdict = guard.observe(stretch.batch, called, tokens, seconds);
         let (batch, in_use, gain) = (verdict.batch, verdict.in_use, verdict.gain);
-        self.metrics.guard_gate(batch, in_use, gain);
+        self.metrics.drafts_in_use(batch, in_use);
         if verdict.changed {
             tracing::info!(batch, in_use, gain, "use of verify calls changed");
         }

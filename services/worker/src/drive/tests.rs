@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
+use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, DraftRules, Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
@@ -65,7 +65,7 @@ impl World {
         let mut config = WorkerConfig::default();
         change(&mut config);
         let metrics = Metrics::new().unwrap();
-        let metrics = WorkerMetrics::new(&metrics, "fake").unwrap();
+        let metrics = WorkerMetrics::new(&metrics, "fake", config.speculation.gain).unwrap();
         let now = Instant::now();
         World {
             drive: SharedDrive::new(&config, able, Arc::new(metrics)),
@@ -173,6 +173,7 @@ pub(super) fn chain(tokens: &[u32], match_len: u32) -> Candidate {
         parent: at.checked_sub(1).map(|parent| parent as u32),
         probability: 0.5,
         count: 1,
+        match_len,
         origin: Origin {
             source: Source::Suffix,
             scope: Scope::Tenant,
@@ -197,6 +198,7 @@ fn asks() -> ChunkRequest {
         expected_tokens: None,
         prediction: Vec::new(),
         transferred: false,
+        drafts: DraftRules::default(),
         lease: LeaseId(1),
         epoch: 1,
         request: RequestId(1),

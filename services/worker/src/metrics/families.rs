@@ -108,9 +108,14 @@ refrain_service_kit::metric_families! {
         /// 1 while the engine's own head or draft model may be used, by batch size (upper bound of its bucket).
         pub(super) self_draft_in_use: IntGaugeVec =
             "refrain_self_draft_in_use" ["model", "source", "batch"],
-        /// Throughput with drafts divided by the throughput without, by batch size (upper bound of its bucket). For
-        /// the score router: suffix drafts only.
+        /// Recent tokens per second with drafts over those of plain decoding, by batch size (upper bound of its
+        /// bucket). Absent while the error is above 0.2 or unknown, in the first minute, and after two idle minutes.
         pub(super) gain: GaugeVec = "refrain_spec_gain_ratio" ["model", "batch"],
+        /// Two standard errors of the gain from drafts, as a share of it, by batch size (upper bound of its bucket).
+        pub(super) gain_error: GaugeVec = "refrain_spec_gain_error_ratio" ["model", "batch"],
+        /// Steps that the gain from drafts rests on, plain and with drafts, by batch size (upper bound of its
+        /// bucket).
+        pub(super) gain_steps: IntGaugeVec = "refrain_spec_gain_steps" ["model", "batch", "side"],
         /// 1 while drafts are in use, by batch size (upper bound of its bucket). For the score router: suffix drafts
         /// only.
         pub(super) drafts_in_use: IntGaugeVec = "refrain_spec_in_use" ["model", "batch"],

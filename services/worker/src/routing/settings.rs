@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{DrafterKind, EngineCapabilities, SelfDraft};
-use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::draft::{Expansion, ProposeRules};
 use refrain_speculation::router::{
     Asked, Decision, HeadDraft, HeadParams, Policy, Route, RouterParams, Threshold,
 };
@@ -14,7 +14,7 @@ use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig, WorkerConfi
 /// The sources that requests may draft from, and the sizes of their drafts.
 #[derive(Clone, Debug)]
 pub(crate) struct DraftSettings {
-    pub(crate) params: ProposeParams,
+    pub(crate) rules: ProposeRules,
     threshold: Threshold,
     /// The drafter inside the engine, if it is the fallback.
     drafter: Option<EngineDrafter>,
@@ -31,9 +31,9 @@ struct EngineDrafter {
 
 impl DraftSettings {
     pub(crate) fn new(config: &SpeculationConfig, capabilities: &EngineCapabilities) -> Self {
-        let mut params = config.params();
+        let mut rules = config.rules();
         if !capabilities.tree_drafts {
-            params.expansion = Expansion::Linear;
+            rules.params.expansion = Expansion::Linear;
         }
         let asked = &config.drafter;
         let drafter = capabilities
@@ -54,7 +54,7 @@ impl DraftSettings {
             },
         });
         DraftSettings {
-            params,
+            rules,
             threshold: config.score_threshold.into(),
             drafter,
             // Drawn tokens are judged by another rule than found ones.

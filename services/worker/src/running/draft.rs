@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use refrain_draft_replica::{DraftIndex, DraftQuery};
 use refrain_protocol::{NamespaceId, chunk};
-use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source, propose_valued};
 use refrain_speculation::router::{Asked, HeadState, Pace, Priority, Prospect};
+use refrain_speculation::statistics::AcceptanceStatistics;
 use refrain_suffix_index::Cursor;
 use tracing::Span;
 
@@ -34,6 +35,7 @@ impl ActiveRequest {
     /// Most draft tokens that the request can use in a step with room for `room`.
     pub(crate) fn draft_max(&self, room: u32) -> u32 {
         room.min(self.limits.max_draft_tokens)
+            .min(self.request.drafts.max_spec_tokens.unwrap_or(u32::MAX))
             .min(self.emit_left().saturating_sub(1))
     }
 
@@ -43,6 +45,7 @@ impl ActiveRequest {
         &self,
         room: u32,
         params: &ProposeParams,
+        statistics: Option<&AcceptanceStatistics>,
         withholds: bool,
         now: Instant,
     ) -> Prospect<NamespaceId> {
@@ -57,7 +60,7 @@ impl ActiveRequest {
             draft_max,
             tree_max: room.min(self.limits.max_draft_tokens),
             candidate: looks
-                .then(|| self.suffix_draft(draft_max, params))
+                .then(|| self.suffix_draft(draft_max, params, statistics))
                 .flatten(),
             path_probabilities: Vec::new(),
             withheld,
@@ -109,8 +112,14 @@ impl ActiveRequest {
         }
     }
 
-    /// The best draft over all suffix indexes that the request may read.
-    pub(super) fn suffix_draft(&self, draft_max: u32, params: &ProposeParams) -> Option<Candidate> {
+    /// The best draft over all suffix indexes that the request may read, by what is learnt about drafts of its
+    /// namespace if the parameters have a price.
+    pub(super) fn suffix_draft(
+        &self,
+        draft_max: u32,
+        params: &ProposeParams,
+        statistics: Option<&AcceptanceStatistics>,
+    ) -> Option<Candidate> {
         let sources = self.sources.as_ref()?;
         let drafts = sources.replica.read();
         let group = sources.group.as_ref().map(|member| member.group().read());
@@ -147,7 +156,13 @@ impl ActiveRequest {
             drafts.index(),
             self.cursor_in(&drafts),
         ));
-        propose(&lookups, params, draft_max as usize)
+        let of_tenant = &self.request.drafts;
+        let params = ProposeParams {
+            alpha: of_tenant.alpha.unwrap_or(params.alpha),
+            min_token_prob: of_tenant.min_token_prob.unwrap_or(params.min_token_prob),
+            ..params.clone()
+        };
+        propose_valued(&lookups, &params, statistics, draft_max as usize)
     }
 
     fn cursor_in(&self, drafts: &DraftIndex) -> Cursor {

@@ -132,6 +132,7 @@ mod tests {
             parent: (place as u32).checked_sub(1),
             probability: 0.9f32.powi(place as i32 + 1),
             count: 3,
+            match_len: 3,
             origin: Origin {
                 source: Source::Suffix,
                 scope: Scope::Tenant,

@@ -30,7 +30,7 @@ impl ActiveRequest {
     /// last token that the request has room for.
     pub(crate) fn found(&self, params: &ProposeParams) -> Option<(Candidate, Option<u32>)> {
         let room = self.may_emit() - 1;
-        let candidate = self.suffix_draft(room, params)?;
+        let candidate = self.suffix_draft(room, params, None)?;
         let stop_ids = &self.request.sampling.stop_token_ids;
         let stops = candidate
             .tree

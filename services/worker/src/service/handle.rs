@@ -204,7 +204,7 @@ impl WorkerParts {
             replica.join_group(namespace, group, document)
         });
         let index = IndexConfig {
-            pattern_tokens_max: self.shared.config.speculation.propose.max_pattern,
+            pattern_tokens_max: self.shared.config.speculation.match_tokens_max,
             ..IndexConfig::default()
         };
         // Where the gateway expects no length, nothing was said to the prompt before.

@@ -154,6 +154,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
         expected_tokens: None,
         prediction: Vec::new(),
         transferred: false,
+        drafts: DraftRules::default(),
         lease: LeaseId(number),
         epoch: 1,
         request: RequestId(number),

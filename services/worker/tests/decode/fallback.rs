@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{DraftSource, Speculation};
-use refrain_worker::{FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig};
+use refrain_speculation::draft::Setting;
+use refrain_worker::{FallbackChoice, RouterChoice, SpeculationConfig};
 
 use crate::bench::*;
 use crate::fakes::{FakeEngine, Target};
@@ -65,7 +66,7 @@ async fn only_sessions_that_may_use_the_head_are_opened_for_it() {
         ([true, false, true, false], asked)
     );
     let fixed_at_0 = |config: &mut SpeculationConfig| {
-        config.score_threshold = ScoreThreshold::Fixed(0.0);
+        config.score_threshold = Setting::Fixed(0.0);
     };
     assert_eq!(modes(with_head(), fixed_at_0).await, (asked, asked));
     let off = |config: &mut SpeculationConfig| config.fallback = FallbackChoice::Off;
@@ -260,7 +261,7 @@ async fn a_head_in_use_yields_to_better_suffix_drafts() {
         config.speculation.gain_min = 0.0;
         config.speculation.drafter.depth = 1;
         // Only a long match may draft more than that.
-        config.speculation.propose.alpha = 0.25;
+        config.speculation.alpha = Setting::Fixed(0.25);
     })
     .await;
     let first = run(&bench, chunk(&bench, &[1, 2, 3], 400)).await;

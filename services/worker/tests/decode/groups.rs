@@ -82,7 +82,7 @@ async fn a_group_does_not_draft_tokens_that_were_cut() {
     let second = run(&bench, sample(&bench, Some("g"))).await;
     assert_eq!(second.tokens, first.tokens);
     assert!(
-        (1..5).contains(&second.accepted),
+        (1..=5).contains(&second.accepted),
         "{} accepted",
         second.accepted
     );

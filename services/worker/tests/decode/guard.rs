@@ -1,8 +1,10 @@
 //! Suffix drafts are held back where they make steps longer than they are worth, and used where they pay.
 
+use std::time::Duration;
+
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{DraftSource, Speculation};
-
+use refrain_speculation::router::GainParams;
 use refrain_worker::RouterChoice;
 
 use crate::bench::*;
@@ -39,8 +41,16 @@ async fn drafts_that_cost_more_than_they_bring_are_held_back() {
 async fn drafts_that_pay_stay_but_for_a_look_at_what_goes_without() {
     let mut engine = FakeEngine::new(counting);
     engine.verify_s = 0.000_01;
+    engine.step_time = Duration::from_millis(1);
     let bench = bench(engine, |config| {
         config.speculation.router = RouterChoice::Score;
+        // The first request is all plain, and the others hardly, which makes a large error.
+        config.speculation.gain = GainParams {
+            warm_up: Duration::ZERO,
+            window: Duration::from_secs(24),
+            error_max: 100.0,
+            ..GainParams::default()
+        };
     })
     .await;
     // The first time there is nothing to draft from, and going without is no loss.
@@ -57,7 +67,12 @@ async fn drafts_that_pay_stay_but_for_a_look_at_what_goes_without() {
         (1.0..=16.0).contains(&held_back) && used > 400.0,
         "{used} used, {held_back} held back"
     );
-    assert!(bench.figure("refrain_spec_gain_ratio{batch=\"1\",model=\"fake\"}") > 2.0);
+    let gain = |family: &str| {
+        bench.figure(&format!(
+            "refrain_spec_gain_{family}{{batch=\"1\",model=\"fake\"}}"
+        ))
+    };
+    assert!(gain("ratio") > 2.0 && gain("error_ratio") > 0.0);
 }
 
 #[tokio::test]
@@ -71,4 +86,7 @@ async fn a_gain_of_nothing_never_holds_back() {
     .await;
     run(&bench, chunk(&bench, &[1, 2, 3], 600)).await;
     assert_eq!(bench.decisions("plain", "suffix_not_paying"), 0.0);
+    // Nothing of the first minute is evidence of a gain.
+    let page = String::from_utf8(bench.metrics.render()).unwrap();
+    assert!(!page.contains("refrain_spec_gain_"), "{page}");
 }

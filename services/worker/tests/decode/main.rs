@@ -106,6 +106,40 @@ async fn repetition_is_drafted_from_the_request_itself() {
 }
 
 #[tokio::test]
+async fn drafts_follow_the_rules_of_the_tenant() {
+    let bench = bench(FakeEngine::new(repetitive), |_| {}).await;
+    let steps = async |speculation, drafts| {
+        let mut request = chunk(&bench, &[1, 2, 3], 200);
+        (request.speculation, request.drafts) = (speculation, drafts);
+        let received = run(&bench, request).await;
+        assert_eq!(received.tokens, plainly(repetitive, &[1, 2, 3], 200));
+        received.steps
+    };
+    let none = DraftRules::default();
+    for speculation in [Speculation::Suffix, Speculation::Auto] {
+        let max_spec_tokens = |most| DraftRules {
+            max_spec_tokens: Some(most),
+            ..none
+        };
+        assert_eq!(steps(speculation, max_spec_tokens(0)).await, 200);
+        let of_three = steps(speculation, max_spec_tokens(2)).await;
+        assert!((67..200).contains(&of_three), "{of_three} steps");
+        // No match is long enough for a token, and no token is certain enough.
+        let short = DraftRules {
+            alpha: Some(0.001),
+            ..none
+        };
+        assert_eq!(steps(speculation, short).await, 200);
+        let certain = DraftRules {
+            min_token_prob: Some(1.0),
+            ..none
+        };
+        assert_eq!(steps(speculation, certain).await, 200);
+        assert!(steps(speculation, none).await < 67);
+    }
+}
+
+#[tokio::test]
 async fn the_second_request_drafts_from_the_first_and_credits_it() {
     let bench = bench(FakeEngine::new(stopping), |_| {}).await;
     let first = chunk(&bench, &[7, 8, 9], 100);

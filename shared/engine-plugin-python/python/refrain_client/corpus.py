@@ -97,7 +97,8 @@ class RefrainCorpus:
                 wanted.append((req_id, self.draft_token_num - 1 if may_draft else 0))
             self._is_in_step = False
         chains = []
-        for tail, (tokens, *_) in zip(tails, self.client.propose(wanted)):
+        # SGLang verifies all nodes in any case.
+        for tail, (tokens, *_) in zip(tails, self.client.propose(wanted, padded=True)):
             chain = [tail[-1], *tokens]
             chains.append(chain + chain[-1:] * (self.draft_token_num - len(chain)))
         return chains

@@ -13,6 +13,9 @@ from refrain_client.ending import Ending
 DRAIN_SECONDS = 5.0
 # Most requests that were announced and have not begun.
 ANNOUNCED_MAX = 4096
+# vLLM's defaults of its arguments `suffix_decoding_...`. They stand for the client's configuration, because vLLM does not
+# tell whether a user set them.
+TREE_DEPTH, SPEC_FACTOR, TOKEN_PROB = 24, 1.0, 0.1
 
 
 class SuffixDecodingDraft(NamedTuple):
@@ -31,10 +34,11 @@ class SuffixDecodingCache:
     """The cache as vLLM calls it, step by step.
 
     REFRAIN_CLIENT_REPLICA__... variables limit its size; `max_cached_requests` is ignored. A request that was stopped
-    and begins again is resumed, because an engine stops requests to make room for others.
+    and begins again is resumed, because an engine stops requests to make room for others. The client's configuration
+    decides how long drafts are, but for arguments with other values than vLLM's defaults.
     """
 
-    def __init__(self, max_tree_depth=64, max_cached_requests=-1, *, client=None, tokenizer=None):
+    def __init__(self, max_tree_depth=TREE_DEPTH, max_cached_requests=-1, *, client=None, tokenizer=None):
         if client is None:
             client = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), tokenizer)
             atexit.register(client.drain, DRAIN_SECONDS)
@@ -100,9 +104,9 @@ class SuffixDecodingCache:
         req_id,
         context,
         max_spec_tokens=None,
-        max_spec_factor=1.0,
+        max_spec_factor=SPEC_FACTOR,
         max_spec_offset=0.0,
-        min_token_prob=0.1,
+        min_token_prob=TOKEN_PROB,
         use_tree_spec=False,
     ):
         """Returns the draft of a step. `context` is ignored: the text is known from `add_active_response`."""
@@ -110,9 +114,20 @@ class SuffixDecodingCache:
         if self._active[req_id] is None:
             return SuffixDecodingDraft([])
         tokens_max = self.max_tree_depth if max_spec_tokens is None else max(max_spec_tokens, 0)
-        (draft,) = self.client.propose([(req_id, tokens_max)], max_spec_factor, max_spec_offset, min_token_prob)
+        (draft,) = self.client.propose(
+            [(req_id, tokens_max)],
+            alpha=unless_default(max_spec_factor, SPEC_FACTOR),
+            offset=max_spec_offset,
+            min_token_prob=unless_default(min_token_prob, TOKEN_PROB),
+            depth=unless_default(self.max_tree_depth, TREE_DEPTH),
+        )
         return SuffixDecodingDraft(*draft)
 
     def _check(self, req_id):
         if req_id not in self._active:
             raise ValueError(f"Request '{req_id}' is not active")
+
+
+def unless_default(value, default):
+    """A value that a user set, or None."""
+    return None if value == default else value

@@ -36,7 +36,7 @@ def register():
     sys.modules[MODULE] = module
 
 
-def SuffixDecodingCache(max_tree_depth=64, max_cached_requests=-1):
+def SuffixDecodingCache(*sizes, **named):
     """Returns the cache of this process: Refrain's where drafts are made, or else an empty one."""
     from vllm.config import get_current_vllm_config
     from vllm.distributed import parallel_state
@@ -47,11 +47,10 @@ def SuffixDecodingCache(max_tree_depth=64, max_cached_requests=-1):
     # same outputs again.
     if parallel_state.model_parallel_is_initialized():
         if parallel_state.get_tensor_model_parallel_rank() != 0:
-            return SuffixDecodingCache(max_tree_depth, 0, client=NullClient())
+            return SuffixDecodingCache(*sizes, **named, client=NullClient())
     model = get_current_vllm_config().model_config
-    cache = SuffixDecodingCache(
-        max_tree_depth, max_cached_requests, tokenizer=tokenizer_folder(model.tokenizer, model.tokenizer_revision)
-    )
+    folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
+    cache = SuffixDecodingCache(*sizes, **named, tokenizer=folder)
     announce_to(cache)
     return cache
 
@@ -71,7 +70,7 @@ class NullClient:
     def finish(self, *_):
         pass
 
-    def propose(self, requests, *_):
+    def propose(self, requests, **_):
         return [([], 0.0, 0)] * len(requests)
 
 

@@ -98,7 +98,7 @@ impl Proposer {
         let store = connect(&config, credentials)?;
         let replica = Arc::new(DraftReplica::new(
             config.replica.clone(),
-            config.pattern_tokens_max,
+            config.speculation.match_tokens_max,
             store.clone(),
             ReplicaMetrics::register(registry.registry())?,
         ));
@@ -132,7 +132,7 @@ impl Proposer {
             default_namespace: signed,
         };
         Ok(Proposer {
-            config,
+            rules: config.speculation.rules(),
             runtime: Some(runtime),
             replica,
             uploader,

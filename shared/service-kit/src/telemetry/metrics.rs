@@ -159,7 +159,11 @@ pub struct Metrics {
     process: ProcessMetrics,
     http: Arc<HttpMetrics>,
     watched: Arc<Mutex<Vec<Watched>>>,
+    refreshes: Arc<Mutex<Vec<Refresh>>>,
 }
+
+/// Sets the values of some families.
+type Refresh = Box<dyn Fn() + Send + Sync>;
 
 /// The check of a service. It is not kept alive: it may hold the whole service, which holds these metrics.
 struct Watched {
@@ -205,6 +209,7 @@ impl Metrics {
             http: Arc::new(HttpMetrics::register(&registry)?),
             registry,
             watched: Arc::default(),
+            refreshes: Arc::default(),
         })
     }
 
@@ -221,6 +226,7 @@ impl Metrics {
             http: Arc::new(HttpMetrics::register(&registry)?),
             registry,
             watched: Arc::default(),
+            refreshes: Arc::default(),
         };
         let help = "A part of the process.".to_owned();
         let desc = Desc::new("refrain_part".to_owned(), help, Vec::new(), labels)?;
@@ -249,6 +255,12 @@ impl Metrics {
         Ok(self.registry.register(Box::new(gauge))?)
     }
 
+    /// Does this whenever metrics are rendered, before their values are read. It suits families whose series come and
+    /// go with time alone.
+    pub fn before_rendering(&self, refresh: impl Fn() + Send + Sync + 'static) {
+        self.refreshes.lock().push(Box::new(refresh));
+    }
+
     /// The metrics of the HTTP listeners.
     pub(crate) fn http(&self) -> &Arc<HttpMetrics> {
         &self.http
@@ -264,7 +276,11 @@ impl Metrics {
         self.watched.lock().push(Watched { service, is_ready });
     }
 
-    fn update_ready(&self) {
+    /// Brings everything up to date that is computed when it is read.
+    fn update(&self) {
+        for refresh in self.refreshes.lock().iter() {
+            refresh();
+        }
         let gauges = &self.http.ready;
         self.watched.lock().retain(|Watched { service, is_ready }| {
             let Some(is_ready) = is_ready.upgrade() else {
@@ -281,7 +297,7 @@ impl Metrics {
     /// Renders all metrics in the text format of Prometheus.
     pub fn render(&self) -> Vec<u8> {
         self.process.update();
-        self.update_ready();
+        self.update();
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
             tracing::error!(%error, "metrics cannot be rendered");
@@ -324,7 +340,7 @@ impl Collector for PartCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.metrics.update_ready();
+        self.metrics.update();
         self.metrics.registry.gather()
     }
 }
@@ -400,6 +416,19 @@ mod tests {
         assert!(shown().contains("refrain_ready{service=\"bakery\"} 1"));
         drop(is_ready);
         assert!(!shown().contains("refrain_ready"));
+    }
+
+    #[test]
+    fn values_are_refreshed_when_a_part_or_the_whole_is_rendered() {
+        let metrics = Metrics::new().unwrap();
+        let part = metrics.part("worker", "a").unwrap();
+        let level = Families::register(part.metrics().registry()).unwrap().level;
+        part.metrics().before_rendering(move || level.inc());
+        for (metrics, value) in [(part.metrics(), 1), (&metrics, 2)] {
+            let page = String::from_utf8(metrics.render()).unwrap();
+            let line = format!("test_level{{worker=\"a\"}} {value}\n");
+            assert!(page.contains(&line), "{page}");
+        }
     }
 
     #[test]

@@ -12,7 +12,13 @@ use super::params::{Expansion, Limits};
 pub(super) struct Drafted {
     pub(super) token: Token,
     pub(super) parent: Option<u32>,
+    /// D(N).
     pub(super) probability: f32,
+    /// C(N), which is shrunk at the first level.
+    pub(super) share: f32,
+    /// The probability that the path is accepted, by the limits' values.
+    pub(super) value: f32,
+    pub(super) depth: u32,
     pub(super) count: u32,
     pub(super) sighting: Sighting,
 }
@@ -20,8 +26,8 @@ pub(super) struct Drafted {
 /// Buffers of proposals, reused for each candidate.
 #[derive(Default)]
 pub(super) struct Expander {
-    /// Children of drafted nodes that are not drafted themselves: the bits of the probability, which have the order
-    /// of positive numbers, and the place in `found`. Among equals the one found earlier is taken, so a proposal is
+    /// Children of drafted nodes that are not drafted themselves: the bits of the value, which have the order of
+    /// positive numbers, and the place in `found`. Among equals the one found earlier is taken, so a proposal is
     /// deterministic.
     frontier: BinaryHeap<(u32, Reverse<u32>)>,
     /// Nodes that were found under drafted ones.
@@ -36,8 +42,8 @@ pub(super) struct Expander {
 }
 
 impl Expander {
-    /// Expands `found`, leaves the tree in `drafted` and returns its SCORE. The result is 0 if there is nothing to
-    /// draft or if the SCORE could not exceed `beat`.
+    /// Expands `found`, leaves the tree in `drafted` and returns its SCORE by the limits' values. The result is 0 if
+    /// there is nothing to draft or if the SCORE could not exceed `beat`.
     ///
     /// D is shrunk by n / (n + 1) once per candidate, not once per level: a single copy is worth 1/2, not 1, and 500
     /// of 520 are worth 0.96. The factor stands for the doubt whether this context continues like those seen. That
@@ -54,8 +60,9 @@ impl Expander {
         self.frontier.clear();
         self.found.clear();
         let keep = |count, total| {
-            let probability = path_probability(limits.root_probability(total), count, total);
-            probability >= limits.params.min_token_prob
+            let share = limits.root_probability(total) * part(count, total);
+            let value = limits.values.conditional(1, count, share);
+            share >= limits.params.min_token_prob && limits.values.shows(value, 1, share)
         };
         let total = search.continuations_where(&found.node, keep, &mut self.children);
         let root = limits.root_probability(total);
@@ -64,15 +71,20 @@ impl Expander {
         }
         match limits.params.expansion {
             Expansion::Tree => {
-                self.queue_children(None, root, total, usize::MAX);
+                self.queue_children(None, (root, total), limits, usize::MAX);
                 self.expand_tree(search, limits, beat)
             }
             Expansion::Linear | Expansion::Paths(_) => {
                 let paths = limits.params.expansion.paths();
-                self.queue_children(None, root, total, paths);
+                self.queue_children(None, (root, total), limits, limits.children_max());
                 self.expand_paths(search, limits, beat, paths)
             }
         }
+    }
+
+    /// The last tree.
+    pub(super) fn drafted(&self) -> &[Drafted] {
+        &self.drafted
     }
 
     /// Keeps the last tree in `best`.
@@ -84,13 +96,14 @@ impl Expander {
     fn expand_tree(&mut self, search: &mut Search<'_>, limits: &Limits<'_>, beat: f32) -> f32 {
         let mut score = 1.0;
         while let Some((drafted, node)) = self.most_probable() {
-            score += drafted.probability;
+            let worth = limits.values.worth(drafted.value);
+            score += worth;
             self.drafted.push(drafted);
             let left = limits.nodes_max - self.drafted.len();
             if left == 0 {
                 break;
             }
-            if cannot_reach(beat, score, drafted.probability, left) {
+            if cannot_reach(beat, score, worth, left) {
                 return 0.0;
             }
             let parent = self.drafted.len() as u32 - 1;
@@ -114,7 +127,7 @@ impl Expander {
                 let Some((drafted, node)) = self.most_probable() else {
                     break;
                 };
-                score += drafted.probability;
+                score += limits.values.worth(drafted.value);
                 self.beam.push((self.drafted.len() as u32, node));
                 self.drafted.push(drafted);
             }
@@ -123,12 +136,12 @@ impl Expander {
             let Some((first, _)) = self.beam.first().filter(|_| left > 0) else {
                 break;
             };
-            let likeliest = self.drafted[*first as usize].probability;
-            if cannot_reach(beat, score, likeliest, left) {
+            let likeliest = self.drafted[*first as usize].value;
+            if cannot_reach(beat, score, limits.values.worth(likeliest), left) {
                 return 0.0;
             }
             for at in 0..self.beam.len() {
-                self.find_children(search, limits, self.beam[at], paths);
+                self.find_children(search, limits, self.beam[at], limits.children_max());
             }
         }
         score
@@ -147,34 +160,62 @@ impl Expander {
         (parent, node): (u32, Node),
         most: usize,
     ) {
-        let probability = self.drafted[parent as usize].probability;
-        let min = limits.params.min_token_prob;
-        let keep = |count, total| path_probability(probability, count, total) >= min;
+        let Drafted {
+            probability,
+            value,
+            depth,
+            ..
+        } = self.drafted[parent as usize];
+        // Without a price a tree has at most `depth_max` nodes, so it is no deeper.
+        if depth as usize >= limits.depth_max {
+            return;
+        }
+        let keep = |count, total| {
+            let share = part(count, total);
+            let value = value * limits.values.conditional(depth + 1, count, share);
+            probability * share >= limits.params.min_token_prob
+                && limits.values.shows(value, depth + 1, share)
+        };
         let total = search.continuations_where(&node, keep, &mut self.children);
-        self.queue_children(Some(parent), probability, total, most);
+        self.queue_children(Some(parent), (1.0, total), limits, most);
     }
 
-    /// Queues the `most` first of `children`, which are in descending order.
-    fn queue_children(&mut self, parent: Option<u32>, probability: f32, total: u64, most: usize) {
+    /// Queues the `most` first of `children`, which are in descending order. C(N) is multiplied by the factor.
+    fn queue_children(
+        &mut self,
+        parent: Option<u32>,
+        (factor, total): (f32, u64),
+        limits: &Limits<'_>,
+        most: usize,
+    ) {
+        let above = parent.map(|parent| self.drafted[parent as usize]);
+        let (probability, value, depth) = above.map_or((1.0, 1.0, 1), |above| {
+            (above.probability, above.value, above.depth + 1)
+        });
         for next in self.children.iter().take(most) {
+            let share = factor * part(next.count, total);
+            let conditional = limits.values.conditional(depth, next.count, share);
             let drafted = Drafted {
                 token: next.token,
                 parent,
-                probability: path_probability(probability, next.count, total),
+                probability: probability * share,
+                share,
+                value: value * conditional,
+                depth,
                 count: next.count,
                 sighting: next.sighting,
             };
             let place = self.found.len() as u32;
             self.frontier
-                .push((drafted.probability.to_bits(), Reverse(place)));
+                .push((drafted.value.to_bits(), Reverse(place)));
             self.found.push((drafted, next.node));
         }
     }
 }
 
-/// D(N) = D(parent) * C(N), C(N) = count(N) / sum of the counts of N and its siblings.
-fn path_probability(parent: f32, count: u32, total: u64) -> f32 {
-    parent * (count as f32 / total as f32)
+/// C(N) = count(N) / sum of the counts of N and its siblings. D(N) = D(parent) * C(N).
+fn part(count: u32, total: u64) -> f32 {
+    count as f32 / total as f32
 }
 
 /// Whether a tree with the SCORE `score` so far cannot exceed `beat`, if `left` nodes may follow and none of them is

@@ -63,6 +63,7 @@ impl Grown {
             parent,
             probability: above,
             count: 0,
+            match_len: 0,
             origin: Origin {
                 source: Source::Grammar,
                 scope: Scope::Request,
@@ -242,6 +243,7 @@ mod tests {
             parent: *parent,
             probability: *probability,
             count: 1,
+            match_len: 1,
             origin: Origin {
                 source: Source::Suffix,
                 scope: Scope::Tenant,

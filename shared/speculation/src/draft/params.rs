@@ -2,6 +2,8 @@
 
 use refrain_suffix_index::SearchLimits;
 
+use super::values::Values;
+
 /// How a match is expanded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expansion {
@@ -55,6 +57,10 @@ pub struct ProposeParams {
     /// Most occurrences of a pattern that are read in sealed text. If a pattern occurs more often, evenly spaced
     /// occurrences are read.
     pub samples_max: usize,
+    /// The cost of a draft token, as a share of the worth of a token. With it, nodes are worth what is learnt about
+    /// such nodes instead of D(N), and a tree is drawn from several matches: see
+    /// [`propose_valued`](super::propose_valued).
+    pub price: Option<f32>,
 }
 
 impl Default for ProposeParams {
@@ -71,6 +77,7 @@ impl Default for ProposeParams {
             match_plus_draft_cap: None,
             max_fan_out: 256,
             samples_max: 24,
+            price: None,
         }
     }
 }
@@ -114,7 +121,7 @@ impl ProposeParams {
     }
 
     /// The limits of the largest draft after a match whose pattern may be longer than `shorter` and is at most `len`
-    /// tokens long.
+    /// tokens long, whose nodes are valued by D(N).
     pub(super) fn limits(&self, len: u32, shorter: u32, room: usize) -> Limits<'_> {
         let (match_len, depth_max) = self.best_spec(len, shorter, room);
         let nodes_max = depth_max
@@ -126,6 +133,7 @@ impl ProposeParams {
             match_len,
             depth_max,
             nodes_max,
+            values: Values::Counts,
         }
     }
 }
@@ -140,6 +148,8 @@ pub(super) struct Limits<'a> {
     pub(super) depth_max: usize,
     /// Most draft tokens; equal to `depth_max` unless there are several paths.
     pub(super) nodes_max: usize,
+    /// The worth of nodes.
+    pub(super) values: Values<'a>,
 }
 
 impl Limits<'_> {
@@ -151,9 +161,22 @@ impl Limits<'_> {
         }
     }
 
+    /// Children of a node of a path, the most frequent first, of which the next one of the path may be any.
+    pub(super) fn children_max(&self) -> usize {
+        match self.values {
+            Values::Counts => self.params.expansion.paths(),
+            Values::Learnt { .. } => usize::MAX,
+        }
+    }
+
     /// The highest SCORE of a tree within these limits whose levels' probabilities each add up to at most `d`. The
-    /// second factor covers the rounding errors of the sum.
+    /// second factor covers the rounding errors of the sum. Learnt probabilities may add up
+    /// to more.
     pub(super) fn ceiling(&self, d: f32) -> f32 {
+        let d = match self.values {
+            Values::Counts => d,
+            Values::Learnt { .. } => self.nodes_max as f32,
+        };
         (1.0 + self.depth_max as f32 * d) * (1.0 + (self.nodes_max as f32 + 4.0) * f32::EPSILON)
     }
 }

@@ -2,72 +2,12 @@
 
 use std::cell::RefCell;
 
-use refrain_suffix_index::{Cursor, Index, Token};
-
 use super::expand::Expander;
-use super::params::{Limits, ProposeParams};
-use super::{DraftNode, DraftTree, Origin, Scope, Source};
-
-/// One place to search for a draft: an index, and the position of the context in it.
-#[derive(Clone, Copy)]
-pub struct Lookup<'a> {
-    /// Source of the drafts that it finds.
-    pub source: Source,
-    /// The text that it searches; more local scopes win ties.
-    pub scope: Scope,
-    /// The index.
-    pub index: &'a Index,
-    /// The context's cursor in it.
-    pub cursor: Cursor,
-    /// The end of the context itself, for parts of the index that are searched by text rather than by a cursor. Its
-    /// last tokens are enough, as many as the index's `pattern_tokens_max`, since earlier ones are not read.
-    pub context: &'a [Token],
-}
-
-/// The best draft that was found.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
-    /// The draft tokens to verify; not empty.
-    pub tree: DraftTree,
-    /// SCORE: the expected tokens of the step, including the target's own; more than 1.
-    pub score: f32,
-    /// Length of the pattern under which it was found, in tokens.
-    pub match_len: u32,
-    /// The source that found it.
-    pub source: Source,
-    /// The text that it was read from.
-    pub scope: Scope,
-}
-
-impl Candidate {
-    /// A draft of these nodes; `None` if they are none, or no tree: a parent does not stand before its child, or two
-    /// siblings have one token.
-    pub fn new(
-        nodes: Vec<DraftNode>,
-        match_len: u32,
-        source: Source,
-        scope: Scope,
-    ) -> Option<Self> {
-        let tree = DraftTree::of_nodes(nodes).filter(|tree| !tree.is_empty())?;
-        Some(Candidate {
-            score: tree.score(),
-            tree,
-            match_len,
-            source,
-            scope,
-        })
-    }
-
-    /// The part of the draft that has these nodes, ascending. A node whose parent is left out is left out as well.
-    pub fn part(&self, nodes: &[u32]) -> Candidate {
-        let tree = self.tree.select(nodes);
-        Candidate {
-            score: tree.score(),
-            tree,
-            ..*self
-        }
-    }
-}
+use super::merge::Merge;
+use super::params::{Expansion, Limits, ProposeParams};
+use super::values::Values;
+use super::{Candidate, DraftNode, DraftTree, Lookup, Origin, Scope};
+use crate::statistics::AcceptanceStatistics;
 
 /// The tree with the highest SCORE over all lookups and pattern lengths; `None` if nothing follows any
 /// pattern.
@@ -79,31 +19,124 @@ impl Candidate {
 /// patterns of the same set draft a part of the same tree. The loop goes from long to short patterns and stops when
 /// no shorter pattern can win: the D of nodes of one depth add up to at most 1, so SCORE <= 1 + MAX_SPEC(p).
 pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> Option<Candidate> {
+    propose_best(lookups, params, None, room)
+}
+
+/// As [`propose`], but nodes are worth what the statistics say about such nodes, less [`ProposeParams::price`], and a
+/// tree is drawn from the best matches of all lookups. It is the candidate of a router that admits the nodes of a
+/// draft by the same statistics. Without statistics a node is worth its share, and without a price this is
+/// [`propose`].
+///
+/// The three longest matches of each lookup are read. On recorded calls with one request at once, one match
+/// brought 3 % less, and eight brought nothing more.
+pub fn propose_valued(
+    lookups: &[Lookup<'_>],
+    params: &ProposeParams,
+    statistics: Option<&AcceptanceStatistics>,
+    room: usize,
+) -> Option<Candidate> {
+    let Some(price) = params.price else {
+        return propose(lookups, params, room);
+    };
+    let unknown = AcceptanceStatistics::default();
+    let statistics = statistics.unwrap_or(&unknown);
+    if params.expansion != Expansion::Tree {
+        return propose_best(lookups, params, Some((statistics, price)), room);
+    }
+    with_expander(|expander| {
+        let mut merge = Merge::default();
+        for lookup in by_scope(lookups) {
+            let mut search =
+                lookup
+                    .index
+                    .search(lookup.cursor, lookup.context, params.search_limits());
+            for _ in 0..MATCHES_MAX {
+                if search.next_len() < params.min_match_len {
+                    break;
+                }
+                let Some(found) = search.next_match() else {
+                    break;
+                };
+                let limits = params.limits(found.len, found.next_len, room);
+                let limits = valued(limits, lookup, Some((statistics, price)));
+                if limits.depth_max == 0 {
+                    break;
+                }
+                let score = expander.expand(&mut search, &found, &limits, 0.0);
+                if score > 0.0 {
+                    merge.take(expander.drafted(), score, *lookup, limits);
+                }
+            }
+        }
+        merge.candidate(room.min(params.max_spec_tokens))
+    })
+}
+
+/// Matches of a lookup from which a tree is drawn.
+const MATCHES_MAX: usize = 3;
+
+fn with_expander<A>(work: impl FnOnce(&mut Expander) -> A) -> A {
     thread_local! {
         /// Each thread has one, so that its buffers do not grow anew in every proposal.
         static EXPANDER: RefCell<Expander> = RefCell::default();
     }
-    EXPANDER.with_borrow_mut(|expander| {
+    EXPANDER.with_borrow_mut(work)
+}
+
+/// The lookups, the most local ones first.
+fn by_scope<'a, 'b>(lookups: &'b [Lookup<'a>]) -> impl Iterator<Item = &'b Lookup<'a>> {
+    let of_scope = |scope| lookups.iter().filter(move |lookup| lookup.scope == scope);
+    Scope::ALL.into_iter().flat_map(of_scope)
+}
+
+/// The limits with the values of a lookup's nodes.
+fn valued<'a>(
+    limits: Limits<'a>,
+    lookup: &Lookup<'_>,
+    learnt: Option<(&'a AcceptanceStatistics, f32)>,
+) -> Limits<'a> {
+    let values = learnt.map_or(Values::Counts, |(statistics, price)| Values::Learnt {
+        statistics,
+        source: lookup.source,
+        scope: lookup.scope,
+        match_len: limits.match_len,
+        price,
+    });
+    Limits { values, ..limits }
+}
+
+fn propose_best(
+    lookups: &[Lookup<'_>],
+    params: &ProposeParams,
+    learnt: Option<(&AcceptanceStatistics, f32)>,
+    room: usize,
+) -> Option<Candidate> {
+    with_expander(|expander| {
         let Best {
             score,
             match_len,
             lookup,
-        } = best_of(lookups, params, room, expander)?;
+        } = best_of(lookups, params, learnt, room, expander)?;
         let Lookup { source, scope, .. } = lookup;
         let nodes = expander.best.iter().map(|drafted| DraftNode {
             token: drafted.token,
             parent: drafted.parent,
             probability: drafted.probability,
             count: drafted.count,
+            match_len,
             origin: Origin {
                 source,
                 scope,
                 place: lookup.index.origin(drafted.sighting),
             },
         });
+        let tree = DraftTree::of_sound_nodes(nodes.collect());
         Some(Candidate {
-            tree: DraftTree::of_sound_nodes(nodes.collect()),
-            score,
+            score: match learnt {
+                Some(_) => tree.score(),
+                None => score,
+            },
+            tree,
             match_len,
             source,
             scope,
@@ -121,38 +154,38 @@ struct Best<'a> {
 /// Finds the best draft and leaves its tree in the expander.
 fn best_of<'a>(
     lookups: &[Lookup<'a>],
-    params: &ProposeParams,
+    params: &'a ProposeParams,
+    learnt: Option<(&'a AcceptanceStatistics, f32)>,
     room: usize,
     expander: &mut Expander,
 ) -> Option<Best<'a>> {
     let mut best: Option<Best<'a>> = None;
-    for scope in Scope::ALL {
-        for lookup in lookups.iter().filter(|lookup| lookup.scope == scope) {
-            let limits = params.search_limits();
-            let mut search = lookup.index.search(lookup.cursor, lookup.context, limits);
-            loop {
-                let beat = best.as_ref().map_or(0.0, |best| best.score);
-                let wins = |limits: &Limits<'_>| limits.depth_max > 0 && limits.ceiling(1.0) > beat;
-                let len = search.next_len();
-                if len < params.min_match_len || !wins(&params.limits(len, 0, room)) {
-                    break;
-                }
-                let Some(found) = search.next_match() else {
-                    break;
-                };
-                let limits = params.limits(found.len, found.next_len, room);
-                if !wins(&limits) {
-                    continue;
-                }
-                let score = expander.expand(&mut search, &found, &limits, beat);
-                if score > beat {
-                    expander.keep();
-                    best = Some(Best {
-                        score,
-                        match_len: limits.match_len,
-                        lookup: *lookup,
-                    });
-                }
+    for lookup in by_scope(lookups) {
+        let limits = params.search_limits();
+        let mut search = lookup.index.search(lookup.cursor, lookup.context, limits);
+        loop {
+            let beat = best.as_ref().map_or(0.0, |best| best.score);
+            let wins = |limits: &Limits<'_>| limits.depth_max > 0 && limits.ceiling(1.0) > beat;
+            let len = search.next_len();
+            if len < params.min_match_len || !wins(&params.limits(len, 0, room)) {
+                break;
+            }
+            let Some(found) = search.next_match() else {
+                break;
+            };
+            let limits = params.limits(found.len, found.next_len, room);
+            let limits = valued(limits, lookup, learnt);
+            if !wins(&limits) {
+                continue;
+            }
+            let score = expander.expand(&mut search, &found, &limits, beat);
+            if score > beat {
+                expander.keep();
+                best = Some(Best {
+                    score,
+                    match_len: limits.match_len,
+                    lookup: *lookup,
+                });
             }
         }
     }

@@ -27,6 +27,8 @@ pub struct DraftNode {
     /// Number of times that it was seen after its parent, at least 1 if it was read from a text; 0 if nothing was
     /// counted.
     pub count: u32,
+    /// Length of the match under which it was found, in tokens.
+    pub match_len: u32,
     /// The source and the place that it was read from.
     pub origin: Origin,
 }
@@ -165,6 +167,7 @@ mod tests {
             parent,
             probability: 0.5,
             count: 0,
+            match_len: 0,
             origin,
         }
     }

@@ -45,8 +45,14 @@ pub(super) struct Goodput<N: Hash + Eq> {
     cost: StepCost,
     head_cost: HeadCost,
     time_value: TimeValue,
+    /// Seconds of looking for drafts, over the tokens that were found.
+    finding: DecayedRatio,
     cost_error: DecayedRatio,
 }
+
+/// Draft tokens of a request over which their price is averaged. The first ones are often free, since a step reads
+/// all weights anyway; a draft that pays is about as long as this.
+const PRICE_TOKENS: u32 = 16;
 
 /// A request that leaves the choice to the router.
 struct Asking<K, N> {
@@ -87,6 +93,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             cost: StepCost::default(),
             head_cost: HeadCost::default(),
             time_value: TimeValue::default(),
+            finding: DecayedRatio::default(),
             cost_error: DecayedRatio::default(),
         }
     }
@@ -118,6 +125,18 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             Some(learnt) => learnt.statistics.path_probabilities(candidate),
             None => AcceptanceStatistics::default().path_probabilities(candidate),
         }
+    }
+
+    /// See [`Router::draft_price`](super::Router::draft_price).
+    pub(super) fn draft_price(&self, batch: u32) -> Option<f64> {
+        let batch = batch.max(1);
+        let worth = self.time_value.mean_seconds_per_token(batch)?;
+        let more = PRICE_TOKENS.saturating_mul(batch);
+        let seconds = self.cost.at_kv(0);
+        let verifying = seconds(batch.saturating_add(more)).seconds - seconds(batch).seconds;
+        let price = verifying / f64::from(more) + self.finding.value().unwrap_or_default();
+        // Each second of a step is a second of every request in it.
+        Some(f64::from(batch) * price / worth)
     }
 
     /// Chooses for requests that leave it to the router, and adds their offers. `frame` has the tokens and the room
@@ -393,6 +412,10 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             self.cost_error.add((expected / seconds - 1.0).abs(), 1.0);
         }
         self.cost.observe(tokens, kv_tokens, seconds);
+        if step.found_tokens > 0 {
+            self.finding
+                .add(step.compose_seconds, step.found_tokens.into());
+        }
         self.head_cost
             .observe(step.head_work(), step.read_tokens(), step.draft_seconds);
         if step.is_clean() && step.items.iter().all(|item| item.is_auto) {

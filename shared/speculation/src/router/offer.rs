@@ -138,6 +138,12 @@ impl Offer {
         }
     }
 
+    /// Tokens of the suffix draft that was found, whatever part of it is verified.
+    pub fn found_tokens(&self) -> u32 {
+        let found = self.found.as_ref();
+        found.map_or(0, |found| found.tree.len() as u32)
+    }
+
     /// Draft tokens that are sent to the engine.
     pub fn sent_tokens(&self) -> u32 {
         self.suffix()

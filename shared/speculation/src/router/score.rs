@@ -5,6 +5,7 @@
 //! tau follows it: a head that brings three tokens a step is only beaten by drafts that promise more.
 
 use super::decision::{Asked, Decision, HeadState, Route, RouteReason};
+use crate::draft::Setting;
 
 /// The accepted length that a fallback in use is credited with before its own was measured.
 ///
@@ -23,6 +24,15 @@ pub enum Threshold {
     /// The tokens that the alternative brings: the break-even of the fallback while it is in use, else 1 for plain
     /// decoding.
     Auto,
+}
+
+impl From<Setting> for Threshold {
+    fn from(setting: Setting) -> Self {
+        match setting {
+            Setting::Auto => Threshold::Auto,
+            Setting::Fixed(score) => Threshold::Fixed(score),
+        }
+    }
 }
 
 impl Threshold {

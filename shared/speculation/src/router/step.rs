@@ -16,6 +16,8 @@ pub struct Step {
     pub draft_seconds: f64,
     /// Seconds that it took before, to find drafts and to compose the step. Doing without drafts saves them, too.
     pub compose_seconds: f64,
+    /// Tokens of all drafts that were found, whether they were verified or not.
+    pub found_tokens: u32,
     /// The guard held drafts back: see [`Router::withholds`](super::Router::withholds).
     pub withheld: bool,
 }

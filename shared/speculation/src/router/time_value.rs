@@ -77,6 +77,14 @@ impl TimeValue {
         }
     }
 
+    /// Seconds that a token takes a request in steps of so many requests, whatever its text; `None` until enough
+    /// steps were seen.
+    pub(super) fn mean_seconds_per_token(&self, batch: u32) -> Option<f64> {
+        let sized = self.sizes.get(&batch_bucket(batch))?;
+        let is_known = sized.steps >= STEPS_MIN && sized.all.tokens > 0.0;
+        is_known.then(|| sized.all.seconds / sized.all.tokens)
+    }
+
     /// Seconds that a token takes a request in steps of so many requests, by predictability; `None` until enough
     /// steps were seen.
     pub(super) fn seconds_per_token(&self, batch: u32) -> Option<impl Fn(f32) -> f64 + '_> {

@@ -95,7 +95,7 @@ impl<'a> Estimate<'a> {
         NodeFeatures {
             source: node.origin.source,
             scope: node.origin.scope,
-            match_len: self.candidate.match_len,
+            match_len: node.match_len,
             depth: self.places[at + 1].depth,
             count: node.count,
             share: node.probability / self.places[parent_place(node)].drafted,

@@ -10,6 +10,7 @@ pub(super) fn chain(tokens: &[Token], match_len: u32, scope: Scope) -> Option<Ca
         parent: at.checked_sub(1),
         probability: 1.0,
         count: 1,
+        match_len,
         origin: Origin {
             source: Source::Suffix,
             scope,

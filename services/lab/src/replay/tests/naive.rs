@@ -62,6 +62,7 @@ pub(super) fn calls(seed: u64) -> Vec<Value> {
 
 /// Steps, drafted, accepted and emitted tokens of request, group, global and no source.
 pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
+    let args = super::of_the_paper(args);
     let arguments = ["replay", "unused"]
         .into_iter()
         .chain(args.split_whitespace());
@@ -196,7 +197,7 @@ fn step(
             context: &context,
         })
         .collect();
-    let params = &setup.serving.params;
+    let params = &setup.serving.rules.whole(1);
     let Some(draft) = propose(&lookups, params, params.max_spec_tokens) else {
         return (3, [0, 0, left.len().min(1) as u64]);
     };

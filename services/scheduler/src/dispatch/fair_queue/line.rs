@@ -42,16 +42,8 @@ impl Line {
         self.by_place.fitting(u64::MAX)
     }
 
-    /// The places of the requests that fit into `room_tokens`, in the order of service: by rank, or by arrival where
-    /// an order by lengths does not pay.
-    pub(super) fn in_order(
-        &self,
-        follows_ranks: bool,
-        room_tokens: u64,
-    ) -> impl Iterator<Item = Place> {
-        let ranked = follows_ranks.then(|| self.by_rank.fitting(room_tokens));
-        let arrived = (!follows_ranks).then(|| self.by_place.fitting(room_tokens));
-        let ranked = ranked.into_iter().flatten().map(|(_, place)| place);
-        ranked.chain(arrived.into_iter().flatten())
+    /// The places of the requests that fit into `room_tokens`, in the order of service. Equal ranks go by arrival.
+    pub(super) fn in_order(&self, room_tokens: u64) -> impl Iterator<Item = Place> {
+        self.by_rank.fitting(room_tokens).map(|(_, place)| place)
     }
 }

@@ -77,8 +77,8 @@ pub(in crate::dispatch) struct PoolQueue {
     pub(super) service_ms: f64,
     /// Tokens that a chunk writes, a moving average.
     pub(super) output_tokens: f64,
-    /// Whether an order by lengths pays.
-    pub(in crate::dispatch) estimates: Evidence,
+    /// The gains that an order other than that of arrival is known to bring.
+    pub(in crate::dispatch) evidence: Evidence,
     /// The version of the pool's workers for which stranded requests were last looked for. `None` before the first
     /// time: a pool whose last worker has gone has a version like one that never had any.
     pub(in crate::dispatch) workers_version: Option<u64>,
@@ -113,7 +113,7 @@ impl Default for PoolQueue {
             served_at_empty: 0,
             service_ms: SERVICE_MS_FIRST_GUESS,
             output_tokens: OUTPUT_TOKENS_FIRST_GUESS,
-            estimates: Evidence::default(),
+            evidence: Evidence::default(),
             workers_version: None,
             last_worker: None,
             reserved: None,
@@ -351,14 +351,13 @@ impl PoolQueue {
     pub(super) fn in_order(
         &self,
         rules: ClassRules,
-        follows_ranks: bool,
         slots: u64,
         room_tokens: u64,
     ) -> impl Iterator<Item = LeaseCallId> {
         let others = self
             .all_turns(rules, slots)
             .flat_map(move |(class, queue)| {
-                let line = queue.lines[index(class)].in_order(follows_ranks, room_tokens);
+                let line = queue.lines[index(class)].in_order(room_tokens);
                 line.take(LINE_LOOKED_AT_MAX)
             });
         let others = others.map(|place| place.call);

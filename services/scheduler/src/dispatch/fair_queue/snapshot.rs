@@ -29,8 +29,12 @@ pub struct PoolState {
     /// those of other members of the group, in hundredths.
     history_correlation_percent: i64,
     sibling_correlation_percent: i64,
-    /// Whether these say that an order by lengths pays.
+    /// How many more tokens per step chunks had that could draft from a finished member of their group, in
+    /// hundredths.
+    reference_gain_percent: i64,
+    /// Whether these say that an order by lengths pays, and one that lets other members finish first.
     order_by_lengths_pays: bool,
+    order_by_references_pays: bool,
     /// Tenants whose served tokens are remembered.
     tenants_tracked: usize,
     /// The busiest of them.
@@ -64,7 +68,8 @@ impl PoolState {
         let tenants_tracked = tenants.len();
         tenants.sort_by_key(|tenant| Reverse((tenant.waiting, tenant.running)));
         tenants.truncate(TENANTS_SHOWN_MAX);
-        let [history, siblings] = pool.estimates.correlations();
+        let [history, siblings] = pool.evidence.correlations();
+        let pays = pool.evidence.pays();
         let percent = |value: f64| (value * 100.0).round() as i64;
         PoolState {
             model: key.model.to_string(),
@@ -76,7 +81,9 @@ impl PoolState {
             output_tokens: pool.output_tokens.round() as u64,
             history_correlation_percent: percent(history),
             sibling_correlation_percent: percent(siblings),
-            order_by_lengths_pays: pool.estimates.pays(),
+            reference_gain_percent: percent(pool.evidence.reference_gain()),
+            order_by_lengths_pays: pays.lengths,
+            order_by_references_pays: pays.references,
             tenants_tracked,
             tenants,
         }

@@ -663,7 +663,9 @@ fn the_state_is_readable() {
               "output_tokens": 256,
               "history_correlation_percent": 0,
               "sibling_correlation_percent": 0,
+              "reference_gain_percent": 0,
               "order_by_lengths_pays": false,
+              "order_by_references_pays": true,
               "tenants_tracked": 2,
               "tenants": [
                 {

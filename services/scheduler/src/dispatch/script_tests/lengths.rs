@@ -93,15 +93,44 @@ fn log_after_pairs(order: OrderPolicy, lengths: fn(u32) -> u32, script: &str) ->
 }
 
 #[test]
+fn auto_has_the_first_members_of_all_groups_served_until_chunks_show_no_drafts() {
+    let asks = |first: u32| {
+        let ask = |nth: u32| format!("1 ask {} acme group=g{}\n", first + nth, (first + nth) / 3);
+        (0..6).map(ask).collect::<String>()
+    };
+    let mut script = "0 beat a slots=1\n".to_owned() + &asks(300);
+    for (nth, request) in [300, 303, 301, 304, 302, 305].into_iter().enumerate() {
+        script += &format!("{} done {request} 40 accepted=10\n", 10 + nth);
+    }
+    // Chunks without an accepted draft have shown by then that the engine makes none.
+    script += "20 beat a slots=20\n";
+    for nth in 0..20 {
+        script += &format!("20 ask 9{nth:02} acme rollout group=n{nth}\n");
+    }
+    for nth in 0..20 {
+        script += &format!("30 done 9{nth:02} 400\n");
+    }
+    script += "40 beat a slots=1\n";
+    script += &asks(600);
+    for (nth, request) in (600..606).enumerate() {
+        script += &format!("{} done {request} 40\n", 50 + nth);
+    }
+    // Each request is done when its lease was granted, or the script would fail.
+    let log = Script::new(ordered_by(OrderPolicy::Auto))
+        .run(&script)
+        .log
+        .clone();
+    assert_eq!(log.matches(": finished").count(), 32, "{log}");
+}
+
+#[test]
 fn auto_goes_by_arrival_until_siblings_have_proved_alike_and_then_by_length() {
-    let plain = |order| Script::new(ordered_by(order)).run(TWO_GROUPS).log.clone();
-    assert_eq!(plain(OrderPolicy::Auto), plain(OrderPolicy::Arrival));
     let different = |pair: u32| 64 << pair;
     let after = |order| log_after_pairs(order, different, TWO_GROUPS);
     assert_eq!(after(OrderPolicy::Auto), after(OrderPolicy::Context));
     assert_ne!(after(OrderPolicy::Auto), after(OrderPolicy::Arrival));
     // Siblings that are as alike as all others tell nothing.
-    let equal = |order| log_after_pairs(order, |_| 500, TWO_GROUPS);
+    let equal = |order| log_after_pairs(order, |_| 150, TWO_GROUPS);
     assert_eq!(equal(OrderPolicy::Auto), equal(OrderPolicy::Arrival));
 }
 

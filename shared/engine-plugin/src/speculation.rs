@@ -1,0 +1,155 @@
+//! How drafts are made inside an engine: by the configuration, by the engine, and by how much runs.
+
+use refrain_speculation::draft::{Expansion, ProposeParams, ProposeRules, Setting};
+use serde::Deserialize;
+
+/// How drafts are made inside an engine. The keys are those of a worker's section `speculation`.
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct SpeculationConfig {
+    /// How long drafts are: a match of p tokens allows alpha * p draft tokens. `auto` follows the number of requests
+    /// that run: 15 for one, 3 for 16, 1 from 64 on. Where the engine verifies as many tokens in any case, as SGLang
+    /// does, it is 32.
+    pub alpha: Setting,
+    /// Draft tokens that are less likely than this are left out. `auto` follows the number of requests that run, from
+    /// 0.06 for one to 0.5 from 64 on. Where the engine verifies as many tokens in any case, it is 0.03.
+    pub min_token_prob: Setting,
+    /// Most draft tokens of one request in one step, beside the engine's own limit. 0: there are no drafts.
+    pub max_spec_tokens: usize,
+    /// Longest match that is looked for, tokens. A longer one counts as one of this length.
+    pub match_tokens_max: u32,
+}
+
+impl Default for SpeculationConfig {
+    fn default() -> Self {
+        let params = ProposeParams::default();
+        SpeculationConfig {
+            alpha: Setting::Auto,
+            min_token_prob: Setting::Auto,
+            max_spec_tokens: params.max_spec_tokens,
+            match_tokens_max: params.max_pattern,
+        }
+    }
+}
+
+impl SpeculationConfig {
+    pub(crate) fn rules(&self) -> ProposeRules {
+        ProposeRules {
+            params: ProposeParams {
+                // Engines verify the drafts of plugins as chains.
+                expansion: Expansion::Linear,
+                max_spec_tokens: self.max_spec_tokens,
+                max_pattern: self.match_tokens_max,
+                ..ProposeParams::default()
+            },
+            alpha: self.alpha,
+            min_token_prob: self.min_token_prob,
+        }
+    }
+}
+
+/// The rules that an engine sets for the drafts of a step. The configuration decides where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineRules {
+    /// A match of p tokens allows alpha * p + `offset` draft tokens.
+    pub alpha: Option<f32>,
+    /// See `alpha`.
+    pub offset: f32,
+    /// Draft tokens that are less likely are left out.
+    pub min_token_prob: Option<f32>,
+    /// Most tokens of a match and its draft together.
+    pub match_plus_draft_max: Option<u32>,
+    /// Whether the engine verifies as many tokens in a step as it has room for, whatever is drafted.
+    pub is_padded: bool,
+}
+
+impl EngineRules {
+    /// The parameters of a step in which so many requests run.
+    pub(crate) fn params(&self, configured: &ProposeRules, requests: usize) -> ProposeParams {
+        let mut rules = configured.clone();
+        rules.params.offset = self.offset;
+        rules.params.match_plus_draft_cap = self.match_plus_draft_max;
+        if let Some(alpha) = self.alpha {
+            rules.alpha = Setting::Fixed(alpha);
+        }
+        if let Some(least) = self.min_token_prob {
+            rules.min_token_prob = Setting::Fixed(least);
+        }
+        match self.is_padded {
+            true => rules.padded(),
+            false => rules.whole(requests),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reach(of: EngineRules, configured: &SpeculationConfig, requests: usize) -> (f32, f32) {
+        let params = of.params(&configured.rules(), requests);
+        let rounded = |value: f32| (value * 1_000.0).round() / 1_000.0;
+        (rounded(params.alpha), rounded(params.min_token_prob))
+    }
+
+    #[test]
+    fn drafts_get_shorter_as_more_requests_run() {
+        let auto = |requests| {
+            reach(
+                EngineRules::default(),
+                &SpeculationConfig::default(),
+                requests,
+            )
+        };
+        assert_eq!(auto(0), auto(1));
+        assert_eq!(auto(1), (15.0, 0.063));
+        assert_eq!(auto(4), (7.0, 0.125));
+        assert_eq!(auto(16), (3.0, 0.25));
+        assert_eq!(auto(64), (1.0, 0.5));
+        assert_eq!(auto(usize::MAX), (1.0, 0.5));
+    }
+
+    #[test]
+    fn padding_is_filled_as_far_as_possible() {
+        let padded = EngineRules {
+            is_padded: true,
+            ..EngineRules::default()
+        };
+        for requests in [1, 256] {
+            assert_eq!(
+                reach(padded, &SpeculationConfig::default(), requests),
+                (32.0, 0.03)
+            );
+        }
+    }
+
+    #[test]
+    fn the_engine_comes_before_the_configuration_and_both_before_auto() {
+        let configured = SpeculationConfig {
+            alpha: Setting::Fixed(3.0),
+            min_token_prob: Setting::Fixed(0.25),
+            max_spec_tokens: 7,
+            match_tokens_max: 20,
+        };
+        let engine = EngineRules {
+            alpha: Some(2.0),
+            offset: 1.0,
+            match_plus_draft_max: Some(30),
+            ..EngineRules::default()
+        };
+        for requests in [1, 64] {
+            assert_eq!(
+                reach(EngineRules::default(), &configured, requests),
+                (3.0, 0.25)
+            );
+            assert_eq!(reach(engine, &configured, requests), (2.0, 0.25));
+        }
+        let params = engine.params(&configured.rules(), 1);
+        assert_eq!(
+            (params.offset, params.match_plus_draft_cap),
+            (1.0, Some(30))
+        );
+        assert_eq!((params.max_spec_tokens, params.max_pattern), (7, 20));
+        assert_eq!(params.expansion, Expansion::Linear);
+    }
+}

@@ -1,0 +1,48 @@
+//! [`Candidate`]: a draft that was found, and what is known about it.
+
+use super::{DraftNode, DraftTree, Scope, Source};
+
+/// The best draft that was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The draft tokens to verify; not empty.
+    pub tree: DraftTree,
+    /// SCORE: the expected tokens of the step, including the target's own; more than 1.
+    pub score: f32,
+    /// Length of the pattern under which it was found, in tokens.
+    pub match_len: u32,
+    /// The source that found it.
+    pub source: Source,
+    /// The text that it was read from.
+    pub scope: Scope,
+}
+
+impl Candidate {
+    /// A draft of these nodes; `None` if they are none, or no tree: a parent does not stand before its child, or two
+    /// siblings have one token.
+    pub fn new(
+        nodes: Vec<DraftNode>,
+        match_len: u32,
+        source: Source,
+        scope: Scope,
+    ) -> Option<Self> {
+        let tree = DraftTree::of_nodes(nodes).filter(|tree| !tree.is_empty())?;
+        Some(Candidate {
+            score: tree.score(),
+            tree,
+            match_len,
+            source,
+            scope,
+        })
+    }
+
+    /// The part of the draft that has these nodes, ascending. A node whose parent is left out is left out as well.
+    pub fn part(&self, nodes: &[u32]) -> Candidate {
+        let tree = self.tree.select(nodes);
+        Candidate {
+            score: tree.score(),
+            tree,
+            ..*self
+        }
+    }
+}
