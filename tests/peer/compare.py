@@ -231,6 +231,18 @@ def table(rows):
     return "\n".join(lines)
 
 
+def prepared(args):
+    """Yields the name, the measured part and the warm part of each trace; of a generated one if none is given."""
+    folder = os.path.join(args.work, "traces")
+    os.makedirs(folder, exist_ok=True)
+    traces = args.traces
+    if not traces:
+        traces = [os.path.join(folder, "generated.jsonl")]
+        subprocess.run([sys.executable, os.path.join(HERE, "make_trace.py"), traces[0]], check=True)
+    for path in traces:
+        yield prepare(path, folder, args.docs, args.warm_docs)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -255,15 +267,8 @@ def main():
     parser.add_argument("--refrain", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--work", required=True, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    folder = os.path.join(args.work, "traces")
-    os.makedirs(folder, exist_ok=True)
-    traces = args.traces
-    if not traces:
-        traces = [os.path.join(folder, "generated.jsonl")]
-        subprocess.run([sys.executable, os.path.join(HERE, "make_trace.py"), traces[0]], check=True)
     results = []
-    for path in traces:
-        name, measured, warm = prepare(path, folder, args.docs, args.warm_docs)
+    for name, measured, warm in prepared(args):
         sides = Sides(args, measured, warm)
         rows = [compare(sides, int(depth), name) for depth in args.depths.split(",")]
         print(table(rows), end="\n\n", flush=True)

@@ -20,11 +20,10 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 import tomllib
 
-from compare import HERE, log, prepare, run_json
+from compare import HERE, log, prepared, run_json
 
 PRESETS = os.path.join(HERE, "../../services/lab/src/replay/engine_model/presets.toml")
 
@@ -122,19 +121,13 @@ def main():
     parser.add_argument("--refrain", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--work", required=True, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    folder = os.path.join(args.work, "traces")
-    os.makedirs(folder, exist_ok=True)
-    traces = args.traces
-    if not traces:
-        traces = [os.path.join(folder, "generated.jsonl")]
-        subprocess.run([sys.executable, os.path.join(HERE, "make_trace.py"), traces[0]], check=True)
     engine = engine_file(args.engine_model, args.work)
     print(f"{'':<43}{'peer':>29}{'refrain':>29}")
     columns = f"{'speed':>8}{'tokens':>7}{'draft':>7}{'us':>7}"
     print(f"{'trace':<28}{'calls':>5}{'best':>10}{columns}{columns}{'ratio':>8}", flush=True)
     results = []
-    for path in traces:
-        results += compare(args, *prepare(path, folder, args.docs, args.warm_docs), engine)
+    for name, measured, warm in prepared(args):
+        results += compare(args, name, measured, warm, engine)
     for concurrency in sorted({row["concurrency"] for row in results}):
         ratios = [row["ratio"] for row in results if row["concurrency"] == concurrency]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))

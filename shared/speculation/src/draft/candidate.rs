@@ -27,13 +27,18 @@ impl Candidate {
         scope: Scope,
     ) -> Option<Self> {
         let tree = DraftTree::of_nodes(nodes).filter(|tree| !tree.is_empty())?;
-        Some(Candidate {
+        Some(Self::of_tree(tree, match_len, source, scope))
+    }
+
+    /// A draft of this tree, whose SCORE is by its D(N).
+    pub(super) fn of_tree(tree: DraftTree, match_len: u32, source: Source, scope: Scope) -> Self {
+        Candidate {
             score: tree.score(),
             tree,
             match_len,
             source,
             scope,
-        })
+        }
     }
 
     /// The part of the draft that has these nodes, ascending. A node whose parent is left out is left out as well.

@@ -1,8 +1,8 @@
 //! [`Lookup`]: where drafts are searched.
 
-use refrain_suffix_index::{Cursor, Index, Token};
+use refrain_suffix_index::{Cursor, Index, Sighting, Token};
 
-use super::{Scope, Source};
+use super::{Origin, Scope, Source};
 
 /// One place to search for a draft: an index, and the position of the context in it.
 #[derive(Clone, Copy)]
@@ -18,4 +18,15 @@ pub struct Lookup<'a> {
     /// The end of the context itself, for parts of the index that are searched by text rather than by a cursor. Its
     /// last tokens are enough, as many as the index's `pattern_tokens_max`, since earlier ones are not read.
     pub context: &'a [Token],
+}
+
+impl Lookup<'_> {
+    /// The origin of a token that was seen there.
+    pub(super) fn origin(&self, sighting: Sighting) -> Origin {
+        Origin {
+            source: self.source,
+            scope: self.scope,
+            place: self.index.origin(sighting),
+        }
+    }
 }

@@ -13,7 +13,7 @@ use refrain_suffix_index::{Sighting, Token};
 
 use super::expand::Drafted;
 use super::params::Limits;
-use super::{Candidate, DraftNode, DraftTree, Lookup, Origin};
+use super::{Candidate, DraftNode, DraftTree, Lookup};
 
 /// The part of the doubt about a node that a match takes away which is sure of it. Matches are often of one text, so
 /// they are no independent witnesses.
@@ -101,21 +101,11 @@ impl<'a> Merge<'a> {
                 probability: above * node.share,
                 count: node.count,
                 match_len: limits.match_len,
-                origin: Origin {
-                    source: lookup.source,
-                    scope: lookup.scope,
-                    place: lookup.index.origin(node.sighting),
-                },
+                origin: lookup.origin(node.sighting),
             });
         }
         let tree = DraftTree::of_sound_nodes(nodes);
-        Some(Candidate {
-            score: tree.score(),
-            tree,
-            match_len,
-            source,
-            scope,
-        })
+        Some(Candidate::of_tree(tree, match_len, source, scope))
     }
 }
 

@@ -6,7 +6,7 @@ use super::expand::Expander;
 use super::merge::Merge;
 use super::params::{Expansion, Limits, ProposeParams};
 use super::values::Values;
-use super::{Candidate, DraftNode, DraftTree, Lookup, Origin, Scope};
+use super::{Candidate, DraftNode, DraftTree, Lookup, Scope};
 use crate::statistics::AcceptanceStatistics;
 
 /// The tree with the highest SCORE over all lookups and pattern lengths; `None` if nothing follows any
@@ -113,34 +113,19 @@ fn propose_best(
 ) -> Option<Candidate> {
     with_expander(|expander| {
         let Best {
-            score,
-            match_len,
-            lookup,
+            match_len, lookup, ..
         } = best_of(lookups, params, learnt, room, expander)?;
-        let Lookup { source, scope, .. } = lookup;
         let nodes = expander.best.iter().map(|drafted| DraftNode {
             token: drafted.token,
             parent: drafted.parent,
             probability: drafted.probability,
             count: drafted.count,
             match_len,
-            origin: Origin {
-                source,
-                scope,
-                place: lookup.index.origin(drafted.sighting),
-            },
+            origin: lookup.origin(drafted.sighting),
         });
         let tree = DraftTree::of_sound_nodes(nodes.collect());
-        Some(Candidate {
-            score: match learnt {
-                Some(_) => tree.score(),
-                None => score,
-            },
-            tree,
-            match_len,
-            source,
-            scope,
-        })
+        let Lookup { source, scope, .. } = lookup;
+        Some(Candidate::of_tree(tree, match_len, source, scope))
     })
 }
 
