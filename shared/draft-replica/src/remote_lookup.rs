@@ -230,6 +230,7 @@ fn candidate(found: &FoundDraft) -> Option<Candidate> {
         probability: node.probability,
         count: node.count,
         match_len: found.match_len,
+        witnesses: None,
         origin: Origin {
             source: Source::Suffix,
             scope: Scope::Tenant,

@@ -11,6 +11,7 @@ mod reach;
 mod source;
 mod tree;
 mod values;
+mod witnesses;
 
 pub use candidate::Candidate;
 pub use form::{Form, within_form};
@@ -20,3 +21,4 @@ pub use propose::{propose, propose_valued};
 pub use reach::{ProposeRules, Setting};
 pub use source::{Scope, Source};
 pub use tree::{DraftNode, DraftTree, Origin};
+pub use witnesses::Witnesses;

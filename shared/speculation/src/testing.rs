@@ -17,6 +17,7 @@ pub(crate) fn draft(scope: Scope, match_len: u32, nodes: &[Node]) -> Candidate {
             probability,
             count,
             match_len,
+            witnesses: None,
             origin: Origin {
                 source: Source::Suffix,
                 scope,

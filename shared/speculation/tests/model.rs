@@ -250,6 +250,7 @@ fn any_tree() -> impl Strategy<Value = DraftTree> {
                 probability: 0.5,
                 count: 0,
                 match_len: 1,
+                witnesses: None,
                 origin,
             });
             // Those that do not fit are left out.
@@ -325,7 +326,9 @@ proptest! {
             let nodes = found.tree.nodes();
             prop_assert!(nodes.len() <= room.min(params.max_spec_tokens));
             let again = Candidate::new(nodes.to_vec(), found.match_len, found.source, found.scope);
+            let again = again.map(|again| Candidate { after: found.after, ..again });
             prop_assert_eq!(again.as_ref(), Some(&found));
+            prop_assert_eq!(found.after, context.last().copied());
             let above = |node: &DraftNode| node.parent.map_or(1.0, |parent| nodes[parent as usize].probability);
             for node in nodes {
                 prop_assert!(node.probability > 0.0 && node.probability <= above(node));

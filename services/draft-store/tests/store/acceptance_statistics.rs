@@ -14,20 +14,25 @@ use refrain_speculation::statistics::AcceptanceStatistics;
 use super::*;
 
 /// A chain of tokens that stands after a match of this length, each of which has this share.
-fn chain(match_len: u32, share: f32, len: u32) -> Candidate {
+fn chain_in(scope: Scope, match_len: u32, share: f32, len: u32) -> Candidate {
     let nodes = (0..len).map(|at| DraftNode {
         token: at,
         parent: at.checked_sub(1),
         probability: share.powi(at as i32 + 1),
-        count: 1 << (match_len % 5),
+        count: (1 << ((match_len + (10.0 * share) as u32) % 8)) / 2,
         match_len,
+        witnesses: None,
         origin: Origin {
             source: Source::Suffix,
-            scope: Scope::Tenant,
+            scope,
             place: None,
         },
     });
-    Candidate::new(nodes.collect(), match_len, Source::Suffix, Scope::Tenant).unwrap()
+    Candidate::new(nodes.collect(), match_len, Source::Suffix, scope).unwrap()
+}
+
+fn chain(match_len: u32, share: f32, len: u32) -> Candidate {
+    chain_in(Scope::Tenant, match_len, share, len)
 }
 
 /// The draft of which the tests ask how likely it is.
@@ -35,14 +40,18 @@ fn likely() -> Candidate {
     chain(13, 0.5, 1)
 }
 
-/// Observes chains of so many tokens with all shares and many lengths of matches, all accepted to their end.
+/// Observes chains of so many tokens in all scopes, with all shares and many lengths of matches, all accepted
+/// to their end. Those of a head are accepted as well.
 fn learn(statistics: &mut AcceptanceStatistics, len: u32) {
-    for match_len in 1..40 {
+    for match_len in (1..40).chain([64, 130, 131, 132, 260, 261, 262]) {
+        statistics.observe_head(100 * match_len, len, len);
         for share in 0..10 {
-            let chain = chain(match_len, 0.05 + share as f32 / 10.0, len);
-            let emitted: Vec<u32> = chain.tree.tokens().chain([1000]).collect();
-            for _ in 0..20 {
-                statistics.observe(&chain, &emitted);
+            for scope in Scope::ALL {
+                let chain = chain_in(scope, match_len, 0.05 + share as f32 / 10.0, len);
+                let emitted: Vec<u32> = chain.tree.tokens().chain([1000]).collect();
+                for _ in 0..5 {
+                    statistics.observe(&chain, &emitted);
+                }
             }
         }
     }
@@ -92,7 +101,8 @@ async fn acceptance_statistics_survive_a_restart_in_their_namespace() {
     let mut learnt = AcceptanceStatistics::default();
     // Enough for more than one record.
     learn(&mut learnt, 20);
-    assert!(learnt.to_bytes().len() > 3_584);
+    let bytes = learnt.to_bytes().len();
+    assert!(bytes > 3_584, "{bytes}");
     let table = save(&store.handle(), store.sign("a"), 0, &learnt).await;
     let known = probability(&store, "a").await;
     assert!(known > 0.8, "{known}");

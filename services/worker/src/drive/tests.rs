@@ -174,6 +174,7 @@ pub(super) fn chain(tokens: &[u32], match_len: u32) -> Candidate {
         probability: 0.5,
         count: 1,
         match_len,
+        witnesses: None,
         origin: Origin {
             source: Source::Suffix,
             scope: Scope::Tenant,

@@ -133,6 +133,7 @@ mod tests {
             probability: 0.9f32.powi(place as i32 + 1),
             count: 3,
             match_len: 3,
+            witnesses: None,
             origin: Origin {
                 source: Source::Suffix,
                 scope: Scope::Tenant,

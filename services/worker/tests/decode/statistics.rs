@@ -67,7 +67,8 @@ async fn a_new_worker_expects_as_much_as_a_warm_one() {
     })
     .await;
     let known = expects_at_first(worker(store, 5).await).await;
-    assert!(known < 0.5 * cold, "{known} expected after {cold}");
+    // The cold one learns most of it within its first request.
+    assert!(known < 0.8 * cold, "{known} expected after {cold}");
 }
 
 /// Tokens that are expected of the draft of a request's first step, the only one that has one.
@@ -101,7 +102,8 @@ async fn the_first_step_after_an_idle_time_uses_the_answer_of_the_store() {
     drop(gate);
     eventually("the store has answered", || new.figure(ANSWERED) == 1.0).await;
     let known = expects_in_first_step(&new).await;
-    assert!(known < 0.5 * cold, "{known} expected after {cold}");
+    // The cold one learns most of it within its first request.
+    assert!(known < 0.8 * cold, "{known} expected after {cold}");
 }
 
 #[tokio::test]
@@ -143,7 +145,8 @@ async fn a_worker_that_stops_saves_its_statistics() {
     bench.worker.drain().await;
     assert_eq!(store.statistics().saved, 1);
     let known = expects_at_first(worker(store, NEVER_MS).await).await;
-    assert!(known < 0.5 * cold, "{known} expected after {cold}");
+    // The cold one learns most of it within its first request.
+    assert!(known < 0.8 * cold, "{known} expected after {cold}");
 }
 
 #[tokio::test]

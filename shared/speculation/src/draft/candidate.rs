@@ -1,5 +1,7 @@
 //! [`Candidate`]: a draft that was found, and what is known about it.
 
+use refrain_suffix_index::Token;
+
 use super::{DraftNode, DraftTree, Scope, Source};
 
 /// The best draft that was found.
@@ -15,6 +17,8 @@ pub struct Candidate {
     pub source: Source,
     /// The text that it was read from.
     pub scope: Scope,
+    /// The context's last token, which it follows, if that is known.
+    pub after: Option<Token>,
 }
 
 impl Candidate {
@@ -38,7 +42,13 @@ impl Candidate {
             match_len,
             source,
             scope,
+            after: None,
         }
+    }
+
+    /// The same draft, which follows this token.
+    pub(super) fn following(self, after: Option<Token>) -> Self {
+        Candidate { after, ..self }
     }
 
     /// The part of the draft that has these nodes, ascending. A node whose parent is left out is left out as well.

@@ -64,6 +64,7 @@ impl Grown {
             probability: above,
             count: 0,
             match_len: 0,
+            witnesses: None,
             origin: Origin {
                 source: Source::Grammar,
                 scope: Scope::Request,
@@ -244,6 +245,7 @@ mod tests {
             probability: *probability,
             count: 1,
             match_len: 1,
+            witnesses: None,
             origin: Origin {
                 source: Source::Suffix,
                 scope: Scope::Tenant,

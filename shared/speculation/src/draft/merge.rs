@@ -13,7 +13,8 @@ use refrain_suffix_index::{Sighting, Token};
 
 use super::expand::Drafted;
 use super::params::Limits;
-use super::{Candidate, DraftNode, DraftTree, Lookup};
+use super::{Candidate, DraftNode, DraftTree, Lookup, Witnesses};
+use crate::statistics::kinds;
 
 /// The part of the doubt about a node that a match takes away which is sure of it. Matches are often of one text, so
 /// they are no independent witnesses.
@@ -44,12 +45,49 @@ struct Merged {
     sighting: Sighting,
     /// The draft that brought it.
     kept: usize,
-    /// The sum of its children's shares.
-    shares_below: f32,
-    /// The child that was added last.
-    child: Option<u32>,
+    /// The drafts that have it.
+    agreeing: Drafts,
+    /// Its highest share in the other drafts that have it.
+    second_share: f32,
+    /// The sum of the shares of its siblings that stood there before it.
+    crowd: f32,
+    below: Below,
     /// The sibling that was added before.
     sibling: Option<u32>,
+}
+
+/// The children of a node, or of the root.
+#[derive(Clone, Copy, Default)]
+struct Below {
+    /// The sum of their shares.
+    shares: f32,
+    /// The drafts that have any.
+    drafts: Drafts,
+    /// The one that was added last.
+    last: Option<u32>,
+}
+
+/// Drafts by their place in the order of their worth, as bits. There are seldom more than nine, and later ones are no
+/// witnesses.
+#[derive(Clone, Copy, Default)]
+struct Drafts(u16);
+
+impl Drafts {
+    fn add(&mut self, number: usize) {
+        self.0 |= 1u16.checked_shl(number as u32).unwrap_or(0);
+    }
+
+    fn without(self, others: Drafts) -> Drafts {
+        Drafts(self.0 & !others.0)
+    }
+
+    fn count(self) -> u8 {
+        self.0.count_ones() as u8
+    }
+
+    fn numbers(self) -> impl Iterator<Item = usize> {
+        (0..u16::BITS as usize).filter(move |number| self.0 >> number & 1 == 1)
+    }
 }
 
 /// Drafts under several matches, to be merged.
@@ -101,20 +139,39 @@ impl<'a> Merge<'a> {
                 probability: above * node.share,
                 count: node.count,
                 match_len: limits.match_len,
+                witnesses: Some(self.witnesses(node, tree.below(node.parent).drafts)),
                 origin: lookup.origin(node.sighting),
             });
         }
         let tree = DraftTree::of_sound_nodes(nodes);
         Some(Candidate::of_tree(tree, match_len, source, scope))
     }
+
+    /// The matches for and against a node, beside which these drafts have one.
+    fn witnesses(&self, node: &Merged, beside: Drafts) -> Witnesses {
+        let longest = |drafts: Drafts| {
+            let lengths = drafts.numbers().map(|at| self.kept[at].limits.match_len);
+            lengths.max().unwrap_or(0)
+        };
+        let dissenting = beside.without(node.agreeing);
+        let lookups = node.agreeing.numbers().map(|at| &self.kept[at].lookup);
+        Witnesses {
+            agreeing: node.agreeing.count().max(1),
+            dissenting: dissenting.count(),
+            agreeing_len: longest(node.agreeing),
+            dissenting_len: longest(dissenting),
+            kinds: kinds(lookups.map(|lookup| (lookup.source, lookup.scope))),
+            second_share: node.second_share,
+            crowd: node.crowd,
+            is_laid: node.kept > 0,
+        }
+    }
 }
 
 #[derive(Default)]
 struct MergedTree {
     nodes: Vec<Merged>,
-    /// As of a node, for the root.
-    shares_below: f32,
-    child: Option<u32>,
+    below_root: Below,
     /// The place of each node of the draft that is laid over the tree; `None` for those left out.
     places: Vec<Option<u32>>,
 }
@@ -145,16 +202,19 @@ impl MergedTree {
         room: usize,
     ) -> Option<u32> {
         if let Some(at) = self.child_of(parent, drafted.token) {
-            let left = (1.0 - *self.shares_below(parent)).max(0.0);
+            let below = self.below_mut(parent);
+            below.drafts.add(number);
+            let left = (1.0 - below.shares).max(0.0);
             let node = &mut self.nodes[at as usize];
-            let more = (1.0 - node.share) * drafted.share * AGREEMENT;
-            let more = more.min(left);
+            let more = ((1.0 - node.share) * drafted.share * AGREEMENT).min(left);
             node.share += more;
-            *self.shares_below(parent) += more;
+            node.agreeing.add(number);
+            node.second_share = node.second_share.max(drafted.share);
+            self.below_mut(parent).shares += more;
             return Some(at);
         }
-        let others = *self.shares_below(parent);
-        let share = drafted.share * (1.0 - others).max(SHARE_LEFT_MIN);
+        let crowd = self.below(parent).shares;
+        let share = drafted.share * (1.0 - crowd).max(SHARE_LEFT_MIN);
         let limits = &kept.limits;
         let conditional = limits
             .values
@@ -165,11 +225,12 @@ impl MergedTree {
             return None;
         }
         let at = self.nodes.len() as u32;
-        *self.shares_below(parent) += share;
-        let sibling = match parent {
-            Some(parent) => self.nodes[parent as usize].child.replace(at),
-            None => self.child.replace(at),
-        };
+        let below = self.below_mut(parent);
+        below.shares += share;
+        below.drafts.add(number);
+        let sibling = below.last.replace(at);
+        let mut agreeing = Drafts::default();
+        agreeing.add(number);
         self.nodes.push(Merged {
             token: drafted.token,
             parent,
@@ -178,26 +239,32 @@ impl MergedTree {
             count: drafted.count,
             sighting: drafted.sighting,
             kept: number,
-            shares_below: 0.0,
-            child: None,
+            agreeing,
+            second_share: 0.0,
+            crowd,
+            below: Below::default(),
             sibling,
         });
         Some(at)
     }
 
     fn child_of(&self, parent: Option<u32>, token: Token) -> Option<u32> {
-        let first = match parent {
-            Some(parent) => self.nodes[parent as usize].child,
-            None => self.child,
-        };
+        let first = self.below(parent).last;
         let next = |at: &u32| self.nodes[*at as usize].sibling;
         std::iter::successors(first, next).find(|at| self.nodes[*at as usize].token == token)
     }
 
-    fn shares_below(&mut self, parent: Option<u32>) -> &mut f32 {
+    fn below(&self, parent: Option<u32>) -> Below {
         match parent {
-            Some(parent) => &mut self.nodes[parent as usize].shares_below,
-            None => &mut self.shares_below,
+            Some(parent) => self.nodes[parent as usize].below,
+            None => self.below_root,
+        }
+    }
+
+    fn below_mut(&mut self, parent: Option<u32>) -> &mut Below {
+        match parent {
+            Some(parent) => &mut self.nodes[parent as usize].below,
+            None => &mut self.below_root,
         }
     }
 

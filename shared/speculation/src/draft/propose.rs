@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 
+use refrain_suffix_index::Token;
+
 use super::expand::Expander;
 use super::merge::Merge;
 use super::params::{Expansion, Limits, ProposeParams};
@@ -68,8 +70,16 @@ pub fn propose_valued(
                 }
             }
         }
-        merge.candidate(room.min(params.max_spec_tokens))
+        let candidate = merge.candidate(room.min(params.max_spec_tokens))?;
+        Some(candidate.following(last_token(lookups)))
     })
+}
+
+/// The token that a draft follows. All lookups are of one context.
+fn last_token(lookups: &[Lookup<'_>]) -> Option<Token> {
+    lookups
+        .iter()
+        .find_map(|lookup| lookup.context.last().copied())
 }
 
 /// Matches of a lookup from which a tree is drawn.
@@ -96,10 +106,7 @@ fn valued<'a>(
     learnt: Option<(&'a AcceptanceStatistics, f32)>,
 ) -> Limits<'a> {
     let values = learnt.map_or(Values::Counts, |(statistics, price)| Values::Learnt {
-        statistics,
-        source: lookup.source,
-        scope: lookup.scope,
-        match_len: limits.match_len,
+        under_match: statistics.under_match(lookup.source, lookup.scope, limits.match_len),
         price,
     });
     Limits { values, ..limits }
@@ -121,11 +128,13 @@ fn propose_best(
             probability: drafted.probability,
             count: drafted.count,
             match_len,
+            witnesses: None,
             origin: lookup.origin(drafted.sighting),
         });
         let tree = DraftTree::of_sound_nodes(nodes.collect());
         let Lookup { source, scope, .. } = lookup;
-        Some(Candidate::of_tree(tree, match_len, source, scope))
+        let candidate = Candidate::of_tree(tree, match_len, source, scope);
+        Some(candidate.following(last_token(lookups)))
     })
 }
 

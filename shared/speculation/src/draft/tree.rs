@@ -2,7 +2,7 @@
 
 use refrain_suffix_index::Token;
 
-use super::{Scope, Source};
+use super::{Scope, Source, Witnesses};
 
 /// The source that is credited when a draft token is accepted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +29,8 @@ pub struct DraftNode {
     pub count: u32,
     /// Length of the match under which it was found, in tokens.
     pub match_len: u32,
+    /// The matches for and against it; `None` if it was drafted under one.
+    pub witnesses: Option<Witnesses>,
     /// The source and the place that it was read from.
     pub origin: Origin,
 }
@@ -168,6 +170,7 @@ mod tests {
             probability: 0.5,
             count: 0,
             match_len: 0,
+            witnesses: None,
             origin,
         }
     }

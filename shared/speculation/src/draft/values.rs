@@ -1,7 +1,6 @@
 //! The worth of draft nodes: the probability that they are accepted, and what is left of it beyond their price.
 
-use super::{Scope, Source};
-use crate::statistics::{AcceptanceStatistics, NodeFeatures};
+use crate::statistics::UnderMatch;
 
 /// How nodes that are found under one match are valued.
 #[derive(Clone, Copy)]
@@ -10,17 +9,14 @@ pub(super) enum Values<'a> {
     Counts,
     /// By what is learnt about such nodes, less the price of a draft token.
     Learnt {
-        statistics: &'a AcceptanceStatistics,
-        source: Source,
-        scope: Scope,
-        match_len: u32,
+        under_match: UnderMatch<'a>,
         price: f32,
     },
 }
 
 /// Nodes are shown to the router that are less likely than their price. The learnt probability of a kind of nodes is
 /// their mean, and the router corrects it for the draft as a whole.
-const SHOWN_OF_PRICE: f32 = 0.25;
+const SHOWN_OF_PRICE: f32 = 0.4;
 const SHOWN_MIN: f32 = 0.002;
 const SHOWN_MAX: f32 = 0.1;
 /// A first token with this share is always shown, so that the router sees when such tokens begin to be right.
@@ -36,20 +32,7 @@ impl Values<'_> {
     pub(super) fn conditional(&self, depth: u32, count: u32, share: f32) -> f32 {
         match *self {
             Values::Counts => share,
-            Values::Learnt {
-                statistics,
-                source,
-                scope,
-                match_len,
-                ..
-            } => statistics.node_probability(&NodeFeatures {
-                source,
-                scope,
-                match_len,
-                depth,
-                count,
-                share,
-            }),
+            Values::Learnt { under_match, .. } => under_match.probability(depth, count, share),
         }
     }
 

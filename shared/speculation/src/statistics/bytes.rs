@@ -1,30 +1,39 @@
 //! Acceptance statistics as bytes, for the wire and the disk: versioned and checksummed.
 //!
-//! Magic (2), version (1), zero (1), number of cells (2), the cells in order, xxh3 of all that (8). A cell is its
-//! number and two numbers of 16 bits: decayed counts in steps of 1/128 for stage one, decayed failures in steps of
-//! 1/64 for stage two. Cells of which next to nothing is known are left out, so some hundred cells are usual and
-//! [`STATISTICS_BYTES_MAX`] is the limit. Damaged bytes and bytes of another version are an error and nothing worse:
-//! statistics are learnt again.
+//! Magic (2), version (1), zero (1), number of cells (2), observations (8), the cells in order, xxh3 of all that (8).
+//! A cell is its number and two numbers of 16 bits. For a weight of stage one they are its value in steps of 1/2048,
+//! and the sum of its squared moves in steps of 1/16; for a head, decayed counts in steps of 1/128; for stage two,
+//! decayed failures in steps of 1/64. Cells of which next to nothing is known are left out, so some hundred cells are
+//! usual and [`STATISTICS_BYTES_MAX`] is the limit.
+//!
+//! The weights of tokens are left out as well: they would tell of the texts that they were learnt from. Damaged bytes
+//! and bytes of another version are an error and nothing worse: statistics are learnt again.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{AcceptanceStatistics, CELLS, Cell, Failures, KINDS, RATIOS};
+use super::features::KINDS;
+use super::head::{Cell, HEAD_CELLS};
+use super::model::{PLAIN_WEIGHTS, Weight};
+use super::{AcceptanceStatistics, Failures, RATIOS};
 
 const MAGIC: [u8; 2] = *b"Rc";
 /// Changes whenever a cell comes to mean something else.
-const VERSION: u8 = 3;
-const HEADER_BYTES: usize = 6;
+const VERSION: u8 = 4;
+/// The bytes before the number of cells.
+const COUNT_AT: usize = 4;
+const HEADER_BYTES: usize = 14;
 const CELL_BYTES: usize = 6;
 const CHECKSUM_BYTES: usize = 8;
-/// Units of stage one. Decayed counts stay below twice the half-life of 256, so they fit.
-const NODE_UNIT: f32 = 128.0;
+const WEIGHT_UNIT: f32 = 2048.0;
+const MOVED_UNIT: f32 = 16.0;
+/// Decayed counts stay below twice the half-life of 256, so they fit.
+const HEAD_UNIT: f32 = 128.0;
 /// Units of stage two, whose half-life is 512.
 const DRAFT_UNIT: f32 = 64.0;
-/// An earlier version, which had one table less at each stage.
-const EARLIER_VERSION: u8 = 2;
-/// Numbers of the cells of stage one; those of stage two follow.
-const NODE_CELLS: usize = KINDS * CELLS;
-const ALL_CELLS: usize = NODE_CELLS + KINDS * RATIOS;
+/// Numbers of the cells of a head; before them stand the weights, and after them stage two.
+const HEAD_FROM: usize = PLAIN_WEIGHTS;
+const DRAFTS_FROM: usize = HEAD_FROM + HEAD_CELLS;
+const ALL_CELLS: usize = DRAFTS_FROM + KINDS * RATIOS;
 /// The most bytes that statistics take.
 pub const STATISTICS_BYTES_MAX: usize = HEADER_BYTES + CELL_BYTES * ALL_CELLS + CHECKSUM_BYTES;
 
@@ -49,28 +58,37 @@ pub enum StatisticsError {
 }
 
 impl AcceptanceStatistics {
-    /// The tables as bytes.
+    /// The statistics as bytes, without the weights of tokens.
     pub fn to_bytes(&self) -> Vec<u8> {
         let units = |sum: f32, unit: f32| (sum * unit).round() as u16;
-        let nodes = numbered(&self.nodes, CELLS).map(|(at, cell)| {
-            let seen = units(cell.seen, NODE_UNIT);
+        let weights = self.nodes.plain_weights().iter().map(|of| {
+            let weight = (of.weight * WEIGHT_UNIT).round() as i16;
+            [weight as u16, units(of.moved, MOVED_UNIT)]
+        });
+        let head = self.head.cells.iter().map(|cell| {
+            let seen = units(cell.seen, HEAD_UNIT);
             // Rounding alone could make more accepted than seen.
-            [at as u16, seen, units(cell.accepted, NODE_UNIT).min(seen)]
+            [seen, units(cell.accepted, HEAD_UNIT).min(seen)]
         });
-        let drafts = numbered(&self.drafts, RATIOS).map(|(at, failures)| {
-            let at = (NODE_CELLS + at) as u16;
-            let expected = units(failures.expected, DRAFT_UNIT);
-            [at, expected, units(failures.observed, DRAFT_UNIT)]
+        let drafts = self.drafts.iter().enumerate().flat_map(|(kind, table)| {
+            let numbers = DRAFTS_FROM + kind * RATIOS..;
+            numbers.zip(table).map(|(at, failures)| {
+                let expected = units(failures.expected, DRAFT_UNIT);
+                (at, [expected, units(failures.observed, DRAFT_UNIT)])
+            })
         });
+        let cells = (0..).zip(weights).chain((HEAD_FROM..).zip(head));
         let mut bytes = Vec::with_capacity(1024);
         bytes.extend(MAGIC);
         bytes.extend([VERSION, 0, 0, 0]);
+        bytes.extend(self.observations.to_le_bytes());
         let mut count = 0u16;
-        for cell in nodes.chain(drafts).filter(|cell| cell[1] > 0) {
-            bytes.extend(cell.into_iter().flat_map(u16::to_le_bytes));
+        for (at, values) in cells.chain(drafts).filter(|(_, values)| is_kept(*values)) {
+            bytes.extend((at as u16).to_le_bytes());
+            bytes.extend(values.into_iter().flat_map(u16::to_le_bytes));
             count += 1;
         }
-        bytes[HEADER_BYTES - 2..HEADER_BYTES].copy_from_slice(&count.to_le_bytes());
+        bytes[COUNT_AT..COUNT_AT + 2].copy_from_slice(&count.to_le_bytes());
         let sum = xxh3_64(&bytes);
         bytes.extend(sum.to_le_bytes());
         bytes
@@ -81,81 +99,80 @@ impl AcceptanceStatistics {
     /// # Errors
     /// See [`StatisticsError`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, StatisticsError> {
-        let mut statistics = AcceptanceStatistics::default();
-        let mut from = 0;
-        let (version, cells) = checked_cells(bytes)?;
-        let node_cells = match version {
-            EARLIER_VERSION => NODE_CELLS - CELLS,
-            _ => NODE_CELLS,
+        let (observations, cells) = checked_cells(bytes)?;
+        let mut statistics = AcceptanceStatistics {
+            observations,
+            ..AcceptanceStatistics::default()
         };
+        let mut from = 0;
         for cell in cells {
             let number = |at: usize| u16::from_le_bytes([cell[at], cell[at + 1]]);
-            let (mut at, first, second) = (usize::from(number(0)), number(2), number(4));
-            if at >= node_cells {
-                at += NODE_CELLS - node_cells;
-            }
-            if at < from || at >= ALL_CELLS || first == 0 {
+            let (at, first, second) = (usize::from(number(0)), number(2), number(4));
+            if at < from || at >= ALL_CELLS || !is_kept([first, second]) {
                 return Err(StatisticsError::Content);
             }
             from = at + 1;
-            if let Some(at) = at.checked_sub(NODE_CELLS) {
+            if let Some(at) = at.checked_sub(DRAFTS_FROM) {
                 let table = &mut statistics.drafts[at / RATIOS];
                 table.resize(RATIOS, Failures::default());
                 table[at % RATIOS] = Failures {
                     expected: f32::from(first) / DRAFT_UNIT,
                     observed: f32::from(second) / DRAFT_UNIT,
                 };
-                continue;
-            }
-            if second > first {
-                return Err(StatisticsError::Content);
-            }
-            let table = &mut statistics.nodes[at / CELLS];
-            table.resize(CELLS, Cell::default());
-            table[at % CELLS] = Cell {
-                seen: f32::from(first) / NODE_UNIT,
-                accepted: f32::from(second) / NODE_UNIT,
-            };
-            if at % CELLS < super::SHARES {
-                statistics.observations += u64::from(first) / NODE_UNIT as u64;
+            } else if let Some(at) = at.checked_sub(HEAD_FROM) {
+                if second > first {
+                    return Err(StatisticsError::Content);
+                }
+                let cells = &mut statistics.head.cells;
+                cells.resize(HEAD_CELLS, Cell::default());
+                cells[at] = Cell {
+                    seen: f32::from(first) / HEAD_UNIT,
+                    accepted: f32::from(second) / HEAD_UNIT,
+                };
+            } else {
+                let weight = Weight {
+                    weight: f32::from(first as i16) / WEIGHT_UNIT,
+                    moved: f32::from(second) / MOVED_UNIT,
+                };
+                statistics.nodes.set_plain_weight(at, weight);
             }
         }
         Ok(statistics)
     }
 }
 
-/// All cells with their numbers.
-fn numbered<T>(tables: &[Vec<T>; KINDS], cells: usize) -> impl Iterator<Item = (usize, &T)> {
-    tables.iter().enumerate().flat_map(move |(kind, table)| {
-        let table = table.iter().enumerate();
-        table.map(move |(at, cell)| (kind * cells + at, cell))
-    })
+/// Whether a cell says anything.
+fn is_kept(values: [u16; 2]) -> bool {
+    values != [0, 0]
 }
 
-/// The bytes of the cells, once header, length and checksum are found right.
-fn checked_cells(bytes: &[u8]) -> Result<(u8, &[[u8; CELL_BYTES]]), StatisticsError> {
+/// The observations and the bytes of the cells, once header, length and checksum are found right.
+fn checked_cells(bytes: &[u8]) -> Result<(u64, &[[u8; CELL_BYTES]]), StatisticsError> {
     let (body, sum) = bytes
         .split_last_chunk::<CHECKSUM_BYTES>()
         .ok_or(StatisticsError::Length)?;
-    let (header, cells) = body
-        .split_first_chunk::<HEADER_BYTES>()
+    let [magic @ .., version, _] = body
+        .first_chunk::<COUNT_AT>()
         .ok_or(StatisticsError::Length)?;
-    let [magic @ .., version, _, low, high] = header;
     if magic[..] != MAGIC {
         return Err(StatisticsError::Magic);
     }
     if xxh3_64(body).to_le_bytes() != *sum {
         return Err(StatisticsError::Checksum);
     }
-    if ![EARLIER_VERSION, VERSION].contains(version) {
+    if *version != VERSION {
         return Err(StatisticsError::Version(*version));
     }
-    let count = usize::from(u16::from_le_bytes([*low, *high]));
+    let (header, cells) = body
+        .split_first_chunk::<HEADER_BYTES>()
+        .ok_or(StatisticsError::Length)?;
+    let [_, _, _, _, low, high, observations @ ..] = *header;
+    let count = usize::from(u16::from_le_bytes([low, high]));
     let (cells, rest) = cells.as_chunks::<CELL_BYTES>();
     if cells.len() != count || !rest.is_empty() {
         return Err(StatisticsError::Length);
     }
-    Ok((*version, cells))
+    Ok((u64::from_le_bytes(observations), cells))
 }
 
 #[cfg(test)]
@@ -164,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::draft::{Scope, Source};
-    use crate::statistics::NodeFeatures;
+    use crate::statistics::features::NodeFeatures;
     use crate::testing::drafted_once;
 
     fn node(source: Source, match_len: u32, depth: u32, share: f32) -> NodeFeatures {
@@ -175,6 +192,9 @@ mod tests {
             depth,
             count: 3,
             share,
+            witnesses: None,
+            after: None,
+            token: None,
         }
     }
 
@@ -182,9 +202,10 @@ mod tests {
     fn learnt() -> AcceptanceStatistics {
         let mut statistics = AcceptanceStatistics::default();
         for at in 0..4000u32 {
-            let source = [Source::Suffix, Source::Eagle3, Source::Prediction][at as usize % 3];
+            let source = [Source::Suffix, Source::Prediction][at as usize % 2];
             let node = node(source, at % 40, 1 + at % 9, (at % 11) as f32 / 10.0);
             statistics.observe_node(&node, at % 5 < 3);
+            statistics.observe_head(at, 3, at % 4);
         }
         let draft = drafted_once(Scope::Tenant, 4, &[(5, None), (6, Some(0)), (7, Some(1))]);
         for at in 0..100 {
@@ -201,7 +222,7 @@ mod tests {
         let read = AcceptanceStatistics::from_bytes(&bytes).unwrap();
         for match_len in [1, 7, 30] {
             for depth in 1..10 {
-                for source in [Source::Suffix, Source::Eagle3] {
+                for source in [Source::Suffix, Source::Prediction] {
                     let node = node(source, match_len, depth, 0.5);
                     let is = read.node_probability(&node);
                     let was = statistics.node_probability(&node);
@@ -209,12 +230,22 @@ mod tests {
                 }
             }
         }
-        let draft = drafted_once(Scope::Tenant, 4, &[(5, None), (6, Some(0)), (7, Some(1))]);
-        let probabilities = |of: &AcceptanceStatistics| of.path_probabilities(&draft);
-        for (is, was) in probabilities(&read).iter().zip(probabilities(&statistics)) {
-            assert!((is - was).abs() < 5e-3, "{is} for {was}");
+        let heads = |of: &AcceptanceStatistics| -> Vec<f32> {
+            let at = |tokens| of.head_path_probabilities(tokens, 4);
+            at(100).chain(at(3000)).collect()
+        };
+        for (is, was) in heads(&read).iter().zip(heads(&statistics)) {
+            assert!((is - was).abs() < 2e-3, "{is} for {was}");
         }
-        assert!(read.observations() > 0);
+        assert_eq!(read.observations(), statistics.observations());
+        for (is, was) in read.drafts.iter().zip(&statistics.drafts) {
+            for (is, was) in is.iter().zip(was) {
+                assert!(
+                    (is.ratio() - was.ratio()).abs() < 2e-3,
+                    "{is:?} for {was:?}"
+                );
+            }
+        }
         let empty = AcceptanceStatistics::default();
         assert_eq!(
             AcceptanceStatistics::from_bytes(&empty.to_bytes()),
@@ -222,32 +253,40 @@ mod tests {
         );
     }
 
-    /// Statistics of an earlier version, written once and kept as a file, are read for ever.
+    /// They would tell of the texts that they were learnt from.
     #[test]
-    fn the_committed_fixture_is_read() {
-        let bytes = include_bytes!("../../tests/data/acceptance_statistics_v2.bin");
-        let read = AcceptanceStatistics::from_bytes(bytes).unwrap();
-        let again = AcceptanceStatistics::from_bytes(&read.to_bytes());
-        assert_eq!(again.as_ref(), Ok(&read));
-        assert_eq!(read.to_bytes().len(), bytes.len());
-        let node = node(Source::Suffix, 7, 3, 0.5);
-        let probability = read.node_probability(&node);
-        assert!(
-            (probability - learnt().node_probability(&node)).abs() < 2e-3,
-            "{probability}"
-        );
+    fn weights_of_tokens_do_not_leave_the_process() {
+        let draft = |token| drafted_once(Scope::Tenant, 4, &[(token, None)]);
+        let mut statistics = AcceptanceStatistics::default();
+        for _ in 0..100 {
+            statistics.observe(&draft(5), &[5]);
+            statistics.observe(&draft(6), &[9]);
+        }
+        let probability =
+            |of: &AcceptanceStatistics, token| of.path_probabilities(&draft(token))[0];
+        assert!(probability(&statistics, 5) > probability(&statistics, 6) + 0.5);
+        let read = AcceptanceStatistics::from_bytes(&statistics.to_bytes()).unwrap();
+        assert_eq!(probability(&read, 5), probability(&read, 6));
     }
 
     #[test]
     fn full_tables_are_within_the_limit() {
-        let mut full = AcceptanceStatistics::default();
-        for table in &mut full.nodes {
-            let cell = Cell {
-                seen: 370.0,
-                accepted: 369.0,
+        let mut full = AcceptanceStatistics {
+            observations: u64::MAX,
+            ..AcceptanceStatistics::default()
+        };
+        for at in 0..PLAIN_WEIGHTS {
+            let weight = Weight {
+                weight: if at % 2 == 0 { -9.5 } else { 15.0 },
+                moved: 4_095.0,
             };
-            table.resize(CELLS, cell);
+            full.nodes.set_plain_weight(at, weight);
         }
+        let cell = Cell {
+            seen: 370.0,
+            accepted: 369.0,
+        };
+        full.head.cells.resize(HEAD_CELLS, cell);
         for table in &mut full.drafts {
             let failures = Failures {
                 expected: 700.0,
@@ -257,8 +296,7 @@ mod tests {
         }
         let bytes = full.to_bytes();
         assert_eq!(bytes.len(), STATISTICS_BYTES_MAX);
-        let read = AcceptanceStatistics::from_bytes(&bytes).unwrap();
-        assert_eq!((read.nodes, read.drafts), (full.nodes, full.drafts));
+        assert_eq!(AcceptanceStatistics::from_bytes(&bytes), Ok(full));
     }
 
     #[test]
@@ -275,14 +313,17 @@ mod tests {
             assert_eq!(refusal(&damaged), expected, "{at}");
         }
         assert_eq!(refusal(&bytes[..7]), StatisticsError::Length);
-        let newer = of_cells(VERSION + 1, &[]);
-        assert_eq!(refusal(&newer), StatisticsError::Version(VERSION + 1));
+        for other in [2, VERSION - 1, VERSION + 1] {
+            let refused = refusal(&of_cells(other, &[]));
+            assert_eq!(refused, StatisticsError::Version(other));
+        }
     }
 
     fn of_cells(version: u8, cells: &[(u16, u16, u16)]) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend([version, 0]);
         bytes.extend((cells.len() as u16).to_le_bytes());
+        bytes.extend(7u64.to_le_bytes());
         for (at, first, second) in cells {
             bytes.extend(
                 [*at, *first, *second]
@@ -323,7 +364,8 @@ mod tests {
                     let at = usize::from(at);
                     let is_next = at >= from && at < ALL_CELLS;
                     from = at + 1;
-                    is_next && first > 0 && (second <= first || at >= NODE_CELLS)
+                    let is_head = (HEAD_FROM..DRAFTS_FROM).contains(&at);
+                    is_next && (first, second) != (0, 0) && (second <= first || !is_head)
                 })
             };
             let read = AcceptanceStatistics::from_bytes(&of_cells(VERSION, &cells)).map(|_| ());

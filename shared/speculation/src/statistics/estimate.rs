@@ -2,9 +2,8 @@
 
 use crate::draft::{Candidate, DraftNode};
 
-use super::{
-    AcceptanceStatistics, CORRECTION_MIN, EXPECTED_EDGES, NodeFeatures, PROBABILITY_MAX, kind,
-};
+use super::features::{NodeFeatures, kind};
+use super::{AcceptanceStatistics, CORRECTION_MIN, EXPECTED_EDGES, PROBABILITY_MAX};
 
 /// The estimates of a draft's nodes. A router makes one for every draft before a step and one after it, so all
 /// figures of a draft share one allocation.
@@ -99,6 +98,12 @@ impl<'a> Estimate<'a> {
             depth: self.places[at + 1].depth,
             count: node.count,
             share: node.probability / self.places[parent_place(node)].drafted,
+            witnesses: node.witnesses,
+            after: match node.parent {
+                Some(parent) => Some(self.node(parent as usize).token),
+                None => self.candidate.after,
+            },
+            token: Some(node.token),
         }
     }
 

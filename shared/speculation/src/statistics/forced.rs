@@ -45,10 +45,12 @@ impl Unforced {
             match_len,
             source,
             scope,
+            after,
             ..
         } = *candidate;
+        let others = Candidate::new(kept, match_len, source, scope);
         Some(Unforced {
-            candidate: Candidate::new(kept, match_len, source, scope),
+            candidate: others.map(|others| Candidate { after, ..others }),
             places,
         })
     }

@@ -3,6 +3,7 @@
 mod plain;
 
 use super::*;
+use crate::draft::Witnesses;
 use crate::testing::{draft, drafted_once};
 
 /// A few random numbers; the same in every run.
@@ -34,6 +35,7 @@ fn answer(dice: &mut Dice, chance: f32, len: u32) -> Vec<Token> {
     (0..right).chain([1000]).collect()
 }
 
+/// The features of a node of [`chain`].
 fn node(scope: Scope, match_len: u32, depth: u32) -> NodeFeatures {
     let share = if depth == 1 { 0.5 } else { 1.0 };
     NodeFeatures {
@@ -43,7 +45,16 @@ fn node(scope: Scope, match_len: u32, depth: u32) -> NodeFeatures {
         depth,
         count: 1,
         share,
+        witnesses: None,
+        after: depth.checked_sub(2),
+        token: Some(depth - 1),
     }
+}
+
+fn assert_close(is: &[f32], should: &[f32]) {
+    let near = |(is, should): (&f32, &f32)| (is - should).abs() < 1e-6;
+    assert!(is.iter().zip(should).all(near), "{is:?} for {should:?}");
+    assert_eq!(is.len(), should.len());
 }
 
 #[test]
@@ -54,15 +65,17 @@ fn an_unobserved_node_is_worth_its_share() {
         3,
         &[(None, 1, 0.6, 6), (None, 2, 0.3, 3), (Some(0), 3, 0.3, 3)],
     );
-    assert_eq!(statistics.path_probabilities(&tree), [0.6, 0.3, 0.3]);
+    assert_close(&statistics.path_probabilities(&tree), &[0.6, 0.3, 0.3]);
     let mut node = node(Scope::Tenant, 3, 1);
     for (share, chance) in [
-        (f32::NAN, f32::MIN_POSITIVE),
-        (-1.0, f32::MIN_POSITIVE),
-        (7.0, NODE_PROBABILITY_MAX),
+        (f32::NAN, 0.004),
+        (-1.0, 0.004),
+        (0.25, 0.25),
+        (7.0, 0.996),
+        (f32::INFINITY, 0.996),
     ] {
         node.share = share;
-        assert_eq!(statistics.node_probability(&node), chance);
+        assert_close(&[statistics.node_probability(&node)], &[chance]);
     }
     node.source = Source::None;
     let mut learnt = statistics.clone();
@@ -100,13 +113,16 @@ fn estimates_converge_to_the_observed_rate_whatever_the_shares_say() {
                 truth(scope, match_len),
             );
             assert!(
-                (is - should).abs() < 0.08,
+                (is - should).abs() < 0.12,
                 "{scope:?} {match_len} {depth}: {is} for {should}"
             );
         }
     }
-    // A scope that was never seen is judged by its shares.
-    assert_eq!(statistics.node_probability(&node(Scope::Group, 2, 1)), 0.5);
+    // A scope that was never seen is judged by what is known of the others.
+    for (match_len, among) in [(2, 0.2..0.6), (20, 0.6..0.95)] {
+        let unseen = statistics.node_probability(&node(Scope::Group, match_len, 1));
+        assert!(among.contains(&unseen), "{match_len}: {unseen}");
+    }
 }
 
 #[test]
@@ -176,7 +192,7 @@ fn a_workload_that_changes_is_followed() {
     let at_once = serve(&mut statistics, 0.2, 20);
     assert!(at_once > 0.7, "twenty steps are no trend: {at_once}");
     let after = serve(&mut statistics, 0.2, 1500);
-    assert!((after - 0.2).abs() < 0.06, "{after}");
+    assert!((after - 0.2).abs() < 0.1, "{after}");
 }
 
 #[test]
@@ -195,33 +211,17 @@ fn a_node_that_was_not_reached_teaches_nothing() {
     let seen = |said: &[Token]| {
         let mut statistics = AcceptanceStatistics::default();
         statistics.observe(&tree, said);
-        let seen = |from: usize, cells: usize| -> f32 {
-            statistics.nodes[kind(Source::Suffix, Scope::Tenant).unwrap()]
-                .iter()
-                .skip(from)
-                .take(cells)
-                .map(|cell| cell.seen)
-                .sum()
-        };
-        // Every level counts each observation once.
-        let by_level: Vec<f32> = (0..LEVEL_CELLS.len())
-            .map(|level| seen(LEVEL_CELLS[..level].iter().sum(), LEVEL_CELLS[level]))
-            .collect();
-        assert!(
-            by_level.iter().all(|of| of.round() == by_level[0].round()),
-            "{by_level:?}"
-        );
-        by_level[0].round()
+        statistics.observations()
     };
     for (said, nodes) in [
-        (&[][..], 0.0),
+        (&[][..], 0),
         // The root's children, and nothing below them.
-        (&[9], 2.0),
-        (&[1], 2.0),
-        (&[1, 9], 3.0),
-        (&[2, 4], 3.0),
-        (&[1, 3], 3.0),
-        (&[1, 3, 5, 9], 4.0),
+        (&[9], 2),
+        (&[1], 2),
+        (&[1, 9], 3),
+        (&[2, 4], 3),
+        (&[1, 3], 3),
+        (&[1, 3, 5, 9], 4),
     ] {
         assert_eq!(seen(said), nodes, "{said:?}");
     }
@@ -230,7 +230,7 @@ fn a_node_that_was_not_reached_teaches_nothing() {
 #[test]
 fn children_never_add_up_to_more_than_their_parent() {
     let mut statistics = AcceptanceStatistics::default();
-    // Both of two siblings fall into cells that are nearly always accepted.
+    // Both of two siblings are of a kind that is nearly always accepted.
     for _ in 0..500 {
         statistics.observe(&chain(Scope::Tenant, 3, 2), &[0, 1, 9]);
     }
@@ -287,7 +287,11 @@ fn heads_are_judged_by_depth_and_by_length_of_the_context() {
     // A draft that was cut short by its limit tells of no failure.
     let mut cut = AcceptanceStatistics::default();
     cut.observe_head(10, 3, 3);
-    assert!(cut.node_probability(&head_node(10, 3)) > HEAD_PROBABILITY_PRIOR);
+    let third = |of: &AcceptanceStatistics| {
+        let paths: Vec<f32> = of.head_path_probabilities(10, 3).collect();
+        paths[2] / paths[1]
+    };
+    assert!(third(&cut) > third(&AcceptanceStatistics::default()));
     assert_eq!(cut.head_path_probabilities(10, 0).sum::<f32>(), 0.0);
 }
 
@@ -319,4 +323,81 @@ fn texts_that_differ_in_how_predictable_they_are_are_told_apart_by_the_length_of
     let truth: f32 = (1..=12).map(|depth| 0.8f32.powi(depth)).sum();
     let short = expected(&statistics, &short);
     assert!((short / truth - 1.0).abs() < 0.15, "{short} for {truth}");
+}
+
+/// Two kinds of tokens have the same shares. Some are always right, others never.
+#[test]
+fn tokens_are_told_apart() {
+    let mut statistics = AcceptanceStatistics::default();
+    let one = |token| draft(Scope::Tenant, 5, &[(None, token, 0.5, 2)]);
+    for token in (1..=40).cycle().take(4_000) {
+        let said = if token % 2 == 0 { token } else { 1000 };
+        statistics.observe(&one(token), &[said]);
+    }
+    for token in 1..=40 {
+        let is = statistics.path_probabilities(&one(token))[0];
+        assert_eq!(is > 0.5, token % 2 == 0, "{token}: {is}");
+    }
+    // A token that was not seen lies between them.
+    let [never, other, always] =
+        [1, 77, 2].map(|token| statistics.path_probabilities(&one(token))[0]);
+    assert!(
+        never < other && other < always,
+        "{never}, {other}, {always}"
+    );
+}
+
+/// A match may agree with the best one or go on otherwise, and only one of both is right.
+#[test]
+fn witnesses_for_and_against_a_token_count() {
+    let mut statistics = AcceptanceStatistics::default();
+    let seen = |agreeing: u8| {
+        let candidate = draft(Scope::Tenant, 5, &[(None, 7, 0.5, 2)]);
+        let witnesses = Witnesses {
+            agreeing,
+            dissenting: 2 - agreeing,
+            dissenting_len: 3 * u32::from(2 - agreeing),
+            ..Witnesses::of_one(5, 4)
+        };
+        let node = crate::draft::DraftNode {
+            witnesses: Some(witnesses),
+            ..candidate.tree.nodes()[0]
+        };
+        Candidate::new(vec![node], 5, Source::Suffix, Scope::Tenant).unwrap()
+    };
+    for _ in 0..400 {
+        statistics.observe(&seen(2), &[7]);
+        statistics.observe(&seen(1), &[8]);
+    }
+    let agreed = statistics.path_probabilities(&seen(2))[0];
+    let disputed = statistics.path_probabilities(&seen(1))[0];
+    assert!(agreed > 0.9 && disputed < 0.1, "{agreed}, {disputed}");
+}
+
+/// A proposal asks by match, and gets what the whole estimate has for nodes under one match.
+#[test]
+fn estimates_by_match_are_those_of_its_nodes() {
+    let mut statistics = AcceptanceStatistics::default();
+    let mut dice = Dice(6);
+    for _ in 0..500 {
+        let (match_len, len) = (1 + dice.below(40), 1 + dice.below(20));
+        let said = answer(&mut dice, 0.7, len);
+        statistics.observe(&chain(Scope::Tenant, match_len, len), &said);
+    }
+    for of in [AcceptanceStatistics::default(), statistics] {
+        for scope in [Scope::Tenant, Scope::Group] {
+            let by_match = of.under_match(Source::Suffix, scope, 9);
+            for (depth, count, share) in [(1, 1, 0.5), (3, 4, 0.2), (40, 9, 1.0), (2, 0, f32::NAN)]
+            {
+                let node = NodeFeatures {
+                    depth,
+                    count,
+                    share,
+                    ..NodeFeatures::under_match(Source::Suffix, scope, 9)
+                };
+                let is = by_match.probability(depth, count, share);
+                assert_close(&[is], &[of.node_probability(&node)]);
+            }
+        }
+    }
 }

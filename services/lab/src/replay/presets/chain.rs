@@ -11,6 +11,7 @@ pub(super) fn chain(tokens: &[Token], match_len: u32, scope: Scope) -> Option<Ca
         probability: 1.0,
         count: 1,
         match_len,
+        witnesses: None,
         origin: Origin {
             source: Source::Suffix,
             scope,

@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 
+use super::super::features::kind;
 use super::super::*;
 use crate::draft::DraftNode;
 use crate::testing::draft;
@@ -23,6 +24,12 @@ fn features(candidate: &Candidate, at: usize) -> NodeFeatures {
         depth: candidate.tree.depths().collect::<Vec<_>>()[at],
         count: node.count,
         share: node.probability / node.parent.map_or(1.0, above),
+        witnesses: node.witnesses,
+        after: match node.parent {
+            Some(parent) => Some(nodes[parent as usize].token),
+            None => candidate.after,
+        },
+        token: Some(node.token),
     }
 }
 
