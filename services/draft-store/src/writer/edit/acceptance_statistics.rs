@@ -1,9 +1,9 @@
 //! The acceptance statistics of a namespace: a few records beside its documents, replaced as a whole.
 //!
-//! They hold counts and weights, not tokens. They belong to the namespace and not to its documents, so no budget and no
-//! age evicts them. An erasure removes those of every namespace that it may hit: of its tenant, of its model if it names
-//! one, and of everybody if it names no tenant. This holds also for an erasure of one session or a time range only,
-//! since nobody can tell which counts came from there. The counts are learnt again.
+//! They hold counts and weights, not tokens. They belong to the namespace and not to its documents, so no budget and
+//! no age evicts them. An erasure removes those of every namespace that it may hit: of its tenant, of its model if it
+//! names one, and of everybody if it names no tenant. This holds also for an erasure of one session or a time range
+//! only, since nobody can tell which counts came from there. The counts are learnt again.
 //!
 //! A worker keeps counts in memory, too. Each table has a number, and an update names the table that it continues. So
 //! counts from before an erasure are refused, except those of a worker that has never exchanged any.
