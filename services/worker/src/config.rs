@@ -13,7 +13,9 @@ use serde::Deserialize;
 
 pub use adoption::AdoptionConfig;
 pub use engine::{ApiKey, DriveMode, EngineConfig, EngineKind};
-pub use speculation::{DrafterConfig, FallbackChoice, RouterChoice, SpeculationConfig};
+pub use speculation::{
+    DrafterConfig, ExpansionChoice, FallbackChoice, RouterChoice, SpeculationConfig,
+};
 
 /// The worker's section of the configuration.
 ///

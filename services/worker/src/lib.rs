@@ -65,8 +65,8 @@ use crate::streaming::StreamContext;
 
 pub use adoption::{Adopter, AdopterDeps, AdopterServer};
 pub use config::{
-    AdoptionConfig, ApiKey, DrafterConfig, DriveMode, EngineConfig, EngineKind, FallbackChoice,
-    RouterChoice, SpeculationConfig, WorkerConfig,
+    AdoptionConfig, ApiKey, DrafterConfig, DriveMode, EngineConfig, EngineKind, ExpansionChoice,
+    FallbackChoice, RouterChoice, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
     AttachedDocument, DraftVerdict, ExpectedModel, FormAbilities, GenerateRequest, Generated,

@@ -1,6 +1,6 @@
 //! How drafts are made and routed.
 
-use refrain_speculation::draft::{ProposeParams, ProposeRules, Setting};
+use refrain_speculation::draft::{Expansion, ProposeParams, ProposeRules, Setting};
 use refrain_speculation::router::{GainParams, TrialParams};
 use serde::Deserialize;
 
@@ -27,6 +27,10 @@ pub struct SpeculationConfig {
     pub min_token_prob: Setting,
     /// Longest match that is looked for, tokens. A longer one counts as one of this length.
     pub match_tokens_max: u32,
+    /// The shape of drafts: `tree`, `linear` for one chain, or `{ paths = N }` for up to N chains that may share a
+    /// beginning. Engines that verify no trees get one chain whatever is set, and so does drive mode. Look-ups in a
+    /// draft store bring trees or one chain: under `paths`, one chain.
+    pub expansion: ExpansionChoice,
     /// Whether the form of an output, such as a JSON schema, is a source of drafts: what it forces is drafted, and
     /// what it forbids is cut out of drafts.
     pub grammar: bool,
@@ -65,6 +69,30 @@ pub enum RouterChoice {
     Score,
     /// The whole batch at once: the drafts that bring the most tokens per second, by learnt probabilities and costs.
     Goodput,
+}
+
+/// The shape of drafts from suffix indexes: `"tree"`, `"linear"` or `{ paths = N }`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpansionChoice {
+    /// A tree, the likeliest tokens first.
+    Tree,
+    /// One chain of the likeliest tokens.
+    Linear,
+    /// At most this many chains, the likeliest ones at every depth. Each may be as long as one match allows.
+    Paths(usize),
+}
+
+impl From<ExpansionChoice> for Expansion {
+    fn from(choice: ExpansionChoice) -> Self {
+        match choice {
+            ExpansionChoice::Tree => Expansion::Tree,
+            ExpansionChoice::Linear => Expansion::Linear,
+            ExpansionChoice::Paths(paths) => Expansion::Paths(paths),
+        }
+    }
 }
 
 /// The drafter behind suffix drafts: `"self"`, `"off"`, or the name of a worker.
@@ -113,6 +141,7 @@ impl Default for SpeculationConfig {
             alpha: Setting::Auto,
             min_token_prob: Setting::Auto,
             match_tokens_max: propose.max_pattern,
+            expansion: ExpansionChoice::Tree,
             grammar: true,
             score_threshold: Setting::Auto,
             fallback: FallbackChoice::Own,
@@ -142,6 +171,7 @@ impl SpeculationConfig {
     /// How drafts are made from suffix indexes, for an engine that verifies trees.
     pub fn params(&self) -> ProposeParams {
         ProposeParams {
+            expansion: self.expansion.into(),
             max_spec_tokens: self.max_spec_tokens,
             max_pattern: self.match_tokens_max,
             ..self.propose.clone()
@@ -168,6 +198,10 @@ impl SpeculationConfig {
             "speculation.score_threshold: \"auto\", or a number that is not negative",
         );
         self.rules().check(check);
+        check(
+            self.expansion != ExpansionChoice::Paths(0),
+            "speculation.expansion: \"tree\", \"linear\", or at least 1 path",
+        );
         check(
             self.fallback != FallbackChoice::Worker(String::new()),
             "speculation.fallback: \"self\", \"off\" or the name of a worker",
@@ -227,6 +261,31 @@ mod tests {
     }
 
     #[test]
+    fn drafts_are_trees_chains_or_so_many_paths() {
+        let expansion = |set: serde_json::Value| {
+            read(serde_json::json!({ "expansion": set })).map(|read| read.rules().params.expansion)
+        };
+        for (set, wanted) in [
+            (serde_json::json!("tree"), Expansion::Tree),
+            (serde_json::json!("linear"), Expansion::Linear),
+            (serde_json::json!({ "paths": 3 }), Expansion::Paths(3)),
+        ] {
+            assert_eq!(expansion(set), Ok(wanted));
+        }
+        for wrong in [
+            serde_json::json!("bush"),
+            serde_json::json!(3),
+            serde_json::json!("paths"),
+            serde_json::json!({ "paths": -1 }),
+            serde_json::json!({ "paths": "all" }),
+        ] {
+            assert!(expansion(wrong.clone()).is_err(), "{wrong}");
+        }
+        let default = SpeculationConfig::default().rules();
+        assert_eq!(default.params.expansion, Expansion::Tree);
+    }
+
+    #[test]
     fn fallbacks_are_named() {
         let fallback = |name: &str| {
             read(serde_json::json!({ "fallback": name }))
@@ -250,7 +309,7 @@ mod tests {
             config.faults().join("\n")
         };
         assert_eq!(faults(|_| {}), "");
-        let cases: [(Change, &str); 10] = [
+        let cases: [(Change, &str); 11] = [
             (
                 |of| {
                     of.router = RouterChoice::Score;
@@ -280,6 +339,10 @@ mod tests {
                 "min_token_prob",
             ),
             (|of| of.match_tokens_max = 0, "match_tokens_max"),
+            (
+                |of| of.expansion = ExpansionChoice::Paths(0),
+                "at least 1 path",
+            ),
             (|of| of.drafter.depth = 0, "drafter.depth"),
             (|of| of.drafter.tokens_max = 0, "drafter.tokens_max"),
         ];

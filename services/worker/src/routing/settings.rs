@@ -141,3 +141,44 @@ pub(crate) fn asked(speculation: Speculation) -> Asked {
 pub(crate) fn drafts_from_indexes(speculation: Speculation) -> bool {
     matches!(asked(speculation), Asked::Auto | Asked::Suffix)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ExpansionChoice;
+
+    #[test]
+    fn engines_without_trees_get_chains_whatever_is_set() {
+        let expansion = |choice, tree_drafts| {
+            let capabilities = serde_json::json!({
+                "model": "m",
+                "tokenizer": "t",
+                "vocab_size": 100,
+                "max_context": 100,
+                "max_batch": 1,
+                "max_step_tokens": 100,
+                "max_sessions": 1,
+                "tree_drafts": tree_drafts,
+                "max_draft_tokens": 16,
+                "eos_token_ids": [],
+            });
+            let config = SpeculationConfig {
+                expansion: choice,
+                ..SpeculationConfig::default()
+            };
+            let capabilities = serde_json::from_value(capabilities).unwrap();
+            DraftSettings::new(&config, &capabilities)
+                .rules
+                .params
+                .expansion
+        };
+        for (choice, wanted) in [
+            (ExpansionChoice::Tree, Expansion::Tree),
+            (ExpansionChoice::Linear, Expansion::Linear),
+            (ExpansionChoice::Paths(2), Expansion::Paths(2)),
+        ] {
+            assert_eq!(expansion(choice, true), wanted);
+            assert_eq!(expansion(choice, false), Expansion::Linear);
+        }
+    }
+}

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::{Namespace, TokenId};
-use refrain_speculation::draft::{Expansion, Setting};
+use refrain_speculation::draft::Setting;
+use refrain_worker::ExpansionChoice;
 
 use crate::bench::*;
 use crate::fakes::{FakeEngine, FakeStore};
@@ -24,7 +25,7 @@ async fn worker(store: Arc<FakeStore>, interval_ms: u64) -> Bench {
         config.speculation.gain_min = 0.0;
         // Short chains are verified to the end. In a large tree the part that is left out is learnt to be worthless
         // at once.
-        config.speculation.propose.expansion = Expansion::Linear;
+        config.speculation.expansion = ExpansionChoice::Linear;
         config.speculation.max_spec_tokens = 16;
         config.speculation.min_token_prob = Setting::Fixed(0.45);
         config.speculation.statistics_interval_ms = interval_ms;
