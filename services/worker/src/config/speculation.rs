@@ -169,19 +169,14 @@ impl Default for DrafterConfig {
 
 impl SpeculationConfig {
     /// How drafts are made from suffix indexes, for an engine that verifies trees.
-    pub fn params(&self) -> ProposeParams {
-        ProposeParams {
-            expansion: self.expansion.into(),
-            max_spec_tokens: self.max_spec_tokens,
-            max_pattern: self.match_tokens_max,
-            ..self.propose.clone()
-        }
-    }
-
-    /// The same with alpha and the least likely token.
     pub fn rules(&self) -> ProposeRules {
         ProposeRules {
-            params: self.params(),
+            params: ProposeParams {
+                expansion: self.expansion.into(),
+                max_spec_tokens: self.max_spec_tokens,
+                max_pattern: self.match_tokens_max,
+                ..self.propose.clone()
+            },
             alpha: self.alpha,
             min_token_prob: self.min_token_prob,
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::{NamespaceId, TokenId};
-use refrain_speculation::draft::{Candidate, Expansion, ProposeParams};
+use refrain_speculation::draft::{Candidate, Expansion, ProposeParams, ProposeRules, Setting};
 use refrain_speculation::router::Asked;
 use refrain_speculation::verify::{Walk, walk_drawn};
 
@@ -24,8 +24,7 @@ use crate::running::ActiveRequest;
 pub(crate) struct SharedDrive {
     policy: Arc<Mutex<DrivePolicy>>,
     abilities: VerifyAbilities,
-    /// Drafts are proposed as long as possible, since most of a call's price is fixed.
-    params: Arc<ProposeParams>,
+    rules: Arc<ProposeRules>,
     /// Whether sampled requests are driven as well.
     drives_sampled: bool,
     metrics: Arc<WorkerMetrics>,
@@ -37,18 +36,11 @@ impl SharedDrive {
         abilities: VerifyAbilities,
         metrics: Arc<WorkerMetrics>,
     ) -> Self {
-        let tokens_max = config.engine.drive_tokens_max;
         let policy = DrivePolicy::new(config, metrics.clone());
         SharedDrive {
             policy: Arc::new(Mutex::new(policy)),
             abilities,
-            params: Arc::new(ProposeParams {
-                expansion: Expansion::Linear,
-                alpha: 0.0,
-                offset: tokens_max as f32,
-                max_spec_tokens: tokens_max as usize,
-                ..config.speculation.params()
-            }),
+            rules: Arc::new(call_rules(config)),
             drives_sampled: config.engine.drive_sampled,
             metrics,
         }
@@ -57,6 +49,22 @@ impl SharedDrive {
     pub(super) fn lock(&self) -> MutexGuard<'_, DrivePolicy> {
         self.policy.lock()
     }
+}
+
+/// The rules of drafts that a call verifies: those of the configuration, for one chain that fits into a call.
+///
+/// Most of a call's price is fixed, and the policy cuts each draft where it no longer pays. So drafts are as long as
+/// a call may be after a match of any length, unless alpha is set.
+fn call_rules(config: &WorkerConfig) -> ProposeRules {
+    let tokens_max = config.engine.drive_tokens_max;
+    let mut rules = config.speculation.rules();
+    if rules.alpha == Setting::Auto {
+        rules.alpha = Setting::Fixed(tokens_max as f32);
+    }
+    let params = &mut rules.params;
+    params.expansion = Expansion::Linear;
+    params.max_spec_tokens = params.max_spec_tokens.min(tokens_max as usize);
+    rules
 }
 
 /// One chunk's part in drive mode.
@@ -190,7 +198,7 @@ impl ChunkDrive {
     ) -> Option<Box<VerifyCall>> {
         let params = self.params()?;
         let started = Instant::now();
-        let found = request.found(params);
+        let found = request.found(&params);
         let now = Instant::now();
         let seconds = (now - started).as_secs_f64();
         self.shared
@@ -201,9 +209,10 @@ impl ChunkDrive {
         self.decide(found?, request.text().len() as u32, is_streaming, now)
     }
 
-    /// How drafts are proposed for this request; `None` if it is never driven.
-    pub(super) fn params(&self) -> Option<&ProposeParams> {
-        (!self.methods.is_empty()).then_some(&*self.shared.params)
+    /// How drafts are proposed for this request beside all others that run; `None` if it is never driven.
+    pub(super) fn params(&self) -> Option<ProposeParams> {
+        let requests = || self.shared.lock().batch();
+        (!self.methods.is_empty()).then(|| self.shared.rules.whole(requests() as usize))
     }
 
     /// Decides about a draft. `found` is the draft and the node that ends the output if it is accepted.

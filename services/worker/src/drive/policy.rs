@@ -129,6 +129,11 @@ impl DrivePolicy {
         self.batch = self.batch.saturating_sub(1);
     }
 
+    /// Number of running chunks.
+    pub(super) fn batch(&self) -> u32 {
+        self.batch
+    }
+
     /// Records tokens of a chunk, whether they came from a stream or from a call.
     pub(super) fn record_tokens(&mut self, tokens: usize) {
         self.emitted += tokens as u64;

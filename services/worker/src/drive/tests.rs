@@ -8,11 +8,13 @@ use refrain_protocol::engine::Sampling;
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::draft::{Candidate, DraftNode, Origin, Scope, Source};
+use refrain_speculation::draft::{
+    Candidate, DraftNode, Expansion, Origin, ProposeParams, Scope, Setting, Source,
+};
 
 use super::call::nodes_that_fit;
 use super::*;
-use crate::config::WorkerConfig;
+use crate::config::{ExpansionChoice, WorkerConfig};
 use crate::engine::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::metrics::WorkerMetrics;
 
@@ -257,6 +259,39 @@ fn a_remembered_text_takes_a_few_calls() {
     // Once their price is known, calls carry as many tokens as they may.
     let (_, nodes) = world.calls[world.calls.len() / 2];
     assert_eq!(nodes, 64);
+}
+
+#[test]
+fn drafts_follow_the_configured_rules_and_the_number_of_requests() {
+    let params = |requests: usize, change: fn(&mut WorkerConfig)| {
+        let world = World::new(QUICK, change);
+        let namespace = refrain_protocol::NamespaceId(7);
+        let chunk = || ChunkDrive::new(world.drive.clone(), namespace, &asks());
+        let chunks: Vec<ChunkDrive> = (0..requests).map(|_| chunk()).collect();
+        chunks[0].params().expect("the request is driven")
+    };
+    let reach = |of: &ProposeParams| (of.alpha, of.min_token_prob, of.max_spec_tokens);
+    // A match of one token allows as much as a call carries. Beside more requests, tokens have to be likelier.
+    let alone = params(1, |_| {});
+    assert_eq!((alone.expansion, alone.offset), (Expansion::Linear, 0.0));
+    assert_eq!(reach(&alone), (64.0, 0.0625, 64));
+    assert_eq!(reach(&params(16, |_| {})), (64.0, 0.25, 64));
+    let set = |config: &mut WorkerConfig| {
+        let speculation = &mut config.speculation;
+        speculation.alpha = Setting::Fixed(2.0);
+        speculation.min_token_prob = Setting::Fixed(0.3);
+        speculation.max_spec_tokens = 9;
+        speculation.match_tokens_max = 20;
+        speculation.expansion = ExpansionChoice::Paths(3);
+    };
+    for requests in [1, 16] {
+        let params = params(requests, set);
+        assert_eq!(reach(&params), (2.0, 0.3, 9));
+        assert_eq!(
+            (params.expansion, params.max_pattern),
+            (Expansion::Linear, 20)
+        );
+    }
 }
 
 #[test]
