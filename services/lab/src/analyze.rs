@@ -1,12 +1,13 @@
 //! `refrain analyze`: would drafting help on these recorded calls?
 //!
 //! For each workload and tenant, the analysis says how predictable the text is, how much faster drafting would make a
-//! modelled engine, which settings suit it, and how much disk a month of outputs takes.
+//! modelled engine, which alpha to set, and how much disk a month of outputs takes.
 //!
 //! Each workload of each tenant is replayed by itself, in order and from an empty memory. The prediction is therefore
 //! that of a beginning; [`Window`](crate::replay::Window)s show how it grows. Drafts are made with a worker's default
 //! settings.
 
+mod alpha;
 mod entropy;
 mod experiments;
 mod html;
@@ -25,9 +26,10 @@ use crate::text_table::print_report;
 use experiments::Experiment;
 use workloads::WorkloadSorter;
 
+pub use alpha::{AlphaChoice, FixedAlpha};
 pub use html::html;
 pub use options::AnalyzeOptions;
-pub use report::{AnalyzeReport, TriedSetting, WorkloadReport};
+pub use report::{AnalyzeReport, WorkloadReport};
 
 /// Runs `refrain analyze`, and prints its report.
 ///
@@ -68,7 +70,7 @@ pub fn run(
     let run_piece = |piece: usize, progress: &dyn Fn(ReplayProgress)| {
         let workload = &workloads[piece / experiments.len()];
         let experiment = experiments[piece % experiments.len()];
-        experiment.run(workload, &setup, options.concurrency[0], progress)
+        experiment.run(workload, &setup, options.alpha_docs, progress)
     };
     let mut outcomes = run_in_parallel((0..pieces).collect(), run_piece, progress)?.into_iter();
     let rows = workloads.iter().map(|workload| {

@@ -1,16 +1,13 @@
 //! The replays that an analysis of one workload consists of.
 
 use refrain_speculation::draft::Setting;
-use refrain_speculation::router::Threshold;
 
 use super::options::AnalyzeOptions;
 use super::workloads::TenantWorkload;
 use crate::replay::{Outcome, Policy, ReplayProgress, Setup, Tally, once};
 
-/// Values of alpha that are tried.
-pub(super) const ALPHAS: [f32; 4] = [0.5, 1.0, 2.0, 4.0];
-/// Values of tau that are tried. With 1, every draft that is found is verified.
-pub(super) const TAUS: [f32; 6] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+/// Fixed values of alpha that are tried beside `auto`.
+pub(super) const ALPHAS: [f32; 6] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 /// Policies whose speed-up is predicted.
 pub(super) const POLICIES: [Policy; 3] = [Policy::Off, Policy::Suffix, Policy::Goodput];
 /// Points of a curve over the calls.
@@ -21,10 +18,8 @@ const WINDOWS: u64 = 12;
 pub(super) enum Experiment {
     /// A policy at a number of requests.
     Policy(Policy, usize),
-    /// The policy `suffix` with this alpha.
-    Alpha(f32),
-    /// The policy `score` with this tau.
-    Tau(f32),
+    /// The policy `goodput` with this alpha at a number of requests, on the first calls alone.
+    Alpha(Setting, usize),
     /// The size of the index of all outputs.
     Size,
 }
@@ -35,47 +30,48 @@ impl Experiment {
         let mut all = Vec::new();
         for &concurrency in &options.concurrency {
             all.extend(POLICIES.map(|policy| Experiment::Policy(policy, concurrency)));
+            all.push(Experiment::Alpha(Setting::Auto, concurrency));
+            all.extend(ALPHAS.map(|alpha| Experiment::Alpha(Setting::Fixed(alpha), concurrency)));
         }
-        all.extend(ALPHAS.map(Experiment::Alpha));
-        all.extend(TAUS.map(Experiment::Tau));
         all.push(Experiment::Size);
         once(&all)
     }
 
-    /// Replays the workload's calls.
+    /// Replays the workload's calls, or the first `alpha_docs` of them to try an alpha.
     pub(super) fn run(
         self,
         workload: &TenantWorkload,
         setup: &Setup,
-        concurrency: usize,
+        alpha_docs: usize,
         progress: &dyn Fn(ReplayProgress),
     ) -> anyhow::Result<Outcome> {
-        let count = workload.calls.len();
-        let calls = || workload.calls.iter().cloned().map(Ok);
-        let call_ended =
-            |tally: &Tally| progress(tally.progress(tally.docs as f64 / count.max(1) as f64));
-        let no_calls = std::iter::empty();
+        let mut calls = &workload.calls[..];
         let mut setup = match self {
             Experiment::Policy(policy, concurrency) => setup.with(policy, concurrency),
-            Experiment::Alpha(_) | Experiment::Size => setup.with(Policy::Suffix, concurrency),
-            Experiment::Tau(_) => setup.with(Policy::Score, concurrency),
-        };
-        setup.serving.window = Some((count as u64).div_ceil(WINDOWS).max(1));
-        match self {
-            Experiment::Policy(..) => {}
-            Experiment::Alpha(alpha) => setup.serving.rules.alpha = Setting::Fixed(alpha),
-            Experiment::Tau(tau) => setup.judging.threshold = Threshold::Fixed(tau),
-            Experiment::Size => {
-                // Calls that are known from the start go into one segment.
-                setup.indexes.seal_tokens = Some(1);
-                let outcome = setup.replay(calls(), no_calls, call_ended)?;
-                progress(ReplayProgress {
-                    share: 1.0,
-                    ..ReplayProgress::default()
-                });
-                return Ok(outcome);
+            Experiment::Alpha(alpha, concurrency) => {
+                calls = &calls[..calls.len().min(alpha_docs)];
+                let mut setup = setup.with(Policy::Goodput, concurrency);
+                setup.serving.rules.alpha = alpha;
+                setup
             }
+            Experiment::Size => setup.with(Policy::Suffix, 1),
+        };
+        let count = calls.len();
+        setup.serving.window = Some((count as u64).div_ceil(WINDOWS).max(1));
+        let call_ended =
+            |tally: &Tally| progress(tally.progress(tally.docs as f64 / count.max(1) as f64));
+        let calls = calls.iter().cloned().map(Ok);
+        let no_calls = std::iter::empty();
+        if self != Experiment::Size {
+            return setup.replay(no_calls, calls, call_ended);
         }
-        setup.replay(no_calls, calls(), call_ended)
+        // Calls that are known from the start go into one segment.
+        setup.indexes.seal_tokens = Some(1);
+        let outcome = setup.replay(calls, no_calls, call_ended)?;
+        progress(ReplayProgress {
+            share: 1.0,
+            ..ReplayProgress::default()
+        });
+        Ok(outcome)
     }
 }

@@ -1,4 +1,4 @@
-//! The report as one self-contained page: a table, and plots as SVG.
+//! The report as one self-contained page: tables, and plots as SVG.
 
 use std::fmt::Write;
 
@@ -21,21 +21,15 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
     let settings = &report.settings;
     let first = settings.concurrency[0];
     let mut page = page::head("Refrain: would drafting help?", 60);
-    let _ = write!(
+    let _ = writeln!(
         page,
         "<h1>Would drafting help?</h1>\n<p>Recorded calls were replayed on a modelled engine, from an empty memory. \
-         {}</p>\n<table>\n",
+         {}</p>",
         escaped(&settings.assumptions())
     );
-    for (at, line) in report.lines().iter().enumerate() {
-        let tag = if at == 0 { "th" } else { "td" };
-        page.push_str("<tr>");
-        for cell in line {
-            let _ = write!(page, "<{tag}>{}</{tag}>", escaped(cell));
-        }
-        page.push_str("</tr>\n");
-    }
-    page.push_str("</table>\n");
+    page.push_str(&table(&report.lines()));
+    page.push_str("<h2>Alpha</h2>\n");
+    page.push_str(&table(&report.alpha_lines()));
     if report.rows.len() > CURVES_MAX {
         let _ = writeln!(
             page,
@@ -73,17 +67,17 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
             }),
         ),
         (
-            "Goodput of suffix drafts by alpha, relative to the best",
+            "Goodput by alpha, relative to auto, at the first number of requests",
             "alpha",
-            "share of the best",
+            "share of auto",
             of_rows(&|row| {
-                let goodput = row.alphas.iter().filter_map(|tried| {
-                    Some((f64::from(tried.value), tried.goodput_tokens_per_s?))
+                let tried = row.alphas.first().into_iter().flat_map(|choice| {
+                    choice.fixed.iter().filter_map(|fixed| {
+                        let share = fixed.goodput_tokens_per_s? / choice.auto_tokens_per_s?;
+                        Some((f64::from(fixed.alpha), share))
+                    })
                 });
-                let best = goodput
-                    .clone()
-                    .fold(f64::MIN_POSITIVE, |best, (_, at)| best.max(at));
-                goodput.map(|(alpha, at)| (alpha, at / best)).collect()
+                tried.collect()
             }),
         ),
         (
@@ -104,6 +98,21 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
     }
     page.push_str("</body>\n</html>\n");
     Ok(page)
+}
+
+/// A table whose first line is its head.
+fn table(lines: &[Vec<String>]) -> String {
+    let mut table = "<table>\n".to_owned();
+    for (at, line) in lines.iter().enumerate() {
+        let tag = if at == 0 { "th" } else { "td" };
+        table.push_str("<tr>");
+        for cell in line {
+            let _ = write!(table, "<{tag}>{}</{tag}>", escaped(cell));
+        }
+        table.push_str("</tr>\n");
+    }
+    table.push_str("</table>\n");
+    table
 }
 
 fn plot(

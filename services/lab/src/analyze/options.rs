@@ -8,6 +8,7 @@ use refrain_speculation::draft::Expansion;
 use refrain_speculation::router::Threshold;
 use serde::Serialize;
 
+use super::experiments::ALPHAS;
 use crate::replay::{
     DEFAULT_ENGINE_MODEL, Eagle3, EngineModel, Judging, Policy, Setup, worker_rules,
 };
@@ -24,7 +25,7 @@ pub struct AnalyzeOptions {
     /// Model of the engine's step times: a preset or a file, as for `refrain replay`.
     #[arg(long, value_name = "NAME|FILE.toml", default_value = DEFAULT_ENGINE_MODEL)]
     pub engine_model: String,
-    /// Numbers of requests at once. Settings are tried with the first number.
+    /// Numbers of requests at once.
     #[arg(
         long,
         value_name = "N",
@@ -38,6 +39,10 @@ pub struct AnalyzeOptions {
     /// Analyze only this many calls of each workload and tenant, the first ones.
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub docs: usize,
+    /// Try alphas on this many calls of each workload and tenant, the first ones. At the beginning `auto` has not learnt
+    /// much yet, so with few calls it looks worse than it is.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub alpha_docs: usize,
     /// Most rows; further workloads and tenants share one more row.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub rows: usize,
@@ -62,6 +67,7 @@ impl AnalyzeOptions {
             "--concurrency must be at least 1"
         );
         ensure!(self.docs > 0, "--docs must be at least 1");
+        ensure!(self.alpha_docs > 0, "--alpha-docs must be at least 1");
         ensure!(self.rows > 0, "--rows must be at least 1");
         ensure!(
             self.tokens_per_s.is_finite() && self.tokens_per_s > 0.0,
@@ -90,12 +96,19 @@ impl AnalyzeOptions {
             Expansion::Linear => "one chain",
             Expansion::Tree | Expansion::Paths(_) => "a tree",
         };
+        let tried = ALPHAS.map(|alpha| alpha.to_string()).join(", ");
         format!(
             "Speed-ups are those of `goodput` over plain decoding on {}, by requests at once. They are of decoding alone: \
              prompts are left out, so a whole call gains less. Drafts are made with a worker's default settings: {shape} of \
-             at most {} tokens, as far as it pays. Tokens per step, alpha and tau are those of {} requests at once. \
-             GB/month assumes {} output tokens per second.",
-            self.engine_model, params.max_spec_tokens, self.concurrency[0], self.tokens_per_s
+             at most {} tokens, as far as it pays. Tokens per step are those of {} requests at once. GB/month assumes {} \
+             output tokens per second. The alphas {tried} were tried under `goodput` on at most the first {} calls of each \
+             row. The last column is the line to set for a worker with so many requests at once: a fixed alpha only where \
+             it gains more than 1 % over `auto`.",
+            self.engine_model,
+            params.max_spec_tokens,
+            self.concurrency[0],
+            self.tokens_per_s,
+            self.alpha_docs
         )
     }
 }

@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
+use refrain_speculation::draft::Setting;
 use serde::Serialize;
 
+use super::alpha::{AlphaChoice, FixedAlpha};
 use super::entropy::empirical_entropy_bits;
-use super::experiments::{ALPHAS, Experiment, TAUS};
+use super::experiments::{ALPHAS, Experiment};
 use super::options::AnalyzeOptions;
 use super::workloads::TenantWorkload;
 use crate::replay::{Outcome, Policy, PolicyReport, Window};
@@ -54,31 +56,14 @@ pub struct WorkloadReport {
     pub accepted_length: Option<f64>,
     /// `off`, `suffix` and `goodput` at each number of requests.
     pub policies: Vec<PolicyReport>,
-    /// The policy `suffix` by alpha, at the first number of requests.
-    pub alphas: Vec<TriedSetting>,
-    /// The alpha with the highest goodput.
-    pub best_alpha: Option<f32>,
-    /// The policy `score` by tau, at the first number of requests.
-    pub taus: Vec<TriedSetting>,
-    /// The tau with the highest goodput.
-    pub best_tau: Option<f32>,
+    /// The alpha to set at each number of requests.
+    pub alphas: Vec<AlphaChoice>,
     /// Bytes of the sealed index of all outputs, per output token.
     pub index_bytes_per_token: Option<f64>,
     /// Bytes of a month of outputs at `tokens_per_s`, if all outputs were of this workload.
     pub month_bytes: Option<f64>,
     /// Tokens per step of the policy `suffix` over the course of the calls, at the first number of requests.
     pub windows: Vec<Window>,
-}
-
-/// A setting that was tried.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct TriedSetting {
-    /// Its value.
-    pub value: f32,
-    /// Output tokens per second of modelled engine time.
-    pub goodput_tokens_per_s: Option<f64>,
-    /// Output tokens per step.
-    pub tokens_per_step: Option<f64>,
 }
 
 impl WorkloadReport {
@@ -104,19 +89,19 @@ impl WorkloadReport {
                 });
             }
         }
-        let tried = |values: &[f32], question: &dyn Fn(f32) -> Experiment| -> Vec<TriedSetting> {
-            let choices = values.iter().filter_map(|&value| {
-                let outcome = of(question(value))?;
-                Some(TriedSetting {
-                    value,
-                    goodput_tokens_per_s: outcome.goodput_tokens_per_s(),
-                    tokens_per_step: outcome.tally.table.total().accepted_length(),
-                })
-            });
-            choices.collect()
+        let tried = |alpha: Setting, concurrency: usize| {
+            of(Experiment::Alpha(alpha, concurrency)).and_then(Outcome::goodput_tokens_per_s)
         };
-        let alphas = tried(&ALPHAS, &Experiment::Alpha);
-        let taus = tried(&TAUS, &Experiment::Tau);
+        let alphas = options.concurrency.iter().map(|&concurrency| {
+            let fixed = ALPHAS.map(|alpha| FixedAlpha {
+                alpha,
+                goodput_tokens_per_s: tried(Setting::Fixed(alpha), concurrency),
+            });
+            let docs = row.calls.len().min(options.alpha_docs) as u64;
+            let auto = tried(Setting::Auto, concurrency);
+            AlphaChoice::new(concurrency, docs, auto, fixed.to_vec())
+        });
+        let alphas = alphas.collect();
         let index_bytes_per_token = of(Experiment::Size).and_then(|outcome| {
             let costs = &outcome.costs;
             let (bytes, tokens) = (costs.sizes.segment_bytes, costs.warmed.tokens);
@@ -145,10 +130,7 @@ impl WorkloadReport {
                 _ => "hardly",
             },
             accepted_length: goodput.and_then(|row| row.tokens_per_step),
-            best_alpha: best_of(&alphas),
             alphas,
-            best_tau: best_of(&taus),
-            taus,
             index_bytes_per_token,
             month_bytes: index_bytes_per_token.map(|bytes| bytes * options.tokens_per_s * MONTH_S),
             windows: suffix.map(Window::of).unwrap_or_default(),
@@ -175,20 +157,12 @@ fn entropy_bits(row: &TenantWorkload) -> Option<f64> {
     empirical_entropy_bits(&outputs)
 }
 
-/// The smallest value whose goodput is within a thousandth of the best.
-fn best_of(choices: &[TriedSetting]) -> Option<f32> {
-    let goodput = |tried: &TriedSetting| tried.goodput_tokens_per_s;
-    let best = choices.iter().filter_map(goodput).fold(0.0, f64::max);
-    let mut choices = choices.iter();
-    let found =
-        choices.find(|tried| goodput(tried).is_some_and(|goodput| goodput >= 0.999 * best))?;
-    Some(found.value)
-}
-
 impl AnalyzeReport {
-    /// The report as a table for people.
+    /// The report as tables for people.
     pub fn table(&self) -> String {
         let mut text = text_table(1, &[], self.lines());
+        text.push('\n');
+        text += &text_table(1, &[], self.alpha_lines());
         for sentence in self.settings.assumptions().split_inclusive(". ") {
             let _ = write!(text, "\n{}", sentence.trim_end());
         }
@@ -196,7 +170,7 @@ impl AnalyzeReport {
         text
     }
 
-    /// The table's cells; the first line is its head.
+    /// The cells of the first table; the first line is its head.
     pub(super) fn lines(&self) -> Vec<Vec<String>> {
         let mut head: Vec<String> = ["", "calls", "tokens", "entropy", "helps", "tok/step"]
             .map(str::to_owned)
@@ -204,7 +178,7 @@ impl AnalyzeReport {
         for concurrency in &self.settings.concurrency {
             head.push(format!("at {concurrency}"));
         }
-        head.extend(["alpha", "tau", "B/token", "GB/month"].map(str::to_owned));
+        head.extend(["B/token", "GB/month"].map(str::to_owned));
         let mut lines = vec![head];
         for row in &self.rows {
             let mut line = vec![
@@ -219,11 +193,21 @@ impl AnalyzeReport {
                 let speedup = row.speedup(Policy::Goodput, concurrency);
                 line.push(format!("{}x", number(speedup, 2)));
             }
-            line.push(number(row.best_alpha.map(f64::from), 1));
-            line.push(number(row.best_tau.map(f64::from), 1));
             line.push(number(row.index_bytes_per_token, 1));
             line.push(number(row.month_bytes.map(|bytes| bytes / 1e9), 1));
             lines.push(line);
+        }
+        lines
+    }
+    /// The cells of the table of alphas; the first line is its head.
+    pub(super) fn alpha_lines(&self) -> Vec<Vec<String>> {
+        let mut lines = vec![AlphaChoice::HEAD.map(str::to_owned).to_vec()];
+        for row in &self.rows {
+            let lines_of_row = row
+                .alphas
+                .iter()
+                .map(|choice| [vec![row.name.clone()], choice.cells().to_vec()].concat());
+            lines.extend(lines_of_row);
         }
         lines
     }

@@ -1,6 +1,7 @@
 //! Analyses of small generated logs.
 
 use clap::Parser;
+use refrain_speculation::draft::Setting;
 use serde_json::{Value, json};
 
 use super::experiments::POLICIES;
@@ -86,18 +87,62 @@ fn workloads_and_tenants_have_rows_of_their_own() -> anyhow::Result<()> {
         suffix.and_then(|row| row.tokens_per_step),
         Some(1800.0 / steps)
     );
-    // A larger alpha drafts more per matched token and takes fewer steps, up to the longest draft.
-    assert_eq!(songs.best_alpha, Some(4.0));
-    let own = songs.alphas.iter().find(|tried| tried.value == 1.0);
-    assert!(
-        own.and_then(|tried| tried.goodput_tokens_per_s)
-            < suffix.and_then(|row| row.goodput_tokens_per_s)
-    );
     let month = songs.month_bytes.expect("there are tokens");
     let per_token = songs.index_bytes_per_token.expect("there are tokens");
     assert!((month / (per_token * 1000.0 * 30.0 * 86_400.0) - 1.0).abs() < 1e-12);
     assert!(per_token > 4.0 && per_token < 200.0, "{per_token}");
     assert_eq!(songs.windows.last().map(|window| window.docs), Some(30));
+    Ok(())
+}
+
+#[test]
+fn alphas_are_compared_by_the_goodput_of_the_same_calls() -> anyhow::Result<()> {
+    let report = analyze(&calls(), "--concurrency 1,4 --alpha-docs 20")?;
+    let [songs, news, _] = &report.rows[..] else {
+        panic!("three rows")
+    };
+    for row in [songs, news] {
+        let at: Vec<_> = row.alphas.iter().map(|choice| choice.concurrency).collect();
+        assert_eq!(at, [1, 4]);
+        for choice in &row.alphas {
+            assert_eq!(choice.docs, 20);
+            let best = choice.best.expect("steps").goodput_tokens_per_s;
+            let most = choice.fixed.iter().map(|fixed| fixed.goodput_tokens_per_s);
+            assert_eq!(
+                best,
+                most.fold(None, |most, next| if next > most { next } else { most })
+            );
+            let set = choice.gain.expect("steps") > 0.01;
+            assert_eq!(choice.config_line() != "alpha = \"auto\"", set);
+        }
+    }
+    // A song is one long copy: the longer drafts may be, the fewer steps it takes.
+    let goodput = |row: &WorkloadReport, alpha| {
+        let mut fixed = row.alphas[0].fixed.iter();
+        let found = fixed.find(|fixed| fixed.alpha == alpha);
+        found
+            .and_then(|fixed| fixed.goodput_tokens_per_s)
+            .expect("steps")
+    };
+    assert!(goodput(songs, 1.0) < 0.9 * goodput(songs, 16.0));
+    // Nothing can be drafted for news, so no alpha matters.
+    assert_eq!(goodput(news, 1.0), goodput(news, 32.0));
+    assert_eq!(news.alphas[0].recommended, Setting::Auto);
+    let table = report.table();
+    assert!(table.contains("1, 2, 4, 8, 16, 32 were tried"), "{table}");
+    assert!(table.contains("at most the first 20 calls"), "{table}");
+    // All calls of a row: `auto` is the row's own goodput.
+    let report = analyze(&calls(), "--concurrency 1")?;
+    let songs = &report.rows[0];
+    let own = songs
+        .policies
+        .iter()
+        .find(|row| row.policy == Policy::Goodput);
+    assert_eq!(songs.alphas[0].docs, 30);
+    assert_eq!(
+        songs.alphas[0].auto_tokens_per_s,
+        own.and_then(|row| row.goodput_tokens_per_s)
+    );
     Ok(())
 }
 
@@ -121,9 +166,6 @@ fn the_output_has_every_row() -> anyhow::Result<()> {
         "accepted_length",
         "policies",
         "alphas",
-        "best_alpha",
-        "taus",
-        "best_tau",
         "index_bytes_per_token",
         "month_bytes",
         "windows",
@@ -135,7 +177,14 @@ fn the_output_has_every_row() -> anyhow::Result<()> {
     // That workload has no output, so it has no entropy.
     assert_eq!(json["rows"][3]["entropy_bits"], Value::Null);
     let table = report.table();
-    for wanted in ["songs / t", "entropy", "at 2", "GB/month"] {
+    for wanted in [
+        "songs / t",
+        "entropy",
+        "at 2",
+        "GB/month",
+        "best fixed",
+        "alpha = ",
+    ] {
         assert!(table.contains(wanted), "{wanted} is missing:\n{table}");
     }
     let page = html(&report)?;
@@ -190,6 +239,7 @@ fn invalid_settings_are_refused() {
         ),
         ("--concurrency 0", "--concurrency must be at least 1"),
         ("--docs 0", "--docs must be at least 1"),
+        ("--alpha-docs 0", "--alpha-docs must be at least 1"),
         ("--rows 0", "--rows must be at least 1"),
         ("--tokens-per-s 0", "--tokens-per-s must be more than 0"),
         ("--engine-model no/such", "neither a preset"),
