@@ -5,11 +5,13 @@ use serde::Serialize;
 
 use crate::text_table::number;
 
+/// Fixed values that are tried beside `auto`, the smallest first.
+pub(super) const ALPHAS: [f32; 6] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 /// The gain over `auto` above which a fixed alpha is recommended. A smaller one may be that of these calls alone, and
 /// `auto` goes on following what it learns.
 const GAIN_MIN: f64 = 0.01;
 
-/// What `worker.speculation.alpha` is worth at one number of requests, under the router `goodput`.
+/// The goodput of each `worker.speculation.alpha` at one number of requests, under the router `goodput`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AlphaChoice {
     /// Requests at once.
@@ -86,14 +88,14 @@ impl AlphaChoice {
         "auto, tokens/s",
         "best fixed",
         "tokens/s",
-        "gain",
+        "gain, %",
         "[worker.speculation]",
     ];
 
     /// Its cells in that table, after the name of the workload.
     pub(super) fn cells(&self) -> [String; 7] {
         let best = self.best.as_ref();
-        let percent = |gain: f64| format!("{:+.1} %", 100.0 * gain);
+        let percent = |gain: f64| format!("{:+.1}", 100.0 * gain);
         [
             self.docs.to_string(),
             self.concurrency.to_string(),
@@ -124,15 +126,15 @@ mod tests {
         assert_eq!(found.recommended, Setting::Fixed(4.0));
         assert_eq!(
             found.cells(),
-            ["30", "16", "100.0", "4", "104.0", "+4.0 %", "alpha = 4"]
+            ["30", "16", "100.0", "4", "104.0", "+4.0", "alpha = 4"]
         );
-        // Of equal ones it is the smallest, and a gain of less than 1 % is not worth a setting.
+        // The smallest of equal ones is the best, and a gain of less than 1 % is not worth a setting.
         let found = choice(100.0, &[(1.0, 100.9), (4.0, 100.9)]);
         assert_eq!(found.best.map(|best| best.alpha), Some(1.0));
         assert_eq!(found.recommended, Setting::Auto);
         let found = choice(100.0, &[(1.0, 60.0), (32.0, 95.0)]);
         assert_eq!(found.recommended, Setting::Auto);
-        assert_eq!(found.cells()[5..], ["-5.0 %", "alpha = \"auto\""]);
+        assert_eq!(found.cells()[5..], ["-5.0", "alpha = \"auto\""]);
     }
 
     #[test]

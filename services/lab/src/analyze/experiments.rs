@@ -2,12 +2,11 @@
 
 use refrain_speculation::draft::Setting;
 
+use super::alpha::ALPHAS;
 use super::options::AnalyzeOptions;
 use super::workloads::TenantWorkload;
 use crate::replay::{Outcome, Policy, ReplayProgress, Setup, Tally, once};
 
-/// Fixed values of alpha that are tried beside `auto`.
-pub(super) const ALPHAS: [f32; 6] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 /// Policies whose speed-up is predicted.
 pub(super) const POLICIES: [Policy; 3] = [Policy::Off, Policy::Suffix, Policy::Goodput];
 /// Points of a curve over the calls.

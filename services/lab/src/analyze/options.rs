@@ -8,7 +8,7 @@ use refrain_speculation::draft::Expansion;
 use refrain_speculation::router::Threshold;
 use serde::Serialize;
 
-use super::experiments::ALPHAS;
+use super::alpha::ALPHAS;
 use crate::replay::{
     DEFAULT_ENGINE_MODEL, Eagle3, EngineModel, Judging, Policy, Setup, worker_rules,
 };
@@ -39,8 +39,8 @@ pub struct AnalyzeOptions {
     /// Analyze only this many calls of each workload and tenant, the first ones.
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub docs: usize,
-    /// Try alphas on this many calls of each workload and tenant, the first ones. At the beginning `auto` has not learnt
-    /// much yet, so with few calls it looks worse than it is.
+    /// Try alphas on this many calls of each workload and tenant, the first ones. At the beginning `auto` has not
+    /// learnt much yet, so with few calls it looks worse than it is.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub alpha_docs: usize,
     /// Most rows; further workloads and tenants share one more row.
@@ -100,8 +100,8 @@ impl AnalyzeOptions {
         format!(
             "Speed-ups are those of `goodput` over plain decoding on {}, by requests at once. They are of decoding alone: \
              prompts are left out, so a whole call gains less. Drafts are made with a worker's default settings: {shape} of \
-             at most {} tokens, as far as it pays. Tokens per step are those of {} requests at once. GB/month assumes {} \
-             output tokens per second. The alphas {tried} were tried under `goodput` on at most the first {} calls of each \
+             at most {} tokens, as far as it pays. Tokens per step are those of column `at {}`. GB/month assumes {} output tokens per \
+             second. The alphas {tried} were tried under `goodput` on at most the first {} calls of each \
              row. The last column is the line to set for a worker with so many requests at once: a fixed alpha only where \
              it gains more than 1 % over `auto`.",
             self.engine_model,

@@ -5,9 +5,9 @@ use std::fmt::Write;
 use refrain_speculation::draft::Setting;
 use serde::Serialize;
 
-use super::alpha::{AlphaChoice, FixedAlpha};
+use super::alpha::{ALPHAS, AlphaChoice, FixedAlpha};
 use super::entropy::empirical_entropy_bits;
-use super::experiments::{ALPHAS, Experiment};
+use super::experiments::Experiment;
 use super::options::AnalyzeOptions;
 use super::workloads::TenantWorkload;
 use crate::replay::{Outcome, Policy, PolicyReport, Window};

@@ -271,7 +271,7 @@ fn drafts_follow_the_configured_rules_and_the_number_of_requests() {
         chunks[0].params().expect("the request is driven")
     };
     let reach = |of: &ProposeParams| (of.alpha, of.min_token_prob, of.max_spec_tokens);
-    // A match of one token allows as much as a call carries. Beside more requests, tokens have to be likelier.
+    // A match of one token allows as much as a call carries. Tokens have to be likelier beside more requests.
     let alone = params(1, |_| {});
     assert_eq!((alone.expansion, alone.offset), (Expansion::Linear, 0.0));
     assert_eq!(reach(&alone), (64.0, 0.0625, 64));
