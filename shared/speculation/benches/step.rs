@@ -320,8 +320,8 @@ impl Desk {
 
 const HEAD_DEPTH: u32 = 4;
 
-/// A step of a model of 8 billion parameters on an H100, by the roofline that `refrain replay` has. The head drafts for
-/// all requests.
+/// A step of a model of 8 billion parameters on an H100, by the roofline that `refrain replay` has. The head drafts
+/// for all requests.
 fn made(batch: u32, draft_tokens: u32) -> Step {
     let draft_seconds = 1e-5 * f64::from(batch * HEAD_DEPTH);
     let item = |at: u32| StepPart {
