@@ -19,8 +19,8 @@ pub struct SpeculationConfig {
     /// are no longer likely enough.
     pub max_spec_tokens: usize,
     /// How long drafts are: a match of p tokens allows alpha * p draft tokens. With `auto`, drafts end where they no
-    /// longer pay, by what is learnt; those that are verified as they are found have 15 for one request in a step, 3
-    /// for 16, and 1 from 64 on.
+    /// longer pay, by what is learnt. Those that are verified as they are found have what the measured price of a
+    /// token allows; before it is known, 15 for one request in a step, 3 for 16, and 1 from 64 on.
     pub alpha: Setting,
     /// Draft tokens that are less likely than this are left out. With `auto`, the more requests decode at once, the
     /// likelier a token has to be.

@@ -125,8 +125,10 @@ impl DecodeLoop {
         let rules = &self.routing.settings.rules;
         let router = &self.routing.router;
         // The router verifies only a part of a draft that it divides. Others are verified as they are found.
-        let divided = rules.for_router(router.draft_price(movers.decoding));
-        let whole = rules.whole(movers.decoding as usize);
+        let price = router.draft_price(movers.decoding);
+        let divided = rules.for_router(price);
+        let by_requests = || rules.whole(movers.decoding as usize);
+        let whole = price.map_or_else(by_requests, |price| rules.whole_at(price));
         let sampling: Vec<(usize, &ActiveRequest)> = movers
             .parts
             .iter()

@@ -40,6 +40,8 @@ const ALPHA_MAX: f64 = 32.0;
 
 /// The price for a router that knows nothing yet about the steps of its engine.
 const PRICE_UNKNOWN: f64 = 0.2;
+/// Below this price drafts are as long as they may be.
+const PRICE_MIN: f64 = 0.03;
 /// Above this price nothing pays, and drafts are only there to be learnt from.
 const PRICE_MAX: f64 = 0.9;
 
@@ -88,12 +90,18 @@ impl ProposeRules {
         }
     }
 
-    /// The parameters of drafts that are verified as they are found, in steps of so many requests. Nobody chooses
-    /// among their tokens, so each has to be worth its price. The price is a fit to the best rules on modelled
-    /// engines (docs/vllm.md), since the time of steps is not known everywhere.
+    /// The parameters of drafts that are verified as they are found, in steps of so many requests. The price of a token
+    /// is a fit to the best rules on modelled engines (docs/vllm.md), since the time of steps is not known everywhere.
     pub fn whole(&self, requests: usize) -> ProposeParams {
         let price = requests.max(1) as f64 / REQUESTS_AT_FULL_PRICE;
-        let price = price.sqrt().min(1.0);
+        self.whole_at(price.sqrt())
+    }
+
+    /// The parameters of drafts that are verified as they are found, where a draft token costs `price`, as a share of
+    /// the worth of a token. Nobody chooses among their tokens, so each has to be worth its price.
+    pub fn whole_at(&self, price: f64) -> ProposeParams {
+        // A price that is no number counts as the least.
+        let price = price.clamp(PRICE_MIN, 1.0).max(PRICE_MIN);
         let alpha = (1.0 / price - 1.0).clamp(ALPHA_MIN, ALPHA_MAX);
         self.or(alpha, price.min(WHOLE_PROB_MAX))
     }
@@ -157,6 +165,12 @@ mod tests {
             [(15.0, 0.063), (15.0, 0.063), (3.0, 0.25)]
         );
         assert_eq!([of(64), of(100_000)], [(1.0, 0.5), (1.0, 0.5)]);
+        let at = |price| reach(rules.whole_at(price));
+        assert_eq!([at(0.25), at(0.2)], [(3.0, 0.25), (4.0, 0.2)]);
+        assert_eq!([at(0.8), at(7.0)], [(1.0, 0.5), (1.0, 0.5)]);
+        for least in [0.0, -1.0, f64::NAN] {
+            assert_eq!(at(least), (32.0, 0.03));
+        }
         assert_eq!(reach(rules.padded()), (32.0, 0.03));
         assert_eq!(reach(rules.remote()), (4.0, 0.1));
     }
