@@ -90,8 +90,8 @@ impl ProposeRules {
         }
     }
 
-    /// The parameters of drafts that are verified as they are found, in steps of so many requests. The price of a token
-    /// is a fit to the best rules on modelled engines (docs/vllm.md), since the time of steps is not known everywhere.
+    /// The parameters of drafts that are verified as they are found, in steps of so many requests. The price of a
+    /// token is a fit to the best rules on modelled engines (docs/vllm.md), where the time of steps is not known.
     pub fn whole(&self, requests: usize) -> ProposeParams {
         let price = requests.max(1) as f64 / REQUESTS_AT_FULL_PRICE;
         self.whole_at(price.sqrt())
