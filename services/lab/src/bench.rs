@@ -91,8 +91,11 @@ pub async fn run(
             }
             if let Some(off) = s_per_token.get("off").copied() {
                 for (mode, mode_s) in s_per_token {
-                    let speedups = speedups.entry((part.name(), mode)).or_default();
-                    speedups.push(off / mode_s);
+                    // Where every output came whole with its first step, there is no decoding to compare.
+                    if off > 0.0 && mode_s > 0.0 {
+                        let speedups = speedups.entry((part.name(), mode)).or_default();
+                        speedups.push(off / mode_s);
+                    }
                 }
             }
             progress(&format!(
