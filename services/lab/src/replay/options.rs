@@ -50,7 +50,6 @@ pub struct ReplayOptions {
     /// A pattern of p tokens may draft alpha * p + offset tokens: a number, or `auto`. With the policy `goodput`,
     /// drafts then end by what is learnt; elsewhere it is 15 for one request in a step, 3 for 16, and 1 from 64 on.
     #[arg(long, value_name = "ALPHA|auto", value_parser = setting, default_value = "auto")]
-    #[serde(serialize_with = "serialize_setting")]
     pub alpha: Setting,
     /// Constant part of the draft length; see --alpha.
     #[arg(long, default_value_t = worker_rules().params.offset, allow_negative_numbers = true)]
@@ -61,7 +60,6 @@ pub struct ReplayOptions {
     /// Leave out draft tokens that are less probable than this: a number, or `auto` for what pays beside as many
     /// requests.
     #[arg(long, value_name = "P|auto", value_parser = setting, default_value = "auto")]
-    #[serde(serialize_with = "serialize_setting")]
     pub min_token_prob: Setting,
     /// Longest pattern that is looked up, tokens.
     #[arg(long, default_value_t = worker_rules().params.max_pattern)]
@@ -273,13 +271,6 @@ fn setting(text: &str) -> Result<Setting, String> {
     match text.parse() {
         Ok(value) if f32::is_finite(value) => Ok(Setting::Fixed(value)),
         _ => Err("must be `auto` or a number".into()),
-    }
-}
-
-fn serialize_setting<S: Serializer>(setting: &Setting, serializer: S) -> Result<S::Ok, S::Error> {
-    match setting {
-        Setting::Auto => serializer.serialize_str("auto"),
-        Setting::Fixed(value) => serializer.serialize_f32(*value),
     }
 }
 
